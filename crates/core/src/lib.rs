@@ -1,0 +1,14 @@
+//! Surgetank's core: everything that decides and remembers, without a mount or a process around it.
+//!
+//! Imports point one way (see `ARCHITECTURE.md`):
+//! `namespace → {placement, drain} → {catalog, store} → {tier, rule} → {model, config, clock, error}`.
+
+pub mod catalog;
+pub mod clock;
+pub mod config;
+pub mod error;
+pub mod model;
+pub mod placement;
+pub mod rule;
+pub mod store;
+pub mod tier;

@@ -1,0 +1,106 @@
+//! What the catalog remembers of a file, of a name and of an operation on its way to the store.
+//!
+//! Two bindings of every name are recorded: what programs see (`logical`) and what the store has
+//! (`applied`). The operation queue is what turns the second into the first, in one global order.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Attr, DeviceId, FileId, NodeId, RunId, Seq};
+
+/// A whole plain copy of a file's content on a tier's device, under the file's own relative path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Replica {
+    pub node: NodeId,
+    pub device: DeviceId,
+    /// Inode number on the device: finds the file again after a crash in the middle of a rename.
+    pub backing_ino: u64,
+}
+
+/// What we knew of the store's file when we last looked; a difference means that somebody else changed it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreIdentity {
+    pub ino: u64,
+    pub size_bytes: u64,
+    pub mtime_nanos: i64,
+    pub ctime_nanos: i64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileRecord {
+    pub attr: Attr,
+    /// Counts what programs sealed; content is dirty while `version != durable_version`.
+    pub version: u64,
+    pub durable_version: u64,
+    /// False while some program may still write it.
+    pub sealed: bool,
+    pub replica: Option<Replica>,
+    /// The content spilled into a temporary in the store, under this name in the directory `spilled_in`.
+    pub spill: Option<(FileId, Box<[u8]>)>,
+    /// The store's own copy, as we last saw it.
+    pub identity: Option<StoreIdentity>,
+    /// The primary name programs see; `None` once unlinked.
+    pub logical: Option<(FileId, Box<[u8]>)>,
+    /// Where the store has it; `None` before the first publication.
+    pub applied: Option<(FileId, Box<[u8]>)>,
+    pub target: Option<Box<[u8]>>,
+    /// Extended attributes, when they differ from the store's copy.
+    pub xattrs: Option<BTreeMap<Box<[u8]>, Box<[u8]>>>,
+    pub pinned: bool,
+    /// CRC-64/NVME of the durable version, when the drain computed one.
+    pub checksum: Option<u64>,
+    /// The run that wrote the content last.
+    pub run: RunId,
+}
+
+/// One name in one directory; an absent record means "ask the store".
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EntryRecord {
+    /// What programs see; `None` hides what the store still has.
+    pub logical: Option<FileId>,
+    /// What the store has under this name.
+    pub applied: Option<FileId>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpRecord {
+    pub kind: OpKind,
+    pub run: RunId,
+}
+
+/// An operation on its way to the store. Names are explicit: they are those of the moment it was queued.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OpKind {
+    /// Make the file (content, link target, directory) appear under this name, or replace its content.
+    Publish { file: FileId, dir: FileId, name: Box<[u8]> },
+    /// Bring mode, owner, times and extended attributes over.
+    SetMeta { file: FileId },
+    Link { file: FileId, dir: FileId, name: Box<[u8]> },
+    Rename { file: FileId, from_dir: FileId, from: Box<[u8]>, to_dir: FileId, to: Box<[u8]> },
+    Exchange { a: FileId, a_dir: FileId, a_name: Box<[u8]>, b: FileId, b_dir: FileId, b_name: Box<[u8]> },
+    Unlink { file: FileId, dir: FileId, name: Box<[u8]> },
+    RemoveDir { file: FileId, dir: FileId, name: Box<[u8]> },
+}
+
+/// One change of the catalog; a batch of them is atomic. Changes state absolute values, so replaying one twice does no harm.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Change {
+    PutFile(FileId, Box<FileRecord>),
+    DropFile(FileId),
+    PutEntry(FileId, Box<[u8]>, EntryRecord),
+    DropEntry(FileId, Box<[u8]>),
+    PutOp(Seq, OpRecord),
+    DropOp(Seq),
+    /// A number kept by name: highest id given out, run counter, …
+    PutCounter(String, u64),
+}
+
+/// All that the catalog remembers, as loaded at start.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Image {
+    pub files: Vec<(FileId, FileRecord)>,
+    pub entries: Vec<(FileId, Box<[u8]>, EntryRecord)>,
+    pub ops: BTreeMap<Seq, OpRecord>,
+    pub counters: BTreeMap<String, u64>,
+}

@@ -1,0 +1,1 @@
+//! Where a file goes and what is evicted: pure functions that return their reason.

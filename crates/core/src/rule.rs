@@ -1,0 +1,1 @@
+//! Rules: which mode a path has, and why.

@@ -1,0 +1,163 @@
+//! The store: the authoritative place. Drivers behind one interface, one conformance suite for all.
+//!
+//! The drain works in two steps so that copying can be parallel and publishing ordered:
+//! *stage* puts a complete copy under a temporary name in the destination directory (or inside a staged
+//! directory), *publish* makes it visible by one atomic step. Nothing half-copied ever has its final name.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+
+use crate::model::{Attr, Kind, StoreIdentity, Timestamp};
+
+/// A path in the store, relative to its root; empty is the root itself. Never absolute, never with `..`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct StorePath(pub Vec<u8>);
+
+impl StorePath {
+    pub fn root() -> Self {
+        Self(Vec::new())
+    }
+    #[must_use]
+    pub fn join(&self, name: &[u8]) -> Self {
+        let mut bytes = Vec::with_capacity(self.0.len() + 1 + name.len());
+        bytes.extend_from_slice(&self.0);
+        if !bytes.is_empty() {
+            bytes.push(b'/');
+        }
+        bytes.extend_from_slice(name);
+        Self(bytes)
+    }
+}
+
+impl std::fmt::Display for StorePath {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&String::from_utf8_lossy(&self.0))
+    }
+}
+
+/// With whose ids store I/O is done (root_squash, quota). Only a privileged agent can differ from itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cred {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoreStat {
+    pub attr: Attr,
+    pub identity: StoreIdentity,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoreEntry {
+    pub name: Box<[u8]>,
+    pub kind: Kind,
+    pub ino: u64,
+}
+
+/// `statfs` numbers in bytes and inodes, as the calling user may use them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Space {
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+    pub available_bytes: u64,
+    pub inodes_total: u64,
+    pub inodes_free: u64,
+    pub name_bytes_max: u32,
+    pub block_bytes: u32,
+}
+
+/// What must be under the final name just before publishing; anything else is a conflict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expect {
+    Absent,
+    Identity(StoreIdentity),
+    /// Not known (first contact after recovery of an old record): overwrite is not allowed, absent is fine.
+    Unknown,
+}
+
+/// How a staged copy is checked (SEMANTICS "Verification").
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verify {
+    /// After the sync, through the page cache: finds short copies and bytes that went wrong in flight.
+    Cache,
+    /// Dropped from the cache and read back from the device.
+    Reread,
+}
+
+/// All of a file but its bytes, as it shall be in the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Meta {
+    pub perm: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub atime: Timestamp,
+    pub mtime: Timestamp,
+    /// `None`: leave as they are. `Some`: exactly these `user.*` attributes.
+    pub xattrs: Option<BTreeMap<Box<[u8]>, Box<[u8]>>>,
+}
+
+/// Called between chunks of a copy with the bytes just moved: throttles, counts, and may stop the copy (`Err(Interrupted)`).
+pub type Gate<'a> = &'a (dyn Fn(u64) -> io::Result<()> + Sync);
+
+/// A complete copy under a temporary name, not visible yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Staged {
+    pub identity: StoreIdentity,
+    /// CRC-64/NVME of the content.
+    pub checksum: u64,
+}
+
+/// One directory tree that keeps what is durable. Paths are relative to its root; no operation follows a symlink or leaves the root.
+pub trait Store: Send + Sync {
+    /// For messages: `file:///scratch/project`.
+    fn describe(&self) -> String;
+
+    // ---- reading
+    fn stat(&self, who: Cred, path: &StorePath) -> io::Result<StoreStat>;
+    /// Entries without `.` and `..`; our own temporaries are included only when `temporaries`.
+    fn list(&self, who: Cred, path: &StorePath, temporaries: bool) -> io::Result<Vec<StoreEntry>>;
+    fn read_link(&self, who: Cred, path: &StorePath) -> io::Result<Box<[u8]>>;
+    /// `user.*` attributes.
+    fn xattrs(&self, who: Cred, path: &StorePath) -> io::Result<BTreeMap<Box<[u8]>, Box<[u8]>>>;
+    fn space(&self, path: &StorePath) -> io::Result<Space>;
+    /// May `who` create and remove names here (`W_OK | X_OK`)? EACCES, EROFS, EDQUOT as they come.
+    fn may_write_dir(&self, who: Cred, path: &StorePath) -> io::Result<()>;
+    /// Opens the store's own file, for reading or for writing in place (never creating).
+    fn open(&self, who: Cred, path: &StorePath, write: bool) -> io::Result<File>;
+
+    // ---- staging (any order, in parallel)
+    /// Creates an empty temporary to be written directly (a spill to the store).
+    fn create_temporary(&self, who: Cred, path: &StorePath, perm: u32) -> io::Result<File>;
+    /// Copies `source` (its holes too) to the temporary `path`, replacing what is there, with `meta`. Not synced yet.
+    fn stage_file(&self, who: Cred, path: &StorePath, source: &File, meta: &Meta, gate: Gate<'_>) -> io::Result<Staged>;
+    /// For a spilled temporary that already holds the bytes: applies `meta`, computes the checksum.
+    fn stage_in_place(&self, who: Cred, path: &StorePath, meta: &Meta, gate: Gate<'_>) -> io::Result<Staged>;
+    fn stage_dir(&self, who: Cred, path: &StorePath, meta: &Meta) -> io::Result<Staged>;
+    fn stage_symlink(&self, who: Cred, path: &StorePath, target: &[u8], meta: &Meta) -> io::Result<Staged>;
+    /// Fifos; `kind` and `device` as for mknod.
+    fn stage_node(&self, who: Cred, path: &StorePath, kind: Kind, device: u64, meta: &Meta) -> io::Result<Staged>;
+    /// Makes staged copies survive the store's power loss: one sync for many small ones, fsync for few large ones.
+    fn settle(&self, who: Cred, paths: &[StorePath]) -> io::Result<()>;
+    /// Compares length and checksum at the destination. `Err(InvalidData)` names the difference.
+    fn verify(&self, who: Cred, path: &StorePath, staged: &Staged, how: Verify, gate: Gate<'_>) -> io::Result<()>;
+    /// Removes a temporary; absent is fine.
+    fn discard(&self, who: Cred, path: &StorePath) -> io::Result<()>;
+
+    // ---- publishing (in order, each atomic)
+    /// Is the name as expected? `Ok(false)` is a conflict.
+    fn check(&self, who: Cred, path: &StorePath, expect: &Expect) -> io::Result<bool>;
+    /// Renames a temporary over its final name. Absent target or one link, ours: an atomic rename. Otherwise (several links,
+    /// another owner) overwrites in place from the temporary, which stays until the target is synced.
+    fn publish(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity>;
+    fn rename(&self, who: Cred, from: &StorePath, to: &StorePath) -> io::Result<()>;
+    fn exchange(&self, who: Cred, a: &StorePath, b: &StorePath) -> io::Result<()>;
+    fn link(&self, who: Cred, from: &StorePath, to: &StorePath) -> io::Result<()>;
+    fn unlink(&self, who: Cred, path: &StorePath) -> io::Result<()>;
+    fn remove_dir(&self, who: Cred, path: &StorePath) -> io::Result<()>;
+    fn set_meta(&self, who: Cred, path: &StorePath, kind: Kind, meta: &Meta) -> io::Result<StoreIdentity>;
+    /// Makes names in these directories survive power loss.
+    fn sync_dirs(&self, who: Cred, paths: &[StorePath]) -> io::Result<()>;
+}

@@ -1,0 +1,1 @@
+//! Tiers and their devices: exact byte accounting, caps, health. They never decide.

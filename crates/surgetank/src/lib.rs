@@ -1,0 +1,1 @@
+//! The `surgetank` binary's parts: the kernel adapter (`mount`), the agent and the verbs.
