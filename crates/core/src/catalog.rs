@@ -17,4 +17,6 @@ pub trait Catalog: Send + Sync {
     fn position(&self) -> Lsn;
     /// All that was committed, read once at start.
     fn load(&self) -> Result<Image>;
+    /// Starts over, empty: everything is in the store and nothing is left to remember.
+    fn clear(&self) -> std::io::Result<()>;
 }
