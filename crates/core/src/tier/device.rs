@@ -429,7 +429,7 @@ impl Device {
     }
 
     /// For file systems without `O_TMPFILE`; such a file cannot be given a name later.
-    fn create_unlinked(&self, mode: Mode) -> io::Result<File> {
+    pub(super) fn create_unlinked(&self, mode: Mode) -> io::Result<File> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let flags =
             OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
