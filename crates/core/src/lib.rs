@@ -9,6 +9,7 @@ pub mod config;
 pub mod error;
 pub mod model;
 pub mod placement;
+pub mod report;
 pub mod rule;
 pub mod store;
 pub mod tier;
