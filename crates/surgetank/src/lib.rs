@@ -1,1 +1,3 @@
 //! The `surgetank` binary's parts: the kernel adapter (`mount`), the agent and the verbs.
+
+pub mod mount;
