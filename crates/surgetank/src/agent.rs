@@ -14,6 +14,8 @@ pub mod engine;
 pub mod holders;
 pub mod life;
 pub mod place;
+pub mod progress;
+pub mod seclusion;
 pub mod signals;
 pub mod socket;
 pub mod submounts;

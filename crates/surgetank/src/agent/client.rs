@@ -18,7 +18,7 @@ use surgetank_core::config::Config;
 use surgetank_core::error::{Error, Result};
 use surgetank_core::report::{PathText, Scope, Verdict, Visibility};
 
-use super::engine::Backend;
+use crate::mount;
 use super::life::{Outcome, Startup};
 use super::place::{Place, StateRoot};
 use super::wire::{self, ANSWER_BYTES_MAX, Answer, Hello, PROTOCOL, RefusalKind, Request};
@@ -235,12 +235,12 @@ impl Found {
 }
 
 /// The agent over `config.over`; a new one when there is none.
-pub fn find_or_start(config: &Config, wanted: Visibility, backend: &dyn Backend) -> Result<Found> {
+pub fn find_or_start(config: &Config, wanted: Visibility) -> Result<Found> {
     let over = &config.over;
     let root = StateRoot::open(&config.state, over)?;
     let meta = match fs::metadata(over) {
         Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
-            clear_dead_mount(&root, over, backend)?;
+            clear_dead_mount(&root, over)?;
             fs::metadata(over)
         }
         other => other,
@@ -277,7 +277,7 @@ fn around(state: &Path, over: &Path, device: u64) -> Result<Option<Connection>> 
     }))
 }
 
-fn clear_dead_mount(root: &StateRoot, over: &Path, backend: &dyn Backend) -> Result<()> {
+fn clear_dead_mount(root: &StateRoot, over: &Path) -> Result<()> {
     for place in root.places()? {
         let Some(card) = place.card().filter(|card| card.global && card.over.as_path() == over) else { continue };
         if place.try_agent_lock()?.is_some() {
@@ -286,7 +286,8 @@ fn clear_dead_mount(root: &StateRoot, over: &Path, backend: &dyn Backend) -> Res
                 over.display(),
                 card.pid
             );
-            return backend.clear_dead_mount(over);
+            // Lazy, because a dead mount has no writers any more: whoever is inside sees ENOTCONN already.
+            return mount::detach(over, true);
         }
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! The seam between the agent's process and what serves the directory: namespace, tiers, drain and mount.
 //!
-//! The agent calls [`Backend`] three times in its life (seclude, start, and [`Mounted::detach`] at the end) and the
-//! [`Engine`] whenever somebody asks. Every engine call may come from any thread, several at once.
+//! The agent calls [`Backend::start`] once, [`Mounted::detach`] at the end, and the [`Engine`] whenever somebody asks:
+//! from any thread, several at once.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -64,11 +64,7 @@ pub struct Running {
 }
 
 pub trait Backend: Send + Sync {
-    /// Moves this single-threaded process into a private mount namespace. `Global` when that is not possible but
-    /// fusermount3 can mount; an error that says exactly what is missing when neither is.
-    fn seclude(&self) -> Result<Visibility>;
-    /// Opens catalog and tiers, mounts over `config.over`, and serves from its own threads.
+    /// Opens catalog and tiers, mounts over `config.over`, and serves from its own threads. The process is in its
+    /// private namespace already and has no rights that it should not have.
     fn start(&self, opening: Opening) -> Result<Running>;
-    /// Takes away a dead mount that an agent left over the directory when it was killed.
-    fn clear_dead_mount(&self, over: &std::path::Path) -> Result<()>;
 }

@@ -26,6 +26,7 @@ use surgetank_core::report::{Holder, PathText, Phase, Scope, Visibility};
 
 use super::engine::{Backend, Engine, Mounted, Opening, Running};
 use super::place::{Card, Place};
+use super::seclusion;
 use super::signals::Signals;
 use super::socket::{self, Desk};
 use super::submounts::{self, Taken};
@@ -161,7 +162,7 @@ fn begin(backend: &dyn Backend) -> Result<Agent> {
 
     let user_before = namespace_inode("user").map_err(|error| fail(error.to_string()))?;
     let visibility = match wanted {
-        Visibility::Private => backend.seclude()?,
+        Visibility::Private => seclusion::seclude()?,
         Visibility::Global => Visibility::Global,
     };
     let user_namespace = namespace_inode("user").map_err(|error| fail(error.to_string()))?;
