@@ -11,6 +11,7 @@ pub mod error;
 pub mod model;
 pub mod namespace;
 pub mod placement;
+pub mod report;
 pub mod rule;
 pub mod store;
 pub mod tier;

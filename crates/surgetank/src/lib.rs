@@ -1,1 +1,5 @@
 //! The `surgetank` binary's parts: the kernel adapter (`mount`), the agent and the verbs.
+
+pub mod agent;
+pub mod mount;
+pub mod verbs;

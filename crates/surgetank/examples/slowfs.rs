@@ -1,0 +1,41 @@
+//! A slow store for the testbed: shows SOURCE at MOUNTPOINT with a delay before each metadata operation.
+//! In the foreground; unmounts and ends on SIGTERM or SIGINT.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use surgetank::mount::mirror::{MirrorOptions, serve_mirror};
+
+#[derive(Parser)]
+struct Arguments {
+    source: PathBuf,
+    mountpoint: PathBuf,
+    /// Slept before each metadata operation, in microseconds (500 is a busy parallel file system).
+    #[arg(long, default_value_t = 0)]
+    latency_us: u64,
+    /// Let the kernel read and write the files itself.
+    #[arg(long)]
+    passthrough: bool,
+    /// How long the kernel may believe names and attributes, in milliseconds; 0 when SOURCE is changed beside the mount.
+    #[arg(long, default_value_t = 1000)]
+    ttl_ms: u64,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    let options = MirrorOptions {
+        latency_metadata: Duration::from_micros(arguments.latency_us),
+        passthrough: arguments.passthrough,
+        ttl: Duration::from_millis(arguments.ttl_ms),
+    };
+    match serve_mirror(&arguments.source, &arguments.mountpoint, options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("slowfs: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

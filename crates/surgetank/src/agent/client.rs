@@ -1,0 +1,383 @@
+//! The other side of the socket: finding the agent of a directory, starting one, asking it.
+//!
+//! A directory's agent is found by the numbers of the *bare* directory. Inside a mount the directory shows other
+//! numbers; then the agents are asked which of them serves a mount with these (a `run` within a `run`, a run in a
+//! globally mounted directory).
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use surgetank_core::config::Config;
+use surgetank_core::error::{Error, Result};
+use surgetank_core::report::{PathText, Scope, Verdict, Visibility};
+
+use crate::mount;
+use super::life::{Outcome, Startup};
+use super::place::{Place, StateRoot};
+use super::wire::{self, ANSWER_BYTES_MAX, Answer, Hello, PROTOCOL, RefusalKind, Request};
+
+/// Names the places of the agents around us, innermost last, separated by `:`; set for commands under `run`.
+pub const AGENT_VARIABLE: &str = "SURGETANK_AGENT";
+
+/// A conversation with a living agent.
+pub struct Connection {
+    reader: BufReader<UnixStream>,
+    writer: UnixStream,
+    pub hello: Hello,
+    /// As our own pid namespace numbers it.
+    pub pid: u32,
+    pub place: PathBuf,
+}
+
+impl Connection {
+    /// `None`: nobody listens there (never did, or was killed).
+    pub fn open(place: &Place) -> Result<Option<Self>> {
+        let lost = |why: String| {
+            Error::new(format!("the agent at {} does not answer", place.path().display()))
+                .why(why)
+                .remedy(format!("look into {}", place.log_path().display()))
+        };
+        let stream = match UnixStream::connect(place.socket()) {
+            Ok(stream) => stream,
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+                return Ok(None);
+            }
+            Err(error) => return Err(lost(error.to_string())),
+        };
+        let peer = rustix::net::sockopt::socket_peercred(&stream).map_err(|errno| lost(errno.to_string()))?;
+        let pid = peer.pid.as_raw_nonzero().get().cast_unsigned();
+        let mut writer = stream.try_clone().map_err(|error| lost(error.to_string()))?;
+        let mut reader = BufReader::new(stream);
+        let greeting = wire::write(&mut writer, &Request::Hello { protocol: PROTOCOL })
+            .and_then(|()| wire::read(&mut reader, ANSWER_BYTES_MAX));
+        match greeting {
+            Ok(Some(Answer::Hello(hello))) => {
+                Ok(Some(Self { reader, writer, hello, pid, place: place.path().to_path_buf() }))
+            }
+            Ok(Some(Answer::Error(refusal))) => Err(refusal.into()),
+            Ok(Some(other)) => Err(lost(format!("it greets with {other:?}"))),
+            // It was on its way out.
+            Ok(None) => Ok(None),
+            Err(error) if is_hangup(&error) => Ok(None),
+            Err(error) => Err(lost(error.to_string())),
+        }
+    }
+
+    /// A second conversation with the same agent, while this one is busy.
+    pub fn another(&self) -> Result<Option<Self>> {
+        Self::open(&Place::open(&self.place)?)
+    }
+
+    fn lost(&self, why: impl std::fmt::Display) -> Error {
+        Error::new(format!("the agent of {} does not answer any more", self.hello.over))
+            .why(why)
+            .remedy(format!(
+                "run `surgetank run` or `surgetank mount` over the directory again: a new agent finds what was there; the log is {}",
+                self.place.join("agent.log").display()
+            ))
+            .data("what was sealed is in the tiers; nothing half-written is in the store")
+    }
+
+    pub fn send(&mut self, request: &Request) -> Result<()> {
+        wire::write(&mut self.writer, request).map_err(|error| self.lost(error))
+    }
+
+    pub fn receive(&mut self) -> Result<Answer> {
+        match wire::read(&mut self.reader, ANSWER_BYTES_MAX) {
+            Ok(Some(answer)) => Ok(answer),
+            Ok(None) => Err(self.lost("the connection was closed")),
+            Err(error) => Err(self.lost(error)),
+        }
+    }
+
+    /// One question, one answer; a refusal is an error.
+    pub fn ask(&mut self, request: &Request) -> Result<Answer> {
+        self.send(request)?;
+        match self.receive()? {
+            Answer::Error(refusal) => Err(refusal.into()),
+            answer => Ok(answer),
+        }
+    }
+
+    /// The agent answered something that the question does not allow.
+    pub fn confused(&self, answer: &Answer) -> Error {
+        self.lost(format!("it answered {answer:?}"))
+    }
+
+    pub fn verdict(&mut self, scope: Scope) -> Result<Verdict> {
+        match self.ask(&Request::Verdict { scope })? {
+            Answer::Verdict { verdict, .. } => Ok(*verdict),
+            other => Err(self.confused(&other)),
+        }
+    }
+
+    /// Is there a whole answer to be read without waiting?
+    pub fn has_answer(&self) -> bool {
+        self.reader.buffer().contains(&b'\n')
+    }
+
+    /// After the last answer: true once the agent has closed the connection. Call when readable.
+    pub fn is_closed(&mut self) -> bool {
+        match self.reader.fill_buf() {
+            Ok(bytes) => bytes.is_empty(),
+            Err(error) => error.kind() != io::ErrorKind::WouldBlock && error.kind() != io::ErrorKind::Interrupted,
+        }
+    }
+
+    /// A path as the agent knows it: relative to the served directory.
+    pub fn relative(&self, path: &Path) -> Result<PathText> {
+        let over = self.hello.over.to_path_buf();
+        match absolute(path)?.strip_prefix(&over) {
+            Ok(rest) => Ok(rest.into()),
+            Err(_) => Err(Error::new(format!("{} is not below {}", path.display(), over.display()))
+                .why("the agent serves that directory only")),
+        }
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.writer.as_fd()
+    }
+}
+
+fn is_hangup(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof
+    )
+}
+
+/// Absolute, with symlinks resolved as far down as the path exists outside the mount.
+pub fn absolute(path: &Path) -> Result<PathBuf> {
+    let whole = std::path::absolute(path)
+        .map_err(|error| Error::new(format!("{} has no absolute form", path.display())).why(error))?;
+    let mut clean = PathBuf::new();
+    for part in whole.components() {
+        match part {
+            std::path::Component::ParentDir => {
+                clean.pop();
+            }
+            part => clean.push(part),
+        }
+    }
+    // The last component itself may be a symlink that is meant.
+    let Some((parent, name)) = clean.parent().zip(clean.file_name()) else { return Ok(clean) };
+    for existing in parent.ancestors() {
+        if let Ok(real) = existing.canonicalize() {
+            let below = parent.strip_prefix(existing).unwrap_or(Path::new(""));
+            return Ok(if below.as_os_str().is_empty() { real.join(name) } else { real.join(below).join(name) });
+        }
+    }
+    Ok(clean)
+}
+
+/// All living agents: those around us, then those of the state root.
+pub fn all(state: &Path) -> Result<Vec<Connection>> {
+    let mut found: Vec<Connection> = Vec::new();
+    let mut places = Vec::new();
+    if let Some(around) = std::env::var_os(AGENT_VARIABLE) {
+        places.extend(std::env::split_paths(&around).filter_map(|path| Place::open(&path).ok()));
+        places.reverse();
+    }
+    if let Some(root) = StateRoot::open_existing(state)? {
+        places.extend(root.places()?);
+    }
+    for place in places {
+        if found.iter().any(|known| known.place == place.path()) {
+            continue;
+        }
+        // One that does not answer must not hide the others.
+        if let Ok(Some(connection)) = Connection::open(&place) {
+            found.push(connection);
+        }
+    }
+    Ok(found)
+}
+
+/// The agent that serves the directory in which `path` lies: the innermost one.
+pub fn serving(state: &Path, path: &Path) -> Result<Option<Connection>> {
+    let path = absolute(path)?;
+    let real = path.canonicalize().unwrap_or_else(|_| path.clone());
+    Ok(all(state)?
+        .into_iter()
+        .filter(|agent| path.starts_with(agent.hello.over.as_path()) || real.starts_with(agent.hello.over.as_path()))
+        .max_by_key(|agent| agent.hello.over.0.len()))
+}
+
+/// An agent to be used, and what it took to have it.
+pub struct Found {
+    pub connection: Connection,
+    pub started: bool,
+    /// Keeps a fresh agent from leaving before we joined; dropped afterwards.
+    pub start: Option<Start>,
+    /// Held until we joined.
+    _turn: Option<File>,
+}
+
+/// A fresh agent's process. Dropping it closes the pipe that keeps the agent waiting for us.
+pub struct Start {
+    child: Child,
+}
+
+impl Found {
+    /// We have joined: the agent may go when we go, and others may have their turn.
+    pub fn settled(self) -> Connection {
+        self.connection
+    }
+}
+
+/// The agent over `config.over`; a new one when there is none.
+pub fn find_or_start(config: &Config, wanted: Visibility) -> Result<Found> {
+    let over = &config.over;
+    let root = StateRoot::open(&config.state, over)?;
+    let meta = match fs::metadata(over) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
+            clear_dead_mount(&root, over)?;
+            fs::metadata(over)
+        }
+        other => other,
+    }
+    .map_err(|error| Error::new(format!("the directory {} cannot be used", over.display())).why(error))?;
+    if !meta.is_dir() {
+        return Err(Error::new(format!("{} is not a directory", over.display())));
+    }
+    if let Some(connection) = around(&config.state, over, meta.dev())? {
+        return Ok(Found { connection, started: false, start: None, _turn: None });
+    }
+    let place = root.place(meta.dev(), meta.ino())?;
+    let turn = place.start_turn()?;
+    if let Some(connection) = Connection::open(&place)? {
+        return Ok(Found { connection, started: false, start: None, _turn: Some(turn) });
+    }
+    // One that is on its way out, or one that was killed a moment ago.
+    place.await_no_agent()?;
+    let start = spawn(config, &place, wanted)?;
+    match Connection::open(&place)? {
+        Some(connection) => Ok(Found { connection, started: true, start: Some(start), _turn: Some(turn) }),
+        None => Err(died(&place)),
+    }
+}
+
+/// Is `over` inside a mount that an agent serves?
+fn around(state: &Path, over: &Path, device: u64) -> Result<Option<Connection>> {
+    // Device numbers of mounts without a block device have major 0; a FUSE mount is one of them.
+    if libc::major(device) != 0 {
+        return Ok(None);
+    }
+    Ok(all(state)?.into_iter().find(|agent| {
+        agent.hello.mount_device == device && over.starts_with(agent.hello.over.as_path())
+    }))
+}
+
+fn clear_dead_mount(root: &StateRoot, over: &Path) -> Result<()> {
+    for place in root.places()? {
+        let Some(card) = place.card().filter(|card| card.global && card.over.as_path() == over) else { continue };
+        if place.try_agent_lock()?.is_some() {
+            eprintln!(
+                "surgetank: the agent of {} (pid {}) was killed; its dead mount is taken away",
+                over.display(),
+                card.pid
+            );
+            // Lazy, because a dead mount has no writers any more: whoever is inside sees ENOTCONN already.
+            return mount::detach(over, true);
+        }
+    }
+    Ok(())
+}
+
+fn spawn(config: &Config, place: &Place, wanted: Visibility) -> Result<Start> {
+    let fail = |why: String| Error::new(format!("no agent could be started for {}", config.over.display())).why(why);
+    let log = place.log().map_err(|error| fail(format!("{}: {error}", place.log_path().display())))?;
+    let startup = Startup { config: config.clone(), place: place.path().into(), wanted };
+    let mut message = serde_json::to_vec(&startup).map_err(|error| fail(error.to_string()))?;
+    message.push(b'\n');
+    let mut child = Command::new("/proc/self/exe")
+        .arg0("surgetank")
+        .arg("agent")
+        .current_dir("/")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .spawn()
+        .map_err(|error| fail(error.to_string()))?;
+    if let Some(stdin) = &mut child.stdin {
+        // If it died already, reading says why.
+        let _ = stdin.write_all(&message);
+    }
+    let outcome = child.stdout.take().map(|stdout| wire::read(&mut BufReader::new(stdout), ANSWER_BYTES_MAX));
+    match outcome {
+        Some(Ok(Some(Outcome::Ready))) => Ok(Start { child }),
+        Some(Ok(Some(Outcome::Failed(refusal)))) => {
+            let _ = child.wait();
+            Err(refusal.into())
+        }
+        _ => {
+            let _ = child.wait();
+            Err(died(place))
+        }
+    }
+}
+
+impl Start {
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+/// The agent ended without a word: the end of its log is the best that we can tell.
+fn died(place: &Place) -> Error {
+    const SHOWN_BYTES: i64 = 600;
+    let mut tail = Vec::new();
+    if let Ok(mut log) = File::open(place.log_path()) {
+        // A log shorter than that is read from its start.
+        let _ = log.seek(SeekFrom::End(-SHOWN_BYTES));
+        let _ = log.read_to_end(&mut tail);
+    }
+    let tail = String::from_utf8_lossy(&tail);
+    let last: Vec<&str> = tail.lines().rev().take(3).collect();
+    let why = last.into_iter().rev().collect::<Vec<_>>().join("\n        ");
+    Error::new("the agent died while it started")
+        .why(why)
+        .remedy(format!("look into {}; SURGETANK_LOG=debug tells more", place.log_path().display()))
+        .data("nothing was begun")
+}
+
+/// What became of joining.
+pub enum Joined {
+    As(surgetank_core::model::RunId),
+    /// It is on its way out; look for another.
+    Leaving,
+}
+
+impl Connection {
+    pub fn join(&mut self, command: &str) -> Result<Joined> {
+        let request = Request::Join { pid: std::process::id(), command: command.to_owned() };
+        if self.send(&request).is_err() {
+            return Ok(Joined::Leaving);
+        }
+        match wire::read(&mut self.reader, ANSWER_BYTES_MAX) {
+            Ok(Some(Answer::Joined { run })) => Ok(Joined::As(run)),
+            Ok(Some(Answer::Error(refusal))) if refusal.kind == RefusalKind::Leaving => Ok(Joined::Leaving),
+            Ok(Some(Answer::Error(refusal))) => Err(refusal.into()),
+            Ok(Some(other)) => Err(self.confused(&other)),
+            Ok(None) => Ok(Joined::Leaving),
+            Err(error) if is_hangup(&error) => Ok(Joined::Leaving),
+            Err(error) => Err(self.lost(error)),
+        }
+    }
+
+    /// Blocks until the agent is gone.
+    pub fn await_gone(&mut self, at_most: Option<Duration>) -> bool {
+        // A socket that refuses a timeout still ends when the agent does.
+        let _ = self.writer.set_read_timeout(at_most);
+        self.is_closed()
+    }
+}

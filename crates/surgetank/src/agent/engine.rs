@@ -1,0 +1,70 @@
+//! The seam between the agent's process and what serves the directory: namespace, tiers, drain and mount.
+//!
+//! The agent calls [`Backend::start`] once, [`Mounted::detach`] at the end, and the [`Engine`] whenever somebody asks:
+//! from any thread, several at once.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use surgetank_core::config::Config;
+use surgetank_core::error::Result;
+use surgetank_core::model::RunId;
+use surgetank_core::report::{Prefetch, Progress, Scope, Status, Summary, Verdict, Visibility, Why};
+
+/// What serves one directory. Paths are relative to it.
+pub trait Engine: Send + Sync {
+    fn status(&self) -> Status;
+    fn why(&self, path: &[u8]) -> Result<Why>;
+    fn progress(&self, scope: &Scope) -> Progress;
+    /// Blocks until the scope is settled or `at_most` has passed. This is how the end of a drain is noticed without polling.
+    fn await_settled(&self, scope: &Scope, at_most: Duration) -> Progress;
+    /// Everything in the scope is due now: no quiet period, `Timing::Last` included. Starts the count of what is done.
+    fn begin_final_drain(&self, scope: &Scope);
+    /// What is not durable in the scope, and why. Open files that were written count as not durable.
+    fn verdict(&self, scope: &Scope) -> Verdict;
+    fn summary(&self, run: Option<RunId>) -> Summary;
+    /// Frees the tier copies of a durable file, or of all below a directory; returns the bytes freed.
+    fn evict(&self, path: &[u8]) -> Result<u64>;
+    fn pin(&self, path: &[u8], on: bool) -> Result<()>;
+    /// Brings in what these paths or globs name.
+    fn prefetch(&self, patterns: &[Vec<u8>]) -> Result<Prefetch>;
+    /// What `pid` and its descendants write from now on is this run's.
+    fn register_run(&self, pid: u32) -> RunId;
+    fn release_run(&self, run: RunId);
+    /// Stops the drain and syncs the catalog. Called once, after the mount is gone.
+    fn shutdown(&self);
+}
+
+/// What the agent hands to the backend at start.
+pub struct Opening {
+    pub config: Config,
+    /// The bare directory, opened before anything is mounted over it.
+    pub directory: OwnedFd,
+    /// Root of the store; the bare directory again unless the store is elsewhere.
+    pub store: OwnedFd,
+    /// Ours alone, for catalog and journal.
+    pub state: PathBuf,
+    pub visibility: Visibility,
+    /// To be called when the mount stops being served without [`Mounted::detach`] (somebody else unmounted it).
+    pub on_lost: Box<dyn Fn() + Send + Sync>,
+}
+
+/// A mount that is being served.
+pub trait Mounted: Send {
+    /// Unmounts, never lazily, and waits for the serving threads. `EBUSY` leaves everything as it was.
+    fn detach(&mut self) -> io::Result<()>;
+}
+
+pub struct Running {
+    pub engine: Arc<dyn Engine>,
+    pub mount: Box<dyn Mounted>,
+}
+
+pub trait Backend: Send + Sync {
+    /// Opens catalog and tiers, mounts over `config.over`, and serves from its own threads. The process is in its
+    /// private namespace already and has no rights that it should not have.
+    fn start(&self, opening: Opening) -> Result<Running>;
+}

@@ -1,0 +1,310 @@
+//! The agent's place on disk: `STATE/KEY/` with socket, locks, log, and what an agent left for the next one.
+//!
+//! | file | meaning |
+//! |---|---|
+//! | `agent.lock` | flock held by the living agent from its first to its last instruction |
+//! | `start.lock` | flock held by whoever starts or joins, so that eight runs at once end with one agent |
+//! | `agent.sock` | the socket |
+//! | `agent.json` | over, pid: finds a mount whose agent was killed |
+//! | `agent.log` | tracing |
+//! | `undrained.json` | the verdict of an agent that ended with something not durable |
+//!
+//! KEY is `UID-DEVICE-INODE` of the *bare* directory (inside the mount it shows other numbers).
+//! The danger it avoids: a state directory that somebody else can write. So the root is checked for owner, mode and
+//! symlink, and everything below is reached through the checked descriptor.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use serde::{Deserialize, Serialize};
+use surgetank_core::error::{Error, Result};
+use surgetank_core::report::{PathText, Verdict};
+
+/// The state root, checked.
+pub struct StateRoot {
+    path: PathBuf,
+    dir: OwnedFd,
+}
+
+/// One agent's directory below the root.
+pub struct Place {
+    path: PathBuf,
+    dir: OwnedFd,
+}
+
+/// `agent.json`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Card {
+    pub over: PathText,
+    pub pid: u32,
+    pub global: bool,
+}
+
+impl StateRoot {
+    /// Creates what is missing (0700) and refuses what is not ours alone.
+    pub fn open(path: &Path, over: &Path) -> Result<Self> {
+        let root = Self::make(path)?;
+        let real = fs::canonicalize(path).map_err(|error| refuse(path, &error.to_string()))?;
+        if real.starts_with(over) {
+            return Err(refuse(path, &format!("it lies below the directory that is served, {}", over.display()))
+                .remedy("set `state` (or SURGETANK_STATE) to a directory elsewhere"));
+        }
+        Ok(root)
+    }
+
+    /// For asking only: `None` when no agent ever ran.
+    pub fn open_existing(path: &Path) -> Result<Option<Self>> {
+        match fs::symlink_metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            _ => Self::checked(path).map(Some),
+        }
+    }
+
+    fn make(path: &Path) -> Result<Self> {
+        match fs::DirBuilder::new().recursive(true).mode(0o700).create(path) {
+            Ok(()) => {}
+            // A dangling symlink or a file in the way; `checked` says which.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(refuse(path, &error.to_string())),
+        }
+        Self::checked(path)
+    }
+
+    fn checked(path: &Path) -> Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let dir = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| {
+            let why = match errno {
+                rustix::io::Errno::LOOP | rustix::io::Errno::NOTDIR if path.is_symlink() => {
+                    "it is a symbolic link, which somebody else could turn".to_owned()
+                }
+                rustix::io::Errno::NOTDIR => "it is not a directory".to_owned(),
+                other => other.to_string(),
+            };
+            refuse(path, &why)
+        })?;
+        check_owner(path, &dir)?;
+        Ok(Self { path: path.to_path_buf(), dir })
+    }
+
+    /// The place for a directory with these numbers, made if need be.
+    pub fn place(&self, device: u64, inode: u64) -> Result<Place> {
+        let key = format!("{}-{device:x}-{inode:x}", rustix::process::geteuid().as_raw());
+        match rustix::fs::mkdirat(&self.dir, &*key, Mode::RWXU) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(errno) => return Err(refuse(&self.path.join(&key), &errno.to_string())),
+        }
+        self.open_place(&key)
+    }
+
+    /// All places of this user.
+    pub fn places(&self) -> Result<Vec<Place>> {
+        let ours = format!("{}-", rustix::process::geteuid().as_raw());
+        let mut places = Vec::new();
+        for entry in fs::read_dir(&self.path).map_err(|error| refuse(&self.path, &error.to_string()))? {
+            let Ok(entry) = entry else { continue };
+            let name = entry.file_name();
+            if let Some(name) = name.to_str().filter(|name| name.starts_with(&ours)) {
+                places.push(self.open_place(name)?);
+            }
+        }
+        Ok(places)
+    }
+
+    fn open_place(&self, key: &str) -> Result<Place> {
+        let path = self.path.join(key);
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let dir = rustix::fs::openat(&self.dir, key, flags, Mode::empty())
+            .map_err(|errno| refuse(&path, &errno.to_string()))?;
+        check_owner(&path, &dir)?;
+        Ok(Place { path, dir })
+    }
+}
+
+/// Ours, and nobody else can look in or write.
+fn check_owner(path: &Path, dir: &OwnedFd) -> Result<()> {
+    let stat = rustix::fs::fstat(dir).map_err(|errno| refuse(path, &errno.to_string()))?;
+    let me = rustix::process::geteuid().as_raw();
+    if stat.st_uid != me {
+        return Err(refuse(path, &format!("it belongs to user {}, and this is user {me}", stat.st_uid)));
+    }
+    if stat.st_mode & 0o077 != 0 {
+        return Err(refuse(path, &format!("its mode is {:04o}: others can reach into it", stat.st_mode & 0o7777))
+            .remedy(format!("chmod 700 {}", path.display())));
+    }
+    Ok(())
+}
+
+fn refuse(path: &Path, why: &str) -> Error {
+    Error::new(format!("the state directory {} cannot be used", path.display()))
+        .why(why)
+        .remedy("set `state` (or SURGETANK_STATE) to a directory of your own with mode 0700")
+}
+
+impl Place {
+    /// A place by its path, as handed down in `SURGETANK_AGENT` or to the agent itself.
+    pub fn open(path: &Path) -> Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let dir =
+            rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| refuse(path, &errno.to_string()))?;
+        check_owner(path, &dir)?;
+        Ok(Self { path: path.to_path_buf(), dir })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Through the descriptor: unaffected by renames above, and short enough for a socket's address.
+    fn inner(&self, name: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}/{name}", self.dir.as_raw_fd()))
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.inner("agent.sock")
+    }
+
+    fn lock_file(&self, name: &str) -> Result<File> {
+        OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(self.inner(name))
+            .map_err(|error| refuse(&self.path.join(name), &error.to_string()))
+    }
+
+    /// Waits for its turn to start or join an agent.
+    pub fn start_turn(&self) -> Result<File> {
+        let file = self.lock_file("start.lock")?;
+        lock(&file, FlockOperation::LockExclusive).map_err(|error| refuse(&self.path, &error.to_string()))?;
+        Ok(file)
+    }
+
+    /// The agent's own lock; `None` when another agent lives.
+    pub fn try_agent_lock(&self) -> Result<Option<File>> {
+        let file = self.lock_file("agent.lock")?;
+        match lock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(file)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(refuse(&self.path, &error.to_string())),
+        }
+    }
+
+    /// Returns when no agent lives.
+    pub fn await_no_agent(&self) -> Result<()> {
+        let file = self.lock_file("agent.lock")?;
+        lock(&file, FlockOperation::LockExclusive).map_err(|error| refuse(&self.path, &error.to_string()))
+    }
+
+    /// The log, opened for appending. A log that grew large is set aside once.
+    pub fn log(&self) -> io::Result<File> {
+        const LOG_BYTES_MAX: u64 = 8 << 20;
+        let path = self.inner("agent.log");
+        if fs::metadata(&path).is_ok_and(|meta| meta.size() > LOG_BYTES_MAX) {
+            fs::rename(&path, self.inner("agent.log.1"))?;
+        }
+        OpenOptions::new().create(true).append(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(path)
+    }
+
+    pub fn log_path(&self) -> PathBuf {
+        self.path.join("agent.log")
+    }
+
+    pub fn card(&self) -> Option<Card> {
+        serde_json::from_slice(&fs::read(self.inner("agent.json")).ok()?).ok()
+    }
+
+    pub fn put_card(&self, card: &Card) -> io::Result<()> {
+        self.put("agent.json", &serde_json::to_vec(card)?)
+    }
+
+    /// Socket and card go when the agent goes; locks and log stay.
+    pub fn clear(&self) {
+        for name in ["agent.sock", "agent.json"] {
+            // Absent already is what we want.
+            let _ = fs::remove_file(self.inner(name));
+        }
+    }
+
+    /// What an earlier agent could not make durable.
+    pub fn undrained(&self) -> Option<Verdict> {
+        serde_json::from_slice(&fs::read(self.inner("undrained.json")).ok()?).ok()
+    }
+
+    pub fn put_undrained(&self, verdict: Option<&Verdict>) -> io::Result<()> {
+        match verdict {
+            Some(verdict) => self.put("undrained.json", &serde_json::to_vec_pretty(verdict)?),
+            None => match fs::remove_file(self.inner("undrained.json")) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            },
+        }
+    }
+
+    /// Whole or not at all.
+    fn put(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let temporary = self.inner(&format!("{name}.new"));
+        let mut options = OpenOptions::new();
+        options.create(true).truncate(true).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        io::Write::write_all(&mut options.open(&temporary)?, bytes)?;
+        fs::rename(temporary, self.inner(name))
+    }
+}
+
+fn lock(file: &File, operation: FlockOperation) -> io::Result<()> {
+    loop {
+        match rustix::fs::flock(file.as_fd(), operation) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => return other.map_err(Into::into),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_state_root_that_others_can_reach_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("state");
+        assert!(StateRoot::open(&root, Path::new("/nowhere")).is_ok());
+        assert_eq!(fs::metadata(&root).unwrap().permissions().mode() & 0o7777, 0o700);
+
+        fs::set_permissions(&root, fs::Permissions::from_mode(0o750)).unwrap();
+        let error = StateRoot::open(&root, Path::new("/nowhere")).err().unwrap();
+        assert!(error.why.contains("0750") && error.remedy.contains("chmod 700"), "{error}");
+
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(dir.path(), &link).unwrap();
+        let error = StateRoot::open(&link, Path::new("/nowhere")).err().unwrap();
+        assert!(error.why.contains("symbolic link"), "{error}");
+    }
+
+    #[test]
+    fn a_state_root_below_the_served_directory_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = StateRoot::open(&dir.path().join("s"), dir.path()).err().unwrap();
+        assert!(error.why.contains("below the directory"), "{error}");
+    }
+
+    #[test]
+    fn one_agent_lock_at_a_time_and_free_again_when_it_dies() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = StateRoot::open(&dir.path().join("s"), Path::new("/nowhere")).unwrap();
+        let place = root.place(1, 2).unwrap();
+        let held = place.try_agent_lock().unwrap();
+        assert!(held.is_some() && place.try_agent_lock().unwrap().is_none());
+        drop(held);
+        place.await_no_agent().unwrap();
+        assert!(place.try_agent_lock().unwrap().is_some());
+        assert_eq!(root.places().unwrap().len(), 1);
+    }
+}

@@ -1,0 +1,283 @@
+//! The agent's side of the socket: one thread a connection, one request after the other.
+//!
+//! A connection that joined *is* the run: when it closes, for whatever reason, the run is released. Only the same
+//! user and root are answered (the directory is 0700 already; this is the second lock on the door).
+
+use std::io::{self, BufReader};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use surgetank_core::clock;
+use surgetank_core::model::RunId;
+use surgetank_core::report::{AgentStatus, Holder, PathText, RunStatus, Scope, Visibility};
+
+use super::engine::Engine;
+use super::holders;
+use super::users::Users;
+use super::wire::{self, Answer, Hello, PROTOCOL, Refusal, RefusalKind, Request};
+
+/// How often a waiting client hears of progress.
+const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+
+/// What every connection needs.
+pub struct Desk {
+    pub engine: Arc<dyn Engine>,
+    pub users: Arc<Users>,
+    pub hello: Hello,
+    pub since_unix_seconds: i64,
+    pub bypassed: Vec<PathText>,
+}
+
+/// Accepts until the process ends.
+pub fn serve(listener: &UnixListener, desk: &Arc<Desk>) {
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                let desk = Arc::clone(desk);
+                let thread = std::thread::Builder::new().name("client".into()).stack_size(512 << 10);
+                if let Err(error) = thread.spawn(move || talk(&desk, stream)) {
+                    tracing::error!(%error, "no thread for a client");
+                }
+            }
+            Err(error) => {
+                tracing::error!(%error, "accept");
+                // Out of descriptors, most likely: give others time to close some.
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+    }
+}
+
+fn talk(desk: &Desk, stream: UnixStream) {
+    let mut client = match Client::new(desk, stream) {
+        Ok(client) => client,
+        Err(error) => {
+            tracing::warn!(%error, "a client was turned away");
+            return;
+        }
+    };
+    if let Err(error) = client.converse() {
+        tracing::debug!(%error, "a client's connection ended");
+    }
+    if let Some(run) = client.run.take() {
+        tracing::info!(run = run.0, "released: its connection ended");
+        desk.engine.release_run(run);
+        desk.users.leave(run);
+    }
+}
+
+struct Client<'a> {
+    desk: &'a Desk,
+    reader: BufReader<UnixStream>,
+    writer: UnixStream,
+    greeted: bool,
+    run: Option<RunId>,
+}
+
+fn may_ask(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::geteuid().as_raw()
+}
+
+impl<'a> Client<'a> {
+    fn new(desk: &'a Desk, stream: UnixStream) -> io::Result<Self> {
+        let peer = rustix::net::sockopt::socket_peercred(&stream)?;
+        if !may_ask(peer.uid.as_raw()) {
+            let why = format!("user {} asks the agent of another user", peer.uid.as_raw());
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
+        // A client that stops reading must not hold the agent for ever.
+        stream.set_write_timeout(Some(Duration::from_secs(30)))?;
+        let writer = stream.try_clone()?;
+        Ok(Self { desk, reader: BufReader::new(stream), writer, greeted: false, run: None })
+    }
+
+    fn say(&mut self, answer: &Answer) -> io::Result<()> {
+        wire::write(&mut self.writer, answer)
+    }
+
+    fn refuse(&mut self, kind: RefusalKind, what: impl Into<String>) -> io::Result<()> {
+        self.say(&Answer::Error(Refusal::new(kind, what)))
+    }
+
+    fn converse(&mut self) -> io::Result<()> {
+        loop {
+            let line = match wire::read_line(&mut self.reader, wire::REQUEST_BYTES_MAX) {
+                Ok(Some(line)) => line,
+                Ok(None) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                    // Where the next request begins is unknown: say so and hang up.
+                    self.refuse(RefusalKind::Malformed, format!("the request is refused: {error}"))?;
+                    return Err(error);
+                }
+                Err(error) => return Err(error),
+            };
+            match wire::decode_request(&line) {
+                Err(refusal) => self.say(&Answer::Error(refusal))?,
+                Ok(Request::Hello { protocol }) => self.greet(protocol)?,
+                Ok(_) if !self.greeted => self.refuse(RefusalKind::Malformed, "the first request must be `hello`")?,
+                Ok(request) => self.answer(request)?,
+            }
+        }
+    }
+
+    fn greet(&mut self, protocol: u32) -> io::Result<()> {
+        if protocol != PROTOCOL {
+            let mut refusal = Refusal::new(
+                RefusalKind::Protocol,
+                format!("the agent speaks protocol {PROTOCOL}, the caller {protocol}"),
+            );
+            refusal.why = format!("the agent is surgetank {}", self.desk.hello.version);
+            refusal.remedy = "wait until its runs are over, then start again".into();
+            return self.say(&Answer::Error(refusal));
+        }
+        self.greeted = true;
+        self.say(&Answer::Hello(self.desk.hello.clone()))
+    }
+
+    fn answer(&mut self, request: Request) -> io::Result<()> {
+        let engine = Arc::clone(&self.desk.engine);
+        let answer = match request {
+            Request::Hello { .. } => return Ok(()),
+            Request::Join { pid, command } => return self.join(pid, command),
+            Request::Status => Answer::Status(Box::new(self.status())),
+            Request::Why { path } => match engine.why(&path.0) {
+                Ok(why) => Answer::Why(Box::new(why)),
+                Err(error) => Answer::Error(error.into()),
+            },
+            Request::Wait { scope, timeout_ms } => return self.wait(&scope, timeout_ms),
+            Request::Verdict { scope } => {
+                Answer::Verdict { verdict: Box::new(engine.verdict(&scope)), timed_out: false }
+            }
+            Request::Summary { run } => Answer::Summary(Box::new(engine.summary(run))),
+            Request::Evict { path } => match engine.evict(&path.0) {
+                Ok(bytes) => Answer::Evicted { bytes },
+                Err(error) => Answer::Error(error.into()),
+            },
+            Request::Pin { path, on } => match engine.pin(&path.0, on) {
+                Ok(()) => Answer::Done,
+                Err(error) => Answer::Error(error.into()),
+            },
+            Request::Prefetch { patterns } => {
+                let patterns: Vec<Vec<u8>> = patterns.into_iter().map(|pattern| pattern.0).collect();
+                match engine.prefetch(&patterns) {
+                    Ok(begun) => Answer::Prefetching(begun),
+                    Err(error) => Answer::Error(error.into()),
+                }
+            }
+            Request::Release => {
+                let Some(run) = self.run.take() else {
+                    return self.refuse(RefusalKind::Malformed, "this connection has not joined");
+                };
+                engine.release_run(run);
+                Answer::Released { last: self.desk.users.leave(run) }
+            }
+            Request::Unmount { timeout_ms } => return self.unmount(timeout_ms),
+        };
+        self.say(&answer)
+    }
+
+    fn join(&mut self, pid: u32, command: String) -> io::Result<()> {
+        if self.run.is_some() {
+            return self.refuse(RefusalKind::Malformed, "this connection has joined already");
+        }
+        let run = self.desk.engine.register_run(pid);
+        let status = RunStatus { run, pid, command, since_unix_seconds: clock::now().secs() };
+        if !self.desk.users.join(status) {
+            self.desk.engine.release_run(run);
+            return self.refuse(RefusalKind::Leaving, "the agent is about to go");
+        }
+        tracing::info!(run = run.0, pid, "joined");
+        self.run = Some(run);
+        self.say(&Answer::Joined { run })
+    }
+
+    fn status(&self) -> AgentStatus {
+        let desk = self.desk;
+        AgentStatus {
+            over: desk.hello.over.clone(),
+            store: desk.hello.store.clone(),
+            pid: std::process::id(),
+            version: desk.hello.version.clone(),
+            phase: desk.users.phase(),
+            visibility: desk.hello.visibility,
+            since_unix_seconds: desk.since_unix_seconds,
+            runs: desk.users.runs(),
+            bypassed: desk.bypassed.clone(),
+            content: desk.engine.status(),
+        }
+    }
+
+    fn wait(&mut self, scope: &Scope, timeout_ms: Option<u64>) -> io::Result<()> {
+        if !self.desk.users.begin_wait() {
+            return self.refuse(RefusalKind::Leaving, "the agent is about to go");
+        }
+        let result = self.drain(scope, timeout_ms).and_then(|timed_out| {
+            let verdict = Box::new(self.desk.engine.verdict(scope));
+            self.say(&Answer::Verdict { verdict, timed_out })
+        });
+        self.desk.users.end_wait();
+        result
+    }
+
+    /// The final drain of a scope with progress for the client; true when the time ran out first.
+    fn drain(&mut self, scope: &Scope, timeout_ms: Option<u64>) -> io::Result<bool> {
+        let engine = Arc::clone(&self.desk.engine);
+        let begun = clock::tick();
+        engine.begin_final_drain(scope);
+        loop {
+            let left = timeout_ms.map(|ms| Duration::from_millis(ms).saturating_sub(begun.elapsed()));
+            let progress = engine.await_settled(scope, left.unwrap_or(PROGRESS_EVERY).min(PROGRESS_EVERY));
+            let settled = progress.settled;
+            self.say(&Answer::Progress(progress))?;
+            if settled {
+                return Ok(false);
+            }
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(true);
+            }
+        }
+    }
+
+    fn unmount(&mut self, timeout_ms: Option<u64>) -> io::Result<()> {
+        let desk = self.desk;
+        if desk.hello.visibility == Visibility::Private {
+            let mut refusal = Refusal::new(RefusalKind::Failed, "this mount is private to its runs");
+            refusal.remedy = "it goes when they end; `surgetank status` lists them".into();
+            return self.say(&Answer::Error(refusal));
+        }
+        let over = desk.hello.over.to_path_buf();
+        let mut busy: Vec<Holder> = desk
+            .users
+            .runs()
+            .into_iter()
+            .map(|run| Holder { pid: run.pid, command: run.command, holds: format!("run {}", run.run.0) })
+            .collect();
+        busy.extend(holders::of_directory(&over));
+        if !busy.is_empty() {
+            return self.say(&Answer::Busy { holders: busy });
+        }
+        if !desk.users.begin_wait() {
+            return self.refuse(RefusalKind::Leaving, "the agent is about to go");
+        }
+        let everything = Scope::everything();
+        let drained = self.drain(&everything, timeout_ms);
+        desk.users.end_wait();
+        let timed_out = drained?;
+        let verdict = desk.engine.verdict(&everything);
+        let durable = verdict.is_durable();
+        self.say(&Answer::Verdict { verdict: Box::new(verdict), timed_out })?;
+        if timed_out || !durable {
+            return Ok(());
+        }
+        match desk.users.ask_unmount() {
+            Err(holders) => self.say(&Answer::Busy { holders }),
+            Ok(false) => self.refuse(RefusalKind::Failed, "another umount is under way"),
+            Ok(true) => {
+                let said = self.say(&Answer::Done);
+                desk.users.unmount_answered();
+                said
+            }
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! Who uses the agent, and therefore whether it may go.
+//!
+//! ```text
+//!            last user left               drained, nobody inside
+//! Serving ────────────────────► Leaving ─────────────────────────► Closed ──► unmounted, gone
+//!    ▲      somebody arrived       │ ▲         busy                   │
+//!    └─────────────────────────────┘ └────────────────────────────────┘
+//! ```
+//! Users are runs and waiting clients; a mount that was told to stay counts as one. Invariant: arriving and closing
+//! are decided under one lock, so nobody joins an agent that unmounts.
+
+use std::collections::BTreeMap;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use surgetank_core::model::RunId;
+use surgetank_core::report::{Holder, Phase, RunStatus};
+
+pub struct Users {
+    inner: Mutex<Inner>,
+    changed: Condvar,
+}
+
+struct Inner {
+    phase: Phase,
+    /// `surgetank mount`: as if a user were always there.
+    stay: bool,
+    /// Told to stop (SIGTERM): nobody new is admitted.
+    stopping: bool,
+    runs: BTreeMap<RunId, RunStatus>,
+    waiters: usize,
+    unmount: Unmount,
+}
+
+/// How far an explicit `surgetank umount` is.
+enum Unmount {
+    NotAsked,
+    Asked,
+    Refused(Vec<Holder>),
+    Detached,
+    /// The asker has its answer.
+    Answered,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Event {
+    Arrived,
+    /// With how many users remain.
+    Left(usize),
+    Drained,
+    Busy,
+}
+
+/// The one place where the phase changes; `None` refuses the event.
+fn next(phase: Phase, event: Event) -> Option<Phase> {
+    match (phase, event) {
+        (Phase::Serving | Phase::Leaving, Event::Arrived) => Some(Phase::Serving),
+        (Phase::Serving, Event::Left(0)) => Some(Phase::Leaving),
+        (phase, Event::Left(_)) => Some(phase),
+        (Phase::Leaving, Event::Drained) => Some(Phase::Closed),
+        (Phase::Closed, Event::Busy) => Some(Phase::Leaving),
+        (Phase::Closed, Event::Arrived) | (_, Event::Drained | Event::Busy) => None,
+    }
+}
+
+impl Inner {
+    fn count(&self) -> usize {
+        self.runs.len() + self.waiters + usize::from(self.stay)
+    }
+    fn step(&mut self, event: Event) -> bool {
+        match next(self.phase, event) {
+            Some(phase) => {
+                self.phase = phase;
+                true
+            }
+            None => false,
+        }
+    }
+    fn left(&mut self) {
+        let remaining = self.count();
+        self.step(Event::Left(remaining));
+    }
+}
+
+impl Users {
+    /// An agent begins as serving: whoever started it is about to join.
+    pub fn new(stay: bool) -> Self {
+        let inner = Inner {
+            phase: Phase::Serving,
+            stay,
+            stopping: false,
+            runs: BTreeMap::new(),
+            waiters: 0,
+            unmount: Unmount::NotAsked,
+        };
+        Self { inner: Mutex::new(inner), changed: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn phase(&self) -> Phase {
+        self.lock().phase
+    }
+
+    pub fn runs(&self) -> Vec<RunStatus> {
+        self.lock().runs.values().cloned().collect()
+    }
+
+    /// A run arrives. False: the agent is going away, or was told to stop.
+    pub fn join(&self, run: RunStatus) -> bool {
+        let mut inner = self.lock();
+        if inner.stopping || !inner.step(Event::Arrived) {
+            return false;
+        }
+        inner.runs.insert(run.run, run);
+        self.changed.notify_all();
+        true
+    }
+
+    /// A run is over; true when it was the last user.
+    pub fn leave(&self, run: RunId) -> bool {
+        let mut inner = self.lock();
+        inner.runs.remove(&run);
+        inner.left();
+        self.changed.notify_all();
+        inner.count() == 0
+    }
+
+    /// A client waits for something: the agent must not leave before it has its answer. False: too late.
+    pub fn begin_wait(&self) -> bool {
+        let mut inner = self.lock();
+        if inner.phase == Phase::Closed {
+            return false;
+        }
+        // A waiter does not call an agent back from leaving: it waits for the same drain.
+        inner.waiters += 1;
+        true
+    }
+
+    pub fn end_wait(&self) {
+        let mut inner = self.lock();
+        inner.waiters -= 1;
+        inner.left();
+        self.changed.notify_all();
+    }
+
+    /// The starter never arrived.
+    pub fn nobody_came(&self) {
+        let mut inner = self.lock();
+        inner.left();
+        self.changed.notify_all();
+    }
+
+    /// `umount`, or the mount was lost: nothing keeps the agent but its users.
+    pub fn stay_no_longer(&self) {
+        let mut inner = self.lock();
+        inner.stay = false;
+        inner.left();
+        self.changed.notify_all();
+    }
+
+    /// SIGTERM: as above, and nobody new is admitted.
+    pub fn stop_admitting(&self) {
+        self.lock().stopping = true;
+        self.stay_no_longer();
+    }
+
+    /// `umount`, once all is drained: asks the agent's main thread to detach and waits for what became of it.
+    /// `Err`: who holds the mount. False in `Ok`: another umount is under way.
+    pub fn ask_unmount(&self) -> Result<bool, Vec<Holder>> {
+        let mut inner = self.lock();
+        if !matches!(inner.unmount, Unmount::NotAsked) {
+            return Ok(false);
+        }
+        inner.unmount = Unmount::Asked;
+        inner.stay = false;
+        inner.left();
+        self.changed.notify_all();
+        loop {
+            match std::mem::replace(&mut inner.unmount, Unmount::Asked) {
+                Unmount::Refused(holders) => {
+                    inner.unmount = Unmount::NotAsked;
+                    return Err(holders);
+                }
+                Unmount::Detached => {
+                    inner.unmount = Unmount::Detached;
+                    return Ok(true);
+                }
+                other => inner.unmount = other,
+            }
+            inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The answer to an explicit umount was written; the process may end.
+    pub fn unmount_answered(&self) {
+        self.lock().unmount = Unmount::Answered;
+        self.changed.notify_all();
+    }
+
+    /// The mount is gone. Waits until an explicit umount was told so.
+    pub fn detached(&self) {
+        let mut inner = self.lock();
+        if matches!(inner.unmount, Unmount::Asked) {
+            inner.unmount = Unmount::Detached;
+            self.changed.notify_all();
+            while matches!(inner.unmount, Unmount::Detached) {
+                inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+
+    /// Blocks while the agent serves.
+    pub fn await_leaving(&self) {
+        let mut inner = self.lock();
+        while inner.phase == Phase::Serving {
+            inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Everything is drained: close the door, unless somebody came or still waits. True: closed.
+    pub fn close(&self) -> bool {
+        let mut inner = self.lock();
+        if inner.waiters > 0 {
+            // Their answers are being written; they say when they are done.
+            let (guard, _) = self
+                .changed
+                .wait_timeout(inner, Duration::from_millis(100))
+                .unwrap_or_else(PoisonError::into_inner);
+            inner = guard;
+        }
+        inner.waiters == 0 && inner.step(Event::Drained)
+    }
+
+    /// The unmount failed because of `holders`: open again. After an explicit umount the mount goes on staying.
+    pub fn reopen(&self, holders: Vec<Holder>) {
+        let mut inner = self.lock();
+        inner.step(Event::Busy);
+        if matches!(inner.unmount, Unmount::Asked) {
+            inner.unmount = Unmount::Refused(holders);
+            inner.stay = true;
+            inner.step(Event::Arrived);
+        }
+        self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(number: u32) -> RunStatus {
+        RunStatus { run: RunId(number), pid: 1, command: String::new(), since_unix_seconds: 0 }
+    }
+
+    #[test]
+    fn the_phase_table_has_no_way_out_of_closed_but_busy() {
+        for event in [Event::Arrived, Event::Drained] {
+            assert_eq!(next(Phase::Closed, event), None);
+        }
+        assert_eq!(next(Phase::Closed, Event::Busy), Some(Phase::Leaving));
+        assert_eq!(next(Phase::Serving, Event::Drained), None, "closing while somebody uses it");
+    }
+
+    #[test]
+    fn the_last_of_two_runs_makes_it_leave_and_a_third_calls_it_back() {
+        let users = Users::new(false);
+        assert!(users.join(run(1)) && users.join(run(2)));
+        assert!(!users.leave(RunId(1)));
+        assert_eq!(users.phase(), Phase::Serving);
+        assert!(users.leave(RunId(2)));
+        assert_eq!(users.phase(), Phase::Leaving);
+        assert!(users.join(run(3)));
+        assert_eq!(users.phase(), Phase::Serving);
+        assert!(!users.close(), "closed under a user");
+    }
+
+    #[test]
+    fn nobody_joins_a_closed_agent() {
+        let users = Users::new(false);
+        users.nobody_came();
+        assert!(users.close());
+        assert!(!users.join(run(1)));
+        assert!(!users.begin_wait());
+        users.reopen(Vec::new());
+        assert!(users.join(run(1)));
+    }
+
+    #[test]
+    fn a_mount_stays_until_told_otherwise_and_a_stopped_agent_admits_nobody() {
+        let users = Users::new(true);
+        users.nobody_came();
+        assert_eq!(users.phase(), Phase::Serving);
+        users.stop_admitting();
+        assert_eq!(users.phase(), Phase::Leaving);
+        assert!(!users.join(run(1)));
+    }
+
+    #[test]
+    fn a_waiter_holds_the_door() {
+        let users = Users::new(false);
+        users.join(run(1));
+        assert!(users.begin_wait());
+        users.leave(RunId(1));
+        assert!(!users.close());
+        users.end_wait();
+        assert_eq!(users.phase(), Phase::Leaving);
+        assert!(users.close());
+    }
+
+    #[test]
+    fn a_refused_umount_names_the_holders_and_the_mount_stays() {
+        let users = Users::new(true);
+        let answer = std::thread::scope(|scope| {
+            let asker = scope.spawn(|| users.ask_unmount());
+            users.await_leaving();
+            assert!(users.close());
+            users.reopen(vec![Holder { pid: 7, command: "sh".into(), holds: "cwd".into() }]);
+            asker.join().unwrap()
+        });
+        assert_eq!(answer.unwrap_err()[0].pid, 7);
+        assert_eq!(users.phase(), Phase::Serving);
+    }
+}

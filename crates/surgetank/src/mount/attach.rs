@@ -1,0 +1,191 @@
+//! Making the mount and taking it away. What comes out is the descriptor that a [`super::Session`] serves.
+//!
+//! Two ways: mount(2), for root and for whoever is root of a user namespace; `fusermount3`, setuid, for everybody else.
+//! Mounts never honour setuid bits or device nodes.
+
+use std::ffi::CString;
+use std::fmt::Write as _;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType};
+use surgetank_core::error::{Error, Result};
+
+const SOURCE: &str = "surgetank";
+const HELPER: &str = "fusermount3";
+/// Tells the helper which descriptor it sends the mount's back on.
+const HELPER_CHANNEL: &str = "_FUSE_COMMFD";
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AttachOptions {
+    /// What `mount` and `df` show as the type: `fuse.SUBTYPE`.
+    pub subtype: String,
+    /// Others than the mounting user may enter.
+    pub allow_other: bool,
+    /// The kernel checks permission bits; otherwise the file system does.
+    pub default_permissions: bool,
+}
+
+impl Default for AttachOptions {
+    fn default() -> Self {
+        Self { subtype: "surgetank".to_owned(), allow_other: true, default_permissions: true }
+    }
+}
+
+/// Mounts over `directory`: itself if permitted, through `fusermount3` if not.
+pub fn attach(directory: impl AsRef<Path>, options: &AttachOptions) -> Result<OwnedFd> {
+    let directory = directory.as_ref();
+    match attach_ourselves(directory, options) {
+        Ok(device) => Ok(device),
+        Err(errno @ (Errno::PERM | Errno::ACCESS)) => attach_by_helper(directory, options, errno),
+        Err(errno) => Err(refused(directory).why(errno)),
+    }
+}
+
+/// As [`attach`], over the directory that a descriptor (O_PATH will do) stands for.
+pub fn attach_directory(directory: BorrowedFd<'_>, options: &AttachOptions) -> Result<OwnedFd> {
+    attach(descriptor_path(directory), options)
+}
+
+/// Unmounts. `lazy` takes it out of sight at once, also when in use; the session ends when the last user has gone.
+pub fn detach(directory: impl AsRef<Path>, lazy: bool) -> Result<()> {
+    let directory = directory.as_ref();
+    let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    let failed = |why: String| {
+        Error::new(format!("cannot unmount {}", directory.display()))
+            .why(why)
+            .remedy("see who uses it: fuser -vm DIRECTORY")
+    };
+    match rustix::mount::unmount(directory, flags | UnmountFlags::NOFOLLOW) {
+        Ok(()) => Ok(()),
+        Err(Errno::PERM) => {
+            let mut helper = Command::new(HELPER);
+            helper.arg("-u").args(lazy.then_some("-z")).arg("--").arg(directory);
+            let outcome = helper.stdin(Stdio::null()).output().map_err(|error| failed(format!("{HELPER}: {error}")))?;
+            if outcome.status.success() { Ok(()) } else { Err(failed(last_line(&outcome.stderr))) }
+        }
+        Err(errno) => Err(failed(errno.to_string())),
+    }
+}
+
+fn attach_ourselves(directory: &Path, options: &AttachOptions) -> Result<OwnedFd, Errno> {
+    let device = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    let kind = rustix::fs::stat(directory)?.st_mode & libc::S_IFMT;
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    let mut text = format!("fd={},rootmode={kind:o},user_id={uid},group_id={gid}", device.as_raw_fd());
+    text.push_str(&switches(options));
+    let text = CString::new(text).map_err(|_nul| Errno::INVAL)?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    rustix::mount::mount(SOURCE, directory, format!("fuse.{}", options.subtype), flags, &*text)?;
+    Ok(device)
+}
+
+fn switches(options: &AttachOptions) -> String {
+    let mut text = String::new();
+    if options.allow_other {
+        text.push_str(",allow_other");
+    }
+    if options.default_permissions {
+        text.push_str(",default_permissions");
+    }
+    text
+}
+
+fn attach_by_helper(directory: &Path, options: &AttachOptions, direct: Errno) -> Result<OwnedFd> {
+    let place: PathBuf = directory.canonicalize().map_err(|error| refused(directory).why(error))?;
+    let (ours, theirs) =
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .map_err(|errno| refused(directory).why(errno))?;
+    // The helper must inherit its end: a duplicate without close-on-exec, alive until it has run.
+    let inherited = rustix::io::dup(&theirs).map_err(|errno| refused(directory).why(errno))?;
+    drop(theirs);
+    let mut text = format!("fsname={SOURCE},subtype={},nosuid,nodev", options.subtype);
+    let _ = write!(text, "{}", switches(options));
+    let outcome = Command::new(HELPER)
+        .args(["-o", &text, "--"])
+        .arg(&place)
+        .env(HELPER_CHANNEL, inherited.as_raw_fd().to_string())
+        .stdin(Stdio::null())
+        .output();
+    drop(inherited);
+    let outcome = outcome.map_err(|error| {
+        refused(directory)
+            .why(format!("mount: {direct}; {HELPER}: {error}"))
+            .remedy("install fuse3, or let `surgetank run` make a private mount (needs user namespaces)")
+    })?;
+    if !outcome.status.success() {
+        return Err(refused(directory).why(format!("mount: {direct}; {}", last_line(&outcome.stderr))).remedy(
+            "allow_other needs `user_allow_other` in /etc/fuse.conf; /dev/fuse must be readable and writable for you",
+        ));
+    }
+    receive_descriptor(&ours).map_err(|error| refused(directory).why(format!("{HELPER}: {error}")))
+}
+
+fn receive_descriptor(channel: &OwnedFd) -> io::Result<OwnedFd> {
+    let mut byte = [0; 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    rustix::net::recvmsg(channel.as_fd(), &mut [IoSliceMut::new(&mut byte)], &mut ancillary, flags)?;
+    let descriptor = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    descriptor.ok_or_else(|| io::Error::other("it sent no descriptor"))
+}
+
+/// The magic link of a descriptor: mount(2) takes it for the directory itself, whatever lies over its path.
+pub fn descriptor_path(descriptor: BorrowedFd<'_>) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_raw_fd()))
+}
+
+fn refused(directory: &Path) -> Error {
+    Error::new(format!("cannot mount over {}", directory.display()))
+}
+
+fn last_line(text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(text);
+    text.lines().last().unwrap_or("no reason given").to_owned()
+}
+
+/// Whether something of ours is mounted exactly there (the last entry of the mount table for it counts).
+pub fn attached(directory: &Path) -> io::Result<bool> {
+    let table = std::fs::read("/proc/self/mountinfo")?;
+    let wanted = directory.as_os_str().as_bytes();
+    let mut ours = false;
+    for line in table.split(|&byte| byte == b'\n') {
+        let mut fields = line.split(|&byte| byte == b' ');
+        if fields.nth(4).is_some_and(|place| unescape(place) == wanted) {
+            let kind = fields.skip_while(|field| *field != b"-").nth(1);
+            ours = kind.is_some_and(|kind| kind.starts_with(b"fuse."));
+        }
+    }
+    Ok(ours)
+}
+
+/// The mount table writes space, tab, newline and backslash as three octal digits.
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&byte, behind)) = rest.split_first() {
+        let octal = behind.get(..3).filter(|digits| byte == b'\\' && digits.iter().all(|d| (b'0'..=b'7').contains(d)));
+        match octal {
+            Some(digits) => {
+                plain.push(digits.iter().fold(0u8, |value, digit| value.wrapping_mul(8).wrapping_add(digit - b'0')));
+                rest = &behind[3..];
+            }
+            None => {
+                plain.push(byte);
+                rest = behind;
+            }
+        }
+    }
+    plain
+}

@@ -1,0 +1,329 @@
+//! What the adapter asks of a file system: one synchronous method per operation.
+//!
+//! Methods run on the session's threads, several at once, and may block (the crew grows). A method that is not implemented
+//! answers ENOSYS, and where the kernel understands that as "never ask again" (flush, fsync, access, xattrs, lseek,
+//! fallocate, copy_file_range, syncfs, tmpfile), it doesn't.
+//!
+//! Node ids (`id`) are the names the kernel uses for files; inode numbers (`Attr::ino`) are what programs see. The two are
+//! independent. Every [`Entry`] that is returned counts as one look-up of its node until [`Filesystem::forget`] takes it back.
+
+use std::time::Duration;
+
+use rustix::fs::{OFlags, RenameFlags};
+use rustix::io::Errno;
+use surgetank_core::error::FsResult;
+use surgetank_core::model::{Attr, Caller, Timestamp};
+
+use super::notifier::{BackingId, Notifier};
+use super::reply::{DirectoryPlusSink, DirectorySink};
+use super::session::Agreed;
+
+/// A name that was found or made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    pub id: u64,
+    /// Tells two files apart that got the same `id` one after the other. 0 when ids are never reused.
+    pub generation: u64,
+    pub attr: Attr,
+    /// How long the kernel may believe that the name leads here.
+    pub entry_ttl: Duration,
+    /// How long it may believe the attributes.
+    pub attr_ttl: Duration,
+}
+
+/// Answer to a look-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Looked {
+    Found(Entry),
+    /// There is no such name; with a `ttl` above zero the kernel remembers that.
+    Missing {
+        ttl: Duration,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attributes {
+    pub attr: Attr,
+    pub ttl: Duration,
+}
+
+/// An open file. What is not set is off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Opened {
+    /// Comes back with every operation on the open file.
+    pub fh: u64,
+    /// The kernel reads, writes and maps this file itself. All opens of one node must agree (EIO otherwise).
+    pub backing: Option<BackingId>,
+    /// Reads and writes come here each time, past the page cache.
+    pub direct_io: bool,
+    /// Cached pages from before this open stay valid.
+    pub keep_cache: bool,
+    pub nonseekable: bool,
+    /// `close` doesn't ask; saves one round trip a close.
+    pub no_flush: bool,
+    /// With `direct_io`: writers of one file need not wait for each other.
+    pub parallel_writes: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OpenedDirectory {
+    pub fh: u64,
+    /// The kernel keeps the listing…
+    pub cache: bool,
+    /// …and this open may use what it kept.
+    pub keep_cache: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TimeChange {
+    Now,
+    At(Timestamp),
+}
+
+/// What SETATTR changes; `None` is left alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SetAttr {
+    /// Permission bits (07777).
+    pub perm: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub size_bytes: Option<u64>,
+    pub atime: Option<TimeChange>,
+    pub mtime: Option<TimeChange>,
+    pub ctime: Option<Timestamp>,
+    /// The open file through which it is asked (ftruncate, fchmod…).
+    pub fh: Option<u64>,
+    pub lock_owner: Option<u64>,
+    /// Clear setuid, and setgid of an executable, with it.
+    pub kill_suidgid: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WriteFlags {
+    /// From the page cache (a shared mapping): `fh` is any writable handle of the file.
+    pub cached: bool,
+    pub kill_suidgid: bool,
+    /// `O_DIRECT`, `O_SYNC`, `O_APPEND`… of the open file.
+    pub open: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ReleaseFlags {
+    pub flush: bool,
+    pub flock_unlock: bool,
+}
+
+/// Answer to statfs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SpaceReport {
+    pub block_bytes: u32,
+    pub fragment_bytes: u32,
+    pub blocks: u64,
+    pub blocks_free: u64,
+    pub blocks_available: u64,
+    pub files: u64,
+    pub files_free: u64,
+    pub name_bytes_max: u32,
+}
+
+/// A stretch of an open file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FilePlace {
+    pub id: u64,
+    pub fh: u64,
+    pub offset: u64,
+}
+
+fn absent<T>() -> FsResult<T> {
+    Err(Errno::NOSYS.into())
+}
+
+#[allow(unused_variables)]
+pub trait Filesystem: Send + Sync + 'static {
+    /// The handshake is done; requests follow. The notifier is the way to the kernel for everything unasked.
+    fn started(&self, notifier: &Notifier, agreed: &Agreed) {}
+
+    /// The session ended: no request follows, open handles are void.
+    fn ended(&self) {}
+
+    fn lookup(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<Looked>;
+
+    /// The kernel dropped `count` look-ups of the node.
+    fn forget(&self, id: u64, count: u64) {}
+
+    fn getattr(&self, caller: &Caller, id: u64, fh: Option<u64>) -> FsResult<Attributes>;
+
+    fn setattr(&self, caller: &Caller, id: u64, change: &SetAttr) -> FsResult<Attributes> {
+        absent()
+    }
+
+    fn readlink(&self, caller: &Caller, id: u64) -> FsResult<Vec<u8>> {
+        absent()
+    }
+
+    fn symlink(&self, caller: &Caller, parent: u64, name: &[u8], target: &[u8]) -> FsResult<Entry> {
+        absent()
+    }
+
+    /// `mode` has the file type; the caller's umask is already taken off.
+    fn mknod(&self, caller: &Caller, parent: u64, name: &[u8], mode: u32, device: u64) -> FsResult<Entry> {
+        absent()
+    }
+
+    fn mkdir(&self, caller: &Caller, parent: u64, name: &[u8], perm: u32) -> FsResult<Entry> {
+        absent()
+    }
+
+    fn unlink(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
+        absent()
+    }
+
+    fn rmdir(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
+        absent()
+    }
+
+    fn rename(
+        &self,
+        caller: &Caller,
+        parent: u64,
+        name: &[u8],
+        new_parent: u64,
+        new_name: &[u8],
+        flags: RenameFlags,
+    ) -> FsResult<()> {
+        absent()
+    }
+
+    fn link(&self, caller: &Caller, id: u64, new_parent: u64, new_name: &[u8]) -> FsResult<Entry> {
+        absent()
+    }
+
+    /// `flags` never has O_CREAT; O_TRUNC is to be obeyed here, and clears setuid/setgid when `kill_suidgid`.
+    fn open(&self, caller: &Caller, id: u64, flags: OFlags, kill_suidgid: bool) -> FsResult<Opened>;
+
+    /// Makes and opens. Without O_EXCL the name may exist by now, and is then opened.
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: u64,
+        name: &[u8],
+        perm: u32,
+        flags: OFlags,
+        kill_suidgid: bool,
+    ) -> FsResult<(Entry, Opened)> {
+        absent()
+    }
+
+    /// O_TMPFILE: a file without a name (`link` may give it one).
+    fn tmpfile(&self, caller: &Caller, parent: u64, perm: u32, flags: OFlags) -> FsResult<(Entry, Opened)> {
+        Err(Errno::OPNOTSUPP.into())
+    }
+
+    /// Fills `buffer` from `offset`; fewer bytes than its length mean the end of the file.
+    fn read(&self, caller: &Caller, id: u64, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize>;
+
+    /// `bytes` starts on a page boundary of memory. Returns how many were taken.
+    fn write(
+        &self,
+        caller: &Caller,
+        id: u64,
+        fh: u64,
+        offset: u64,
+        bytes: &[u8],
+        flags: WriteFlags,
+    ) -> FsResult<usize> {
+        absent()
+    }
+
+    /// One `close` of a descriptor (there may be more, dup and fork share the open file).
+    fn flush(&self, caller: &Caller, id: u64, fh: u64, lock_owner: u64) -> FsResult<()> {
+        absent()
+    }
+
+    /// The last descriptor and mapping are gone. `close` has returned by then.
+    fn release(&self, id: u64, fh: u64, flags: ReleaseFlags) {}
+
+    fn fsync(&self, caller: &Caller, id: u64, fh: u64, data_only: bool) -> FsResult<()> {
+        absent()
+    }
+
+    fn fallocate(&self, caller: &Caller, id: u64, fh: u64, mode: u32, offset: u64, length: u64) -> FsResult<()> {
+        absent()
+    }
+
+    /// Only SEEK_DATA and SEEK_HOLE come here. Not implemented: the kernel sees files as all data.
+    fn lseek(&self, caller: &Caller, id: u64, fh: u64, offset: u64, whence: u32) -> FsResult<u64> {
+        absent()
+    }
+
+    /// Not implemented: the kernel reads and writes instead.
+    fn copy_file_range(
+        &self,
+        caller: &Caller,
+        from: FilePlace,
+        to: FilePlace,
+        length: u64,
+        flags: u64,
+    ) -> FsResult<u64> {
+        absent()
+    }
+
+    fn opendir(&self, caller: &Caller, id: u64) -> FsResult<OpenedDirectory>;
+
+    /// Adds entries from `offset` (0, or the `next_offset` of an entry) until the sink is full or none is left.
+    fn readdir(
+        &self,
+        caller: &Caller,
+        id: u64,
+        fh: u64,
+        offset: u64,
+        sink: &mut DirectorySink<'_>,
+    ) -> FsResult<()>;
+
+    /// Only asked for with [`super::Options::readdirplus`]. Every entry the sink took counts as a look-up.
+    fn readdirplus(
+        &self,
+        caller: &Caller,
+        id: u64,
+        fh: u64,
+        offset: u64,
+        sink: &mut DirectoryPlusSink<'_>,
+    ) -> FsResult<()> {
+        absent()
+    }
+
+    fn releasedir(&self, id: u64, fh: u64) {}
+
+    fn fsyncdir(&self, caller: &Caller, id: u64, fh: u64, data_only: bool) -> FsResult<()> {
+        absent()
+    }
+
+    fn statfs(&self, caller: &Caller, id: u64) -> FsResult<SpaceReport>;
+
+    fn getxattr(&self, caller: &Caller, id: u64, name: &[u8]) -> FsResult<Vec<u8>> {
+        absent()
+    }
+
+    /// `flags`: XATTR_CREATE, XATTR_REPLACE.
+    fn setxattr(&self, caller: &Caller, id: u64, name: &[u8], value: &[u8], flags: u32) -> FsResult<()> {
+        absent()
+    }
+
+    /// Names, each ended by a NUL.
+    fn listxattr(&self, caller: &Caller, id: u64) -> FsResult<Vec<u8>> {
+        absent()
+    }
+
+    fn removexattr(&self, caller: &Caller, id: u64, name: &[u8]) -> FsResult<()> {
+        absent()
+    }
+
+    /// access(2), asked only on a mount without `default_permissions`.
+    fn access(&self, caller: &Caller, id: u64, mask: u32) -> FsResult<()> {
+        absent()
+    }
+
+    fn syncfs(&self, caller: &Caller, id: u64) -> FsResult<()> {
+        absent()
+    }
+}

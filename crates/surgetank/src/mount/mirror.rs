@@ -1,0 +1,167 @@
+//! A pass-through file system: shows a directory at another place, as it is.
+//!
+//! It exists for two purposes: to try the adapter against the real thing (every operation has a native twin to compare with),
+//! and to stand in for a busy parallel file system in the testbed, by sleeping before each metadata operation.
+//!
+//! It must run as the owner of the files or as root, and with a umask of 0 (the kernel has already taken the caller's off);
+//! [`serve_mirror`] sees to that. Files that it makes for others are given to them.
+
+mod nodes;
+mod operations;
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit};
+use surgetank_core::error::{Error, FsResult, Result};
+
+use super::attach::{self, AttachOptions};
+use super::notifier::Notifier;
+use super::session::{Options, Session};
+use nodes::{Node, Nodes};
+
+/// How the mirror behaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MirrorOptions {
+    /// Slept before each metadata operation.
+    pub latency_metadata: Duration,
+    /// Let the kernel read and write the files itself.
+    pub passthrough: bool,
+    /// How long the kernel may believe names and attributes. Above zero, changes made beside the mirror show late.
+    pub ttl: Duration,
+}
+
+/// How often reads and writes came to the mirror rather than to the kernel's passthrough.
+#[derive(Debug, Default)]
+pub struct Traffic {
+    pub reads: AtomicU64,
+    pub writes: AtomicU64,
+}
+
+pub struct Mirror {
+    options: MirrorOptions,
+    nodes: Nodes,
+    handles: RwLock<HashMap<u64, Arc<Handle>>>,
+    next_handle: AtomicU64,
+    traffic: Traffic,
+    notifier: OnceLock<Notifier>,
+}
+
+/// An open file or directory.
+struct Handle {
+    node: Arc<Node>,
+    file: OwnedFd,
+}
+
+impl Mirror {
+    pub fn new(source: &Path, options: MirrorOptions) -> io::Result<Self> {
+        let root = rustix::fs::open(source, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        Ok(Self {
+            options,
+            nodes: Nodes::new(root)?,
+            handles: RwLock::default(),
+            next_handle: AtomicU64::new(1),
+            traffic: Traffic::default(),
+            notifier: OnceLock::new(),
+        })
+    }
+
+    pub fn traffic(&self) -> &Traffic {
+        &self.traffic
+    }
+
+    fn handle(&self, fh: u64) -> FsResult<Arc<Handle>> {
+        let handles = self.handles.read().unwrap_or_else(PoisonError::into_inner);
+        handles.get(&fh).cloned().ok_or_else(|| Errno::BADF.into())
+    }
+
+    fn keep(&self, node: Arc<Node>, file: OwnedFd) -> u64 {
+        let fh = self.next_handle.fetch_add(1, Ordering::Relaxed);
+        let mut handles = self.handles.write().unwrap_or_else(PoisonError::into_inner);
+        handles.insert(fh, Arc::new(Handle { node, file }));
+        fh
+    }
+
+    fn drop_handle(&self, fh: u64) -> Option<Arc<Handle>> {
+        self.handles.write().unwrap_or_else(PoisonError::into_inner).remove(&fh)
+    }
+
+    fn metadata_delay(&self) {
+        if !self.options.latency_metadata.is_zero() {
+            std::thread::sleep(self.options.latency_metadata);
+        }
+    }
+}
+
+/// Serves `source` at `mountpoint` in the foreground until it is unmounted, or SIGTERM or SIGINT comes (it is then unmounted,
+/// lazily). To be called before any other thread exists: it changes the umask, the signal mask and limits of the process.
+pub fn serve_mirror(source: &Path, mountpoint: &Path, options: MirrorOptions) -> Result<()> {
+    let failed = |why: &dyn std::fmt::Display| {
+        Error::new(format!("cannot mirror {} at {}", source.display(), mountpoint.display())).why(why)
+    };
+    rustix::process::umask(Mode::empty());
+    raise_descriptor_limit();
+    sleep_precisely();
+    let signals = block_signals();
+    let mirror = Arc::new(Mirror::new(source, options).map_err(|error| failed(&error))?);
+    let attach_options = AttachOptions { subtype: "surgetank-mirror".to_owned(), ..AttachOptions::default() };
+    let device = attach::attach(mountpoint, &attach_options)?;
+    let session_options = Options { passthrough: options.passthrough, ..Options::default() };
+    let session = Session::start(device, &mirror, &session_options).map_err(|error| failed(&error))?;
+    if options.passthrough && !session.agreed().passthrough {
+        attach::detach(mountpoint, true)?;
+        return Err(failed(&"the kernel does not grant passthrough"));
+    }
+    while session.running() {
+        if signal_came(&signals, Duration::from_millis(100)) {
+            attach::detach(mountpoint, true)?;
+            session.stop();
+        }
+    }
+    Ok(())
+}
+
+/// One descriptor is held for every file that the kernel knows.
+fn raise_descriptor_limit() {
+    let wanted = Rlimit { current: Some(1 << 20), maximum: Some(1 << 20) };
+    if rustix::process::setrlimit(Resource::Nofile, wanted).is_err() {
+        let maximum = rustix::process::getrlimit(Resource::Nofile).maximum;
+        let outcome = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+        if let Err(error) = outcome {
+            tracing::warn!(%error, "the limit of open files stays low; the mirror may run out of them");
+        }
+    }
+}
+
+/// Threads started from here on sleep to the microsecond, not to the default 50.
+fn sleep_precisely() {
+    let slack_ns: libc::c_ulong = 1_000;
+    // SAFETY: PR_SET_TIMERSLACK takes an integer and touches nothing else.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, slack_ns) };
+}
+
+/// SIGTERM and SIGINT, blocked for this thread and those it starts.
+fn block_signals() -> libc::sigset_t {
+    // SAFETY: sigemptyset initialises the set; the other calls get a valid set and signal numbers.
+    unsafe {
+        let mut signals: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut signals);
+        libc::sigaddset(&raw mut signals, libc::SIGTERM);
+        libc::sigaddset(&raw mut signals, libc::SIGINT);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signals, std::ptr::null_mut());
+        signals
+    }
+}
+
+fn signal_came(signals: &libc::sigset_t, patience: Duration) -> bool {
+    let patience = libc::timespec { tv_sec: 0, tv_nsec: libc::c_long::from(patience.subsec_nanos() as i32) };
+    // SAFETY: both pointers are to living values; no information about the signal is asked for.
+    unsafe { libc::sigtimedwait(signals, std::ptr::null_mut(), &raw const patience) > 0 }
+}

@@ -1,0 +1,105 @@
+//! What the server tells the kernel unasked: forget what you cached, and which file stands behind an open one.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use super::abi::{self, device, notify};
+use super::reply;
+
+/// A file registered with the kernel as the one behind open files (passthrough). The kernel keeps it open until
+/// [`Notifier::backing_close`] **and** the last open file that uses it is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BackingId(pub(super) u32);
+
+/// Cloneable; usable from any thread, also after the session ended (everything fails then).
+///
+/// Never call the `inval_*` and `delete` methods while answering a request: the kernel may hold, for that very request, the
+/// lock that the invalidation wants.
+#[derive(Debug, Clone)]
+pub struct Notifier {
+    device: Arc<OwnedFd>,
+}
+
+impl Notifier {
+    pub(super) fn new(device: Arc<OwnedFd>) -> Self {
+        Self { device }
+    }
+
+    /// Drops cached attributes of a node and its cached pages from `offset` on: `length` bytes, 0 for all that follow;
+    /// a negative `offset` drops the attributes alone. For a directory: the cached listing.
+    pub fn inval_inode(&self, id: u64, offset: i64, length: i64) -> io::Result<()> {
+        let mut body = [0; 24];
+        body[0..8].copy_from_slice(&id.to_ne_bytes());
+        body[8..16].copy_from_slice(&offset.to_ne_bytes());
+        body[16..24].copy_from_slice(&length.to_ne_bytes());
+        self.tell(notify::INVAL_INODE, &body)
+    }
+
+    /// Drops what is cached of the name (also that it doesn't exist).
+    pub fn inval_entry(&self, parent: u64, name: &[u8]) -> io::Result<()> {
+        let mut body = Vec::with_capacity(16 + name.len() + 1);
+        body.extend_from_slice(&parent.to_ne_bytes());
+        body.extend_from_slice(&name_bytes(name)?.to_ne_bytes());
+        body.extend_from_slice(&[0; 4]);
+        body.extend_from_slice(name);
+        body.push(0);
+        self.tell(notify::INVAL_ENTRY, &body)
+    }
+
+    /// As `inval_entry`, and tells those who watch the directory (inotify) that the file is gone.
+    pub fn delete(&self, parent: u64, child: u64, name: &[u8]) -> io::Result<()> {
+        let mut body = Vec::with_capacity(24 + name.len() + 1);
+        body.extend_from_slice(&parent.to_ne_bytes());
+        body.extend_from_slice(&child.to_ne_bytes());
+        body.extend_from_slice(&name_bytes(name)?.to_ne_bytes());
+        body.extend_from_slice(&[0; 4]);
+        body.extend_from_slice(name);
+        body.push(0);
+        self.tell(notify::DELETE, &body)
+    }
+
+    /// Registers a file for passthrough. It must be on a file system below the mount's stack depth, opened not as O_PATH;
+    /// its mode doesn't matter, the kernel opens it anew for each open with that open's flags. Needs CAP_SYS_ADMIN in the
+    /// initial user namespace. The descriptor may be closed afterwards.
+    pub fn backing_open(&self, file: impl AsFd) -> io::Result<BackingId> {
+        let map = device::BackingMap { fd: file.as_fd().as_raw_fd(), flags: 0, padding: 0 };
+        // SAFETY: the ioctl reads one `BackingMap` through the pointer, which lives across the call.
+        let id = unsafe { libc::ioctl(self.device.as_raw_fd(), device::BACKING_OPEN.into(), &raw const map) };
+        u32::try_from(id).map(BackingId).map_err(|_negative| io::Error::last_os_error())
+    }
+
+    pub fn backing_close(&self, id: BackingId) -> io::Result<()> {
+        // SAFETY: the ioctl reads one `u32` through the pointer, which lives across the call.
+        let outcome = unsafe { libc::ioctl(self.device.as_raw_fd(), device::BACKING_CLOSE.into(), &raw const id.0) };
+        if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// A node or name that the kernel doesn't know needs no invalidation: that is success.
+    fn tell(&self, code: i32, body: &[u8]) -> io::Result<()> {
+        let header = reply::header(0, -code, body.len());
+        match rustix::io::writev(self.device.as_fd(), &reply::slices(&header, body)) {
+            Ok(_) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+/// A descriptor of the same connection with a queue of answers of its own.
+pub(super) fn clone_device(device: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let path = c"/dev/fuse";
+    let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
+    let fresh = rustix::fs::open(path, flags, rustix::fs::Mode::empty())?;
+    let origin = device.as_raw_fd() as u32;
+    // SAFETY: the ioctl reads one `u32` through the pointer, which lives across the call.
+    let outcome = unsafe { libc::ioctl(fresh.as_raw_fd(), device::CLONE.into(), &raw const origin) };
+    if outcome == 0 { Ok(fresh) } else { Err(io::Error::last_os_error()) }
+}
+
+fn name_bytes(name: &[u8]) -> io::Result<u32> {
+    u32::try_from(name.len()).map_err(|_long| Errno::NAMETOOLONG.into())
+}
+
+const _: () = assert!(abi::OUT_HEADER_BYTES == 16);

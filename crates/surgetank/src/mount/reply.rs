@@ -1,0 +1,262 @@
+//! Answers to the kernel, put together in buffers that each thread uses again and again.
+
+use std::io::IoSlice;
+use std::time::Duration;
+
+use rustix::fs::{major, minor};
+use surgetank_core::model::{Attr, Kind};
+
+use super::abi::{self, fopen};
+use super::filesystem::{Attributes, Entry, Looked, Opened, OpenedDirectory, SpaceReport};
+
+/// Longest validity told to the kernel; it counts in jiffies.
+const TTL_SECS_MAX: u64 = u32::MAX as u64;
+/// Bytes of one directory entry in front of its name, and of the attributes that READDIRPLUS puts before it.
+const DIRENT_BYTES: usize = 24;
+const ENTRY_BYTES: usize = 128;
+
+/// One answer in the making: fields, or bulk bytes (file contents, listings), never both.
+#[derive(Default)]
+pub struct Reply {
+    fields: Vec<u8>,
+    /// As large as the largest bulk answer so far; only the first `bulk_used` bytes are the answer.
+    bulk: Vec<u8>,
+    bulk_used: usize,
+}
+
+impl Reply {
+    pub fn clear(&mut self) {
+        self.fields.clear();
+        self.bulk_used = 0;
+    }
+
+    pub fn body(&self) -> &[u8] {
+        if self.bulk_used > 0 { &self.bulk[..self.bulk_used] } else { &self.fields }
+    }
+
+    /// Room for a bulk answer of at most `size` bytes; [`Reply::use_bulk`] says how many became it.
+    pub fn bulk(&mut self, size: usize) -> &mut [u8] {
+        if self.bulk.len() < size {
+            // A fresh zeroed allocation costs no memory until it is touched, unlike growing the old one.
+            self.bulk = vec![0; size.next_power_of_two()];
+        }
+        &mut self.bulk[..size]
+    }
+
+    pub fn use_bulk(&mut self, used: usize) {
+        self.bulk_used = used;
+    }
+
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        self.fields.extend_from_slice(bytes);
+    }
+
+    pub fn u16(&mut self, value: u16) {
+        self.bytes(&value.to_ne_bytes());
+    }
+
+    pub fn u32(&mut self, value: u32) {
+        self.bytes(&value.to_ne_bytes());
+    }
+
+    pub fn u64(&mut self, value: u64) {
+        self.bytes(&value.to_ne_bytes());
+    }
+
+    pub fn looked(&mut self, looked: &Looked) {
+        match looked {
+            Looked::Found(entry) => self.entry(entry),
+            Looked::Missing { ttl } => {
+                let (secs, nanos) = validity(*ttl);
+                self.u64(0);
+                self.u64(0);
+                self.u64(secs);
+                self.u64(0);
+                self.u32(nanos);
+                self.u32(0);
+                self.bytes(&[0; 88]);
+            }
+        }
+    }
+
+    pub fn entry(&mut self, entry: &Entry) {
+        self.bytes(&entry_bytes(entry));
+    }
+
+    pub fn attributes(&mut self, attributes: &Attributes) {
+        let (secs, nanos) = validity(attributes.ttl);
+        self.u64(secs);
+        self.u32(nanos);
+        self.u32(0);
+        self.bytes(&attr_bytes(&attributes.attr));
+    }
+
+    pub fn opened(&mut self, opened: &Opened) {
+        let flag = |on: bool, bit: u32| if on { bit } else { 0 };
+        let flags = flag(opened.direct_io, fopen::DIRECT_IO)
+            | flag(opened.keep_cache, fopen::KEEP_CACHE)
+            | flag(opened.nonseekable, fopen::NONSEEKABLE)
+            | flag(opened.no_flush, fopen::NOFLUSH)
+            | flag(opened.parallel_writes, fopen::PARALLEL_DIRECT_WRITES)
+            | flag(opened.backing.is_some(), fopen::PASSTHROUGH);
+        self.u64(opened.fh);
+        self.u32(flags);
+        self.u32(opened.backing.map_or(0, |backing| backing.0));
+    }
+
+    pub fn opened_directory(&mut self, opened: &OpenedDirectory) {
+        let flag = |on: bool, bit: u32| if on { bit } else { 0 };
+        self.u64(opened.fh);
+        self.u32(flag(opened.cache, fopen::CACHE_DIR) | flag(opened.keep_cache, fopen::KEEP_CACHE));
+        self.u32(0);
+    }
+
+    pub fn space(&mut self, space: &SpaceReport) {
+        self.u64(space.blocks);
+        self.u64(space.blocks_free);
+        self.u64(space.blocks_available);
+        self.u64(space.files);
+        self.u64(space.files_free);
+        self.u32(space.block_bytes);
+        self.u32(space.name_bytes_max);
+        self.u32(space.fragment_bytes);
+        self.bytes(&[0; 28]);
+    }
+}
+
+/// The header in front of an answer. `error` is 0 or a positive errno.
+pub fn header(unique: u64, error: i32, body_bytes: usize) -> [u8; abi::OUT_HEADER_BYTES] {
+    let mut header = [0; abi::OUT_HEADER_BYTES];
+    let bytes = u32::try_from(abi::OUT_HEADER_BYTES + body_bytes).unwrap_or(u32::MAX);
+    header[0..4].copy_from_slice(&bytes.to_ne_bytes());
+    header[4..8].copy_from_slice(&(-error).to_ne_bytes());
+    header[8..16].copy_from_slice(&unique.to_ne_bytes());
+    header
+}
+
+/// Header and body as one message.
+pub fn slices<'a>(header: &'a [u8], body: &'a [u8]) -> [IoSlice<'a>; 2] {
+    [IoSlice::new(header), IoSlice::new(body)]
+}
+
+fn validity(ttl: Duration) -> (u64, u32) {
+    if ttl.as_secs() >= TTL_SECS_MAX { (TTL_SECS_MAX, 0) } else { (ttl.as_secs(), ttl.subsec_nanos()) }
+}
+
+/// Writes fields one after another into a fixed array whose size the caller got right.
+struct Pen<'a> {
+    page: &'a mut [u8],
+    at: usize,
+}
+
+impl Pen<'_> {
+    fn put(&mut self, bytes: &[u8]) {
+        self.page[self.at..self.at + bytes.len()].copy_from_slice(bytes);
+        self.at += bytes.len();
+    }
+}
+
+fn attr_bytes(attr: &Attr) -> [u8; 88] {
+    let mut page = [0; 88];
+    let mut pen = Pen { page: &mut page, at: 0 };
+    let times = [attr.atime, attr.mtime, attr.ctime];
+    for value in [attr.ino, attr.size_bytes, attr.blocks] {
+        pen.put(&value.to_ne_bytes());
+    }
+    for time in times {
+        pen.put(&time.secs().to_ne_bytes());
+    }
+    for time in times {
+        pen.put(&time.subsec_nanos().to_ne_bytes());
+    }
+    let block_bytes = abi::PAGE_BYTES as u32;
+    let device = device_to_wire(attr.device);
+    for value in [attr.mode(), attr.links, attr.uid, attr.gid, device, block_bytes, 0] {
+        pen.put(&value.to_ne_bytes());
+    }
+    page
+}
+
+fn entry_bytes(entry: &Entry) -> [u8; ENTRY_BYTES] {
+    let mut page = [0; ENTRY_BYTES];
+    let mut pen = Pen { page: &mut page, at: 0 };
+    let (entry_secs, entry_nanos) = validity(entry.entry_ttl);
+    let (attr_secs, attr_nanos) = validity(entry.attr_ttl);
+    for value in [entry.id, entry.generation, entry_secs, attr_secs] {
+        pen.put(&value.to_ne_bytes());
+    }
+    pen.put(&entry_nanos.to_ne_bytes());
+    pen.put(&attr_nanos.to_ne_bytes());
+    pen.put(&attr_bytes(&entry.attr));
+    page
+}
+
+fn device_to_wire(device: u64) -> u32 {
+    let (major, minor) = (major(device), minor(device));
+    (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & 0xf_ff00) << 12)
+}
+
+/// Takes the entries of one READDIR answer.
+pub struct DirectorySink<'a> {
+    page: &'a mut [u8],
+    used: usize,
+}
+
+impl<'a> DirectorySink<'a> {
+    pub fn new(page: &'a mut [u8]) -> Self {
+        Self { page, used: 0 }
+    }
+
+    /// `next_offset` is where a listing goes on behind this entry. `true` means full: the entry was not taken, stop.
+    pub fn add(&mut self, ino: u64, next_offset: u64, kind: Kind, name: &[u8]) -> bool {
+        self.append(&[], ino, next_offset, kind, name)
+    }
+
+    pub fn used(&self) -> usize {
+        self.used
+    }
+
+    fn append(&mut self, prefix: &[u8], ino: u64, next_offset: u64, kind: Kind, name: &[u8]) -> bool {
+        let bytes = (prefix.len() + DIRENT_BYTES + name.len()).next_multiple_of(8);
+        let Some(page) = self.page.get_mut(self.used..self.used + bytes) else {
+            return true;
+        };
+        let name_bytes = u32::try_from(name.len()).unwrap_or(u32::MAX);
+        let mut pen = Pen { page, at: 0 };
+        pen.put(prefix);
+        pen.put(&ino.to_ne_bytes());
+        pen.put(&next_offset.to_ne_bytes());
+        pen.put(&name_bytes.to_ne_bytes());
+        pen.put(&kind.dirent_type().to_ne_bytes());
+        pen.put(name);
+        let end = pen.at;
+        page[end..].fill(0);
+        self.used += bytes;
+        false
+    }
+}
+
+/// Takes the entries of one READDIRPLUS answer: each with its look-up.
+pub struct DirectoryPlusSink<'a> {
+    plain: DirectorySink<'a>,
+}
+
+impl<'a> DirectoryPlusSink<'a> {
+    pub fn new(page: &'a mut [u8]) -> Self {
+        Self { plain: DirectorySink::new(page) }
+    }
+
+    /// As [`DirectorySink::add`]; an entry that was taken counts as one look-up.
+    pub fn add(&mut self, entry: &Entry, next_offset: u64, name: &[u8]) -> bool {
+        self.plain.append(&entry_bytes(entry), entry.attr.ino, next_offset, entry.attr.kind, name)
+    }
+
+    /// An entry without a look-up: `.` and `..`, or one that could not be looked up.
+    pub fn add_bare(&mut self, ino: u64, next_offset: u64, kind: Kind, name: &[u8]) -> bool {
+        self.plain.append(&[0; ENTRY_BYTES], ino, next_offset, kind, name)
+    }
+
+    pub fn used(&self) -> usize {
+        self.plain.used()
+    }
+}

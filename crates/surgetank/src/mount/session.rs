@@ -1,0 +1,204 @@
+//! A session: the conversation with the kernel over one FUSE descriptor, from the handshake to the unmount.
+//!
+//! States: handshake (in [`Session::start`]) → serving → over (unmounted, or stopped). Whoever made the mount
+//! ([`super::attach`], later a supervisor) hands the descriptor over; the session doesn't unmount.
+//!
+//! Locks (flock, POSIX) are not announced, so the kernel keeps them itself. The write-back cache is never asked for.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::abi::{self, init};
+use super::crew::{Bounds, Crew};
+use super::filesystem::Filesystem;
+use super::notifier::Notifier;
+use super::reply::{self, Reply};
+use super::request::{self, Offer, Operation};
+
+/// When the kernel asks for entries together with their attributes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Readdirplus {
+    #[default]
+    Never,
+    /// When the program seems to want them (`ls -l`).
+    Auto,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// Ask for passthrough ([`Agreed::passthrough`] says whether it was granted).
+    pub passthrough: bool,
+    /// How many stacked file systems (overlay, another passthrough mount) this one counts as: backing files must lie on
+    /// fewer. The kernel allows 1 and 2.
+    pub stack_depth: u32,
+    pub readdirplus: Readdirplus,
+    /// Largest single read or write; a thread's buffers are that large.
+    pub transfer_bytes_max: usize,
+    /// Requests that nobody waits for (read-ahead, releases) in flight at once.
+    pub background_max: u16,
+    pub threads_start: usize,
+    pub threads_idle_max: usize,
+    pub threads_max: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            passthrough: false,
+            stack_depth: 1,
+            readdirplus: Readdirplus::Never,
+            transfer_bytes_max: 1 << 20,
+            background_max: 64,
+            threads_start: 2,
+            threads_idle_max: 3,
+            threads_max: 64,
+        }
+    }
+}
+
+/// What kernel and server agreed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Agreed {
+    pub minor: u32,
+    pub passthrough: bool,
+    pub readdirplus: bool,
+    /// Setuid and setgid bits are cleared by the file system, so writes need no look at them first.
+    pub killpriv: bool,
+    pub transfer_bytes_max: usize,
+}
+
+/// Dropping it changes nothing: the crew goes on until the mount goes or [`Session::stop`] is called.
+pub struct Session {
+    crew: Arc<Crew>,
+    notifier: Notifier,
+    agreed: Agreed,
+}
+
+impl Session {
+    /// Shakes hands on a freshly mounted descriptor and hires the crew. Returns when requests are being served.
+    pub fn start<F: Filesystem>(device: OwnedFd, filesystem: &Arc<F>, options: &Options) -> io::Result<Self> {
+        let agreed = handshake(&device, options)?;
+        let device = Arc::new(device);
+        let notifier = Notifier::new(Arc::clone(&device));
+        filesystem.started(&notifier, &agreed);
+        let bounds =
+            Bounds { start: options.threads_start, idle_max: options.threads_idle_max, max: options.threads_max };
+        let crew = Arc::new(Crew::new(device, bounds, agreed.transfer_bytes_max));
+        crew.start(filesystem)?;
+        Ok(Self { crew, notifier, agreed })
+    }
+
+    pub fn notifier(&self) -> &Notifier {
+        &self.notifier
+    }
+
+    pub fn agreed(&self) -> &Agreed {
+        &self.agreed
+    }
+
+    pub fn running(&self) -> bool {
+        self.crew.running()
+    }
+
+    /// Threads serving now.
+    pub fn threads(&self) -> usize {
+        self.crew.threads()
+    }
+
+    /// Waits for the end (an unmount); `false` when it hadn't come after `patience`.
+    pub fn wait(&self, patience: Option<Duration>) -> bool {
+        self.crew.wait(patience)
+    }
+
+    /// Ends serving without an unmount: requests begun are answered, later ones wait for whoever serves the descriptor next,
+    /// or fail when the last copy of it is closed.
+    pub fn stop(&self) {
+        self.crew.stop();
+    }
+}
+
+fn handshake(device: &OwnedFd, options: &Options) -> io::Result<Agreed> {
+    let mut buffer = vec![0; options.transfer_bytes_max + abi::REQUEST_SLACK_BYTES];
+    let bytes = loop {
+        match rustix::io::read(device.as_fd(), &mut buffer) {
+            Err(Errno::INTR) => {}
+            outcome => break outcome?,
+        }
+    };
+    let request = request::decode(&buffer[..bytes])?;
+    let Operation::Init { offer } = request.operation else {
+        return Err(io::Error::other("the kernel's first request is not the handshake: is the descriptor in use?"));
+    };
+    if offer.major != abi::VERSION_MAJOR || offer.minor < abi::VERSION_MINOR_MIN {
+        let text = format!(
+            "the kernel speaks FUSE {}.{}, needed is {}.{} (Linux 5.4) or newer",
+            offer.major,
+            offer.minor,
+            abi::VERSION_MAJOR,
+            abi::VERSION_MINOR_MIN
+        );
+        send(device, request.header.unique, Errno::PROTO.raw_os_error(), &[])?;
+        return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+    }
+    let (agreed, answer) = agree(&offer, options);
+    send(device, request.header.unique, 0, answer.body())?;
+    Ok(agreed)
+}
+
+/// What is taken of the kernel's offer, and the answer that says so.
+fn agree(offer: &Offer, options: &Options) -> (Agreed, Reply) {
+    let mut wanted = init::ASYNC_READ
+        | init::ATOMIC_O_TRUNC
+        | init::BIG_WRITES
+        | init::AUTO_INVAL_DATA
+        | init::ASYNC_DIO
+        | init::PARALLEL_DIROPS
+        | init::MAX_PAGES
+        | init::CACHE_SYMLINKS
+        | init::HANDLE_KILLPRIV_V2
+        | init::INIT_EXT
+        | init::DIRECT_IO_ALLOW_MMAP;
+    if options.passthrough {
+        wanted |= init::PASSTHROUGH;
+    }
+    if options.readdirplus == Readdirplus::Auto {
+        wanted |= init::DO_READDIRPLUS | init::READDIRPLUS_AUTO;
+    }
+    let flags = wanted & offer.flags;
+    let passthrough = flags & init::PASSTHROUGH != 0;
+    let agreed = Agreed {
+        minor: offer.minor.min(abi::VERSION_MINOR),
+        passthrough,
+        readdirplus: flags & init::DO_READDIRPLUS != 0,
+        killpriv: flags & init::HANDLE_KILLPRIV_V2 != 0,
+        transfer_bytes_max: options.transfer_bytes_max,
+    };
+    let bytes_max = u32::try_from(options.transfer_bytes_max).unwrap_or(u32::MAX);
+    let pages_max = u16::try_from(options.transfer_bytes_max / abi::PAGE_BYTES).unwrap_or(u16::MAX);
+
+    let mut answer = Reply::default();
+    answer.u32(abi::VERSION_MAJOR);
+    answer.u32(agreed.minor);
+    answer.u32(offer.readahead_bytes_max);
+    answer.u32(flags as u32);
+    answer.u16(options.background_max);
+    answer.u16(options.background_max / 4 * 3);
+    answer.u32(bytes_max);
+    answer.u32(1); // granularity of timestamps, in nanoseconds
+    answer.u16(pages_max);
+    answer.u16(0); // no DAX
+    answer.u32((flags >> 32) as u32);
+    answer.u32(if passthrough { options.stack_depth } else { 0 });
+    answer.bytes(&[0; 24]);
+    (agreed, answer)
+}
+
+fn send(device: &OwnedFd, unique: u64, error: i32, body: &[u8]) -> io::Result<()> {
+    let header = reply::header(unique, error, body.len());
+    rustix::io::writev(device.as_fd(), &reply::slices(&header, body))?;
+    Ok(())
+}

@@ -1,0 +1,121 @@
+//! `surgetank mount DIR` and `surgetank umount DIR`: a mount for every program of the machine.
+//!
+//! The danger both avoid: a program that holds the bare directory writes past the mount, and one that is still inside
+//! loses its files. So `mount` refuses while anybody holds the directory, and `umount` drains first and is never lazy.
+
+use std::path::PathBuf;
+
+use surgetank_core::error::Error;
+use surgetank_core::report::{Scope, Visibility};
+
+use super::run::final_drain::{self, Drained};
+use super::settings::Settings;
+use super::{Failure, Outcome, Program, agent_of, exit, wait, words};
+use crate::agent::signals::Signals;
+use crate::agent::wire::{Answer, Request};
+use crate::agent::{client, holders};
+
+#[derive(Debug, clap::Args)]
+pub struct MountArgs {
+    #[command(flatten)]
+    settings: Settings,
+    /// The directory [default: the current one]
+    #[arg(value_name = "DIR", conflicts_with = "over")]
+    directory: Option<PathBuf>,
+}
+
+pub fn mount(program: &Program<'_>, args: &MountArgs) -> Outcome {
+    let mut settings = args.settings.clone();
+    settings.over = args.directory.clone().or(settings.over);
+    let config = (program.configure)(&settings).map_err(Failure::usage)?;
+    let over = config.over.clone();
+    if let Some(agent) = client::serving(&config.state, &over)? {
+        return Err(Error::new(format!("{} is served already, by the agent of {}", over.display(), agent.hello.over))
+            .why(match agent.hello.visibility {
+                Visibility::Global => "it is mounted",
+                Visibility::Private => "a run has a private mount over it",
+            })
+            .remedy("`surgetank status` tells more; `surgetank umount` takes a mount away")
+            .into());
+    }
+    let holding = holders::of_directory(&over);
+    if !holding.is_empty() {
+        let error = Error::new(format!("{} is in use: what these write would go past the mount", over.display()))
+            .why(format!("\n{}", words::holder_lines(&holding).join("\n")))
+            .remedy("end them or let them leave the directory (a shell: `cd /`), or use `surgetank run`, which needs no such care");
+        return Err(error.into());
+    }
+    let found = client::find_or_start(&config, Visibility::Global)?;
+    if !found.started && found.connection.hello.visibility == Visibility::Private {
+        return Err(Error::new(format!("{} is served by runs with a private mount", over.display()))
+            .remedy("wait until they are over: `surgetank status`")
+            .into());
+    }
+    let agent = found.settled();
+    if !agent.hello.inherited.is_empty() {
+        eprintln!("surgetank: {}", agent.hello.inherited);
+    }
+    eprintln!("surgetank: mounted over {} (agent pid {}); take it away with: surgetank umount {}", over.display(), agent.pid, over.display());
+    Ok(exit::OK)
+}
+
+#[derive(Debug, clap::Args)]
+pub struct UmountArgs {
+    /// The mounted directory [default: the one we are in]
+    #[arg(value_name = "DIR")]
+    directory: Option<PathBuf>,
+    /// Give up draining after this time; the mount stays
+    #[arg(long, value_name = "DURATION", value_parser = wait::duration_millis)]
+    timeout: Option<u64>,
+    #[arg(long, short)]
+    quiet: bool,
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+}
+
+pub fn umount(program: &Program<'_>, args: &UmountArgs) -> Outcome {
+    let directory = args.directory.clone().unwrap_or_else(|| PathBuf::from("."));
+    let mut agent = agent_of(program, &Settings::of_state(args.state.as_ref()), &directory)?;
+    let signals = Signals::block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT])
+        .map_err(|error| Error::new("signals cannot be blocked").why(error))?;
+    let over = agent.hello.over.clone();
+    let scope = Scope::everything();
+    let request = Request::Unmount { timeout_ms: args.timeout };
+    let verdict = match final_drain::follow(&mut agent, &scope, &request, &signals, args.quiet)? {
+        Ok(Drained::Settled(verdict)) if verdict.is_durable() => verdict,
+        Ok(Drained::Settled(verdict) | Drained::TimedOut(verdict)) => {
+            words::tell(&words::verdict_lines(&verdict));
+            eprintln!("surgetank: {over} stays mounted: not everything is in the store");
+            return Ok(exit::NOT_DURABLE);
+        }
+        Ok(Drained::GaveUp) => {
+            eprintln!("surgetank: {over} stays mounted and goes on draining");
+            return Ok(exit::NOT_DURABLE);
+        }
+        Err(Answer::Busy { holders }) => return Err(busy(&over.to_string(), &holders).into()),
+        Err(other) => return Err(agent.confused(&other).into()),
+    };
+    match agent.receive()? {
+        Answer::Done => {}
+        Answer::Busy { holders } => return Err(busy(&over.to_string(), &holders).into()),
+        Answer::Error(refusal) => return Err(Error::from(refusal).into()),
+        other => return Err(agent.confused(&other).into()),
+    }
+    agent.await_gone(None);
+    if !args.quiet {
+        words::tell(&words::verdict_lines(&verdict));
+    }
+    Ok(exit::OK)
+}
+
+fn busy(over: &str, holders: &[surgetank_core::report::Holder]) -> Error {
+    let why = if holders.is_empty() {
+        "somebody whom this user cannot see is inside".to_owned()
+    } else {
+        format!("\n{}", words::holder_lines(holders).join("\n"))
+    };
+    Error::new(format!("{over} stays mounted: it is in use"))
+        .why(why)
+        .remedy("end them or let them leave, then umount again")
+        .data("everything sealed goes on draining")
+}

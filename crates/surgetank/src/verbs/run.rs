@@ -1,0 +1,393 @@
+//! `surgetank run … -- COMMAND…`: an agent, the command inside its mount, the final drain, the truth as exit code.
+//!
+//! ```text
+//! find or start agent ─► join ─► command (signals passed on) ─► grace for its children ─► final drain ─► account
+//! ```
+//! The run *is* its connection to the agent: killed at any moment, it is released by the connection's end.
+//! This process stays outside the mount and single-threaded; only the command goes inside.
+
+pub mod account;
+pub mod child;
+pub mod final_drain;
+pub mod offspring;
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use surgetank_core::clock;
+use surgetank_core::config::Config;
+use surgetank_core::error::{Error, Result};
+use surgetank_core::model::RunId;
+use surgetank_core::report::{Holder, PathText, RunReport, Scope, Summary, Verdict, Visibility};
+
+use super::settings::Settings;
+use super::{Failure, Outcome, Program, words};
+use crate::agent::client::{self, Connection, Joined};
+use crate::agent::signals::{self, Signals};
+use crate::agent::wire::{Answer, Request};
+use child::Stillborn;
+use final_drain::Drained;
+use offspring::Change;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    settings: Settings,
+    /// How long background children may outlive the command
+    #[arg(long, value_name = "DURATION")]
+    grace: Option<String>,
+    /// Write the account of the run there
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Leave the final drain to the agent (needs a global mount: `surgetank mount`)
+    #[arg(long)]
+    detach_drain: bool,
+    /// No progress and no summary; trouble is told all the same
+    #[arg(long, short)]
+    quiet: bool,
+    /// No progress
+    #[arg(long)]
+    no_progress: bool,
+    /// Say what is done on the way
+    #[arg(long, short)]
+    verbose: bool,
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Signals that are passed on to the command.
+const PASSED_ON: [i32; 9] = [
+    libc::SIGHUP,
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGTERM,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGCONT,
+    libc::SIGTSTP,
+    libc::SIGWINCH,
+];
+
+pub fn run(program: &Program<'_>, mut args: Args) -> Outcome {
+    args.settings.grace = args.grace.take();
+    let config = (program.configure)(&args.settings).map_err(Failure::usage)?;
+    let cwd = std::env::current_dir()
+        .map_err(|error| Error::new("the working directory is gone").why(error).remedy("cd to it again"))?;
+    let inherited = child::inherited_below(&config.over);
+    // Before anything is started: a report that cannot be written is to be known now.
+    let json = args.json.as_deref().map(open_report).transpose()?;
+
+    let (agent, run, started) = join(&config, &args)?;
+    if args.verbose {
+        let how = if started { "started" } else { "joined" };
+        eprintln!("surgetank: {how} the agent of {} (pid {}), run {}", agent.hello.over, agent.pid, run.0);
+    }
+    check_agent(&agent, &config, &args, started)?;
+    tell_descriptors(&inherited, &agent, &config)?;
+
+    let mut numbers = PASSED_ON.to_vec();
+    numbers.push(libc::SIGCHLD);
+    let signals = Signals::block(&numbers).map_err(broken)?;
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(broken)?;
+
+    let mut session =
+        Run { config, args, agent, run, signals, agent_lost: false, begun: clock::tick(), ended: clock::tick() };
+    let command_exit = match child::spawn(&session.args.command, &cwd, &session.agent, &session.signals) {
+        Ok(pid) => session.attend(pid)?,
+        Err(Stillborn::Command { exit, error }) => {
+            eprintln!("surgetank: {error}");
+            exit
+        }
+        Err(Stillborn::Ours(error)) => return Err(error.into()),
+    };
+    session.ended = clock::tick();
+    let left_running = session.grant_grace()?;
+    session.finish(command_exit, left_running, json)
+}
+
+fn broken(error: impl std::fmt::Display) -> Failure {
+    Error::new("the run cannot be set up").why(error).into()
+}
+
+fn open_report(path: &Path) -> Outcome<std::fs::File> {
+    std::fs::File::create(path)
+        .map_err(|error| Failure::usage(Error::new(format!("{} cannot be written", path.display())).why(error)))
+}
+
+/// Finds or starts the agent and joins it; again when it was just about to go.
+fn join(config: &Config, args: &Args) -> Result<(Connection, RunId, bool)> {
+    let command: Vec<_> = args.command.iter().map(|word| word.to_string_lossy()).collect();
+    let command = command.join(" ");
+    loop {
+        let mut found = client::find_or_start(config, Visibility::Private)?;
+        match found.connection.join(&command)? {
+            Joined::As(run) => {
+                let started = found.started;
+                return Ok((found.settled(), run, started));
+            }
+            Joined::Leaving => {
+                // Returns when it is gone; then a fresh one is started.
+                found.connection.await_gone(None);
+            }
+        }
+    }
+}
+
+fn check_agent(agent: &Connection, config: &Config, args: &Args, started: bool) -> Outcome<()> {
+    let hello = &agent.hello;
+    if !hello.inherited.is_empty() && !args.quiet {
+        eprintln!("surgetank: {}", hello.inherited);
+    }
+    if args.detach_drain && hello.visibility == Visibility::Private {
+        return Err(Failure::usage(
+            Error::new("--detach-drain needs a mount that outlives the run")
+                .why(format!("the mount over {} is private to its runs", hello.over))
+                .remedy(format!("surgetank mount {}", hello.over)),
+        ));
+    }
+    if started {
+        return Ok(());
+    }
+    if args.settings.store.is_some() && hello.store.as_path() != config.store {
+        return Err(Failure::usage(
+            Error::new(format!("{} is served already, with the store {}", hello.over, hello.store))
+                .why(format!("--store names another: {}", config.store.display()))
+                .remedy("wait until its runs are over (`surgetank status`), or leave --store out"),
+        ));
+    }
+    let ignored = args.settings.given_at_start();
+    if !ignored.is_empty() {
+        eprintln!("surgetank: {} is served already; what it was started with stays, without {}", hello.over, ignored.join(", "));
+    }
+    Ok(())
+}
+
+/// Closes what leads underneath the mount, and tells.
+fn tell_descriptors(inherited: &[child::Inherited], agent: &Connection, config: &Config) -> Outcome<()> {
+    // In a globally mounted directory these descriptors are the mount's own.
+    if agent.hello.visibility == Visibility::Global {
+        return Ok(());
+    }
+    for descriptor in inherited {
+        if descriptor.number > 2 {
+            child::close_in_command(descriptor).map_err(broken)?;
+            eprintln!(
+                "surgetank: descriptor {} ({}) leads underneath the mount and is closed for the command",
+                descriptor.number,
+                descriptor.path.display()
+            );
+        } else if config.store != config.over {
+            eprintln!(
+                "surgetank: {} is redirected to {}, which is not in the store {}",
+                ["stdin", "stdout", "stderr"][usize::try_from(descriptor.number).unwrap_or(0).min(2)],
+                descriptor.path.display(),
+                config.store.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// A run that has joined.
+struct Run {
+    config: Config,
+    args: Args,
+    agent: Connection,
+    run: RunId,
+    signals: Signals,
+    agent_lost: bool,
+    begun: Instant,
+    ended: Instant,
+}
+
+impl Run {
+    /// Until the command ends: passes signals on, notices the agent's death.
+    fn attend(&mut self, command: u32) -> Result<u8> {
+        loop {
+            self.await_event(None)?;
+            while let Some(arrived) = self.signals.next().map_err(|error| Error::new("signals").why(error))? {
+                if arrived.number != libc::SIGCHLD && !arrived.from_terminal {
+                    // A command that changed its user may not be ours to signal; nothing else can be done.
+                    let _ = signals::send(command, arrived.number);
+                }
+            }
+            while let Some(change) = offspring::reap() {
+                match change {
+                    Change::Ended { pid, exit } if pid == command => return Ok(exit),
+                    Change::Suspended { pid } if pid == command => suspend_with(command),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Returns when a signal or the agent has something to say, or at `until`.
+    fn await_event(&mut self, until: Option<Instant>) -> Result<()> {
+        let left = until.map(|until| until.saturating_duration_since(clock::tick()));
+        let timeout = left.and_then(|left| rustix::time::Timespec::try_from(left).ok());
+        let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
+        if !self.agent_lost {
+            fds.push(PollFd::new(&self.agent, PollFlags::IN));
+        }
+        match rustix::event::poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(Error::new("waiting for the command failed").why(errno)),
+        }
+        // It says nothing unasked: readable means closed.
+        if fds.get(1).is_some_and(|fd| !fd.revents().is_empty()) && self.agent.is_closed() {
+            self.agent_lost = true;
+            eprintln!(
+                "surgetank: the agent of {} died; the command sees errors on the mount. What was sealed is safe in the tiers",
+                self.agent.hello.over
+            );
+        }
+        Ok(())
+    }
+
+    /// Background children may finish; who is left then is named.
+    fn grant_grace(&mut self) -> Result<Vec<Holder>> {
+        let until = clock::tick() + self.config.grace;
+        let mut told = false;
+        loop {
+            while offspring::reap().is_some() {}
+            let left = offspring::living();
+            if left.is_empty() || clock::tick() >= until {
+                return Ok(left);
+            }
+            if !told && !self.args.quiet {
+                told = true;
+                eprintln!("surgetank: waiting up to {} for background children:", words::millis(millis(self.config.grace)));
+                words::tell(&words::holder_lines(&left));
+            }
+            self.await_event(Some(until))?;
+            while let Some(arrived) = self.signals.next().map_err(|error| Error::new("signals").why(error))? {
+                if [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT].contains(&arrived.number) {
+                    // Enough of waiting; the drain is next.
+                    return Ok(offspring::living());
+                }
+            }
+        }
+    }
+
+    fn finish(mut self, command_exit: u8, left_running: Vec<Holder>, json: Option<std::fs::File>) -> Outcome {
+        let mut detached = self.args.detach_drain;
+        let mut gave_up = false;
+        let mut verdict: Option<Verdict> = None;
+        if !detached {
+            match self.drain() {
+                Ok(Drained::Settled(settled) | Drained::TimedOut(settled)) => verdict = Some(*settled),
+                Ok(Drained::GaveUp) => gave_up = true,
+                Err(error) => eprintln!("surgetank: {error}"),
+            }
+        }
+        let drain_ms = millis(self.ended.elapsed());
+        let summary = self.summary();
+        let last = matches!(self.agent.ask(&Request::Release), Ok(Answer::Released { last: true }));
+        detached &= left_running.is_empty();
+        let facts = account::Facts {
+            command_exit,
+            verdict: verdict.as_ref(),
+            left_running: &left_running,
+            agent_lost: self.agent_lost,
+            gave_up,
+            detached,
+        };
+        let (exit, reason) = account::decide(&facts);
+        self.tell(&facts, summary.as_ref(), drain_ms, reason);
+        // What it does in the end (unmount, catalog) is part of the run: a script may remove the tiers next.
+        if last && !gave_up && left_running.is_empty() {
+            self.agent.await_gone(None);
+        }
+        if let Some(file) = json {
+            let report = RunReport {
+                version: env!("CARGO_PKG_VERSION").into(),
+                over: self.agent.hello.over.clone(),
+                store: self.agent.hello.store.clone(),
+                command: self.args.command.iter().map(|word| PathText(word.as_bytes().to_vec())).collect(),
+                command_exit,
+                exit,
+                command_ms: millis(self.ended.duration_since(self.begun)),
+                drain_ms,
+                reason: reason.into(),
+                verdict,
+                summary,
+                left_running,
+            };
+            write_report(file, &report)?;
+        }
+        Ok(exit)
+    }
+
+    /// The final drain of what this run wrote; of everything when the agent had to be started again.
+    fn drain(&mut self) -> Result<Drained> {
+        let mut scope = Scope::run(self.run);
+        if self.agent_lost {
+            let (agent, run, _) = join(&self.config, &self.args)?;
+            eprintln!("surgetank: a new agent took over (pid {}); all that was left is drained", agent.pid);
+            (self.agent, self.run) = (agent, run);
+            scope = Scope::everything();
+        }
+        let request = Request::Wait { scope: scope.clone(), timeout_ms: None };
+        let quiet = self.args.quiet || self.args.no_progress;
+        match final_drain::follow(&mut self.agent, &scope, &request, &self.signals, quiet)? {
+            Ok(drained) => Ok(drained),
+            Err(answer) => Err(self.agent.confused(&answer)),
+        }
+    }
+
+    fn summary(&mut self) -> Option<Summary> {
+        match self.agent.ask(&Request::Summary { run: Some(self.run) }) {
+            Ok(Answer::Summary(summary)) => Some(*summary),
+            _ => None,
+        }
+    }
+
+    fn tell(&self, facts: &account::Facts<'_>, summary: Option<&Summary>, drain_ms: u64, reason: &str) {
+        if !self.args.quiet
+            && let Some(summary) = summary
+        {
+            words::tell(&account::summary_lines(summary, drain_ms));
+        }
+        if let Some(verdict) = facts.verdict
+            && (!self.args.quiet || !verdict.is_durable())
+        {
+            words::tell(&words::verdict_lines(verdict));
+        }
+        if !facts.left_running.is_empty() {
+            eprintln!("surgetank: still running after the grace:");
+            words::tell(&words::holder_lines(facts.left_running));
+        }
+        if !reason.is_empty() {
+            eprintln!("surgetank: {reason} (the command's own exit code was {})", facts.command_exit);
+        }
+        if facts.gave_up || facts.detached {
+            let over = &self.agent.hello.over;
+            eprintln!("surgetank: the agent (pid {}) goes on; wait for it with: surgetank wait {over}", self.agent.pid);
+        } else if facts.verdict.is_some_and(|verdict| !verdict.not_durable.is_empty()) {
+            let over = &self.agent.hello.over;
+            eprintln!("surgetank: once the cause is mended: surgetank run --over {over} -- true");
+        }
+    }
+}
+
+fn write_report(file: std::fs::File, report: &RunReport) -> Outcome<()> {
+    let mut file = file;
+    serde_json::to_writer_pretty(&mut file, report)
+        .map_err(std::io::Error::from)
+        .and_then(|()| std::io::Write::write_all(&mut file, b"\n"))
+        .map_err(|error| Error::new("the --json file cannot be written").why(error).into())
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The terminal stopped the command: the shell has to see the whole job stopped. Continued, the command goes on too.
+fn suspend_with(command: u32) {
+    // SIGSTOP cannot be blocked: this returns after SIGCONT.
+    let _ = signals::send(std::process::id(), libc::SIGSTOP);
+    let _ = signals::send(command, libc::SIGCONT);
+}

@@ -1,0 +1,122 @@
+//! The account at the end of a run: which exit code and why, and the summary.
+
+use surgetank_core::report::{Holder, Summary, Verdict};
+
+use crate::verbs::exit;
+use crate::verbs::words::{bytes, count, millis};
+
+/// All that decides the exit code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Facts<'a> {
+    pub command_exit: u8,
+    /// `None`: the drain was left to the agent, or could not be asked about.
+    pub verdict: Option<&'a Verdict>,
+    pub left_running: &'a [Holder],
+    /// The agent died while the command ran.
+    pub agent_lost: bool,
+    /// The second Ctrl-C.
+    pub gave_up: bool,
+    pub detached: bool,
+}
+
+/// Our exit code, and why it is not the command's.
+pub fn decide(facts: &Facts<'_>) -> (u8, &'static str) {
+    if facts.agent_lost {
+        return (exit::NOT_DURABLE, "the agent died while the command ran: what the command wrote then may be missing");
+    }
+    if !facts.left_running.is_empty() {
+        return (exit::NOT_DURABLE, "background children still run and may still write");
+    }
+    if facts.detached {
+        return (exit::DETACHED, "the drain goes on without us");
+    }
+    if facts.gave_up {
+        return (exit::NOT_DURABLE, "the final drain was interrupted");
+    }
+    match facts.verdict {
+        None => (exit::NOT_DURABLE, "whether everything is durable could not be found out"),
+        Some(verdict) if !verdict.is_durable() => (exit::NOT_DURABLE, "not everything is in the store"),
+        Some(_) => (facts.command_exit, ""),
+    }
+}
+
+/// A few lines; nothing about parts that had nothing to do.
+pub fn summary_lines(summary: &Summary, drain_ms: u64) -> Vec<String> {
+    let mut out = Vec::new();
+    for tier in summary.tiers.iter().filter(|tier| tier.files + tier.hits + tier.spills > 0) {
+        let spills = if tier.spills > 0 { format!(", {} spilled", count(tier.spills)) } else { String::new() };
+        out.push(format!(
+            "tier {}: {} files, {} in, {} out, {} hits{spills}",
+            tier.name,
+            count(tier.files),
+            bytes(tier.in_bytes),
+            bytes(tier.out_bytes),
+            count(tier.hits)
+        ));
+    }
+    let drain = &summary.drain;
+    if drain.files > 0 {
+        out.push(format!(
+            "drain: {} files, {}, {}/s, {} after the command ended",
+            count(drain.files),
+            bytes(drain.bytes),
+            bytes(drain.bytes_per_second),
+            millis(drain_ms)
+        ));
+    }
+    let mount = &summary.mount;
+    if mount.requests > 0 {
+        out.push(format!(
+            "mount: {} requests, {} in the agent; {} opens direct, {} mediated ({} read, {} written)",
+            count(mount.requests),
+            millis(mount.service_ms),
+            count(mount.direct_opens),
+            count(mount.mediated_opens),
+            bytes(mount.mediated_read_bytes),
+            bytes(mount.mediated_write_bytes)
+        ));
+    }
+    if summary.at_risk_node_bytes > 0 {
+        out.push(format!("at risk if this node is lost now: {}", bytes(summary.at_risk_node_bytes)));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use surgetank_core::report::{PathText, Undelivered};
+
+    use super::*;
+
+    fn facts(verdict: &Verdict) -> Facts<'_> {
+        Facts {
+            command_exit: 7,
+            verdict: Some(verdict),
+            left_running: &[],
+            agent_lost: false,
+            gave_up: false,
+            detached: false,
+        }
+    }
+
+    #[test]
+    fn the_commands_code_is_ours_when_all_is_durable() {
+        let mut verdict = Verdict::default();
+        verdict.kept.push(PathText(b"cache".to_vec()));
+        assert_eq!(decide(&facts(&verdict)), (7, ""));
+    }
+
+    #[test]
+    fn not_durable_wins_over_the_commands_failure() {
+        let mut verdict = Verdict::default();
+        verdict.undelivered.push(Undelivered { operation: "rename a → b".into(), why: "EACCES".into() });
+        assert_eq!(decide(&facts(&verdict)).0, 3);
+        let clean = Verdict::default();
+        assert_eq!(decide(&Facts { verdict: None, ..facts(&clean) }).0, 3, "not knowing is not durable");
+        assert_eq!(decide(&Facts { gave_up: true, ..facts(&clean) }).0, 3);
+        assert_eq!(decide(&Facts { agent_lost: true, detached: true, ..facts(&clean) }).0, 3);
+        let child = [Holder { pid: 1, command: "x".into(), holds: String::new() }];
+        assert_eq!(decide(&Facts { left_running: &child, ..facts(&clean) }).0, 3);
+        assert_eq!(decide(&Facts { detached: true, verdict: None, ..facts(&clean) }).0, 4);
+    }
+}

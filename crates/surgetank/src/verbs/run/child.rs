@@ -1,0 +1,172 @@
+//! The command's birth: into the agent's namespaces, back to the working directory by its path (now through the
+//! mount), with the descriptors, signals and limits that a shell would have given it.
+//!
+//! Descriptors on the bare directory lead underneath the mount. Those above 2 are closed for the command. Standard
+//! streams stay as they are: the shell opened them on the store's own file before we started, their bytes are in the
+//! store at once, and the name shows through the mount (`docs/semantics.md`, "Redirections").
+
+use std::ffi::{CString, OsString};
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::io::FdFlags;
+use surgetank_core::error::{Error, Result};
+use surgetank_core::report::Visibility;
+
+use crate::agent::client::{AGENT_VARIABLE, Connection};
+use crate::agent::signals::Signals;
+use crate::mount::namespaces::Namespaces;
+use crate::verbs::exit;
+
+/// A descriptor on the bare directory or on something below it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Inherited {
+    pub number: i32,
+    pub path: PathBuf,
+}
+
+/// Descriptors that came from our parent and lie below `over`. To be called before we open any of our own there.
+pub fn inherited_below(over: &Path) -> Vec<Inherited> {
+    let Ok(entries) = fs::read_dir("/proc/self/fd") else { return Vec::new() };
+    let mut found: Vec<Inherited> = entries
+        .flatten()
+        .filter_map(|entry| {
+            let number = entry.file_name().to_str()?.parse().ok()?;
+            let path = fs::read_link(entry.path()).ok()?;
+            path.starts_with(over).then_some(Inherited { number, path })
+        })
+        .collect();
+    found.sort_by_key(|inherited| inherited.number);
+    found
+}
+
+/// The command will not see it.
+pub fn close_in_command(inherited: &Inherited) -> io::Result<()> {
+    // SAFETY: the number was listed in /proc/self/fd, and nothing in this single-threaded process closes it.
+    let fd = unsafe { BorrowedFd::borrow_raw(inherited.number) };
+    rustix::io::fcntl_setfd(fd, FdFlags::CLOEXEC)?;
+    Ok(())
+}
+
+/// Which step before exec failed; sent through a pipe, because exec reports an errno only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Namespaces = 1,
+    Directory = 2,
+}
+
+/// The command did not come to life.
+pub enum Stillborn {
+    /// It cannot be executed: the exit code as a shell gives it.
+    Command { exit: u8, error: Error },
+    /// We could not bring it where it belongs.
+    Ours(Error),
+}
+
+pub fn spawn(
+    command: &[OsString],
+    cwd: &Path,
+    agent: &Connection,
+    signals: &Signals,
+) -> std::result::Result<u32, Stillborn> {
+    let Some((program, arguments)) = command.split_first() else {
+        return Err(Stillborn::Ours(Error::new("no command is given")));
+    };
+    let namespaces = namespaces_of(agent).map_err(Stillborn::Ours)?;
+    let broken = |error: &dyn std::fmt::Display| Stillborn::Ours(Error::new("the command cannot be started").why(error));
+    let cwd_bytes = CString::new(cwd.as_os_str().as_bytes()).map_err(|error| broken(&error))?;
+    let (mut told, tell) = io::pipe().map_err(|error| broken(&error))?;
+    let unblock = signals.unblock_in_child();
+    let before_exec = move || {
+        let failed = |step: Step, error: io::Error| {
+            // Nothing else can be done about a pipe that fails now.
+            let _ = (&tell).write_all(&[step as u8]);
+            error
+        };
+        if let Some(namespaces) = &namespaces {
+            namespaces.enter().map_err(|error| failed(Step::Namespaces, error))?;
+        }
+        rustix::process::chdir(&cwd_bytes).map_err(|errno| failed(Step::Directory, errno.into()))?;
+        unblock()
+    };
+    let mut child = Command::new(program);
+    child.args(arguments).env(AGENT_VARIABLE, agents_around(agent));
+    // SAFETY: the closure makes system calls on values prepared before the fork, and allocates nothing.
+    unsafe { child.pre_exec(before_exec) };
+    let spawned = child.spawn();
+    // The closure holds the other end of the pipe.
+    drop(child);
+    match spawned {
+        Ok(child) => Ok(child.id()),
+        Err(error) => {
+            let mut step = [0];
+            let got = told.read(&mut step).unwrap_or(0);
+            Err(if got == 0 { not_executable(program, &error) } else { lost(step[0], cwd, agent, &error) })
+        }
+    }
+}
+
+fn not_executable(program: &OsString, error: &io::Error) -> Stillborn {
+    let exit = if error.kind() == io::ErrorKind::NotFound { exit::NOT_FOUND } else { exit::NOT_EXECUTABLE };
+    Stillborn::Command { exit, error: Error::new(format!("{} cannot be executed", program.display())).why(error) }
+}
+
+fn lost(step: u8, cwd: &Path, agent: &Connection, error: &io::Error) -> Stillborn {
+    let over = &agent.hello.over;
+    Stillborn::Ours(if step == Step::Namespaces as u8 {
+        Error::new(format!("the mount over {over} cannot be entered"))
+            .why(format!("setns: {error}"))
+            .remedy("the agent belongs to another container or user; run as the user who started it")
+    } else {
+        Error::new(format!("the working directory {} cannot be entered through the mount", cwd.display()))
+            .why(error)
+            .remedy("with --store elsewhere the directory has to exist there")
+    })
+}
+
+/// `None` when the mount is visible where we are: global, or we are inside already.
+fn namespaces_of(agent: &Connection) -> Result<Option<Namespaces>> {
+    use std::os::unix::fs::MetadataExt;
+    let ours = fs::metadata("/proc/self/ns/mnt").map(|meta| meta.ino()).unwrap_or(0);
+    if agent.hello.visibility == Visibility::Global || ours == agent.hello.mount_namespace {
+        return Ok(None);
+    }
+    Namespaces::of(agent.pid).map(Some).map_err(|error| {
+        Error::new(format!("the namespaces of the agent (pid {}) cannot be opened", agent.pid)).why(error)
+    })
+}
+
+/// The agents around the command, ours last.
+fn agents_around(agent: &Connection) -> OsString {
+    let before = std::env::var_os(AGENT_VARIABLE).unwrap_or_default();
+    let mut places: Vec<PathBuf> = std::env::split_paths(&before).filter(|path| !path.as_os_str().is_empty()).collect();
+    places.retain(|place| *place != agent.place);
+    places.push(agent.place.clone());
+    // Fails for a path with a colon; then the command's own children find the agent by asking all of them.
+    std::env::join_paths(places).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn descriptors_below_the_directory_are_found_and_closed_on_exec() {
+        let dir = tempfile::tempdir().unwrap();
+        let over = dir.path().canonicalize().unwrap();
+        let inside = File::create(over.join("inside")).unwrap();
+        rustix::io::fcntl_setfd(&inside, FdFlags::empty()).unwrap();
+        let found = inherited_below(&over);
+        assert_eq!(found, [Inherited { number: inside.as_raw_fd(), path: over.join("inside") }]);
+        close_in_command(&found[0]).unwrap();
+        assert_eq!(rustix::io::fcntl_getfd(&inside).unwrap(), FdFlags::CLOEXEC);
+    }
+}

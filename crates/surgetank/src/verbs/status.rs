@@ -1,0 +1,141 @@
+//! `surgetank status [DIR]`: tiers, queue, rates, runs and troubles of one agent, or of all of this user's agents.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use surgetank_core::clock;
+use surgetank_core::config::Survives;
+use surgetank_core::error::Error;
+use surgetank_core::report::{AgentStatus, Health, Phase, Visibility};
+
+use super::settings::Settings;
+use super::{Outcome, Program, agent_of, exit, state_root, words};
+use crate::agent::client::{self, Connection};
+use crate::agent::wire::{Answer, Request};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A served directory [default: the one we are in, or all]
+    #[arg(value_name = "DIR")]
+    directory: Option<PathBuf>,
+    /// As JSON: one array
+    #[arg(long)]
+    json: bool,
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+}
+
+pub fn status(program: &Program<'_>, args: &Args) -> Outcome {
+    let settings = Settings::of_state(args.state.as_ref());
+    let agents = match &args.directory {
+        Some(directory) => vec![agent_of(program, &settings, directory)?],
+        None => {
+            let state = state_root(program, &settings)?;
+            match client::serving(&state, Path::new("."))? {
+                Some(agent) => vec![agent],
+                None => client::all(&state)?,
+            }
+        }
+    };
+    let told = agents.into_iter().map(ask).collect::<Result<Vec<_>, Error>>()?;
+    if args.json {
+        words::print(&(serde_json::to_string_pretty(&told).map_err(|error| Error::new("JSON").why(error))? + "\n"));
+    } else if told.is_empty() {
+        words::print("no agent of yours is running\n");
+    } else {
+        let texts: Vec<String> = told.iter().map(text).collect();
+        words::print(&texts.join("\n"));
+    }
+    Ok(exit::OK)
+}
+
+fn ask(mut agent: Connection) -> Result<AgentStatus, Error> {
+    match agent.ask(&Request::Status)? {
+        Answer::Status(status) => Ok(*status),
+        other => Err(agent.confused(&other)),
+    }
+}
+
+fn text(status: &AgentStatus) -> String {
+    let mut out = String::new();
+    // Writing to a string cannot fail.
+    let _ = write(&mut out, status);
+    out
+}
+
+fn write(out: &mut String, status: &AgentStatus) -> std::fmt::Result {
+    let store = if status.store == status.over { "underneath".to_owned() } else { status.store.to_string() };
+    let seen = match status.visibility {
+        Visibility::Private => "private to its runs",
+        Visibility::Global => "seen by all programs",
+    };
+    let phase = match status.phase {
+        Phase::Serving => "",
+        Phase::Leaving => ", leaving when drained",
+        Phase::Closed => ", unmounting",
+    };
+    writeln!(out, "{}  (store {store}; {seen}; agent {}{phase})", status.over, status.pid)?;
+    let content = &status.content;
+    if !content.tiers.is_empty() {
+        writeln!(
+            out,
+            "  {:<12} {:>11} {:>11} {:>11} {:>11}  survives",
+            "tier", "cap", "used", "reserved", "dirty"
+        )?;
+    }
+    for tier in &content.tiers {
+        let survives = match tier.survives {
+            Survives::Agent => "the agent",
+            Survives::Reboot => "a reboot",
+            Survives::Node => "the node",
+        };
+        writeln!(
+            out,
+            "  {:<12} {:>11} {:>11} {:>11} {:>11}  {survives}",
+            tier.name,
+            words::bytes(tier.cap_bytes),
+            words::bytes(tier.used_bytes),
+            words::bytes(tier.reserved_bytes),
+            words::bytes(tier.dirty_bytes)
+        )?;
+        for device in &tier.devices {
+            if let Health::Sick { reason } = &device.health {
+                writeln!(out, "    {} is out of use: {reason}", device.path)?;
+            }
+        }
+    }
+    let queue = &content.queue;
+    writeln!(
+        out,
+        "  queue: {} files, {}, {} operations, {}/s",
+        words::count(queue.files),
+        words::bytes(queue.bytes),
+        words::count(queue.operations),
+        words::bytes(queue.bytes_per_second)
+    )?;
+    if let Some(oldest) = &queue.oldest {
+        writeln!(out, "  oldest undrained: {}, {}", oldest.path, words::seconds(oldest.age_seconds))?;
+    }
+    if content.at_risk_node_bytes > 0 {
+        writeln!(
+            out,
+            "  at risk: {} if the node is lost, {} if it reboots",
+            words::bytes(content.at_risk_node_bytes),
+            words::bytes(content.at_risk_reboot_bytes)
+        )?;
+    }
+    let now = clock::now().secs();
+    let ago = |since: i64| words::seconds(u64::try_from(now - since).unwrap_or(0));
+    for run in &status.runs {
+        writeln!(out, "  run {} (pid {}, {}): {}", run.run.0, run.pid, ago(run.since_unix_seconds), run.command)?;
+    }
+    for path in &status.bypassed {
+        writeln!(out, "  bypassed, another mount: {path}")?;
+    }
+    for trouble in &content.troubles {
+        let path = trouble.path.as_ref().map(|path| format!("{path}: ")).unwrap_or_default();
+        let since = ago(trouble.since_unix_seconds);
+        writeln!(out, "  trouble for {since}: {path}{}: {}", trouble.place, trouble.reason)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,74 @@
+//! `surgetank wait [PATH…]`: 0 when all, or these paths, are durable; 3 with names when not.
+
+use std::path::{Path, PathBuf};
+
+use surgetank_core::error::Error;
+use surgetank_core::report::Scope;
+
+use super::run::final_drain::{self, Drained};
+use super::settings::Settings;
+use super::{Outcome, Program, agent_of, exit, words};
+use crate::agent::signals::Signals;
+use crate::agent::wire::Request;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Files or directories [default: everything of the directory we are in]
+    #[arg(value_name = "PATH")]
+    paths: Vec<PathBuf>,
+    /// Give up after this time
+    #[arg(long, value_name = "DURATION", value_parser = duration_millis)]
+    timeout: Option<u64>,
+    #[arg(long, short)]
+    quiet: bool,
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+}
+
+/// `90s`, `5m`, `1.5h`, `250ms`, or plain seconds.
+pub fn duration_millis(text: &str) -> Result<u64, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let factor = match unit {
+        "ms" => 1.0,
+        "" | "s" => 1e3,
+        "m" | "min" => 60e3,
+        "h" => 3600e3,
+        "d" => 86_400e3,
+        _ => return Err(format!("`{unit}` is no unit of time: ms, s, m, h, d")),
+    };
+    let value: f64 = number.parse().map_err(|_| format!("`{number}` is no number"))?;
+    Ok((value * factor) as u64)
+}
+
+pub fn wait(program: &Program<'_>, args: &Args) -> Outcome {
+    let first = args.paths.first().map_or(Path::new("."), PathBuf::as_path);
+    let mut agent = agent_of(program, &Settings::of_state(args.state.as_ref()), first)?;
+    let paths = args.paths.iter().map(|path| agent.relative(path)).collect::<Result<_, Error>>()?;
+    let scope = Scope { run: None, paths };
+    let signals = Signals::block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT])
+        .map_err(|error| Error::new("signals cannot be blocked").why(error))?;
+    let request = Request::Wait { scope: scope.clone(), timeout_ms: args.timeout };
+    let verdict = match final_drain::follow(&mut agent, &scope, &request, &signals, args.quiet)? {
+        Ok(Drained::Settled(verdict) | Drained::TimedOut(verdict)) => verdict,
+        Ok(Drained::GaveUp) => return Ok(exit::NOT_DURABLE),
+        Err(other) => return Err(agent.confused(&other).into()),
+    };
+    if !args.quiet || !verdict.is_durable() {
+        words::tell(&words::verdict_lines(&verdict));
+    }
+    Ok(if verdict.is_durable() { exit::OK } else { exit::NOT_DURABLE })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_units() {
+        assert_eq!(duration_millis("1.5m"), Ok(90_000));
+        assert_eq!(duration_millis("250ms"), Ok(250));
+        assert_eq!(duration_millis("3"), Ok(3000));
+        assert!(duration_millis("3 weeks").is_err() && duration_millis("").is_err());
+    }
+}

@@ -1,0 +1,117 @@
+//! How quantities and lists are written for people.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+
+use surgetank_core::report::{Holder, Listing, Verdict};
+
+pub fn bytes(value: u64) -> String {
+    indicatif::BinaryBytes(value).to_string()
+}
+
+/// With separators between thousands.
+pub fn count(value: u64) -> String {
+    indicatif::HumanCount(value).to_string()
+}
+
+/// `11 s`, `3 min 5 s`, `2 h 4 min`.
+pub fn seconds(value: u64) -> String {
+    match value {
+        0..60 => format!("{value} s"),
+        60..3600 => format!("{} min {} s", value / 60, value % 60),
+        _ => format!("{} h {} min", value / 3600, value % 3600 / 60),
+    }
+}
+
+/// `35 ms`, `4.2 s`, then as [`seconds`].
+pub fn millis(value: u64) -> String {
+    match value {
+        0..1000 => format!("{value} ms"),
+        1000..60_000 => format!("{:.1} s", value as f64 / 1000.0),
+        _ => seconds(value / 1000),
+    }
+}
+
+/// Entries shown in a message; the JSON output has more.
+const SHOWN_MAX: usize = 10;
+
+fn list<T>(out: &mut Vec<String>, listing: &Listing<T>, heading: &str, line: impl Fn(&T) -> String) {
+    if listing.is_empty() {
+        return;
+    }
+    out.push(format!("{heading}: {}", count(listing.total)));
+    out.extend(listing.first.iter().take(SHOWN_MAX).map(|entry| format!("  {}", line(entry))));
+    let more = listing.total.saturating_sub(listing.first.len().min(SHOWN_MAX) as u64);
+    if more > 0 {
+        out.push(format!("  … and {} more", count(more)));
+    }
+}
+
+fn with(label: &str, value: impl Display) -> String {
+    let value = value.to_string();
+    if value.is_empty() { value } else { format!("{label}{value}") }
+}
+
+/// Everything of a verdict that a person has to know; empty when all is well and nothing is kept.
+pub fn verdict_lines(verdict: &Verdict) -> Vec<String> {
+    let mut out = Vec::new();
+    list(&mut out, &verdict.not_durable, "not durable", |entry| {
+        format!("{}{}{}", entry.path, with(": ", &entry.why), with("; safe at ", &entry.safe_at))
+    });
+    list(&mut out, &verdict.conflicts, "changed in the store by somebody else, both kept", |entry| {
+        format!("{}; ours is {}", entry.path, entry.kept_as)
+    });
+    list(&mut out, &verdict.undelivered, "not applied to the store", |entry| {
+        format!("{}{}", entry.operation, with(": ", &entry.why))
+    });
+    list(&mut out, &verdict.kept, "NOT in the store (rule `keep`)", ToString::to_string);
+    out
+}
+
+pub fn holder_lines(holders: &[Holder]) -> Vec<String> {
+    holders
+        .iter()
+        .map(|holder| format!("  pid {}: {}{}", holder.pid, holder.command, with("  — ", &holder.holds)))
+        .collect()
+}
+
+/// To stdout. A reader that has seen enough (`| head`) is no failure.
+pub fn print(text: &str) {
+    let _ = io::stdout().write_all(text.as_bytes());
+}
+
+/// To stderr, under our name.
+pub fn tell(lines: &[String]) {
+    for line in lines {
+        eprintln!("surgetank: {line}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use surgetank_core::report::{NotDurable, PathText};
+
+    #[test]
+    fn a_long_list_is_cut_and_says_so() {
+        let mut verdict = Verdict::default();
+        for number in 0..12 {
+            verdict.not_durable.push(NotDurable {
+                path: PathText(format!("f{number}").into_bytes()),
+                why: "no space".into(),
+                safe_at: PathText(b"/tier/f".to_vec()),
+            });
+        }
+        let lines = verdict_lines(&verdict);
+        assert_eq!(lines[0], "not durable: 12");
+        assert_eq!(lines[1], "  f0: no space; safe at /tier/f");
+        assert_eq!(lines.last().unwrap(), "  … and 2 more");
+        assert_eq!(lines.len(), 12);
+    }
+
+    #[test]
+    fn times_are_readable() {
+        assert_eq!((seconds(59), seconds(185), seconds(7440)), ("59 s".into(), "3 min 5 s".into(), "2 h 4 min".into()));
+        assert_eq!((millis(35), millis(4210)), ("35 ms".into(), "4.2 s".into()));
+    }
+}
