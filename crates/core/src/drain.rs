@@ -82,7 +82,10 @@ impl Drain {
         let mut threads = Vec::new();
         let spawn = |name: &str, run: fn(&Self)| {
             let drain = drain.clone();
-            std::thread::Builder::new().name(name.to_owned()).stack_size(512 << 10).spawn(move || run(&drain))
+            std::thread::Builder::new()
+                .name(name.to_owned())
+                .stack_size(512 << 10)
+                .spawn(move || run(&drain))
         };
         threads.push(spawn("drain", Self::publish_loop)?);
         threads.push(spawn("tender", Self::tend_loop)?);
@@ -98,7 +101,8 @@ impl Drain {
         self.stop.store(true, Ordering::Relaxed);
         self.job_came.notify_all();
         self.namespace.wake();
-        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        let threads =
+            std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         for thread in threads {
             if thread.join().is_err() {
                 tracing::error!("a thread of the drain panicked");
@@ -121,7 +125,11 @@ impl Drain {
                     if let Some(seq) = jobs.pop_front() {
                         break seq;
                     }
-                    jobs = self.job_came.wait_timeout(jobs, Duration::from_secs(1)).unwrap_or_else(PoisonError::into_inner).0;
+                    jobs = self
+                        .job_came
+                        .wait_timeout(jobs, Duration::from_secs(1))
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0;
                 }
             };
             self.stage(seq);
@@ -140,7 +148,10 @@ impl Drain {
                 self.namespace.watch_direct_writers();
             }
             let until_poll = POLL_PERIOD.saturating_sub(polled.elapsed());
-            self.namespace.wait_lingering(next.map_or(until_poll, |next| next.min(until_poll)).max(Duration::from_micros(100)));
+            self.namespace.wait_lingering(
+                next.map_or(until_poll, |next| next.min(until_poll))
+                    .max(Duration::from_micros(100)),
+            );
         }
     }
 
@@ -174,7 +185,10 @@ impl Drain {
         let discards: Vec<_> = {
             let mut tree = self.namespace.tree();
             let discards = std::mem::take(&mut tree.discards);
-            discards.into_iter().filter_map(|(dir, name, cred)| Some((tree.applied_path(dir)?.join(&name), cred))).collect()
+            discards
+                .into_iter()
+                .filter_map(|(dir, name, cred)| Some((tree.applied_path(dir)?.join(&name), cred)))
+                .collect()
         };
         for (path, cred) in discards {
             if let Err(why) = self.as_owner(cred, |who| self.namespace.store.discard(who, &path)) {
@@ -195,10 +209,18 @@ impl Drain {
         let mut staging = false;
         let mut stuck: Vec<crate::model::FileId> = Vec::new();
         let mut seen = 0;
-        let seqs: Vec<Seq> = tree.ops.iter().filter(|(_, op)| !op.last).take(WINDOW_OPS).map(|(seq, _)| *seq).collect();
+        let seqs: Vec<Seq> = tree
+            .ops
+            .iter()
+            .filter(|(_, op)| !op.last)
+            .take(WINDOW_OPS)
+            .map(|(seq, _)| *seq)
+            .collect();
         for seq in seqs {
             seen += 1;
-            let Some(op) = tree.ops.get(&seq) else { continue };
+            let Some(op) = tree.ops.get(&seq) else {
+                continue;
+            };
             let due = op.due <= now;
             if !due {
                 wait = wait.min(op.due.duration_since(now));
@@ -218,7 +240,9 @@ impl Drain {
                 }
                 Progress::Waiting => due,
             };
-            let Some(op) = tree.ops.get(&seq) else { continue };
+            let Some(op) = tree.ops.get(&seq) else {
+                continue;
+            };
             let blocked = stuck.contains(&op.file()) || Self::touches(&op.kind, &stuck);
             if ready && open && !blocked && batch.len() < BATCH_OPS_MAX {
                 batch.push(seq);
@@ -236,15 +260,27 @@ impl Drain {
         }
         drop(tree);
         if more {
-            self.jobs.lock().unwrap_or_else(PoisonError::into_inner).extend(to_stage);
+            self.jobs
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .extend(to_stage);
             self.job_came.notify_all();
         }
         if batch.is_empty() {
-            return if seen == 0 { Next::Sleep } else { Next::Wait(wait) };
+            return if seen == 0 {
+                Next::Sleep
+            } else {
+                Next::Wait(wait)
+            };
         }
         let since = *ready_since.get_or_insert(now);
-        let company = (more || staging) && batch.len() < BATCH_OPS_MAX && since.elapsed() < BATCH_WAIT;
-        if company { Next::Wait(Duration::from_millis(1)) } else { Next::Publish(batch) }
+        let company =
+            (more || staging) && batch.len() < BATCH_OPS_MAX && since.elapsed() < BATCH_WAIT;
+        if company {
+            Next::Wait(Duration::from_millis(1))
+        } else {
+            Next::Publish(batch)
+        }
     }
 
     fn needs_staging(tree: &crate::namespace::tree::Tree, kind: &OpKind) -> bool {
@@ -262,7 +298,9 @@ impl Drain {
             _ => None,
         };
         over.is_some_and(|over| stuck.contains(&over))
-            || crate::namespace::tree::places(kind).iter().any(|(dir, _)| stuck.contains(dir))
+            || crate::namespace::tree::places(kind)
+                .iter()
+                .any(|(dir, _)| stuck.contains(dir))
     }
 
     /// Notes that an operation failed, and when it is tried again.
@@ -272,8 +310,14 @@ impl Drain {
         let judged = verdict::classify(crate::error::Errno::from_raw_os_error(errno));
         let retry = self.namespace.config.retry;
         let mut tree = self.namespace.tree();
-        let path = tree.ops.get(&seq).map(|op| self.namespace.op_path(&tree, op)).unwrap_or_default();
-        let Some(op) = tree.ops.get_mut(&seq) else { return };
+        let path = tree
+            .ops
+            .get(&seq)
+            .map(|op| self.namespace.op_path(&tree, op))
+            .unwrap_or_default();
+        let Some(op) = tree.ops.get_mut(&seq) else {
+            return;
+        };
         op.failures += 1;
         let first = *op.first_failure.get_or_insert_with(clock::tick);
         let factor = 1_u32 << op.failures.min(10).saturating_sub(1);
@@ -287,20 +331,30 @@ impl Drain {
             verdict::sentence(crate::error::Errno::from_raw_os_error(errno), why)
         );
         tracing::warn!(path = %String::from_utf8_lossy(&path), %why, failures = op.failures, lasting, "drain");
-        op.error = Some(Trouble { errno, text, lasting });
+        op.error = Some(Trouble {
+            errno,
+            text,
+            lasting,
+        });
         if op.progress != Progress::Waiting && !matches!(op.progress, Progress::Staged { .. }) {
             op.progress = Progress::Waiting;
         }
     }
 
     /// Store I/O with the owner's ids, and with our own where the owner's do not suffice (a file that was given away).
-    pub(crate) fn as_owner<T>(&self, owner: crate::store::Cred, act: impl Fn(crate::store::Cred) -> std::io::Result<T>) -> std::io::Result<T> {
+    pub(crate) fn as_owner<T>(
+        &self,
+        owner: crate::store::Cred,
+        act: impl Fn(crate::store::Cred) -> std::io::Result<T>,
+    ) -> std::io::Result<T> {
         let root = rustix::process::geteuid().is_root();
         if !root || owner.uid == 0 {
             return act(self.namespace.own_cred(owner));
         }
         match act(owner) {
-            Err(why) if matches!(why.raw_os_error(), Some(libc::EACCES | libc::EPERM)) => act(self.namespace.own_cred(owner)),
+            Err(why) if matches!(why.raw_os_error(), Some(libc::EACCES | libc::EPERM)) => {
+                act(self.namespace.own_cred(owner))
+            }
             other => other,
         }
     }
@@ -316,7 +370,9 @@ impl Drain {
             let mine = run.is_none_or(|run| op.run == run || op.run == crate::model::RunId(0));
             blocked |= op.error.as_ref().is_some_and(|trouble| trouble.lasting);
             let moving = matches!(op.progress, Progress::Staging | Progress::Committing);
-            if mine && (moving || !(blocked && (self.namespace.config.ordered || op.error.is_some()))) {
+            if mine
+                && (moving || !(blocked && (self.namespace.config.ordered || op.error.is_some())))
+            {
                 return false;
             }
         }

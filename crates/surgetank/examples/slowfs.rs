@@ -25,7 +25,9 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .init();
     let options = MirrorOptions {
         latency_metadata: Duration::from_micros(arguments.latency_us),
         passthrough: arguments.passthrough,

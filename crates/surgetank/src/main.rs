@@ -13,12 +13,18 @@ struct Unserving;
 
 impl Backend for Unserving {
     fn start(&self, opening: Opening) -> Result<Running> {
-        Err(Error::new(format!("{} is not served", opening.config.over.display()))
-            .why("this build has no namespace behind its mount"))
+        Err(
+            Error::new(format!("{} is not served", opening.config.over.display()))
+                .why("this build has no namespace behind its mount"),
+        )
     }
 }
 
 fn main() -> ExitCode {
-    let configure = |_: &verbs::settings::Settings| Err(Error::new("this build reads no configuration"));
-    ExitCode::from(verbs::main(&Program { backend: &Unserving, configure }))
+    let configure =
+        |_: &verbs::settings::Settings| Err(Error::new("this build reads no configuration"));
+    ExitCode::from(verbs::main(&Program {
+        backend: &Unserving,
+        configure,
+    }))
 }

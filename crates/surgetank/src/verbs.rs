@@ -86,7 +86,10 @@ enum Verb {
 /// Parses the command line, does what it says, and returns the exit code.
 pub fn main(program: &Program<'_>) -> u8 {
     // The agent is on the way of every start: it is recognised before anything else is set up.
-    if std::env::args_os().nth(1).is_some_and(|verb| verb == "agent") {
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|verb| verb == "agent")
+    {
         return life::main(program.backend);
     }
     let cli = match Cli::try_parse() {
@@ -94,7 +97,11 @@ pub fn main(program: &Program<'_>) -> u8 {
         Err(error) => {
             // Help and version come this way too; nothing can be done when the terminal is gone.
             let _ = error.print();
-            return if error.use_stderr() { exit::USAGE } else { exit::OK };
+            return if error.use_stderr() {
+                exit::USAGE
+            } else {
+                exit::OK
+            };
         }
     };
     let outcome = match cli.verb {
@@ -124,13 +131,19 @@ pub struct Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self { error, exit: exit::FAILED }
+        Self {
+            error,
+            exit: exit::FAILED,
+        }
     }
 }
 
 impl Failure {
     pub fn usage(error: Error) -> Self {
-        Self { error, exit: exit::USAGE }
+        Self {
+            error,
+            exit: exit::USAGE,
+        }
     }
 }
 
@@ -138,7 +151,9 @@ pub type Outcome<T = u8> = Result<T, Failure>;
 
 /// The state root, for verbs that only ask.
 fn state_root(program: &Program<'_>, settings: &Settings) -> Outcome<PathBuf> {
-    (program.configure)(settings).map(|config| config.state).map_err(Failure::usage)
+    (program.configure)(settings)
+        .map(|config| config.state)
+        .map_err(Failure::usage)
 }
 
 /// The agent that serves `path`, or the plain statement that there is none.

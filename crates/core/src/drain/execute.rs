@@ -30,8 +30,13 @@ fn no_place() -> io::Error {
 
 /// What somebody else may not have touched when the operation's turn comes.
 fn expectation(tree: &Tree, over: Option<FileId>, at: (FileId, &[u8])) -> Expect {
-    let Some(inode) = over.and_then(|over| tree.get(over)) else { return Expect::Absent };
-    let here = inode.applied.as_ref().is_some_and(|(dir, name)| *dir == at.0 && **name == *at.1);
+    let Some(inode) = over.and_then(|over| tree.get(over)) else {
+        return Expect::Absent;
+    };
+    let here = inode
+        .applied
+        .as_ref()
+        .is_some_and(|(dir, name)| *dir == at.0 && **name == *at.1);
     match (&inode.identity, here || inode.attr.links > 1) {
         (Some(identity), true) => Expect::Identity(**identity),
         (None, true) => Expect::Unknown,
@@ -43,11 +48,18 @@ impl Drain {
     pub(super) fn execute(&self, seq: Seq) -> io::Result<Done> {
         let (kind, run) = {
             let tree = self.namespace.tree();
-            let Some(op) = tree.ops.get(&seq) else { return Ok(Done::default()) };
+            let Some(op) = tree.ops.get(&seq) else {
+                return Ok(Done::default());
+            };
             (op.kind.clone(), op.run)
         };
         match kind {
-            OpKind::Publish { file, dir, name, over } => {
+            OpKind::Publish {
+                file,
+                dir,
+                name,
+                over,
+            } => {
                 let what = self.namespace.tree().get(file).map(|inode| inode.attr.kind);
                 match what {
                     Some(Kind::File) => self.publish_file(seq, file, (dir, &name), over, run),
@@ -58,23 +70,45 @@ impl Drain {
             }
             OpKind::SetMeta { file } => self.set_meta(file),
             OpKind::Link { file, dir, name } => self.link(file, (dir, &name), run),
-            OpKind::Rename { file, from_dir, from, to_dir, to, over } => {
-                self.rename(file, (from_dir, &from), (to_dir, &to), over, run)
-            }
-            OpKind::Exchange { a, a_dir, a_name, b, b_dir, b_name } => self.exchange(a, (a_dir, &a_name), b, (b_dir, &b_name)),
+            OpKind::Rename {
+                file,
+                from_dir,
+                from,
+                to_dir,
+                to,
+                over,
+            } => self.rename(file, (from_dir, &from), (to_dir, &to), over, run),
+            OpKind::Exchange {
+                a,
+                a_dir,
+                a_name,
+                b,
+                b_dir,
+                b_name,
+            } => self.exchange(a, (a_dir, &a_name), b, (b_dir, &b_name)),
             OpKind::Unlink { file, dir, name } => self.unlink(file, (dir, &name), run),
             OpKind::RemoveDir { file, dir, name } => self.remove_dir(file, (dir, &name), run),
         }
     }
 
     fn place(&self, at: (FileId, &[u8])) -> io::Result<(StorePath, StorePath)> {
-        let dir = self.namespace.tree().applied_path(at.0).ok_or_else(no_place)?;
+        let dir = self
+            .namespace
+            .tree()
+            .applied_path(at.0)
+            .ok_or_else(no_place)?;
         let path = dir.join(at.1);
         Ok((dir, path))
     }
 
     /// The file is in the store under this name now; whoever was there is not any more.
-    fn applied(&self, file: FileId, at: (FileId, &[u8]), over: Option<FileId>, identity: StoreIdentity) -> Done {
+    fn applied(
+        &self,
+        file: FileId,
+        at: (FileId, &[u8]),
+        over: Option<FileId>,
+        identity: StoreIdentity,
+    ) -> Done {
         let mut tree = self.namespace.tree();
         let mut done = Done::default();
         let name = Name::from(at.1);
@@ -92,10 +126,17 @@ impl Drain {
     /// A file loses one of its names in the store; another one, if it has one, stands for it.
     fn leaves(tree: &mut Tree, id: FileId, at: (FileId, &Name)) {
         let Some(inode) = tree.get(id) else { return };
-        if !inode.applied.as_ref().is_some_and(|(dir, name)| *dir == at.0 && name == at.1) {
+        if !inode
+            .applied
+            .as_ref()
+            .is_some_and(|(dir, name)| *dir == at.0 && name == at.1)
+        {
             return;
         }
-        let names = inode.logical.iter().chain(inode.extra.iter().flat_map(|extra| &extra.more_names));
+        let names = inode
+            .logical
+            .iter()
+            .chain(inode.extra.iter().flat_map(|extra| &extra.more_names));
         let other = names
             .filter(|(dir, name)| !(*dir == at.0 && name == at.1))
             .find(|(dir, name)| tree.planned(*dir, name) == Some(id))
@@ -105,37 +146,76 @@ impl Drain {
         }
     }
 
-    fn publish_file(&self, seq: Seq, file: FileId, at: (FileId, &[u8]), over: Option<FileId>, run: RunId) -> io::Result<Done> {
-        let staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner).get(&seq).cloned();
+    fn publish_file(
+        &self,
+        seq: Seq,
+        file: FileId,
+        at: (FileId, &[u8]),
+        over: Option<FileId>,
+        run: RunId,
+    ) -> io::Result<Done> {
+        let staged = self
+            .staged
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&seq)
+            .cloned();
         let (at, expect, owner, meta, temporary, is_again) = {
             let tree = self.namespace.tree();
             let inode = tree.get(file).ok_or_else(no_place)?;
             // A file that the store has is published where it is now.
-            let at = inode.applied.clone().unwrap_or_else(|| (at.0, Name::from(at.1)));
+            let at = inode
+                .applied
+                .clone()
+                .unwrap_or_else(|| (at.0, Name::from(at.1)));
             let expect = if inode.applied.is_some() {
-                inode.identity.as_ref().map_or(Expect::Unknown, |identity| Expect::Identity(**identity))
+                inode
+                    .identity
+                    .as_ref()
+                    .map_or(Expect::Unknown, |identity| Expect::Identity(**identity))
             } else {
                 expectation(&tree, over, (at.0, &at.1))
             };
             let temporary = match &staged {
-                Some((dir, name, ..)) => Some(tree.applied_path(*dir).ok_or_else(no_place)?.join(name)),
+                Some((dir, name, ..)) => {
+                    Some(tree.applied_path(*dir).ok_or_else(no_place)?.join(name))
+                }
                 None => None,
             };
-            (at, expect, inode.cred(), meta_of(inode), temporary, inode.applied.is_some())
+            (
+                at,
+                expect,
+                inode.cred(),
+                meta_of(inode),
+                temporary,
+                inode.applied.is_some(),
+            )
         };
         let at = (at.0, &*at.1);
         let (dir, path) = self.place(at)?;
-        let Some(temporary) = temporary else { return Err(io::Error::other("published without a staged copy")) };
+        let Some(temporary) = temporary else {
+            return Err(io::Error::other("published without a staged copy"));
+        };
         let store = &self.namespace.store;
         let mut target = path.clone();
         let mut name_used: Box<[u8]> = Box::from(at.1);
         if !self.as_owner(owner, |who| store.check(who, &path, &expect))? {
-            let op_prepared = self.namespace.tree().ops.get(&seq).and_then(|op| op.prepared);
-            let ours = self.as_owner(owner, |who| store.stat(who, &path)).ok().filter(|stat| {
-                op_prepared.is_some_and(|prepared| {
-                    prepared.ino == stat.identity.ino && prepared.size_bytes == stat.identity.size_bytes && prepared.mtime_nanos == stat.identity.mtime_nanos
-                })
-            });
+            let op_prepared = self
+                .namespace
+                .tree()
+                .ops
+                .get(&seq)
+                .and_then(|op| op.prepared);
+            let ours = self
+                .as_owner(owner, |who| store.stat(who, &path))
+                .ok()
+                .filter(|stat| {
+                    op_prepared.is_some_and(|prepared| {
+                        prepared.ino == stat.identity.ino
+                            && prepared.size_bytes == stat.identity.size_bytes
+                            && prepared.mtime_nanos == stat.identity.mtime_nanos
+                    })
+                });
             if let Some(stat) = ours {
                 // Renamed before a crash or a failed sync; only the books were behind.
                 let mut done = self.applied(file, at, over.filter(|_| !is_again), stat.identity);
@@ -147,11 +227,20 @@ impl Drain {
             self.conflict(
                 run,
                 &path.0,
-                format!("somebody else changed it in the store meanwhile; both are kept, ours as {}", String::from_utf8_lossy(&name_used)),
+                format!(
+                    "somebody else changed it in the store meanwhile; both are kept, ours as {}",
+                    String::from_utf8_lossy(&name_used)
+                ),
             );
         }
-        let identity = self.as_owner(owner, |who| store.publish(who, &temporary, &target, &meta))?;
-        let mut done = self.applied(file, (at.0, &name_used), over.filter(|_| !is_again), identity);
+        let identity =
+            self.as_owner(owner, |who| store.publish(who, &temporary, &target, &meta))?;
+        let mut done = self.applied(
+            file,
+            (at.0, &name_used),
+            over.filter(|_| !is_again),
+            identity,
+        );
         if let Some(inode) = self.namespace.tree().get_mut(file)
             && let Some(extra) = inode.extra.as_mut()
         {
@@ -193,20 +282,33 @@ impl Drain {
         Ok(done)
     }
 
-    fn publish_special(&self, seq: Seq, file: FileId, at: (FileId, &[u8]), over: Option<FileId>, run: RunId) -> io::Result<Done> {
+    fn publish_special(
+        &self,
+        seq: Seq,
+        file: FileId,
+        at: (FileId, &[u8]),
+        over: Option<FileId>,
+        run: RunId,
+    ) -> io::Result<Done> {
         let (dir, path) = self.place(at)?;
         let (owner, meta) = self.owner_and_meta(file)?;
         let (kind, device, target, expect) = {
             let tree = self.namespace.tree();
             let inode = tree.get(file).ok_or_else(no_place)?;
             let target = inode.extra.as_ref().and_then(|extra| extra.target.clone());
-            (inode.attr.kind, inode.attr.device, target, expectation(&tree, over, at))
+            (
+                inode.attr.kind,
+                inode.attr.device,
+                target,
+                expectation(&tree, over, at),
+            )
         };
         let store = &self.namespace.store;
         let temporary = dir.join(&self.temporary(seq));
         let mut name: Box<[u8]> = Box::from(at.1);
         if !self.as_owner(owner, |who| store.check(who, &path, &expect))? {
-            let same = kind == Kind::Symlink && self.as_owner(owner, |who| store.read_link(who, &path)).ok() == target;
+            let same = kind == Kind::Symlink
+                && self.as_owner(owner, |who| store.read_link(who, &path)).ok() == target;
             if same {
                 let stat = self.as_owner(owner, |who| store.stat(who, &path))?;
                 let mut done = self.applied(file, at, over, stat.identity);
@@ -217,14 +319,19 @@ impl Drain {
             self.conflict(
                 run,
                 &path.0,
-                format!("somebody else changed it in the store meanwhile; both are kept, ours as {}", String::from_utf8_lossy(&name)),
+                format!(
+                    "somebody else changed it in the store meanwhile; both are kept, ours as {}",
+                    String::from_utf8_lossy(&name)
+                ),
             );
         }
         let final_path = dir.join(&name);
         let identity = self.as_owner(owner, |who| {
             store.discard(who, &temporary)?;
             match (&target, kind) {
-                (Some(target), Kind::Symlink) => store.stage_symlink(who, &temporary, target, &meta)?,
+                (Some(target), Kind::Symlink) => {
+                    store.stage_symlink(who, &temporary, target, &meta)?
+                }
                 _ => store.stage_node(who, &temporary, kind, device, &meta)?,
             };
             store.publish(who, &temporary, &final_path, &meta)
@@ -241,10 +348,18 @@ impl Drain {
     }
 
     fn set_meta(&self, file: FileId) -> io::Result<Done> {
-        let Some(path) = self.namespace.tree().applied_path(file) else { return Ok(Done::default()) };
+        let Some(path) = self.namespace.tree().applied_path(file) else {
+            return Ok(Done::default());
+        };
         let (owner, meta) = self.owner_and_meta(file)?;
-        let kind = self.namespace.tree().get(file).map_or(Kind::File, |inode| inode.attr.kind);
-        match self.as_owner(owner, |who| self.namespace.store.set_meta(who, &path, kind, &meta)) {
+        let kind = self
+            .namespace
+            .tree()
+            .get(file)
+            .map_or(Kind::File, |inode| inode.attr.kind);
+        match self.as_owner(owner, |who| {
+            self.namespace.store.set_meta(who, &path, kind, &meta)
+        }) {
             Ok(identity) => {
                 if let Some(inode) = self.namespace.tree().get_mut(file)
                     && !inode.is_dir()
@@ -261,7 +376,9 @@ impl Drain {
 
     fn link(&self, file: FileId, at: (FileId, &[u8]), run: RunId) -> io::Result<Done> {
         let (dir, path) = self.place(at)?;
-        let Some(from) = self.namespace.tree().applied_path(file) else { return Ok(Done::default()) };
+        let Some(from) = self.namespace.tree().applied_path(file) else {
+            return Ok(Done::default());
+        };
         let (owner, _) = self.owner_and_meta(file)?;
         match self.as_owner(owner, |who| self.namespace.store.link(who, &from, &path)) {
             Ok(()) => {}
@@ -269,32 +386,57 @@ impl Drain {
                 let ino = self.identity(file).map(|identity| identity.ino);
                 let there = self.as_owner(owner, |who| self.namespace.store.stat(who, &path))?;
                 if Some(there.identity.ino) != ino {
-                    self.conflict(run, &path.0, String::from("somebody else made a file of this name; the hard link was not made"));
+                    self.conflict(
+                        run,
+                        &path.0,
+                        String::from(
+                            "somebody else made a file of this name; the hard link was not made",
+                        ),
+                    );
                 }
             }
             Err(why) => return Err(why),
         }
         // A link changes ctime (and the number of links): that was us.
         self.reidentify(file, &path, owner);
-        Ok(Done { dirs: vec![dir], gone: Vec::new() })
+        Ok(Done {
+            dirs: vec![dir],
+            gone: Vec::new(),
+        })
     }
 
     fn identity(&self, file: FileId) -> Option<StoreIdentity> {
-        self.namespace.tree().get(file).and_then(|inode| inode.identity.as_deref().copied())
+        self.namespace
+            .tree()
+            .get(file)
+            .and_then(|inode| inode.identity.as_deref().copied())
     }
 
     /// After we changed something of a file in the store other than its content.
     fn reidentify(&self, file: FileId, path: &StorePath, owner: Cred) {
-        let Ok(stat) = self.as_owner(owner, |who| self.namespace.store.stat(who, path)) else { return };
+        let Ok(stat) = self.as_owner(owner, |who| self.namespace.store.stat(who, path)) else {
+            return;
+        };
         if let Some(inode) = self.namespace.tree().get_mut(file)
             && !inode.is_dir()
-            && inode.identity.as_ref().is_none_or(|known| known.ino == stat.identity.ino && known.mtime_nanos == stat.identity.mtime_nanos && known.size_bytes == stat.identity.size_bytes)
+            && inode.identity.as_ref().is_none_or(|known| {
+                known.ino == stat.identity.ino
+                    && known.mtime_nanos == stat.identity.mtime_nanos
+                    && known.size_bytes == stat.identity.size_bytes
+            })
         {
             inode.identity = Some(Box::new(stat.identity));
         }
     }
 
-    fn rename(&self, file: FileId, from: (FileId, &[u8]), to: (FileId, &[u8]), over: Option<FileId>, run: RunId) -> io::Result<Done> {
+    fn rename(
+        &self,
+        file: FileId,
+        from: (FileId, &[u8]),
+        to: (FileId, &[u8]),
+        over: Option<FileId>,
+        run: RunId,
+    ) -> io::Result<Done> {
         let (from_dir, from_path) = self.place(from)?;
         let (to_dir, to_path) = self.place(to)?;
         let (owner, _) = self.owner_and_meta(file)?;
@@ -302,10 +444,18 @@ impl Drain {
         let store = &self.namespace.store;
         let is_dir = self.namespace.tree().get(file).is_some_and(Inode::is_dir);
         // Look-ups must not resolve a path that is moving under them.
-        let moving = is_dir.then(|| self.namespace.moving.write().unwrap_or_else(PoisonError::into_inner));
+        let moving = is_dir.then(|| {
+            self.namespace
+                .moving
+                .write()
+                .unwrap_or_else(PoisonError::into_inner)
+        });
         let free = is_dir || self.as_owner(owner, |who| store.check(who, &to_path, &expect))?;
         let ino = self.identity(file).map(|identity| identity.ino);
-        let arrived = || self.as_owner(owner, |who| store.stat(who, &to_path)).is_ok_and(|stat| Some(stat.identity.ino) == ino);
+        let arrived = || {
+            self.as_owner(owner, |who| store.stat(who, &to_path))
+                .is_ok_and(|stat| Some(stat.identity.ino) == ino)
+        };
         let mut name: Box<[u8]> = Box::from(to.1);
         let mut target = to_path.clone();
         if !free && !arrived() {
@@ -314,7 +464,10 @@ impl Drain {
             self.conflict(
                 run,
                 &to_path.0,
-                format!("somebody else changed it in the store meanwhile; both are kept, ours as {}", String::from_utf8_lossy(&name)),
+                format!(
+                    "somebody else changed it in the store meanwhile; both are kept, ours as {}",
+                    String::from_utf8_lossy(&name)
+                ),
             );
         }
         match self.as_owner(owner, |who| store.rename(who, &from_path, &target)) {
@@ -332,7 +485,10 @@ impl Drain {
             }
             if let Some(inode) = tree.get_mut(file) {
                 let from_name = Name::from(from.1);
-                let stood = inode.applied.as_ref().is_some_and(|(dir, name)| *dir == from.0 && *name == from_name);
+                let stood = inode
+                    .applied
+                    .as_ref()
+                    .is_some_and(|(dir, name)| *dir == from.0 && *name == from_name);
                 if stood || inode.applied.is_none() {
                     inode.applied = Some((to.0, Name::from(&*name)));
                 }
@@ -341,17 +497,32 @@ impl Drain {
         drop(moving);
         self.reidentify(file, &target, owner);
         let gone = over.filter(|over| *over != file).into_iter().collect();
-        Ok(Done { dirs: vec![from_dir, to_dir], gone })
+        Ok(Done {
+            dirs: vec![from_dir, to_dir],
+            gone,
+        })
     }
 
-    fn exchange(&self, a: FileId, a_at: (FileId, &[u8]), b: FileId, b_at: (FileId, &[u8])) -> io::Result<Done> {
+    fn exchange(
+        &self,
+        a: FileId,
+        a_at: (FileId, &[u8]),
+        b: FileId,
+        b_at: (FileId, &[u8]),
+    ) -> io::Result<Done> {
         let (a_dir, a_path) = self.place(a_at)?;
         let (b_dir, b_path) = self.place(b_at)?;
         let (owner, _) = self.owner_and_meta(a)?;
         let store = &self.namespace.store;
         let a_ino = self.identity(a).map(|identity| identity.ino);
-        let moving = self.namespace.moving.write().unwrap_or_else(PoisonError::into_inner);
-        let arrived = self.as_owner(owner, |who| store.stat(who, &b_path)).is_ok_and(|stat| Some(stat.identity.ino) == a_ino);
+        let moving = self
+            .namespace
+            .moving
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        let arrived = self
+            .as_owner(owner, |who| store.stat(who, &b_path))
+            .is_ok_and(|stat| Some(stat.identity.ino) == a_ino);
         if !arrived {
             self.as_owner(owner, |who| store.exchange(who, &a_path, &b_path))?;
         }
@@ -366,13 +537,18 @@ impl Drain {
         drop(moving);
         self.reidentify(a, &b_path, owner);
         self.reidentify(b, &a_path, owner);
-        Ok(Done { dirs: vec![a_dir, b_dir], gone: Vec::new() })
+        Ok(Done {
+            dirs: vec![a_dir, b_dir],
+            gone: Vec::new(),
+        })
     }
 
     fn unlink(&self, file: FileId, at: (FileId, &[u8]), run: RunId) -> io::Result<Done> {
         let (dir, path) = self.place(at)?;
         let (owner, _) = self.owner_and_meta(file)?;
-        let expect = self.identity(file).map_or(Expect::Unknown, Expect::Identity);
+        let expect = self
+            .identity(file)
+            .map_or(Expect::Unknown, Expect::Identity);
         let store = &self.namespace.store;
         let ours = self.as_owner(owner, |who| store.check(who, &path, &expect))?;
         let there = ours || self.as_owner(owner, |who| store.stat(who, &path)).is_ok();
@@ -392,7 +568,10 @@ impl Drain {
         if let Some(other) = other {
             self.reidentify(file, &other, owner);
         }
-        Ok(Done { dirs: vec![dir], gone: vec![file] })
+        Ok(Done {
+            dirs: vec![dir],
+            gone: vec![file],
+        })
     }
 
     fn remove_dir(&self, file: FileId, at: (FileId, &[u8]), run: RunId) -> io::Result<Done> {
@@ -410,7 +589,10 @@ impl Drain {
         if let Some(inode) = tree.get_mut(file) {
             inode.applied = None;
         }
-        Ok(Done { dirs: vec![dir], gone: vec![file] })
+        Ok(Done {
+            dirs: vec![dir],
+            gone: vec![file],
+        })
     }
 }
 

@@ -50,9 +50,15 @@ impl Drain {
         // A directory may have gone with a later operation of the batch: what was in it needs no sync.
         let synced = self.namespace.store.sync_dirs(who, &dirs).or_else(|why| {
             if why.kind() == std::io::ErrorKind::NotFound {
-                dirs.iter().try_for_each(|dir| match self.namespace.store.sync_dirs(who, std::slice::from_ref(dir)) {
-                    Err(why) if why.kind() == std::io::ErrorKind::NotFound => Ok(()),
-                    other => other,
+                dirs.iter().try_for_each(|dir| {
+                    match self
+                        .namespace
+                        .store
+                        .sync_dirs(who, std::slice::from_ref(dir))
+                    {
+                        Err(why) if why.kind() == std::io::ErrorKind::NotFound => Ok(()),
+                        other => other,
+                    }
                 })
             } else {
                 Err(why)
@@ -71,7 +77,10 @@ impl Drain {
     }
 
     fn owner_of(&self, id: FileId) -> Cred {
-        self.namespace.tree().get(id).map_or(Cred { uid: 0, gid: 0 }, crate::namespace::tree::Inode::cred)
+        self.namespace
+            .tree()
+            .get(id)
+            .map_or(Cred { uid: 0, gid: 0 }, crate::namespace::tree::Inode::cred)
     }
 
     /// Syncs and compares the small copies of the batch. What fails is sent back; in ordered mode the batch ends before it.
@@ -82,9 +91,23 @@ impl Drain {
                 .iter()
                 .filter_map(|seq| {
                     let op = tree.ops.get(seq)?;
-                    let Progress::Staged { dir, temporary, staged, checked: false, .. } = &op.progress else { return None };
+                    let Progress::Staged {
+                        dir,
+                        temporary,
+                        staged,
+                        checked: false,
+                        ..
+                    } = &op.progress
+                    else {
+                        return None;
+                    };
                     let owner = tree.get(op.file())?.cred();
-                    Some(Small { seq: *seq, path: tree.applied_path(*dir)?.join(temporary), staged: *staged, owner })
+                    Some(Small {
+                        seq: *seq,
+                        path: tree.applied_path(*dir)?.join(temporary),
+                        staged: *staged,
+                        owner,
+                    })
                 })
                 .collect()
         };
@@ -101,7 +124,13 @@ impl Drain {
                     break;
                 }
                 let verified = self.as_owner(one.owner, |who| {
-                    self.namespace.store.verify(who, &one.path, &one.staged, self.namespace.config.verify, &|_| Ok(()))
+                    self.namespace.store.verify(
+                        who,
+                        &one.path,
+                        &one.staged,
+                        self.namespace.config.verify,
+                        &|_| Ok(()),
+                    )
                 });
                 if let Err(why) = verified {
                     self.restage(one.seq, &why);
@@ -136,7 +165,9 @@ impl Drain {
                 if let Progress::Staged { dir, temporary, .. } = progress
                     && !spilled
                 {
-                    let cred = tree.get(file).map_or(Cred { uid: 0, gid: 0 }, crate::namespace::tree::Inode::cred);
+                    let cred = tree
+                        .get(file)
+                        .map_or(Cred { uid: 0, gid: 0 }, crate::namespace::tree::Inode::cred);
                     tree.discards.push((dir, temporary, cred));
                 }
             }
@@ -151,14 +182,25 @@ impl Drain {
         let mut committed = Vec::with_capacity(batch.len());
         let mut files = false;
         for seq in batch {
-            let Some(op) = tree.ops.get_mut(seq) else { continue };
+            let Some(op) = tree.ops.get_mut(seq) else {
+                continue;
+            };
             match op.progress.clone() {
-                Progress::Staged { staged, dir, temporary, version, .. } => {
+                Progress::Staged {
+                    staged,
+                    dir,
+                    temporary,
+                    version,
+                    ..
+                } => {
                     op.prepared = Some(staged.identity);
                     op.progress = Progress::Committing;
                     files = true;
                     txn.op(*seq);
-                    self.staged.lock().unwrap_or_else(PoisonError::into_inner).insert(*seq, (dir, temporary, staged, version));
+                    self.staged
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .insert(*seq, (dir, temporary, staged, version));
                 }
                 Progress::Waiting => op.progress = Progress::Committing,
                 Progress::Staging | Progress::Committing => break,
@@ -166,14 +208,20 @@ impl Drain {
             let kind = op.kind.clone();
             // Programs' next operations on these names have to build on what the store will have.
             match &kind {
-                OpKind::Publish { file, dir, name, .. } if tree.get(*file).is_some_and(|inode| inode.applied.is_none()) => {
+                OpKind::Publish {
+                    file, dir, name, ..
+                } if tree.get(*file).is_some_and(|inode| inode.applied.is_none()) => {
                     let name = crate::namespace::tree::Name::from(&**name);
                     tree.bind(*dir, &name, |entry| entry.set_planned(Some(*file)));
                     txn.entry(*dir, &name);
                 }
                 OpKind::Link { file, dir, name } => {
                     let name = crate::namespace::tree::Name::from(&**name);
-                    if tree.entry(*dir, &name).and_then(crate::namespace::tree::Entry::logical) == Some(*file) {
+                    if tree
+                        .entry(*dir, &name)
+                        .and_then(crate::namespace::tree::Entry::logical)
+                        == Some(*file)
+                    {
                         tree.bind(*dir, &name, |entry| entry.set_planned(Some(*file)));
                         txn.entry(*dir, &name);
                     }
@@ -195,9 +243,17 @@ impl Drain {
         let mut tree = self.namespace.tree();
         let mut staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner);
         for seq in seqs {
-            let Some(op) = tree.ops.get_mut(seq) else { continue };
+            let Some(op) = tree.ops.get_mut(seq) else {
+                continue;
+            };
             op.progress = match staged.remove(seq) {
-                Some((dir, temporary, staged, version)) => Progress::Staged { dir, temporary, staged, version, checked: true },
+                Some((dir, temporary, staged, version)) => Progress::Staged {
+                    dir,
+                    temporary,
+                    staged,
+                    version,
+                    checked: true,
+                },
                 None => Progress::Waiting,
             };
         }
@@ -209,14 +265,20 @@ impl Drain {
         let mut txn = Txn::default();
         let mut moved = Vec::new();
         for (seq, outcome) in done {
-            let Some((op, places)) = tree.dequeue(seq) else { continue };
+            let Some((op, places)) = tree.dequeue(seq) else {
+                continue;
+            };
             txn.op(seq);
             for (dir, name) in &places {
                 txn.entry(*dir, name);
             }
             self.counters.operations.fetch_add(1, Ordering::Relaxed);
             let id = op.file();
-            let staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner).remove(&seq);
+            let staged = self
+                .staged
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .remove(&seq);
             if let Some(inode) = tree.get_mut(id) {
                 match op.kind {
                     OpKind::Publish { .. } => {
@@ -228,7 +290,9 @@ impl Drain {
                             inode.checksum = Some(staged.checksum);
                             inode.reopened = 0;
                             self.counters.files.fetch_add(1, Ordering::Relaxed);
-                            self.counters.bytes.fetch_add(staged.identity.size_bytes, Ordering::Relaxed);
+                            self.counters
+                                .bytes
+                                .fetch_add(staged.identity.size_bytes, Ordering::Relaxed);
                         } else {
                             inode.durable = inode.version;
                         }
@@ -240,11 +304,15 @@ impl Drain {
                 txn.file(id);
             }
             tree.recount(id);
-            let again = tree.get(id).is_some_and(|inode| inode.sealed && inode.dirty() && inode.publish.is_none());
+            let again = tree
+                .get(id)
+                .is_some_and(|inode| inode.sealed && inode.dirty() && inode.publish.is_none());
             if again {
                 self.namespace.queue_publish(&mut tree, &mut txn, id);
             }
-            let file = tree.get(id).is_some_and(|inode| inode.attr.kind == Kind::File && inode.replica.is_some());
+            let file = tree
+                .get(id)
+                .is_some_and(|inode| inode.attr.kind == Kind::File && inode.replica.is_some());
             if file
                 && let Some(path) = tree.logical_path(id)
                 && self.namespace.decide(&path).mode == Mode::Move
@@ -260,7 +328,10 @@ impl Drain {
         self.namespace.commit(&tree, txn);
         drop(tree);
         for id in moved {
-            if let Err(why) = self.namespace.evict(id, "its rule says move: evicted once it was in the store") {
+            if let Err(why) = self
+                .namespace
+                .evict(id, "its rule says move: evicted once it was in the store")
+            {
                 tracing::warn!(%why, "evict");
             }
         }
@@ -269,6 +340,7 @@ impl Drain {
     /// A conflict or a loss of order that somebody else caused: told, counted, not stopped by.
     pub(super) fn conflict(&self, run: RunId, path: &[u8], what: String) {
         self.counters.conflicts.fetch_add(1, Ordering::Relaxed);
-        self.namespace.note(run, String::from_utf8_lossy(path).into_owned(), what, true);
+        self.namespace
+            .note(run, String::from_utf8_lossy(path).into_owned(), what, true);
     }
 }

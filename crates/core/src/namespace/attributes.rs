@@ -10,10 +10,10 @@ use crate::error::{Errno, FsResult};
 use crate::model::{Attr, Caller, FileId, Kind, OpKind, RunId, Timestamp};
 use crate::store::Space;
 
+use super::Namespace;
 use super::content::{Lies, Open};
 use super::journal::Txn;
 use super::tree::{Inode, Tree};
-use super::Namespace;
 
 /// What a program wants changed; `None` leaves a field as it is.
 #[derive(Debug, Clone, Copy, Default)]
@@ -52,7 +52,10 @@ impl Namespace {
                 attr.size_bytes = u64::try_from(stat.st_size).unwrap_or(0);
                 attr.blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
                 attr.mtime = Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32);
-                attr.ctime = attr.ctime.max(Timestamp::from_parts(stat.st_ctime, stat.st_ctime_nsec as u32));
+                attr.ctime = attr.ctime.max(Timestamp::from_parts(
+                    stat.st_ctime,
+                    stat.st_ctime_nsec as u32,
+                ));
             }
         }
         attr
@@ -62,10 +65,19 @@ impl Namespace {
         self.revalidate(id)?;
         let tree = self.tree();
         let inode = tree.get(id).ok_or(Errno::STALE)?;
-        Ok(Attributes { attr: self.attr_of(id, inode), ttl: self.ttl(id, inode) })
+        Ok(Attributes {
+            attr: self.attr_of(id, inode),
+            ttl: self.ttl(id, inode),
+        })
     }
 
-    pub fn setattr(&self, caller: &Caller, id: FileId, fh: Option<u64>, change: &SetAttr) -> FsResult<Attributes> {
+    pub fn setattr(
+        &self,
+        caller: &Caller,
+        id: FileId,
+        fh: Option<u64>,
+        change: &SetAttr,
+    ) -> FsResult<Attributes> {
         self.permit_setattr(caller, id, fh, change)?;
         if let Some(size_bytes) = change.size_bytes {
             self.truncate(caller, id, fh, size_bytes)?;
@@ -77,7 +89,13 @@ impl Namespace {
         self.getattr(id, fh)
     }
 
-    fn permit_setattr(&self, caller: &Caller, id: FileId, fh: Option<u64>, change: &SetAttr) -> FsResult<()> {
+    fn permit_setattr(
+        &self,
+        caller: &Caller,
+        id: FileId,
+        fh: Option<u64>,
+        change: &SetAttr,
+    ) -> FsResult<()> {
         if !self.checks_permissions {
             return Ok(());
         }
@@ -92,11 +110,18 @@ impl Namespace {
             if change.uid.is_some_and(|uid| uid != attr.uid) {
                 return Err(Errno::PERM.into());
             }
-            if change.gid.is_some_and(|gid| gid != attr.gid && !(caller.uid == attr.uid && (gid == caller.gid || self.groups.contains(&gid)))) {
+            if change.gid.is_some_and(|gid| {
+                gid != attr.gid
+                    && !(caller.uid == attr.uid
+                        && (gid == caller.gid || self.groups.contains(&gid)))
+            }) {
                 return Err(Errno::PERM.into());
             }
         }
-        if (change.atime.is_some() || change.mtime.is_some()) && caller.uid != attr.uid && caller.uid != 0 {
+        if (change.atime.is_some() || change.mtime.is_some())
+            && caller.uid != attr.uid
+            && caller.uid != 0
+        {
             if !change.times_now {
                 return Err(Errno::PERM.into());
             }
@@ -105,14 +130,22 @@ impl Namespace {
         Ok(())
     }
 
-    fn truncate(&self, caller: &Caller, id: FileId, fh: Option<u64>, size_bytes: u64) -> FsResult<()> {
+    fn truncate(
+        &self,
+        caller: &Caller,
+        id: FileId,
+        fh: Option<u64>,
+        size_bytes: u64,
+    ) -> FsResult<()> {
         match self.tree().get(id).map(|inode| inode.attr.kind) {
             Some(Kind::File) => {}
             Some(Kind::Directory) => return Err(Errno::ISDIR.into()),
             Some(_) => return Err(Errno::INVAL.into()),
             None => return Err(Errno::STALE.into()),
         }
-        let handle = fh.and_then(|fh| self.handle(fh).ok()).filter(|handle| handle.writes);
+        let handle = fh
+            .and_then(|fh| self.handle(fh).ok())
+            .filter(|handle| handle.writes);
         match handle {
             Some(handle) => self.truncate_content(&handle.open, size_bytes),
             None => {
@@ -134,7 +167,11 @@ impl Namespace {
         if let Some(perm) = change.perm {
             inode.attr.perm = perm & 0o7777;
             // As every file system does: who is not of the group may not make it run as that group.
-            if self.checks_permissions && caller.uid != 0 && caller.gid != inode.attr.gid && !self.groups.contains(&inode.attr.gid) {
+            if self.checks_permissions
+                && caller.uid != 0
+                && caller.gid != inode.attr.gid
+                && !self.groups.contains(&inode.attr.gid)
+            {
                 inode.attr.perm &= !0o2000;
             }
         }
@@ -170,8 +207,12 @@ impl Namespace {
             Some(content) if content.lies == Lies::Store => return,
             Some(content) => content.file,
             None => {
-                let Some((device, _)) = inode.replica else { return };
-                let Some(path) = tree.logical_path(id) else { return };
+                let Some((device, _)) = inode.replica else {
+                    return;
+                };
+                let Some(path) = tree.logical_path(id) else {
+                    return;
+                };
                 match self.tiers.device(device).open(&path, false) {
                     Ok(file) => Arc::new(file),
                     Err(why) => {
@@ -187,8 +228,14 @@ impl Namespace {
             result = rustix::fs::fchmod(&*file, mode);
         }
         if change.mtime.is_some() || change.atime.is_some() {
-            let spec = |time: Timestamp| rustix::fs::Timespec { tv_sec: time.secs(), tv_nsec: i64::from(time.subsec_nanos()) };
-            let times = rustix::fs::Timestamps { last_access: spec(inode.attr.atime), last_modification: spec(inode.attr.mtime) };
+            let spec = |time: Timestamp| rustix::fs::Timespec {
+                tv_sec: time.secs(),
+                tv_nsec: i64::from(time.subsec_nanos()),
+            };
+            let times = rustix::fs::Timestamps {
+                last_access: spec(inode.attr.atime),
+                last_modification: spec(inode.attr.mtime),
+            };
             result = result.and(rustix::fs::futimens(&*file, &times));
         }
         if let Err(why) = result {
@@ -203,7 +250,11 @@ impl Namespace {
             .publish
             .and_then(|seq| tree.ops.get(&seq))
             .is_some_and(|op| op.progress == super::tree::Progress::Waiting);
-        let needed = if inode.is_dir() { true } else { tree.in_store(id) && !waiting };
+        let needed = if inode.is_dir() {
+            true
+        } else {
+            tree.in_store(id) && !waiting
+        };
         let staged = inode.publish.is_some() && !waiting;
         if id == FileId::ROOT && inode.applied.is_some() {
             return;
@@ -211,10 +262,16 @@ impl Namespace {
         if !(needed || staged) {
             return;
         }
-        let last = inode.publish.and_then(|seq| tree.ops.get(&seq)).is_some_and(|op| op.last);
+        let last = inode
+            .publish
+            .and_then(|seq| tree.ops.get(&seq))
+            .is_some_and(|op| op.last);
         // At most one waits; it moves to the end, after whatever would disturb it.
         if let Some(seq) = inode.set_meta
-            && tree.ops.get(&seq).is_some_and(|op| op.progress == super::tree::Progress::Waiting)
+            && tree
+                .ops
+                .get(&seq)
+                .is_some_and(|op| op.progress == super::tree::Progress::Waiting)
         {
             self.cancel(tree, txn, seq);
         }
@@ -241,7 +298,9 @@ impl Namespace {
         };
         match self.store.xattrs(self.own_cred(who), &path) {
             Ok(xattrs) => Ok(xattrs),
-            Err(why) if matches!(why.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOENT)) => Ok(BTreeMap::new()),
+            Err(why) if matches!(why.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOENT)) => {
+                Ok(BTreeMap::new())
+            }
             Err(why) => Err(why.into()),
         }
     }
@@ -260,7 +319,12 @@ impl Namespace {
 
     pub fn getxattr(&self, id: FileId, name: &[u8]) -> FsResult<Vec<u8>> {
         if !name.starts_with(b"user.") {
-            return Err(if name.starts_with(b"security.") { Errno::NODATA } else { Errno::OPNOTSUPP }.into());
+            return Err(if name.starts_with(b"security.") {
+                Errno::NODATA
+            } else {
+                Errno::OPNOTSUPP
+            }
+            .into());
         }
         if let Some(value) = self.virtual_xattr(id, name) {
             return Ok(value);
@@ -278,7 +342,14 @@ impl Namespace {
         Ok(list)
     }
 
-    pub fn setxattr(&self, caller: &Caller, id: FileId, name: &[u8], value: &[u8], flags: i32) -> FsResult<()> {
+    pub fn setxattr(
+        &self,
+        caller: &Caller,
+        id: FileId,
+        name: &[u8],
+        value: &[u8],
+        flags: i32,
+    ) -> FsResult<()> {
         self.may_set_xattr(caller, id, name)?;
         if name.len() > XATTR_NAME_BYTES_MAX || value.len() > XATTR_VALUE_BYTES_MAX {
             return Err(Errno::RANGE.into());
@@ -309,7 +380,10 @@ impl Namespace {
         if !name.starts_with(b"user.") {
             return Err(Errno::OPNOTSUPP.into());
         }
-        if matches!(name, b"user.surgetank.location" | b"user.surgetank.state" | b"user.surgetank.tier") {
+        if matches!(
+            name,
+            b"user.surgetank.location" | b"user.surgetank.state" | b"user.surgetank.tier"
+        ) {
             return Err(Errno::PERM.into());
         }
         if !matches!(attr.kind, Kind::File | Kind::Directory) {
@@ -318,7 +392,12 @@ impl Namespace {
         self.permit(caller, &attr, 2)
     }
 
-    fn store_xattrs(&self, caller: &Caller, id: FileId, xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>) -> FsResult<()> {
+    fn store_xattrs(
+        &self,
+        caller: &Caller,
+        id: FileId,
+        xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
+    ) -> FsResult<()> {
         let mut tree = self.tree();
         let mut txn = Txn::default();
         self.own(&mut tree, &mut txn, id);

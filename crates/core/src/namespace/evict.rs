@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::config::KeepAtExit;
-use crate::error::{Error, Errno, Result};
+use crate::error::{Errno, Error, Result};
 use crate::model::{DeviceId, FileId, Kind, Mode};
 use crate::placement::{self, AskKind, Candidate};
 
@@ -25,7 +25,9 @@ impl Namespace {
                     durable: inode.sealed && !inode.dirty() && inode.publish.is_none(),
                     pinned: inode.pinned,
                     open: inode.handles > 0 || !inode.sealed,
-                    mode: tree.logical_path(id).map_or(Mode::Copy, |path| self.decide(&path).mode),
+                    mode: tree
+                        .logical_path(id)
+                        .map_or(Mode::Copy, |path| self.decide(&path).mode),
                     // A temporary may be read again by the workflow that made it: it goes at the end, not before.
                     droppable: false,
                     prefetched: inode.prefetched,
@@ -45,9 +47,14 @@ impl Namespace {
     pub fn evict(&self, id: FileId, reason: &str) -> Result<u64> {
         let _inode = self.lock_inode(id);
         let mut tree = self.tree();
-        let Some(inode) = tree.get(id) else { return Ok(0) };
-        let Some((device, _)) = inode.replica else { return Ok(0) };
-        let evictable = inode.sealed && !inode.dirty() && inode.publish.is_none() && inode.applied.is_some();
+        let Some(inode) = tree.get(id) else {
+            return Ok(0);
+        };
+        let Some((device, _)) = inode.replica else {
+            return Ok(0);
+        };
+        let evictable =
+            inode.sealed && !inode.dirty() && inode.publish.is_none() && inode.applied.is_some();
         if !evictable || inode.pinned || self.opens().contains_key(&id) {
             return Ok(0);
         }
@@ -67,23 +74,37 @@ impl Namespace {
         }
         device.add_used(-i64::try_from(charged).unwrap_or(i64::MAX));
         device.counters().evictions.fetch_add(1, Ordering::Relaxed);
-        device.counters().evicted_bytes.fetch_add(charged, Ordering::Relaxed);
+        device
+            .counters()
+            .evicted_bytes
+            .fetch_add(charged, Ordering::Relaxed);
         Ok(charged)
     }
 
     /// Charges what direct writers wrote since the last look, and keeps room ahead of them: first by eviction,
     /// then with the device's ballast. After that the program sees ENOSPC, as it would without us.
     pub(crate) fn watch_direct_writers(&self) {
-        let writers: Vec<_> = self.opens().values().filter(|open| open.directly_written()).cloned().collect();
+        let writers: Vec<_> = self
+            .opens()
+            .values()
+            .filter(|open| open.directly_written())
+            .cloned()
+            .collect();
         for device in self.tiers.devices() {
-            let any = writers.iter().any(|open| open.content().lies == Lies::Tier(device.id()));
+            let any = writers
+                .iter()
+                .any(|open| open.content().lies == Lies::Tier(device.id()));
             device.want_ballast(any);
         }
         for open in writers {
             let content = open.content();
-            let Lies::Tier(device) = content.lies else { continue };
+            let Lies::Tier(device) = content.lies else {
+                continue;
+            };
             let device = self.tiers.device(device);
-            let Ok(stat) = rustix::fs::fstat(&*content.file) else { continue };
+            let Ok(stat) = rustix::fs::fstat(&*content.file) else {
+                continue;
+            };
             let now = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
             let charged = open.charged_bytes.load(Ordering::Relaxed);
             let grown = now.saturating_sub(charged);
@@ -96,7 +117,10 @@ impl Namespace {
                 open.reserved_bytes.fetch_sub(spent, Ordering::Relaxed);
             }
             let ahead = device.view().bandwidth_bytes_per_second / 5;
-            if device.free_bytes() < ahead && self.make_room(device.id(), ahead) == 0 && device.free_bytes() < ahead / 2 {
+            if device.free_bytes() < ahead
+                && self.make_room(device.id(), ahead) == 0
+                && device.free_bytes() < ahead / 2
+            {
                 device.release_ballast();
             }
         }
@@ -104,19 +128,46 @@ impl Namespace {
 
     /// Brings a file of the store into a tier. Returns its bytes; 0 when it is there already or no tier has room.
     pub fn prefetch(&self, id: FileId) -> Result<u64> {
-        let failed = |why: &dyn std::fmt::Display| Error::new("a file could not be prefetched").why(why).data("the store has it, nothing is lost");
+        let failed = |why: &dyn std::fmt::Display| {
+            Error::new("a file could not be prefetched")
+                .why(why)
+                .data("the store has it, nothing is lost")
+        };
         let _inode = self.lock_inode(id);
         let (path, store_path, size_bytes, owner, identity, perm) = {
             let tree = self.tree();
-            let Some(inode) = tree.get(id) else { return Ok(0) };
-            let wanted = inode.attr.kind == Kind::File && inode.replica.is_none() && inode.sealed && !inode.dirty();
+            let Some(inode) = tree.get(id) else {
+                return Ok(0);
+            };
+            let wanted = inode.attr.kind == Kind::File
+                && inode.replica.is_none()
+                && inode.sealed
+                && !inode.dirty();
             if !wanted || self.opens().contains_key(&id) {
                 return Ok(0);
             }
-            let (Some(path), Some(store_path)) = (tree.logical_path(id), tree.applied_path(id)) else { return Ok(0) };
-            (path, store_path, inode.attr.size_bytes, inode.cred(), inode.identity.as_deref().copied(), inode.attr.perm)
+            let (Some(path), Some(store_path)) = (tree.logical_path(id), tree.applied_path(id))
+            else {
+                return Ok(0);
+            };
+            (
+                path,
+                store_path,
+                inode.attr.size_bytes,
+                inode.cred(),
+                inode.identity.as_deref().copied(),
+                inode.attr.perm,
+            )
         };
-        let placed = self.place(&path, id, AskKind::Prefetch { bytes: size_bytes }, Mode::Copy, perm).map_err(|why| failed(&why))?;
+        let placed = self
+            .place(
+                &path,
+                id,
+                AskKind::Prefetch { bytes: size_bytes },
+                Mode::Copy,
+                perm,
+            )
+            .map_err(|why| failed(&why))?;
         let Lies::Tier(device) = placed.content.lies else {
             if let Some((dir, name)) = placed.spill {
                 self.tree().discards.push((dir, name, owner));
@@ -124,16 +175,26 @@ impl Namespace {
             return Ok(0);
         };
         let device = self.tiers.device(device);
-        let source = self.store.open(self.own_cred(owner), &store_path, false).map_err(|why| failed(&why))?;
+        let source = self
+            .store
+            .open(self.own_cred(owner), &store_path, false)
+            .map_err(|why| failed(&why))?;
         let copied = placed.writable().and_then(|target| {
             crate::tier::ladder::copy_file(&source, &target, size_bytes, &|_| Ok(()))?;
             let metadata = source.metadata()?;
-            target.set_times(std::fs::FileTimes::new().set_modified(metadata.modified()?).set_accessed(metadata.accessed()?))?;
+            target.set_times(
+                std::fs::FileTimes::new()
+                    .set_modified(metadata.modified()?)
+                    .set_accessed(metadata.accessed()?),
+            )?;
             rustix::fs::fstat(&target).map_err(std::io::Error::from)
         });
         self.undo_placed(&placed);
         // Changed by somebody else while we copied: the copy is of no version at all.
-        let unchanged = self.store.stat(self.own_cred(owner), &store_path).is_ok_and(|stat| Some(stat.identity) == identity);
+        let unchanged = self
+            .store
+            .stat(self.own_cred(owner), &store_path)
+            .is_ok_and(|stat| Some(stat.identity) == identity);
         let stat = match copied {
             Ok(stat) if unchanged => stat,
             other => {
@@ -144,10 +205,14 @@ impl Namespace {
         let mut tree = self.tree();
         let mut txn = Txn::default();
         self.own(&mut tree, &mut txn, id);
-        self.adopt(&mut tree, id, &placed).map_err(|why| failed(&why))?;
+        self.adopt(&mut tree, id, &placed)
+            .map_err(|why| failed(&why))?;
         let charged = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
         device.add_used(i64::try_from(charged).unwrap_or(i64::MAX));
-        device.counters().bytes_in.fetch_add(size_bytes, Ordering::Relaxed);
+        device
+            .counters()
+            .bytes_in
+            .fetch_add(size_bytes, Ordering::Relaxed);
         if let Some(inode) = tree.get_mut(id) {
             inode.charged_bytes = charged;
             inode.prefetched = true;
@@ -160,7 +225,9 @@ impl Namespace {
     /// Files below a path that the tiers hold or the store has; for evict, pin and prefetch of whole trees.
     pub fn files_below(&self, path: &[u8]) -> Result<Vec<FileId>> {
         let shown = String::from_utf8_lossy(path).into_owned();
-        let failed = |why: &dyn std::fmt::Display| Error::new(format!("{shown}: cannot be looked up")).why(why);
+        let failed = |why: &dyn std::fmt::Display| {
+            Error::new(format!("{shown}: cannot be looked up")).why(why)
+        };
         let caller = crate::model::Caller {
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
@@ -191,14 +258,21 @@ impl Namespace {
     /// The end of the agent: everything durable leaves the tiers, temporaries are dropped, and when nothing
     /// is left that only we have, the catalog starts over. Returns whether all is in the store.
     pub fn finish(&self) -> bool {
-        let ids: Vec<FileId> = self.tree().iter().filter(|(_, inode)| inode.replica.is_some()).map(|(id, _)| id).collect();
+        let ids: Vec<FileId> = self
+            .tree()
+            .iter()
+            .filter(|(_, inode)| inode.replica.is_some())
+            .map(|(id, _)| id)
+            .collect();
         for id in &ids {
             self.drop_temporary(*id);
             drop(self.evict(*id, "the last run over this directory ended"));
         }
         let (left, queued) = {
             let tree = self.tree();
-            let left = tree.iter().any(|(_, inode)| inode.replica.is_some() || inode.spill().is_some());
+            let left = tree
+                .iter()
+                .any(|(_, inode)| inode.replica.is_some() || inode.spill().is_some());
             (left, !tree.ops.is_empty())
         };
         if left || queued {
@@ -219,11 +293,15 @@ impl Namespace {
     fn drop_temporary(&self, id: FileId) {
         let _inode = self.lock_inode(id);
         let mut tree = self.tree();
-        let Some(path) = tree.logical_path(id) else { return };
+        let Some(path) = tree.logical_path(id) else {
+            return;
+        };
         let mode = self.decide(&path).mode;
-        let droppable = mode == Mode::Remove || (mode == Mode::Keep && self.config.keep_at_exit == KeepAtExit::Drop);
+        let droppable = mode == Mode::Remove
+            || (mode == Mode::Keep && self.config.keep_at_exit == KeepAtExit::Drop);
         let Some(inode) = tree.get(id) else { return };
-        if !droppable || !inode.dirty() || inode.applied.is_some() || self.opens().contains_key(&id) {
+        if !droppable || !inode.dirty() || inode.applied.is_some() || self.opens().contains_key(&id)
+        {
             return;
         }
         let mut txn = Txn::default();

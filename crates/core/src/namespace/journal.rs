@@ -45,10 +45,16 @@ impl Namespace {
             let already = inode.owned;
             inode.owned = true;
             txn.file(at);
-            let Some((parent, name)) = inode.logical.clone() else { break };
+            let Some((parent, name)) = inode.logical.clone() else {
+                break;
+            };
             if !already {
                 txn.entry(parent, &name);
-                let more = inode.extra.as_ref().map(|extra| extra.more_names.clone()).unwrap_or_default();
+                let more = inode
+                    .extra
+                    .as_ref()
+                    .map(|extra| extra.more_names.clone())
+                    .unwrap_or_default();
                 for (dir, name) in more {
                     txn.entry(dir, &name);
                     self.own(tree, txn, dir);
@@ -58,7 +64,15 @@ impl Namespace {
         }
     }
 
-    pub(crate) fn queue(&self, tree: &mut Tree, txn: &mut Txn, kind: OpKind, run: RunId, last: bool, delay_factor: u32) -> Seq {
+    pub(crate) fn queue(
+        &self,
+        tree: &mut Tree,
+        txn: &mut Txn,
+        kind: OpKind,
+        run: RunId,
+        last: bool,
+        delay_factor: u32,
+    ) -> Seq {
         let due = crate::clock::tick() + self.config.quiet * delay_factor;
         let seq = tree.queue(kind, run, due, last);
         txn.op(seq);
@@ -67,7 +81,9 @@ impl Namespace {
 
     /// Takes an operation back, with its staged copy.
     pub(crate) fn cancel(&self, tree: &mut Tree, txn: &mut Txn, seq: Seq) {
-        let Some((op, places)) = tree.dequeue(seq) else { return };
+        let Some((op, places)) = tree.dequeue(seq) else {
+            return;
+        };
         self.discard_staged(tree, &op);
         txn.op(seq);
         for (dir, name) in places {
@@ -77,7 +93,10 @@ impl Namespace {
 
     pub(crate) fn discard_staged(&self, tree: &mut Tree, op: &Op) {
         if let super::tree::Progress::Staged { dir, temporary, .. } = &op.progress {
-            let cred = tree.get(op.file()).map_or(crate::store::Cred { uid: 0, gid: 0 }, super::tree::Inode::cred);
+            let cred = tree.get(op.file()).map_or(
+                crate::store::Cred { uid: 0, gid: 0 },
+                super::tree::Inode::cred,
+            );
             tree.discards.push((*dir, temporary.clone(), cred));
         }
     }
@@ -95,7 +114,8 @@ impl Namespace {
     /// Commits the present values of all that was touched. A catalog that cannot be written does not stop
     /// programs: the changes are kept, tried again with the next commit, and the trouble is shown.
     pub(crate) fn commit(&self, tree: &Tree, txn: Txn) {
-        let mut changes = Vec::with_capacity(txn.files.len() + txn.entries.len() + txn.ops.len() + 1);
+        let mut changes =
+            Vec::with_capacity(txn.files.len() + txn.entries.len() + txn.ops.len() + 1);
         for id in &txn.files {
             if txn.dropped.contains(id) {
                 continue;
@@ -121,7 +141,12 @@ impl Namespace {
             changes.push(match tree.ops.get(seq) {
                 Some(op) => Change::PutOp(
                     *seq,
-                    OpRecord { kind: op.kind.clone(), run: op.run, prepared: op.prepared, last: op.last },
+                    OpRecord {
+                        kind: op.kind.clone(),
+                        run: op.run,
+                        prepared: op.prepared,
+                        last: op.last,
+                    },
                 ),
                 None => Change::DropOp(*seq),
             });
@@ -129,7 +154,10 @@ impl Namespace {
         if changes.is_empty() {
             return;
         }
-        let mut unwritten = self.unwritten.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unwritten = self
+            .unwritten
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let result = if unwritten.is_empty() {
             self.catalog.commit(&changes)
         } else {

@@ -36,9 +36,17 @@ impl Namespace {
             inode.dir.as_ref().ok_or(Errno::NOTDIR)?.complete
         };
         let entries = Arc::new(self.merged(caller, dir)?);
-        let snapshot = Snapshot { dir, caller: *caller, entries, fresh: true };
+        let snapshot = Snapshot {
+            dir,
+            caller: *caller,
+            entries,
+            fresh: true,
+        };
         let fh = self.new_handle();
-        self.listings.lock().unwrap_or_else(PoisonError::into_inner).insert(fh, Arc::new(Mutex::new(snapshot)));
+        self.listings
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(fh, Arc::new(Mutex::new(snapshot)));
         Ok((fh, ours))
     }
 
@@ -62,12 +70,17 @@ impl Namespace {
     }
 
     pub fn releasedir(&self, fh: u64) {
-        self.listings.lock().unwrap_or_else(PoisonError::into_inner).remove(&fh);
+        self.listings
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&fh);
     }
 
     pub fn parent(&self, dir: FileId) -> FileId {
         let tree = self.tree();
-        tree.get(dir).and_then(|inode| inode.logical.as_ref()).map_or(FileId::ROOT, |place| place.0)
+        tree.get(dir)
+            .and_then(|inode| inode.logical.as_ref())
+            .map_or(FileId::ROOT, |place| place.0)
     }
 
     pub(super) fn merged(&self, caller: &Caller, dir: FileId) -> FsResult<Vec<Listed>> {
@@ -76,7 +89,14 @@ impl Namespace {
             let (path, generation) = {
                 let tree = self.tree();
                 let d = tree.dir(dir).ok_or(Errno::NOTDIR)?;
-                (if d.complete { None } else { tree.applied_path(dir) }, d.generation)
+                (
+                    if d.complete {
+                        None
+                    } else {
+                        tree.applied_path(dir)
+                    },
+                    d.generation,
+                )
             };
             let mut names: BTreeMap<Box<[u8]>, (Kind, u64)> = BTreeMap::new();
             if let Some(path) = path {
@@ -104,7 +124,10 @@ impl Namespace {
                     }
                 }
             }
-            return Ok(names.into_iter().map(|(name, (kind, ino))| Listed { name, kind, ino }).collect());
+            return Ok(names
+                .into_iter()
+                .map(|(name, (kind, ino))| Listed { name, kind, ino })
+                .collect());
         }
         Err(Errno::AGAIN.into())
     }

@@ -43,8 +43,11 @@ impl Namespace {
         if !self.checks_permissions || caller.uid == 0 {
             return Ok(());
         }
-        let (Some(dir), Some(inode)) = (tree.get(dir), tree.get(id)) else { return Err(Errno::NOENT.into()) };
-        if dir.attr.perm & 0o1000 != 0 && caller.uid != dir.attr.uid && caller.uid != inode.attr.uid {
+        let (Some(dir), Some(inode)) = (tree.get(dir), tree.get(id)) else {
+            return Err(Errno::NOENT.into());
+        };
+        if dir.attr.perm & 0o1000 != 0 && caller.uid != dir.attr.uid && caller.uid != inode.attr.uid
+        {
             return Err(Errno::PERM.into());
         }
         Ok(())
@@ -62,14 +65,24 @@ impl Namespace {
 
     /// Nobody stands logically under the name any more, and nobody follows: what the store has there goes.
     fn vacate(&self, tree: &mut Tree, txn: &mut Txn, dir: FileId, name: &Name, run: RunId) {
-        let Some(occupant) = tree.planned(dir, name) else { return };
+        let Some(occupant) = tree.planned(dir, name) else {
+            return;
+        };
         tree.bind(dir, name, |entry| entry.set_planned(None));
         let is_dir = tree.get(occupant).is_some_and(super::tree::Inode::is_dir);
         let name_bytes = Box::from(&**name);
         let kind = if is_dir {
-            OpKind::RemoveDir { file: occupant, dir, name: name_bytes }
+            OpKind::RemoveDir {
+                file: occupant,
+                dir,
+                name: name_bytes,
+            }
         } else {
-            OpKind::Unlink { file: occupant, dir, name: name_bytes }
+            OpKind::Unlink {
+                file: occupant,
+                dir,
+                name: name_bytes,
+            }
         };
         self.own(tree, txn, dir);
         txn.file(occupant);
@@ -86,7 +99,11 @@ impl Namespace {
             if inode.applied.is_some() || at == FileId::ROOT {
                 return false;
             }
-            if inode.publish.and_then(|seq| tree.ops.get(&seq)).is_some_and(|op| op.last) {
+            if inode
+                .publish
+                .and_then(|seq| tree.ops.get(&seq))
+                .is_some_and(|op| op.last)
+            {
                 return true;
             }
             match &inode.logical {
@@ -99,13 +116,22 @@ impl Namespace {
 
     /// Takes one logical name from a file. Returns whether it was its last one.
     fn unname(tree: &mut Tree, id: FileId, dir: FileId, name: &Name) -> bool {
-        let Some(inode) = tree.get_mut(id) else { return true };
+        let Some(inode) = tree.get_mut(id) else {
+            return true;
+        };
         inode.attr.ctime = clock::now();
         if !inode.is_dir() {
             inode.attr.links = inode.attr.links.saturating_sub(1);
         }
-        if inode.logical.as_ref().is_some_and(|(d, n)| *d == dir && n == name) {
-            inode.logical = inode.extra.as_mut().and_then(|extra| extra.more_names.pop());
+        if inode
+            .logical
+            .as_ref()
+            .is_some_and(|(d, n)| *d == dir && n == name)
+        {
+            inode.logical = inode
+                .extra
+                .as_mut()
+                .and_then(|extra| extra.more_names.pop());
         } else if let Some(extra) = inode.extra.as_mut() {
             extra.more_names.retain(|(d, n)| !(*d == dir && n == name));
         }
@@ -114,13 +140,30 @@ impl Namespace {
 
     /// What unlinking a name means for file, tier and store; shared by unlink and rename-over.
     /// `replaced`: the name gets another file in the same step, which takes care of the store's side.
-    fn detach(&self, tree: &mut Tree, txn: &mut Txn, dir: FileId, name: &Name, id: FileId, replaced: bool, run: RunId) -> Detached {
+    fn detach(
+        &self,
+        tree: &mut Tree,
+        txn: &mut Txn,
+        dir: FileId,
+        name: &Name,
+        id: FileId,
+        replaced: bool,
+        run: RunId,
+    ) -> Detached {
         self.own(tree, txn, dir);
         txn.file(id);
         txn.entry(dir, name);
-        let was_primary = tree.get(id).is_some_and(|inode| inode.logical.as_ref().is_some_and(|(d, n)| *d == dir && n == name));
+        let was_primary = tree.get(id).is_some_and(|inode| {
+            inode
+                .logical
+                .as_ref()
+                .is_some_and(|(d, n)| *d == dir && n == name)
+        });
         let old_path = was_primary.then(|| tree.child_path(dir, name)).flatten();
-        let device = tree.get(id).and_then(|inode| inode.replica).map(|(device, _)| device);
+        let device = tree
+            .get(id)
+            .and_then(|inode| inode.replica)
+            .map(|(device, _)| device);
         let last = Self::unname(tree, id, dir, name);
         tree.bind(dir, name, |entry| entry.set_logical(None));
         let was_in_store = tree.in_store(id);
@@ -143,17 +186,26 @@ impl Namespace {
         if requeue {
             self.queue_publish(tree, txn, id);
         }
-        let new_path = (!last && was_primary).then(|| tree.logical_path(id)).flatten();
+        let new_path = (!last && was_primary)
+            .then(|| tree.logical_path(id))
+            .flatten();
         if last && !self.opens().contains_key(&id) {
             let charged_bytes = tree.get(id).map_or(0, |inode| inode.charged_bytes);
             self.drop_content(tree, txn, id, charged_bytes);
         }
-        Detached { device, old_path, new_path, last }
+        Detached {
+            device,
+            old_path,
+            new_path,
+            last,
+        }
     }
 
     /// The tier's side of `detach`, after the catalog has it.
     fn detach_on_tier(&self, detached: &Detached) {
-        let (Some(device), Some(old)) = (detached.device, &detached.old_path) else { return };
+        let (Some(device), Some(old)) = (detached.device, &detached.old_path) else {
+            return;
+        };
         let device = self.tiers.device(device);
         let result = match &detached.new_path {
             Some(new) => device.rename(old, new),
@@ -201,7 +253,10 @@ impl Namespace {
             return Err(Errno::NOENT.into());
         }
         self.permit_sticky(&tree, caller, dir, id)?;
-        if tree.dir(id).is_some_and(|d| d.children.values().any(|entry| entry.logical().is_some())) {
+        if tree
+            .dir(id)
+            .is_some_and(|d| d.children.values().any(|entry| entry.logical().is_some()))
+        {
             return Err(Errno::NOTEMPTY.into());
         }
         let path = tree.child_path(dir, &name);
@@ -227,7 +282,16 @@ impl Namespace {
     }
 
     /// The logical side of removing an (empty) directory and what the store has to do about it.
-    fn remove_dir_entry(&self, tree: &mut Tree, txn: &mut Txn, dir: FileId, name: &Name, id: FileId, replaced: bool, run: RunId) {
+    fn remove_dir_entry(
+        &self,
+        tree: &mut Tree,
+        txn: &mut Txn,
+        dir: FileId,
+        name: &Name,
+        id: FileId,
+        replaced: bool,
+        run: RunId,
+    ) {
         self.own(tree, txn, dir);
         txn.file(id);
         txn.entry(dir, name);
@@ -237,7 +301,10 @@ impl Namespace {
             inode.logical = None;
             inode.attr.links = 0;
             inode.attr.ctime = clock::now();
-            let quiet = inode.dir.as_ref().is_some_and(|d| d.queued == 0 && !d.moved);
+            let quiet = inode
+                .dir
+                .as_ref()
+                .is_some_and(|d| d.queued == 0 && !d.moved);
             never = inode.applied.is_none() && quiet;
         }
         if let Some(seq) = tree.get(id).and_then(|inode| inode.set_meta) {
@@ -249,7 +316,10 @@ impl Namespace {
         // A directory that the store never saw and that no operation needs is simply forgotten.
         if never
             && let Some(seq) = tree.get(id).and_then(|inode| inode.publish)
-            && tree.ops.get(&seq).is_some_and(|op| op.progress == super::tree::Progress::Waiting)
+            && tree
+                .ops
+                .get(&seq)
+                .is_some_and(|op| op.progress == super::tree::Progress::Waiting)
         {
             self.cancel(tree, txn, seq);
             if let Some(inode) = tree.get_mut(id) {
@@ -268,18 +338,39 @@ impl Namespace {
         if !is_dir {
             return Err(Errno::NOTDIR.into());
         }
-        if self.merged(caller, id)?.is_empty() { Ok(()) } else { Err(Errno::NOTEMPTY.into()) }
+        if self.merged(caller, id)?.is_empty() {
+            Ok(())
+        } else {
+            Err(Errno::NOTEMPTY.into())
+        }
     }
 
-    pub(super) fn owner_for_new(&self, tree: &Tree, caller: &Caller, dir: FileId, kind: Kind, perm: u32) -> (Cred, u32) {
+    pub(super) fn owner_for_new(
+        &self,
+        tree: &Tree,
+        caller: &Caller,
+        dir: FileId,
+        kind: Kind,
+        perm: u32,
+    ) -> (Cred, u32) {
         let parent = tree.get(dir).map(|inode| inode.attr);
         let inherits = parent.is_some_and(|attr| attr.perm & 0o2000 != 0);
         let gid = match parent {
             Some(attr) if inherits => attr.gid,
             _ => caller.gid,
         };
-        let perm = if inherits && kind == Kind::Directory { perm | 0o2000 } else { perm };
-        (Cred { uid: caller.uid, gid }, perm)
+        let perm = if inherits && kind == Kind::Directory {
+            perm | 0o2000
+        } else {
+            perm
+        };
+        (
+            Cred {
+                uid: caller.uid,
+                gid,
+            },
+            perm,
+        )
     }
 }
 

@@ -78,7 +78,11 @@ impl Namespace {
         if let Some((device, _)) = inode.replica {
             let device = self.tiers.device(device);
             tier = device.tier_name().to_owned();
-            places.push(format!("{tier}:{}/{}", device.path().display(), String::from_utf8_lossy(&path)));
+            places.push(format!(
+                "{tier}:{}/{}",
+                device.path().display(),
+                String::from_utf8_lossy(&path)
+            ));
         }
         if let Some((dir, name)) = inode.spill() {
             let at = tree.applied_path(*dir)?.join(name);
@@ -89,10 +93,13 @@ impl Namespace {
         {
             places.push(format!("store:{}/{applied}", self.store.describe()));
         }
-        let pending = inode.publish.and_then(|seq| tree.ops.get(&seq)).map(|op| match &op.error {
-            Some(trouble) => trouble.text.clone(),
-            None => String::from("queued for the store"),
-        });
+        let pending = inode
+            .publish
+            .and_then(|seq| tree.ops.get(&seq))
+            .map(|op| match &op.error {
+                Some(trouble) => trouble.text.clone(),
+                None => String::from("queued for the store"),
+            });
         Some(Where {
             kind: inode.attr.kind,
             size_bytes: self.attr_of(id, inode).size_bytes,
@@ -101,7 +108,11 @@ impl Namespace {
             tier,
             mode: decision.mode,
             rule: self.rules.why(decision.reason),
-            placed: inode.extra.as_ref().map(|extra| extra.placed.clone()).unwrap_or_default(),
+            placed: inode
+                .extra
+                .as_ref()
+                .map(|extra| extra.placed.clone())
+                .unwrap_or_default(),
             version: inode.version,
             durable_version: inode.durable,
             checksum: inode.checksum,
@@ -120,7 +131,10 @@ impl Namespace {
             umask: 0,
         };
         let mut at = FileId::ROOT;
-        for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".") {
+        for name in path
+            .split(|byte| *byte == b'/')
+            .filter(|name| !name.is_empty() && *name != b".")
+        {
             if name == b".." {
                 return Err(rustix::io::Errno::INVAL.into());
             }
@@ -131,28 +145,44 @@ impl Namespace {
 
     /// Bytes that a device holds and the store does not.
     pub fn dirty_bytes_on(&self, tree: &Tree, device: &crate::tier::Device) -> u64 {
-        device.used_bytes().saturating_sub(tree.clean_bytes.get(&device.id()).copied().unwrap_or(0))
+        device
+            .used_bytes()
+            .saturating_sub(tree.clean_bytes.get(&device.id()).copied().unwrap_or(0))
     }
 
     /// Bytes on all tiers that the store does not have.
     pub fn dirty_bytes(&self) -> u64 {
         let tree = self.tree();
-        self.tiers.devices().map(|device| self.dirty_bytes_on(&tree, device)).sum()
+        self.tiers
+            .devices()
+            .map(|device| self.dirty_bytes_on(&tree, device))
+            .sum()
     }
 
     /// Those of them on tiers that do not outlive the machine.
     pub fn volatile_dirty_bytes(&self) -> u64 {
         let tree = self.tree();
-        let volatile = self.tiers.devices().filter(|device| device.survives() == Survives::Agent);
-        volatile.map(|device| self.dirty_bytes_on(&tree, device)).sum()
+        let volatile = self
+            .tiers
+            .devices()
+            .filter(|device| device.survives() == Survives::Agent);
+        volatile
+            .map(|device| self.dirty_bytes_on(&tree, device))
+            .sum()
     }
 
     fn safe_in(&self, tree: &Tree, id: FileId) -> String {
-        let Some(inode) = tree.get(id) else { return String::new() };
+        let Some(inode) = tree.get(id) else {
+            return String::new();
+        };
         let path = tree.logical_path(id).unwrap_or_default();
         match (inode.replica, inode.spill()) {
             (Some((device, _)), _) => {
-                format!("{}/{}", self.tiers.device(device).path().display(), String::from_utf8_lossy(&path))
+                format!(
+                    "{}/{}",
+                    self.tiers.device(device).path().display(),
+                    String::from_utf8_lossy(&path)
+                )
             }
             (None, Some((dir, name))) => format!(
                 "{}/{}",
@@ -181,15 +211,26 @@ impl Namespace {
                     (None, Some(first)) => format!("waits for its turn behind {first}"),
                     (None, None) => String::from("not yet drained"),
                 };
-                list.push(Undurable { path: self.op_path(&tree, op), why, safe_in: self.safe_in(&tree, id), bytes });
+                list.push(Undurable {
+                    path: self.op_path(&tree, op),
+                    why,
+                    safe_in: self.safe_in(&tree, id),
+                    bytes,
+                });
             }
-            if behind.is_none() && op.error.as_ref().is_some_and(|trouble| trouble.lasting) && self.config.ordered {
+            if behind.is_none()
+                && op.error.as_ref().is_some_and(|trouble| trouble.lasting)
+                && self.config.ordered
+            {
                 behind = Some(String::from_utf8_lossy(&self.op_path(&tree, op)).into_owned());
             }
         }
         if open_too {
             for (id, inode) in tree.iter() {
-                if inode.sealed || inode.logical.is_none() || run.is_some_and(|run| inode.run != run) {
+                if inode.sealed
+                    || inode.logical.is_none()
+                    || run.is_some_and(|run| inode.run != run)
+                {
                     continue;
                 }
                 let path = tree.logical_path(id).unwrap_or_default();
@@ -214,9 +255,15 @@ impl Namespace {
                 .unwrap_or_else(|| name.to_vec())
         };
         match &op.kind {
-            OpKind::Publish { file, dir, name, .. } => tree.logical_path(*file).unwrap_or_else(|| place(*dir, name)),
+            OpKind::Publish {
+                file, dir, name, ..
+            } => tree
+                .logical_path(*file)
+                .unwrap_or_else(|| place(*dir, name)),
             OpKind::SetMeta { file } => tree.logical_path(*file).unwrap_or_default(),
-            OpKind::Link { dir, name, .. } | OpKind::Unlink { dir, name, .. } | OpKind::RemoveDir { dir, name, .. } => place(*dir, name),
+            OpKind::Link { dir, name, .. }
+            | OpKind::Unlink { dir, name, .. }
+            | OpKind::RemoveDir { dir, name, .. } => place(*dir, name),
             OpKind::Rename { to_dir, to, .. } => place(*to_dir, to),
             OpKind::Exchange { a_dir, a_name, .. } => place(*a_dir, a_name),
         }
@@ -227,7 +274,11 @@ impl Namespace {
         let tree = self.tree();
         tree.iter()
             .filter(|(_, inode)| {
-                inode.attr.kind == Kind::File && inode.sealed && inode.dirty() && inode.publish.is_none() && inode.logical.is_some()
+                inode.attr.kind == Kind::File
+                    && inode.sealed
+                    && inode.dirty()
+                    && inode.publish.is_none()
+                    && inode.logical.is_some()
             })
             .filter(|(_, inode)| run.is_none_or(|run| inode.run == run))
             .filter_map(|(id, inode)| Some((id, tree.logical_path(id)?, inode.attr.size_bytes)))
@@ -242,10 +293,17 @@ impl Namespace {
         let mut txn = super::journal::Txn::default();
         for (id, ..) in kept {
             let Some(inode) = tree.get(id) else { continue };
-            let Some((dir, name)) = inode.logical.clone() else { continue };
+            let Some((dir, name)) = inode.logical.clone() else {
+                continue;
+            };
             let run = inode.run;
             let over = tree.planned(dir, &name);
-            let kind = OpKind::Publish { file: id, dir, name: Box::from(&*name), over };
+            let kind = OpKind::Publish {
+                file: id,
+                dir,
+                name: Box::from(&*name),
+                over,
+            };
             let seq = self.queue(&mut tree, &mut txn, kind, run, false, 0);
             if let Some(inode) = tree.get_mut(id) {
                 inode.publish = Some(seq);
@@ -282,7 +340,8 @@ impl Namespace {
                 op.error = None;
             }
             if run.is_none() {
-                self.final_drain.store(true, std::sync::atomic::Ordering::Relaxed);
+                self.final_drain
+                    .store(true, std::sync::atomic::Ordering::Relaxed);
             }
         }
         self.wake();
@@ -291,7 +350,10 @@ impl Namespace {
     /// Is anything queued or still to be sealed, of one run or of all?
     pub fn busy(&self, run: Option<RunId>) -> bool {
         let tree = self.tree();
-        tree.ops.values().any(|op| run.is_none_or(|run| op.run == run || op.run == RunId(0))) || !self.lingering_files().is_empty()
+        tree.ops
+            .values()
+            .any(|op| run.is_none_or(|run| op.run == run || op.run == RunId(0)))
+            || !self.lingering_files().is_empty()
     }
 
     /// Where an open inode's content lies.

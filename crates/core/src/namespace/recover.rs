@@ -34,7 +34,9 @@ impl Namespace {
             inode.version = u32::try_from(record.version).unwrap_or(u32::MAX);
             inode.durable = u32::try_from(record.durable_version).unwrap_or(0);
             inode.sealed = record.sealed;
-            inode.replica = record.replica.map(|replica| (replica.device, replica.backing_ino));
+            inode.replica = record
+                .replica
+                .map(|replica| (replica.device, replica.backing_ino));
             inode.identity = record.identity.map(Box::new);
             inode.logical = record.logical.map(place);
             inode.applied = record.applied.map(place);
@@ -49,7 +51,9 @@ impl Namespace {
                 extra.spill = record.spill.map(place);
             }
             if root {
-                let Some(known) = tree.get_mut(FileId::ROOT) else { continue };
+                let Some(known) = tree.get_mut(FileId::ROOT) else {
+                    continue;
+                };
                 known.extra = inode.extra;
                 continue;
             }
@@ -58,10 +62,14 @@ impl Namespace {
         for (dir, name, record) in image.entries {
             let name = Name::from(name);
             let Some(d) = tree.dir_mut(dir) else { continue };
-            d.children.insert(name.clone(), Entry::new(record.logical, record.planned));
+            d.children
+                .insert(name.clone(), Entry::new(record.logical, record.planned));
             if let Some(id) = record.logical
                 && let Some(inode) = tree.get_mut(id)
-                && inode.logical.as_ref().is_some_and(|place| *place != (dir, name.clone()))
+                && inode
+                    .logical
+                    .as_ref()
+                    .is_some_and(|place| *place != (dir, name.clone()))
             {
                 inode.extra_mut().more_names.push((dir, name));
             }
@@ -87,7 +95,11 @@ impl Namespace {
         self.seal_recovered();
         self.discard_leftovers();
         let tree = self.tree();
-        tracing::info!(files = tree.len(), operations = tree.ops.len(), "took up what an earlier agent left");
+        tracing::info!(
+            files = tree.len(),
+            operations = tree.ops.len(),
+            "took up what an earlier agent left"
+        );
         Ok(())
     }
 
@@ -96,16 +108,29 @@ impl Namespace {
         let mut found: HashMap<(DeviceId, u64), OnTier> = HashMap::new();
         for device in self.tiers.devices() {
             let result = device.walk(&mut |path: &[u8], ino, _size, blocks_bytes| {
-                found.insert((device.id(), ino), OnTier { path: path.to_vec(), blocks_bytes });
+                found.insert(
+                    (device.id(), ino),
+                    OnTier {
+                        path: path.to_vec(),
+                        blocks_bytes,
+                    },
+                );
             });
             if let Err(why) = result {
                 self.device_failed(device.id(), &why);
-                self.note(RunId(0), device.path().display().to_string(), format!("the tier cannot be read: {why}"), true);
+                self.note(
+                    RunId(0),
+                    device.path().display().to_string(),
+                    format!("the tier cannot be read: {why}"),
+                    true,
+                );
             }
         }
         let mut tree = self.tree();
-        let replicas: Vec<(FileId, DeviceId, u64)> =
-            tree.iter().filter_map(|(id, inode)| inode.replica.map(|(device, ino)| (id, device, ino))).collect();
+        let replicas: Vec<(FileId, DeviceId, u64)> = tree
+            .iter()
+            .filter_map(|(id, inode)| inode.replica.map(|(device, ino)| (id, device, ino)))
+            .collect();
         // Whatever is in another's place is moved aside first, so that swapped names come right too.
         let mut aside: Vec<(FileId, DeviceId, Vec<u8>)> = Vec::new();
         for (id, device, ino) in replicas {
@@ -137,14 +162,25 @@ impl Namespace {
             self.set_aside(device, &orphan.path);
         }
         for (id, device, want) in aside {
-            if let Err(why) = self.tiers.device(device).rename(&super::files::hidden_name(id), &want) {
-                self.note(RunId(0), String::from_utf8_lossy(&want).into_owned(), format!("cannot be put in its place on the tier: {why}"), true);
+            if let Err(why) = self
+                .tiers
+                .device(device)
+                .rename(&super::files::hidden_name(id), &want)
+            {
+                self.note(
+                    RunId(0),
+                    String::from_utf8_lossy(&want).into_owned(),
+                    format!("cannot be put in its place on the tier: {why}"),
+                    true,
+                );
             }
         }
     }
 
     fn replica_missing(&self, tree: &mut Tree, id: FileId, path: Option<Vec<u8>>) {
-        let dirty = tree.get(id).is_some_and(|inode| inode.dirty() || !inode.sealed);
+        let dirty = tree
+            .get(id)
+            .is_some_and(|inode| inode.dirty() || !inode.sealed);
         tree.drop_replica(id);
         let Some(path) = path else { return };
         if !dirty {
@@ -162,8 +198,7 @@ impl Namespace {
         }
         self.note(RunId(0), shown, "its newest version is gone from the tier (a volatile tier does not survive a reboot); the store keeps the version before", true);
         let never = tree.get(id).is_some_and(|inode| inode.applied.is_none());
-        if never
-            && let Some((dir, name)) = tree.get_mut(id).and_then(|inode| inode.logical.take())
+        if never && let Some((dir, name)) = tree.get_mut(id).and_then(|inode| inode.logical.take())
         {
             tree.bind(dir, &name, |entry| entry.set_logical(None));
         }
@@ -214,7 +249,10 @@ impl Namespace {
     fn seal_recovered(&self) {
         let open: Vec<FileId> = {
             let tree = self.tree();
-            tree.iter().filter(|(_, inode)| !inode.sealed && inode.attr.kind == Kind::File).map(|(id, _)| id).collect()
+            tree.iter()
+                .filter(|(_, inode)| !inode.sealed && inode.attr.kind == Kind::File)
+                .map(|(id, _)| id)
+                .collect()
         };
         for id in open {
             let _inode = self.lock_inode(id);
@@ -226,7 +264,10 @@ impl Namespace {
         }
         let dirty: Vec<FileId> = {
             let tree = self.tree();
-            tree.iter().filter(|(_, inode)| inode.dirty() && inode.publish.is_none()).map(|(id, _)| id).collect()
+            tree.iter()
+                .filter(|(_, inode)| inode.dirty() && inode.publish.is_none())
+                .map(|(id, _)| id)
+                .collect()
         };
         let mut tree = self.tree();
         let mut txn = super::journal::Txn::default();
@@ -244,7 +285,11 @@ impl Namespace {
         if let Some((device, _)) = inode.replica {
             let path = tree.logical_path(id)?;
             let file = self.tiers.device(device).open(&path, false).ok()?;
-            return Some(Content { file: Arc::new(file), lies: Lies::Tier(device), writable: false });
+            return Some(Content {
+                file: Arc::new(file),
+                lies: Lies::Tier(device),
+                writable: false,
+            });
         }
         let (path, lies) = match inode.spill() {
             Some((dir, name)) => (tree.applied_path(*dir)?.join(name), Lies::StoreTemporary),
@@ -252,7 +297,11 @@ impl Namespace {
         };
         drop(tree);
         let file = self.store.open(self.own_cred(owner), &path, false).ok()?;
-        Some(Content { file: Arc::new(file), lies, writable: false })
+        Some(Content {
+            file: Arc::new(file),
+            lies,
+            writable: false,
+        })
     }
 
     /// Half-made copies of an earlier agent in the store, wherever a queued operation could have left one.
@@ -265,19 +314,35 @@ impl Namespace {
                     let mut at = tree.nearest_applied(dir);
                     while !dirs.contains(&at) {
                         dirs.push(at);
-                        at = tree.get(at).and_then(|inode| inode.logical.as_ref()).map_or(FileId::ROOT, |place| place.0);
+                        at = tree
+                            .get(at)
+                            .and_then(|inode| inode.logical.as_ref())
+                            .map_or(FileId::ROOT, |place| place.0);
                     }
                 }
             }
-            let spills: Vec<Name> = tree.iter().filter_map(|(_, inode)| inode.spill().map(|place| place.1.clone())).collect();
-            let who = tree.get(FileId::ROOT).map_or(crate::store::Cred { uid: 0, gid: 0 }, Inode::cred);
-            (dirs.iter().filter_map(|dir| tree.applied_path(*dir)).collect::<Vec<_>>(), spills, self.own_cred(who))
+            let spills: Vec<Name> = tree
+                .iter()
+                .filter_map(|(_, inode)| inode.spill().map(|place| place.1.clone()))
+                .collect();
+            let who = tree
+                .get(FileId::ROOT)
+                .map_or(crate::store::Cred { uid: 0, gid: 0 }, Inode::cred);
+            (
+                dirs.iter()
+                    .filter_map(|dir| tree.applied_path(*dir))
+                    .collect::<Vec<_>>(),
+                spills,
+                self.own_cred(who),
+            )
         };
         let mut prefix = crate::model::STORE_TEMPORARY_PREFIX.to_vec();
         prefix.extend_from_slice(self.key().as_bytes());
         for dir in dirs {
             for entry in self.store.list(who, &dir, true).unwrap_or_default() {
-                if entry.name.starts_with(&prefix) && !spills.iter().any(|name| **name == *entry.name) {
+                if entry.name.starts_with(&prefix)
+                    && !spills.iter().any(|name| **name == *entry.name)
+                {
                     drop(self.store.discard(who, &dir.join(&entry.name)));
                 }
             }

@@ -41,8 +41,12 @@ impl Namespace {
 
     pub fn forget(&self, id: FileId, count: u64) {
         let mut tree = self.tree();
-        let Some(inode) = tree.get_mut(id) else { return };
-        inode.lookups = inode.lookups.saturating_sub(u32::try_from(count).unwrap_or(u32::MAX));
+        let Some(inode) = tree.get_mut(id) else {
+            return;
+        };
+        inode.lookups = inode
+            .lookups
+            .saturating_sub(u32::try_from(count).unwrap_or(u32::MAX));
         if inode.lookups == 0 {
             let owned = inode.owned;
             if owned {
@@ -85,7 +89,8 @@ impl Namespace {
             self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
             let result = self.store.stat(Self::who(caller), &path);
             let mut tree = self.tree();
-            let unchanged = tree.dir(dir).is_some_and(|d| d.generation == generation) && tree.entry(dir, &name) == entry;
+            let unchanged = tree.dir(dir).is_some_and(|d| d.generation == generation)
+                && tree.entry(dir, &name) == entry;
             drop(moving);
             if !unchanged {
                 continue;
@@ -103,16 +108,28 @@ impl Namespace {
     }
 
     fn ask(&self, tree: &Tree, dir: FileId, name: &Name) -> Ask {
-        let Some(d) = tree.dir(dir) else { return Ask::Absent };
+        let Some(d) = tree.dir(dir) else {
+            return Ask::Absent;
+        };
         if let Some(entry) = d.children.get(name) {
-            let Some(id) = entry.logical() else { return Ask::Absent };
+            let Some(id) = entry.logical() else {
+                return Ask::Absent;
+            };
             let believed = tree.get(id).is_some_and(|inode| {
-                inode.owned || inode.handles > 0 || inode.checked.is_some_and(|at| at.elapsed() < self.config.store_ttl)
+                inode.owned
+                    || inode.handles > 0
+                    || inode
+                        .checked
+                        .is_some_and(|at| at.elapsed() < self.config.store_ttl)
             });
             if believed {
                 return Ask::Known(id);
             }
-        } else if d.complete || d.absent.get(name).is_some_and(|at| at.elapsed() < self.config.store_ttl) {
+        } else if d.complete
+            || d.absent
+                .get(name)
+                .is_some_and(|at| at.elapsed() < self.config.store_ttl)
+        {
             return Ask::Absent;
         }
         match tree.applied_path(dir) {
@@ -125,7 +142,9 @@ impl Namespace {
     fn integrate(&self, tree: &mut Tree, dir: FileId, name: &Name, stat: &StoreStat) -> FileId {
         let known = tree.entry(dir, name).and_then(Entry::logical);
         if let Some(id) = known {
-            let same = tree.get(id).is_some_and(|inode| inode.attr.ino == stat.attr.ino && inode.attr.kind == stat.attr.kind);
+            let same = tree.get(id).is_some_and(|inode| {
+                inode.attr.ino == stat.attr.ino && inode.attr.kind == stat.attr.kind
+            });
             if same {
                 self.refresh(tree, id, stat);
                 return id;
@@ -195,7 +214,9 @@ impl Namespace {
 
     /// New attributes of a file that is the store's; a directory keeps what we did to it meanwhile.
     pub(super) fn refresh(&self, tree: &mut Tree, id: FileId, stat: &StoreStat) {
-        let Some(inode) = tree.get_mut(id) else { return };
+        let Some(inode) = tree.get_mut(id) else {
+            return;
+        };
         inode.checked = Some(clock::tick());
         if inode.owned && !inode.is_dir() {
             return;
@@ -211,7 +232,10 @@ impl Namespace {
             inode.attr.ctime = inode.attr.ctime.max(stat.attr.ctime);
             return;
         }
-        inode.attr = Attr { ino: inode.attr.ino, ..stat.attr };
+        inode.attr = Attr {
+            ino: inode.attr.ino,
+            ..stat.attr
+        };
         inode.identity = Some(Box::new(stat.identity));
     }
 
@@ -220,13 +244,19 @@ impl Namespace {
         let moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
         let (path, who): (StorePath, Cred) = {
             let tree = self.tree();
-            let Some(inode) = tree.get(id) else { return Ok(()) };
-            let fresh = inode.checked.is_some_and(|at| at.elapsed() < self.config.store_ttl);
+            let Some(inode) = tree.get(id) else {
+                return Ok(());
+            };
+            let fresh = inode
+                .checked
+                .is_some_and(|at| at.elapsed() < self.config.store_ttl);
             let ours = inode.owned && !inode.is_dir();
             if fresh || ours || inode.handles > 0 || inode.set_meta.is_some() {
                 return Ok(());
             }
-            let Some(path) = tree.applied_path(id) else { return Ok(()) };
+            let Some(path) = tree.applied_path(id) else {
+                return Ok(());
+            };
             (path, inode.cred())
         };
         self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
@@ -235,7 +265,9 @@ impl Namespace {
         drop(moving);
         match result {
             Ok(stat) => {
-                let same = tree.get(id).is_some_and(|inode| inode.attr.ino == stat.attr.ino || id == FileId::ROOT);
+                let same = tree
+                    .get(id)
+                    .is_some_and(|inode| inode.attr.ino == stat.attr.ino || id == FileId::ROOT);
                 if !same {
                     return Err(Errno::STALE.into());
                 }
@@ -249,7 +281,11 @@ impl Namespace {
 
     /// Our own credentials, for what is done on nobody's behalf; reading as root where we are root.
     pub(crate) fn own_cred(&self, owner: Cred) -> Cred {
-        if rustix::process::geteuid().is_root() { Cred { uid: 0, gid: 0 } } else { owner }
+        if rustix::process::geteuid().is_root() {
+            Cred { uid: 0, gid: 0 }
+        } else {
+            owner
+        }
     }
 }
 

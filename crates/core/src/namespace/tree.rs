@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::model::{
-    Attr, DeviceId, EntryRecord, FileId, FileRecord, Kind, NodeId, OpKind, Replica, RunId, Seq, StoreIdentity,
+    Attr, DeviceId, EntryRecord, FileId, FileRecord, Kind, NodeId, OpKind, Replica, RunId, Seq,
+    StoreIdentity,
 };
 use crate::store::{Cred, StorePath};
 
@@ -44,7 +45,11 @@ fn raw(id: Option<FileId>) -> u64 {
 
 impl Entry {
     pub fn new(logical: Option<FileId>, planned: Option<FileId>) -> Self {
-        Self { logical: raw(logical), planned: raw(planned), pins: 0 }
+        Self {
+            logical: raw(logical),
+            planned: raw(planned),
+            pins: 0,
+        }
     }
     pub fn logical(self) -> Option<FileId> {
         some(self.logical)
@@ -189,7 +194,10 @@ impl Inode {
         self.extra.as_ref().and_then(|extra| extra.spill.as_ref())
     }
     pub fn cred(&self) -> Cred {
-        Cred { uid: self.attr.uid, gid: self.attr.gid }
+        Cred {
+            uid: self.attr.uid,
+            gid: self.attr.gid,
+        }
     }
 }
 
@@ -199,7 +207,13 @@ pub enum Progress {
     Waiting,
     Staging,
     /// A complete copy lies under the temporary in `dir`, synced and compared if `checked`.
-    Staged { dir: FileId, temporary: Name, staged: crate::store::Staged, version: u32, checked: bool },
+    Staged {
+        dir: FileId,
+        temporary: Name,
+        staged: crate::store::Staged,
+        version: u32,
+        checked: bool,
+    },
     /// The drain is carrying it out; it can no longer be taken back.
     Committing,
 }
@@ -249,7 +263,15 @@ impl Tree {
     pub fn new(root: Inode) -> Self {
         let mut inodes = HashMap::new();
         inodes.insert(FileId::ROOT, Box::new(root));
-        Self { inodes, ops: BTreeMap::new(), next_id: 2, next_seq: 1, discards: Vec::new(), hard_links: HashMap::new(), clean_bytes: HashMap::new() }
+        Self {
+            inodes,
+            ops: BTreeMap::new(),
+            next_id: 2,
+            next_seq: 1,
+            discards: Vec::new(),
+            hard_links: HashMap::new(),
+            clean_bytes: HashMap::new(),
+        }
     }
 
     pub fn get(&self, id: FileId) -> Option<&Inode> {
@@ -288,7 +310,9 @@ impl Tree {
 
     /// Changes one name; an entry that says nothing any more is dropped.
     pub fn bind(&mut self, dir: FileId, name: &Name, change: impl FnOnce(&mut Entry)) -> Entry {
-        let Some(d) = self.dir_mut(dir) else { return Entry::default() };
+        let Some(d) = self.dir_mut(dir) else {
+            return Entry::default();
+        };
         let entry = d.children.entry(name.clone()).or_default();
         change(entry);
         let entry = *entry;
@@ -303,9 +327,17 @@ impl Tree {
     /// Brings the count of clean bytes up to date with the file's present state. Call it before the replica changes its
     /// device (with `replica` still the old one and the file not sealed) and after anything else that matters.
     pub fn recount(&mut self, id: FileId) {
-        let Some(inode) = self.inodes.get_mut(&id) else { return };
-        let Some((device, _)) = inode.replica else { return };
-        let now = if inode.sealed && !inode.dirty() { inode.charged_bytes } else { 0 };
+        let Some(inode) = self.inodes.get_mut(&id) else {
+            return;
+        };
+        let Some((device, _)) = inode.replica else {
+            return;
+        };
+        let now = if inode.sealed && !inode.dirty() {
+            inode.charged_bytes
+        } else {
+            0
+        };
         let before = std::mem::replace(&mut inode.clean_bytes, now);
         let count = self.clean_bytes.entry(device).or_insert(0);
         *count = (*count + now).saturating_sub(before);
@@ -329,10 +361,16 @@ impl Tree {
 
     /// Does the store have the file, or will it for certain (its publication can no longer be taken back)?
     pub fn in_store(&self, id: FileId) -> bool {
-        let Some(inode) = self.get(id) else { return false };
+        let Some(inode) = self.get(id) else {
+            return false;
+        };
         inode.applied.is_some()
             || inode.publish.is_some_and(|seq| {
-                inode.is_dir() || self.ops.get(&seq).is_some_and(|op| op.progress == Progress::Committing)
+                inode.is_dir()
+                    || self
+                        .ops
+                        .get(&seq)
+                        .is_some_and(|op| op.progress == Progress::Committing)
             })
     }
 
@@ -342,10 +380,15 @@ impl Tree {
     }
     /// Path that the store has.
     pub fn applied_path(&self, id: FileId) -> Option<StorePath> {
-        self.path_by(id, |inode| inode.applied.as_ref()).map(StorePath)
+        self.path_by(id, |inode| inode.applied.as_ref())
+            .map(StorePath)
     }
 
-    fn path_by<'a>(&'a self, id: FileId, place: impl Fn(&'a Inode) -> Option<&'a Place>) -> Option<Vec<u8>> {
+    fn path_by<'a>(
+        &'a self,
+        id: FileId,
+        place: impl Fn(&'a Inode) -> Option<&'a Place>,
+    ) -> Option<Vec<u8>> {
         let mut names: Vec<&[u8]> = Vec::new();
         let mut at = id;
         while at != FileId::ROOT {
@@ -372,11 +415,15 @@ impl Tree {
     pub fn nearest_applied(&self, dir: FileId) -> FileId {
         let mut at = dir;
         while at != FileId::ROOT {
-            let Some(inode) = self.get(at) else { return FileId::ROOT };
+            let Some(inode) = self.get(at) else {
+                return FileId::ROOT;
+            };
             if inode.applied.is_some() && self.applied_path(at).is_some() {
                 return at;
             }
-            let Some((parent, _)) = inode.logical.as_ref() else { return FileId::ROOT };
+            let Some((parent, _)) = inode.logical.as_ref() else {
+                return FileId::ROOT;
+            };
             at = *parent;
         }
         at
@@ -419,7 +466,9 @@ impl Tree {
         let op = self.ops.remove(&seq)?;
         let places = places(&op.kind);
         for (dir, name) in &places {
-            self.bind(*dir, name, |entry| entry.pins = entry.pins.saturating_sub(1));
+            self.bind(*dir, name, |entry| {
+                entry.pins = entry.pins.saturating_sub(1)
+            });
             if let Some(d) = self.dir_mut(*dir) {
                 d.queued = d.queued.saturating_sub(1);
             }
@@ -429,7 +478,9 @@ impl Tree {
 
     /// Is nothing left that refers to the file?
     pub fn unreferenced(&self, id: FileId) -> bool {
-        let Some(inode) = self.get(id) else { return false };
+        let Some(inode) = self.get(id) else {
+            return false;
+        };
         id != FileId::ROOT
             && inode.lookups == 0
             && inode.handles == 0
@@ -446,7 +497,9 @@ impl Tree {
 
     /// Forgets a file that only mirrors the store (nothing of ours in it, nobody knows it).
     pub fn forget_mirror(&mut self, id: FileId) -> bool {
-        let Some(inode) = self.get(id) else { return false };
+        let Some(inode) = self.get(id) else {
+            return false;
+        };
         let idle = id != FileId::ROOT
             && !inode.owned
             && inode.lookups == 0
@@ -455,7 +508,12 @@ impl Tree {
         if !idle {
             return false;
         }
-        let places: Vec<Place> = inode.logical.iter().chain(inode.extra.iter().flat_map(|extra| &extra.more_names)).cloned().collect();
+        let places: Vec<Place> = inode
+            .logical
+            .iter()
+            .chain(inode.extra.iter().flat_map(|extra| &extra.more_names))
+            .cloned()
+            .collect();
         for (dir, name) in places {
             if self.entry(dir, &name) == Some(Entry::new(Some(id), Some(id)))
                 && let Some(d) = self.dir_mut(dir)
@@ -483,7 +541,11 @@ impl Tree {
             version: u64::from(inode.version),
             durable_version: u64::from(inode.durable),
             sealed: inode.sealed,
-            replica: inode.replica.map(|(device, backing_ino)| Replica { node: NodeId(0), device, backing_ino }),
+            replica: inode.replica.map(|(device, backing_ino)| Replica {
+                node: NodeId(0),
+                device,
+                backing_ino,
+            }),
             spill: inode.spill().map(place),
             identity: inode.identity.as_deref().copied(),
             logical: inode.logical.as_ref().map(place),
@@ -497,7 +559,10 @@ impl Tree {
     }
 
     pub fn entry_record(&self, dir: FileId, name: &[u8]) -> Option<EntryRecord> {
-        self.entry(dir, name).map(|entry| EntryRecord { logical: entry.logical(), planned: entry.planned() })
+        self.entry(dir, name).map(|entry| EntryRecord {
+            logical: entry.logical(),
+            planned: entry.planned(),
+        })
     }
 }
 
@@ -540,7 +605,19 @@ pub fn places(kind: &OpKind) -> Vec<Place> {
         | OpKind::Link { dir, name, .. }
         | OpKind::Unlink { dir, name, .. }
         | OpKind::RemoveDir { dir, name, .. } => vec![place(dir, name)],
-        OpKind::Rename { from_dir, from, to_dir, to, .. } => vec![place(from_dir, from), place(to_dir, to)],
-        OpKind::Exchange { a_dir, a_name, b_dir, b_name, .. } => vec![place(a_dir, a_name), place(b_dir, b_name)],
+        OpKind::Rename {
+            from_dir,
+            from,
+            to_dir,
+            to,
+            ..
+        } => vec![place(from_dir, from), place(to_dir, to)],
+        OpKind::Exchange {
+            a_dir,
+            a_name,
+            b_dir,
+            b_name,
+            ..
+        } => vec![place(a_dir, a_name), place(b_dir, b_name)],
     }
 }

@@ -35,7 +35,8 @@ impl Matcher {
         let mut regexes = Vec::new();
         let mut regex_owner = Vec::new();
         for (position, pattern) in patterns.enumerate() {
-            let owner = u16::try_from(position).map_err(|_| (position, "more than 65,535 rules".to_owned()))?;
+            let owner = u16::try_from(position)
+                .map_err(|_| (position, "more than 65,535 rules".to_owned()))?;
             match pattern {
                 Pattern::Glob(text) => {
                     for form in forms(text).map_err(|why| (position, why))? {
@@ -56,19 +57,30 @@ impl Matcher {
         }
         let globs = globs.build().map_err(|error| (0, error.to_string()))?;
         let regexes = RegexSet::new(&regexes).map_err(|error| (0, error.to_string()))?;
-        Ok(Self { globs, glob_owner, regexes, regex_owner })
+        Ok(Self {
+            globs,
+            glob_owner,
+            regexes,
+            regex_owner,
+        })
     }
 
     /// Calls `found` for every matching pattern, each at most once, highest position first.
     pub fn each_match(&self, path: &[u8], mut found: impl FnMut(u16)) {
         SCRATCH.with_borrow_mut(|scratch| {
             scratch.clear();
-            self.globs.matches_candidate_into(&Candidate::from_bytes(path), scratch);
+            self.globs
+                .matches_candidate_into(&Candidate::from_bytes(path), scratch);
             for position in scratch.iter_mut() {
                 *position = usize::from(self.glob_owner[*position]);
             }
             if !self.regex_owner.is_empty() {
-                scratch.extend(self.regexes.matches(path).iter().map(|index| usize::from(self.regex_owner[index])));
+                scratch.extend(
+                    self.regexes
+                        .matches(path)
+                        .iter()
+                        .map(|index| usize::from(self.regex_owner[index])),
+                );
             }
             scratch.sort_unstable_by(|a, b| b.cmp(a));
             scratch.dedup();
@@ -93,7 +105,10 @@ fn forms(text: &str) -> Result<Vec<String>, String> {
         return Err("the pattern is empty; '*' matches everything".to_owned());
     }
     if body.split('/').any(|part| part == ".." || part == ".") {
-        return Err("a pattern has no '.' or '..' parts; it starts at the directory that is served".to_owned());
+        return Err(
+            "a pattern has no '.' or '..' parts; it starts at the directory that is served"
+                .to_owned(),
+        );
     }
     if body == "**" || body.ends_with("/**") {
         return Ok(vec![body.to_owned()]);
@@ -111,14 +126,19 @@ fn forms(text: &str) -> Result<Vec<String>, String> {
 fn whole_path(text: &str) -> Result<String, String> {
     // Alone first: `a)(b` would slip through inside the group.
     let first = Regex::new(text).err().map(|error| shortened(&error));
-    for wrapped in [format!(r"(?s-u)\A(?:{text})\z"), format!(r"(?s)\A(?:{text})\z")] {
+    for wrapped in [
+        format!(r"(?s-u)\A(?:{text})\z"),
+        format!(r"(?s)\A(?:{text})\z"),
+    ] {
         if first.is_none() && Regex::new(&wrapped).is_ok() {
             return Ok(wrapped);
         }
     }
     let why = first.unwrap_or_else(|| "it can't be matched against whole paths".to_owned());
     Err(if text.starts_with(['*', '+', '?']) {
-        format!("{why}; this looks like a shell pattern, as a regular expression it would be '.{text}'")
+        format!(
+            "{why}; this looks like a shell pattern, as a regular expression it would be '.{text}'"
+        )
     } else {
         why
     })
@@ -127,5 +147,9 @@ fn whole_path(text: &str) -> Result<String, String> {
 /// The last line of the parser's drawing: the reason.
 fn shortened(error: &regex::Error) -> String {
     let text = error.to_string();
-    text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
+    text.lines()
+        .last()
+        .unwrap_or_default()
+        .trim_start_matches("error: ")
+        .to_owned()
 }

@@ -56,7 +56,11 @@ thread_local! {
 /// Whether the caller of the request that this thread serves was interrupted (Ctrl-C, kill). Operations that wait long look
 /// at it and give up with EINTR; the program hangs unkillable until they return.
 pub fn interrupted() -> bool {
-    BERTH.with(|berth| berth.get().is_some_and(|berth| berth.interrupted.load(Ordering::Relaxed)))
+    BERTH.with(|berth| {
+        berth
+            .get()
+            .is_some_and(|berth| berth.interrupted.load(Ordering::Relaxed))
+    })
 }
 
 /// What the session and the threads share.
@@ -111,12 +115,21 @@ impl Crew {
         let going_on = |roll: &mut Roll| !roll.over;
         match patience {
             None => {
-                drop(self.left.wait_while(self.roll(), going_on).unwrap_or_else(PoisonError::into_inner));
+                drop(
+                    self.left
+                        .wait_while(self.roll(), going_on)
+                        .unwrap_or_else(PoisonError::into_inner),
+                );
                 true
             }
             Some(patience) => {
-                let outcome = self.left.wait_timeout_while(self.roll(), patience, going_on);
-                !outcome.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+                let outcome = self
+                    .left
+                    .wait_timeout_while(self.roll(), patience, going_on);
+                !outcome
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .1
+                    .timed_out()
             }
         }
     }
@@ -129,7 +142,9 @@ impl Crew {
                 if berth.waiting.load(Ordering::SeqCst) {
                     // SAFETY: a thread strikes its berth off the roll before it ends, and we hold the roll, so the id is
                     // that of a living thread. The signal's handler does nothing.
-                    unsafe { libc::pthread_kill(berth.thread.load(Ordering::SeqCst), wake_signal()) };
+                    unsafe {
+                        libc::pthread_kill(berth.thread.load(Ordering::SeqCst), wake_signal())
+                    };
                 }
             }
             // A thread may have looked at `stopping` just before and gone to `read` just after the signal: call again.
@@ -149,7 +164,8 @@ impl Crew {
             return Ok(());
         }
         let berth = Arc::<Berth>::default();
-        let (crew, filesystem, own) = (Arc::clone(self), Arc::clone(filesystem), Arc::clone(&berth));
+        let (crew, filesystem, own) =
+            (Arc::clone(self), Arc::clone(filesystem), Arc::clone(&berth));
         std::thread::Builder::new()
             .name(format!("fuse-{}", roll.hired))
             .spawn(move || crew.serve(&filesystem, &own))?;
@@ -160,7 +176,9 @@ impl Crew {
 
     fn serve<F: Filesystem>(self: &Arc<Self>, filesystem: &Arc<F>, berth: &Arc<Berth>) {
         // SAFETY: pthread_self has no preconditions.
-        berth.thread.store(unsafe { libc::pthread_self() }, Ordering::SeqCst);
+        berth
+            .thread
+            .store(unsafe { libc::pthread_self() }, Ordering::SeqCst);
         BERTH.with(|own| own.set(Arc::clone(berth)).ok());
         let mut inbox = Inbox::new(self.bulk_bytes_max);
         let mut reply = Reply::default();
@@ -210,16 +228,29 @@ impl Crew {
         outcome.map(|bytes| &inbox.room()[..bytes])
     }
 
-    fn handle<F: Filesystem>(&self, filesystem: &F, berth: &Berth, bytes: &[u8], reply: &mut Reply) {
+    fn handle<F: Filesystem>(
+        &self,
+        filesystem: &F,
+        berth: &Berth,
+        bytes: &[u8],
+        reply: &mut Reply,
+    ) {
         let Ok(header) = Header::decode(bytes) else {
-            tracing::error!(bytes = bytes.len(), "a request of the kernel is too short to be answered");
+            tracing::error!(
+                bytes = bytes.len(),
+                "a request of the kernel is too short to be answered"
+            );
             return;
         };
         reply.clear();
         let request = match request::decode(bytes) {
             Ok(request) => request,
             Err(errno) => {
-                tracing::error!(opcode = header.opcode, bytes = bytes.len(), "a request of the kernel is malformed");
+                tracing::error!(
+                    opcode = header.opcode,
+                    bytes = bytes.len(),
+                    "a request of the kernel is malformed"
+                );
                 return self.send(&header, errno.raw_os_error(), &[]);
             }
         };
@@ -232,8 +263,9 @@ impl Crew {
         }
         berth.interrupted.store(false, Ordering::Relaxed);
         berth.unique.store(header.unique, Ordering::Release);
-        let outcome =
-            catch_unwind(AssertUnwindSafe(|| dispatch::answer(filesystem, &request, reply, self.bulk_bytes_max)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            dispatch::answer(filesystem, &request, reply, self.bulk_bytes_max)
+        }));
         berth.unique.store(0, Ordering::Release);
         match outcome {
             Ok(Ok(())) => self.send(&header, 0, reply.body()),
@@ -252,8 +284,13 @@ impl Crew {
 
     fn interrupt(&self, unique: u64) -> bool {
         let roll = self.roll();
-        let berth = roll.berths.iter().find(|berth| berth.unique.load(Ordering::Acquire) == unique);
-        berth.inspect(|berth| berth.interrupted.store(true, Ordering::Relaxed)).is_some()
+        let berth = roll
+            .berths
+            .iter()
+            .find(|berth| berth.unique.load(Ordering::Acquire) == unique);
+        berth
+            .inspect(|berth| berth.interrupted.store(true, Ordering::Relaxed))
+            .is_some()
     }
 
     fn send(&self, header: &Header, error: i32, body: &[u8]) {
@@ -264,7 +301,9 @@ impl Crew {
         match rustix::io::writev(&*self.device, &reply::slices(&head, body)) {
             // ENOENT: nobody waits for it any more. ENODEV: the mount is gone.
             Ok(_) | Err(Errno::NOENT | Errno::NODEV) => {}
-            Err(errno) => tracing::error!(%errno, opcode = header.opcode, "the kernel refused an answer"),
+            Err(errno) => {
+                tracing::error!(%errno, opcode = header.opcode, "the kernel refused an answer")
+            }
         }
     }
 
@@ -296,7 +335,11 @@ impl Inbox {
         let size = write_bytes_max + abi::REQUEST_SLACK_BYTES;
         let bytes = vec![0; size + 2 * abi::PAGE_BYTES];
         let data_at = (bytes.as_ptr() as usize + abi::WRITE_PREFIX_BYTES) % abi::PAGE_BYTES;
-        Self { bytes, start: (abi::PAGE_BYTES - data_at) % abi::PAGE_BYTES, size }
+        Self {
+            bytes,
+            start: (abi::PAGE_BYTES - data_at) % abi::PAGE_BYTES,
+            size,
+        }
     }
 
     fn room(&mut self) -> &mut [u8] {

@@ -65,16 +65,38 @@ impl Notifier {
     /// its mode doesn't matter, the kernel opens it anew for each open with that open's flags. Needs CAP_SYS_ADMIN in the
     /// initial user namespace. The descriptor may be closed afterwards.
     pub fn backing_open(&self, file: impl AsFd) -> io::Result<BackingId> {
-        let map = device::BackingMap { fd: file.as_fd().as_raw_fd(), flags: 0, padding: 0 };
+        let map = device::BackingMap {
+            fd: file.as_fd().as_raw_fd(),
+            flags: 0,
+            padding: 0,
+        };
         // SAFETY: the ioctl reads one `BackingMap` through the pointer, which lives across the call.
-        let id = unsafe { libc::ioctl(self.device.as_raw_fd(), device::BACKING_OPEN.into(), &raw const map) };
-        u32::try_from(id).map(BackingId).map_err(|_negative| io::Error::last_os_error())
+        let id = unsafe {
+            libc::ioctl(
+                self.device.as_raw_fd(),
+                device::BACKING_OPEN.into(),
+                &raw const map,
+            )
+        };
+        u32::try_from(id)
+            .map(BackingId)
+            .map_err(|_negative| io::Error::last_os_error())
     }
 
     pub fn backing_close(&self, id: BackingId) -> io::Result<()> {
         // SAFETY: the ioctl reads one `u32` through the pointer, which lives across the call.
-        let outcome = unsafe { libc::ioctl(self.device.as_raw_fd(), device::BACKING_CLOSE.into(), &raw const id.0) };
-        if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        let outcome = unsafe {
+            libc::ioctl(
+                self.device.as_raw_fd(),
+                device::BACKING_CLOSE.into(),
+                &raw const id.0,
+            )
+        };
+        if outcome == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
     }
 
     /// A node or name that the kernel doesn't know needs no invalidation: that is success.
@@ -94,8 +116,13 @@ pub(super) fn clone_device(device: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let fresh = rustix::fs::open(path, flags, rustix::fs::Mode::empty())?;
     let origin = device.as_raw_fd() as u32;
     // SAFETY: the ioctl reads one `u32` through the pointer, which lives across the call.
-    let outcome = unsafe { libc::ioctl(fresh.as_raw_fd(), device::CLONE.into(), &raw const origin) };
-    if outcome == 0 { Ok(fresh) } else { Err(io::Error::last_os_error()) }
+    let outcome =
+        unsafe { libc::ioctl(fresh.as_raw_fd(), device::CLONE.into(), &raw const origin) };
+    if outcome == 0 {
+        Ok(fresh)
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 fn name_bytes(name: &[u8]) -> io::Result<u32> {

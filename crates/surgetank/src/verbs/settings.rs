@@ -42,7 +42,10 @@ pub struct Settings {
 impl Settings {
     /// For verbs that only look for an agent.
     pub fn of_state(state: Option<&PathBuf>) -> Self {
-        Self { state: state.cloned(), ..Self::default() }
+        Self {
+            state: state.cloned(),
+            ..Self::default()
+        }
     }
 
     /// Options that an agent takes at its start only; named when an agent runs already.
@@ -56,6 +59,9 @@ impl Settings {
             ("--verify", self.verify.is_some()),
             ("--fsync", self.fsync.is_some()),
         ];
-        given.into_iter().filter_map(|(name, given)| given.then_some(name)).collect()
+        given
+            .into_iter()
+            .filter_map(|(name, given)| given.then_some(name))
+            .collect()
     }
 }

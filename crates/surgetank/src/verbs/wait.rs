@@ -27,7 +27,9 @@ pub struct Args {
 
 /// `90s`, `5m`, `1.5h`, `250ms`, or plain seconds.
 pub fn duration_millis(text: &str) -> Result<u64, String> {
-    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let split = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let factor = match unit {
         "ms" => 1.0,
@@ -37,18 +39,27 @@ pub fn duration_millis(text: &str) -> Result<u64, String> {
         "d" => 86_400e3,
         _ => return Err(format!("`{unit}` is no unit of time: ms, s, m, h, d")),
     };
-    let value: f64 = number.parse().map_err(|_| format!("`{number}` is no number"))?;
+    let value: f64 = number
+        .parse()
+        .map_err(|_| format!("`{number}` is no number"))?;
     Ok((value * factor) as u64)
 }
 
 pub fn wait(program: &Program<'_>, args: &Args) -> Outcome {
     let first = args.paths.first().map_or(Path::new("."), PathBuf::as_path);
     let mut agent = agent_of(program, &Settings::of_state(args.state.as_ref()), first)?;
-    let paths = args.paths.iter().map(|path| agent.relative(path)).collect::<Result<_, Error>>()?;
+    let paths = args
+        .paths
+        .iter()
+        .map(|path| agent.relative(path))
+        .collect::<Result<_, Error>>()?;
     let scope = Scope { run: None, paths };
     let signals = Signals::block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT])
         .map_err(|error| Error::new("signals cannot be blocked").why(error))?;
-    let request = Request::Wait { scope: scope.clone(), timeout_ms: args.timeout };
+    let request = Request::Wait {
+        scope: scope.clone(),
+        timeout_ms: args.timeout,
+    };
     let verdict = match final_drain::follow(&mut agent, &scope, &request, &signals, args.quiet)? {
         Ok(Drained::Settled(verdict) | Drained::TimedOut(verdict)) => verdict,
         Ok(Drained::GaveUp) => return Ok(exit::NOT_DURABLE),
@@ -57,7 +68,11 @@ pub fn wait(program: &Program<'_>, args: &Args) -> Outcome {
     if !args.quiet || !verdict.is_durable() {
         words::tell(&words::verdict_lines(&verdict));
     }
-    Ok(if verdict.is_durable() { exit::OK } else { exit::NOT_DURABLE })
+    Ok(if verdict.is_durable() {
+        exit::OK
+    } else {
+        exit::NOT_DURABLE
+    })
 }
 
 #[cfg(test)]

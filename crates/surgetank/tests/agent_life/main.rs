@@ -15,7 +15,10 @@ use bench::{Bench, Who};
 
 fn main() {
     if std::env::var_os("SURGETANK_TEST_PROGRAM").is_some() {
-        let program = Program { backend: &fake::FakeBackend, configure: fake::configure };
+        let program = Program {
+            backend: &fake::FakeBackend,
+            configure: fake::configure,
+        };
         std::process::exit(i32::from(verbs::main(&program)));
     }
     let arguments = Arguments::from_args();

@@ -65,13 +65,32 @@ impl Namespace {
             }
         };
         let id = open.id;
-        let handle = Handle { id, open, writes, append: flags & libc::O_APPEND != 0, run };
-        self.handles.write().unwrap_or_else(PoisonError::into_inner).insert(fh, Arc::new(handle));
-        Opened { handle: fh, grant, keep_cache: !writes && self.tree().get(id).is_some_and(|inode| inode.owned) }
+        let handle = Handle {
+            id,
+            open,
+            writes,
+            append: flags & libc::O_APPEND != 0,
+            run,
+        };
+        self.handles
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(fh, Arc::new(handle));
+        Opened {
+            handle: fh,
+            grant,
+            keep_cache: !writes && self.tree().get(id).is_some_and(|inode| inode.owned),
+        }
     }
 
     /// Gets the content of an inode ready and counts one more user. The caller must give it back with `close_inode`.
-    pub(crate) fn open_inode(&self, id: FileId, writes: bool, truncates: bool, run: RunId) -> FsResult<Arc<Open>> {
+    pub(crate) fn open_inode(
+        &self,
+        id: FileId,
+        writes: bool,
+        truncates: bool,
+        run: RunId,
+    ) -> FsResult<Arc<Open>> {
         let _inode = self.lock_inode(id);
         let active = self.opens().get(&id).cloned();
         let open = match active {
@@ -117,20 +136,32 @@ impl Namespace {
     fn reread(&self, id: FileId) -> FsResult<()> {
         let (path, who, identity) = {
             let tree = self.tree();
-            let Some(inode) = tree.get(id) else { return Err(Errno::NOENT.into()) };
-            let fresh = inode.checked.is_some_and(|at| at.elapsed() < self.config.store_ttl);
+            let Some(inode) = tree.get(id) else {
+                return Err(Errno::NOENT.into());
+            };
+            let fresh = inode
+                .checked
+                .is_some_and(|at| at.elapsed() < self.config.store_ttl);
             if fresh || inode.replica.is_some() || inode.spill().is_some() || inode.dirty() {
                 return Ok(());
             }
-            let Some(path) = tree.applied_path(id) else { return Ok(()) };
+            let Some(path) = tree.applied_path(id) else {
+                return Ok(());
+            };
             (path, inode.cred(), inode.identity.as_deref().copied())
         };
         self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
         let stat = self.store.stat(self.own_cred(who), &path).map_err(|why| {
-            if super::super::resolve::is_absent(&why) { Fault::from(Errno::STALE) } else { Fault::from(why) }
+            if super::super::resolve::is_absent(&why) {
+                Fault::from(Errno::STALE)
+            } else {
+                Fault::from(why)
+            }
         })?;
         let mut tree = self.tree();
-        let Some(inode) = tree.get_mut(id) else { return Ok(()) };
+        let Some(inode) = tree.get_mut(id) else {
+            return Ok(());
+        };
         inode.checked = Some(clock::tick());
         if identity != Some(stat.identity) {
             let ino = inode.attr.ino;
@@ -160,20 +191,37 @@ impl Namespace {
             let path = tree.logical_path(id).ok_or(Errno::NOENT)?;
             let device = self.tiers.device(device);
             // A direct descriptor of ours is read-only, or our own leases would be refused.
-            let direct = self.door.get().is_some() && self.config.direct && (!writes || self.room_for_direct(device.id(), &path, size_bytes).is_some());
-            let file = device.open(&path, writes && !direct).inspect_err(|why| self.device_failed(device.id(), why))?;
+            let direct = self.door.get().is_some()
+                && self.config.direct
+                && (!writes
+                    || self
+                        .room_for_direct(device.id(), &path, size_bytes)
+                        .is_some());
+            let file = device
+                .open(&path, writes && !direct)
+                .inspect_err(|why| self.device_failed(device.id(), why))?;
             drop(tree);
             if !writes {
                 device.counters().hits.fetch_add(1, Ordering::Relaxed);
             }
-            let content = Content { file: Arc::new(file), lies: Lies::Tier(device.id()), writable: writes && !direct };
-            return self.engage(id, content, writes, direct, charged_bytes, || device.open(&path, true));
+            let content = Content {
+                file: Arc::new(file),
+                lies: Lies::Tier(device.id()),
+                writable: writes && !direct,
+            };
+            return self.engage(id, content, writes, direct, charged_bytes, || {
+                device.open(&path, true)
+            });
         }
         if let Some((dir, name)) = inode.spill().cloned() {
             let path = tree.applied_path(dir).ok_or(Errno::NOENT)?.join(&name);
             drop(tree);
             let file = self.store.open(self.own_cred(owner), &path, writes)?;
-            let content = Content { file: Arc::new(file), lies: Lies::StoreTemporary, writable: writes };
+            let content = Content {
+                file: Arc::new(file),
+                lies: Lies::StoreTemporary,
+                writable: writes,
+            };
             return self.engage(id, content, writes, !writes, 0, || Err(Errno::IO.into()));
         }
         let path = tree.applied_path(id).ok_or(Errno::NOENT)?;
@@ -186,7 +234,11 @@ impl Namespace {
             return self.open_placed(id, Some(&source), size_bytes);
         }
         let file = self.store.open(self.own_cred(owner), &path, writes)?;
-        let content = Content { file: Arc::new(file), lies: Lies::Store, writable: writes };
+        let content = Content {
+            file: Arc::new(file),
+            lies: Lies::Store,
+            writable: writes,
+        };
         self.engage(id, content, writes, !writes, 0, || Err(Errno::IO.into()))
     }
 
@@ -212,7 +264,12 @@ impl Namespace {
     }
 
     /// Opens a store file whose next version goes to a tier: with the present bytes (copy-up) or empty.
-    fn open_placed(&self, id: FileId, source: Option<&std::fs::File>, size_bytes: u64) -> FsResult<Open> {
+    fn open_placed(
+        &self,
+        id: FileId,
+        source: Option<&std::fs::File>,
+        size_bytes: u64,
+    ) -> FsResult<Open> {
         let (path, mode, perm) = {
             let tree = self.tree();
             let inode = tree.get(id).ok_or(Errno::NOENT)?;
@@ -222,12 +279,16 @@ impl Namespace {
         };
         let kind = match source {
             Some(_) => AskKind::CopyUp { bytes: size_bytes },
-            None => AskKind::Create { expected: self.expected(&path) },
+            None => AskKind::Create {
+                expected: self.expected(&path),
+            },
         };
         let placed = self.place(&path, id, kind, mode, perm)?;
         if let Some(source) = source {
             let target = placed.writable()?;
-            if let Err(why) = crate::tier::ladder::copy_file(source, &target, size_bytes, &|_| Ok(())) {
+            if let Err(why) =
+                crate::tier::ladder::copy_file(source, &target, size_bytes, &|_| Ok(()))
+            {
                 self.undo_placed(&placed);
                 return Err(why.into());
             }
@@ -244,7 +305,9 @@ impl Namespace {
     /// Makes the hidden plain file the inode's replica, under the path that the inode has now. The tree is locked.
     pub(crate) fn adopt(&self, tree: &mut Tree, id: FileId, placed: &Placed) -> FsResult<()> {
         let path = tree.logical_path(id);
-        let Some(inode) = tree.get_mut(id) else { return Err(Errno::NOENT.into()) };
+        let Some(inode) = tree.get_mut(id) else {
+            return Err(Errno::NOENT.into());
+        };
         inode.extra_mut().placed = placed.reason.clone();
         match (placed.content.lies, &placed.spill) {
             (Lies::Tier(device), _) => {
@@ -270,11 +333,14 @@ impl Namespace {
 
     /// The `Open` of a file that was just placed.
     pub(crate) fn bound(&self, id: FileId, placed: Placed, size_bytes: u64) -> FsResult<Open> {
-        let open = self.engage(id, placed.content.clone(), true, placed.direct, 0, || placed.writable())?;
+        let open = self.engage(id, placed.content.clone(), true, placed.direct, 0, || {
+            placed.writable()
+        })?;
         if let Lies::Tier(device) = placed.content.lies {
             let device = self.tiers.device(device);
             if open.backing.is_some() {
-                open.reserved_bytes.store(placed.reserved_bytes, Ordering::Relaxed);
+                open.reserved_bytes
+                    .store(placed.reserved_bytes, Ordering::Relaxed);
             } else {
                 device.unreserve(placed.reserved_bytes);
             }
@@ -286,9 +352,19 @@ impl Namespace {
     }
 
     /// Creates a plain file for a new version where placement says; under a hidden name until it is adopted.
-    pub(crate) fn place(&self, path: &[u8], id: FileId, kind: AskKind, mode: Mode, perm: u32) -> FsResult<Placed> {
+    pub(crate) fn place(
+        &self,
+        path: &[u8],
+        id: FileId,
+        kind: AskKind,
+        mode: Mode,
+        perm: u32,
+    ) -> FsResult<Placed> {
         let decision = self.decide(path);
-        let preferred_tier = decision.tier.as_deref().and_then(|name| self.tier_index(name));
+        let preferred_tier = decision
+            .tier
+            .as_deref()
+            .and_then(|name| self.tier_index(name));
         let direct_possible = self.door.get().is_some() && self.config.direct;
         for attempt in 0..=self.tiers.devices().count() {
             let ask = Ask {
@@ -297,12 +373,19 @@ impl Namespace {
                 direct_possible,
                 must_persist: false,
                 mode,
-                dirty: DirtyRoom { bytes: self.volatile_dirty_bytes(), bytes_max: self.config.dirty_bytes_max },
+                dirty: DirtyRoom {
+                    bytes: self.volatile_dirty_bytes(),
+                    bytes_max: self.config.dirty_bytes_max,
+                },
                 salt: id.0,
             };
             let (place, reason) = placement::choose(&ask, &self.tiers.views());
             match place {
-                Place::Device { id: device, direct, reserve_bytes } => {
+                Place::Device {
+                    id: device,
+                    direct,
+                    reserve_bytes,
+                } => {
                     let device = self.tiers.device(device);
                     if reserve_bytes > 0 && !device.try_reserve(reserve_bytes) {
                         continue;
@@ -310,9 +393,17 @@ impl Namespace {
                     match device.create(&hidden_name(id), perm & 0o777 | 0o600) {
                         Ok(file) => {
                             let backing_ino = rustix::fs::fstat(&file)?.st_ino;
-                            let file = if direct { device.open(&hidden_name(id), false)? } else { file };
+                            let file = if direct {
+                                device.open(&hidden_name(id), false)?
+                            } else {
+                                file
+                            };
                             return Ok(Placed {
-                                content: Content { file: Arc::new(file), lies: Lies::Tier(device.id()), writable: !direct },
+                                content: Content {
+                                    file: Arc::new(file),
+                                    lies: Lies::Tier(device.id()),
+                                    writable: !direct,
+                                },
                                 direct,
                                 reserved_bytes: reserve_bytes,
                                 spill: None,
@@ -336,24 +427,39 @@ impl Namespace {
     fn place_in_store(&self, path: &[u8], id: FileId, perm: u32, reason: &str) -> FsResult<Placed> {
         let (dir, owner) = {
             let tree = self.tree();
-            let dir = tree.get(id).and_then(|inode| inode.logical.as_ref()).map_or(FileId::ROOT, |place| place.0);
-            let owner = tree.get(id).map_or(Cred { uid: 0, gid: 0 }, super::super::tree::Inode::cred);
+            let dir = tree
+                .get(id)
+                .and_then(|inode| inode.logical.as_ref())
+                .map_or(FileId::ROOT, |place| place.0);
+            let owner = tree
+                .get(id)
+                .map_or(Cred { uid: 0, gid: 0 }, super::super::tree::Inode::cred);
             (tree.nearest_applied(dir), owner)
         };
         let name = self.spill_name(id);
-        let store_dir = self.tree().applied_path(dir).unwrap_or_else(StorePath::root);
-        let file = self.store.create_temporary(self.own_cred(owner), &store_dir.join(&name), perm | 0o600).map_err(|why| {
-            Fault::new(
-                Errno::from_raw_os_error(why.raw_os_error().unwrap_or(libc::EIO)),
-                format!(
-                    "no tier has room for {} and the store {} refuses it: {why}",
-                    String::from_utf8_lossy(path),
-                    self.store.describe()
-                ),
-            )
-        })?;
+        let store_dir = self
+            .tree()
+            .applied_path(dir)
+            .unwrap_or_else(StorePath::root);
+        let file = self
+            .store
+            .create_temporary(self.own_cred(owner), &store_dir.join(&name), perm | 0o600)
+            .map_err(|why| {
+                Fault::new(
+                    Errno::from_raw_os_error(why.raw_os_error().unwrap_or(libc::EIO)),
+                    format!(
+                        "no tier has room for {} and the store {} refuses it: {why}",
+                        String::from_utf8_lossy(path),
+                        self.store.describe()
+                    ),
+                )
+            })?;
         Ok(Placed {
-            content: Content { file: Arc::new(file), lies: Lies::StoreTemporary, writable: true },
+            content: Content {
+                file: Arc::new(file),
+                lies: Lies::StoreTemporary,
+                writable: true,
+            },
             direct: false,
             reserved_bytes: 0,
             spill: Some((dir, name)),
@@ -363,7 +469,10 @@ impl Namespace {
     }
 
     fn tier_index(&self, name: &str) -> Option<u8> {
-        self.tiers.devices().find(|device| device.tier_name() == name).map(|device| device.id().tier)
+        self.tiers
+            .devices()
+            .find(|device| device.tier_name() == name)
+            .map(|device| device.id().tier)
     }
 
     pub(crate) fn spill_name(&self, id: FileId) -> Name {
@@ -375,31 +484,51 @@ impl Namespace {
     pub(crate) fn expected(&self, path: &[u8]) -> Expected {
         match self.decide(path).size_bytes {
             Some(bytes) => Expected::Hint(bytes),
-            None => self.history.lock().unwrap_or_else(PoisonError::into_inner).expected(path),
+            None => self
+                .history
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .expected(path),
         }
     }
 
     /// Room that a direct writer of an existing tier file can count on; `None`: mediate it.
     fn room_for_direct(&self, device: DeviceId, path: &[u8], _size_bytes: u64) -> Option<u64> {
-        let views: Vec<_> = self.tiers.views().into_iter().filter(|view| view.id == device).collect();
+        let views: Vec<_> = self
+            .tiers
+            .views()
+            .into_iter()
+            .filter(|view| view.id == device)
+            .collect();
         let ask = Ask {
-            kind: AskKind::Create { expected: self.expected(path) },
+            kind: AskKind::Create {
+                expected: self.expected(path),
+            },
             preferred_tier: None,
             direct_possible: true,
             must_persist: false,
             mode: Mode::Keep,
-            dirty: DirtyRoom { bytes: 0, bytes_max: u64::MAX },
+            dirty: DirtyRoom {
+                bytes: 0,
+                bytes_max: u64::MAX,
+            },
             salt: 0,
         };
         match placement::choose(&ask, &views).0 {
-            Place::Device { direct: true, reserve_bytes, .. } if self.tiers.device(device).leases() => Some(reserve_bytes),
+            Place::Device {
+                direct: true,
+                reserve_bytes,
+                ..
+            } if self.tiers.device(device).leases() => Some(reserve_bytes),
             _ => None,
         }
     }
 
     pub(crate) fn device_failed(&self, device: DeviceId, why: &std::io::Error) {
         if let Some(code) = why.raw_os_error() {
-            self.tiers.device(device).report_error(Errno::from_raw_os_error(code));
+            self.tiers
+                .device(device)
+                .report_error(Errno::from_raw_os_error(code));
         }
     }
 
@@ -419,11 +548,19 @@ impl Namespace {
                     Some(path) => self.tiers.device(device).open(&path, true)?,
                     None => super::super::content::reopen_writable(&content.file)?,
                 };
-                open.replace(Content { file: Arc::new(file), writable: true, ..content });
+                open.replace(Content {
+                    file: Arc::new(file),
+                    writable: true,
+                    ..content
+                });
             }
             Lies::StoreTemporary => {
                 let file = super::super::content::reopen_writable(&content.file)?;
-                open.replace(Content { file: Arc::new(file), writable: true, ..content });
+                open.replace(Content {
+                    file: Arc::new(file),
+                    writable: true,
+                    ..content
+                });
             }
             Lies::Store => {
                 let (size_bytes, path, owner) = {
@@ -440,11 +577,25 @@ impl Namespace {
                     {
                         door.unback(backing);
                     }
-                    let file = if fresh.writable { fresh.file } else { Arc::new(super::super::content::reopen_writable(&fresh.file)?) };
-                    open.replace(Content { file, lies: fresh.lies, writable: true });
+                    let file = if fresh.writable {
+                        fresh.file
+                    } else {
+                        Arc::new(super::super::content::reopen_writable(&fresh.file)?)
+                    };
+                    open.replace(Content {
+                        file,
+                        lies: fresh.lies,
+                        writable: true,
+                    });
                 } else {
-                    let file = self.store.open(self.own_cred(owner), &path.ok_or(Errno::NOENT)?, true)?;
-                    open.replace(Content { file: Arc::new(file), lies: Lies::Store, writable: true });
+                    let file =
+                        self.store
+                            .open(self.own_cred(owner), &path.ok_or(Errno::NOENT)?, true)?;
+                    open.replace(Content {
+                        file: Arc::new(file),
+                        lies: Lies::Store,
+                        writable: true,
+                    });
                 }
             }
         }
@@ -461,7 +612,9 @@ impl Namespace {
         let mut txn = Txn::default();
         let id = open.id;
         self.own(&mut tree, &mut txn, id);
-        let Some(inode) = tree.get_mut(id) else { return };
+        let Some(inode) = tree.get_mut(id) else {
+            return;
+        };
         let was_sealed = inode.sealed;
         inode.sealed = false;
         inode.epoch = inode.epoch.wrapping_add(1);
@@ -470,7 +623,9 @@ impl Namespace {
         }
         let publish = inode.publish;
         tree.recount(id);
-        let Some(inode) = tree.get_mut(id) else { return };
+        let Some(inode) = tree.get_mut(id) else {
+            return;
+        };
         if let Some(seq) = publish
             && !inode.is_dir()
         {
@@ -491,9 +646,16 @@ impl Namespace {
     fn close_user(&self, open: &Arc<Open>, writes: bool) {
         let (last_writer, last) = {
             let mut users = open.users.lock().unwrap_or_else(PoisonError::into_inner);
-            let count = if writes { &mut users.writers } else { &mut users.readers };
+            let count = if writes {
+                &mut users.writers
+            } else {
+                &mut users.readers
+            };
             *count = count.saturating_sub(1);
-            (writes && users.writers == 0, users.writers == 0 && users.readers == 0)
+            (
+                writes && users.writers == 0,
+                users.writers == 0 && users.readers == 0,
+            )
         };
         if last {
             self.opens().remove(&open.id);
@@ -501,9 +663,7 @@ impl Namespace {
         if let Some(inode) = self.tree().get_mut(open.id) {
             inode.handles = inode.handles.saturating_sub(1);
         }
-        if last
-            && let (Some(backing), Some(door)) = (open.backing, self.door.get())
-        {
+        if last && let (Some(backing), Some(door)) = (open.backing, self.door.get()) {
             door.unback(backing);
         }
         if last_writer {
@@ -515,7 +675,11 @@ impl Namespace {
     }
 
     pub fn release(&self, fh: u64) {
-        let handle = self.handles.write().unwrap_or_else(PoisonError::into_inner).remove(&fh);
+        let handle = self
+            .handles
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&fh);
         if let Some(handle) = handle {
             self.close_inode(&handle.open, handle.writes);
         }
@@ -525,7 +689,11 @@ impl Namespace {
 impl Placed {
     /// A descriptor for writing of the placed file.
     pub fn writable(&self) -> std::io::Result<std::fs::File> {
-        if self.content.writable { self.content.file.try_clone() } else { super::super::content::reopen_writable(&self.content.file) }
+        if self.content.writable {
+            self.content.file.try_clone()
+        } else {
+            super::super::content::reopen_writable(&self.content.file)
+        }
     }
 }
 

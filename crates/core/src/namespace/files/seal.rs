@@ -21,7 +21,10 @@ impl Namespace {
     /// The last writer closed. The inode's lock is held.
     pub(super) fn seal(&self, open: &Open) {
         let content = open.content();
-        if open.direct_writer.load(Ordering::Relaxed) && matches!(content.lies, Lies::Tier(_)) && !nobody_writes(&content) {
+        if open.direct_writer.load(Ordering::Relaxed)
+            && matches!(content.lies, Lies::Tier(_))
+            && !nobody_writes(&content)
+        {
             self.linger(open.id, LINGER_FIRST);
             return;
         }
@@ -29,7 +32,10 @@ impl Namespace {
     }
 
     fn linger(&self, id: FileId, after: Duration) {
-        self.lingering.lock().unwrap_or_else(PoisonError::into_inner).push((id, clock::tick() + after, after));
+        self.lingering
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push((id, clock::tick() + after, after));
         self.tender.notify_all();
     }
 
@@ -38,8 +44,12 @@ impl Namespace {
     pub(crate) fn seal_lingering(&self) -> Option<Duration> {
         let now = clock::tick();
         let due: Vec<(FileId, Duration)> = {
-            let mut lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
-            let (due, rest): (Vec<_>, Vec<_>) = lingering.drain(..).partition(|(_, at, _)| *at <= now);
+            let mut lingering = self
+                .lingering
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            let (due, rest): (Vec<_>, Vec<_>) =
+                lingering.drain(..).partition(|(_, at, _)| *at <= now);
             *lingering = rest;
             due.into_iter().map(|(id, _, after)| (id, after)).collect()
         };
@@ -54,24 +64,40 @@ impl Namespace {
                 None => self.sealed_content(id),
             };
             match content {
-                Some(content) if nobody_writes(&content) => self.finish_seal(id, open.as_deref(), &content),
+                Some(content) if nobody_writes(&content) => {
+                    self.finish_seal(id, open.as_deref(), &content)
+                }
                 Some(_) => self.linger(id, (after * 2).min(LINGER_MAX)),
                 None => {}
             }
         }
-        let lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
-        lingering.iter().map(|(_, at, _)| at.saturating_duration_since(now)).min()
+        let lingering = self
+            .lingering
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        lingering
+            .iter()
+            .map(|(_, at, _)| at.saturating_duration_since(now))
+            .min()
     }
 
     /// Waits until something lingers anew, at most so long.
     pub(crate) fn wait_lingering(&self, at_most: Duration) {
-        let lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
+        let lingering = self
+            .lingering
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         drop(self.tender.wait_timeout(lingering, at_most));
     }
 
     /// Files that no program has open any more but that something can still write.
     pub(crate) fn lingering_files(&self) -> Vec<FileId> {
-        self.lingering.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|(id, ..)| *id).collect()
+        self.lingering
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+            .map(|(id, ..)| *id)
+            .collect()
     }
 
     fn sealed_content(&self, id: FileId) -> Option<Content> {
@@ -80,34 +106,57 @@ impl Namespace {
         let (device, _) = inode.replica?;
         let path = tree.logical_path(id)?;
         let file = self.tiers.device(device).open(&path, false).ok()?;
-        Some(Content { file: std::sync::Arc::new(file), lies: Lies::Tier(device), writable: false })
+        Some(Content {
+            file: std::sync::Arc::new(file),
+            lies: Lies::Tier(device),
+            writable: false,
+        })
     }
 
     /// The content is a version now. The inode's lock is held.
     pub(crate) fn finish_seal(&self, id: FileId, open: Option<&Open>, content: &Content) {
-        let written = open.is_none_or(|open| open.written.swap(false, Ordering::Relaxed) || open.direct_writer.swap(false, Ordering::Relaxed));
+        let written = open.is_none_or(|open| {
+            open.written.swap(false, Ordering::Relaxed)
+                || open.direct_writer.swap(false, Ordering::Relaxed)
+        });
         let in_place = content.lies == Lies::Store;
         let synced = in_place && written;
         if synced && let Err(why) = sync_in_place(&content.file) {
             let path = self.tree().logical_path(id).unwrap_or_default();
-            let run = self.tree().get(id).map_or(crate::model::RunId(0), |inode| inode.run);
+            let run = self
+                .tree()
+                .get(id)
+                .map_or(crate::model::RunId(0), |inode| inode.run);
             self.note(
                 run,
                 String::from_utf8_lossy(&path).into_owned(),
-                format!("written in place on the store {}, which failed to sync: {why}", self.store.describe()),
+                format!(
+                    "written in place on the store {}, which failed to sync: {why}",
+                    self.store.describe()
+                ),
                 true,
             );
         }
-        let Ok(stat) = rustix::fs::fstat(&*content.file) else { return };
+        let Ok(stat) = rustix::fs::fstat(&*content.file) else {
+            return;
+        };
         let mut tree = self.tree();
         let mut txn = Txn::default();
-        let Some(inode) = tree.get_mut(id) else { return };
+        let Some(inode) = tree.get_mut(id) else {
+            return;
+        };
         if written {
             inode.attr.size_bytes = u64::try_from(stat.st_size).unwrap_or(0);
             inode.attr.blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
             inode.attr.mtime = Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32);
-            inode.attr.ctime = inode.attr.ctime.max(Timestamp::from_parts(stat.st_ctime, stat.st_ctime_nsec as u32));
-            inode.attr.atime = inode.attr.atime.max(Timestamp::from_parts(stat.st_atime, stat.st_atime_nsec as u32));
+            inode.attr.ctime = inode.attr.ctime.max(Timestamp::from_parts(
+                stat.st_ctime,
+                stat.st_ctime_nsec as u32,
+            ));
+            inode.attr.atime = inode.attr.atime.max(Timestamp::from_parts(
+                stat.st_atime,
+                stat.st_atime_nsec as u32,
+            ));
             inode.version += 1;
             if in_place {
                 inode.durable = inode.version;
@@ -126,7 +175,10 @@ impl Namespace {
                 counters.bytes_in.fetch_add(size_bytes, Ordering::Relaxed);
             }
             if let Some(path) = tree.logical_path(id) {
-                self.history.lock().unwrap_or_else(PoisonError::into_inner).observe(&path, size_bytes);
+                self.history
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .observe(&path, size_bytes);
             }
         }
         tree.recount(id);
@@ -143,10 +195,18 @@ impl Namespace {
     }
 
     /// What the device really holds replaces what was charged on the way.
-    fn settle_charge(&self, device: crate::model::DeviceId, open: Option<&Open>, inode: &mut super::super::tree::Inode, blocks: i64) {
+    fn settle_charge(
+        &self,
+        device: crate::model::DeviceId,
+        open: Option<&Open>,
+        inode: &mut super::super::tree::Inode,
+        blocks: i64,
+    ) {
         let exact = u64::try_from(blocks).unwrap_or(0) * 512;
         let device = self.tiers.device(device);
-        let charged = open.map_or(inode.charged_bytes, |open| open.charged_bytes.swap(exact, Ordering::Relaxed));
+        let charged = open.map_or(inode.charged_bytes, |open| {
+            open.charged_bytes.swap(exact, Ordering::Relaxed)
+        });
         if let Some(open) = open {
             device.unreserve(open.reserved_bytes.swap(0, Ordering::Relaxed));
         }
@@ -157,12 +217,19 @@ impl Namespace {
     /// Nobody has the file open any more. Content without a name goes now.
     pub(super) fn last_close(&self, open: &Open) {
         let mut tree = self.tree();
-        let Some(inode) = tree.get(open.id) else { return };
+        let Some(inode) = tree.get(open.id) else {
+            return;
+        };
         if inode.logical.is_some() {
             return;
         }
         let mut txn = Txn::default();
-        self.drop_content(&mut tree, &mut txn, open.id, open.charged_bytes.load(Ordering::Relaxed));
+        self.drop_content(
+            &mut tree,
+            &mut txn,
+            open.id,
+            open.charged_bytes.load(Ordering::Relaxed),
+        );
         self.tiers_unreserve(open);
         self.reap(&mut tree, &mut txn, open.id);
         self.commit(&tree, txn);
@@ -170,16 +237,28 @@ impl Namespace {
 
     fn tiers_unreserve(&self, open: &Open) {
         if let Lies::Tier(device) = open.content().lies {
-            self.tiers.device(device).unreserve(open.reserved_bytes.swap(0, Ordering::Relaxed));
+            self.tiers
+                .device(device)
+                .unreserve(open.reserved_bytes.swap(0, Ordering::Relaxed));
         }
     }
 
     /// Discharges the content of an unlinked inode. Its plain file has no name any more.
-    pub(crate) fn drop_content(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, charged_bytes: u64) {
+    pub(crate) fn drop_content(
+        &self,
+        tree: &mut Tree,
+        txn: &mut Txn,
+        id: FileId,
+        charged_bytes: u64,
+    ) {
         if let Some((device, _)) = tree.drop_replica(id) {
-            self.tiers.device(device).add_used(-i64::try_from(charged_bytes).unwrap_or(i64::MAX));
+            self.tiers
+                .device(device)
+                .add_used(-i64::try_from(charged_bytes).unwrap_or(i64::MAX));
         }
-        let Some(inode) = tree.get_mut(id) else { return };
+        let Some(inode) = tree.get_mut(id) else {
+            return;
+        };
         let cred = inode.cred();
         if let Some(extra) = inode.extra.as_mut()
             && let Some((dir, name)) = extra.spill.take()
@@ -194,7 +273,11 @@ impl Namespace {
 
     /// Takes back a publication (and the links that belong to it), unless it is being carried out.
     pub(crate) fn take_back(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, seq: Seq) -> bool {
-        if tree.ops.get(&seq).is_some_and(|op| op.progress == Progress::Committing) {
+        if tree
+            .ops
+            .get(&seq)
+            .is_some_and(|op| op.progress == Progress::Committing)
+        {
             return false;
         }
         self.cancel(tree, txn, seq);
@@ -203,7 +286,11 @@ impl Namespace {
         if let Some(inode) = tree.get_mut(id) {
             inode.publish = None;
             never_applied = inode.applied.is_none();
-            many = inode.extra.as_ref().is_some_and(|extra| !extra.more_names.is_empty()) || inode.attr.links > 1;
+            many = inode
+                .extra
+                .as_ref()
+                .is_some_and(|extra| !extra.more_names.is_empty())
+                || inode.attr.links > 1;
         }
         if never_applied && many {
             let links: Vec<Seq> = tree
@@ -222,7 +309,9 @@ impl Namespace {
 
     /// Queues what brings the file's present version to the store, when its rule says so and it is dirty.
     pub(crate) fn queue_publish(&self, tree: &mut Tree, txn: &mut Txn, id: FileId) {
-        let Some(path) = tree.logical_path(id) else { return };
+        let Some(path) = tree.logical_path(id) else {
+            return;
+        };
         let decision = self.decide(&path);
         let Some(inode) = tree.get(id) else { return };
         let drained = Self::drained(decision.mode) || inode.spill().is_some();
@@ -232,25 +321,52 @@ impl Namespace {
         let (run, delay) = (inode.run, 1_u32 << inode.reopened.min(7));
         let last = self.is_last(&decision);
         if let Some((dir, name)) = inode.applied.clone() {
-            let kind = OpKind::Publish { file: id, dir, name: Box::from(&*name), over: Some(id) };
+            let kind = OpKind::Publish {
+                file: id,
+                dir,
+                name: Box::from(&*name),
+                over: Some(id),
+            };
             let seq = self.queue(tree, txn, kind, run, last, delay);
             if let Some(inode) = tree.get_mut(id) {
                 inode.publish = Some(seq);
             }
             return;
         }
-        let Some((dir, name)) = inode.logical.clone() else { return };
-        let more = inode.extra.as_ref().map(|extra| extra.more_names.clone()).unwrap_or_default();
+        let Some((dir, name)) = inode.logical.clone() else {
+            return;
+        };
+        let more = inode
+            .extra
+            .as_ref()
+            .map(|extra| extra.more_names.clone())
+            .unwrap_or_default();
         self.hasten_dirs(tree, txn, dir, last);
         let over = tree.planned(dir, &name);
-        let kind = OpKind::Publish { file: id, dir, name: Box::from(&*name), over };
+        let kind = OpKind::Publish {
+            file: id,
+            dir,
+            name: Box::from(&*name),
+            over,
+        };
         let seq = self.queue(tree, txn, kind, run, last, delay);
         if let Some(inode) = tree.get_mut(id) {
             inode.publish = Some(seq);
         }
         for (dir, name) in more {
             self.hasten_dirs(tree, txn, dir, last);
-            self.queue(tree, txn, OpKind::Link { file: id, dir, name: Box::from(&*name) }, run, last, delay);
+            self.queue(
+                tree,
+                txn,
+                OpKind::Link {
+                    file: id,
+                    dir,
+                    name: Box::from(&*name),
+                },
+                run,
+                last,
+                delay,
+            );
         }
     }
 

@@ -21,11 +21,18 @@ const COPY_BYTES_MAX: u64 = 64 << 20;
 impl Namespace {
     pub fn read(&self, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
         let handle = self.handle(fh)?;
-        let _gate = handle.open.gate.read().unwrap_or_else(PoisonError::into_inner);
+        let _gate = handle
+            .open
+            .gate
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
         let content = handle.open.content();
         let mut done = 0;
         while done < buffer.len() {
-            match content.file.read_at(&mut buffer[done..], offset + done as u64) {
+            match content
+                .file
+                .read_at(&mut buffer[done..], offset + done as u64)
+            {
                 Ok(0) => break,
                 Ok(count) => done += count,
                 Err(why) if why.kind() == std::io::ErrorKind::Interrupted => {}
@@ -37,9 +44,15 @@ impl Namespace {
                 }
             }
         }
-        self.counters.read_bytes.fetch_add(done as u64, Ordering::Relaxed);
+        self.counters
+            .read_bytes
+            .fetch_add(done as u64, Ordering::Relaxed);
         if let Lies::Tier(device) = content.lies {
-            self.tiers.device(device).counters().bytes_out.fetch_add(done as u64, Ordering::Relaxed);
+            self.tiers
+                .device(device)
+                .counters()
+                .bytes_out
+                .fetch_add(done as u64, Ordering::Relaxed);
         }
         Ok(done)
     }
@@ -49,14 +62,20 @@ impl Namespace {
         if !handle.writes {
             return Err(Errno::BADF.into());
         }
-        self.counters.written_bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
+        self.counters
+            .written_bytes
+            .fetch_add(data.len() as u64, Ordering::Relaxed);
         if handle.open.backing.is_some() {
             // The kernel gives direct files' bytes to the plain file itself; what comes here all the same goes there too.
             let file = reopen_writable(&handle.open.content().file)?;
             super::room::write_all_at(&file, data, offset)?;
             return Ok(data.len());
         }
-        let offset = if handle.append { handle.open.content().file.metadata()?.len().max(offset) } else { offset };
+        let offset = if handle.append {
+            handle.open.content().file.metadata()?.len().max(offset)
+        } else {
+            offset
+        };
         self.write_mediated(&handle.open, data, offset)
     }
 
@@ -72,11 +91,17 @@ impl Namespace {
             let punches = flags.contains(rustix::fs::FallocateFlags::PUNCH_HOLE);
             let size_bytes = content.file.metadata()?.len();
             let room = match content.lies {
-                Lies::Tier(device) if mediated && !punches => self.ensure_room(open, device, size_bytes, offset, length),
+                Lies::Tier(device) if mediated && !punches => {
+                    self.ensure_room(open, device, size_bytes, offset, length)
+                }
                 _ => true,
             };
             let result = if room {
-                let file = if content.writable { content.file.clone() } else { Arc::new(reopen_writable(&content.file)?) };
+                let file = if content.writable {
+                    content.file.clone()
+                } else {
+                    Arc::new(reopen_writable(&content.file)?)
+                };
                 rustix::fs::fallocate(&*file, flags, offset, length)
             } else {
                 Err(Errno::NOSPC)
@@ -84,7 +109,9 @@ impl Namespace {
             drop(gate);
             match result {
                 Ok(()) => return Ok(()),
-                Err(Errno::NOSPC) if mediated && matches!(content.lies, Lies::Tier(_)) => self.spill(open, content.lies, length)?,
+                Err(Errno::NOSPC) if mediated && matches!(content.lies, Lies::Tier(_)) => {
+                    self.spill(open, content.lies, length)?
+                }
                 Err(errno) => return Err(errno.into()),
             }
         }
@@ -100,7 +127,14 @@ impl Namespace {
         Ok(rustix::fs::seek(&*handle.open.content().file, from)?)
     }
 
-    pub fn copy_range(&self, from: u64, offset_in: u64, to: u64, offset_out: u64, length: u64) -> FsResult<u64> {
+    pub fn copy_range(
+        &self,
+        from: u64,
+        offset_in: u64,
+        to: u64,
+        offset_out: u64,
+        length: u64,
+    ) -> FsResult<u64> {
         let source = self.handle(from)?;
         let target = self.handle(to)?;
         let length = length.min(COPY_BYTES_MAX);
@@ -112,7 +146,13 @@ impl Namespace {
         let out = reopen_writable(&target.open.content().file)?;
         let (mut offset_in, mut offset_out) = (offset_in, offset_out);
         let input = source.open.content().file;
-        let copied = rustix::fs::copy_file_range(&*input, Some(&mut offset_in), out.as_fd(), Some(&mut offset_out), length as usize);
+        let copied = rustix::fs::copy_file_range(
+            &*input,
+            Some(&mut offset_in),
+            out.as_fd(),
+            Some(&mut offset_out),
+            length as usize,
+        );
         match copied {
             Ok(count) => Ok(count as u64),
             Err(Errno::XDEV | Errno::INVAL | Errno::NOSYS) => Err(Errno::OPNOTSUPP.into()),
@@ -141,7 +181,9 @@ impl Namespace {
         let open = &handle.open;
         let content = open.content();
         let path = self.tree().logical_path(open.id);
-        let target = path.as_deref().map_or(FsyncTarget::Tier, |path| self.fsync_target(path, content.lies));
+        let target = path.as_deref().map_or(FsyncTarget::Tier, |path| {
+            self.fsync_target(path, content.lies)
+        });
         match target {
             FsyncTarget::Tier => {
                 if data_only {
@@ -161,15 +203,19 @@ impl Namespace {
         let id = open.id;
         let version = {
             let _inode = self.lock_inode(id);
-            let dirty = open.written.swap(false, Ordering::Relaxed) || open.direct_writer.load(Ordering::Relaxed);
+            let dirty = open.written.swap(false, Ordering::Relaxed)
+                || open.direct_writer.load(Ordering::Relaxed);
             let stat = rustix::fs::fstat(&*open.content().file)?;
             let mut tree = self.tree();
             let mut txn = Txn::default();
-            let Some(inode) = tree.get_mut(id) else { return Ok(()) };
+            let Some(inode) = tree.get_mut(id) else {
+                return Ok(());
+            };
             if dirty {
                 inode.version += 1;
                 inode.attr.size_bytes = u64::try_from(stat.st_size).unwrap_or(0);
-                inode.attr.mtime = crate::model::Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32);
+                inode.attr.mtime =
+                    crate::model::Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32);
                 if let Some(seq) = inode.publish {
                     self.take_back(&mut tree, &mut txn, id, seq);
                 }
@@ -185,7 +231,12 @@ impl Namespace {
     }
 
     /// The operation and all before it are taken at once, whatever their quiet period.
-    pub(crate) fn hurry(&self, tree: &mut super::super::tree::Tree, txn: &mut Txn, upto: Option<crate::model::Seq>) {
+    pub(crate) fn hurry(
+        &self,
+        tree: &mut super::super::tree::Tree,
+        txn: &mut Txn,
+        upto: Option<crate::model::Seq>,
+    ) {
         let Some(upto) = upto else { return };
         let now = crate::clock::tick();
         let mut hastened = Vec::new();
@@ -207,13 +258,24 @@ impl Namespace {
     fn wait_durable(&self, id: FileId, version: u32) -> FsResult<()> {
         let mut tree = self.tree();
         loop {
-            let Some(inode) = tree.get(id) else { return Ok(()) };
+            let Some(inode) = tree.get(id) else {
+                return Ok(());
+            };
             if inode.durable >= version || inode.logical.is_none() {
                 return Ok(());
             }
-            let Some(seq) = inode.publish else { return Ok(()) };
-            if let Some(trouble) = tree.ops.range(..=seq).find_map(|(_, op)| op.error.as_ref().filter(|trouble| trouble.lasting)) {
-                return Err(Fault::new(Errno::from_raw_os_error(trouble.errno), trouble.text.clone()));
+            let Some(seq) = inode.publish else {
+                return Ok(());
+            };
+            if let Some(trouble) = tree
+                .ops
+                .range(..=seq)
+                .find_map(|(_, op)| op.error.as_ref().filter(|trouble| trouble.lasting))
+            {
+                return Err(Fault::new(
+                    Errno::from_raw_os_error(trouble.errno),
+                    trouble.text.clone(),
+                ));
             }
             tree = self
                 .changed
@@ -228,9 +290,17 @@ impl Namespace {
     pub fn fsync_dir(&self, dir: FileId) -> FsResult<()> {
         self.sync_catalog()?;
         let path = self.tree().logical_path(dir).unwrap_or_default();
-        let volatile = self.tiers.devices().next().is_some_and(|device| device.survives() == Survives::Agent);
+        let volatile = self
+            .tiers
+            .devices()
+            .next()
+            .is_some_and(|device| device.survives() == Survives::Agent);
         let decision = self.decide(&path);
-        let wanted = decision.fsync.or(self.config.fsync).unwrap_or(if volatile { FsyncTarget::Store } else { FsyncTarget::Tier });
+        let wanted = decision.fsync.or(self.config.fsync).unwrap_or(if volatile {
+            FsyncTarget::Store
+        } else {
+            FsyncTarget::Tier
+        });
         if wanted == FsyncTarget::Tier {
             return Ok(());
         }
@@ -241,7 +311,9 @@ impl Namespace {
                 .iter()
                 .rev()
                 .find(|(_, op)| {
-                    super::super::tree::places(&op.kind).iter().any(|place| place.0 == dir)
+                    super::super::tree::places(&op.kind)
+                        .iter()
+                        .any(|place| place.0 == dir)
                         || matches!(&op.kind, OpKind::Publish { file, .. } if *file == dir)
                 })
                 .map(|(seq, _)| *seq);
@@ -255,7 +327,10 @@ impl Namespace {
         let mut tree = self.tree();
         while let Some(op) = tree.ops.get(&last) {
             if let Some(trouble) = op.error.as_ref().filter(|trouble| trouble.lasting) {
-                return Err(Fault::new(Errno::from_raw_os_error(trouble.errno), trouble.text.clone()));
+                return Err(Fault::new(
+                    Errno::from_raw_os_error(trouble.errno),
+                    trouble.text.clone(),
+                ));
             }
             tree = self
                 .changed
