@@ -5,6 +5,8 @@ mod room;
 mod seal;
 mod transfer;
 
+pub(crate) use open::{HIDDEN_PREFIX, Placed, hidden_name};
+
 /// How a program reaches the content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Grant {

@@ -52,7 +52,7 @@ impl Namespace {
         Ok(self.register(open, writes, flags, run))
     }
 
-    pub(super) fn register(&self, open: Arc<Open>, writes: bool, flags: i32, run: RunId) -> Opened {
+    pub(crate) fn register(&self, open: Arc<Open>, writes: bool, flags: i32, run: RunId) -> Opened {
         let fh = self.new_handle();
         let grant = match open.backing {
             Some(backing) => {

@@ -207,7 +207,7 @@ impl Namespace {
     }
 
     /// Cuts or extends the content of an open inode.
-    pub(super) fn truncate_content(&self, open: &Arc<Open>, size_bytes: u64) -> FsResult<()> {
+    pub(crate) fn truncate_content(&self, open: &Arc<Open>, size_bytes: u64) -> FsResult<()> {
         open.written.store(true, Ordering::Relaxed);
         let _gate = open.gate.read().unwrap_or_else(PoisonError::into_inner);
         let content = open.content();

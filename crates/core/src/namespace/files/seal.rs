@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::clock;
-use crate::model::{FileId, Kind, OpKind, Seq, Timestamp};
+use crate::model::{FileId, OpKind, Seq, Timestamp};
 
 use super::super::Namespace;
 use super::super::content::{Content, Lies, Open};
@@ -420,9 +420,4 @@ pub(crate) fn identity_of(stat: &rustix::fs::Stat) -> crate::model::StoreIdentit
         mtime_nanos: Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32).nanos,
         ctime_nanos: Timestamp::from_parts(stat.st_ctime, stat.st_ctime_nsec as u32).nanos,
     }
-}
-
-/// Special files and links are complete when made.
-pub(crate) fn complete_at_once(kind: Kind) -> bool {
-    !matches!(kind, Kind::File | Kind::Directory)
 }

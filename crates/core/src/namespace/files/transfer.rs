@@ -222,7 +222,8 @@ impl Namespace {
             }
             let version = tree.get(id).map_or(0, |inode| inode.version);
             self.queue_publish(&mut tree, &mut txn, id);
-            self.hurry(&mut tree, &mut txn, tree_publish(&tree, id));
+            let publish = tree.get(id).and_then(|inode| inode.publish);
+            self.hurry(&mut tree, &mut txn, publish);
             self.commit(&tree, txn);
             version
         };
@@ -255,7 +256,7 @@ impl Namespace {
         }
     }
 
-    fn wait_durable(&self, id: FileId, version: u32) -> FsResult<()> {
+    pub(crate) fn wait_durable(&self, id: FileId, version: u32) -> FsResult<()> {
         let mut tree = self.tree();
         loop {
             let Some(inode) = tree.get(id) else {
@@ -340,8 +341,4 @@ impl Namespace {
         }
         Ok(())
     }
-}
-
-fn tree_publish(tree: &super::super::tree::Tree, id: FileId) -> Option<crate::model::Seq> {
-    tree.get(id).and_then(|inode| inode.publish)
 }
