@@ -40,7 +40,7 @@ pub use attributes::SetAttr;
 use content::{Handle, Open};
 pub use files::{Grant, Opened};
 pub use listing::Listed;
-pub use questions::{Undurable, Where};
+pub use questions::{Stuck, Undurable, Waiting, Where};
 use tree::{Inode, Tree};
 
 /// What the kernel's side can do for us.
@@ -119,6 +119,9 @@ pub struct Noted {
     pub run: RunId,
     /// It makes `run` and `wait` return 3.
     pub counts: bool,
+    /// Where ours is, when somebody else's has the name.
+    pub kept_as: Option<String>,
+    pub at_unix_seconds: i64,
 }
 
 /// What the kernel may believe for long: only we change it, and we tell the kernel.
@@ -271,6 +274,18 @@ impl Namespace {
         }
     }
 
+    /// How long the kernel may believe that a name of the directory does not exist.
+    pub fn absent_ttl(&self, dir: FileId) -> Duration {
+        let complete = self.tree().dir(dir).is_some_and(|d| d.complete);
+        // Only we make names in a directory of our own, and the kernel sees us do it.
+        if complete { TTL_OURS } else { Duration::ZERO }
+    }
+
+    /// Inode number as programs see it.
+    pub fn ino(&self, id: FileId) -> u64 {
+        self.tree().get(id).map_or(0, |inode| inode.attr.ino)
+    }
+
     /// May the caller do this (1 execute or search, 2 write, 4 read)? Only asked where the kernel does not check.
     fn permit(&self, caller: &Caller, attr: &Attr, want: u32) -> FsResult<()> {
         if !self.checks_permissions || caller.uid == 0 {
@@ -309,17 +324,17 @@ impl Namespace {
 
     /// Notes something that a person should hear of.
     pub(crate) fn note(&self, run: RunId, path: String, what: impl Into<String>, counts: bool) {
+        self.note_kept(run, path, what, counts, None);
+    }
+
+    pub(crate) fn note_kept(&self, run: RunId, path: String, what: impl Into<String>, counts: bool, kept_as: Option<String>) {
         let what = what.into();
         tracing::warn!(path, what, "noted");
+        let at_unix_seconds = clock::now().secs();
         let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
         // Bounded: what matters is in the queue too; this is the story around it.
         if troubles.len() < 10_000 {
-            troubles.push(Noted {
-                path,
-                what,
-                run,
-                counts,
-            });
+            troubles.push(Noted { path, what, run, counts, kept_as, at_unix_seconds });
         }
     }
 

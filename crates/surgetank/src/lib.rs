@@ -2,4 +2,5 @@
 
 pub mod agent;
 pub mod mount;
+pub mod service;
 pub mod verbs;

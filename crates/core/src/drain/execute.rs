@@ -227,10 +227,7 @@ impl Drain {
             self.conflict(
                 run,
                 &path.0,
-                format!(
-                    "somebody else changed it in the store meanwhile; both are kept, ours as {}",
-                    String::from_utf8_lossy(&name_used)
-                ),
+                "somebody else changed it in the store meanwhile; both are kept", Some(&target),
             );
         }
         let identity =
@@ -319,10 +316,7 @@ impl Drain {
             self.conflict(
                 run,
                 &path.0,
-                format!(
-                    "somebody else changed it in the store meanwhile; both are kept, ours as {}",
-                    String::from_utf8_lossy(&name)
-                ),
+                "somebody else changed it in the store meanwhile; both are kept", Some(&dir.join(&name)),
             );
         }
         let final_path = dir.join(&name);
@@ -389,9 +383,7 @@ impl Drain {
                     self.conflict(
                         run,
                         &path.0,
-                        String::from(
-                            "somebody else made a file of this name; the hard link was not made",
-                        ),
+                        "somebody else made a file of this name; the hard link was not made", None,
                     );
                 }
             }
@@ -464,17 +456,14 @@ impl Drain {
             self.conflict(
                 run,
                 &to_path.0,
-                format!(
-                    "somebody else changed it in the store meanwhile; both are kept, ours as {}",
-                    String::from_utf8_lossy(&name)
-                ),
+                "somebody else changed it in the store meanwhile; both are kept", Some(&target),
             );
         }
         match self.as_owner(owner, |who| store.rename(who, &from_path, &target)) {
             Ok(()) => {}
             Err(why) if gone_already(&why) && arrived() => {}
             Err(why) if gone_already(&why) => {
-                self.conflict(run, &from_path.0, format!("somebody else removed it in the store before it could be renamed to {to_path}"));
+                self.conflict(run, &from_path.0, &format!("somebody else removed it in the store before it could be renamed to {to_path}"), None);
             }
             Err(why) => return Err(why),
         }
@@ -558,7 +547,7 @@ impl Drain {
                 _ => {}
             }
         } else if there {
-            self.conflict(run, &path.0, String::from("deleted here, but somebody else changed it in the store meanwhile: theirs is kept"));
+            self.conflict(run, &path.0, "deleted here, but somebody else changed it in the store meanwhile: theirs is kept", None);
         }
         {
             let mut tree = self.namespace.tree();
@@ -581,7 +570,7 @@ impl Drain {
             Ok(()) => {}
             Err(why) if gone_already(&why) => {}
             Err(why) if matches!(why.raw_os_error(), Some(libc::ENOTEMPTY | libc::EEXIST)) => {
-                self.conflict(run, &path.0, String::from("removed here, but somebody else put files into it in the store: it is kept"));
+                self.conflict(run, &path.0, "removed here, but somebody else put files into it in the store: it is kept", None);
             }
             Err(why) => return Err(why),
         }

@@ -26,6 +26,8 @@ pub struct SetAttr {
     pub mtime: Option<Timestamp>,
     /// The times are "now", for which write permission suffices.
     pub times_now: bool,
+    /// A change by somebody who may not keep them clears setuid and setgid.
+    pub kill_suidgid: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -86,7 +88,25 @@ impl Namespace {
         if change.perm.is_some() || change.uid.is_some() || change.gid.is_some() || times {
             self.change_meta(caller, id, change)?;
         }
+        if change.kill_suidgid {
+            self.clear_suidgid(id);
+        }
         self.getattr(id, fh)
+    }
+
+    /// The content was changed by somebody who may not keep setuid and setgid.
+    pub fn clear_suidgid(&self, id: FileId) {
+        let mut tree = self.tree();
+        let Some(inode) = tree.get_mut(id) else { return };
+        let cleared = if inode.attr.perm & 0o10 != 0 { 0o6000 } else { 0o4000 };
+        if inode.attr.perm & cleared == 0 || inode.attr.kind != Kind::File {
+            return;
+        }
+        inode.attr.perm &= !cleared;
+        let mut txn = Txn::default();
+        txn.file(id);
+        self.queue_meta(&mut tree, &mut txn, id, RunId(0));
+        self.commit(&tree, txn);
     }
 
     fn permit_setattr(

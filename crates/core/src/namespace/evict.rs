@@ -255,6 +255,29 @@ impl Namespace {
         Ok(files)
     }
 
+    /// Files that a glob (relative to the directory) or a path names.
+    pub fn files_matching(&self, pattern: &[u8]) -> Result<Vec<FileId>> {
+        let text = String::from_utf8_lossy(pattern).into_owned();
+        if !text.contains(['*', '?', '[', '{']) {
+            return self.files_below(pattern);
+        }
+        let glob = globset::GlobBuilder::new(&text).literal_separator(true).build().map_err(|why| {
+            Error::new(format!("{text}: not a pattern")).why(why)
+        })?;
+        let matcher = glob.compile_matcher();
+        // Only the part of the tree that the pattern's plain beginning names is walked.
+        let plain: Vec<&str> = text.split('/').take_while(|part| !part.contains(['*', '?', '[', '{'])).collect();
+        let mut files = Vec::new();
+        for id in self.files_below(plain.join("/").as_bytes())? {
+            let path = self.tree().logical_path(id).unwrap_or_default();
+            let path: &std::ffi::OsStr = std::os::unix::ffi::OsStrExt::from_bytes(path.as_slice());
+            if matcher.is_match(std::path::Path::new(path)) {
+                files.push(id);
+            }
+        }
+        Ok(files)
+    }
+
     /// The end of the agent: everything durable leaves the tiers, temporaries are dropped, and when nothing
     /// is left that only we have, the catalog starts over. Returns whether all is in the store.
     pub fn finish(&self) -> bool {

@@ -1,10 +1,11 @@
 //! What a person or program may ask: where is it, is it durable, what is not.
 
+use std::time::Duration;
+
 use crate::config::Survives;
 use crate::model::{FileId, Kind, Mode, OpKind, RunId};
 
 use super::Namespace;
-use super::content::Lies;
 use super::tree::{Op, Progress, State, Tree};
 
 /// Where a file is and why (`surgetank why`, the `user.surgetank.*` attributes).
@@ -27,6 +28,26 @@ pub struct Where {
     pub pinned: bool,
     /// What it waits for, or what went wrong.
     pub pending: Option<String>,
+    /// Tier and plain file.
+    pub replica: Option<(String, Vec<u8>)>,
+    pub store_path: Vec<u8>,
+}
+
+/// The operation at which the drain stands still.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stuck {
+    pub path: Vec<u8>,
+    pub text: String,
+    pub since: Duration,
+}
+
+/// What waits for the store.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Waiting {
+    pub files: u64,
+    pub bytes: u64,
+    pub operations: u64,
+    pub oldest: Option<(Vec<u8>, Duration)>,
 }
 
 /// Something that should be in the store and is not.
@@ -37,6 +58,9 @@ pub struct Undurable {
     /// Where the bytes are.
     pub safe_in: String,
     pub bytes: u64,
+    /// A file's content; otherwise an operation on names or attributes.
+    pub is_content: bool,
+    pub operation: String,
 }
 
 impl std::fmt::Display for State {
@@ -74,10 +98,15 @@ impl Namespace {
         let path = tree.logical_path(id)?;
         let decision = self.decide(&path);
         let mut places = Vec::new();
+        let mut replica = None;
         let mut tier = String::from("store");
         if let Some((device, _)) = inode.replica {
             let device = self.tiers.device(device);
             tier = device.tier_name().to_owned();
+            let mut file = device.path().as_os_str().as_encoded_bytes().to_vec();
+            file.push(b'/');
+            file.extend_from_slice(&path);
+            replica = Some((tier.clone(), file));
             places.push(format!(
                 "{tier}:{}/{}",
                 device.path().display(),
@@ -118,6 +147,8 @@ impl Namespace {
             checksum: inode.checksum,
             pinned: inode.pinned,
             pending,
+            replica,
+            store_path: tree.applied_path(id).map(|path| path.0).unwrap_or_default(),
             path,
         })
     }
@@ -216,6 +247,8 @@ impl Namespace {
                     why,
                     safe_in: self.safe_in(&tree, id),
                     bytes,
+                    is_content: matches!(op.kind, OpKind::Publish { .. }),
+                    operation: self.op_name(&tree, op),
                 });
             }
             if behind.is_none()
@@ -239,6 +272,8 @@ impl Namespace {
                         why: String::from("still open for writing"),
                         safe_in: self.safe_in(&tree, id),
                         bytes: self.attr_of(id, inode).size_bytes,
+                        is_content: true,
+                        operation: String::new(),
                         path,
                     });
                 }
@@ -267,6 +302,74 @@ impl Namespace {
             OpKind::Rename { to_dir, to, .. } => place(*to_dir, to),
             OpKind::Exchange { a_dir, a_name, .. } => place(*a_dir, a_name),
         }
+    }
+
+    /// The operation in words.
+    fn op_name(&self, tree: &Tree, op: &Op) -> String {
+        let path = self.op_path(tree, op);
+        let path = String::from_utf8_lossy(&path);
+        let place = |dir: FileId, name: &[u8]| tree.child_path(dir, name).unwrap_or_else(|| name.to_vec());
+        match &op.kind {
+            OpKind::Publish { .. } => format!("publish {path}"),
+            OpKind::SetMeta { .. } => format!("set attributes of {path}"),
+            OpKind::Link { .. } => format!("link {path}"),
+            OpKind::Rename { from_dir, from, .. } => {
+                format!("rename {} → {path}", String::from_utf8_lossy(&place(*from_dir, from)))
+            }
+            OpKind::Exchange { b_dir, b_name, .. } => {
+                format!("exchange {path} and {}", String::from_utf8_lossy(&place(*b_dir, b_name)))
+            }
+            OpKind::Unlink { .. } => format!("delete {path}"),
+            OpKind::RemoveDir { .. } => format!("remove directory {path}"),
+        }
+    }
+
+    /// The first operation that failed, if the drain stands still because of it.
+    pub fn stuck(&self) -> Option<Stuck> {
+        let tree = self.tree();
+        tree.ops.values().find_map(|op| {
+            let trouble = op.error.as_ref()?;
+            Some(Stuck {
+                path: self.op_path(&tree, op),
+                text: trouble.text.clone(),
+                since: op.first_failure.map(|at| at.elapsed()).unwrap_or_default(),
+            })
+        })
+    }
+
+    pub fn waiting(&self) -> Waiting {
+        let tree = self.tree();
+        let mut waiting = Waiting::default();
+        for op in tree.ops.values() {
+            if let (OpKind::Publish { file, .. }, Some(inode)) = (&op.kind, tree.get(op.file()))
+                && inode.attr.kind == Kind::File
+            {
+                waiting.files += 1;
+                waiting.bytes += inode.attr.size_bytes;
+                if waiting.oldest.is_none()
+                    && let Some(path) = tree.logical_path(*file)
+                {
+                    waiting.oldest = Some((path, op.queued.elapsed()));
+                }
+            } else {
+                waiting.operations += 1;
+            }
+        }
+        waiting
+    }
+
+    pub fn dirty_bytes_of(&self, device: &crate::tier::Device) -> u64 {
+        self.dirty_bytes_on(&self.tree(), device)
+    }
+
+    pub fn lingering_none(&self) -> bool {
+        self.lingering_files().is_empty()
+    }
+
+    /// Waits until the queue changes, at most so long.
+    pub fn wait_change(&self, at_most: Duration) {
+        let tree = self.tree();
+        drop(self.changed.wait_timeout(tree, at_most));
     }
 
     /// Files whose rule keeps them out of the store.
@@ -356,8 +459,4 @@ impl Namespace {
             || !self.lingering_files().is_empty()
     }
 
-    /// Where an open inode's content lies.
-    pub fn lies(&self, id: FileId) -> Option<Lies> {
-        self.opens().get(&id).map(|open| open.content().lies)
-    }
 }

@@ -234,6 +234,7 @@ pub struct Op {
     pub failures: u32,
     pub first_failure: Option<Instant>,
     pub error: Option<Trouble>,
+    pub queued: Instant,
 }
 
 /// Why an operation did not succeed, for `status` and the verdict.
@@ -579,6 +580,7 @@ impl Op {
             failures: 0,
             first_failure: None,
             error: None,
+            queued: crate::clock::tick(),
         }
     }
 

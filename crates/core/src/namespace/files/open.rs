@@ -605,8 +605,7 @@ impl Namespace {
     /// From now on the content may change: what was on its way to the store is void.
     fn begin_write(&self, open: &Open, run: RunId) {
         if open.backing.is_some() {
-            open.direct_writer.store(true, Ordering::Relaxed);
-            open.written.store(true, Ordering::Relaxed);
+            self.directly_written(open);
         }
         let mut tree = self.tree();
         let mut txn = Txn::default();
@@ -634,6 +633,16 @@ impl Namespace {
         }
         if was_sealed {
             self.commit(&tree, txn);
+        }
+    }
+
+    /// A direct writer comes in: its device counts it, and its changes are not seen.
+    pub(crate) fn directly_written(&self, open: &Open) {
+        open.written.store(true, Ordering::Relaxed);
+        if !open.direct_writer.swap(true, Ordering::Relaxed)
+            && let Lies::Tier(device) = open.content().lies
+        {
+            self.tiers.device(device).writer_opened();
         }
     }
 

@@ -116,8 +116,11 @@ impl Namespace {
     /// The content is a version now. The inode's lock is held.
     pub(crate) fn finish_seal(&self, id: FileId, open: Option<&Open>, content: &Content) {
         let written = open.is_none_or(|open| {
-            open.written.swap(false, Ordering::Relaxed)
-                || open.direct_writer.swap(false, Ordering::Relaxed)
+            let direct = open.direct_writer.swap(false, Ordering::Relaxed);
+            if direct && let Lies::Tier(device) = content.lies {
+                self.tiers.device(device).writer_closed();
+            }
+            open.written.swap(false, Ordering::Relaxed) || direct
         });
         let in_place = content.lies == Lies::Store;
         let synced = in_place && written;

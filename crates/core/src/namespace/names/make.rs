@@ -156,8 +156,8 @@ impl Namespace {
             // A file created for reading only still has to be sealed once.
             users.writers = 1;
         }
-        if open.backing.is_some() {
-            open.direct_writer.store(writes, Ordering::Relaxed);
+        if open.backing.is_some() && writes {
+            self.directly_written(&open);
         }
         let direct = open.backing.is_some();
         let opened = self.register(open, true, flags, run);
