@@ -462,6 +462,34 @@ fn the_files_lie_under_their_own_path_and_are_private() {
 }
 
 #[test]
+fn one_directory_is_not_two_devices() {
+    let dir = shm();
+    let config = [
+        tier("ram", &[dir.path()], None),
+        tier("disk", &[&dir.path().join(".")], None),
+    ];
+    let text = Tiers::open(&config, "k").unwrap_err().to_string();
+    assert!(
+        text.contains("tier ram and tier disk use the same directory"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_refusal_by_quota_is_believed_beyond_the_next_poll() {
+    let dir = shm();
+    let tiers = Tiers::open(&[tier("ram", &[dir.path()], Some(MIB))], "k").unwrap();
+    let device = tiers.device(FIRST);
+    device.report_error(Errno::DQUOT);
+    assert!(device.healthy());
+    tiers.poll();
+    assert_eq!(device.free_bytes(), 0);
+    device.measure(crate::clock::tick() + Duration::from_secs(3600));
+    assert!(device.free_bytes() > 0);
+    device.sweep().unwrap();
+}
+
+#[test]
 fn an_unusable_path_is_an_error_that_names_tier_and_path() {
     let missing = Path::new("/dev/shm/surgetank-test-not-there");
     let text = Tiers::open(&[tier("nvme", &[missing], None)], "k")
