@@ -58,7 +58,8 @@ struct Inner {
 }
 
 impl Tiers {
-    /// Opens `<path>/surgetank-<uid>/<key>/files` on every device. `key` is the agent's directory key.
+    /// Opens `<path>/surgetank-<uid>/<key>/files` on every device. `key` is the agent's directory key. Files of an
+    /// earlier agent count once they are told (`Device::walk`, then `add_used`, then one [`Self::poll`]).
     pub fn open(config: &[TierConfig], key: &str) -> Result<Self> {
         let mut tiers = Vec::with_capacity(config.len());
         for (index, tier) in config.iter().enumerate() {

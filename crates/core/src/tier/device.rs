@@ -2,7 +2,8 @@
 //!
 //! It says what is there and what is free; it never decides. All methods may be called from any thread. A writer
 //! first reserves, then writes, then calls `add_used`, and only then `unreserve`s: in that order no moment shows
-//! more room than there is.
+//! more room than there is. What direct writers wrote unseen is moved from reserved to used the same way, when the
+//! agent looks at their files; until then it counts twice (promised and gone from the device), never not at all.
 
 use std::fs::File;
 use std::io;
