@@ -58,12 +58,14 @@ struct Inner {
 }
 
 impl Tiers {
-    /// Opens `<path>/surgetank-<uid>/<key>/files` on every device. `key` is the agent's directory key.
+    /// Opens `<path>/surgetank-<uid>/<key>/files` on every device. `key` is the agent's directory key. Files of an
+    /// earlier agent count once they are told (`Device::walk`, then `add_used`, then one [`Self::poll`]).
     pub fn open(config: &[TierConfig], key: &str) -> Result<Self> {
         let mut tiers = Vec::with_capacity(config.len());
         for (index, tier) in config.iter().enumerate() {
             tiers.push(open_tier(index, tier, key)?);
         }
+        refuse_twice(&tiers)?;
         let inner = Inner {
             tiers,
             memory: Memory::of_this_process(),
@@ -206,6 +208,31 @@ fn open_tier(index: usize, tier: &TierConfig, key: &str) -> Result<Vec<Arc<Devic
         })));
     }
     Ok(devices)
+}
+
+/// One directory as two devices would count its bytes twice and let two tiers overwrite each other's files.
+fn refuse_twice(tiers: &[Vec<Arc<Device>>]) -> Result<()> {
+    let mut seen: HashMap<(u64, u64), &Device> = HashMap::new();
+    for device in tiers.iter().flatten() {
+        let root = rustix::fs::fstat(device.root()).map_err(|errno| {
+            Error::new(format!(
+                "tier {} cannot look at {}",
+                device.tier_name(),
+                device.path().display()
+            ))
+            .why(errno)
+        })?;
+        if let Some(other) = seen.insert((root.st_dev, root.st_ino), device) {
+            return Err(Error::new(format!(
+                "tier {} and tier {} use the same directory, {}",
+                other.tier_name(),
+                device.tier_name(),
+                device.path().display()
+            ))
+            .remedy("give every tier (--tier NAME=PATH) a directory of its own"));
+        }
+    }
+    Ok(())
 }
 
 struct FileSystemKind {

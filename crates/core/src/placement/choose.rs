@@ -19,8 +19,8 @@ use crate::tier::{DeviceView, POLL_PERIOD};
 pub(super) const HISTORY_SAMPLES_MIN: u32 = 3;
 /// A reservation by history: so many times the largest seen.
 const HISTORY_FACTOR: u64 = 2;
-/// … and not less than this, for classes that were empty so far.
-const HISTORY_RESERVE_BYTES_MIN: u64 = 64 << 10;
+/// No reservation for a file to be written is less, so that “direct” always has something behind it.
+const RESERVE_BYTES_MIN: u64 = 64 << 10;
 /// A mediated writer begins where this is free (or 1/64 of the cap, if that is less).
 const BEGIN_BYTES: u64 = 1 << 20;
 /// What a prefetch leaves to writers: a sixteenth of the cap.
@@ -116,13 +116,13 @@ fn known_size(ask: &Ask) -> Option<(u64, Basis)> {
     match ask.kind {
         AskKind::Create {
             expected: Expected::Hint(bytes),
-        } => Some((bytes, Basis::Hint)),
+        } => Some((bytes.max(RESERVE_BYTES_MIN), Basis::Hint)),
         AskKind::Create {
             expected: Expected::History { max_bytes, samples },
         } if samples >= HISTORY_SAMPLES_MIN => {
             let bytes = max_bytes
                 .saturating_mul(HISTORY_FACTOR)
-                .max(HISTORY_RESERVE_BYTES_MIN);
+                .max(RESERVE_BYTES_MIN);
             Some((bytes, Basis::History { max_bytes, samples }))
         }
         AskKind::Create { .. } => None,

@@ -2,7 +2,8 @@
 //!
 //! It says what is there and what is free; it never decides. All methods may be called from any thread. A writer
 //! first reserves, then writes, then calls `add_used`, and only then `unreserve`s: in that order no moment shows
-//! more room than there is.
+//! more room than there is. What direct writers wrote unseen is moved from reserved to used the same way, when the
+//! agent looks at their files; until then it counts twice (promised and gone from the device), never not at all.
 
 use std::fs::File;
 use std::io;
@@ -10,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, Mode, OFlags, StatVfsMountFlags};
 use rustix::io::Errno;
@@ -23,6 +24,9 @@ use super::scope::Scope;
 use super::tree::{Each, Tree};
 use crate::config::Survives;
 use crate::model::DeviceId;
+
+/// How long a refusal by quota keeps newcomers away; then it is tried again.
+const QUOTA_BELIEVED: Duration = Duration::from_secs(10);
 
 /// What happened on a device since the agent started; `files` is how many there are now.
 #[derive(Debug, Default)]
@@ -88,6 +92,8 @@ pub struct Device {
     /// Held while the ballast's file and its entry in the ledger change together.
     ballast_bytes: Mutex<u64>,
     ballast_wanted: AtomicBool,
+    /// Until when a refusal by quota is believed.
+    quota_until: Mutex<Option<Instant>>,
     writers: AtomicU32,
     counters: DeviceCounters,
 }
@@ -123,6 +129,7 @@ impl Device {
             rate: Mutex::new(Rate::new(setup.in_memory)),
             ballast_bytes: Mutex::new(0),
             ballast_wanted: AtomicBool::new(true),
+            quota_until: Mutex::new(None),
             writers: AtomicU32::new(0),
             counters: DeviceCounters::default(),
         };
@@ -217,11 +224,15 @@ impl Device {
     // ---- health
 
     /// An operation on the device failed. Errors of the device take it out of use; "full" means that nothing is
-    /// free until the next poll; others are only counted.
+    /// free until the next poll, "quota" that nothing is for some seconds; others are only counted.
     pub fn report_error(&self, errno: Errno) {
         self.counters.errors.fetch_add(1, Ordering::Relaxed);
-        if health::is_full(errno) {
+        if errno == Errno::NOSPC {
             lock(&self.ledger).observe_full();
+        } else if errno == Errno::DQUOT {
+            // Free space does not tell of quotas: what we have is what we may have, for a while.
+            *lock(&self.quota_until) = Some(crate::clock::tick() + QUOTA_BELIEVED);
+            lock(&self.ledger).observe_quota();
         } else if health::is_sickness(errno) {
             self.fail(errno);
         }
@@ -333,9 +344,16 @@ impl Device {
     }
 
     pub(super) fn measure(&self, now: Instant) {
+        let mut quota_until = lock(&self.quota_until);
+        if quota_until.is_some_and(|until| until <= now) {
+            *quota_until = None;
+            lock(&self.ledger).forget_quota();
+        }
+        drop(quota_until);
         let bytes_in = self.counters.bytes_in.load(Ordering::Relaxed);
         let bytes_out = self.counters.bytes_out.load(Ordering::Relaxed);
-        lock(&self.rate).measure(bytes_in, bytes_out, now);
+        let writers = self.writers.load(Ordering::Relaxed);
+        lock(&self.rate).measure(bytes_in, bytes_out, writers, now);
     }
 
     // ---- ballast
@@ -395,9 +413,9 @@ impl Device {
             drop(carried_bytes);
             match outcome {
                 Ok(()) => {}
-                // This file system cannot allocate ahead.
-                Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
-                    self.ballast_wanted.store(false, Ordering::Relaxed)
+                // It cannot allocate ahead, or a quota forbids it: this device does without.
+                Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOSPC | Errno::DQUOT) => {
+                    self.ballast_wanted.store(false, Ordering::Relaxed);
                 }
                 Err(errno) => self.report_error(errno),
             }

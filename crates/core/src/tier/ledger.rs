@@ -35,6 +35,8 @@ pub(super) struct Ledger {
     cap_bytes: u64,
     /// What the device could hold for us when last looked at: ours plus available less floor.
     room_bytes: u64,
+    /// What a quota was seen to allow; the file system's own numbers do not tell.
+    quota_bytes: Option<u64>,
 }
 
 impl Ledger {
@@ -46,6 +48,7 @@ impl Ledger {
             ballast_bytes: 0,
             cap_bytes,
             room_bytes: 0,
+            quota_bytes: None,
         }
     }
 
@@ -67,7 +70,9 @@ impl Ledger {
     }
 
     fn limit_bytes(&self) -> u64 {
-        self.cap_bytes.min(self.room_bytes)
+        self.cap_bytes
+            .min(self.room_bytes)
+            .min(self.quota_bytes.unwrap_or(u64::MAX))
     }
 
     pub fn free_bytes(&self) -> u64 {
@@ -127,6 +132,15 @@ impl Ledger {
     /// The device said that it is full although we thought otherwise: nothing is free until the next look.
     pub fn observe_full(&mut self) {
         self.room_bytes = self.room_bytes.min(self.committed_bytes());
+    }
+
+    /// A quota refused more than we have.
+    pub fn observe_quota(&mut self) {
+        self.quota_bytes = Some(self.used_bytes.saturating_add(self.ballast_bytes));
+    }
+
+    pub fn forget_quota(&mut self) {
+        self.quota_bytes = None;
     }
 
     /// Gives up to `bytes` of the cap away, as far as it is not committed.
@@ -267,8 +281,7 @@ mod tests {
             prop_assert_eq!(parts.iter().map(|part| u128::from(*part)).sum::<u128>(), u128::from(whole));
             let total: u128 = weights.iter().map(|weight| u128::from(*weight)).sum();
             for (part, weight) in parts.iter().zip(&weights) {
-                if total > 0 {
-                    let fair = u128::from(whole) * u128::from(*weight) / total;
+                if let Some(fair) = (u128::from(whole) * u128::from(*weight)).checked_div(total) {
                     prop_assert!(u128::from(*part) >= fair && u128::from(*part) <= fair + weights.len() as u128);
                 }
             }
@@ -294,6 +307,22 @@ mod tests {
         assert!(!ledger.try_reserve(1));
         ledger.observe(0, 1000);
         assert_eq!(ledger.free_bytes(), 900);
+    }
+
+    #[test]
+    fn a_quota_is_believed_until_it_is_forgotten() {
+        let mut ledger = Ledger::new(CapRule::Share, 1000);
+        ledger.observe(0, 1000);
+        ledger.add_used(300);
+        assert!(ledger.try_reserve(100));
+        ledger.observe_quota();
+        ledger.observe(300, 700);
+        assert_eq!((ledger.free_bytes(), ledger.excess_bytes()), (0, 100));
+        // What is freed may be used again.
+        ledger.add_used(-200);
+        assert_eq!(ledger.free_bytes(), 100);
+        ledger.forget_quota();
+        assert_eq!(ledger.free_bytes(), 800);
     }
 
     #[test]

@@ -462,6 +462,34 @@ fn the_files_lie_under_their_own_path_and_are_private() {
 }
 
 #[test]
+fn one_directory_is_not_two_devices() {
+    let dir = shm();
+    let config = [
+        tier("ram", &[dir.path()], None),
+        tier("disk", &[&dir.path().join(".")], None),
+    ];
+    let text = Tiers::open(&config, "k").unwrap_err().to_string();
+    assert!(
+        text.contains("tier ram and tier disk use the same directory"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_refusal_by_quota_is_believed_beyond_the_next_poll() {
+    let dir = shm();
+    let tiers = Tiers::open(&[tier("ram", &[dir.path()], Some(MIB))], "k").unwrap();
+    let device = tiers.device(FIRST);
+    device.report_error(Errno::DQUOT);
+    assert!(device.healthy());
+    tiers.poll();
+    assert_eq!(device.free_bytes(), 0);
+    device.measure(crate::clock::tick() + Duration::from_secs(3600));
+    assert!(device.free_bytes() > 0);
+    device.sweep().unwrap();
+}
+
+#[test]
 fn an_unusable_path_is_an_error_that_names_tier_and_path() {
     let missing = Path::new("/dev/shm/surgetank-test-not-there");
     let text = Tiers::open(&[tier("nvme", &[missing], None)], "k")
@@ -473,4 +501,41 @@ fn an_unusable_path_is_an_error_that_names_tier_and_path() {
             && text.contains("try:"),
         "{text}"
     );
+}
+
+/// Figures for `docs/performance.md`: `cargo test -p surgetank-core how_dear -- --ignored --nocapture`.
+#[test]
+#[ignore = "measures; asserts only that every step succeeds"]
+fn how_dear_are_the_steps() {
+    let dir = shm();
+    let tiers = Tiers::open(&[tier("ram", &[dir.path()], Some(1 << 30))], "k").unwrap();
+    let device = tiers.device(FIRST);
+    tiers.poll();
+    let measure = |name: &str, rounds: u32, step: &mut dyn FnMut(u32)| {
+        let start = crate::clock::tick();
+        (0..rounds).for_each(step);
+        println!(
+            "{name}: {:.2} µs",
+            start.elapsed().as_secs_f64() * 1e6 / f64::from(rounds)
+        );
+    };
+    let path = |round: u32| format!("results/run/tile_{round}.tif").into_bytes();
+    measure("create + close", 20_000, &mut |round| {
+        drop(device.create(&path(round), 0o600).unwrap())
+    });
+    measure("open + close", 20_000, &mut |round| {
+        drop(device.open(&path(round), false).unwrap())
+    });
+    measure("unlink", 20_000, &mut |round| {
+        device.unlink(&path(round)).unwrap()
+    });
+    measure("reserve + unreserve", 1_000_000, &mut |_| {
+        assert!(device.try_reserve(4096));
+        device.unreserve(4096);
+    });
+    measure("views", 100_000, &mut |_| {
+        assert_eq!(tiers.views().len(), 1)
+    });
+    measure("poll", 1_000, &mut |_| tiers.poll());
+    device.sweep().unwrap();
 }

@@ -244,8 +244,9 @@ impl<'a> Tree<'a> {
         })
     }
 
-    /// Moves a directory. Leftovers in `to` do not stop it: the two trees become one, and where both have a file of
-    /// the same name the one from `from` stays.
+    /// Moves a directory. Directories left over in `to` do not stop it: the two trees become one. Where both have
+    /// something of the same name that is no directory, it is EEXIST and nothing was moved: what lies in the way
+    /// may be somebody's only copy, and only the catalog knows.
     pub fn rename_dir(self, from: &[u8], to: &[u8]) -> io::Result<()> {
         check(from)?;
         check(to)?;
@@ -255,34 +256,41 @@ impl<'a> Tree<'a> {
         } else if below_itself {
             return Err(Errno::INVAL.into());
         }
+        // First of all: for what is not here (each device is asked) nothing is made at `to` either.
         match self.stat(from) {
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
             outcome => outcome?,
         };
+        match self.rename_over_empty(from, to) {
+            Ok(()) | Err(Errno::NOENT) => return Ok(()),
+            Err(Errno::NOTEMPTY | Errno::EXIST) => {}
+            // A file where a directory comes.
+            Err(Errno::NOTDIR) => return Err(Errno::EXIST.into()),
+            Err(errno) => return Err(errno.into()),
+        }
+        let mut moves = Vec::new();
         let mut pending = vec![(from.to_vec(), to.to_vec())];
-        let mut merged = Vec::new();
         while let Some((from, to)) = pending.pop() {
-            match self.rename_over_empty(&from, &to) {
-                Ok(()) | Err(Errno::NOENT) => continue,
-                Err(Errno::NOTEMPTY | Errno::EXIST) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-            let source = self.open_dir(&from)?;
-            for (name, kind) in entries(source.as_fd())? {
+            for (name, kind) in entries(self.open_dir(&from)?.as_fd())? {
                 let (from, to) = (join(&from, &name), join(&to, &name));
-                if kind == FileType::Directory {
-                    pending.push((from, to));
-                } else {
-                    self.rename(&from, &to)?;
+                match self.stat(&to) {
+                    Err(Errno::NOENT) => moves.push((from, to)),
+                    Ok(there) => {
+                        let both = kind == FileType::Directory
+                            && FileType::from_raw_mode(there.st_mode) == FileType::Directory;
+                        if !both {
+                            return Err(Errno::EXIST.into());
+                        }
+                        pending.push((from, to));
+                    }
+                    Err(errno) => return Err(errno.into()),
                 }
             }
-            merged.push(from);
         }
-        // Inner directories were emptied after the outer ones were listed.
-        for from in merged.iter().rev() {
-            self.remove_dir(from)?;
+        for (from, to) in &moves {
+            self.rename(from, to)?;
         }
-        Ok(())
+        self.remove_dir(from)
     }
 
     fn rename_over_empty(self, from: &[u8], to: &[u8]) -> Result<(), Errno> {

@@ -120,7 +120,7 @@ fn history_reserves_twice_its_maximum_from_three_samples_on() {
     );
     assert_eq!(
         choose(&history(0, 9), &views).0,
-        device(0, 0, true, HISTORY_RESERVE_BYTES_MIN)
+        device(0, 0, true, RESERVE_BYTES_MIN)
     );
 }
 
@@ -444,8 +444,7 @@ proptest! {
         prop_assert!(!direct || ask.direct_possible);
         if direct {
             let guaranteed = match ask.kind {
-                AskKind::Create { .. } if reserve_bytes > 0 => true,
-                AskKind::Create { expected: Expected::Hint(0) } => true,
+                AskKind::Create { .. } if reserve_bytes >= RESERVE_BYTES_MIN => true,
                 AskKind::Create { .. } => view.free_bytes >= ample_bytes(view),
                 AskKind::CopyUp { .. } => u128::from(view.free_bytes) >= u128::from(ample_bytes(view)) + u128::from(reserve_bytes),
                 AskKind::Spill { .. } | AskKind::Prefetch { .. } => false,

@@ -5,6 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 
+/// Name, stretches of data (offset, length), length of the file.
+type Shape = (&'static str, &'static [(u64, usize)], u64);
+
 fn unnamed(dir: &Path) -> File {
     tempfile::tempfile_in(dir).unwrap()
 }
@@ -43,7 +46,7 @@ const MIB: u64 = 1 << 20;
 
 #[test]
 fn dense_and_sparse_files_arrive_whole_between_all_pairs_of_file_systems() {
-    let shapes: [(&str, &[(u64, usize)], u64); 6] = [
+    let shapes: [Shape; 6] = [
         ("empty", &[], 0),
         ("dense", &[(0, (9 * MIB + 123) as usize)], 9 * MIB + 123),
         ("only a hole", &[], 7 * MIB),

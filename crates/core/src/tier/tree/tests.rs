@@ -191,7 +191,8 @@ fn rename_replaces_files_and_empty_leftovers() {
 fn directories_are_renamed_over_leftovers_without_losing_a_file() {
     let root = Root::new();
     root.tree().rename_dir(b"absent", b"x").unwrap();
-    root.tree().rename_dir(b"absent/deeper", b"x").unwrap();
+    root.tree().rename_dir(b"absent/deeper", b"x/y").unwrap();
+    assert!(!root.path().join("x").exists());
     root.expect(&[]);
     root.put("d/one", "1");
     root.put("d/sub/two", "2");
@@ -201,14 +202,28 @@ fn directories_are_renamed_over_leftovers_without_losing_a_file() {
     fs::create_dir_all(root.path().join("d/e/f")).unwrap();
     root.tree().rename_dir(b"far/away/d", b"d").unwrap();
     root.expect(&[("d/one", "1"), ("d/sub/two", "2")]);
-    // Onto a tree with files: they become one, and ours win.
-    root.put("t/one", "leftover");
+    // Onto a tree with files: they become one, unless that would cost a file.
+    root.put("t/one", "in the way");
     root.put("t/sub/three", "3");
-    root.put("t/sub/two/odd", "leftover directory where a file comes");
-    fs::remove_file(root.path().join("t/sub/two/odd")).unwrap();
+    assert_eq!(
+        errno(root.tree().rename_dir(b"d", b"t")),
+        Some(Errno::EXIST)
+    );
+    assert_eq!(
+        errno(root.tree().rename_dir(b"d", b"t/one")),
+        Some(Errno::EXIST)
+    );
+    root.expect(&[
+        ("d/one", "1"),
+        ("d/sub/two", "2"),
+        ("t/one", "in the way"),
+        ("t/sub/three", "3"),
+    ]);
+    root.tree().unlink(b"t/one").unwrap();
     root.tree().rename_dir(b"d", b"t").unwrap();
     root.expect(&[("t/one", "1"), ("t/sub/two", "2"), ("t/sub/three", "3")]);
     assert!(!root.path().join("d").exists());
+    root.tree().rename_dir(b"t/one/below", b"x").unwrap();
     assert_eq!(
         errno(root.tree().rename_dir(b"t", b"t/sub/t")),
         Some(Errno::INVAL)
