@@ -1,12 +1,12 @@
 //! What the server tells the kernel unasked: forget what you cached, and which file stands behind an open one.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use super::abi::{self, device, notify};
+use super::abi::{device, notify};
 use super::reply;
 
 /// A file registered with the kernel as the one behind open files (passthrough). The kernel keeps it open until
@@ -87,19 +87,6 @@ impl Notifier {
     }
 }
 
-/// A descriptor of the same connection with a queue of answers of its own.
-pub(super) fn clone_device(device: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let path = c"/dev/fuse";
-    let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
-    let fresh = rustix::fs::open(path, flags, rustix::fs::Mode::empty())?;
-    let origin = device.as_raw_fd() as u32;
-    // SAFETY: the ioctl reads one `u32` through the pointer, which lives across the call.
-    let outcome = unsafe { libc::ioctl(fresh.as_raw_fd(), device::CLONE.into(), &raw const origin) };
-    if outcome == 0 { Ok(fresh) } else { Err(io::Error::last_os_error()) }
-}
-
 fn name_bytes(name: &[u8]) -> io::Result<u32> {
     u32::try_from(name.len()).map_err(|_long| Errno::NAMETOOLONG.into())
 }
-
-const _: () = assert!(abi::OUT_HEADER_BYTES == 16);
