@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use super::abi::{device, notify};
 use super::reply;
@@ -64,7 +65,11 @@ impl Notifier {
     /// Registers a file for passthrough. It must be on a file system below the mount's stack depth, opened not as O_PATH;
     /// its mode doesn't matter, the kernel opens it anew for each open with that open's flags. Needs CAP_SYS_ADMIN in the
     /// initial user namespace. The descriptor may be closed afterwards.
+    ///
+    /// The kernel will write with the credentials of this moment. CAP_FSETID is put aside for it: with it, a write by an
+    /// ordinary user would leave the setuid bit of the backing file standing.
     pub fn backing_open(&self, file: impl AsFd) -> io::Result<BackingId> {
+        let _aside = FsetidAside::put()?;
         let map = device::BackingMap { fd: file.as_fd().as_raw_fd(), flags: 0, padding: 0 };
         // SAFETY: the ioctl reads one `BackingMap` through the pointer, which lives across the call.
         let id = unsafe { libc::ioctl(self.device.as_raw_fd(), device::BACKING_OPEN.into(), &raw const map) };
@@ -83,6 +88,28 @@ impl Notifier {
         match rustix::io::writev(self.device.as_fd(), &reply::slices(&header, body)) {
             Ok(_) | Err(Errno::NOENT) => Ok(()),
             Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+/// CAP_FSETID is not effective in this thread until the value is dropped.
+struct FsetidAside {
+    before: CapabilitySets,
+}
+
+impl FsetidAside {
+    fn put() -> io::Result<Self> {
+        let before = rustix::thread::capabilities(None)?;
+        let effective = before.effective.difference(CapabilitySet::FSETID);
+        rustix::thread::set_capabilities(None, CapabilitySets { effective, ..before })?;
+        Ok(Self { before })
+    }
+}
+
+impl Drop for FsetidAside {
+    fn drop(&mut self) {
+        if let Err(errno) = rustix::thread::set_capabilities(None, self.before) {
+            tracing::error!(%errno, "CAP_FSETID did not come back; setgid bits of new files may be lost");
         }
     }
 }
