@@ -58,7 +58,8 @@ pub fn read(dir: &Path, ini: &str, label: impl Fn(&str) -> String, env: &dyn Fn(
             label(EVICT)
         ));
     }
-    let keeps = flush.as_ref().is_some_and(|entries| !entries.is_empty());
+    // `.*` lists everything: nothing is left to keep.
+    let keeps = flush.as_ref().is_some_and(|entries| !entries.is_empty() && entries.iter().all(|(text, _)| text != ".*"));
     let mut add = |entries: Option<Vec<(String, Origin)>>, mode: Option<Mode>| {
         for (text, origin) in entries.unwrap_or_default() {
             sea.rules.push(RuleConfig { mode, prefetch: mode.is_none(), ..empty_rule(Pattern::Regex(text), &origin) });
