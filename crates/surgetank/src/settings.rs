@@ -79,7 +79,11 @@ impl Settings {
             tiers: self.tiers,
             rules: self.rules,
             state: self.state,
-            ordered: if self.unordered { Some("false".to_owned()) } else { self.ordered },
+            ordered: if self.unordered {
+                Some("false".to_owned())
+            } else {
+                self.ordered
+            },
             verify: self.verify,
             fsync: self.fsync,
             copy_up_bytes_max: self.copy_up_bytes_max,

@@ -44,7 +44,13 @@ pub fn run(args: PlanArgs) -> Result<u8> {
     let mut out = BufWriter::new(io::stdout().lock());
     let unread = plan(&loaded, args.files, args.json, &mut out)
         .and_then(|unread| out.flush().map(|()| unread))
-        .or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(0) } else { Err(error) })
+        .or_else(|error| {
+            if error.kind() == io::ErrorKind::BrokenPipe {
+                Ok(0)
+            } else {
+                Err(error)
+            }
+        })
         .map_err(|error| Error::new("the plan can't be written").why(error))?;
     Ok(u8::from(unread > 0))
 }
@@ -95,18 +101,40 @@ fn plan(loaded: &Loaded, each_file: bool, as_json: bool, out: &mut impl Write) -
             });
             writeln!(out, "{line}")
         } else {
-            writeln!(out, "{:6} {:>10}  {}  ({why})", mode_name(decision.mode), show_bytes(size), printable(path))
+            writeln!(
+                out,
+                "{:6} {:>10}  {}  ({why})",
+                mode_name(decision.mode),
+                show_bytes(size),
+                printable(path)
+            )
         }
     })?;
-    if as_json { write_json(loaded, &tree, out)? } else { write_text(loaded, &tree, out)? }
+    if as_json {
+        write_json(loaded, &tree, out)?
+    } else {
+        write_text(loaded, &tree, out)?
+    }
     Ok(tree.unread_count)
 }
 
-fn walk(config: &Config, rules: &RuleSet, mut file: impl FnMut(&[u8], u64, &Decision) -> io::Result<()>) -> io::Result<Tree> {
+fn walk(
+    config: &Config,
+    rules: &RuleSet,
+    mut file: impl FnMut(&[u8], u64, &Decision) -> io::Result<()>,
+) -> io::Result<Tree> {
     let mut tree = Tree::default();
-    let mounts: Vec<PathBuf> =
-        Machine::default().mounts().into_iter().map(|mount| mount.at).filter(|at| at != &config.over && at.starts_with(&config.over)).collect();
-    let top = if config.store == config.over { &config.over } else { &config.store };
+    let mounts: Vec<PathBuf> = Machine::default()
+        .mounts()
+        .into_iter()
+        .map(|mount| mount.at)
+        .filter(|at| at != &config.over && at.starts_with(&config.over))
+        .collect();
+    let top = if config.store == config.over {
+        &config.over
+    } else {
+        &config.store
+    };
     // One open directory for each level, and no list of names.
     let mut open = Vec::new();
     let mut path: Vec<u8> = Vec::new();
@@ -182,9 +210,17 @@ impl Tree {
             Mode::Keep => 2,
             Mode::Remove => 3,
         };
-        let key = (order, decision.timing == Timing::Last, decision.reason.rule());
+        let key = (
+            order,
+            decision.timing == Timing::Last,
+            decision.reason.rule(),
+        );
         let (_, sum) = self.sums.entry(key).or_insert_with(|| {
-            let shown = Shown { mode: decision.mode, timing: decision.timing, why: rules.why(decision.reason) };
+            let shown = Shown {
+                mode: decision.mode,
+                timing: decision.timing,
+                why: rules.why(decision.reason),
+            };
             (shown, Sum::default())
         });
         sum.add(path, size);
@@ -207,7 +243,11 @@ impl Sum {
     }
 
     fn sample(&self) -> String {
-        let more = if self.files > self.names.len() as u64 { ", …" } else { "" };
+        let more = if self.files > self.names.len() as u64 {
+            ", …"
+        } else {
+            ""
+        };
         format!("{}{more}", self.names.join(", "))
     }
 
@@ -243,7 +283,11 @@ fn write_text(loaded: &Loaded, tree: &Tree, out: &mut impl Write) -> io::Result<
     writeln!(out, "directory  {}", config.over.display())?;
     writeln!(out, "store      {}", config.store.display())?;
     for (at, tier) in config.tiers.iter().enumerate() {
-        let paths: Vec<String> = tier.paths.iter().map(|path| path.display().to_string()).collect();
+        let paths: Vec<String> = tier
+            .paths
+            .iter()
+            .map(|path| path.display().to_string())
+            .collect();
         writeln!(
             out,
             "tier {:<5} {} {}  up to {}, {}",
@@ -255,29 +299,76 @@ fn write_text(loaded: &Loaded, tree: &Tree, out: &mut impl Write) -> io::Result<
         )?;
     }
     writeln!(out, "\nWhat is written under these names:")?;
-    writeln!(out, "{:<12} {:>9} {:>11}  by which rule; for example", "", "files", "bytes")?;
+    writeln!(
+        out,
+        "{:<12} {:>9} {:>11}  by which rule; for example",
+        "", "files", "bytes"
+    )?;
     for (shown, sum) in tree.sums.values() {
-        let mode = format!("{}{}", mode_name(shown.mode), if shown.timing == Timing::Last { ", last" } else { "" });
-        writeln!(out, "{mode:<12} {:>9} {:>11}  {}; {}", sum.files, show_bytes(sum.bytes), shown.why, sum.sample())?;
+        let mode = format!(
+            "{}{}",
+            mode_name(shown.mode),
+            if shown.timing == Timing::Last {
+                ", last"
+            } else {
+                ""
+            }
+        );
+        writeln!(
+            out,
+            "{mode:<12} {:>9} {:>11}  {}; {}",
+            sum.files,
+            show_bytes(sum.bytes),
+            shown.why,
+            sum.sample()
+        )?;
     }
     if tree.sums.is_empty() {
-        writeln!(out, "no files yet; {}", "everything is copied unless a rule says otherwise")?;
+        writeln!(
+            out,
+            "no files yet; everything is copied unless a rule says otherwise"
+        )?;
     }
     if tree.prefetch.files > 0 {
-        let room: u64 = config.tiers.iter().filter_map(|tier| tier.cap_bytes).fold(0, u64::saturating_add);
-        writeln!(out, "\nPrefetched: {} files, {} ({})", tree.prefetch.files, show_bytes(tree.prefetch.bytes), tree.prefetch.sample())?;
+        let room: u64 = config
+            .tiers
+            .iter()
+            .filter_map(|tier| tier.cap_bytes)
+            .fold(0, u64::saturating_add);
+        writeln!(
+            out,
+            "\nPrefetched: {} files, {} ({})",
+            tree.prefetch.files,
+            show_bytes(tree.prefetch.bytes),
+            tree.prefetch.sample()
+        )?;
         if tree.prefetch.bytes > room {
-            writeln!(out, "  more than the tiers hold ({}): the last of them stay in the store", show_bytes(room))?;
+            writeln!(
+                out,
+                "  more than the tiers hold ({}): the last of them stay in the store",
+                show_bytes(room)
+            )?;
         }
     }
     if tree.pinned.files > 0 {
-        writeln!(out, "Pinned: {} files, {} ({})", tree.pinned.files, show_bytes(tree.pinned.bytes), tree.pinned.sample())?;
+        writeln!(
+            out,
+            "Pinned: {} files, {} ({})",
+            tree.pinned.files,
+            show_bytes(tree.pinned.bytes),
+            tree.pinned.sample()
+        )?;
     }
     for path in &tree.bypassed {
         writeln!(out, "bypassed: {} is a mount of its own", path.display())?;
     }
     if tree.unread_count > 0 {
-        writeln!(out, "NOT read: {} ({})", tree.unread_count, tree.unread.join("; "))?;
+        writeln!(
+            out,
+            "NOT read: {} ({})",
+            tree.unread_count,
+            tree.unread.join("; ")
+        )?;
     }
     for note in &loaded.notes {
         writeln!(out, "note: {note}")?;
@@ -314,4 +405,132 @@ fn write_json(loaded: &Loaded, tree: &Tree, out: &mut impl Write) -> io::Result<
         "notes": loaded.notes,
     });
     writeln!(out, "{whole}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use surgetank_core::config::Overrides;
+
+    /// A tree with rules of its own; returns what `plan` prints.
+    fn planned(
+        build: impl Fn(&Path),
+        rules: &[&str],
+        each_file: bool,
+        as_json: bool,
+    ) -> (String, u64) {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let (over, tier) = (dir.path().join("over"), dir.path().join("tier"));
+        fs::create_dir(&over).expect("mkdir");
+        fs::create_dir(&tier).expect("mkdir");
+        build(&over);
+        let overrides = Overrides {
+            over: Some(over),
+            tiers: vec![format!("fast={}:64M", tier.display())],
+            rules: rules.iter().map(|rule| (*rule).to_owned()).collect(),
+            ..Overrides::default()
+        };
+        let loaded = Config::load(&overrides).expect("load");
+        let mut out = Vec::new();
+        let unread = plan(&loaded, each_file, as_json, &mut out).expect("plan");
+        (String::from_utf8(out).expect("utf-8"), unread)
+    }
+
+    fn tree(over: &Path) {
+        for name in [
+            "a.nii",
+            "b.tmp",
+            "sub/c.nii",
+            "sub/d.tmp",
+            "sub/deep/e",
+            ".git/x",
+            "input/f",
+            ".surgetank-tmp-1",
+        ] {
+            let path = over.join(name);
+            fs::create_dir_all(path.parent().expect("parent")).expect("mkdir");
+            fs::write(path, [0u8; 100]).expect("write");
+        }
+        fs::write(over.join(OsStr::from_bytes(b"odd\xff\n.nii")), [0u8; 100]).expect("write");
+        std::os::unix::fs::symlink("/", over.join("link")).expect("symlink");
+        fs::write(over.join(".sea_prefetchlist"), "input/.*\n").expect("write");
+    }
+
+    #[test]
+    fn sums_by_rule() {
+        let (text, unread) = planned(tree, &["*.tmp=remove", "*.nii=move"], false, true);
+        let whole: serde_json::Value = serde_json::from_str(&text).expect("json");
+        let sums: Vec<(String, bool, u64, u64)> = whole["rules"]
+            .as_array()
+            .expect("rules")
+            .iter()
+            .map(|sum| {
+                let number = |key: &str| sum[key].as_u64().expect("number");
+                (
+                    sum["mode"].as_str().expect("mode").to_owned(),
+                    sum["last"] == true,
+                    number("files"),
+                    number("bytes"),
+                )
+            })
+            .collect();
+        let of = |mode: &str, last, files, bytes| (mode.to_owned(), last, files, bytes);
+        assert_eq!(
+            sums,
+            [
+                of("copy", false, 3, 209),
+                of("copy", true, 1, 100),
+                of("move", false, 3, 300),
+                of("remove", false, 2, 200)
+            ]
+        );
+        assert_eq!(
+            (
+                whole["prefetch"]["files"].as_u64(),
+                whole["other"].as_u64(),
+                unread
+            ),
+            (Some(1), Some(1), 0)
+        );
+        assert_eq!(whole["tiers"][0]["name"], "fast");
+    }
+
+    #[test]
+    fn every_file_with_its_reason() {
+        let (text, _) = planned(tree, &["*.tmp=remove"], true, true);
+        let lines: Vec<serde_json::Value> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("json"))
+            .collect();
+        assert_eq!(lines.len(), 9 + 1);
+        let removed = lines
+            .iter()
+            .find(|line| line["path"] == "sub/d.tmp")
+            .expect("the file");
+        assert_eq!(
+            (&removed["mode"], &removed["why"]),
+            (&"remove".into(), &"rule '*.tmp=remove' (--rule)".into())
+        );
+        assert!(
+            !text.contains("surgetank-tmp"),
+            "our own temporaries are hidden"
+        );
+        let (text, _) = planned(tree, &["*.tmp=remove"], true, false);
+        assert!(
+            text.lines()
+                .any(|line| line.starts_with("remove") && line.contains("sub/d.tmp")),
+            "{text}"
+        );
+        assert!(text.contains("odd\u{fffd}\u{fffd}.nii"), "{text}");
+    }
+
+    #[test]
+    fn an_empty_tree_is_no_error() {
+        let (text, unread) = planned(|_| {}, &[], false, false);
+        assert!(
+            text.contains("no files yet") && text.contains("fast"),
+            "{text}"
+        );
+        assert_eq!(unread, 0);
+    }
 }

@@ -41,10 +41,22 @@ impl Means {
     fn door(self) -> Door {
         match self {
             Self { device: false, .. } => Door::None,
-            Self { privileged_mount: true, passthrough: true, .. } => Door::Passthrough,
-            Self { privileged_mount: true, .. } => Door::Mediated,
-            Self { private_mount: true, .. } => Door::Private,
-            Self { fusermount: true, .. } => Door::Fusermount,
+            Self {
+                privileged_mount: true,
+                passthrough: true,
+                ..
+            } => Door::Passthrough,
+            Self {
+                privileged_mount: true,
+                ..
+            } => Door::Mediated,
+            Self {
+                private_mount: true,
+                ..
+            } => Door::Private,
+            Self {
+                fusermount: true, ..
+            } => Door::Fusermount,
             _ => Door::None,
         }
     }
@@ -59,9 +71,31 @@ pub fn examine(target: &Path) -> Vec<Finding> {
     let kernel = kernel(&mut findings);
     io_uring(&mut findings);
 
-    let privileged = tried(target, Try { user: false, mount: true });
-    let spaces = tried(target, Try { user: true, mount: false });
-    let private = if spaces.is_ok() { tried(target, Try { user: true, mount: true }) } else { Err(io::Error::from_raw_os_error(libc::EPERM)) };
+    let privileged = tried(
+        target,
+        Try {
+            user: false,
+            mount: true,
+        },
+    );
+    let spaces = tried(
+        target,
+        Try {
+            user: true,
+            mount: false,
+        },
+    );
+    let private = if spaces.is_ok() {
+        tried(
+            target,
+            Try {
+                user: true,
+                mount: true,
+            },
+        )
+    } else {
+        Err(io::Error::from_raw_os_error(libc::EPERM))
+    };
     let initial = fs::read_to_string("/proc/self/uid_map")
         .is_ok_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]));
     let fusermount = fusermount();
@@ -75,15 +109,26 @@ pub fn examine(target: &Path) -> Vec<Finding> {
     let root = privileged.is_ok();
     findings.push(match &spaces {
         Ok(()) => Finding::new("user name spaces", Verdict::Good, "may be made"),
-        Err(error) => Finding::new("user name spaces", if root { Verdict::Info } else { Verdict::Less }, format!("can't be made: {error}"))
-            .remedy(user_space_remedy()),
+        Err(error) => Finding::new(
+            "user name spaces",
+            if root { Verdict::Info } else { Verdict::Less },
+            format!("can't be made: {error}"),
+        )
+        .remedy(user_space_remedy()),
     });
     findings.push(match (&privileged, &private) {
         (Ok(()), _) => Finding::new("mounting", Verdict::Good, "permitted"),
-        (_, Ok(())) => Finding::new("mounting", Verdict::Good, "permitted in a user name space of our own"),
-        (Err(error), Err(inside)) => {
-            Finding::new("mounting", Verdict::Less, format!("refused: {error}; in a user name space: {inside}")).remedy(user_space_remedy())
-        }
+        (_, Ok(())) => Finding::new(
+            "mounting",
+            Verdict::Good,
+            "permitted in a user name space of our own",
+        ),
+        (Err(error), Err(inside)) => Finding::new(
+            "mounting",
+            Verdict::Less,
+            format!("refused: {error}; in a user name space: {inside}"),
+        )
+        .remedy(user_space_remedy()),
     });
     findings.push(match &fusermount {
         Some(path) => Finding::new("fusermount3", Verdict::Good, path.display().to_string()),
@@ -116,7 +161,10 @@ fn door(means: Means, kernel: (u32, u32)) -> Finding {
 }
 
 fn device(findings: &mut Vec<Finding>) -> bool {
-    let opened = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
+    let opened = fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/fuse");
     findings.push(match &opened {
         Ok(_) => Finding::new("/dev/fuse", Verdict::Good, "can be opened"),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Finding::new("/dev/fuse", Verdict::Bad, "does not exist")
@@ -128,34 +176,60 @@ fn device(findings: &mut Vec<Finding>) -> bool {
 }
 
 fn kernel(findings: &mut Vec<Finding>) -> (u32, u32) {
-    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let release = rustix::system::uname()
+        .release()
+        .to_string_lossy()
+        .into_owned();
     let version = version(&release);
     findings.push(if version >= PASSTHROUGH_KERNEL {
-        Finding::new("kernel", Verdict::Good, format!("{release}: has FUSE passthrough (for root)"))
+        Finding::new(
+            "kernel",
+            Verdict::Good,
+            format!("{release}: has FUSE passthrough (for root)"),
+        )
     } else {
-        Finding::new("kernel", Verdict::Less, format!("{release}: no FUSE passthrough")).remedy("a kernel from 6.9 on lets root read and write at the tier's own speed")
+        Finding::new(
+            "kernel",
+            Verdict::Less,
+            format!("{release}: no FUSE passthrough"),
+        )
+        .remedy("a kernel from 6.9 on lets root read and write at the tier's own speed")
     });
     version
 }
 
 fn version(release: &str) -> (u32, u32) {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|part| part.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
 fn io_uring(findings: &mut Vec<Finding>) {
     let switch = "/sys/module/fuse/parameters/enable_uring";
     findings.push(match fs::read_to_string(switch) {
-        Ok(text) if matches!(text.trim(), "Y" | "1") => Finding::new("FUSE over io_uring", Verdict::Good, "switched on"),
-        Ok(_) => Finding::new("FUSE over io_uring", Verdict::Info, "there, but switched off")
-            .remedy(format!("as root: echo Y > {switch}; creating and listing files gets faster")),
+        Ok(text) if matches!(text.trim(), "Y" | "1") => {
+            Finding::new("FUSE over io_uring", Verdict::Good, "switched on")
+        }
+        Ok(_) => Finding::new(
+            "FUSE over io_uring",
+            Verdict::Info,
+            "there, but switched off",
+        )
+        .remedy(format!(
+            "as root: echo Y > {switch}; creating and listing files gets faster"
+        )),
         Err(_) => Finding::new("FUSE over io_uring", Verdict::Info, "not in this kernel"),
     });
 }
 
 /// What switched user name spaces off, and how they come back.
 fn user_space_remedy() -> String {
-    let value = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
+    let value = |path: &str| {
+        fs::read_to_string(path)
+            .map(|text| text.trim().to_owned())
+            .unwrap_or_default()
+    };
     if value("/proc/sys/user/max_user_namespaces") == "0" {
         "as root: sysctl user.max_user_namespaces=15000"
     } else if value("/proc/sys/kernel/unprivileged_userns_clone") == "0" {
@@ -172,10 +246,15 @@ fn user_space_remedy() -> String {
 fn fusermount() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let usual = ["/usr/bin", "/bin", "/usr/sbin"].map(PathBuf::from);
-    std::env::split_paths(&path).chain(usual).map(|dir| dir.join("fusermount3")).find(|path| {
-        let root = rustix::process::geteuid().is_root();
-        fs::metadata(path).is_ok_and(|metadata| metadata.is_file() && (root || metadata.permissions().mode() & 0o4111 == 0o4111))
-    })
+    std::env::split_paths(&path)
+        .chain(usual)
+        .map(|dir| dir.join("fusermount3"))
+        .find(|path| {
+            let root = rustix::process::geteuid().is_root();
+            fs::metadata(path).is_ok_and(|metadata| {
+                metadata.is_file() && (root || metadata.permissions().mode() & 0o4111 == 0o4111)
+            })
+        })
 }
 
 #[derive(Clone, Copy)]
@@ -194,7 +273,10 @@ fn tried(target: &Path, what: Try) -> io::Result<()> {
     let gid_map = format!("{gid} {gid} 1");
     let target = CString::new(target.as_os_str().as_bytes())?;
     let mut command = Command::new("/");
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
     let attempt = move || -> io::Result<()> {
         attempt(what, &uid_map, &gid_map, &target, (uid, gid))?;
         // SAFETY: ends the forked child at once, without exec and without running anything of the parent's.
@@ -206,9 +288,25 @@ fn tried(target: &Path, what: Try) -> io::Result<()> {
 }
 
 /// Runs in the forked child: system calls only, no allocation.
-fn attempt(what: Try, uid_map: &str, gid_map: &str, target: &CString, (uid, gid): (u32, u32)) -> io::Result<()> {
-    let done = |result: i32| if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) };
-    let spaces = if what.user { libc::CLONE_NEWUSER | libc::CLONE_NEWNS } else { libc::CLONE_NEWNS };
+fn attempt(
+    what: Try,
+    uid_map: &str,
+    gid_map: &str,
+    target: &CString,
+    (uid, gid): (u32, u32),
+) -> io::Result<()> {
+    let done = |result: i32| {
+        if result < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(result)
+        }
+    };
+    let spaces = if what.user {
+        libc::CLONE_NEWUSER | libc::CLONE_NEWNS
+    } else {
+        libc::CLONE_NEWNS
+    };
     // SAFETY: unshare takes a number only.
     done(unsafe { libc::unshare(spaces) })?;
     if what.user {
@@ -218,7 +316,15 @@ fn attempt(what: Try, uid_map: &str, gid_map: &str, target: &CString, (uid, gid)
         write_to(c"/proc/self/gid_map", gid_map)?;
     }
     // SAFETY: C strings and null pointers as mount(2) wants them.
-    done(unsafe { libc::mount(std::ptr::null(), c"/".as_ptr(), std::ptr::null(), libc::MS_REC | libc::MS_PRIVATE, std::ptr::null()) })?;
+    done(unsafe {
+        libc::mount(
+            std::ptr::null(),
+            c"/".as_ptr(),
+            std::ptr::null(),
+            libc::MS_REC | libc::MS_PRIVATE,
+            std::ptr::null(),
+        )
+    })?;
     if !what.mount {
         return Ok(());
     }
@@ -228,11 +334,22 @@ fn attempt(what: Try, uid_map: &str, gid_map: &str, target: &CString, (uid, gid)
     {
         use io::Write;
         let mut rest = &mut options[..127];
-        write!(rest, "fd={fuse},rootmode=40000,user_id={uid},group_id={gid}")?;
+        write!(
+            rest,
+            "fd={fuse},rootmode=40000,user_id={uid},group_id={gid}"
+        )?;
     }
     let flags = libc::MS_NOSUID | libc::MS_NODEV;
     // SAFETY: all four are C strings (`options` keeps its last zero byte), alive during the call.
-    done(unsafe { libc::mount(c"surgetank-doctor".as_ptr(), target.as_ptr(), c"fuse".as_ptr(), flags, options.as_ptr().cast()) })?;
+    done(unsafe {
+        libc::mount(
+            c"surgetank-doctor".as_ptr(),
+            target.as_ptr(),
+            c"fuse".as_ptr(),
+            flags,
+            options.as_ptr().cast(),
+        )
+    })?;
     Ok(())
 }
 
@@ -244,7 +361,11 @@ fn write_to(path: &std::ffi::CStr, text: &str) -> io::Result<()> {
     }
     // SAFETY: `text` is readable for its length.
     let wrote = unsafe { libc::write(file, text.as_ptr().cast(), text.len()) };
-    let result = if wrote == text.len() as isize { Ok(()) } else { Err(io::Error::last_os_error()) };
+    let result = if wrote == text.len() as isize {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    };
     // SAFETY: our own descriptor, closed once.
     unsafe { libc::close(file) };
     result
@@ -256,19 +377,62 @@ mod tests {
 
     #[test]
     fn the_door_follows_from_the_means() {
-        let all = Means { device: true, privileged_mount: true, passthrough: true, private_mount: true, fusermount: true };
+        let all = Means {
+            device: true,
+            privileged_mount: true,
+            passthrough: true,
+            private_mount: true,
+            fusermount: true,
+        };
         for (means, door) in [
             (all, Door::Passthrough),
-            (Means { passthrough: false, ..all }, Door::Mediated),
-            (Means { privileged_mount: false, ..all }, Door::Private),
-            (Means { privileged_mount: false, private_mount: false, ..all }, Door::Fusermount),
-            (Means { privileged_mount: false, private_mount: false, fusermount: false, ..all }, Door::None),
-            (Means { device: false, ..all }, Door::None),
+            (
+                Means {
+                    passthrough: false,
+                    ..all
+                },
+                Door::Mediated,
+            ),
+            (
+                Means {
+                    privileged_mount: false,
+                    ..all
+                },
+                Door::Private,
+            ),
+            (
+                Means {
+                    privileged_mount: false,
+                    private_mount: false,
+                    ..all
+                },
+                Door::Fusermount,
+            ),
+            (
+                Means {
+                    privileged_mount: false,
+                    private_mount: false,
+                    fusermount: false,
+                    ..all
+                },
+                Door::None,
+            ),
+            (
+                Means {
+                    device: false,
+                    ..all
+                },
+                Door::None,
+            ),
         ] {
             assert_eq!(means.door(), door, "{means:?}");
             let finding = super::door(means, (6, 1));
             assert_eq!(finding.verdict == Verdict::Bad, door == Door::None);
-            assert_eq!(finding.remedy.is_empty(), finding.verdict == Verdict::Good, "{finding:?}");
+            assert_eq!(
+                finding.remedy.is_empty(),
+                finding.verdict == Verdict::Good,
+                "{finding:?}"
+            );
         }
     }
 
@@ -284,9 +448,33 @@ mod tests {
     fn trying_leaves_no_mount_behind() {
         let dir = tempfile::tempdir().expect("tempdir");
         let before = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
-        let _ = tried(dir.path(), Try { user: false, mount: true });
-        let _ = tried(dir.path(), Try { user: true, mount: true });
-        assert_eq!(fs::read_to_string("/proc/self/mountinfo").expect("mountinfo"), before);
-        assert!(tried(&dir.path().join("absent"), Try { user: false, mount: true }).is_err());
+        let _ = tried(
+            dir.path(),
+            Try {
+                user: false,
+                mount: true,
+            },
+        );
+        let _ = tried(
+            dir.path(),
+            Try {
+                user: true,
+                mount: true,
+            },
+        );
+        assert_eq!(
+            fs::read_to_string("/proc/self/mountinfo").expect("mountinfo"),
+            before
+        );
+        assert!(
+            tried(
+                &dir.path().join("absent"),
+                Try {
+                    user: false,
+                    mount: true
+                }
+            )
+            .is_err()
+        );
     }
 }
