@@ -1,6 +1,4 @@
 //! The `surgetank` binary's parts: the kernel adapter (`mount`), the agent and the verbs.
 
-pub mod agent;
-pub mod mount;
-pub mod service;
+pub mod settings;
 pub mod verbs;

@@ -282,7 +282,7 @@ impl Machine {
     pub fn file_system(&self, path: &Path) -> std::io::Result<FileSystem> {
         let stat = rustix::fs::statfs(path)?;
         let device = rustix::fs::stat(path)?.st_dev;
-        let number = i64::from(stat.f_type) & 0xffff_ffff;
+        let number = stat.f_type & 0xffff_ffff;
         let (kind, survives) = if number == FUSE {
             let kind = self
                 .mount_of(path)

@@ -67,7 +67,10 @@ pub fn read(
             label(EVICT)
         ));
     }
-    let keeps = flush.as_ref().is_some_and(|entries| !entries.is_empty());
+    // `.*` lists everything: nothing is left to keep.
+    let keeps = flush
+        .as_ref()
+        .is_some_and(|entries| !entries.is_empty() && entries.iter().all(|(text, _)| text != ".*"));
     let mut add = |entries: Option<Vec<(String, Origin)>>, mode: Option<Mode>| {
         for (text, origin) in entries.unwrap_or_default() {
             sea.rules.push(RuleConfig {
