@@ -49,6 +49,8 @@ pub trait Catalog: Send + Sync {
     fn position(&self) -> Lsn;
     /// All that was committed, read once at start.
     fn load(&self) -> Result<Image>;
+    /// Starts over, empty: everything is in the store and nothing is left to remember.
+    fn clear(&self) -> std::io::Result<()>;
     /// The same as [`load`](Self::load), one thing at a time: files by id, then entries by directory and name, then
     /// operations by sequence, then counters. For a million files, where a whole [`Image`] would triple the memory.
     fn load_into(&self, take: &mut dyn FnMut(Loaded)) -> Result<()> {

@@ -306,8 +306,9 @@ impl Drain {
     /// Notes that an operation failed, and when it is tried again.
     pub(crate) fn failed(&self, seq: Seq, why: &std::io::Error) {
         self.counters.failures.fetch_add(1, Ordering::Relaxed);
-        let errno = why.raw_os_error().unwrap_or(libc::EIO);
-        let judged = verdict::classify(crate::error::Errno::from_raw_os_error(errno));
+        let errno = verdict::errno_of(why);
+        let judged = verdict::classify(errno);
+        let errno = errno.raw_os_error();
         let retry = self.namespace.config.retry;
         let mut tree = self.namespace.tree();
         let path = tree
@@ -325,10 +326,12 @@ impl Drain {
         let jitter = Duration::from_millis(seq.0.wrapping_mul(2_654_435_761) % 50);
         op.due = clock::tick() + (RETRY_FIRST * factor).min(RETRY_MAX) + jitter;
         let lasting = judged == Verdict::Refuse || first.elapsed() >= retry;
+        let advice = verdict::advise(verdict::errno_of(why));
         let text = format!(
-            "the store {} refused it: {}",
+            "the store {} refused it ({why}). {} {}",
             self.namespace.store.describe(),
-            verdict::sentence(crate::error::Errno::from_raw_os_error(errno), why)
+            advice.meaning,
+            advice.remedy
         );
         tracing::warn!(path = %String::from_utf8_lossy(&path), %why, failures = op.failures, lasting, "drain");
         op.error = Some(Trouble {

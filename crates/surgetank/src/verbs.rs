@@ -1,4 +1,159 @@
-//! The verbs of the command line, one file each.
+//! The verbs of the command line: one file each. What they return is the process's exit code (`docs/exit-codes.md`).
+//!
+//! A verb reads its arguments, talks to the agent over the socket and prints; it never touches files of the mount.
 
 pub mod doctor;
+pub mod mount;
 pub mod plan;
+pub mod run;
+pub mod settings;
+pub mod status;
+pub mod tend;
+pub mod wait;
+pub mod why;
+pub mod words;
+
+use std::path::{Path, PathBuf};
+
+use clap::{Parser, Subcommand};
+use surgetank_core::config::Config;
+use surgetank_core::error::{Error, Result};
+
+use crate::agent::client::{self, Connection};
+use crate::agent::engine::Backend;
+use crate::agent::life;
+use settings::Settings;
+
+/// Exit codes of our own; a command's code is passed on as it is.
+pub mod exit {
+    pub const OK: u8 = 0;
+    /// We failed: no mount, no agent, a bad answer.
+    pub const FAILED: u8 = 1;
+    /// The command line or the configuration is wrong.
+    pub const USAGE: u8 = 2;
+    /// Something that should be durable is not, or somebody still writes.
+    pub const NOT_DURABLE: u8 = 3;
+    /// The drain goes on without us (`--detach-drain`).
+    pub const DETACHED: u8 = 4;
+    /// The command exists but cannot be executed.
+    pub const NOT_EXECUTABLE: u8 = 126;
+    pub const NOT_FOUND: u8 = 127;
+}
+
+/// What the verbs need from the rest of the program.
+pub struct Program<'a> {
+    pub backend: &'a dyn Backend,
+    pub configure: fn(&Settings) -> Result<Config>,
+}
+
+#[derive(Parser)]
+#[command(
+    name = "surgetank",
+    version,
+    about = "A burst buffer for scientific workflows: node-local speed, and nothing is ever lost",
+    after_help = "Exit codes: the command's own; 1 surgetank failed, 2 usage, 3 something is not durable, 4 the drain goes on detached."
+)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Run a command on the fast tiers; return when what it made is in the store
+    Run(run::Args),
+    /// Mount over a directory for every program of this machine, until `umount`
+    Mount(mount::MountArgs),
+    /// Drain, then take a mount away
+    Umount(mount::UmountArgs),
+    /// Tiers, queue, rates, runs, what is not durable yet
+    Status(status::Args),
+    /// Wait until all, or these paths, are durable
+    Wait(wait::Args),
+    /// Where a file is, in which state, by which rule and decision
+    Why(why::Args),
+    /// Give back the tier space of durable files
+    Evict(tend::PathsArgs),
+    /// Keep files in their tier
+    Pin(tend::PathsArgs),
+    /// Let files be evicted again
+    Unpin(tend::PathsArgs),
+    /// Bring files into the tiers before they are asked for
+    Prefetch(tend::PrefetchArgs),
+    /// What the rules would do to the files below a directory, without doing it
+    Plan(plan::PlanArgs),
+    /// What this machine can do for Surgetank, and what to do about what it cannot
+    Doctor(doctor::DoctorArgs),
+    /// The agent itself; started by `run` and `mount`
+    #[command(hide = true)]
+    Agent,
+}
+
+/// Parses the command line, does what it says, and returns the exit code.
+pub fn main(program: &Program<'_>) -> u8 {
+    // The agent is on the way of every start: it is recognised before anything else is set up.
+    if std::env::args_os().nth(1).is_some_and(|verb| verb == "agent") {
+        return life::main(program.backend);
+    }
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version come this way too; nothing can be done when the terminal is gone.
+            let _ = error.print();
+            return if error.use_stderr() { exit::USAGE } else { exit::OK };
+        }
+    };
+    let outcome = match cli.verb {
+        Verb::Run(args) => run::run(program, args),
+        Verb::Mount(args) => mount::mount(program, &args),
+        Verb::Umount(args) => mount::umount(program, &args),
+        Verb::Status(args) => status::status(program, &args),
+        Verb::Wait(args) => wait::wait(program, &args),
+        Verb::Why(args) => why::why(program, &args),
+        Verb::Evict(args) => tend::evict(program, &args),
+        Verb::Pin(args) => tend::pin(program, &args, true),
+        Verb::Unpin(args) => tend::pin(program, &args, false),
+        Verb::Prefetch(args) => tend::prefetch(program, &args),
+        Verb::Plan(args) => plan::run(args).map_err(Failure::usage),
+        Verb::Doctor(args) => doctor::run(args).map_err(Failure::usage),
+        Verb::Agent => Ok(life::main(program.backend)),
+    };
+    outcome.unwrap_or_else(|failure| {
+        eprintln!("surgetank: {}", failure.error);
+        failure.exit
+    })
+}
+
+/// An error with the exit code that belongs to it.
+pub struct Failure {
+    pub error: Error,
+    pub exit: u8,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self { error, exit: exit::FAILED }
+    }
+}
+
+impl Failure {
+    pub fn usage(error: Error) -> Self {
+        Self { error, exit: exit::USAGE }
+    }
+}
+
+pub type Outcome<T = u8> = Result<T, Failure>;
+
+/// The state root, for verbs that only ask.
+fn state_root(program: &Program<'_>, settings: &Settings) -> Outcome<PathBuf> {
+    (program.configure)(settings).map(|config| config.state).map_err(Failure::usage)
+}
+
+/// The agent that serves `path`, or the plain statement that there is none.
+fn agent_of(program: &Program<'_>, settings: &Settings, path: &Path) -> Outcome<Connection> {
+    client::serving(&state_root(program, settings)?, path)?.ok_or_else(|| {
+        Error::new(format!("no agent of yours serves {}", path.display()))
+            .remedy("`surgetank status` lists the agents; `surgetank mount DIR` or `surgetank run` starts one")
+            .into()
+    })
+}

@@ -156,6 +156,11 @@ impl LogCatalog {
 }
 
 impl Catalog for LogCatalog {
+    fn clear(&self) -> io::Result<()> {
+        // The inherent method.
+        Self::clear(self)
+    }
+
     fn commit(&self, changes: &[Change]) -> io::Result<Lsn> {
         if changes.is_empty() {
             return Ok(self.position());

@@ -338,9 +338,9 @@ impl Drain {
     }
 
     /// A conflict or a loss of order that somebody else caused: told, counted, not stopped by.
-    pub(super) fn conflict(&self, run: RunId, path: &[u8], what: String) {
+    pub(super) fn conflict(&self, run: RunId, path: &[u8], what: &str, kept_as: Option<&StorePath>) {
         self.counters.conflicts.fetch_add(1, Ordering::Relaxed);
-        self.namespace
-            .note(run, String::from_utf8_lossy(path).into_owned(), what, true);
+        let path = String::from_utf8_lossy(path).into_owned();
+        self.namespace.note_kept(run, path, what, true, kept_as.map(ToString::to_string));
     }
 }

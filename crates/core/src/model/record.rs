@@ -78,10 +78,12 @@ pub struct OpRecord {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OpKind {
     /// Make the file (content, link target, directory) appear under this name, or replace its content.
+    /// `over` is what the name holds in the store when its turn comes.
     Publish {
         file: FileId,
         dir: FileId,
         name: Box<[u8]>,
+        over: Option<FileId>,
     },
     /// Bring mode, owner, times and extended attributes over.
     SetMeta { file: FileId },
@@ -96,6 +98,7 @@ pub enum OpKind {
         from: Box<[u8]>,
         to_dir: FileId,
         to: Box<[u8]>,
+        over: Option<FileId>,
     },
     Exchange {
         a: FileId,

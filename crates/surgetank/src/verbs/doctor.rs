@@ -16,7 +16,7 @@ use surgetank_core::config::quantity::show_bytes;
 use surgetank_core::config::{Config, Loaded, Survives, TierConfig};
 use surgetank_core::error::{Error, Result};
 
-use crate::settings::Settings;
+use super::settings::Settings;
 
 /// Say what this machine can do, and what to do about what it can't
 #[derive(Debug, Clone, Default, Args)]

@@ -20,7 +20,7 @@ use surgetank_core::error::{Error, Result};
 use surgetank_core::model::{Mode, STORE_TEMPORARY_PREFIX};
 use surgetank_core::rule::{Decision, RuleSet, mode_name};
 
-use crate::settings::Settings;
+use super::settings::Settings;
 
 /// Names shown for each rule.
 const NAMES_SHOWN: usize = 3;

@@ -36,9 +36,6 @@ use offspring::Change;
 pub struct Args {
     #[command(flatten)]
     settings: Settings,
-    /// How long background children may outlive the command
-    #[arg(long, value_name = "DURATION")]
-    grace: Option<String>,
     /// Write the account of the run there
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -71,8 +68,7 @@ const PASSED_ON: [i32; 9] = [
     libc::SIGWINCH,
 ];
 
-pub fn run(program: &Program<'_>, mut args: Args) -> Outcome {
-    args.settings.grace = args.grace.take();
+pub fn run(program: &Program<'_>, args: Args) -> Outcome {
     let config = (program.configure)(&args.settings).map_err(Failure::usage)?;
     let cwd = std::env::current_dir().map_err(|error| {
         Error::new("the working directory is gone")
