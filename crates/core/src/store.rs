@@ -4,6 +4,14 @@
 //! *stage* puts a complete copy under a temporary name in the destination directory (or inside a staged
 //! directory), *publish* makes it visible by one atomic step. Nothing half-copied ever has its final name.
 
+pub mod checksum;
+#[cfg(test)]
+pub mod conformance;
+mod extents;
+pub mod faulty;
+pub mod posix;
+pub mod verdict;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
