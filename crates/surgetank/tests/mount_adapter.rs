@@ -1,6 +1,7 @@
 //! The adapter against the real kernel: a mirrored directory must behave as the directory itself, read and written by the
 //! kernel (passthrough) or by the mirror. Each scenario tells what it saw, errors included; native and mounted must tell the
 //! same. Needs root and /dev/fuse.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 mod mounted;
 

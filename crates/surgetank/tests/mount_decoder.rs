@@ -1,4 +1,5 @@
 //! The decoder meets what no kernel sends: random bytes, truncations and lies about lengths. It answers EINVAL, never panics.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 use proptest::prelude::*;
 use surgetank::mount::abi::{IN_HEADER_BYTES, opcode};

@@ -1,5 +1,6 @@
 //! The session's own promises: every request is answered whatever the file system does, nobody waits behind an operation that
 //! sleeps, interrupts arrive, the kernel forgets what it is told to forget. Needs root and /dev/fuse.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 mod mounted;
 

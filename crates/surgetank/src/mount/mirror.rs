@@ -123,9 +123,13 @@ pub fn serve_mirror(source: &Path, mountpoint: &Path, options: MirrorOptions) ->
     sleep_precisely();
     let signals = block_signals();
     let mirror = Arc::new(Mirror::new(source, options).map_err(|error| failed(&error))?);
+    // The mounting helper refuses to open an ordinary user's mount to others.
+    let allow_other = rustix::process::geteuid().is_root();
+    let subtype = "surgetank-mirror".to_owned();
     let attach_options = AttachOptions {
-        subtype: "surgetank-mirror".to_owned(),
-        ..AttachOptions::default()
+        subtype,
+        allow_other,
+        default_permissions: true,
     };
     let device = attach::attach(mountpoint, &attach_options)?;
     let session_options = Options {
