@@ -108,8 +108,11 @@ fn last_one_free(crew: &Crew) -> bool {
 }
 
 fn asleep(tid: i32) -> bool {
+    if tid == 0 {
+        return false; // hired a moment ago
+    }
     let Ok(text) = std::fs::read(format!("/proc/self/task/{tid}/stat")) else {
-        return false;
+        return true; // no /proc: rather a thread too many than an operation that waits
     };
     // The state follows the name, which stands in brackets and may hold anything.
     let behind = text
