@@ -22,6 +22,7 @@ test-full: ## the same with long random searches, and the demonstration
 
 bench: ## the figures of docs/performance.md, on this machine
 	scripts/setup demo
+	cargo build --release --locked -p surgetank --bin surgetank --example doorbench --example slowfs
 	bench/figures
 
 lint: ## format, clippy, and the house's own rules
