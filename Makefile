@@ -11,17 +11,18 @@ demo: ## a real workflow twice on a slow store: straight, then under surgetank
 
 test: ## everything that CI checks, apart from lint
 	scripts/setup test
-	$(ENV) cargo nextest run --workspace --no-fail-fast
+	$(ENV) cargo nextest run --workspace
 	$(ENV) cargo test --quiet --workspace --doc
 
 test-full: ## the same with long random searches, and the demonstration
 	scripts/setup test
-	$(ENV) PROPTEST_CASES=4096 cargo nextest run --workspace --no-fail-fast
+	$(ENV) PROPTEST_CASES=4096 cargo nextest run --workspace
 	$(ENV) cargo test --quiet --workspace --doc
 	demo/run
 
 bench: ## the figures of docs/performance.md, on this machine
 	scripts/setup demo
+	cargo build --release --locked -p surgetank --bin surgetank --example doorbench --example slowfs
 	bench/figures
 
 lint: ## format, clippy, and the house's own rules

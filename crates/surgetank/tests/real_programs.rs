@@ -10,6 +10,9 @@
 //! between `#: before` and `#: run` happens in the bare directory first, so that the store has something to show.
 //! A script prints nothing that differs from run to run, and `REAL_PROGRAMS_PLAIN=1` checks just that: both runs plain.
 
+// A test: what cannot be done here is a failure, said where it happened.
+#![allow(clippy::unwrap_used)]
+
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Read;
