@@ -8,7 +8,6 @@ use std::fmt::Write as _;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -197,43 +196,4 @@ fn refused(directory: &Path) -> Error {
 fn last_line(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
     text.lines().last().unwrap_or("no reason given").to_owned()
-}
-
-/// Whether something of ours is mounted exactly there (the last entry of the mount table for it counts).
-pub fn attached(directory: &Path) -> io::Result<bool> {
-    let table = std::fs::read("/proc/self/mountinfo")?;
-    let wanted = directory.as_os_str().as_bytes();
-    let mut ours = false;
-    for line in table.split(|&byte| byte == b'\n') {
-        let mut fields = line.split(|&byte| byte == b' ');
-        if fields.nth(4).is_some_and(|place| unescape(place) == wanted) {
-            let kind = fields.skip_while(|field| *field != b"-").nth(1);
-            ours = kind.is_some_and(|kind| kind.starts_with(b"fuse."));
-        }
-    }
-    Ok(ours)
-}
-
-/// The mount table writes space, tab, newline and backslash as three octal digits.
-fn unescape(field: &[u8]) -> Vec<u8> {
-    let mut plain = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((&byte, behind)) = rest.split_first() {
-        let octal = behind
-            .get(..3)
-            .filter(|digits| byte == b'\\' && digits.iter().all(|d| (b'0'..=b'7').contains(d)));
-        match octal {
-            Some(digits) => {
-                plain.push(digits.iter().fold(0u8, |value, digit| {
-                    value.wrapping_mul(8).wrapping_add(digit - b'0')
-                }));
-                rest = &behind[3..];
-            }
-            None => {
-                plain.push(byte);
-                rest = behind;
-            }
-        }
-    }
-    plain
 }
