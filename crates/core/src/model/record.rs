@@ -78,14 +78,46 @@ pub struct OpRecord {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OpKind {
     /// Make the file (content, link target, directory) appear under this name, or replace its content.
-    Publish { file: FileId, dir: FileId, name: Box<[u8]> },
+    /// `over` is what the name holds in the store when its turn comes.
+    Publish {
+        file: FileId,
+        dir: FileId,
+        name: Box<[u8]>,
+        over: Option<FileId>,
+    },
     /// Bring mode, owner, times and extended attributes over.
     SetMeta { file: FileId },
-    Link { file: FileId, dir: FileId, name: Box<[u8]> },
-    Rename { file: FileId, from_dir: FileId, from: Box<[u8]>, to_dir: FileId, to: Box<[u8]> },
-    Exchange { a: FileId, a_dir: FileId, a_name: Box<[u8]>, b: FileId, b_dir: FileId, b_name: Box<[u8]> },
-    Unlink { file: FileId, dir: FileId, name: Box<[u8]> },
-    RemoveDir { file: FileId, dir: FileId, name: Box<[u8]> },
+    Link {
+        file: FileId,
+        dir: FileId,
+        name: Box<[u8]>,
+    },
+    Rename {
+        file: FileId,
+        from_dir: FileId,
+        from: Box<[u8]>,
+        to_dir: FileId,
+        to: Box<[u8]>,
+        over: Option<FileId>,
+    },
+    Exchange {
+        a: FileId,
+        a_dir: FileId,
+        a_name: Box<[u8]>,
+        b: FileId,
+        b_dir: FileId,
+        b_name: Box<[u8]>,
+    },
+    Unlink {
+        file: FileId,
+        dir: FileId,
+        name: Box<[u8]>,
+    },
+    RemoveDir {
+        file: FileId,
+        dir: FileId,
+        name: Box<[u8]>,
+    },
 }
 
 /// One change of the catalog; a batch of them is atomic. Changes state absolute values, so replaying one twice does no harm.
