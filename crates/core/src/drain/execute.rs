@@ -24,8 +24,9 @@ fn gone_already(why: &io::Error) -> bool {
     matches!(why.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR))
 }
 
+/// The directory is not in the store yet; its turn comes.
 fn no_place() -> io::Error {
-    io::Error::from_raw_os_error(libc::ENOENT)
+    io::Error::from_raw_os_error(libc::EAGAIN)
 }
 
 /// What somebody else may not have touched when the operation's turn comes.
