@@ -81,7 +81,7 @@ pub enum Answer {
     Evicted { bytes: u64 },
     Prefetching(Prefetch),
     Done,
-    /// `last`: nobody else is here; the connection closes when the agent is gone.
+    /// `last`: nobody and nothing else is here; the agent goes at once, and the connection closes when it is gone.
     Released { last: bool },
     Busy { holders: Vec<Holder> },
     Error(Refusal),
