@@ -1,15 +1,47 @@
-//! The catalog: what survives the agent. One node: a log with group commit and snapshots in redb.
+//! The catalog: what survives the agent.
+//!
+//! Namespace and drain hold the live state in memory; the catalog holds it across deaths. It takes changes
+//! in order and gives them all back at the next start. The trait leaves room for engines that serve many
+//! nodes; [`LogCatalog`] is the one for one node: a log with group commit, folded into a redb snapshot.
+//! The bytes on disk are drawn in `docs/internals/catalog.md`.
+//!
+//! Two promises, never mixed up: a *committed* batch survives the death of the agent, a *synced* one also
+//! survives the death of the machine.
+
+mod digest;
+mod directory;
+mod log;
+mod record;
+mod segment;
+mod snapshot;
+mod writer;
+
+pub use directory::Recovery;
+pub use log::{LogCatalog, Options};
+pub use record::{Decoded, decode};
 
 use crate::error::Result;
-use crate::model::{Change, Image};
+use crate::model::{Change, EntryRecord, FileId, FileRecord, Image, OpRecord, Seq};
 
-/// Position in the log; grows with every commit.
+/// Position in the log; grows with every commit. Positions of failed commits are left out, never given out twice
+/// while the catalog is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Lsn(pub u64);
 
-/// Remembers changes in order. Namespace and drain hold the live state in memory; the catalog holds it across deaths.
+/// One thing that the catalog remembers, as [`Catalog::load_into`] hands it over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Loaded {
+    File(FileId, Box<FileRecord>),
+    Entry(FileId, Box<[u8]>, EntryRecord),
+    Op(Seq, OpRecord),
+    Counter(String, u64),
+}
+
+/// Remembers changes in order.
 pub trait Catalog: Send + Sync {
     /// Appends one atomic batch. When it returns, the batch survives the death of the agent (not of the machine).
+    /// An error means that this batch is not remembered; earlier ones are untouched and later ones may succeed.
+    /// Batches of one thread keep their order; so do batches of two threads when one commit returned before the other began.
     fn commit(&self, changes: &[Change]) -> std::io::Result<Lsn>;
     /// Returns once everything up to `upto` survives the machine. Concurrent callers share one sync.
     fn sync(&self, upto: Lsn) -> std::io::Result<()>;
@@ -17,4 +49,28 @@ pub trait Catalog: Send + Sync {
     fn position(&self) -> Lsn;
     /// All that was committed, read once at start.
     fn load(&self) -> Result<Image>;
+    /// Starts over, empty: everything is in the store and nothing is left to remember.
+    fn clear(&self) -> std::io::Result<()>;
+    /// The same as [`load`](Self::load), one thing at a time: files by id, then entries by directory and name, then
+    /// operations by sequence, then counters. For a million files, where a whole [`Image`] would triple the memory.
+    fn load_into(&self, take: &mut dyn FnMut(Loaded)) -> Result<()> {
+        let image = self.load()?;
+        image
+            .files
+            .into_iter()
+            .for_each(|(id, record)| take(Loaded::File(id, Box::new(record))));
+        image
+            .entries
+            .into_iter()
+            .for_each(|(dir, name, record)| take(Loaded::Entry(dir, name, record)));
+        image
+            .ops
+            .into_iter()
+            .for_each(|(seq, record)| take(Loaded::Op(seq, record)));
+        image
+            .counters
+            .into_iter()
+            .for_each(|(name, value)| take(Loaded::Counter(name, value)));
+        Ok(())
+    }
 }

@@ -1,10 +1,24 @@
 //! Configuration: `surgetank.toml`, `SURGETANK_…`, the command line, and Sea's own files.
+//!
+//! [`Config::load`] is the way in; what it returns is resolved, absolute and ready to use. `docs/configuration.md` is the
+//! reference for people.
 
-use std::path::PathBuf;
+mod file;
+pub mod key;
+mod load;
+pub mod machine;
+pub mod quantity;
+mod sea;
+pub mod tiers;
+
+pub use load::{Loaded, Surroundings};
+
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::Result;
 use crate::model::{FsyncTarget, Mode};
 use crate::store::Verify;
 
@@ -27,15 +41,15 @@ pub struct TierConfig {
     pub paths: Vec<PathBuf>,
     /// Cap of our use over all of the tier's devices; `None`: chosen so that the machine keeps room.
     pub cap_bytes: Option<u64>,
-    /// `None`: found out from the file system (tmpfs → agent, otherwise reboot).
+    /// `None`: found out from the file system (tmpfs → agent, local disk → reboot, shared → node).
     pub survives: Option<Survives>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Pattern {
-    /// `**`, `*`, `?`, `[…]`, `{a,b}`; without a slash it matches the name in any directory.
+    /// `**`, `*`, `?`, `[…]`, `{a,b}`, read as in `.gitignore` (see [`crate::rule`]).
     Glob(String),
-    /// Sea's lists: a regular expression, found anywhere in the path.
+    /// Sea's lists: a regular expression that covers the whole path, relative to the directory that is served.
     Regex(String),
 }
 
@@ -119,3 +133,102 @@ pub struct Config {
     pub keep_at_exit: KeepAtExit,
     pub direct: bool,
 }
+
+/// What the command line says; everything as it was typed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Overrides {
+    pub over: Option<PathBuf>,
+    /// `surgetank.toml`, or a `sea.ini`.
+    pub config: Option<PathBuf>,
+    /// A path or a `file:` URL.
+    pub store: Option<String>,
+    /// `NAME=PATH[,PATH…][:SIZE]`
+    pub tiers: Vec<String>,
+    /// `GLOB=keep|copy|move|remove`
+    pub rules: Vec<String>,
+    pub state: Option<String>,
+    pub ordered: Option<String>,
+    pub verify: Option<String>,
+    pub fsync: Option<String>,
+    pub copy_up_bytes_max: Option<String>,
+    pub dirty_bytes_max: Option<String>,
+    pub drain_threads: Option<String>,
+    pub drain_bytes_per_second_max: Option<String>,
+    pub store_ttl: Option<String>,
+    pub quiet: Option<String>,
+    pub retry: Option<String>,
+    pub grace: Option<String>,
+    pub keep_at_exit: Option<String>,
+    pub direct: Option<String>,
+}
+
+impl Overrides {
+    fn scalars(&self) -> [(&'static str, &Option<String>); 15] {
+        [
+            ("store", &self.store),
+            ("state", &self.state),
+            ("ordered", &self.ordered),
+            ("verify", &self.verify),
+            ("fsync", &self.fsync),
+            ("copy_up_bytes_max", &self.copy_up_bytes_max),
+            ("dirty_bytes_max", &self.dirty_bytes_max),
+            ("drain_threads", &self.drain_threads),
+            (
+                "drain_bytes_per_second_max",
+                &self.drain_bytes_per_second_max,
+            ),
+            ("store_ttl", &self.store_ttl),
+            ("quiet", &self.quiet),
+            ("retry", &self.retry),
+            ("grace", &self.grace),
+            ("keep_at_exit", &self.keep_at_exit),
+            ("direct", &self.direct),
+        ]
+    }
+
+    fn apply(&self, cwd: &Path, draft: &mut key::Draft) -> Result<()> {
+        let origin = |option: &str| key::Origin {
+            label: format!("--{}", option.replace('_', "-")),
+            base: cwd.to_path_buf(),
+            authority: Authority::CommandLine,
+        };
+        if let Some(over) = &self.over {
+            draft.over = Some(key::Said {
+                value: cwd.join(over),
+                origin: origin("over"),
+            });
+        }
+        if !self.tiers.is_empty() {
+            draft.tiers = Some(
+                self.tiers
+                    .iter()
+                    .map(|text| key::tier(text, &origin("tier")))
+                    .collect::<Result<_>>()?,
+            );
+        }
+        for text in &self.rules {
+            draft.rules.push(key::rule(text, &origin("rule"))?);
+        }
+        for (name, value) in self.scalars() {
+            if let Some(text) = value {
+                draft.set(name, text, &origin(name))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Config {
+    /// Gathers everything that was said, for this process.
+    pub fn load(overrides: &Overrides) -> Result<Loaded> {
+        Self::load_in(overrides, &Surroundings::of_this_process()?)
+    }
+
+    /// The same for surroundings of the caller's choice.
+    pub fn load_in(overrides: &Overrides, around: &Surroundings) -> Result<Loaded> {
+        load::load(overrides, around)
+    }
+}
+
+#[cfg(test)]
+mod tests;

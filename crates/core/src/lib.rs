@@ -6,8 +6,10 @@
 pub mod catalog;
 pub mod clock;
 pub mod config;
+pub mod drain;
 pub mod error;
 pub mod model;
+pub mod namespace;
 pub mod placement;
 pub mod report;
 pub mod rule;

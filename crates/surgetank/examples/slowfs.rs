@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use surgetank::mount::mirror::{MirrorOptions, serve_mirror};
+use surgetank::mount::namespaces::{private_namespace_root, private_namespace_user};
 
 #[derive(Parser)]
 struct Arguments {
@@ -21,11 +22,30 @@ struct Arguments {
     /// How long the kernel may believe names and attributes, in milliseconds; 0 when SOURCE is changed beside the mount.
     #[arg(long, default_value_t = 1000)]
     ttl_ms: u64,
+    /// Mount in a namespace of its own, where only processes that enter it see it; needs no privilege.
+    #[arg(long)]
+    private: bool,
+}
+
+fn go_private() -> std::io::Result<()> {
+    if rustix::process::geteuid().is_root() {
+        private_namespace_root()
+    } else {
+        private_namespace_user()
+    }
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    if arguments.private
+        && let Err(error) = go_private()
+    {
+        eprintln!("slowfs: no private namespace: {error}");
+        return ExitCode::FAILURE;
+    }
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .init();
     let options = MirrorOptions {
         latency_metadata: Duration::from_micros(arguments.latency_us),
         passthrough: arguments.passthrough,

@@ -1,5 +1,6 @@
-//! The `surgetank` binary's parts: the kernel adapter (`mount`), the agent and the verbs.
+//! The `surgetank` binary's parts: the kernel adapter (`mount`), what it serves (`service`), the agent and the verbs.
 
 pub mod agent;
 pub mod mount;
+pub mod service;
 pub mod verbs;

@@ -4,21 +4,12 @@
 
 use std::process::ExitCode;
 
-use surgetank::agent::engine::{Backend, Opening, Running};
+use surgetank::service::Service;
 use surgetank::verbs::{self, Program};
-use surgetank_core::error::{Error, Result};
-
-/// A build without namespace and drain: it can tell what it is missing, and never touches a directory.
-struct Unserving;
-
-impl Backend for Unserving {
-    fn start(&self, opening: Opening) -> Result<Running> {
-        Err(Error::new(format!("{} is not served", opening.config.over.display()))
-            .why("this build has no namespace behind its mount"))
-    }
-}
+use surgetank_core::config::Config;
 
 fn main() -> ExitCode {
-    let configure = |_: &verbs::settings::Settings| Err(Error::new("this build reads no configuration"));
-    ExitCode::from(verbs::main(&Program { backend: &Unserving, configure }))
+    let configure =
+        |settings: &verbs::settings::Settings| Config::load(&settings.clone().overrides()).map(|loaded| loaded.config);
+    ExitCode::from(verbs::main(&Program { backend: &Service, configure }))
 }

@@ -2,7 +2,9 @@
 //!
 //! A verb reads its arguments, talks to the agent over the socket and prints; it never touches files of the mount.
 
+pub mod doctor;
 pub mod mount;
+pub mod plan;
 pub mod run;
 pub mod settings;
 pub mod status;
@@ -78,6 +80,10 @@ enum Verb {
     Unpin(tend::PathsArgs),
     /// Bring files into the tiers before they are asked for
     Prefetch(tend::PrefetchArgs),
+    /// What the rules would do to the files below a directory, without doing it
+    Plan(plan::PlanArgs),
+    /// What this machine can do for Surgetank, and what to do about what it cannot
+    Doctor(doctor::DoctorArgs),
     /// The agent itself; started by `run` and `mount`
     #[command(hide = true)]
     Agent,
@@ -108,6 +114,8 @@ pub fn main(program: &Program<'_>) -> u8 {
         Verb::Pin(args) => tend::pin(program, &args, true),
         Verb::Unpin(args) => tend::pin(program, &args, false),
         Verb::Prefetch(args) => tend::prefetch(program, &args),
+        Verb::Plan(args) => plan::run(args).map_err(Failure::usage),
+        Verb::Doctor(args) => doctor::run(args).map_err(Failure::usage),
         Verb::Agent => Ok(life::main(program.backend)),
     };
     outcome.unwrap_or_else(|failure| {

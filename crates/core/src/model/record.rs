@@ -1,7 +1,7 @@
 //! What the catalog remembers of a file, of a name and of an operation on its way to the store.
 //!
-//! Two bindings of every name are recorded: what programs see (`logical`) and what the store has
-//! (`applied`). The operation queue is what turns the second into the first, in one global order.
+//! Two bindings of every name are recorded: what programs see (`logical`) and what the store will have
+//! when the queue is empty (`planned`). The operation queue gets the store there, in one global order.
 
 use std::collections::BTreeMap;
 
@@ -59,28 +59,65 @@ pub struct FileRecord {
 pub struct EntryRecord {
     /// What programs see; `None` hides what the store still has.
     pub logical: Option<FileId>,
-    /// What the store has under this name.
-    pub applied: Option<FileId>,
+    /// What the store has under this name once all queued operations are carried out.
+    pub planned: Option<FileId>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpRecord {
     pub kind: OpKind,
     pub run: RunId,
+    /// Identity of the verified temporary, written down before it is renamed into place, so that a repetition
+    /// after a crash recognises its own work.
+    pub prepared: Option<StoreIdentity>,
+    /// Belongs to the final drain.
+    pub last: bool,
 }
 
 /// An operation on its way to the store. Names are explicit: they are those of the moment it was queued.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OpKind {
     /// Make the file (content, link target, directory) appear under this name, or replace its content.
-    Publish { file: FileId, dir: FileId, name: Box<[u8]> },
+    /// `over` is what the name holds in the store when its turn comes.
+    Publish {
+        file: FileId,
+        dir: FileId,
+        name: Box<[u8]>,
+        over: Option<FileId>,
+    },
     /// Bring mode, owner, times and extended attributes over.
     SetMeta { file: FileId },
-    Link { file: FileId, dir: FileId, name: Box<[u8]> },
-    Rename { file: FileId, from_dir: FileId, from: Box<[u8]>, to_dir: FileId, to: Box<[u8]> },
-    Exchange { a: FileId, a_dir: FileId, a_name: Box<[u8]>, b: FileId, b_dir: FileId, b_name: Box<[u8]> },
-    Unlink { file: FileId, dir: FileId, name: Box<[u8]> },
-    RemoveDir { file: FileId, dir: FileId, name: Box<[u8]> },
+    Link {
+        file: FileId,
+        dir: FileId,
+        name: Box<[u8]>,
+    },
+    Rename {
+        file: FileId,
+        from_dir: FileId,
+        from: Box<[u8]>,
+        to_dir: FileId,
+        to: Box<[u8]>,
+        over: Option<FileId>,
+    },
+    Exchange {
+        a: FileId,
+        a_dir: FileId,
+        a_name: Box<[u8]>,
+        b: FileId,
+        b_dir: FileId,
+        b_name: Box<[u8]>,
+    },
+    Unlink {
+        file: FileId,
+        dir: FileId,
+        name: Box<[u8]>,
+    },
+    RemoveDir {
+        file: FileId,
+        dir: FileId,
+        name: Box<[u8]>,
+    },
 }
 
 /// One change of the catalog; a batch of them is atomic. Changes state absolute values, so replaying one twice does no harm.

@@ -18,10 +18,10 @@ use surgetank_core::config::Config;
 use surgetank_core::error::{Error, Result};
 use surgetank_core::report::{PathText, Scope, Verdict, Visibility};
 
-use crate::mount;
 use super::life::{Outcome, Startup};
 use super::place::{Place, StateRoot};
 use super::wire::{self, ANSWER_BYTES_MAX, Answer, Hello, PROTOCOL, RefusalKind, Request};
+use crate::mount;
 
 /// Names the places of the agents around us, innermost last, separated by `:`; set for commands under `run`.
 pub const AGENT_VARIABLE: &str = "SURGETANK_AGENT";
@@ -40,27 +40,42 @@ impl Connection {
     /// `None`: nobody listens there (never did, or was killed).
     pub fn open(place: &Place) -> Result<Option<Self>> {
         let lost = |why: String| {
-            Error::new(format!("the agent at {} does not answer", place.path().display()))
-                .why(why)
-                .remedy(format!("look into {}", place.log_path().display()))
+            Error::new(format!(
+                "the agent at {} does not answer",
+                place.path().display()
+            ))
+            .why(why)
+            .remedy(format!("look into {}", place.log_path().display()))
         };
         let stream = match UnixStream::connect(place.socket()) {
             Ok(stream) => stream,
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+                ) =>
+            {
                 return Ok(None);
             }
             Err(error) => return Err(lost(error.to_string())),
         };
-        let peer = rustix::net::sockopt::socket_peercred(&stream).map_err(|errno| lost(errno.to_string()))?;
+        let peer = rustix::net::sockopt::socket_peercred(&stream)
+            .map_err(|errno| lost(errno.to_string()))?;
         let pid = peer.pid.as_raw_nonzero().get().cast_unsigned();
-        let mut writer = stream.try_clone().map_err(|error| lost(error.to_string()))?;
+        let mut writer = stream
+            .try_clone()
+            .map_err(|error| lost(error.to_string()))?;
         let mut reader = BufReader::new(stream);
         let greeting = wire::write(&mut writer, &Request::Hello { protocol: PROTOCOL })
             .and_then(|()| wire::read(&mut reader, ANSWER_BYTES_MAX));
         match greeting {
-            Ok(Some(Answer::Hello(hello))) => {
-                Ok(Some(Self { reader, writer, hello, pid, place: place.path().to_path_buf() }))
-            }
+            Ok(Some(Answer::Hello(hello))) => Ok(Some(Self {
+                reader,
+                writer,
+                hello,
+                pid,
+                place: place.path().to_path_buf(),
+            })),
             Ok(Some(Answer::Error(refusal))) => Err(refusal.into()),
             Ok(Some(other)) => Err(lost(format!("it greets with {other:?}"))),
             // It was on its way out.
@@ -127,7 +142,10 @@ impl Connection {
     pub fn is_closed(&mut self) -> bool {
         match self.reader.fill_buf() {
             Ok(bytes) => bytes.is_empty(),
-            Err(error) => error.kind() != io::ErrorKind::WouldBlock && error.kind() != io::ErrorKind::Interrupted,
+            Err(error) => {
+                error.kind() != io::ErrorKind::WouldBlock
+                    && error.kind() != io::ErrorKind::Interrupted
+            }
         }
     }
 
@@ -136,8 +154,12 @@ impl Connection {
         let over = self.hello.over.to_path_buf();
         match absolute(path)?.strip_prefix(&over) {
             Ok(rest) => Ok(rest.into()),
-            Err(_) => Err(Error::new(format!("{} is not below {}", path.display(), over.display()))
-                .why("the agent serves that directory only")),
+            Err(_) => Err(Error::new(format!(
+                "{} is not below {}",
+                path.display(),
+                over.display()
+            ))
+            .why("the agent serves that directory only")),
         }
     }
 }
@@ -157,8 +179,9 @@ fn is_hangup(error: &io::Error) -> bool {
 
 /// Absolute, with symlinks resolved as far down as the path exists outside the mount.
 pub fn absolute(path: &Path) -> Result<PathBuf> {
-    let whole = std::path::absolute(path)
-        .map_err(|error| Error::new(format!("{} has no absolute form", path.display())).why(error))?;
+    let whole = std::path::absolute(path).map_err(|error| {
+        Error::new(format!("{} has no absolute form", path.display())).why(error)
+    })?;
     let mut clean = PathBuf::new();
     for part in whole.components() {
         match part {
@@ -169,11 +192,17 @@ pub fn absolute(path: &Path) -> Result<PathBuf> {
         }
     }
     // The last component itself may be a symlink that is meant.
-    let Some((parent, name)) = clean.parent().zip(clean.file_name()) else { return Ok(clean) };
+    let Some((parent, name)) = clean.parent().zip(clean.file_name()) else {
+        return Ok(clean);
+    };
     for existing in parent.ancestors() {
         if let Ok(real) = existing.canonicalize() {
             let below = parent.strip_prefix(existing).unwrap_or(Path::new(""));
-            return Ok(if below.as_os_str().is_empty() { real.join(name) } else { real.join(below).join(name) });
+            return Ok(if below.as_os_str().is_empty() {
+                real.join(name)
+            } else {
+                real.join(below).join(name)
+            });
         }
     }
     Ok(clean)
@@ -208,7 +237,10 @@ pub fn serving(state: &Path, path: &Path) -> Result<Option<Connection>> {
     let real = path.canonicalize().unwrap_or_else(|_| path.clone());
     Ok(all(state)?
         .into_iter()
-        .filter(|agent| path.starts_with(agent.hello.over.as_path()) || real.starts_with(agent.hello.over.as_path()))
+        .filter(|agent| {
+            path.starts_with(agent.hello.over.as_path())
+                || real.starts_with(agent.hello.over.as_path())
+        })
         .max_by_key(|agent| agent.hello.over.0.len()))
 }
 
@@ -245,23 +277,40 @@ pub fn find_or_start(config: &Config, wanted: Visibility) -> Result<Found> {
         }
         other => other,
     }
-    .map_err(|error| Error::new(format!("the directory {} cannot be used", over.display())).why(error))?;
+    .map_err(|error| {
+        Error::new(format!("the directory {} cannot be used", over.display())).why(error)
+    })?;
     if !meta.is_dir() {
         return Err(Error::new(format!("{} is not a directory", over.display())));
     }
     if let Some(connection) = around(&config.state, over, meta.dev())? {
-        return Ok(Found { connection, started: false, start: None, _turn: None });
+        return Ok(Found {
+            connection,
+            started: false,
+            start: None,
+            _turn: None,
+        });
     }
     let place = root.place(meta.dev(), meta.ino())?;
     let turn = place.start_turn()?;
     if let Some(connection) = Connection::open(&place)? {
-        return Ok(Found { connection, started: false, start: None, _turn: Some(turn) });
+        return Ok(Found {
+            connection,
+            started: false,
+            start: None,
+            _turn: Some(turn),
+        });
     }
     // One that is on its way out, or one that was killed a moment ago.
     place.await_no_agent()?;
     let start = spawn(config, &place, wanted)?;
     match Connection::open(&place)? {
-        Some(connection) => Ok(Found { connection, started: true, start: Some(start), _turn: Some(turn) }),
+        Some(connection) => Ok(Found {
+            connection,
+            started: true,
+            start: Some(start),
+            _turn: Some(turn),
+        }),
         None => Err(died(&place)),
     }
 }
@@ -279,7 +328,12 @@ fn around(state: &Path, over: &Path, device: u64) -> Result<Option<Connection>> 
 
 fn clear_dead_mount(root: &StateRoot, over: &Path) -> Result<()> {
     for place in root.places()? {
-        let Some(card) = place.card().filter(|card| card.global && card.over.as_path() == over) else { continue };
+        let Some(card) = place
+            .card()
+            .filter(|card| card.global && card.over.as_path() == over)
+        else {
+            continue;
+        };
         if place.try_agent_lock()?.is_some() {
             eprintln!(
                 "surgetank: the agent of {} (pid {}) was killed; its dead mount is taken away",
@@ -294,9 +348,21 @@ fn clear_dead_mount(root: &StateRoot, over: &Path) -> Result<()> {
 }
 
 fn spawn(config: &Config, place: &Place, wanted: Visibility) -> Result<Start> {
-    let fail = |why: String| Error::new(format!("no agent could be started for {}", config.over.display())).why(why);
-    let log = place.log().map_err(|error| fail(format!("{}: {error}", place.log_path().display())))?;
-    let startup = Startup { config: config.clone(), place: place.path().into(), wanted };
+    let fail = |why: String| {
+        Error::new(format!(
+            "no agent could be started for {}",
+            config.over.display()
+        ))
+        .why(why)
+    };
+    let log = place
+        .log()
+        .map_err(|error| fail(format!("{}: {error}", place.log_path().display())))?;
+    let startup = Startup {
+        config: config.clone(),
+        place: place.path().into(),
+        wanted,
+    };
     let mut message = serde_json::to_vec(&startup).map_err(|error| fail(error.to_string()))?;
     message.push(b'\n');
     let mut child = Command::new("/proc/self/exe")
@@ -312,7 +378,10 @@ fn spawn(config: &Config, place: &Place, wanted: Visibility) -> Result<Start> {
         // If it died already, reading says why.
         let _ = stdin.write_all(&message);
     }
-    let outcome = child.stdout.take().map(|stdout| wire::read(&mut BufReader::new(stdout), ANSWER_BYTES_MAX));
+    let outcome = child
+        .stdout
+        .take()
+        .map(|stdout| wire::read(&mut BufReader::new(stdout), ANSWER_BYTES_MAX));
     match outcome {
         Some(Ok(Some(Outcome::Ready))) => Ok(Start { child }),
         Some(Ok(Some(Outcome::Failed(refusal)))) => {
@@ -343,10 +412,17 @@ fn died(place: &Place) -> Error {
     }
     let tail = String::from_utf8_lossy(&tail);
     let last: Vec<&str> = tail.lines().rev().take(3).collect();
-    let why = last.into_iter().rev().collect::<Vec<_>>().join("\n        ");
+    let why = last
+        .into_iter()
+        .rev()
+        .collect::<Vec<_>>()
+        .join("\n        ");
     Error::new("the agent died while it started")
         .why(why)
-        .remedy(format!("look into {}; SURGETANK_LOG=debug tells more", place.log_path().display()))
+        .remedy(format!(
+            "look into {}; SURGETANK_LOG=debug tells more",
+            place.log_path().display()
+        ))
         .data("nothing was begun")
 }
 
@@ -359,13 +435,18 @@ pub enum Joined {
 
 impl Connection {
     pub fn join(&mut self, command: &str) -> Result<Joined> {
-        let request = Request::Join { pid: std::process::id(), command: command.to_owned() };
+        let request = Request::Join {
+            pid: std::process::id(),
+            command: command.to_owned(),
+        };
         if self.send(&request).is_err() {
             return Ok(Joined::Leaving);
         }
         match wire::read(&mut self.reader, ANSWER_BYTES_MAX) {
             Ok(Some(Answer::Joined { run })) => Ok(Joined::As(run)),
-            Ok(Some(Answer::Error(refusal))) if refusal.kind == RefusalKind::Leaving => Ok(Joined::Leaving),
+            Ok(Some(Answer::Error(refusal))) if refusal.kind == RefusalKind::Leaving => {
+                Ok(Joined::Leaving)
+            }
             Ok(Some(Answer::Error(refusal))) => Err(refusal.into()),
             Ok(Some(other)) => Err(self.confused(&other)),
             Ok(None) => Ok(Joined::Leaving),

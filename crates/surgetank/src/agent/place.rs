@@ -50,8 +50,14 @@ impl StateRoot {
         let root = Self::make(path)?;
         let real = fs::canonicalize(path).map_err(|error| refuse(path, &error.to_string()))?;
         if real.starts_with(over) {
-            return Err(refuse(path, &format!("it lies below the directory that is served, {}", over.display()))
-                .remedy("set `state` (or SURGETANK_STATE) to a directory elsewhere"));
+            return Err(refuse(
+                path,
+                &format!(
+                    "it lies below the directory that is served, {}",
+                    over.display()
+                ),
+            )
+            .remedy("set `state` (or SURGETANK_STATE) to a directory elsewhere"));
         }
         Ok(root)
     }
@@ -65,7 +71,11 @@ impl StateRoot {
     }
 
     fn make(path: &Path) -> Result<Self> {
-        match fs::DirBuilder::new().recursive(true).mode(0o700).create(path) {
+        match fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(path)
+        {
             Ok(()) => {}
             // A dangling symlink or a file in the way; `checked` says which.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -87,12 +97,15 @@ impl StateRoot {
             refuse(path, &why)
         })?;
         check_owner(path, &dir)?;
-        Ok(Self { path: path.to_path_buf(), dir })
+        Ok(Self {
+            path: path.to_path_buf(),
+            dir,
+        })
     }
 
     /// The place for a directory with these numbers, made if need be.
     pub fn place(&self, device: u64, inode: u64) -> Result<Place> {
-        let key = format!("{}-{device:x}-{inode:x}", rustix::process::geteuid().as_raw());
+        let key = key(device, inode);
         match rustix::fs::mkdirat(&self.dir, &*key, Mode::RWXU) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             Err(errno) => return Err(refuse(&self.path.join(&key), &errno.to_string())),
@@ -100,11 +113,22 @@ impl StateRoot {
         self.open_place(&key)
     }
 
+    /// The place for a directory with these numbers, if an agent ever had one.
+    pub fn existing_place(&self, device: u64, inode: u64) -> Result<Option<Place>> {
+        let key = key(device, inode);
+        match rustix::fs::statat(&self.dir, &*key, rustix::fs::AtFlags::SYMLINK_NOFOLLOW) {
+            Err(rustix::io::Errno::NOENT) => Ok(None),
+            _ => self.open_place(&key).map(Some),
+        }
+    }
+
     /// All places of this user.
     pub fn places(&self) -> Result<Vec<Place>> {
         let ours = format!("{}-", rustix::process::geteuid().as_raw());
         let mut places = Vec::new();
-        for entry in fs::read_dir(&self.path).map_err(|error| refuse(&self.path, &error.to_string()))? {
+        for entry in
+            fs::read_dir(&self.path).map_err(|error| refuse(&self.path, &error.to_string()))?
+        {
             let Ok(entry) = entry else { continue };
             let name = entry.file_name();
             if let Some(name) = name.to_str().filter(|name| name.starts_with(&ours)) {
@@ -124,34 +148,56 @@ impl StateRoot {
     }
 }
 
+fn key(device: u64, inode: u64) -> String {
+    format!(
+        "{}-{device:x}-{inode:x}",
+        rustix::process::geteuid().as_raw()
+    )
+}
+
 /// Ours, and nobody else can look in or write.
 fn check_owner(path: &Path, dir: &OwnedFd) -> Result<()> {
     let stat = rustix::fs::fstat(dir).map_err(|errno| refuse(path, &errno.to_string()))?;
     let me = rustix::process::geteuid().as_raw();
     if stat.st_uid != me {
-        return Err(refuse(path, &format!("it belongs to user {}, and this is user {me}", stat.st_uid)));
+        return Err(refuse(
+            path,
+            &format!("it belongs to user {}, and this is user {me}", stat.st_uid),
+        ));
     }
     if stat.st_mode & 0o077 != 0 {
-        return Err(refuse(path, &format!("its mode is {:04o}: others can reach into it", stat.st_mode & 0o7777))
-            .remedy(format!("chmod 700 {}", path.display())));
+        return Err(refuse(
+            path,
+            &format!(
+                "its mode is {:04o}: others can reach into it",
+                stat.st_mode & 0o7777
+            ),
+        )
+        .remedy(format!("chmod 700 {}", path.display())));
     }
     Ok(())
 }
 
 fn refuse(path: &Path, why: &str) -> Error {
-    Error::new(format!("the state directory {} cannot be used", path.display()))
-        .why(why)
-        .remedy("set `state` (or SURGETANK_STATE) to a directory of your own with mode 0700")
+    Error::new(format!(
+        "the state directory {} cannot be used",
+        path.display()
+    ))
+    .why(why)
+    .remedy("set `state` (or SURGETANK_STATE) to a directory of your own with mode 0700")
 }
 
 impl Place {
     /// A place by its path, as handed down in `SURGETANK_AGENT` or to the agent itself.
     pub fn open(path: &Path) -> Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let dir =
-            rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| refuse(path, &errno.to_string()))?;
+        let dir = rustix::fs::open(path, flags, Mode::empty())
+            .map_err(|errno| refuse(path, &errno.to_string()))?;
         check_owner(path, &dir)?;
-        Ok(Self { path: path.to_path_buf(), dir })
+        Ok(Self {
+            path: path.to_path_buf(),
+            dir,
+        })
     }
 
     pub fn path(&self) -> &Path {
@@ -181,7 +227,8 @@ impl Place {
     /// Waits for its turn to start or join an agent.
     pub fn start_turn(&self) -> Result<File> {
         let file = self.lock_file("start.lock")?;
-        lock(&file, FlockOperation::LockExclusive).map_err(|error| refuse(&self.path, &error.to_string()))?;
+        lock(&file, FlockOperation::LockExclusive)
+            .map_err(|error| refuse(&self.path, &error.to_string()))?;
         Ok(file)
     }
 
@@ -198,7 +245,8 @@ impl Place {
     /// Returns when no agent lives.
     pub fn await_no_agent(&self) -> Result<()> {
         let file = self.lock_file("agent.lock")?;
-        lock(&file, FlockOperation::LockExclusive).map_err(|error| refuse(&self.path, &error.to_string()))
+        lock(&file, FlockOperation::LockExclusive)
+            .map_err(|error| refuse(&self.path, &error.to_string()))
     }
 
     /// The log, opened for appending. A log that grew large is set aside once.
@@ -208,7 +256,12 @@ impl Place {
         if fs::metadata(&path).is_ok_and(|meta| meta.size() > LOG_BYTES_MAX) {
             fs::rename(&path, self.inner("agent.log.1"))?;
         }
-        OpenOptions::new().create(true).append(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(path)
+        OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(path)
     }
 
     pub fn log_path(&self) -> PathBuf {
@@ -231,6 +284,11 @@ impl Place {
         }
     }
 
+    /// Was an agent killed here? Its card is still there, and nobody holds its lock.
+    pub fn was_killed(&self) -> Result<bool> {
+        Ok(self.card().is_some() && self.try_agent_lock()?.is_some())
+    }
+
     /// What an earlier agent could not make durable.
     pub fn undrained(&self) -> Option<Verdict> {
         serde_json::from_slice(&fs::read(self.inner("undrained.json")).ok()?).ok()
@@ -250,7 +308,12 @@ impl Place {
     fn put(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let temporary = self.inner(&format!("{name}.new"));
         let mut options = OpenOptions::new();
-        options.create(true).truncate(true).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        options
+            .create(true)
+            .truncate(true)
+            .write(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW);
         io::Write::write_all(&mut options.open(&temporary)?, bytes)?;
         fs::rename(temporary, self.inner(name))
     }
@@ -276,11 +339,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("state");
         assert!(StateRoot::open(&root, Path::new("/nowhere")).is_ok());
-        assert_eq!(fs::metadata(&root).unwrap().permissions().mode() & 0o7777, 0o700);
+        assert_eq!(
+            fs::metadata(&root).unwrap().permissions().mode() & 0o7777,
+            0o700
+        );
 
         fs::set_permissions(&root, fs::Permissions::from_mode(0o750)).unwrap();
         let error = StateRoot::open(&root, Path::new("/nowhere")).err().unwrap();
-        assert!(error.why.contains("0750") && error.remedy.contains("chmod 700"), "{error}");
+        assert!(
+            error.why.contains("0750") && error.remedy.contains("chmod 700"),
+            "{error}"
+        );
 
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(dir.path(), &link).unwrap();
@@ -291,7 +360,9 @@ mod tests {
     #[test]
     fn a_state_root_below_the_served_directory_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let error = StateRoot::open(&dir.path().join("s"), dir.path()).err().unwrap();
+        let error = StateRoot::open(&dir.path().join("s"), dir.path())
+            .err()
+            .unwrap();
         assert!(error.why.contains("below the directory"), "{error}");
     }
 

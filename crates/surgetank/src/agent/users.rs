@@ -93,7 +93,10 @@ impl Users {
             waiters: 0,
             unmount: Unmount::NotAsked,
         };
-        Self { inner: Mutex::new(inner), changed: Condvar::new() }
+        Self {
+            inner: Mutex::new(inner),
+            changed: Condvar::new(),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -190,7 +193,10 @@ impl Users {
                 }
                 other => inner.unmount = other,
             }
-            inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+            inner = self
+                .changed
+                .wait(inner)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -207,7 +213,10 @@ impl Users {
             inner.unmount = Unmount::Detached;
             self.changed.notify_all();
             while matches!(inner.unmount, Unmount::Detached) {
-                inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+                inner = self
+                    .changed
+                    .wait(inner)
+                    .unwrap_or_else(PoisonError::into_inner);
             }
         }
     }
@@ -216,7 +225,10 @@ impl Users {
     pub fn await_leaving(&self) {
         let mut inner = self.lock();
         while inner.phase == Phase::Serving {
-            inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
+            inner = self
+                .changed
+                .wait(inner)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -252,7 +264,12 @@ mod tests {
     use super::*;
 
     fn run(number: u32) -> RunStatus {
-        RunStatus { run: RunId(number), pid: 1, command: String::new(), since_unix_seconds: 0 }
+        RunStatus {
+            run: RunId(number),
+            pid: 1,
+            command: String::new(),
+            since_unix_seconds: 0,
+        }
     }
 
     #[test]
@@ -261,7 +278,11 @@ mod tests {
             assert_eq!(next(Phase::Closed, event), None);
         }
         assert_eq!(next(Phase::Closed, Event::Busy), Some(Phase::Leaving));
-        assert_eq!(next(Phase::Serving, Event::Drained), None, "closing while somebody uses it");
+        assert_eq!(
+            next(Phase::Serving, Event::Drained),
+            None,
+            "closing while somebody uses it"
+        );
     }
 
     #[test]
@@ -317,7 +338,11 @@ mod tests {
             let asker = scope.spawn(|| users.ask_unmount());
             users.await_leaving();
             assert!(users.close());
-            users.reopen(vec![Holder { pid: 7, command: "sh".into(), holds: "cwd".into() }]);
+            users.reopen(vec![Holder {
+                pid: 7,
+                command: "sh".into(),
+                holds: "cwd".into(),
+            }]);
             asker.join().unwrap()
         });
         assert_eq!(answer.unwrap_err()[0].pid, 7);

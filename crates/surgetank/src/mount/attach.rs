@@ -8,14 +8,15 @@ use std::fmt::Write as _;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
-use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
+};
 use surgetank_core::error::{Error, Result};
 
 const SOURCE: &str = "surgetank";
@@ -35,7 +36,11 @@ pub struct AttachOptions {
 
 impl Default for AttachOptions {
     fn default() -> Self {
-        Self { subtype: "surgetank".to_owned(), allow_other: true, default_permissions: true }
+        Self {
+            subtype: "surgetank".to_owned(),
+            allow_other: true,
+            default_permissions: true,
+        }
     }
 }
 
@@ -57,7 +62,11 @@ pub fn attach_directory(directory: BorrowedFd<'_>, options: &AttachOptions) -> R
 /// Unmounts. `lazy` takes it out of sight at once, also when in use; the session ends when the last user has gone.
 pub fn detach(directory: impl AsRef<Path>, lazy: bool) -> Result<()> {
     let directory = directory.as_ref();
-    let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    let flags = if lazy {
+        UnmountFlags::DETACH
+    } else {
+        UnmountFlags::empty()
+    };
     let failed = |why: String| {
         Error::new(format!("cannot unmount {}", directory.display()))
             .why(why)
@@ -67,9 +76,20 @@ pub fn detach(directory: impl AsRef<Path>, lazy: bool) -> Result<()> {
         Ok(()) => Ok(()),
         Err(Errno::PERM) => {
             let mut helper = Command::new(HELPER);
-            helper.arg("-u").args(lazy.then_some("-z")).arg("--").arg(directory);
-            let outcome = helper.stdin(Stdio::null()).output().map_err(|error| failed(format!("{HELPER}: {error}")))?;
-            if outcome.status.success() { Ok(()) } else { Err(failed(last_line(&outcome.stderr))) }
+            helper
+                .arg("-u")
+                .args(lazy.then_some("-z"))
+                .arg("--")
+                .arg(directory);
+            let outcome = helper
+                .stdin(Stdio::null())
+                .output()
+                .map_err(|error| failed(format!("{HELPER}: {error}")))?;
+            if outcome.status.success() {
+                Ok(())
+            } else {
+                Err(failed(last_line(&outcome.stderr)))
+            }
         }
         Err(errno) => Err(failed(errno.to_string())),
     }
@@ -78,12 +98,24 @@ pub fn detach(directory: impl AsRef<Path>, lazy: bool) -> Result<()> {
 fn attach_ourselves(directory: &Path, options: &AttachOptions) -> Result<OwnedFd, Errno> {
     let device = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let kind = rustix::fs::stat(directory)?.st_mode & libc::S_IFMT;
-    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    let mut text = format!("fd={},rootmode={kind:o},user_id={uid},group_id={gid}", device.as_raw_fd());
+    let (uid, gid) = (
+        rustix::process::getuid().as_raw(),
+        rustix::process::getgid().as_raw(),
+    );
+    let mut text = format!(
+        "fd={},rootmode={kind:o},user_id={uid},group_id={gid}",
+        device.as_raw_fd()
+    );
     text.push_str(&switches(options));
     let text = CString::new(text).map_err(|_nul| Errno::INVAL)?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
-    rustix::mount::mount(SOURCE, directory, format!("fuse.{}", options.subtype), flags, &*text)?;
+    rustix::mount::mount(
+        SOURCE,
+        directory,
+        format!("fuse.{}", options.subtype),
+        flags,
+        &*text,
+    )?;
     Ok(device)
 }
 
@@ -99,10 +131,16 @@ fn switches(options: &AttachOptions) -> String {
 }
 
 fn attach_by_helper(directory: &Path, options: &AttachOptions, direct: Errno) -> Result<OwnedFd> {
-    let place: PathBuf = directory.canonicalize().map_err(|error| refused(directory).why(error))?;
-    let (ours, theirs) =
-        rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-            .map_err(|errno| refused(directory).why(errno))?;
+    let place: PathBuf = directory
+        .canonicalize()
+        .map_err(|error| refused(directory).why(error))?;
+    let (ours, theirs) = rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(|errno| refused(directory).why(errno))?;
     // The helper must inherit its end: a duplicate without close-on-exec, alive until it has run.
     let inherited = rustix::io::dup(&theirs).map_err(|errno| refused(directory).why(errno))?;
     drop(theirs);
@@ -133,7 +171,12 @@ fn receive_descriptor(channel: &OwnedFd) -> io::Result<OwnedFd> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC;
-    rustix::net::recvmsg(channel.as_fd(), &mut [IoSliceMut::new(&mut byte)], &mut ancillary, flags)?;
+    rustix::net::recvmsg(
+        channel.as_fd(),
+        &mut [IoSliceMut::new(&mut byte)],
+        &mut ancillary,
+        flags,
+    )?;
     let descriptor = ancillary.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
         _ => None,
@@ -153,39 +196,4 @@ fn refused(directory: &Path) -> Error {
 fn last_line(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
     text.lines().last().unwrap_or("no reason given").to_owned()
-}
-
-/// Whether something of ours is mounted exactly there (the last entry of the mount table for it counts).
-pub fn attached(directory: &Path) -> io::Result<bool> {
-    let table = std::fs::read("/proc/self/mountinfo")?;
-    let wanted = directory.as_os_str().as_bytes();
-    let mut ours = false;
-    for line in table.split(|&byte| byte == b'\n') {
-        let mut fields = line.split(|&byte| byte == b' ');
-        if fields.nth(4).is_some_and(|place| unescape(place) == wanted) {
-            let kind = fields.skip_while(|field| *field != b"-").nth(1);
-            ours = kind.is_some_and(|kind| kind.starts_with(b"fuse."));
-        }
-    }
-    Ok(ours)
-}
-
-/// The mount table writes space, tab, newline and backslash as three octal digits.
-fn unescape(field: &[u8]) -> Vec<u8> {
-    let mut plain = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((&byte, behind)) = rest.split_first() {
-        let octal = behind.get(..3).filter(|digits| byte == b'\\' && digits.iter().all(|d| (b'0'..=b'7').contains(d)));
-        match octal {
-            Some(digits) => {
-                plain.push(digits.iter().fold(0u8, |value, digit| value.wrapping_mul(8).wrapping_add(digit - b'0')));
-                rest = &behind[3..];
-            }
-            None => {
-                plain.push(byte);
-                rest = behind;
-            }
-        }
-    }
-    plain
 }

@@ -1,12 +1,13 @@
 //! What the server tells the kernel unasked: forget what you cached, and which file stands behind an open one.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, CapabilitySets};
 
-use super::abi::{self, device, notify};
+use super::abi::{device, notify};
 use super::reply;
 
 /// A file registered with the kernel as the one behind open files (passthrough). The kernel keeps it open until
@@ -64,17 +65,43 @@ impl Notifier {
     /// Registers a file for passthrough. It must be on a file system below the mount's stack depth, opened not as O_PATH;
     /// its mode doesn't matter, the kernel opens it anew for each open with that open's flags. Needs CAP_SYS_ADMIN in the
     /// initial user namespace. The descriptor may be closed afterwards.
+    ///
+    /// The kernel will write with the credentials of this moment. CAP_FSETID is put aside for it: with it, a write by an
+    /// ordinary user would leave the setuid bit of the backing file standing.
     pub fn backing_open(&self, file: impl AsFd) -> io::Result<BackingId> {
-        let map = device::BackingMap { fd: file.as_fd().as_raw_fd(), flags: 0, padding: 0 };
+        let _aside = FsetidAside::put()?;
+        let map = device::BackingMap {
+            fd: file.as_fd().as_raw_fd(),
+            flags: 0,
+            padding: 0,
+        };
         // SAFETY: the ioctl reads one `BackingMap` through the pointer, which lives across the call.
-        let id = unsafe { libc::ioctl(self.device.as_raw_fd(), device::BACKING_OPEN.into(), &raw const map) };
-        u32::try_from(id).map(BackingId).map_err(|_negative| io::Error::last_os_error())
+        let id = unsafe {
+            libc::ioctl(
+                self.device.as_raw_fd(),
+                device::BACKING_OPEN.into(),
+                &raw const map,
+            )
+        };
+        u32::try_from(id)
+            .map(BackingId)
+            .map_err(|_negative| io::Error::last_os_error())
     }
 
     pub fn backing_close(&self, id: BackingId) -> io::Result<()> {
         // SAFETY: the ioctl reads one `u32` through the pointer, which lives across the call.
-        let outcome = unsafe { libc::ioctl(self.device.as_raw_fd(), device::BACKING_CLOSE.into(), &raw const id.0) };
-        if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        let outcome = unsafe {
+            libc::ioctl(
+                self.device.as_raw_fd(),
+                device::BACKING_CLOSE.into(),
+                &raw const id.0,
+            )
+        };
+        if outcome == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
     }
 
     /// A node or name that the kernel doesn't know needs no invalidation: that is success.
@@ -87,19 +114,34 @@ impl Notifier {
     }
 }
 
-/// A descriptor of the same connection with a queue of answers of its own.
-pub(super) fn clone_device(device: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let path = c"/dev/fuse";
-    let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
-    let fresh = rustix::fs::open(path, flags, rustix::fs::Mode::empty())?;
-    let origin = device.as_raw_fd() as u32;
-    // SAFETY: the ioctl reads one `u32` through the pointer, which lives across the call.
-    let outcome = unsafe { libc::ioctl(fresh.as_raw_fd(), device::CLONE.into(), &raw const origin) };
-    if outcome == 0 { Ok(fresh) } else { Err(io::Error::last_os_error()) }
+/// CAP_FSETID is not effective in this thread until the value is dropped.
+struct FsetidAside {
+    before: CapabilitySets,
+}
+
+impl FsetidAside {
+    fn put() -> io::Result<Self> {
+        let before = rustix::thread::capabilities(None)?;
+        let effective = before.effective.difference(CapabilitySet::FSETID);
+        rustix::thread::set_capabilities(
+            None,
+            CapabilitySets {
+                effective,
+                ..before
+            },
+        )?;
+        Ok(Self { before })
+    }
+}
+
+impl Drop for FsetidAside {
+    fn drop(&mut self) {
+        if let Err(errno) = rustix::thread::set_capabilities(None, self.before) {
+            tracing::error!(%errno, "CAP_FSETID did not come back; setgid bits of new files may be lost");
+        }
+    }
 }
 
 fn name_bytes(name: &[u8]) -> io::Result<u32> {
     u32::try_from(name.len()).map_err(|_long| Errno::NAMETOOLONG.into())
 }
-
-const _: () = assert!(abi::OUT_HEADER_BYTES == 16);

@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::abi::{self, init};
-use super::crew::{Bounds, Crew};
+use super::crew::Crew;
 use super::filesystem::Filesystem;
 use super::notifier::Notifier;
 use super::reply::{self, Reply};
@@ -40,8 +40,7 @@ pub struct Options {
     pub transfer_bytes_max: usize,
     /// Requests that nobody waits for (read-ahead, releases) in flight at once.
     pub background_max: u16,
-    pub threads_start: usize,
-    pub threads_idle_max: usize,
+    /// Operations that may block at once. There is one thread until some do.
     pub threads_max: usize,
 }
 
@@ -53,8 +52,6 @@ impl Default for Options {
             readdirplus: Readdirplus::Never,
             transfer_bytes_max: 1 << 20,
             background_max: 64,
-            threads_start: 2,
-            threads_idle_max: 3,
             threads_max: 64,
         }
     }
@@ -80,16 +77,26 @@ pub struct Session {
 
 impl Session {
     /// Shakes hands on a freshly mounted descriptor and hires the crew. Returns when requests are being served.
-    pub fn start<F: Filesystem>(device: OwnedFd, filesystem: &Arc<F>, options: &Options) -> io::Result<Self> {
+    pub fn start<F: Filesystem>(
+        device: OwnedFd,
+        filesystem: &Arc<F>,
+        options: &Options,
+    ) -> io::Result<Self> {
         let agreed = handshake(&device, options)?;
         let device = Arc::new(device);
         let notifier = Notifier::new(Arc::clone(&device));
         filesystem.started(&notifier, &agreed);
-        let bounds =
-            Bounds { start: options.threads_start, idle_max: options.threads_idle_max, max: options.threads_max };
-        let crew = Arc::new(Crew::new(device, bounds, agreed.transfer_bytes_max));
+        let crew = Arc::new(Crew::new(
+            device,
+            options.threads_max,
+            agreed.transfer_bytes_max,
+        ));
         crew.start(filesystem)?;
-        Ok(Self { crew, notifier, agreed })
+        Ok(Self {
+            crew,
+            notifier,
+            agreed,
+        })
     }
 
     pub fn notifier(&self) -> &Notifier {
@@ -131,7 +138,9 @@ fn handshake(device: &OwnedFd, options: &Options) -> io::Result<Agreed> {
     };
     let request = request::decode(&buffer[..bytes])?;
     let Operation::Init { offer } = request.operation else {
-        return Err(io::Error::other("the kernel's first request is not the handshake: is the descriptor in use?"));
+        return Err(io::Error::other(
+            "the kernel's first request is not the handshake: is the descriptor in use?",
+        ));
     };
     if offer.major != abi::VERSION_MAJOR || offer.minor < abi::VERSION_MINOR_MIN {
         let text = format!(
@@ -141,7 +150,12 @@ fn handshake(device: &OwnedFd, options: &Options) -> io::Result<Agreed> {
             abi::VERSION_MAJOR,
             abi::VERSION_MINOR_MIN
         );
-        send(device, request.header.unique, Errno::PROTO.raw_os_error(), &[])?;
+        send(
+            device,
+            request.header.unique,
+            Errno::PROTO.raw_os_error(),
+            &[],
+        )?;
         return Err(io::Error::new(io::ErrorKind::Unsupported, text));
     }
     let (agreed, answer) = agree(&offer, options);

@@ -30,13 +30,17 @@ pub fn mount(program: &Program<'_>, args: &MountArgs) -> Outcome {
     let config = (program.configure)(&settings).map_err(Failure::usage)?;
     let over = config.over.clone();
     if let Some(agent) = client::serving(&config.state, &over)? {
-        return Err(Error::new(format!("{} is served already, by the agent of {}", over.display(), agent.hello.over))
-            .why(match agent.hello.visibility {
-                Visibility::Global => "it is mounted",
-                Visibility::Private => "a run has a private mount over it",
-            })
-            .remedy("`surgetank status` tells more; `surgetank umount` takes a mount away")
-            .into());
+        return Err(Error::new(format!(
+            "{} is served already, by the agent of {}",
+            over.display(),
+            agent.hello.over
+        ))
+        .why(match agent.hello.visibility {
+            Visibility::Global => "it is mounted",
+            Visibility::Private => "a run has a private mount over it",
+        })
+        .remedy("`surgetank status` tells more; `surgetank umount` takes a mount away")
+        .into());
     }
     let holding = holders::of_directory(&over);
     if !holding.is_empty() {
@@ -47,15 +51,23 @@ pub fn mount(program: &Program<'_>, args: &MountArgs) -> Outcome {
     }
     let found = client::find_or_start(&config, Visibility::Global)?;
     if !found.started && found.connection.hello.visibility == Visibility::Private {
-        return Err(Error::new(format!("{} is served by runs with a private mount", over.display()))
-            .remedy("wait until they are over: `surgetank status`")
-            .into());
+        return Err(Error::new(format!(
+            "{} is served by runs with a private mount",
+            over.display()
+        ))
+        .remedy("wait until they are over: `surgetank status`")
+        .into());
     }
     let agent = found.settled();
     if !agent.hello.inherited.is_empty() {
         eprintln!("surgetank: {}", agent.hello.inherited);
     }
-    eprintln!("surgetank: mounted over {} (agent pid {}); take it away with: surgetank umount {}", over.display(), agent.pid, over.display());
+    eprintln!(
+        "surgetank: mounted over {} (agent pid {}); take it away with: surgetank umount {}",
+        over.display(),
+        agent.pid,
+        over.display()
+    );
     Ok(exit::OK)
 }
 
@@ -75,12 +87,18 @@ pub struct UmountArgs {
 
 pub fn umount(program: &Program<'_>, args: &UmountArgs) -> Outcome {
     let directory = args.directory.clone().unwrap_or_else(|| PathBuf::from("."));
-    let mut agent = agent_of(program, &Settings::of_state(args.state.as_ref()), &directory)?;
+    let mut agent = agent_of(
+        program,
+        &Settings::of_state(args.state.as_ref()),
+        &directory,
+    )?;
     let signals = Signals::block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT])
         .map_err(|error| Error::new("signals cannot be blocked").why(error))?;
     let over = agent.hello.over.clone();
     let scope = Scope::everything();
-    let request = Request::Unmount { timeout_ms: args.timeout };
+    let request = Request::Unmount {
+        timeout_ms: args.timeout,
+    };
     let verdict = match final_drain::follow(&mut agent, &scope, &request, &signals, args.quiet)? {
         Ok(Drained::Settled(verdict)) if verdict.is_durable() => verdict,
         Ok(Drained::Settled(verdict) | Drained::TimedOut(verdict)) => {

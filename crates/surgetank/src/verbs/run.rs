@@ -36,9 +36,6 @@ use offspring::Change;
 pub struct Args {
     #[command(flatten)]
     settings: Settings,
-    /// How long background children may outlive the command
-    #[arg(long, value_name = "DURATION")]
-    grace: Option<String>,
     /// Write the account of the run there
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -71,11 +68,13 @@ const PASSED_ON: [i32; 9] = [
     libc::SIGWINCH,
 ];
 
-pub fn run(program: &Program<'_>, mut args: Args) -> Outcome {
-    args.settings.grace = args.grace.take();
+pub fn run(program: &Program<'_>, args: Args) -> Outcome {
     let config = (program.configure)(&args.settings).map_err(Failure::usage)?;
-    let cwd = std::env::current_dir()
-        .map_err(|error| Error::new("the working directory is gone").why(error).remedy("cd to it again"))?;
+    let cwd = std::env::current_dir().map_err(|error| {
+        Error::new("the working directory is gone")
+            .why(error)
+            .remedy("cd to it again")
+    })?;
     let inherited = child::inherited_below(&config.over);
     // Before anything is started: a report that cannot be written is to be known now.
     let json = args.json.as_deref().map(open_report).transpose()?;
@@ -83,7 +82,10 @@ pub fn run(program: &Program<'_>, mut args: Args) -> Outcome {
     let (agent, run, started) = join(&config, &args)?;
     if args.verbose {
         let how = if started { "started" } else { "joined" };
-        eprintln!("surgetank: {how} the agent of {} (pid {}), run {}", agent.hello.over, agent.pid, run.0);
+        eprintln!(
+            "surgetank: {how} the agent of {} (pid {}), run {}",
+            agent.hello.over, agent.pid, run.0
+        );
     }
     check_agent(&agent, &config, &args, started)?;
     tell_descriptors(&inherited, &agent, &config)?;
@@ -93,9 +95,22 @@ pub fn run(program: &Program<'_>, mut args: Args) -> Outcome {
     let signals = Signals::block(&numbers).map_err(broken)?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(broken)?;
 
-    let mut session =
-        Run { config, args, agent, run, signals, agent_lost: false, begun: clock::tick(), ended: clock::tick() };
-    let command_exit = match child::spawn(&session.args.command, &cwd, &session.agent, &session.signals) {
+    let mut session = Run {
+        config,
+        args,
+        agent,
+        run,
+        signals,
+        agent_lost: false,
+        begun: clock::tick(),
+        ended: clock::tick(),
+    };
+    let command_exit = match child::spawn(
+        &session.args.command,
+        &cwd,
+        &session.agent,
+        &session.signals,
+    ) {
         Ok(pid) => session.attend(pid)?,
         Err(Stillborn::Command { exit, error }) => {
             eprintln!("surgetank: {error}");
@@ -113,13 +128,18 @@ fn broken(error: impl std::fmt::Display) -> Failure {
 }
 
 fn open_report(path: &Path) -> Outcome<std::fs::File> {
-    std::fs::File::create(path)
-        .map_err(|error| Failure::usage(Error::new(format!("{} cannot be written", path.display())).why(error)))
+    std::fs::File::create(path).map_err(|error| {
+        Failure::usage(Error::new(format!("{} cannot be written", path.display())).why(error))
+    })
 }
 
 /// Finds or starts the agent and joins it; again when it was just about to go.
 fn join(config: &Config, args: &Args) -> Result<(Connection, RunId, bool)> {
-    let command: Vec<_> = args.command.iter().map(|word| word.to_string_lossy()).collect();
+    let command: Vec<_> = args
+        .command
+        .iter()
+        .map(|word| word.to_string_lossy())
+        .collect();
     let command = command.join(" ");
     loop {
         let mut found = client::find_or_start(config, Visibility::Private)?;
@@ -144,7 +164,10 @@ fn check_agent(agent: &Connection, config: &Config, args: &Args, started: bool) 
     if args.detach_drain && hello.visibility == Visibility::Private {
         return Err(Failure::usage(
             Error::new("--detach-drain needs a mount that outlives the run")
-                .why(format!("the mount over {} is private to its runs", hello.over))
+                .why(format!(
+                    "the mount over {} is private to its runs",
+                    hello.over
+                ))
                 .remedy(format!("surgetank mount {}", hello.over)),
         ));
     }
@@ -153,20 +176,31 @@ fn check_agent(agent: &Connection, config: &Config, args: &Args, started: bool) 
     }
     if args.settings.store.is_some() && hello.store.as_path() != config.store {
         return Err(Failure::usage(
-            Error::new(format!("{} is served already, with the store {}", hello.over, hello.store))
-                .why(format!("--store names another: {}", config.store.display()))
-                .remedy("wait until its runs are over (`surgetank status`), or leave --store out"),
+            Error::new(format!(
+                "{} is served already, with the store {}",
+                hello.over, hello.store
+            ))
+            .why(format!("--store names another: {}", config.store.display()))
+            .remedy("wait until its runs are over (`surgetank status`), or leave --store out"),
         ));
     }
     let ignored = args.settings.given_at_start();
     if !ignored.is_empty() {
-        eprintln!("surgetank: {} is served already; what it was started with stays, without {}", hello.over, ignored.join(", "));
+        eprintln!(
+            "surgetank: {} is served already; what it was started with stays, without {}",
+            hello.over,
+            ignored.join(", ")
+        );
     }
     Ok(())
 }
 
 /// Closes what leads underneath the mount, and tells.
-fn tell_descriptors(inherited: &[child::Inherited], agent: &Connection, config: &Config) -> Outcome<()> {
+fn tell_descriptors(
+    inherited: &[child::Inherited],
+    agent: &Connection,
+    config: &Config,
+) -> Outcome<()> {
     // In a globally mounted directory these descriptors are the mount's own.
     if agent.hello.visibility == Visibility::Global {
         return Ok(());
@@ -182,7 +216,8 @@ fn tell_descriptors(inherited: &[child::Inherited], agent: &Connection, config: 
         } else if config.store != config.over {
             eprintln!(
                 "surgetank: {} is redirected to {}, which is not in the store {}",
-                ["stdin", "stdout", "stderr"][usize::try_from(descriptor.number).unwrap_or(0).min(2)],
+                ["stdin", "stdout", "stderr"]
+                    [usize::try_from(descriptor.number).unwrap_or(0).min(2)],
                 descriptor.path.display(),
                 config.store.display()
             );
@@ -208,7 +243,11 @@ impl Run {
     fn attend(&mut self, command: u32) -> Result<u8> {
         loop {
             self.await_event(None)?;
-            while let Some(arrived) = self.signals.next().map_err(|error| Error::new("signals").why(error))? {
+            while let Some(arrived) = self
+                .signals
+                .next()
+                .map_err(|error| Error::new("signals").why(error))?
+            {
                 if arrived.number != libc::SIGCHLD && !arrived.from_terminal {
                     // A command that changed its user may not be ours to signal; nothing else can be done.
                     let _ = signals::send(command, arrived.number);
@@ -259,12 +298,21 @@ impl Run {
             }
             if !told && !self.args.quiet {
                 told = true;
-                eprintln!("surgetank: waiting up to {} for background children:", words::millis(millis(self.config.grace)));
+                eprintln!(
+                    "surgetank: waiting up to {} for background children:",
+                    words::millis(millis(self.config.grace))
+                );
                 words::tell(&words::holder_lines(&left));
             }
             self.await_event(Some(until))?;
-            while let Some(arrived) = self.signals.next().map_err(|error| Error::new("signals").why(error))? {
-                if [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT].contains(&arrived.number) {
+            while let Some(arrived) = self
+                .signals
+                .next()
+                .map_err(|error| Error::new("signals").why(error))?
+            {
+                if [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT]
+                    .contains(&arrived.number)
+                {
                     // Enough of waiting; the drain is next.
                     return Ok(offspring::living());
                 }
@@ -272,20 +320,30 @@ impl Run {
         }
     }
 
-    fn finish(mut self, command_exit: u8, left_running: Vec<Holder>, json: Option<std::fs::File>) -> Outcome {
+    fn finish(
+        mut self,
+        command_exit: u8,
+        left_running: Vec<Holder>,
+        json: Option<std::fs::File>,
+    ) -> Outcome {
         let mut detached = self.args.detach_drain;
         let mut gave_up = false;
         let mut verdict: Option<Verdict> = None;
         if !detached {
             match self.drain() {
-                Ok(Drained::Settled(settled) | Drained::TimedOut(settled)) => verdict = Some(*settled),
+                Ok(Drained::Settled(settled) | Drained::TimedOut(settled)) => {
+                    verdict = Some(*settled)
+                }
                 Ok(Drained::GaveUp) => gave_up = true,
                 Err(error) => eprintln!("surgetank: {error}"),
             }
         }
         let drain_ms = millis(self.ended.elapsed());
         let summary = self.summary();
-        let last = matches!(self.agent.ask(&Request::Release), Ok(Answer::Released { last: true }));
+        let last = matches!(
+            self.agent.ask(&Request::Release),
+            Ok(Answer::Released { last: true })
+        );
         detached &= left_running.is_empty();
         let facts = account::Facts {
             command_exit,
@@ -306,7 +364,12 @@ impl Run {
                 version: env!("CARGO_PKG_VERSION").into(),
                 over: self.agent.hello.over.clone(),
                 store: self.agent.hello.store.clone(),
-                command: self.args.command.iter().map(|word| PathText(word.as_bytes().to_vec())).collect(),
+                command: self
+                    .args
+                    .command
+                    .iter()
+                    .map(|word| PathText(word.as_bytes().to_vec()))
+                    .collect(),
                 command_exit,
                 exit,
                 command_ms: millis(self.ended.duration_since(self.begun)),
@@ -326,11 +389,17 @@ impl Run {
         let mut scope = Scope::run(self.run);
         if self.agent_lost {
             let (agent, run, _) = join(&self.config, &self.args)?;
-            eprintln!("surgetank: a new agent took over (pid {}); all that was left is drained", agent.pid);
+            eprintln!(
+                "surgetank: a new agent took over (pid {}); all that was left is drained",
+                agent.pid
+            );
             (self.agent, self.run) = (agent, run);
             scope = Scope::everything();
         }
-        let request = Request::Wait { scope: scope.clone(), timeout_ms: None };
+        let request = Request::Wait {
+            scope: scope.clone(),
+            timeout_ms: None,
+        };
         let quiet = self.args.quiet || self.args.no_progress;
         match final_drain::follow(&mut self.agent, &scope, &request, &self.signals, quiet)? {
             Ok(drained) => Ok(drained),
@@ -339,13 +408,21 @@ impl Run {
     }
 
     fn summary(&mut self) -> Option<Summary> {
-        match self.agent.ask(&Request::Summary { run: Some(self.run) }) {
+        match self.agent.ask(&Request::Summary {
+            run: Some(self.run),
+        }) {
             Ok(Answer::Summary(summary)) => Some(*summary),
             _ => None,
         }
     }
 
-    fn tell(&self, facts: &account::Facts<'_>, summary: Option<&Summary>, drain_ms: u64, reason: &str) {
+    fn tell(
+        &self,
+        facts: &account::Facts<'_>,
+        summary: Option<&Summary>,
+        drain_ms: u64,
+        reason: &str,
+    ) {
         if !self.args.quiet
             && let Some(summary) = summary
         {
@@ -361,12 +438,21 @@ impl Run {
             words::tell(&words::holder_lines(facts.left_running));
         }
         if !reason.is_empty() {
-            eprintln!("surgetank: {reason} (the command's own exit code was {})", facts.command_exit);
+            eprintln!(
+                "surgetank: {reason} (the command's own exit code was {})",
+                facts.command_exit
+            );
         }
         if facts.gave_up || facts.detached {
             let over = &self.agent.hello.over;
-            eprintln!("surgetank: the agent (pid {}) goes on; wait for it with: surgetank wait {over}", self.agent.pid);
-        } else if facts.verdict.is_some_and(|verdict| !verdict.not_durable.is_empty()) {
+            eprintln!(
+                "surgetank: the agent (pid {}) goes on; wait for it with: surgetank wait {over}",
+                self.agent.pid
+            );
+        } else if facts
+            .verdict
+            .is_some_and(|verdict| !verdict.not_durable.is_empty())
+        {
             let over = &self.agent.hello.over;
             eprintln!("surgetank: once the cause is mended: surgetank run --over {over} -- true");
         }
@@ -378,7 +464,11 @@ fn write_report(file: std::fs::File, report: &RunReport) -> Outcome<()> {
     serde_json::to_writer_pretty(&mut file, report)
         .map_err(std::io::Error::from)
         .and_then(|()| std::io::Write::write_all(&mut file, b"\n"))
-        .map_err(|error| Error::new("the --json file cannot be written").why(error).into())
+        .map_err(|error| {
+            Error::new("the --json file cannot be written")
+                .why(error)
+                .into()
+        })
 }
 
 fn millis(duration: Duration) -> u64 {

@@ -1,48 +1,82 @@
-//! The options that shape an agent, as typed; reading them is the business of `surgetank_core::config`.
+//! The configuration's options on the command line, the same for every verb that needs a configuration.
 
 use std::path::PathBuf;
 
-#[derive(Debug, Clone, Default, clap::Args)]
+use clap::Args;
+use surgetank_core::config::Overrides;
+
+/// Each overwrites the environment (`SURGETANK_…`) and `surgetank.toml`; docs/configuration.md explains them all.
+#[derive(Debug, Clone, Default, Args)]
 pub struct Settings {
-    /// The directory to serve [default: the current one]
+    /// Directory to serve [default: the current directory]
     #[arg(long, value_name = "DIR")]
     pub over: Option<PathBuf>,
-    /// Where everything ends up [default: the directory itself, underneath the mount]
+    /// Where files are kept in the end: a path or file:///path [default: the directory itself, underneath the mount]
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
-    /// A fast tier, fastest first: name, one directory a device, cap [default: found]
+    /// A tier and its devices, fastest tier first; may be given several times [default: found]
     #[arg(long = "tier", value_name = "NAME=PATH[,PATH…][:SIZE]")]
     pub tiers: Vec<String>,
-    /// Configuration file [default: surgetank.toml in the directory]
+    /// surgetank.toml or Sea's sea.ini [default: what lies in the directory]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// What happens to files: keep, copy, move or remove
-    #[arg(long = "rule", value_name = "GLOB=MODE")]
+    /// What becomes of files that match; may be given several times
+    #[arg(long = "rule", value_name = "GLOB=keep|copy|move|remove")]
     pub rules: Vec<String>,
-    /// What becomes of `keep` files at the end: leave, drain or drop
-    #[arg(long, value_name = "WHAT")]
-    pub keep_at_exit: Option<String>,
-    /// Publish files as they come, not in the order in which they were closed
-    #[arg(long)]
+    /// Directory of journals and sockets [default: /var/tmp/surgetank-UID]
+    #[arg(long, value_name = "DIR", help_heading = "Tuning")]
+    pub state: Option<String>,
+    /// Let files reach the store in any order
+    #[arg(long, conflicts_with = "ordered", help_heading = "Tuning")]
     pub unordered: bool,
-    /// How copies are checked: cache or reread
-    #[arg(long, value_name = "HOW")]
+    /// Whether files reach the store in the order in which they were closed: true or false
+    #[arg(long, value_name = "BOOL", help_heading = "Tuning")]
+    pub ordered: Option<String>,
+    /// How copies in the store are checked: cache or reread
+    #[arg(long, value_name = "HOW", help_heading = "Tuning")]
     pub verify: Option<String>,
-    /// What fsync waits for: tier or store
-    #[arg(long, value_name = "TARGET")]
+    /// What fsync waits for: auto, tier or store
+    #[arg(long, value_name = "WHERE", help_heading = "Tuning")]
     pub fsync: Option<String>,
-    /// Root of sockets, logs and catalogs; never below the directory
-    #[arg(long, value_name = "DIR")]
-    pub state: Option<PathBuf>,
+    /// Files of the store up to this size are copied to a tier when opened for writing
+    #[arg(long, value_name = "SIZE", help_heading = "Tuning")]
+    pub copy_up_bytes_max: Option<String>,
+    /// Undrained bytes allowed in memory
+    #[arg(long, value_name = "SIZE", help_heading = "Tuning")]
+    pub dirty_bytes_max: Option<String>,
+    /// Files copied to the store at a time
+    #[arg(long, value_name = "N", help_heading = "Tuning")]
+    pub drain_threads: Option<String>,
+    /// Limit of the drain's speed; 0: none
+    #[arg(long, value_name = "SIZE", help_heading = "Tuning")]
+    pub drain_bytes_per_second_max: Option<String>,
+    /// How long what is known of the store is believed
+    #[arg(long, value_name = "TIME", help_heading = "Tuning")]
+    pub store_ttl: Option<String>,
+    /// How long a closed file is left alone before it is drained
+    #[arg(long, value_name = "TIME", help_heading = "Tuning")]
+    pub quiet_period: Option<String>,
+    /// How long a failing store is tried again
+    #[arg(long, value_name = "TIME", help_heading = "Tuning")]
+    pub retry: Option<String>,
     /// How long background children may outlive the command
-    #[arg(skip)]
+    #[arg(long, value_name = "TIME", help_heading = "Tuning")]
     pub grace: Option<String>,
+    /// What happens to files of mode keep at the end: leave, drain or drop
+    #[arg(long, value_name = "WHAT", help_heading = "Tuning")]
+    pub keep_at_exit: Option<String>,
+    /// Whether programs may get direct descriptors of tier files: true or false
+    #[arg(long, value_name = "BOOL", help_heading = "Tuning")]
+    pub direct: Option<String>,
 }
 
 impl Settings {
     /// For verbs that only look for an agent.
     pub fn of_state(state: Option<&PathBuf>) -> Self {
-        Self { state: state.cloned(), ..Self::default() }
+        Self {
+            state: state.map(|path| path.to_string_lossy().into_owned()),
+            ..Self::default()
+        }
     }
 
     /// Options that an agent takes at its start only; named when an agent runs already.
@@ -53,9 +87,50 @@ impl Settings {
             ("--config", self.config.is_some()),
             ("--keep-at-exit", self.keep_at_exit.is_some()),
             ("--unordered", self.unordered),
+            ("--ordered", self.ordered.is_some()),
             ("--verify", self.verify.is_some()),
             ("--fsync", self.fsync.is_some()),
+            ("--direct", self.direct.is_some()),
+            ("--quiet-period", self.quiet_period.is_some()),
+            ("--copy-up-bytes-max", self.copy_up_bytes_max.is_some()),
+            ("--dirty-bytes-max", self.dirty_bytes_max.is_some()),
+            ("--drain-threads", self.drain_threads.is_some()),
+            (
+                "--drain-bytes-per-second-max",
+                self.drain_bytes_per_second_max.is_some(),
+            ),
         ];
-        given.into_iter().filter_map(|(name, given)| given.then_some(name)).collect()
+        given
+            .into_iter()
+            .filter_map(|(name, given)| given.then_some(name))
+            .collect()
+    }
+
+    pub fn overrides(self) -> Overrides {
+        Overrides {
+            over: self.over,
+            config: self.config,
+            store: self.store,
+            tiers: self.tiers,
+            rules: self.rules,
+            state: self.state,
+            ordered: if self.unordered {
+                Some("false".to_owned())
+            } else {
+                self.ordered
+            },
+            verify: self.verify,
+            fsync: self.fsync,
+            copy_up_bytes_max: self.copy_up_bytes_max,
+            dirty_bytes_max: self.dirty_bytes_max,
+            drain_threads: self.drain_threads,
+            drain_bytes_per_second_max: self.drain_bytes_per_second_max,
+            store_ttl: self.store_ttl,
+            quiet: self.quiet_period,
+            retry: self.retry,
+            grace: self.grace,
+            keep_at_exit: self.keep_at_exit,
+            direct: self.direct,
+        }
     }
 }

@@ -27,19 +27,27 @@ pub struct Args {
 
 pub fn status(program: &Program<'_>, args: &Args) -> Outcome {
     let settings = Settings::of_state(args.state.as_ref());
-    let agents = match &args.directory {
-        Some(directory) => vec![agent_of(program, &settings, directory)?],
+    let told = match &args.directory {
+        Some(directory) => vec![ask(agent_of(program, &settings, directory)?)?],
         None => {
             let state = state_root(program, &settings)?;
-            match client::serving(&state, Path::new("."))? {
+            let agents = match client::serving(&state, Path::new("."))? {
                 Some(agent) => vec![agent],
                 None => client::all(&state)?,
-            }
+            };
+            // One that ends while we ask is no agent any more.
+            agents
+                .into_iter()
+                .filter_map(|agent| ask(agent).ok())
+                .collect()
         }
     };
-    let told = agents.into_iter().map(ask).collect::<Result<Vec<_>, Error>>()?;
     if args.json {
-        words::print(&(serde_json::to_string_pretty(&told).map_err(|error| Error::new("JSON").why(error))? + "\n"));
+        words::print(
+            &(serde_json::to_string_pretty(&told)
+                .map_err(|error| Error::new("JSON").why(error))?
+                + "\n"),
+        );
     } else if told.is_empty() {
         words::print("no agent of yours is running\n");
     } else {
@@ -64,7 +72,11 @@ fn text(status: &AgentStatus) -> String {
 }
 
 fn write(out: &mut String, status: &AgentStatus) -> std::fmt::Result {
-    let store = if status.store == status.over { "underneath".to_owned() } else { status.store.to_string() };
+    let store = if status.store == status.over {
+        "underneath".to_owned()
+    } else {
+        status.store.to_string()
+    };
     let seen = match status.visibility {
         Visibility::Private => "private to its runs",
         Visibility::Global => "seen by all programs",
@@ -74,7 +86,11 @@ fn write(out: &mut String, status: &AgentStatus) -> std::fmt::Result {
         Phase::Leaving => ", leaving when drained",
         Phase::Closed => ", unmounting",
     };
-    writeln!(out, "{}  (store {store}; {seen}; agent {}{phase})", status.over, status.pid)?;
+    writeln!(
+        out,
+        "{}  (store {store}; {seen}; agent {}{phase})",
+        status.over, status.pid
+    )?;
     let content = &status.content;
     if !content.tiers.is_empty() {
         writeln!(
@@ -114,7 +130,12 @@ fn write(out: &mut String, status: &AgentStatus) -> std::fmt::Result {
         words::bytes(queue.bytes_per_second)
     )?;
     if let Some(oldest) = &queue.oldest {
-        writeln!(out, "  oldest undrained: {}, {}", oldest.path, words::seconds(oldest.age_seconds))?;
+        writeln!(
+            out,
+            "  oldest undrained: {}, {}",
+            oldest.path,
+            words::seconds(oldest.age_seconds)
+        )?;
     }
     if content.at_risk_node_bytes > 0 {
         writeln!(
@@ -127,15 +148,30 @@ fn write(out: &mut String, status: &AgentStatus) -> std::fmt::Result {
     let now = clock::now().secs();
     let ago = |since: i64| words::seconds(u64::try_from(now - since).unwrap_or(0));
     for run in &status.runs {
-        writeln!(out, "  run {} (pid {}, {}): {}", run.run.0, run.pid, ago(run.since_unix_seconds), run.command)?;
+        writeln!(
+            out,
+            "  run {} (pid {}, {}): {}",
+            run.run.0,
+            run.pid,
+            ago(run.since_unix_seconds),
+            run.command
+        )?;
     }
     for path in &status.bypassed {
         writeln!(out, "  bypassed, another mount: {path}")?;
     }
     for trouble in &content.troubles {
-        let path = trouble.path.as_ref().map(|path| format!("{path}: ")).unwrap_or_default();
+        let path = trouble
+            .path
+            .as_ref()
+            .map(|path| format!("{path}: "))
+            .unwrap_or_default();
         let since = ago(trouble.since_unix_seconds);
-        writeln!(out, "  trouble for {since}: {path}{}: {}", trouble.place, trouble.reason)?;
+        writeln!(
+            out,
+            "  trouble for {since}: {path}{}: {}",
+            trouble.place, trouble.reason
+        )?;
     }
     Ok(())
 }

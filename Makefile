@@ -1,0 +1,40 @@
+# The entrances: `make demo` shows it at work, `make test` proves it. CONTRIBUTING.md says more.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+
+# Runs the words with the tools of scripts/setup on the path.
+ENV := . scripts/env &&
+
+demo: ## a real workflow twice on a slow store: straight, then under surgetank
+	demo/run
+
+test: ## everything that CI checks, apart from lint
+	scripts/setup test
+	$(ENV) cargo nextest run --workspace
+	$(ENV) cargo test --quiet --workspace --doc
+
+test-full: ## the same with long random searches, and the demonstration
+	scripts/setup test
+	$(ENV) PROPTEST_CASES=4096 cargo nextest run --workspace
+	$(ENV) cargo test --quiet --workspace --doc
+	demo/run
+
+bench: ## the figures of docs/performance.md, on this machine
+	scripts/setup demo
+	cargo build --release --locked -p surgetank --bin surgetank --example doorbench --example slowfs
+	bench/figures
+
+lint: ## format, clippy, and the house's own rules
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	scripts/tidy
+
+clean: ## what building, testing and the demonstration left in this checkout
+	cargo clean
+	rm -rf .cache hillshade.png
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
+
+.PHONY: demo test test-full bench lint clean help

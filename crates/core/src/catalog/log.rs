@@ -1,0 +1,422 @@
+//! The catalog of one node: the writer in front, the snapshot behind it, and a thread that folds one into the other.
+//!
+//! Locks, in the order in which they are taken: `folding` → `syncing` → the writer's pen. Commits take the pen only, so
+//! they wait neither for a fold nor for a sync.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use super::digest::Digest;
+use super::directory::{self, Recovery};
+use super::segment::{HEADER_BYTES, Segment};
+use super::snapshot::Snapshot;
+use super::writer::{Writer, hold};
+use super::{Catalog, Loaded, Lsn};
+use crate::error::{Error, Result};
+use crate::model::{Change, Image};
+
+/// Sizes of the catalog's parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// A segment of the log is closed and folded when it has grown to this.
+    pub segment_bytes_max: u64,
+    /// Memory for redb while it folds or loads; none in between.
+    pub snapshot_cache_bytes: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            segment_bytes_max: 16 << 20,
+            snapshot_cache_bytes: 4 << 20,
+        }
+    }
+}
+
+/// A write-ahead log with group commit, folded into a redb snapshot in the background.
+pub struct LogCatalog {
+    shared: Arc<Shared>,
+    folder: Option<JoinHandle<()>>,
+    recovery: Recovery,
+    _lock: File,
+}
+
+struct Shared {
+    dir: PathBuf,
+    writer: Writer,
+    snapshot: Snapshot,
+    folding: Mutex<Folding>,
+    syncing: Mutex<Syncing>,
+    /// Everything up to here survives the machine.
+    durable: AtomicU64,
+    wish: Mutex<Wish>,
+    wished: Condvar,
+    #[cfg(test)]
+    syncs_to_fail: AtomicU64,
+}
+
+struct Folding {
+    /// There is a snapshot and it counts.
+    snapshot: bool,
+}
+
+struct Syncing {
+    /// A sync failed when this was the last position. The kernel may have dropped what it could not write, so no later
+    /// sync of the log proves anything until the snapshot holds it all.
+    distrust: Option<Lsn>,
+    /// Directories in which the catalog's own was made; their entries are not on the media yet.
+    parents: Vec<PathBuf>,
+}
+
+#[derive(Default)]
+struct Wish {
+    fold: bool,
+    stop: bool,
+}
+
+impl LogCatalog {
+    /// Opens the catalog in `dir`, which is created when absent; puts right what a death left (see [`Recovery`]). A
+    /// second opener gets an error that names the process that holds it.
+    pub fn open(dir: &Path) -> Result<Self> {
+        Self::open_with(dir, Options::default())
+    }
+
+    pub fn open_with(dir: &Path, options: Options) -> Result<Self> {
+        let parents = directory::create(dir)?;
+        let lock = directory::lock(dir)?;
+        let snapshot = Snapshot::new(dir, options.snapshot_cache_bytes);
+        let mut found = directory::recover(dir, &snapshot)?;
+        let current = found
+            .segments
+            .pop()
+            .ok_or_else(|| Error::new("The catalog has no log"))?;
+        // A closed segment ends where the next one begins.
+        let begins: Vec<Lsn> = found
+            .segments
+            .iter()
+            .skip(1)
+            .chain([&current])
+            .map(|segment| segment.after())
+            .collect();
+        let closed = found.segments.into_iter().zip(begins).collect();
+        let writer = Writer::new(
+            dir.to_owned(),
+            options.segment_bytes_max,
+            closed,
+            current,
+            found.end,
+            found.last,
+        );
+        let shared = Arc::new(Shared {
+            dir: dir.to_owned(),
+            writer,
+            snapshot,
+            folding: Mutex::new(Folding {
+                snapshot: found.folded.is_some(),
+            }),
+            syncing: Mutex::new(Syncing {
+                distrust: None,
+                parents,
+            }),
+            durable: AtomicU64::new(found.folded.unwrap_or_default().0),
+            wish: Mutex::new(Wish::default()),
+            wished: Condvar::new(),
+            #[cfg(test)]
+            syncs_to_fail: AtomicU64::new(0),
+        });
+        let thread = std::thread::Builder::new().name("catalog-fold".to_owned());
+        let folder = thread.spawn({
+            let shared = Arc::clone(&shared);
+            move || shared.fold_when_wished()
+        });
+        let folder = folder
+            .map_err(|error| Error::new("The catalog's thread cannot be started").why(error))?;
+        Ok(Self {
+            shared,
+            folder: Some(folder),
+            recovery: found.recovery,
+            _lock: lock,
+        })
+    }
+
+    /// What the last death cost.
+    pub fn recovery(&self) -> &Recovery {
+        &self.recovery
+    }
+
+    /// Forgets everything, atomically and for good: after a death during this the catalog is either as before or empty.
+    /// Counters go too; positions grow on. Commits wait; one that returns after this is remembered.
+    pub fn clear(&self) -> io::Result<()> {
+        self.shared.clear()
+    }
+}
+
+impl Catalog for LogCatalog {
+    fn clear(&self) -> io::Result<()> {
+        // The inherent method.
+        Self::clear(self)
+    }
+
+    fn commit(&self, changes: &[Change]) -> io::Result<Lsn> {
+        if changes.is_empty() {
+            return Ok(self.position());
+        }
+        let committed = self.shared.writer.commit(changes)?;
+        if committed.rolled {
+            self.shared.wish_fold();
+        }
+        Ok(committed.lsn)
+    }
+
+    fn sync(&self, upto: Lsn) -> io::Result<()> {
+        self.shared.sync(upto)
+    }
+
+    fn position(&self) -> Lsn {
+        self.shared.writer.written()
+    }
+
+    fn load(&self) -> Result<Image> {
+        let mut image = Image::default();
+        self.load_into(&mut |loaded| match loaded {
+            Loaded::File(id, record) => image.files.push((id, *record)),
+            Loaded::Entry(dir, name, record) => image.entries.push((dir, name, record)),
+            Loaded::Op(seq, record) => drop(image.ops.insert(seq, record)),
+            Loaded::Counter(name, value) => drop(image.counters.insert(name, value)),
+        })?;
+        Ok(image)
+    }
+
+    fn load_into(&self, take: &mut dyn FnMut(Loaded)) -> Result<()> {
+        self.shared.load_into(take)
+    }
+}
+
+impl Drop for LogCatalog {
+    /// Lets a fold that has begun finish, and leaves everything on the media.
+    fn drop(&mut self) {
+        hold(&self.shared.wish).stop = true;
+        self.shared.wished.notify_all();
+        if let Some(folder) = self.folder.take() {
+            // A panic in there was already reported by the panic hook; the log has everything.
+            let _ = folder.join();
+        }
+        if let Err(error) = self.shared.sync(self.position()) {
+            tracing::warn!(%error, dir = %self.shared.dir.display(), "the catalog could not be synced at its end");
+        }
+    }
+}
+
+impl Shared {
+    fn durable(&self) -> Lsn {
+        Lsn(self.durable.load(Ordering::Acquire))
+    }
+
+    fn sync(&self, upto: Lsn) -> io::Result<()> {
+        if self.durable() >= upto {
+            return Ok(());
+        }
+        // Whoever waits here finds, when its turn comes, that the sync before it covered it too, or covers the others.
+        let mut syncing = hold(&self.syncing);
+        if self.durable() >= upto {
+            return Ok(());
+        }
+        if upto > self.writer.written() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a sync of something that was never committed",
+            ));
+        }
+        if syncing
+            .distrust
+            .is_some_and(|position| position <= self.durable())
+        {
+            syncing.distrust = None;
+        }
+        let written = self.writer.written();
+        let synced = if syncing.distrust.is_some() {
+            Err(io::Error::other(
+                "an earlier sync of the catalog's log failed; its content is being saved elsewhere",
+            ))
+        } else {
+            self.settle(&mut syncing)
+        };
+        match synced {
+            Ok(position) => {
+                self.durable.fetch_max(position.0, Ordering::AcqRel);
+                Ok(())
+            }
+            Err(error) => {
+                syncing.distrust.get_or_insert(written);
+                self.save_elsewhere(syncing.distrust);
+                Err(error)
+            }
+        }
+    }
+
+    /// Brings all that is written to the media, the oldest segment first; returns up to where.
+    fn settle(&self, syncing: &mut Syncing) -> io::Result<Lsn> {
+        let (closed, current, written) = {
+            let pen = self.writer.pen();
+            (pen.closed.clone(), Arc::clone(&pen.current), pen.written)
+        };
+        for (segment, _) in closed
+            .iter()
+            .filter(|(segment, _)| !segment.settled.load(Ordering::Acquire))
+        {
+            self.sync_data(segment)?;
+            segment.mark();
+        }
+        self.sync_data(&current)?;
+        self.sync_names(syncing, &current)?;
+        Ok(written)
+    }
+
+    /// Brings the name of `current`, and with it those of all earlier segments, to the media.
+    fn sync_names(&self, syncing: &mut Syncing, current: &Segment) -> io::Result<()> {
+        if !current.named.load(Ordering::Acquire) {
+            File::open(&self.dir)?.sync_all()?;
+            current.named.store(true, Ordering::Release);
+        }
+        while let Some(parent) = syncing.parents.last() {
+            File::open(parent)?.sync_all()?;
+            syncing.parents.pop();
+        }
+        Ok(())
+    }
+
+    fn sync_data(&self, segment: &Segment) -> io::Result<()> {
+        #[cfg(test)]
+        if self
+            .syncs_to_fail
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| {
+                left.checked_sub(1)
+            })
+            .is_ok()
+        {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        segment.file.sync_data()
+    }
+
+    /// Gets everything up to `position` folded, because the log cannot be synced.
+    fn save_elsewhere(&self, position: Option<Lsn>) {
+        let mut pen = self.writer.pen();
+        if position.is_some_and(|position| pen.current.after() < position) {
+            self.writer.roll(&mut pen);
+        }
+        drop(pen);
+        self.wish_fold();
+    }
+
+    fn wish_fold(&self) {
+        hold(&self.wish).fold = true;
+        self.wished.notify_all();
+    }
+
+    fn fold_when_wished(&self) {
+        loop {
+            let mut wish = hold(&self.wish);
+            while !wish.fold && !wish.stop {
+                wish = self
+                    .wished
+                    .wait(wish)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+            if wish.stop {
+                return;
+            }
+            wish.fold = false;
+            drop(wish);
+            if let Err(error) = self.fold() {
+                // Nothing is lost, the log only grows; the next closed segment tries again.
+                tracing::warn!(%error, "the catalog's log could not be folded into its snapshot");
+            }
+        }
+    }
+
+    /// Folds all closed segments into the snapshot and deletes them.
+    fn fold(&self) -> Result<()> {
+        let mut folding = hold(&self.folding);
+        let closed = self.writer.pen().closed.clone();
+        let Some(last) = self.fold_segments(&mut folding, &closed)? else {
+            return Ok(());
+        };
+        self.durable.fetch_max(last.0, Ordering::AcqRel);
+        self.writer.pen().closed.retain(|(_, end)| *end > last);
+        for (segment, _) in &closed {
+            if let Err(error) = std::fs::remove_file(&segment.path) {
+                tracing::warn!(%error, path = %segment.path.display(), "a folded segment of the catalog's log stays until the next start");
+            }
+        }
+        Ok(())
+    }
+
+    /// The durable half of a fold; a death after it costs nothing.
+    fn fold_segments(
+        &self,
+        folding: &mut Folding,
+        closed: &[(Arc<Segment>, Lsn)],
+    ) -> Result<Option<Lsn>> {
+        let Some((_, last)) = closed.last() else {
+            return Ok(None);
+        };
+        let mut digest = Digest::default();
+        for (segment, _) in closed {
+            digest.add(segment, None)?;
+        }
+        digest.last = *last;
+        self.snapshot.fold(&digest, !folding.snapshot)?;
+        folding.snapshot = true;
+        Ok(Some(*last))
+    }
+
+    fn load_into(&self, take: &mut dyn FnMut(Loaded)) -> Result<()> {
+        let folding = hold(&self.folding);
+        let (closed, current, end) = {
+            let pen = self.writer.pen();
+            (pen.closed.clone(), Arc::clone(&pen.current), pen.end)
+        };
+        let mut digest = Digest::default();
+        for (segment, _) in &closed {
+            digest.add(segment, None)?;
+        }
+        digest.add(&current, Some(end))?;
+        self.snapshot.for_each(&digest, folding.snapshot, take)?;
+        drop(folding);
+        if !closed.is_empty() {
+            // Left over from a death before they were folded.
+            self.wish_fold();
+        }
+        Ok(())
+    }
+
+    fn clear(&self) -> io::Result<()> {
+        let mut folding = hold(&self.folding);
+        let mut syncing = hold(&self.syncing);
+        let mut pen = self.writer.pen();
+        if pen.end <= HEADER_BYTES && pen.closed.is_empty() && !folding.snapshot {
+            return Ok(());
+        }
+        let void = self.writer.restart(&mut pen)?;
+        // From here on the catalog is empty, whatever happens; recovery would do the rest too.
+        let (current, written) = (Arc::clone(&pen.current), pen.written);
+        drop(pen);
+        folding.snapshot = false;
+        self.sync_names(&mut syncing, &current)?;
+        syncing.distrust = None;
+        self.durable.fetch_max(written.0, Ordering::AcqRel);
+        self.snapshot.delete()?;
+        for segment in void {
+            std::fs::remove_file(&segment.path)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

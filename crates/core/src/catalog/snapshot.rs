@@ -1,0 +1,316 @@
+//! The snapshot: what closed segments come to, in one redb file.
+//!
+//! It is opened for each use and closed again: between folds it takes neither memory nor descriptors. It
+//! appears under its name only when complete (temporary name, then rename) and changes only by durable
+//! transactions, each of which also records up to which position it holds the log. Danger avoided: deleting a
+//! segment before its content is somewhere else for good.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use redb::backends::FileBackend;
+use redb::{Builder, Database, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition};
+use serde::de::DeserializeOwned;
+
+use super::digest::{Digest, Span};
+use super::directory::{DATA_IS_SAFE, TEMPORARY_EXTENSION};
+use super::{Loaded, Lsn};
+use crate::error::{Error, Result};
+use crate::model::{FileId, Seq};
+
+const FORMAT: u64 = 1;
+const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
+const FILES: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("files");
+const ENTRIES: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("entries");
+const OPS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("ops");
+const COUNTERS: TableDefinition<'_, &str, u64> = TableDefinition::new("counters");
+
+pub(super) struct Snapshot {
+    path: PathBuf,
+    cache_bytes: usize,
+}
+
+impl Snapshot {
+    pub fn new(dir: &Path, cache_bytes: usize) -> Self {
+        Self {
+            path: dir.join("snapshot.redb"),
+            cache_bytes,
+        }
+    }
+
+    pub fn exists(&self) -> bool {
+        self.path.exists()
+    }
+
+    pub fn delete(&self) -> io::Result<()> {
+        match std::fs::remove_file(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Up to which position it holds the log; 0 when there is none.
+    pub fn folded(&self) -> Result<Lsn> {
+        if !self.exists() {
+            return Ok(Lsn(0));
+        }
+        let read = || -> Result<(u64, u64), redb::Error> {
+            let meta = self.open()?.begin_read()?.open_table(META)?;
+            let number =
+                |name| Ok::<_, redb::Error>(meta.get(name)?.map_or(0, |value| value.value()));
+            Ok((number("format")?, number("folded")?))
+        };
+        match read().map_err(|error| self.failed("read", error))? {
+            (FORMAT, folded) => Ok(Lsn(folded)),
+            (format, _) => Err(Error::new(format!(
+                "The catalog snapshot {} has format {format}",
+                self.path.display()
+            ))
+            .why(format!("this version of surgetank knows format {FORMAT}"))
+            .remedy("use the version that wrote it")
+            .data(DATA_IS_SAFE)),
+        }
+    }
+
+    /// Takes `digest` over, for good: onto what the snapshot holds, or onto nothing when `afresh`.
+    pub fn fold(&self, digest: &Digest, afresh: bool) -> Result<()> {
+        let fold = || -> Result<(), redb::Error> {
+            if !afresh {
+                return apply(&self.open()?, digest);
+            }
+            let temporary = self.path.with_extension(TEMPORARY_EXTENSION);
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&temporary)?;
+            apply(
+                &self
+                    .builder()
+                    .create_with_backend(FileBackend::new(file)?)?,
+                digest,
+            )?;
+            std::fs::rename(&temporary, &self.path)?;
+            if let Some(dir) = self.path.parent() {
+                File::open(dir)?.sync_all()?;
+            }
+            Ok(())
+        };
+        fold().map_err(|error| self.failed("written", error))
+    }
+
+    /// Hands over all that it holds (nothing unless `counts`) with `digest` laid over it, in the order
+    /// [`super::Catalog::load_into`] promises.
+    pub fn for_each(
+        &self,
+        digest: &Digest,
+        counts: bool,
+        take: &mut dyn FnMut(Loaded),
+    ) -> Result<()> {
+        let mut read = || -> Result<(), redb::Error> {
+            let database = if counts { Some(self.open()?) } else { None };
+            let below = database
+                .as_ref()
+                .map(ReadableDatabase::begin_read)
+                .transpose()?;
+            files(below.as_ref(), digest, take)?;
+            entries(below.as_ref(), digest, take)?;
+            ops_and_counters(below.as_ref(), digest, take)
+        };
+        read().map_err(|error| self.failed("read", error))
+    }
+
+    fn builder(&self) -> Builder {
+        let mut builder = Builder::new();
+        builder.set_cache_size(self.cache_bytes);
+        builder
+    }
+
+    fn open(&self) -> Result<Database, redb::Error> {
+        Ok(self.builder().open(&self.path)?)
+    }
+
+    fn failed(&self, verb: &str, error: redb::Error) -> Error {
+        Error::new(format!(
+            "The catalog snapshot {} cannot be {verb}",
+            self.path.display()
+        ))
+        .why(error)
+        .remedy("look at the disk that holds the catalog: is it full, read-only or failing?")
+        .data(DATA_IS_SAFE)
+    }
+}
+
+/// One durable transaction. Quick repair: after a kill the next start does not walk the whole file.
+fn apply(database: &Database, digest: &Digest) -> Result<(), redb::Error> {
+    let mut write = database.begin_write()?;
+    write.set_quick_repair(true);
+    {
+        let mut buffer = Vec::new();
+        let mut files = write.open_table(FILES)?;
+        for (id, span) in &digest.files {
+            match span {
+                Some(span) => {
+                    digest.fetch(*span, &mut buffer)?;
+                    files.insert(id.0, &*buffer)?;
+                }
+                None => drop(files.remove(id.0)?),
+            }
+        }
+        let mut entries = write.open_table(ENTRIES)?;
+        let mut key = Vec::new();
+        for ((dir, name), record) in &digest.entries {
+            key.clear();
+            key.extend_from_slice(&dir.0.to_be_bytes());
+            key.extend_from_slice(name);
+            match record {
+                Some(record) => drop(entries.insert(&*key, &*bytes(record)?)?),
+                None => drop(entries.remove(&*key)?),
+            }
+        }
+        let mut ops = write.open_table(OPS)?;
+        for (seq, record) in &digest.ops {
+            match record {
+                Some(record) => drop(ops.insert(seq.0, &*bytes(record)?)?),
+                None => drop(ops.remove(seq.0)?),
+            }
+        }
+        let mut counters = write.open_table(COUNTERS)?;
+        for (name, number) in &digest.counters {
+            counters.insert(&**name, number)?;
+        }
+        let mut meta = write.open_table(META)?;
+        meta.insert("format", FORMAT)?;
+        meta.insert("folded", digest.last.0)?;
+    }
+    write.commit()?;
+    Ok(())
+}
+
+type Take<'a> = &'a mut dyn FnMut(Loaded);
+
+fn files(
+    below: Option<&ReadTransaction>,
+    digest: &Digest,
+    take: Take<'_>,
+) -> Result<(), redb::Error> {
+    let mut buffer = Vec::new();
+    let mut over = digest.files.iter().peekable();
+    let mut put_over =
+        |id: FileId, span: Option<Span>, take: Take<'_>| -> Result<(), redb::Error> {
+            if let Some(span) = span {
+                digest.fetch(span, &mut buffer)?;
+                take(Loaded::File(id, value("file", &buffer)?));
+            }
+            Ok(())
+        };
+    if let Some(table) = below.map(|below| below.open_table(FILES)).transpose()? {
+        for row in table.iter()? {
+            let (key, bytes) = row?;
+            let id = FileId(key.value());
+            while let Some((&first, &span)) = over.next_if(|(first, _)| **first < id) {
+                put_over(first, span, take)?;
+            }
+            match over.next_if(|(first, _)| **first == id) {
+                Some((_, &span)) => put_over(id, span, take)?,
+                None => take(Loaded::File(id, value("file", bytes.value())?)),
+            }
+        }
+    }
+    over.try_for_each(|(&id, &span)| put_over(id, span, take))
+}
+
+fn entries(
+    below: Option<&ReadTransaction>,
+    digest: &Digest,
+    take: Take<'_>,
+) -> Result<(), redb::Error> {
+    let mut over = digest.entries.iter().peekable();
+    let put_over = |(dir, name): &(FileId, Box<[u8]>), record: Option<_>, take: Take<'_>| {
+        if let Some(record) = record {
+            take(Loaded::Entry(*dir, name.clone(), record));
+        }
+    };
+    if let Some(table) = below.map(|below| below.open_table(ENTRIES)).transpose()? {
+        for row in table.iter()? {
+            let (key, bytes) = row?;
+            let (dir, name) = entry_of(key.value())?;
+            let order = |first: &(FileId, Box<[u8]>)| (first.0, &*first.1).cmp(&(dir, name));
+            while let Some((first, &record)) = over.next_if(|(first, _)| order(first).is_lt()) {
+                put_over(first, record, take);
+            }
+            match over.next_if(|(first, _)| order(first).is_eq()) {
+                Some((first, &record)) => put_over(first, record, take),
+                None => take(Loaded::Entry(
+                    dir,
+                    name.into(),
+                    value("entry", bytes.value())?,
+                )),
+            }
+        }
+    }
+    over.for_each(|(first, &record)| put_over(first, record, take));
+    Ok(())
+}
+
+/// Operations on their way and counters are few: merged in memory.
+fn ops_and_counters(
+    below: Option<&ReadTransaction>,
+    digest: &Digest,
+    take: Take<'_>,
+) -> Result<(), redb::Error> {
+    let mut ops = BTreeMap::new();
+    let mut counters = BTreeMap::new();
+    if let Some(below) = below {
+        for row in below.open_table(OPS)?.iter()? {
+            let (key, bytes) = row?;
+            ops.insert(Seq(key.value()), Some(value("operation", bytes.value())?));
+        }
+        for row in below.open_table(COUNTERS)?.iter()? {
+            let (key, number) = row?;
+            counters.insert(key.value().to_owned(), number.value());
+        }
+    }
+    ops.extend(
+        digest
+            .ops
+            .iter()
+            .map(|(seq, record)| (*seq, record.clone())),
+    );
+    counters.extend(
+        digest
+            .counters
+            .iter()
+            .map(|(name, number)| (name.clone(), *number)),
+    );
+    for (seq, record) in ops {
+        if let Some(record) = record {
+            take(Loaded::Op(seq, record));
+        }
+    }
+    counters
+        .into_iter()
+        .for_each(|(name, number)| take(Loaded::Counter(name, number)));
+    Ok(())
+}
+
+fn entry_of(key: &[u8]) -> Result<(FileId, &[u8]), redb::Error> {
+    let (dir, name) = key
+        .split_first_chunk()
+        .ok_or_else(|| redb::Error::Corrupted("an entry's key is short".into()))?;
+    Ok((FileId(u64::from_be_bytes(*dir)), name))
+}
+
+fn bytes<T: serde::Serialize>(record: &T) -> Result<Vec<u8>, redb::Error> {
+    postcard::to_stdvec(record).map_err(|error| redb::Error::Corrupted(error.to_string()))
+}
+
+fn value<T: DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T, redb::Error> {
+    postcard::from_bytes(bytes)
+        .map_err(|error| redb::Error::Corrupted(format!("the record of a {what}: {error}")))
+}

@@ -1,0 +1,384 @@
+//! The drain: carries out the queue that turns what the store has into what programs see.
+//!
+//! Staging (copy to a temporary, sync, compare) runs in parallel; publishing (rename into place, link,
+//! rename, delete) is done by one thread, strictly in the order of the queue unless the user gave that up.
+//! A copy counts only if the file did not change meanwhile; an operation that fails is tried again with
+//! back-off, and in ordered mode everything behind it waits, so that nobody sees a later file before an
+//! earlier one.
+
+mod execute;
+mod publish;
+mod stage;
+mod throttle;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::clock;
+use crate::model::{FileId, OpKind, Seq};
+use crate::namespace::Namespace;
+use crate::namespace::tree::{Name, Progress, Trouble};
+use crate::store::Staged;
+use crate::store::verdict::{self, Verdict};
+use throttle::Throttle;
+
+/// So many operations are looked at ahead of the first.
+const WINDOW_OPS: usize = 1024;
+/// So many are published as one batch: one sync, one record.
+const BATCH_OPS_MAX: usize = 256;
+/// A ready operation waits at most this long for company.
+const BATCH_WAIT: Duration = Duration::from_millis(5);
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(5);
+const POLL_PERIOD: Duration = Duration::from_millis(100);
+
+#[derive(Debug, Default)]
+pub struct DrainCounters {
+    pub files: AtomicU64,
+    pub bytes: AtomicU64,
+    /// Copied, also what had to be copied again.
+    pub staged_bytes: AtomicU64,
+    pub operations: AtomicU64,
+    pub failures: AtomicU64,
+    pub conflicts: AtomicU64,
+}
+
+pub struct Drain {
+    pub(crate) namespace: Arc<Namespace>,
+    jobs: Mutex<VecDeque<Seq>>,
+    job_came: Condvar,
+    stop: AtomicBool,
+    pub(crate) throttle: Throttle,
+    /// The staged copies of the operations that are being carried out.
+    staged: Mutex<HashMap<Seq, Copied>>,
+    pub counters: DrainCounters,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// Directory and name of a temporary, what it holds, and of which version.
+type Copied = (FileId, Name, Staged, u32);
+
+enum Next {
+    Publish(Vec<Seq>),
+    Wait(Duration),
+    Sleep,
+}
+
+impl Drain {
+    pub fn start(namespace: Arc<Namespace>) -> std::io::Result<Arc<Self>> {
+        let drain = Arc::new(Self {
+            jobs: Mutex::default(),
+            job_came: Condvar::new(),
+            stop: AtomicBool::new(false),
+            throttle: Throttle::new(namespace.config.drain_bytes_per_second_max),
+            staged: Mutex::default(),
+            counters: DrainCounters::default(),
+            threads: Mutex::default(),
+            namespace,
+        });
+        let mut threads = Vec::new();
+        let spawn = |name: &str, run: fn(&Self)| {
+            let drain = drain.clone();
+            std::thread::Builder::new()
+                .name(name.to_owned())
+                .stack_size(512 << 10)
+                .spawn(move || run(&drain))
+        };
+        threads.push(spawn("drain", Self::publish_loop)?);
+        threads.push(spawn("tender", Self::tend_loop)?);
+        for _ in 0..drain.namespace.config.drain_threads.max(1) {
+            threads.push(spawn("stage", Self::stage_loop)?);
+        }
+        *drain.threads.lock().unwrap_or_else(PoisonError::into_inner) = threads;
+        Ok(drain)
+    }
+
+    /// Stops after what is being carried out; the queue stays as it is.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.job_came.notify_all();
+        self.namespace.wake();
+        let threads =
+            std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        for thread in threads {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the drain panicked");
+            }
+        }
+    }
+
+    pub(crate) fn stopping(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    fn stage_loop(&self) {
+        while !self.stopping() {
+            let seq = {
+                let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+                loop {
+                    if self.stopping() {
+                        return;
+                    }
+                    if let Some(seq) = jobs.pop_front() {
+                        break seq;
+                    }
+                    jobs = self
+                        .job_came
+                        .wait_timeout(jobs, Duration::from_secs(1))
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0;
+                }
+            };
+            self.stage(seq);
+            self.namespace.wake();
+        }
+    }
+
+    /// Looks after devices, direct writers and files that something still holds writable.
+    fn tend_loop(&self) {
+        let mut polled = clock::tick();
+        while !self.stopping() {
+            let next = self.namespace.seal_lingering();
+            if polled.elapsed() >= POLL_PERIOD {
+                polled = clock::tick();
+                self.namespace.tiers.poll();
+                self.namespace.watch_direct_writers();
+            }
+            let until_poll = POLL_PERIOD.saturating_sub(polled.elapsed());
+            self.namespace.wait_lingering(
+                next.map_or(until_poll, |next| next.min(until_poll))
+                    .max(Duration::from_micros(100)),
+            );
+        }
+    }
+
+    fn publish_loop(&self) {
+        let mut ready_since: Option<Instant> = None;
+        while !self.stopping() {
+            self.discard();
+            match self.next(&mut ready_since) {
+                Next::Publish(batch) => {
+                    ready_since = None;
+                    self.publish(&batch);
+                    self.namespace.changed.notify_all();
+                }
+                Next::Wait(time) => self.wait(time),
+                Next::Sleep => {
+                    self.namespace.drain_asleep.store(true, Ordering::Relaxed);
+                    self.wait(Duration::from_millis(500));
+                    self.namespace.drain_asleep.store(false, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    fn wait(&self, time: Duration) {
+        let tree = self.namespace.tree();
+        drop(self.namespace.changed.wait_timeout(tree, time));
+    }
+
+    /// Removes staged copies whose operation was taken back.
+    fn discard(&self) {
+        let discards: Vec<_> = {
+            let mut tree = self.namespace.tree();
+            let discards = std::mem::take(&mut tree.discards);
+            discards
+                .into_iter()
+                .filter_map(|(dir, name, cred)| Some((tree.applied_path(dir)?.join(&name), cred)))
+                .collect()
+        };
+        for (path, cred) in discards {
+            if let Err(why) = self.as_owner(cred, |who| self.namespace.store.discard(who, &path)) {
+                tracing::warn!(%path, %why, "a temporary in the store could not be removed");
+            }
+        }
+    }
+
+    /// Hands out staging, and finds what can be published: the longest run from the head of the queue.
+    fn next(&self, ready_since: &mut Option<Instant>) -> Next {
+        let now = clock::tick();
+        let ordered = self.namespace.config.ordered;
+        let mut tree = self.namespace.tree();
+        let mut to_stage = Vec::new();
+        let mut batch = Vec::new();
+        let mut wait = Duration::from_millis(500);
+        let mut open = true;
+        let mut staging = false;
+        let mut stuck: Vec<crate::model::FileId> = Vec::new();
+        let mut seen = 0;
+        let seqs: Vec<Seq> = tree
+            .ops
+            .iter()
+            .filter(|(_, op)| !op.last)
+            .take(WINDOW_OPS)
+            .map(|(seq, _)| *seq)
+            .collect();
+        for seq in seqs {
+            seen += 1;
+            let Some(op) = tree.ops.get(&seq) else {
+                continue;
+            };
+            let due = op.due <= now;
+            if !due {
+                wait = wait.min(op.due.duration_since(now));
+            }
+            let ready = match &op.progress {
+                Progress::Staged { .. } => due,
+                Progress::Staging | Progress::Committing => {
+                    staging = true;
+                    false
+                }
+                Progress::Waiting if Self::needs_staging(&tree, &op.kind) => {
+                    let sealed = op.eager || tree.get(op.file()).is_some_and(|inode| inode.sealed);
+                    if due && sealed {
+                        to_stage.push(seq);
+                    }
+                    false
+                }
+                Progress::Waiting => due,
+            };
+            let Some(op) = tree.ops.get(&seq) else {
+                continue;
+            };
+            let blocked = stuck.contains(&op.file()) || Self::touches(&op.kind, &stuck);
+            if ready && open && !blocked && batch.len() < BATCH_OPS_MAX {
+                batch.push(seq);
+            } else if ordered {
+                open = false;
+            } else {
+                stuck.push(op.file());
+            }
+        }
+        let more = !to_stage.is_empty();
+        for seq in &to_stage {
+            if let Some(op) = tree.ops.get_mut(seq) {
+                op.progress = Progress::Staging;
+            }
+        }
+        drop(tree);
+        if more {
+            self.jobs
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .extend(to_stage);
+            self.job_came.notify_all();
+        }
+        if batch.is_empty() {
+            return if seen == 0 {
+                Next::Sleep
+            } else {
+                Next::Wait(wait)
+            };
+        }
+        let since = *ready_since.get_or_insert(now);
+        let company =
+            (more || staging) && batch.len() < BATCH_OPS_MAX && since.elapsed() < BATCH_WAIT;
+        if company {
+            Next::Wait(Duration::from_millis(1))
+        } else {
+            Next::Publish(batch)
+        }
+    }
+
+    fn needs_staging(tree: &crate::namespace::tree::Tree, kind: &OpKind) -> bool {
+        matches!(kind, OpKind::Publish { file, .. } if tree.get(*file).is_some_and(|inode| inode.attr.kind == crate::model::Kind::File))
+    }
+
+    /// Is an operation about a file or directory that another one, which cannot go on, is about too?
+    fn touches(kind: &OpKind, stuck: &[crate::model::FileId]) -> bool {
+        if stuck.is_empty() {
+            return false;
+        }
+        let over = match kind {
+            OpKind::Publish { over, .. } | OpKind::Rename { over, .. } => *over,
+            OpKind::Exchange { b, .. } => Some(*b),
+            _ => None,
+        };
+        over.is_some_and(|over| stuck.contains(&over))
+            || crate::namespace::tree::places(kind)
+                .iter()
+                .any(|(dir, _)| stuck.contains(dir))
+    }
+
+    /// Notes that an operation failed, and when it is tried again.
+    pub(crate) fn failed(&self, seq: Seq, why: &std::io::Error) {
+        self.counters.failures.fetch_add(1, Ordering::Relaxed);
+        let errno = verdict::errno_of(why);
+        let judged = verdict::classify(errno);
+        let errno = errno.raw_os_error();
+        let retry = self.namespace.config.retry;
+        let mut tree = self.namespace.tree();
+        let path = tree
+            .ops
+            .get(&seq)
+            .map(|op| self.namespace.op_path(&tree, op))
+            .unwrap_or_default();
+        let Some(op) = tree.ops.get_mut(&seq) else {
+            return;
+        };
+        op.failures += 1;
+        let first = *op.first_failure.get_or_insert_with(clock::tick);
+        let factor = 1_u32 << op.failures.min(10).saturating_sub(1);
+        // Jitter from the sequence number: many agents must not come back in step.
+        let jitter = Duration::from_millis(seq.0.wrapping_mul(2_654_435_761) % 50);
+        op.due = clock::tick() + (RETRY_FIRST * factor).min(RETRY_MAX) + jitter;
+        let lasting = judged == Verdict::Refuse || first.elapsed() >= retry;
+        let advice = verdict::advise(verdict::errno_of(why));
+        let text = format!(
+            "the store {} refused it ({why}). {} {}",
+            self.namespace.store.describe(),
+            advice.meaning,
+            advice.remedy
+        );
+        tracing::warn!(path = %String::from_utf8_lossy(&path), %why, failures = op.failures, lasting, "drain");
+        op.error = Some(Trouble {
+            errno,
+            text,
+            lasting,
+        });
+        if op.progress != Progress::Waiting && !matches!(op.progress, Progress::Staged { .. }) {
+            op.progress = Progress::Waiting;
+        }
+    }
+
+    /// Store I/O with the owner's ids, and with our own where the owner's do not suffice (a file that was given away).
+    pub(crate) fn as_owner<T>(
+        &self,
+        owner: crate::store::Cred,
+        act: impl Fn(crate::store::Cred) -> std::io::Result<T>,
+    ) -> std::io::Result<T> {
+        let root = rustix::process::geteuid().is_root();
+        if !root || owner.uid == 0 {
+            return act(self.namespace.own_cred(owner));
+        }
+        match act(owner) {
+            Err(why) if matches!(why.raw_os_error(), Some(libc::EACCES | libc::EPERM)) => {
+                act(self.namespace.own_cred(owner))
+            }
+            other => other,
+        }
+    }
+
+    /// Nothing more will happen by itself in this scope: all done, or what is left is refused for good.
+    pub fn settled(&self, run: Option<crate::model::RunId>) -> bool {
+        if !self.namespace.lingering_files().is_empty() {
+            return false;
+        }
+        let tree = self.namespace.tree();
+        let mut blocked = false;
+        for op in tree.ops.values() {
+            let mine = run.is_none_or(|run| op.run == run || op.run == crate::model::RunId(0));
+            blocked |= op.error.as_ref().is_some_and(|trouble| trouble.lasting);
+            let moving = matches!(op.progress, Progress::Staging | Progress::Committing);
+            if mine
+                && (moving || !(blocked && (self.namespace.config.ordered || op.error.is_some())))
+            {
+                return false;
+            }
+        }
+        true
+    }
+}

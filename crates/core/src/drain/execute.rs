@@ -1,0 +1,595 @@
+//! Carrying out one operation in the store. Each recognises its own work, so that repeating one after a
+//! crash (or after a sync that failed) does no harm; each leaves what somebody else changed alone.
+
+use std::io;
+use std::sync::PoisonError;
+
+use crate::model::{CONFLICT_INFIX, FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
+use crate::namespace::tree::{Inode, Name, Tree};
+use crate::store::{Cred, Expect, Meta, StorePath};
+
+use super::Drain;
+use super::stage::meta_of;
+
+/// What came of an operation.
+#[derive(Default)]
+pub(super) struct Done {
+    /// Directories whose names changed.
+    pub dirs: Vec<StorePath>,
+    /// Files that the store no longer has because of it.
+    pub gone: Vec<FileId>,
+}
+
+fn gone_already(why: &io::Error) -> bool {
+    matches!(why.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR))
+}
+
+fn no_place() -> io::Error {
+    io::Error::from_raw_os_error(libc::ENOENT)
+}
+
+/// What somebody else may not have touched when the operation's turn comes.
+fn expectation(tree: &Tree, over: Option<FileId>, at: (FileId, &[u8])) -> Expect {
+    let Some(inode) = over.and_then(|over| tree.get(over)) else {
+        return Expect::Absent;
+    };
+    let here = inode
+        .applied
+        .as_ref()
+        .is_some_and(|(dir, name)| *dir == at.0 && **name == *at.1);
+    match (&inode.identity, here || inode.attr.links > 1) {
+        (Some(identity), true) => Expect::Identity(**identity),
+        (None, true) => Expect::Unknown,
+        (_, false) => Expect::Absent,
+    }
+}
+
+impl Drain {
+    pub(super) fn execute(&self, seq: Seq) -> io::Result<Done> {
+        let (kind, run) = {
+            let tree = self.namespace.tree();
+            let Some(op) = tree.ops.get(&seq) else {
+                return Ok(Done::default());
+            };
+            (op.kind.clone(), op.run)
+        };
+        match kind {
+            OpKind::Publish {
+                file,
+                dir,
+                name,
+                over,
+            } => {
+                let what = self.namespace.tree().get(file).map(|inode| inode.attr.kind);
+                match what {
+                    Some(Kind::File) => self.publish_file(seq, file, (dir, &name), over, run),
+                    Some(Kind::Directory) => self.publish_dir(seq, file, (dir, &name)),
+                    Some(_) => self.publish_special(seq, file, (dir, &name), over, run),
+                    None => Ok(Done::default()),
+                }
+            }
+            OpKind::SetMeta { file } => self.set_meta(file),
+            OpKind::Link { file, dir, name } => self.link(file, (dir, &name), run),
+            OpKind::Rename {
+                file,
+                from_dir,
+                from,
+                to_dir,
+                to,
+                over,
+            } => self.rename(file, (from_dir, &from), (to_dir, &to), over, run),
+            OpKind::Exchange {
+                a,
+                a_dir,
+                a_name,
+                b,
+                b_dir,
+                b_name,
+            } => self.exchange(a, (a_dir, &a_name), b, (b_dir, &b_name)),
+            OpKind::Unlink { file, dir, name } => self.unlink(file, (dir, &name), run),
+            OpKind::RemoveDir { file, dir, name } => self.remove_dir(file, (dir, &name), run),
+        }
+    }
+
+    fn place(&self, at: (FileId, &[u8])) -> io::Result<(StorePath, StorePath)> {
+        let dir = self
+            .namespace
+            .tree()
+            .applied_path(at.0)
+            .ok_or_else(no_place)?;
+        let path = dir.join(at.1);
+        Ok((dir, path))
+    }
+
+    /// The file is in the store under this name now; whoever was there is not any more.
+    fn applied(
+        &self,
+        file: FileId,
+        at: (FileId, &[u8]),
+        over: Option<FileId>,
+        identity: StoreIdentity,
+    ) -> Done {
+        let mut tree = self.namespace.tree();
+        let mut done = Done::default();
+        let name = Name::from(at.1);
+        if let Some(over) = over.filter(|over| *over != file) {
+            Self::leaves(&mut tree, over, (at.0, &name));
+            done.gone.push(over);
+        }
+        if let Some(inode) = tree.get_mut(file) {
+            inode.identity = Some(Box::new(identity));
+            inode.applied = Some((at.0, name));
+        }
+        done
+    }
+
+    /// A file loses one of its names in the store; another one, if it has one, stands for it.
+    fn leaves(tree: &mut Tree, id: FileId, at: (FileId, &Name)) {
+        let Some(inode) = tree.get(id) else { return };
+        if !inode
+            .applied
+            .as_ref()
+            .is_some_and(|(dir, name)| *dir == at.0 && name == at.1)
+        {
+            return;
+        }
+        let names = inode
+            .logical
+            .iter()
+            .chain(inode.extra.iter().flat_map(|extra| &extra.more_names));
+        let other = names
+            .filter(|(dir, name)| !(*dir == at.0 && name == at.1))
+            .find(|(dir, name)| tree.planned(*dir, name) == Some(id))
+            .cloned();
+        if let Some(inode) = tree.get_mut(id) {
+            inode.applied = other;
+        }
+    }
+
+    fn publish_file(
+        &self,
+        seq: Seq,
+        file: FileId,
+        at: (FileId, &[u8]),
+        over: Option<FileId>,
+        run: RunId,
+    ) -> io::Result<Done> {
+        let staged = self
+            .staged
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&seq)
+            .cloned();
+        let (at, expect, owner, meta, temporary, is_again) = {
+            let tree = self.namespace.tree();
+            let inode = tree.get(file).ok_or_else(no_place)?;
+            // A file that the store has is published where it is now.
+            let at = inode
+                .applied
+                .clone()
+                .unwrap_or_else(|| (at.0, Name::from(at.1)));
+            let expect = if inode.applied.is_some() {
+                inode
+                    .identity
+                    .as_ref()
+                    .map_or(Expect::Unknown, |identity| Expect::Identity(**identity))
+            } else {
+                expectation(&tree, over, (at.0, &at.1))
+            };
+            let temporary = match &staged {
+                Some((dir, name, ..)) => {
+                    Some(tree.applied_path(*dir).ok_or_else(no_place)?.join(name))
+                }
+                None => None,
+            };
+            (
+                at,
+                expect,
+                inode.cred(),
+                meta_of(inode),
+                temporary,
+                inode.applied.is_some(),
+            )
+        };
+        let at = (at.0, &*at.1);
+        let (dir, path) = self.place(at)?;
+        let Some(temporary) = temporary else {
+            return Err(io::Error::other("published without a staged copy"));
+        };
+        let store = &self.namespace.store;
+        let mut target = path.clone();
+        let mut name_used: Box<[u8]> = Box::from(at.1);
+        if !self.as_owner(owner, |who| store.check(who, &path, &expect))? {
+            let op_prepared = self
+                .namespace
+                .tree()
+                .ops
+                .get(&seq)
+                .and_then(|op| op.prepared);
+            let ours = self
+                .as_owner(owner, |who| store.stat(who, &path))
+                .ok()
+                .filter(|stat| {
+                    op_prepared.is_some_and(|prepared| {
+                        prepared.ino == stat.identity.ino
+                            && prepared.size_bytes == stat.identity.size_bytes
+                            && prepared.mtime_nanos == stat.identity.mtime_nanos
+                    })
+                });
+            if let Some(stat) = ours {
+                // Renamed before a crash or a failed sync; only the books were behind.
+                let mut done = self.applied(file, at, over.filter(|_| !is_again), stat.identity);
+                done.dirs.push(dir);
+                return Ok(done);
+            }
+            name_used = conflict_name(at.1, self.namespace.key(), run);
+            target = dir.join(&name_used);
+            self.conflict(
+                run,
+                &path.0,
+                "somebody else changed it in the store meanwhile; both are kept", Some(&target),
+            );
+        }
+        let identity =
+            self.as_owner(owner, |who| store.publish(who, &temporary, &target, &meta))?;
+        let mut done = self.applied(
+            file,
+            (at.0, &name_used),
+            over.filter(|_| !is_again),
+            identity,
+        );
+        if let Some(inode) = self.namespace.tree().get_mut(file)
+            && let Some(extra) = inode.extra.as_mut()
+        {
+            extra.spill = None;
+        }
+        done.dirs.push(dir);
+        Ok(done)
+    }
+
+    fn publish_dir(&self, seq: Seq, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
+        let (dir, path) = self.place(at)?;
+        let (owner, meta) = self.owner_and_meta(file)?;
+        let store = &self.namespace.store;
+        let there = match self.as_owner(owner, |who| store.stat(who, &path)) {
+            Ok(stat) if stat.attr.kind == Kind::Directory => Some(stat.identity),
+            Ok(_) => return Err(io::Error::from_raw_os_error(libc::EEXIST)),
+            Err(why) if gone_already(&why) => None,
+            Err(why) => return Err(why),
+        };
+        let identity = match there {
+            // Somebody else made it too (or we did, before a crash): both mean the same directory.
+            Some(identity) => {
+                if let Some(d) = self.namespace.tree().dir_mut(file) {
+                    d.complete = false;
+                }
+                identity
+            }
+            None => {
+                let temporary = dir.join(&self.temporary(seq));
+                self.as_owner(owner, |who| {
+                    store.discard(who, &temporary)?;
+                    store.stage_dir(who, &temporary, &meta)?;
+                    store.publish(who, &temporary, &path, &meta)
+                })?
+            }
+        };
+        let mut done = self.applied(file, at, None, identity);
+        done.dirs.push(dir);
+        Ok(done)
+    }
+
+    fn publish_special(
+        &self,
+        seq: Seq,
+        file: FileId,
+        at: (FileId, &[u8]),
+        over: Option<FileId>,
+        run: RunId,
+    ) -> io::Result<Done> {
+        let (dir, path) = self.place(at)?;
+        let (owner, meta) = self.owner_and_meta(file)?;
+        let (kind, device, target, expect) = {
+            let tree = self.namespace.tree();
+            let inode = tree.get(file).ok_or_else(no_place)?;
+            let target = inode.extra.as_ref().and_then(|extra| extra.target.clone());
+            (
+                inode.attr.kind,
+                inode.attr.device,
+                target,
+                expectation(&tree, over, at),
+            )
+        };
+        let store = &self.namespace.store;
+        let temporary = dir.join(&self.temporary(seq));
+        let mut name: Box<[u8]> = Box::from(at.1);
+        if !self.as_owner(owner, |who| store.check(who, &path, &expect))? {
+            let same = kind == Kind::Symlink
+                && self.as_owner(owner, |who| store.read_link(who, &path)).ok() == target;
+            if same {
+                let stat = self.as_owner(owner, |who| store.stat(who, &path))?;
+                let mut done = self.applied(file, at, over, stat.identity);
+                done.dirs.push(dir);
+                return Ok(done);
+            }
+            name = conflict_name(at.1, self.namespace.key(), run);
+            self.conflict(
+                run,
+                &path.0,
+                "somebody else changed it in the store meanwhile; both are kept", Some(&dir.join(&name)),
+            );
+        }
+        let final_path = dir.join(&name);
+        let identity = self.as_owner(owner, |who| {
+            store.discard(who, &temporary)?;
+            match (&target, kind) {
+                (Some(target), Kind::Symlink) => {
+                    store.stage_symlink(who, &temporary, target, &meta)?
+                }
+                _ => store.stage_node(who, &temporary, kind, device, &meta)?,
+            };
+            store.publish(who, &temporary, &final_path, &meta)
+        })?;
+        let mut done = self.applied(file, (at.0, &name), over, identity);
+        done.dirs.push(dir);
+        Ok(done)
+    }
+
+    fn owner_and_meta(&self, file: FileId) -> io::Result<(Cred, Meta)> {
+        let tree = self.namespace.tree();
+        let inode = tree.get(file).ok_or_else(no_place)?;
+        Ok((inode.cred(), meta_of(inode)))
+    }
+
+    fn set_meta(&self, file: FileId) -> io::Result<Done> {
+        let Some(path) = self.namespace.tree().applied_path(file) else {
+            return Ok(Done::default());
+        };
+        let (owner, meta) = self.owner_and_meta(file)?;
+        let kind = self
+            .namespace
+            .tree()
+            .get(file)
+            .map_or(Kind::File, |inode| inode.attr.kind);
+        match self.as_owner(owner, |who| {
+            self.namespace.store.set_meta(who, &path, kind, &meta)
+        }) {
+            Ok(identity) => {
+                if let Some(inode) = self.namespace.tree().get_mut(file)
+                    && !inode.is_dir()
+                {
+                    inode.identity = Some(Box::new(identity));
+                }
+                Ok(Done::default())
+            }
+            // Somebody else removed it: there is nothing to set attributes of.
+            Err(why) if gone_already(&why) => Ok(Done::default()),
+            Err(why) => Err(why),
+        }
+    }
+
+    fn link(&self, file: FileId, at: (FileId, &[u8]), run: RunId) -> io::Result<Done> {
+        let (dir, path) = self.place(at)?;
+        let Some(from) = self.namespace.tree().applied_path(file) else {
+            return Ok(Done::default());
+        };
+        let (owner, _) = self.owner_and_meta(file)?;
+        match self.as_owner(owner, |who| self.namespace.store.link(who, &from, &path)) {
+            Ok(()) => {}
+            Err(why) if why.raw_os_error() == Some(libc::EEXIST) => {
+                let ino = self.identity(file).map(|identity| identity.ino);
+                let there = self.as_owner(owner, |who| self.namespace.store.stat(who, &path))?;
+                if Some(there.identity.ino) != ino {
+                    self.conflict(
+                        run,
+                        &path.0,
+                        "somebody else made a file of this name; the hard link was not made", None,
+                    );
+                }
+            }
+            Err(why) => return Err(why),
+        }
+        // A link changes ctime (and the number of links): that was us.
+        self.reidentify(file, &path, owner);
+        Ok(Done {
+            dirs: vec![dir],
+            gone: Vec::new(),
+        })
+    }
+
+    fn identity(&self, file: FileId) -> Option<StoreIdentity> {
+        self.namespace
+            .tree()
+            .get(file)
+            .and_then(|inode| inode.identity.as_deref().copied())
+    }
+
+    /// After we changed something of a file in the store other than its content.
+    fn reidentify(&self, file: FileId, path: &StorePath, owner: Cred) {
+        let Ok(stat) = self.as_owner(owner, |who| self.namespace.store.stat(who, path)) else {
+            return;
+        };
+        if let Some(inode) = self.namespace.tree().get_mut(file)
+            && !inode.is_dir()
+            && inode.identity.as_ref().is_none_or(|known| {
+                known.ino == stat.identity.ino
+                    && known.mtime_nanos == stat.identity.mtime_nanos
+                    && known.size_bytes == stat.identity.size_bytes
+            })
+        {
+            inode.identity = Some(Box::new(stat.identity));
+        }
+    }
+
+    fn rename(
+        &self,
+        file: FileId,
+        from: (FileId, &[u8]),
+        to: (FileId, &[u8]),
+        over: Option<FileId>,
+        run: RunId,
+    ) -> io::Result<Done> {
+        let (from_dir, from_path) = self.place(from)?;
+        let (to_dir, to_path) = self.place(to)?;
+        let (owner, _) = self.owner_and_meta(file)?;
+        let expect = expectation(&self.namespace.tree(), over, to);
+        let store = &self.namespace.store;
+        let is_dir = self.namespace.tree().get(file).is_some_and(Inode::is_dir);
+        // Look-ups must not resolve a path that is moving under them.
+        let moving = is_dir.then(|| {
+            self.namespace
+                .moving
+                .write()
+                .unwrap_or_else(PoisonError::into_inner)
+        });
+        let free = is_dir || self.as_owner(owner, |who| store.check(who, &to_path, &expect))?;
+        let ino = self.identity(file).map(|identity| identity.ino);
+        let arrived = || {
+            self.as_owner(owner, |who| store.stat(who, &to_path))
+                .is_ok_and(|stat| Some(stat.identity.ino) == ino)
+        };
+        let mut name: Box<[u8]> = Box::from(to.1);
+        let mut target = to_path.clone();
+        if !free && !arrived() {
+            name = conflict_name(to.1, self.namespace.key(), run);
+            target = to_dir.join(&name);
+            self.conflict(
+                run,
+                &to_path.0,
+                "somebody else changed it in the store meanwhile; both are kept", Some(&target),
+            );
+        }
+        match self.as_owner(owner, |who| store.rename(who, &from_path, &target)) {
+            Ok(()) => {}
+            Err(why) if gone_already(&why) && arrived() => {}
+            Err(why) if gone_already(&why) => {
+                self.conflict(run, &from_path.0, &format!("somebody else removed it in the store before it could be renamed to {to_path}"), None);
+            }
+            Err(why) => return Err(why),
+        }
+        {
+            let mut tree = self.namespace.tree();
+            if let Some(over) = over.filter(|over| *over != file) {
+                Self::leaves(&mut tree, over, (to.0, &Name::from(to.1)));
+            }
+            if let Some(inode) = tree.get_mut(file) {
+                let from_name = Name::from(from.1);
+                let stood = inode
+                    .applied
+                    .as_ref()
+                    .is_some_and(|(dir, name)| *dir == from.0 && *name == from_name);
+                if stood || inode.applied.is_none() {
+                    inode.applied = Some((to.0, Name::from(&*name)));
+                }
+            }
+        }
+        drop(moving);
+        self.reidentify(file, &target, owner);
+        let gone = over.filter(|over| *over != file).into_iter().collect();
+        Ok(Done {
+            dirs: vec![from_dir, to_dir],
+            gone,
+        })
+    }
+
+    fn exchange(
+        &self,
+        a: FileId,
+        a_at: (FileId, &[u8]),
+        b: FileId,
+        b_at: (FileId, &[u8]),
+    ) -> io::Result<Done> {
+        let (a_dir, a_path) = self.place(a_at)?;
+        let (b_dir, b_path) = self.place(b_at)?;
+        let (owner, _) = self.owner_and_meta(a)?;
+        let store = &self.namespace.store;
+        let a_ino = self.identity(a).map(|identity| identity.ino);
+        let moving = self
+            .namespace
+            .moving
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        let arrived = self
+            .as_owner(owner, |who| store.stat(who, &b_path))
+            .is_ok_and(|stat| Some(stat.identity.ino) == a_ino);
+        if !arrived {
+            self.as_owner(owner, |who| store.exchange(who, &a_path, &b_path))?;
+        }
+        {
+            let mut tree = self.namespace.tree();
+            for (id, at) in [(a, b_at), (b, a_at)] {
+                if let Some(inode) = tree.get_mut(id) {
+                    inode.applied = Some((at.0, Name::from(at.1)));
+                }
+            }
+        }
+        drop(moving);
+        self.reidentify(a, &b_path, owner);
+        self.reidentify(b, &a_path, owner);
+        Ok(Done {
+            dirs: vec![a_dir, b_dir],
+            gone: Vec::new(),
+        })
+    }
+
+    fn unlink(&self, file: FileId, at: (FileId, &[u8]), run: RunId) -> io::Result<Done> {
+        let (dir, path) = self.place(at)?;
+        let (owner, _) = self.owner_and_meta(file)?;
+        let expect = self
+            .identity(file)
+            .map_or(Expect::Unknown, Expect::Identity);
+        let store = &self.namespace.store;
+        let ours = self.as_owner(owner, |who| store.check(who, &path, &expect))?;
+        let there = ours || self.as_owner(owner, |who| store.stat(who, &path)).is_ok();
+        if ours {
+            match self.as_owner(owner, |who| store.unlink(who, &path)) {
+                Err(why) if !gone_already(&why) => return Err(why),
+                _ => {}
+            }
+        } else if there {
+            self.conflict(run, &path.0, "deleted here, but somebody else changed it in the store meanwhile: theirs is kept", None);
+        }
+        {
+            let mut tree = self.namespace.tree();
+            Self::leaves(&mut tree, file, (at.0, &Name::from(at.1)));
+        }
+        let other = self.namespace.tree().applied_path(file);
+        if let Some(other) = other {
+            self.reidentify(file, &other, owner);
+        }
+        Ok(Done {
+            dirs: vec![dir],
+            gone: vec![file],
+        })
+    }
+
+    fn remove_dir(&self, file: FileId, at: (FileId, &[u8]), run: RunId) -> io::Result<Done> {
+        let (dir, path) = self.place(at)?;
+        let (owner, _) = self.owner_and_meta(file)?;
+        match self.as_owner(owner, |who| self.namespace.store.remove_dir(who, &path)) {
+            Ok(()) => {}
+            Err(why) if gone_already(&why) => {}
+            Err(why) if matches!(why.raw_os_error(), Some(libc::ENOTEMPTY | libc::EEXIST)) => {
+                self.conflict(run, &path.0, "removed here, but somebody else put files into it in the store: it is kept", None);
+            }
+            Err(why) => return Err(why),
+        }
+        let mut tree = self.namespace.tree();
+        if let Some(inode) = tree.get_mut(file) {
+            inode.applied = None;
+        }
+        Ok(Done {
+            dirs: vec![dir],
+            gone: vec![file],
+        })
+    }
+}
+
+/// `NAME.surgetank-conflict-KEY-RUN`, shortened where a name may not be longer.
+fn conflict_name(name: &[u8], key: &str, run: RunId) -> Box<[u8]> {
+    let suffix = format!("{CONFLICT_INFIX}{key}-{}", run.0);
+    let keep = name.len().min(255 - suffix.len().min(255));
+    let mut out = name[..keep].to_vec();
+    out.extend_from_slice(suffix.as_bytes());
+    out.into_boxed_slice()
+}

@@ -1,0 +1,346 @@
+//! One batch from the head of the queue: sync and compare the small copies, write down what is about to be
+//! renamed, carry the operations out in order, sync the directories, and only then call it durable.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use crate::clock;
+use crate::model::{FileId, Kind, Mode, OpKind, RunId, Seq};
+use crate::namespace::journal::Txn;
+use crate::namespace::tree::Progress;
+use crate::store::{Cred, Staged, StorePath};
+
+use super::Drain;
+use super::execute::Done;
+
+struct Small {
+    seq: Seq,
+    path: StorePath,
+    staged: Staged,
+    owner: Cred,
+}
+
+impl Drain {
+    pub(super) fn publish(&self, batch: &[Seq]) {
+        let batch = self.compare(batch);
+        let batch = self.commit_to(&batch);
+        let mut done: Vec<(Seq, Done)> = Vec::with_capacity(batch.len());
+        let mut dirs: Vec<StorePath> = Vec::new();
+        for (index, seq) in batch.iter().enumerate() {
+            match self.execute(*seq) {
+                Ok(outcome) => {
+                    for dir in &outcome.dirs {
+                        if !dirs.contains(dir) {
+                            dirs.push(dir.clone());
+                        }
+                    }
+                    done.push((*seq, outcome));
+                }
+                Err(why) => {
+                    self.back_to_waiting(&batch[index..]);
+                    self.failed(*seq, &why);
+                    break;
+                }
+            }
+        }
+        if done.is_empty() {
+            return;
+        }
+        let who = self.namespace.own_cred(self.owner_of(FileId::ROOT));
+        // A directory may have gone with a later operation of the batch: what was in it needs no sync.
+        let synced = self.namespace.store.sync_dirs(who, &dirs).or_else(|why| {
+            if why.kind() == std::io::ErrorKind::NotFound {
+                dirs.iter().try_for_each(|dir| {
+                    match self
+                        .namespace
+                        .store
+                        .sync_dirs(who, std::slice::from_ref(dir))
+                    {
+                        Err(why) if why.kind() == std::io::ErrorKind::NotFound => Ok(()),
+                        other => other,
+                    }
+                })
+            } else {
+                Err(why)
+            }
+        });
+        if let Err(why) = synced {
+            let seqs: Vec<Seq> = done.iter().map(|(seq, _)| *seq).collect();
+            // Done but perhaps not for good: repeating is harmless, each operation recognises its own work.
+            self.back_to_waiting(&seqs);
+            if let Some(first) = seqs.first() {
+                self.failed(*first, &why);
+            }
+            return;
+        }
+        self.finalise(done);
+    }
+
+    fn owner_of(&self, id: FileId) -> Cred {
+        self.namespace
+            .tree()
+            .get(id)
+            .map_or(Cred { uid: 0, gid: 0 }, crate::namespace::tree::Inode::cred)
+    }
+
+    /// Syncs and compares the small copies of the batch. What fails is sent back; in ordered mode the batch ends before it.
+    fn compare(&self, batch: &[Seq]) -> Vec<Seq> {
+        let small: Vec<Small> = {
+            let tree = self.namespace.tree();
+            batch
+                .iter()
+                .filter_map(|seq| {
+                    let op = tree.ops.get(seq)?;
+                    let Progress::Staged {
+                        dir,
+                        temporary,
+                        staged,
+                        checked: false,
+                        ..
+                    } = &op.progress
+                    else {
+                        return None;
+                    };
+                    let owner = tree.get(op.file())?.cred();
+                    Some(Small {
+                        seq: *seq,
+                        path: tree.applied_path(*dir)?.join(temporary),
+                        staged: *staged,
+                        owner,
+                    })
+                })
+                .collect()
+        };
+        let mut bad: Option<Seq> = None;
+        if !small.is_empty() {
+            let paths: Vec<StorePath> = small.iter().map(|one| one.path.clone()).collect();
+            let owner = small[0].owner;
+            if let Err(why) = self.as_owner(owner, |who| self.namespace.store.settle(who, &paths)) {
+                self.restage(small[0].seq, &why);
+                bad = Some(small[0].seq);
+            }
+            for one in &small {
+                if bad.is_some() {
+                    break;
+                }
+                let verified = self.as_owner(one.owner, |who| {
+                    self.namespace.store.verify(
+                        who,
+                        &one.path,
+                        &one.staged,
+                        self.namespace.config.verify,
+                        &|_| Ok(()),
+                    )
+                });
+                if let Err(why) = verified {
+                    self.restage(one.seq, &why);
+                    bad = Some(one.seq);
+                }
+            }
+        }
+        let mut tree = self.namespace.tree();
+        let mut good = Vec::with_capacity(batch.len());
+        for seq in batch {
+            if Some(*seq) == bad {
+                break;
+            }
+            if let Some(op) = tree.ops.get_mut(seq) {
+                if let Progress::Staged { checked, .. } = &mut op.progress {
+                    *checked = true;
+                }
+                good.push(*seq);
+            }
+        }
+        good
+    }
+
+    /// A copy that is not what it should be is thrown away and made again.
+    fn restage(&self, seq: Seq, why: &std::io::Error) {
+        {
+            let mut tree = self.namespace.tree();
+            if let Some(op) = tree.ops.get_mut(&seq) {
+                let progress = std::mem::replace(&mut op.progress, Progress::Waiting);
+                let file = op.file();
+                let spilled = tree.get(file).is_some_and(|inode| inode.spill().is_some());
+                if let Progress::Staged { dir, temporary, .. } = progress
+                    && !spilled
+                {
+                    let cred = tree
+                        .get(file)
+                        .map_or(Cred { uid: 0, gid: 0 }, crate::namespace::tree::Inode::cred);
+                    tree.discards.push((dir, temporary, cred));
+                }
+            }
+        }
+        self.failed(seq, why);
+    }
+
+    /// From here on the operations cannot be taken back. What is about to be renamed is written down first.
+    fn commit_to(&self, batch: &[Seq]) -> Vec<Seq> {
+        let mut tree = self.namespace.tree();
+        let mut txn = Txn::default();
+        let mut committed = Vec::with_capacity(batch.len());
+        let mut files = false;
+        for seq in batch {
+            let Some(op) = tree.ops.get_mut(seq) else {
+                continue;
+            };
+            match op.progress.clone() {
+                Progress::Staged {
+                    staged,
+                    dir,
+                    temporary,
+                    version,
+                    ..
+                } => {
+                    op.prepared = Some(staged.identity);
+                    op.progress = Progress::Committing;
+                    files = true;
+                    txn.op(*seq);
+                    self.staged
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .insert(*seq, (dir, temporary, staged, version));
+                }
+                Progress::Waiting => op.progress = Progress::Committing,
+                Progress::Staging | Progress::Committing => break,
+            }
+            let kind = op.kind.clone();
+            // Programs' next operations on these names have to build on what the store will have.
+            match &kind {
+                OpKind::Publish {
+                    file, dir, name, ..
+                } if tree.get(*file).is_some_and(|inode| inode.applied.is_none()) => {
+                    let name = crate::namespace::tree::Name::from(&**name);
+                    tree.bind(*dir, &name, |entry| entry.set_planned(Some(*file)));
+                    txn.entry(*dir, &name);
+                }
+                OpKind::Link { file, dir, name } => {
+                    let name = crate::namespace::tree::Name::from(&**name);
+                    if tree
+                        .entry(*dir, &name)
+                        .and_then(crate::namespace::tree::Entry::logical)
+                        == Some(*file)
+                    {
+                        tree.bind(*dir, &name, |entry| entry.set_planned(Some(*file)));
+                        txn.entry(*dir, &name);
+                    }
+                }
+                _ => {}
+            }
+            committed.push(*seq);
+        }
+        self.namespace.commit(&tree, txn);
+        drop(tree);
+        if files && let Err(why) = self.namespace.sync_catalog() {
+            tracing::warn!(%why, "the catalog cannot be synced: after a power loss a publication may be repeated");
+        }
+        committed
+    }
+
+    /// What was not carried out goes on as before.
+    fn back_to_waiting(&self, seqs: &[Seq]) {
+        let mut tree = self.namespace.tree();
+        let mut staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner);
+        for seq in seqs {
+            let Some(op) = tree.ops.get_mut(seq) else {
+                continue;
+            };
+            op.progress = match staged.remove(seq) {
+                Some((dir, temporary, staged, version)) => Progress::Staged {
+                    dir,
+                    temporary,
+                    staged,
+                    version,
+                    checked: true,
+                },
+                None => Progress::Waiting,
+            };
+        }
+    }
+
+    /// Durable: the operations leave the queue.
+    fn finalise(&self, done: Vec<(Seq, Done)>) {
+        let mut tree = self.namespace.tree();
+        let mut txn = Txn::default();
+        let mut moved = Vec::new();
+        for (seq, outcome) in done {
+            let Some((op, places)) = tree.dequeue(seq) else {
+                continue;
+            };
+            txn.op(seq);
+            for (dir, name) in &places {
+                txn.entry(*dir, name);
+            }
+            self.counters.operations.fetch_add(1, Ordering::Relaxed);
+            let id = op.file();
+            let staged = self
+                .staged
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .remove(&seq);
+            if let Some(inode) = tree.get_mut(id) {
+                match op.kind {
+                    OpKind::Publish { .. } => {
+                        if inode.publish == Some(seq) {
+                            inode.publish = None;
+                        }
+                        if let Some((_, _, staged, version)) = staged {
+                            inode.durable = inode.durable.max(version);
+                            inode.checksum = Some(staged.checksum);
+                            inode.reopened = 0;
+                            self.counters.files.fetch_add(1, Ordering::Relaxed);
+                            self.counters
+                                .bytes
+                                .fetch_add(staged.identity.size_bytes, Ordering::Relaxed);
+                        } else {
+                            inode.durable = inode.version;
+                        }
+                        inode.checked = Some(clock::tick());
+                    }
+                    OpKind::SetMeta { .. } if inode.set_meta == Some(seq) => inode.set_meta = None,
+                    _ => {}
+                }
+                txn.file(id);
+            }
+            tree.recount(id);
+            let again = tree
+                .get(id)
+                .is_some_and(|inode| inode.sealed && inode.dirty() && inode.publish.is_none());
+            if again {
+                self.namespace.queue_publish(&mut tree, &mut txn, id);
+            }
+            let file = tree
+                .get(id)
+                .is_some_and(|inode| inode.attr.kind == Kind::File && inode.replica.is_some());
+            if file
+                && let Some(path) = tree.logical_path(id)
+                && self.namespace.decide(&path).mode == Mode::Move
+            {
+                moved.push(id);
+            }
+            self.namespace.reap(&mut tree, &mut txn, id);
+            for gone in outcome.gone {
+                txn.file(gone);
+                self.namespace.reap(&mut tree, &mut txn, gone);
+            }
+        }
+        self.namespace.commit(&tree, txn);
+        drop(tree);
+        for id in moved {
+            if let Err(why) = self
+                .namespace
+                .evict(id, "its rule says move: evicted once it was in the store")
+            {
+                tracing::warn!(%why, "evict");
+            }
+        }
+    }
+
+    /// A conflict or a loss of order that somebody else caused: told, counted, not stopped by.
+    pub(super) fn conflict(&self, run: RunId, path: &[u8], what: &str, kept_as: Option<&StorePath>) {
+        self.counters.conflicts.fetch_add(1, Ordering::Relaxed);
+        let path = String::from_utf8_lossy(path).into_owned();
+        self.namespace.note_kept(run, path, what, true, kept_as.map(ToString::to_string));
+    }
+}

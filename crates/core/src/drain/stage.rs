@@ -1,0 +1,181 @@
+//! Staging: a complete, compared copy under a temporary name, before anything is visible.
+
+use std::io;
+use std::sync::atomic::Ordering;
+
+use crate::model::{FileId, OpKind, STORE_TEMPORARY_PREFIX, Seq};
+use crate::namespace::content::Lies;
+use crate::namespace::tree::{Inode, Name, Progress};
+use crate::store::{Cred, Meta, StorePath};
+
+use super::Drain;
+
+/// Files from this size on are synced and compared by the thread that copied them, so that others go on meanwhile;
+/// smaller ones in batches.
+const LARGE_BYTES: u64 = 8 << 20;
+
+struct Job {
+    seq: Seq,
+    id: FileId,
+    version: u32,
+    epoch: u32,
+    eager: bool,
+    size_bytes: u64,
+    dir: FileId,
+    temporary: Name,
+    path: StorePath,
+    owner: Cred,
+    meta: Meta,
+    /// The content is in the store already, under the temporary name.
+    in_place: bool,
+}
+
+impl Drain {
+    pub(super) fn stage(&self, seq: Seq) {
+        let Some(job) = self.job(seq) else { return };
+        match self.stage_job(&job) {
+            Ok((staged, checked)) => {
+                self.counters
+                    .staged_bytes
+                    .fetch_add(job.size_bytes, Ordering::Relaxed);
+                let mut tree = self.namespace.tree();
+                let unchanged = tree
+                    .get(job.id)
+                    .is_some_and(|inode| job.eager || inode.epoch == job.epoch);
+                match tree.ops.get_mut(&seq) {
+                    Some(op) if op.progress == Progress::Staging && unchanged => {
+                        op.progress = Progress::Staged {
+                            dir: job.dir,
+                            temporary: job.temporary,
+                            staged,
+                            version: job.version,
+                            checked,
+                        };
+                    }
+                    other => {
+                        if let Some(op) = other {
+                            op.progress = Progress::Waiting;
+                        }
+                        if !job.in_place {
+                            tree.discards.push((job.dir, job.temporary, job.owner));
+                        }
+                    }
+                }
+            }
+            Err(why) => {
+                let cancelled = !self.current(seq, &job);
+                if !job.in_place {
+                    self.namespace.tree().discards.push((
+                        job.dir,
+                        job.temporary.clone(),
+                        job.owner,
+                    ));
+                }
+                if !cancelled {
+                    self.failed(seq, &why);
+                }
+            }
+        }
+    }
+
+    /// Gathers what is needed, under the tree's lock.
+    fn job(&self, seq: Seq) -> Option<Job> {
+        let tree = self.namespace.tree();
+        let op = tree.ops.get(&seq)?;
+        let OpKind::Publish { file: id, dir, .. } = &op.kind else {
+            return None;
+        };
+        let inode = tree.get(*id)?;
+        let spill = inode.spill().cloned();
+        let in_place = spill.is_some();
+        let (dir, temporary) =
+            spill.unwrap_or_else(|| (tree.nearest_applied(*dir), self.temporary(seq)));
+        let path = tree.applied_path(dir)?.join(&temporary);
+        Some(Job {
+            seq,
+            id: *id,
+            version: inode.version,
+            epoch: inode.epoch,
+            eager: op.eager,
+            size_bytes: inode.attr.size_bytes,
+            dir,
+            temporary,
+            path,
+            owner: inode.cred(),
+            meta: meta_of(inode),
+            in_place,
+        })
+    }
+
+    pub(super) fn temporary(&self, seq: Seq) -> Name {
+        let mut name = STORE_TEMPORARY_PREFIX.to_vec();
+        name.extend_from_slice(format!("{}-{:x}", self.namespace.key(), seq.0).as_bytes());
+        Name::from(name)
+    }
+
+    /// Is the operation still wanted, for the content that we are copying?
+    fn current(&self, seq: Seq, job: &Job) -> bool {
+        let tree = self.namespace.tree();
+        tree.ops
+            .get(&seq)
+            .is_some_and(|op| op.progress == Progress::Staging)
+            && tree
+                .get(job.id)
+                .is_some_and(|inode| job.eager || inode.epoch == job.epoch)
+    }
+
+    fn stage_job(&self, job: &Job) -> io::Result<(crate::store::Staged, bool)> {
+        let gate = |bytes: u64| -> io::Result<()> {
+            self.throttle.pass(bytes);
+            if !self.stopping() && self.current(job.seq, job) {
+                Ok(())
+            } else {
+                Err(io::ErrorKind::Interrupted.into())
+            }
+        };
+        let free = |_: u64| {
+            if self.stopping() {
+                Err(io::ErrorKind::Interrupted.into())
+            } else {
+                Ok(())
+            }
+        };
+        let store = &self.namespace.store;
+        let staged = if job.in_place {
+            self.as_owner(job.owner, |who| {
+                store.stage_in_place(who, &job.path, &job.meta, &gate)
+            })?
+        } else {
+            let open = self.namespace.open_of(job.id);
+            let content = match open {
+                Some(open) => Some(open.content()),
+                None => self.namespace.content_of(job.id),
+            };
+            let content = content.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))?;
+            debug_assert!(matches!(content.lies, Lies::Tier(_) | Lies::Store));
+            self.as_owner(job.owner, |who| {
+                store.stage_file(who, &job.path, &content.file, &job.meta, &gate)
+            })?
+        };
+        if job.size_bytes < LARGE_BYTES {
+            return Ok((staged, false));
+        }
+        self.as_owner(job.owner, |who| {
+            store.settle(who, std::slice::from_ref(&job.path))?;
+            store.verify(who, &job.path, &staged, self.namespace.config.verify, &free)
+        })?;
+        Ok((staged, true))
+    }
+}
+
+/// All of a file but its bytes, as the store shall have it.
+pub(super) fn meta_of(inode: &Inode) -> Meta {
+    Meta {
+        perm: inode.attr.perm,
+        uid: inode.attr.uid,
+        gid: inode.attr.gid,
+        atime: inode.attr.atime,
+        mtime: inode.attr.mtime,
+        xattrs: inode.extra.as_ref().and_then(|extra| extra.xattrs.clone()),
+    }
+}

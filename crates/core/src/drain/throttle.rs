@@ -1,0 +1,66 @@
+//! Keeps the drain below a rate that the user set for the shared store.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::clock;
+
+#[derive(Debug)]
+pub struct Throttle {
+    bytes_per_second_max: u64,
+    /// When what was let through so far will have been paid for.
+    paid: Mutex<Instant>,
+}
+
+/// So much may be ahead of the rate, so that small files do not sleep one by one.
+const BURST: Duration = Duration::from_millis(100);
+
+impl Throttle {
+    pub fn new(bytes_per_second_max: u64) -> Self {
+        Self {
+            bytes_per_second_max,
+            paid: Mutex::new(clock::tick()),
+        }
+    }
+
+    /// Waits until these bytes fit under the rate.
+    pub fn pass(&self, bytes: u64) {
+        if self.bytes_per_second_max == 0 {
+            return;
+        }
+        let cost = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second_max as f64);
+        let until = {
+            let mut paid = self.paid.lock().unwrap_or_else(PoisonError::into_inner);
+            *paid = (*paid).max(clock::tick()) + cost;
+            *paid
+        };
+        let ahead = until.saturating_duration_since(clock::tick());
+        if ahead > BURST {
+            std::thread::sleep(ahead - BURST);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keeps_below_the_rate() {
+        let throttle = Throttle::new(10_000_000);
+        let start = clock::tick();
+        for _ in 0..10 {
+            throttle.pass(500_000);
+        }
+        // 5 MB at 10 MB/s take 500 ms, of which the burst may be saved.
+        assert!(start.elapsed() >= Duration::from_millis(390));
+    }
+
+    #[test]
+    fn no_limit_never_waits() {
+        let throttle = Throttle::new(0);
+        let start = clock::tick();
+        throttle.pass(u64::MAX);
+        assert!(start.elapsed() < Duration::from_secs(5));
+    }
+}

@@ -1,0 +1,356 @@
+//! The namespace: the POSIX meaning of every operation, once, for every door.
+//!
+//! Names and attributes live in memory ([`tree`]), are remembered by the catalog, and reach the store
+//! through the operation queue that [`crate::drain`] carries out. Content lies in plain files on tiers
+//! ([`content`]); what was never touched is simply the store's.
+//!
+//! Locks, in the order in which they may be taken: `moving` (a directory of the store changes its
+//! place) → an inode's lock (its content is opened, sealed, evicted) → `tree`. Store I/O is never
+//! done under `tree`; operations of a tier on names are, so that a path means one thing at a time.
+
+mod attributes;
+pub mod content;
+mod evict;
+mod files;
+pub(crate) mod journal;
+mod listing;
+mod names;
+mod questions;
+mod recover;
+mod resolve;
+pub mod tree;
+
+use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use crate::catalog::Catalog;
+use crate::clock;
+use crate::config::{Config, Timing};
+use crate::error::{Errno, Error, Fault, FsResult, Result};
+use crate::model::{Attr, Caller, FileId, Kind, Mode, RunId};
+use crate::placement::History;
+use crate::rule::{Decision, RuleSet};
+use crate::store::{Cred, Store};
+use crate::tier::Tiers;
+
+pub use attributes::SetAttr;
+use content::{Handle, Open};
+pub use files::{Grant, Opened};
+pub use listing::Listed;
+pub use questions::{Stuck, Undurable, Waiting, Where};
+use tree::{Inode, Tree};
+
+/// What the kernel's side can do for us.
+pub trait Door: Send + Sync {
+    /// Registers a plain file as what is behind a file of the mount; programs then read and write it natively.
+    fn back(&self, file: BorrowedFd<'_>) -> std::io::Result<u32>;
+    fn unback(&self, backing: u32);
+    /// Attributes (and pages, unless `attributes_only`) that the kernel remembers are void.
+    fn invalidate(&self, file: FileId, attributes_only: bool);
+    fn invalidate_name(&self, dir: FileId, name: &[u8]);
+}
+
+/// What a look-up or creation answers.
+#[derive(Debug, Clone, Copy)]
+pub struct Found {
+    pub id: FileId,
+    pub attr: Attr,
+    /// How long name and attributes may be believed.
+    pub ttl: Duration,
+}
+
+/// Which run a process belongs to; the agent knows.
+pub type RunOf = Box<dyn Fn(u32) -> RunId + Send + Sync>;
+
+#[derive(Debug, Default)]
+pub struct Counters {
+    pub direct_opens: AtomicU64,
+    pub mediated_opens: AtomicU64,
+    pub read_bytes: AtomicU64,
+    pub written_bytes: AtomicU64,
+    pub store_stats: AtomicU64,
+    pub store_lists: AtomicU64,
+    pub spills: AtomicU64,
+}
+
+pub struct Namespace {
+    pub config: Config,
+    pub rules: RuleSet,
+    pub store: Arc<dyn Store>,
+    pub tiers: Arc<Tiers>,
+    pub catalog: Arc<dyn Catalog>,
+    pub(crate) tree: Mutex<Tree>,
+    /// Signalled when the queue or the state of a file changed.
+    pub(crate) changed: Condvar,
+    /// The drain has nothing queued and sleeps.
+    pub(crate) drain_asleep: AtomicBool,
+    /// Signalled when a file begins to linger.
+    tender: Condvar,
+    pub(crate) moving: RwLock<()>,
+    inode_locks: Vec<Mutex<()>>,
+    opens: Mutex<HashMap<FileId, Arc<Open>>>,
+    handles: RwLock<HashMap<u64, Arc<Handle>>>,
+    listings: Mutex<HashMap<u64, Arc<Mutex<listing::Snapshot>>>>,
+    next_handle: AtomicU64,
+    door: OnceLock<Arc<dyn Door>>,
+    run_of: OnceLock<RunOf>,
+    history: Mutex<History>,
+    /// Files whose last writer closed while something still held them writable: tried again.
+    lingering: Mutex<Vec<(FileId, Instant, Duration)>>,
+    pub(crate) unwritten: Mutex<Vec<crate::model::Change>>,
+    pub(crate) troubles: Mutex<Vec<Noted>>,
+    pub(crate) final_drain: AtomicBool,
+    pub counters: Counters,
+    /// We check permissions ourselves (a mount without `default_permissions`).
+    pub checks_permissions: bool,
+    groups: Vec<u32>,
+    started: Instant,
+    key: String,
+}
+
+/// Something that went wrong and that a person should hear of.
+#[derive(Debug, Clone)]
+pub struct Noted {
+    pub path: String,
+    pub what: String,
+    pub run: RunId,
+    /// It makes `run` and `wait` return 3.
+    pub counts: bool,
+    /// Where ours is, when somebody else's has the name.
+    pub kept_as: Option<String>,
+    pub at_unix_seconds: i64,
+}
+
+/// What the kernel may believe for long: only we change it, and we tell the kernel.
+const TTL_OURS: Duration = Duration::from_secs(3600);
+
+impl Namespace {
+    /// Loads what the catalog remembers, finds the files on the tiers again and takes up the queue.
+    pub fn open(
+        config: Config,
+        store: Arc<dyn Store>,
+        tiers: Arc<Tiers>,
+        catalog: Arc<dyn Catalog>,
+        key: String,
+        checks_permissions: bool,
+    ) -> Result<Arc<Self>> {
+        let rules = RuleSet::new(&config.rules)?;
+        let who = Cred {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+        };
+        let stat = store
+            .stat(who, &crate::store::StorePath::root())
+            .map_err(|why| {
+                Error::new(format!("the store {} cannot be read", store.describe()))
+                    .why(why)
+                    .remedy("check that the directory exists and that you may enter it")
+            })?;
+        let mut root = Inode::new(stat.attr);
+        root.identity = Some(Box::new(stat.identity));
+        root.owned = true;
+        let namespace = Arc::new(Self {
+            rules,
+            store,
+            tiers,
+            catalog,
+            tree: Mutex::new(Tree::new(root)),
+            changed: Condvar::new(),
+            drain_asleep: AtomicBool::new(false),
+            tender: Condvar::new(),
+            moving: RwLock::new(()),
+            inode_locks: (0..128).map(|_| Mutex::new(())).collect(),
+            opens: Mutex::default(),
+            handles: RwLock::default(),
+            listings: Mutex::default(),
+            next_handle: AtomicU64::new(1),
+            door: OnceLock::new(),
+            run_of: OnceLock::new(),
+            history: Mutex::new(History::new()),
+            lingering: Mutex::default(),
+            unwritten: Mutex::default(),
+            troubles: Mutex::default(),
+            final_drain: AtomicBool::new(false),
+            counters: Counters::default(),
+            checks_permissions,
+            groups: rustix::process::getgroups()
+                .unwrap_or_default()
+                .iter()
+                .map(|gid| gid.as_raw())
+                .collect(),
+            started: clock::tick(),
+            key,
+            config,
+        });
+        namespace.recover()?;
+        Ok(namespace)
+    }
+
+    /// The mount tells what it can do. Before this, everything is mediated.
+    pub fn set_door(&self, door: Arc<dyn Door>) {
+        // A second door for the same mount would be a programming error; the first stays.
+        drop(self.door.set(door));
+    }
+    pub fn set_run_of(&self, run_of: RunOf) {
+        drop(self.run_of.set(run_of));
+    }
+
+    pub(crate) fn tree(&self) -> MutexGuard<'_, Tree> {
+        self.tree.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    pub(crate) fn lock_inode(&self, id: FileId) -> MutexGuard<'_, ()> {
+        let index = (id.0 % self.inode_locks.len() as u64) as usize;
+        self.inode_locks[index]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+    pub(crate) fn opens(&self) -> MutexGuard<'_, HashMap<FileId, Arc<Open>>> {
+        self.opens.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    pub(crate) fn open_of(&self, id: FileId) -> Option<Arc<Open>> {
+        self.opens().get(&id).cloned()
+    }
+    pub(crate) fn handle(&self, fh: u64) -> FsResult<Arc<Handle>> {
+        let handles = self.handles.read().unwrap_or_else(PoisonError::into_inner);
+        handles
+            .get(&fh)
+            .cloned()
+            .ok_or_else(|| Fault::from(Errno::BADF))
+    }
+    /// Something was queued. The drain looks by itself while it has work, so only a sleeping one is woken:
+    /// a wake-up for every operation would cost programs more than it gains.
+    pub(crate) fn nudge(&self) {
+        if self.drain_asleep.swap(false, Ordering::Relaxed) {
+            self.changed.notify_all();
+        }
+    }
+    /// Somebody waits: look now.
+    pub(crate) fn wake(&self) {
+        self.drain_asleep.store(false, Ordering::Relaxed);
+        self.changed.notify_all();
+    }
+    fn new_handle(&self) -> u64 {
+        self.next_handle.fetch_add(1, Ordering::Relaxed)
+    }
+    fn run(&self, caller: &Caller) -> RunId {
+        self.run_of
+            .get()
+            .map_or(RunId(0), |run_of| run_of(caller.pid))
+    }
+    fn who(caller: &Caller) -> Cred {
+        Cred {
+            uid: caller.uid,
+            gid: caller.gid,
+        }
+    }
+
+    /// What the rules say of a path.
+    pub fn decide(&self, path: &[u8]) -> Decision {
+        self.rules.decide(path)
+    }
+    fn drained(mode: Mode) -> bool {
+        matches!(mode, Mode::Copy | Mode::Move)
+    }
+    fn is_last(&self, decision: &Decision) -> bool {
+        decision.timing == Timing::Last && !self.final_drain.load(Ordering::Relaxed)
+    }
+
+    /// How long the kernel may believe what we say of the file.
+    fn ttl(&self, id: FileId, inode: &Inode) -> Duration {
+        if inode.handles > 0
+            && self
+                .opens()
+                .get(&id)
+                .is_some_and(|open| open.directly_written())
+        {
+            Duration::ZERO
+        } else if inode.owned && id != FileId::ROOT {
+            TTL_OURS
+        } else {
+            self.config.store_ttl
+        }
+    }
+
+    /// How long the kernel may believe that a name of the directory does not exist.
+    pub fn absent_ttl(&self, dir: FileId) -> Duration {
+        let complete = self.tree().dir(dir).is_some_and(|d| d.complete);
+        // Only we make names in a directory of our own, and the kernel sees us do it.
+        if complete { TTL_OURS } else { Duration::ZERO }
+    }
+
+    /// Inode number as programs see it.
+    pub fn ino(&self, id: FileId) -> u64 {
+        self.tree().get(id).map_or(0, |inode| inode.attr.ino)
+    }
+
+    /// May the caller do this (1 execute or search, 2 write, 4 read)? Only asked where the kernel does not check.
+    fn permit(&self, caller: &Caller, attr: &Attr, want: u32) -> FsResult<()> {
+        if !self.checks_permissions || caller.uid == 0 {
+            return Ok(());
+        }
+        let class = if caller.uid == attr.uid {
+            attr.perm >> 6
+        } else if caller.gid == attr.gid || self.groups.contains(&attr.gid) {
+            attr.perm >> 3
+        } else {
+            attr.perm
+        };
+        if class & want == want {
+            Ok(())
+        } else {
+            Err(Errno::ACCESS.into())
+        }
+    }
+
+    /// May the caller change attributes of the file?
+    fn permit_owner(&self, caller: &Caller, attr: &Attr) -> FsResult<()> {
+        if self.checks_permissions && caller.uid != 0 && caller.uid != attr.uid {
+            return Err(Errno::PERM.into());
+        }
+        Ok(())
+    }
+
+    /// The bits that access(2) asks for.
+    pub fn access(&self, caller: &Caller, id: FileId, mask: u32) -> FsResult<()> {
+        let attr = self.getattr(id, None)?.attr;
+        if caller.uid == 0 && attr.kind == Kind::File && mask & 1 != 0 && attr.perm & 0o111 == 0 {
+            return Err(Errno::ACCESS.into());
+        }
+        self.permit(caller, &attr, mask & 7)
+    }
+
+    /// Notes something that a person should hear of.
+    pub(crate) fn note(&self, run: RunId, path: String, what: impl Into<String>, counts: bool) {
+        self.note_kept(run, path, what, counts, None);
+    }
+
+    pub(crate) fn note_kept(&self, run: RunId, path: String, what: impl Into<String>, counts: bool, kept_as: Option<String>) {
+        let what = what.into();
+        tracing::warn!(path, what, "noted");
+        let at_unix_seconds = clock::now().secs();
+        let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        // Bounded: what matters is in the queue too; this is the story around it.
+        if troubles.len() < 10_000 {
+            troubles.push(Noted { path, what, run, counts, kept_as, at_unix_seconds });
+        }
+    }
+
+    pub fn troubles(&self) -> Vec<Noted> {
+        self.troubles
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Names this agent's temporaries in the store.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    pub fn uptime(&self) -> Duration {
+        self.started.elapsed()
+    }
+}

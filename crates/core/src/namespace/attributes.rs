@@ -1,0 +1,457 @@
+//! Attributes: ours while we have something of the file, the store's otherwise. A file that is being
+//! written directly is asked for its size and times each time.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock;
+use crate::error::{Errno, FsResult};
+use crate::model::{Attr, Caller, FileId, Kind, OpKind, RunId, Timestamp};
+use crate::store::Space;
+
+use super::Namespace;
+use super::content::{Lies, Open};
+use super::journal::Txn;
+use super::tree::{Inode, Tree};
+
+/// What a program wants changed; `None` leaves a field as it is.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SetAttr {
+    pub perm: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub size_bytes: Option<u64>,
+    pub atime: Option<Timestamp>,
+    pub mtime: Option<Timestamp>,
+    /// The times are "now", for which write permission suffices.
+    pub times_now: bool,
+    /// A change by somebody who may not keep them clears setuid and setgid.
+    pub kill_suidgid: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Attributes {
+    pub attr: Attr,
+    pub ttl: Duration,
+}
+
+const XATTR_NAME_BYTES_MAX: usize = 255;
+const XATTR_VALUE_BYTES_MAX: usize = 65536;
+/// Linux's flags of setxattr.
+const CREATE: i32 = 1;
+const REPLACE: i32 = 2;
+
+impl Namespace {
+    /// The attributes as programs shall see them. Called under the tree's lock.
+    pub(super) fn attr_of(&self, id: FileId, inode: &Inode) -> Attr {
+        let mut attr = inode.attr;
+        if inode.handles > 0 && !inode.sealed {
+            let open = self.opens().get(&id).cloned();
+            if let Some(open) = open
+                && let Ok(stat) = rustix::fs::fstat(&*open.content().file)
+            {
+                attr.size_bytes = u64::try_from(stat.st_size).unwrap_or(0);
+                attr.blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
+                attr.mtime = Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32);
+                attr.ctime = attr.ctime.max(Timestamp::from_parts(
+                    stat.st_ctime,
+                    stat.st_ctime_nsec as u32,
+                ));
+            }
+        }
+        attr
+    }
+
+    pub fn getattr(&self, id: FileId, _fh: Option<u64>) -> FsResult<Attributes> {
+        self.revalidate(id)?;
+        let tree = self.tree();
+        let inode = tree.get(id).ok_or(Errno::STALE)?;
+        Ok(Attributes {
+            attr: self.attr_of(id, inode),
+            ttl: self.ttl(id, inode),
+        })
+    }
+
+    pub fn setattr(
+        &self,
+        caller: &Caller,
+        id: FileId,
+        fh: Option<u64>,
+        change: &SetAttr,
+    ) -> FsResult<Attributes> {
+        self.permit_setattr(caller, id, fh, change)?;
+        if let Some(size_bytes) = change.size_bytes {
+            self.truncate(caller, id, fh, size_bytes)?;
+        }
+        let times = change.atime.is_some() || change.mtime.is_some();
+        if change.perm.is_some() || change.uid.is_some() || change.gid.is_some() || times {
+            self.change_meta(caller, id, change)?;
+        }
+        if change.kill_suidgid {
+            self.clear_suidgid(id);
+        }
+        self.getattr(id, fh)
+    }
+
+    /// The content was changed by somebody who may not keep setuid and setgid.
+    pub fn clear_suidgid(&self, id: FileId) {
+        let mut tree = self.tree();
+        let Some(inode) = tree.get_mut(id) else { return };
+        let cleared = if inode.attr.perm & 0o10 != 0 { 0o6000 } else { 0o4000 };
+        if inode.attr.perm & cleared == 0 || inode.attr.kind != Kind::File {
+            return;
+        }
+        inode.attr.perm &= !cleared;
+        let mut txn = Txn::default();
+        txn.file(id);
+        self.queue_meta(&mut tree, &mut txn, id, RunId(0));
+        self.commit(&tree, txn);
+    }
+
+    fn permit_setattr(
+        &self,
+        caller: &Caller,
+        id: FileId,
+        fh: Option<u64>,
+        change: &SetAttr,
+    ) -> FsResult<()> {
+        if !self.checks_permissions {
+            return Ok(());
+        }
+        let attr = self.tree().get(id).ok_or(Errno::STALE)?.attr;
+        if change.size_bytes.is_some() && fh.is_none() {
+            self.permit(caller, &attr, 2)?;
+        }
+        if change.perm.is_some() {
+            self.permit_owner(caller, &attr)?;
+        }
+        if caller.uid != 0 {
+            if change.uid.is_some_and(|uid| uid != attr.uid) {
+                return Err(Errno::PERM.into());
+            }
+            if change.gid.is_some_and(|gid| {
+                gid != attr.gid
+                    && !(caller.uid == attr.uid
+                        && (gid == caller.gid || self.groups.contains(&gid)))
+            }) {
+                return Err(Errno::PERM.into());
+            }
+        }
+        if (change.atime.is_some() || change.mtime.is_some())
+            && caller.uid != attr.uid
+            && caller.uid != 0
+        {
+            if !change.times_now {
+                return Err(Errno::PERM.into());
+            }
+            self.permit(caller, &attr, 2)?;
+        }
+        Ok(())
+    }
+
+    fn truncate(
+        &self,
+        caller: &Caller,
+        id: FileId,
+        fh: Option<u64>,
+        size_bytes: u64,
+    ) -> FsResult<()> {
+        match self.tree().get(id).map(|inode| inode.attr.kind) {
+            Some(Kind::File) => {}
+            Some(Kind::Directory) => return Err(Errno::ISDIR.into()),
+            Some(_) => return Err(Errno::INVAL.into()),
+            None => return Err(Errno::STALE.into()),
+        }
+        let handle = fh
+            .and_then(|fh| self.handle(fh).ok())
+            .filter(|handle| handle.writes);
+        match handle {
+            Some(handle) => self.truncate_content(&handle.open, size_bytes),
+            None => {
+                let open = self.open_inode(id, true, size_bytes == 0, self.run(caller))?;
+                let result = self.truncate_content(&open, size_bytes);
+                self.close_inode(&open, true);
+                result
+            }
+        }
+    }
+
+    fn change_meta(&self, caller: &Caller, id: FileId, change: &SetAttr) -> FsResult<()> {
+        let mut tree = self.tree();
+        let mut txn = Txn::default();
+        self.own(&mut tree, &mut txn, id);
+        let open = self.opens().get(&id).cloned();
+        let now = clock::now();
+        let inode = tree.get_mut(id).ok_or(Errno::STALE)?;
+        if let Some(perm) = change.perm {
+            inode.attr.perm = perm & 0o7777;
+            // As every file system does: who is not of the group may not make it run as that group.
+            if self.checks_permissions
+                && caller.uid != 0
+                && caller.gid != inode.attr.gid
+                && !self.groups.contains(&inode.attr.gid)
+            {
+                inode.attr.perm &= !0o2000;
+            }
+        }
+        if change.uid.is_some() || change.gid.is_some() {
+            inode.attr.uid = change.uid.unwrap_or(inode.attr.uid);
+            inode.attr.gid = change.gid.unwrap_or(inode.attr.gid);
+            if inode.attr.kind == Kind::File && change.perm.is_none() {
+                let group_runs = inode.attr.perm & 0o10 != 0;
+                inode.attr.perm &= if group_runs { !0o6000 } else { !0o4000 };
+            }
+        }
+        if let Some(atime) = change.atime {
+            inode.attr.atime = atime;
+        }
+        if let Some(mtime) = change.mtime {
+            inode.attr.mtime = mtime;
+        }
+        inode.attr.ctime = now;
+        if change.mtime.is_some() || change.atime.is_some() || change.perm.is_some() {
+            self.follow_on_tier(&tree, id, open.as_deref(), change);
+        }
+        self.queue_meta(&mut tree, &mut txn, id, self.run(caller));
+        self.commit(&tree, txn);
+        drop(tree);
+        self.nudge();
+        Ok(())
+    }
+
+    /// The plain file on the tier has the same permissions and times: it is readable without us.
+    fn follow_on_tier(&self, tree: &Tree, id: FileId, open: Option<&Open>, change: &SetAttr) {
+        let Some(inode) = tree.get(id) else { return };
+        let file = match open.map(Open::content) {
+            Some(content) if content.lies == Lies::Store => return,
+            Some(content) => content.file,
+            None => {
+                let Some((device, _)) = inode.replica else {
+                    return;
+                };
+                let Some(path) = tree.logical_path(id) else {
+                    return;
+                };
+                match self.tiers.device(device).open(&path, false) {
+                    Ok(file) => Arc::new(file),
+                    Err(why) => {
+                        tracing::warn!(%why, "a tier did not follow a change of attributes");
+                        return;
+                    }
+                }
+            }
+        };
+        let mut result = Ok(());
+        if change.perm.is_some() {
+            let mode = rustix::fs::Mode::from_raw_mode(inode.attr.perm & 0o777 | 0o600);
+            result = rustix::fs::fchmod(&*file, mode);
+        }
+        if change.mtime.is_some() || change.atime.is_some() {
+            let spec = |time: Timestamp| rustix::fs::Timespec {
+                tv_sec: time.secs(),
+                tv_nsec: i64::from(time.subsec_nanos()),
+            };
+            let times = rustix::fs::Timestamps {
+                last_access: spec(inode.attr.atime),
+                last_modification: spec(inode.attr.mtime),
+            };
+            result = result.and(rustix::fs::futimens(&*file, &times));
+        }
+        if let Err(why) = result {
+            tracing::warn!(%why, "a tier did not follow a change of attributes");
+        }
+    }
+
+    /// Attributes reach the store with the content, or by an operation of their own when the content is there already.
+    fn queue_meta(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, run: RunId) {
+        let Some(inode) = tree.get(id) else { return };
+        let waiting = inode
+            .publish
+            .and_then(|seq| tree.ops.get(&seq))
+            .is_some_and(|op| op.progress == super::tree::Progress::Waiting);
+        let needed = if inode.is_dir() {
+            true
+        } else {
+            tree.in_store(id) && !waiting
+        };
+        let staged = inode.publish.is_some() && !waiting;
+        if id == FileId::ROOT && inode.applied.is_some() {
+            return;
+        }
+        if !(needed || staged) {
+            return;
+        }
+        let last = inode
+            .publish
+            .and_then(|seq| tree.ops.get(&seq))
+            .is_some_and(|op| op.last);
+        // At most one waits; it moves to the end, after whatever would disturb it.
+        if let Some(seq) = inode.set_meta
+            && tree
+                .ops
+                .get(&seq)
+                .is_some_and(|op| op.progress == super::tree::Progress::Waiting)
+        {
+            self.cancel(tree, txn, seq);
+        }
+        let seq = self.queue(tree, txn, OpKind::SetMeta { file: id }, run, last, 0);
+        if let Some(inode) = tree.get_mut(id) {
+            inode.set_meta = Some(seq);
+        }
+    }
+
+    // ---- extended attributes
+
+    /// The attributes as they are, from the store where we have none of our own.
+    fn xattrs_of(&self, id: FileId) -> FsResult<BTreeMap<Box<[u8]>, Box<[u8]>>> {
+        let (path, who) = {
+            let tree = self.tree();
+            let inode = tree.get(id).ok_or(Errno::STALE)?;
+            if let Some(xattrs) = inode.extra.as_ref().and_then(|extra| extra.xattrs.as_ref()) {
+                return Ok(xattrs.clone());
+            }
+            match tree.applied_path(id) {
+                Some(path) if !matches!(inode.attr.kind, Kind::Symlink) => (path, inode.cred()),
+                _ => return Ok(BTreeMap::new()),
+            }
+        };
+        match self.store.xattrs(self.own_cred(who), &path) {
+            Ok(xattrs) => Ok(xattrs),
+            Err(why) if matches!(why.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOENT)) => {
+                Ok(BTreeMap::new())
+            }
+            Err(why) => Err(why.into()),
+        }
+    }
+
+    /// Virtual attributes: location and state, not listed (so `cp -a` does not copy them).
+    fn virtual_xattr(&self, id: FileId, name: &[u8]) -> Option<Vec<u8>> {
+        let what = name.strip_prefix(b"user.surgetank.")?;
+        let answer = self.where_is(id)?;
+        match what {
+            b"location" => Some(answer.location.into_bytes()),
+            b"state" => Some(answer.state.to_string().into_bytes()),
+            b"tier" => Some(answer.tier.into_bytes()),
+            _ => None,
+        }
+    }
+
+    pub fn getxattr(&self, id: FileId, name: &[u8]) -> FsResult<Vec<u8>> {
+        if !name.starts_with(b"user.") {
+            return Err(if name.starts_with(b"security.") {
+                Errno::NODATA
+            } else {
+                Errno::OPNOTSUPP
+            }
+            .into());
+        }
+        if let Some(value) = self.virtual_xattr(id, name) {
+            return Ok(value);
+        }
+        let value = self.xattrs_of(id)?.remove(name).ok_or(Errno::NODATA)?;
+        Ok(value.into_vec())
+    }
+
+    pub fn listxattr(&self, id: FileId) -> FsResult<Vec<u8>> {
+        let mut list = Vec::new();
+        for name in self.xattrs_of(id)?.keys() {
+            list.extend_from_slice(name);
+            list.push(0);
+        }
+        Ok(list)
+    }
+
+    pub fn setxattr(
+        &self,
+        caller: &Caller,
+        id: FileId,
+        name: &[u8],
+        value: &[u8],
+        flags: i32,
+    ) -> FsResult<()> {
+        self.may_set_xattr(caller, id, name)?;
+        if name.len() > XATTR_NAME_BYTES_MAX || value.len() > XATTR_VALUE_BYTES_MAX {
+            return Err(Errno::RANGE.into());
+        }
+        let mut xattrs = self.xattrs_of(id)?;
+        let present = xattrs.contains_key(name);
+        if flags & CREATE != 0 && present {
+            return Err(Errno::EXIST.into());
+        }
+        if flags & REPLACE != 0 && !present {
+            return Err(Errno::NODATA.into());
+        }
+        xattrs.insert(Box::from(name), Box::from(value));
+        self.store_xattrs(caller, id, xattrs)
+    }
+
+    pub fn removexattr(&self, caller: &Caller, id: FileId, name: &[u8]) -> FsResult<()> {
+        self.may_set_xattr(caller, id, name)?;
+        let mut xattrs = self.xattrs_of(id)?;
+        if xattrs.remove(name).is_none() {
+            return Err(Errno::NODATA.into());
+        }
+        self.store_xattrs(caller, id, xattrs)
+    }
+
+    fn may_set_xattr(&self, caller: &Caller, id: FileId, name: &[u8]) -> FsResult<()> {
+        let attr = self.tree().get(id).ok_or(Errno::STALE)?.attr;
+        if !name.starts_with(b"user.") {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        if matches!(
+            name,
+            b"user.surgetank.location" | b"user.surgetank.state" | b"user.surgetank.tier"
+        ) {
+            return Err(Errno::PERM.into());
+        }
+        if !matches!(attr.kind, Kind::File | Kind::Directory) {
+            return Err(Errno::PERM.into());
+        }
+        self.permit(caller, &attr, 2)
+    }
+
+    fn store_xattrs(
+        &self,
+        caller: &Caller,
+        id: FileId,
+        xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
+    ) -> FsResult<()> {
+        let mut tree = self.tree();
+        let mut txn = Txn::default();
+        self.own(&mut tree, &mut txn, id);
+        let inode = tree.get_mut(id).ok_or(Errno::STALE)?;
+        inode.extra_mut().xattrs = Some(xattrs);
+        inode.attr.ctime = clock::now();
+        self.queue_meta(&mut tree, &mut txn, id, self.run(caller));
+        self.commit(&tree, txn);
+        drop(tree);
+        self.nudge();
+        Ok(())
+    }
+
+    pub fn readlink(&self, id: FileId) -> FsResult<Box<[u8]>> {
+        let (path, who) = {
+            let tree = self.tree();
+            let inode = tree.get(id).ok_or(Errno::STALE)?;
+            if inode.attr.kind != Kind::Symlink {
+                return Err(Errno::INVAL.into());
+            }
+            if let Some(target) = inode.extra.as_ref().and_then(|extra| extra.target.clone()) {
+                return Ok(target);
+            }
+            (tree.applied_path(id).ok_or(Errno::NOENT)?, inode.cred())
+        };
+        Ok(self.store.read_link(self.own_cred(who), &path)?)
+    }
+
+    /// The store's space, less what is still to be brought there.
+    pub fn statfs(&self) -> FsResult<Space> {
+        let mut space = self.store.space(&crate::store::StorePath::root())?;
+        let dirty = self.dirty_bytes();
+        space.free_bytes = space.free_bytes.saturating_sub(dirty);
+        space.available_bytes = space.available_bytes.saturating_sub(dirty);
+        Ok(space)
+    }
+}

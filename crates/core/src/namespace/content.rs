@@ -1,0 +1,109 @@
+//! The content of an open file: one plain file on a tier (or the store's own), reached directly by
+//! programs or mediated by us. A file is wholly one or the other from its first open to its last release;
+//! only a mediated one can be moved while it is written.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use crate::model::{DeviceId, FileId, RunId};
+
+/// Where the plain file lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lies {
+    Tier(DeviceId),
+    /// A temporary in the store that the file was spilled to.
+    StoreTemporary,
+    /// The store's own file.
+    Store,
+}
+
+#[derive(Debug, Clone)]
+pub struct Content {
+    pub file: Arc<File>,
+    pub lies: Lies,
+    pub writable: bool,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Users {
+    pub readers: u32,
+    pub writers: u32,
+}
+
+/// An inode that some program has open.
+#[derive(Debug)]
+pub struct Open {
+    pub id: FileId,
+    /// Held for reading while bytes are read or written, for writing while the content is moved elsewhere.
+    /// Taken after the inode's lock and before the tree's.
+    pub gate: RwLock<()>,
+    /// The present content; a leaf lock, held for an instant.
+    current: Mutex<Content>,
+    /// Registered with the kernel: programs read and write the plain file natively.
+    pub backing: Option<u32>,
+    pub users: Mutex<Users>,
+    /// Bytes that the device has charged for the content.
+    pub charged_bytes: AtomicU64,
+    /// Bytes promised to direct writers beyond what is charged.
+    pub reserved_bytes: AtomicU64,
+    /// Changed since the last seal, as far as we saw (a direct writer counts from its open).
+    pub written: AtomicBool,
+    /// Somebody had it open for writing directly.
+    pub direct_writer: AtomicBool,
+}
+
+impl Open {
+    pub fn new(id: FileId, content: Content, backing: Option<u32>, charged_bytes: u64) -> Self {
+        Self {
+            id,
+            gate: RwLock::new(()),
+            current: Mutex::new(content),
+            backing,
+            users: Mutex::default(),
+            charged_bytes: AtomicU64::new(charged_bytes),
+            reserved_bytes: AtomicU64::new(0),
+            written: AtomicBool::new(false),
+            direct_writer: AtomicBool::new(false),
+        }
+    }
+    pub fn content(&self) -> Content {
+        self.current
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+    pub fn replace(&self, content: Content) {
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = content;
+    }
+    pub fn directly_written(&self) -> bool {
+        self.backing.is_some() && self.direct_writer.load(Ordering::Relaxed)
+    }
+    pub fn writers(&self) -> u32 {
+        self.users
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .writers
+    }
+}
+
+/// One open file description as the mount knows it.
+#[derive(Debug)]
+pub struct Handle {
+    pub id: FileId,
+    pub open: Arc<Open>,
+    pub writes: bool,
+    pub append: bool,
+    pub run: RunId,
+}
+
+/// A second descriptor for writing of a file that we hold for reading only (ours are read-only so that
+/// they do not stand in the way of our own leases).
+pub fn reopen_writable(file: &File) -> std::io::Result<File> {
+    use std::os::fd::AsRawFd;
+    std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
+}

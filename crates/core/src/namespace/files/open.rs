@@ -1,0 +1,717 @@
+//! Open and release. Decides for an inode whether it is direct or mediated, and where a new version goes.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use crate::clock;
+use crate::error::{Errno, Fault, FsResult};
+use crate::model::{Caller, DeviceId, FileId, Kind, Mode, RunId};
+use crate::placement::{self, Ask, AskKind, DirtyRoom, Expected, Place};
+use crate::store::{Cred, StorePath};
+
+use super::super::Namespace;
+use super::super::content::{Content, Handle, Lies, Open};
+use super::super::journal::Txn;
+use super::super::tree::{Name, Tree};
+use super::{Grant, Opened};
+
+/// A new version's plain file, before it is bound to an inode.
+pub(crate) struct Placed {
+    pub content: Content,
+    pub direct: bool,
+    pub reserved_bytes: u64,
+    /// Name of the temporary when the store itself was chosen, and its directory.
+    pub spill: Option<(FileId, Name)>,
+    pub reason: String,
+    pub backing_ino: u64,
+}
+
+impl Namespace {
+    pub fn open_file(&self, caller: &Caller, id: FileId, flags: i32) -> FsResult<Opened> {
+        let (writes, want) = match flags & libc::O_ACCMODE {
+            libc::O_RDONLY => (false, 4),
+            libc::O_WRONLY => (true, 2),
+            _ => (true, 6),
+        };
+        let truncates = flags & libc::O_TRUNC != 0;
+        {
+            let tree = self.tree();
+            let inode = tree.get(id).ok_or(Errno::NOENT)?;
+            match inode.attr.kind {
+                Kind::File => {}
+                Kind::Directory => return Err(Errno::ISDIR.into()),
+                _ => return Err(Errno::INVAL.into()),
+            }
+            // Linux asks only for execute permission when the kernel runs a program; it says so with FMODE_EXEC (0x20).
+            let want = if flags & 0x20 != 0 { 1 } else { want };
+            self.permit(caller, &inode.attr, want)?;
+        }
+        let run = if writes { self.run(caller) } else { RunId(0) };
+        let open = self.open_inode(id, writes || truncates, truncates, run)?;
+        Ok(self.register(open, writes, flags, run))
+    }
+
+    pub(crate) fn register(&self, open: Arc<Open>, writes: bool, flags: i32, run: RunId) -> Opened {
+        let fh = self.new_handle();
+        let grant = match open.backing {
+            Some(backing) => {
+                self.counters.direct_opens.fetch_add(1, Ordering::Relaxed);
+                Grant::Direct(backing)
+            }
+            None => {
+                self.counters.mediated_opens.fetch_add(1, Ordering::Relaxed);
+                Grant::Mediated
+            }
+        };
+        let id = open.id;
+        let handle = Handle {
+            id,
+            open,
+            writes,
+            append: flags & libc::O_APPEND != 0,
+            run,
+        };
+        self.handles
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(fh, Arc::new(handle));
+        Opened {
+            handle: fh,
+            grant,
+            keep_cache: !writes && self.tree().get(id).is_some_and(|inode| inode.owned),
+        }
+    }
+
+    /// Gets the content of an inode ready and counts one more user. The caller must give it back with `close_inode`.
+    pub(crate) fn open_inode(
+        &self,
+        id: FileId,
+        writes: bool,
+        truncates: bool,
+        run: RunId,
+    ) -> FsResult<Arc<Open>> {
+        let _inode = self.lock_inode(id);
+        let active = self.opens().get(&id).cloned();
+        let open = match active {
+            Some(open) => {
+                if writes {
+                    self.make_writable(&open)?;
+                }
+                open
+            }
+            None => {
+                self.reread(id)?;
+                let open = Arc::new(self.open_content(id, writes, truncates)?);
+                self.opens().insert(id, open.clone());
+                open
+            }
+        };
+        if writes {
+            self.begin_write(&open, run);
+        }
+        if truncates && let Err(fault) = self.truncate_content(&open, 0) {
+            self.count_user(&open, writes);
+            self.close_user(&open, writes);
+            return Err(fault);
+        }
+        self.count_user(&open, writes);
+        Ok(open)
+    }
+
+    fn count_user(&self, open: &Open, writes: bool) {
+        let mut users = open.users.lock().unwrap_or_else(PoisonError::into_inner);
+        if writes {
+            users.writers += 1;
+        } else {
+            users.readers += 1;
+        }
+        drop(users);
+        if let Some(inode) = self.tree().get_mut(open.id) {
+            inode.handles += 1;
+        }
+    }
+
+    /// A file that lies only in the store may have been changed by somebody else since we looked.
+    fn reread(&self, id: FileId) -> FsResult<()> {
+        let (path, who, identity) = {
+            let tree = self.tree();
+            let Some(inode) = tree.get(id) else {
+                return Err(Errno::NOENT.into());
+            };
+            let fresh = inode
+                .checked
+                .is_some_and(|at| at.elapsed() < self.config.store_ttl);
+            if fresh || inode.replica.is_some() || inode.spill().is_some() || inode.dirty() {
+                return Ok(());
+            }
+            let Some(path) = tree.applied_path(id) else {
+                return Ok(());
+            };
+            (path, inode.cred(), inode.identity.as_deref().copied())
+        };
+        self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
+        let stat = self.store.stat(self.own_cred(who), &path).map_err(|why| {
+            if super::super::resolve::is_absent(&why) {
+                Fault::from(Errno::STALE)
+            } else {
+                Fault::from(why)
+            }
+        })?;
+        let mut tree = self.tree();
+        let Some(inode) = tree.get_mut(id) else {
+            return Ok(());
+        };
+        inode.checked = Some(clock::tick());
+        if identity != Some(stat.identity) {
+            let ino = inode.attr.ino;
+            inode.attr = crate::model::Attr { ino, ..stat.attr };
+            inode.identity = Some(Box::new(stat.identity));
+            if inode.owned {
+                let mut txn = Txn::default();
+                txn.file(id);
+                self.commit(&tree, txn);
+            }
+            drop(tree);
+            if let Some(door) = self.door.get() {
+                door.invalidate(id, false);
+            }
+        }
+        Ok(())
+    }
+
+    /// The first open of an inode. The inode's lock is held.
+    fn open_content(&self, id: FileId, writes: bool, truncates: bool) -> FsResult<Open> {
+        let tree = self.tree();
+        let inode = tree.get(id).ok_or(Errno::NOENT)?;
+        let owner = inode.cred();
+        let size_bytes = inode.attr.size_bytes;
+        let charged_bytes = inode.charged_bytes;
+        if let Some((device, _)) = inode.replica {
+            let path = tree.logical_path(id).ok_or(Errno::NOENT)?;
+            let device = self.tiers.device(device);
+            // A direct descriptor of ours is read-only, or our own leases would be refused.
+            let direct = self.door.get().is_some()
+                && self.config.direct
+                && (!writes
+                    || self
+                        .room_for_direct(device.id(), &path, size_bytes)
+                        .is_some());
+            let file = device
+                .open(&path, writes && !direct)
+                .inspect_err(|why| self.device_failed(device.id(), why))?;
+            drop(tree);
+            if !writes {
+                device.counters().hits.fetch_add(1, Ordering::Relaxed);
+            }
+            let content = Content {
+                file: Arc::new(file),
+                lies: Lies::Tier(device.id()),
+                writable: writes && !direct,
+            };
+            return self.engage(id, content, writes, direct, charged_bytes, || {
+                device.open(&path, true)
+            });
+        }
+        if let Some((dir, name)) = inode.spill().cloned() {
+            let path = tree.applied_path(dir).ok_or(Errno::NOENT)?.join(&name);
+            drop(tree);
+            let file = self.store.open(self.own_cred(owner), &path, writes)?;
+            let content = Content {
+                file: Arc::new(file),
+                lies: Lies::StoreTemporary,
+                writable: writes,
+            };
+            return self.engage(id, content, writes, !writes, 0, || Err(Errno::IO.into()));
+        }
+        let path = tree.applied_path(id).ok_or(Errno::NOENT)?;
+        drop(tree);
+        if truncates {
+            return self.open_placed(id, None, 0);
+        }
+        if writes && size_bytes <= self.config.copy_up_bytes_max {
+            let source = self.store.open(self.own_cred(owner), &path, false)?;
+            return self.open_placed(id, Some(&source), size_bytes);
+        }
+        let file = self.store.open(self.own_cred(owner), &path, writes)?;
+        let content = Content {
+            file: Arc::new(file),
+            lies: Lies::Store,
+            writable: writes,
+        };
+        self.engage(id, content, writes, !writes, 0, || Err(Errno::IO.into()))
+    }
+
+    /// Registers the plain file with the kernel where that was decided; mediates where the kernel cannot.
+    fn engage(
+        &self,
+        id: FileId,
+        mut content: Content,
+        writes: bool,
+        direct: bool,
+        charged_bytes: u64,
+        writable: impl FnOnce() -> std::io::Result<std::fs::File>,
+    ) -> FsResult<Open> {
+        let backing = match self.door.get() {
+            Some(door) if direct && self.config.direct => door.back(content.file.as_fd()).ok(),
+            _ => None,
+        };
+        if backing.is_none() && writes && !content.writable {
+            content.file = Arc::new(writable()?);
+            content.writable = true;
+        }
+        Ok(Open::new(id, content, backing, charged_bytes))
+    }
+
+    /// Opens a store file whose next version goes to a tier: with the present bytes (copy-up) or empty.
+    fn open_placed(
+        &self,
+        id: FileId,
+        source: Option<&std::fs::File>,
+        size_bytes: u64,
+    ) -> FsResult<Open> {
+        let (path, mode, perm) = {
+            let tree = self.tree();
+            let inode = tree.get(id).ok_or(Errno::NOENT)?;
+            let path = tree.logical_path(id).ok_or(Errno::NOENT)?;
+            let mode = self.decide(&path).mode;
+            (path, mode, inode.attr.perm)
+        };
+        let kind = match source {
+            Some(_) => AskKind::CopyUp { bytes: size_bytes },
+            None => AskKind::Create {
+                expected: self.expected(&path),
+            },
+        };
+        let placed = self.place(&path, id, kind, mode, perm)?;
+        if let Some(source) = source {
+            let target = placed.writable()?;
+            if let Err(why) =
+                crate::tier::ladder::copy_file(source, &target, size_bytes, &|_| Ok(()))
+            {
+                self.undo_placed(&placed);
+                return Err(why.into());
+            }
+        }
+        let mut tree = self.tree();
+        let mut txn = Txn::default();
+        self.own(&mut tree, &mut txn, id);
+        self.adopt(&mut tree, id, &placed)?;
+        self.commit(&tree, txn);
+        drop(tree);
+        self.bound(id, placed, size_bytes)
+    }
+
+    /// Makes the hidden plain file the inode's replica, under the path that the inode has now. The tree is locked.
+    pub(crate) fn adopt(&self, tree: &mut Tree, id: FileId, placed: &Placed) -> FsResult<()> {
+        let path = tree.logical_path(id);
+        let Some(inode) = tree.get_mut(id) else {
+            return Err(Errno::NOENT.into());
+        };
+        inode.extra_mut().placed = placed.reason.clone();
+        match (placed.content.lies, &placed.spill) {
+            (Lies::Tier(device), _) => {
+                inode.replica = Some((device, placed.backing_ino));
+                if let Some(path) = path {
+                    self.tiers.device(device).rename(&hidden_name(id), &path)?;
+                } else {
+                    self.tiers.device(device).unlink(&hidden_name(id))?;
+                }
+            }
+            (_, Some(spill)) => inode.extra_mut().spill = Some(spill.clone()),
+            (_, None) => {}
+        }
+        Ok(())
+    }
+
+    pub(crate) fn undo_placed(&self, placed: &Placed) {
+        if let Lies::Tier(device) = placed.content.lies {
+            self.tiers.device(device).unreserve(placed.reserved_bytes);
+            // It has only its hidden name, which recovery sweeps too.
+        }
+    }
+
+    /// The `Open` of a file that was just placed.
+    pub(crate) fn bound(&self, id: FileId, placed: Placed, size_bytes: u64) -> FsResult<Open> {
+        let open = self.engage(id, placed.content.clone(), true, placed.direct, 0, || {
+            placed.writable()
+        })?;
+        if let Lies::Tier(device) = placed.content.lies {
+            let device = self.tiers.device(device);
+            if open.backing.is_some() {
+                open.reserved_bytes
+                    .store(placed.reserved_bytes, Ordering::Relaxed);
+            } else {
+                device.unreserve(placed.reserved_bytes);
+            }
+            device.add_used(i64::try_from(size_bytes).unwrap_or(i64::MAX));
+            open.charged_bytes.store(size_bytes, Ordering::Relaxed);
+        }
+        open.written.store(true, Ordering::Relaxed);
+        Ok(open)
+    }
+
+    /// Creates a plain file for a new version where placement says; under a hidden name until it is adopted.
+    pub(crate) fn place(
+        &self,
+        path: &[u8],
+        id: FileId,
+        kind: AskKind,
+        mode: Mode,
+        perm: u32,
+    ) -> FsResult<Placed> {
+        let decision = self.decide(path);
+        let preferred_tier = decision
+            .tier
+            .as_deref()
+            .and_then(|name| self.tier_index(name));
+        let direct_possible = self.door.get().is_some() && self.config.direct;
+        for attempt in 0..=self.tiers.devices().count() {
+            let ask = Ask {
+                kind,
+                preferred_tier,
+                direct_possible,
+                must_persist: false,
+                mode,
+                dirty: DirtyRoom {
+                    bytes: self.volatile_dirty_bytes(),
+                    bytes_max: self.config.dirty_bytes_max,
+                },
+                salt: id.0,
+            };
+            let (place, reason) = placement::choose(&ask, &self.tiers.views());
+            match place {
+                Place::Device {
+                    id: device,
+                    direct,
+                    reserve_bytes,
+                } => {
+                    let device = self.tiers.device(device);
+                    if reserve_bytes > 0 && !device.try_reserve(reserve_bytes) {
+                        continue;
+                    }
+                    match device.create(&hidden_name(id), perm & 0o777 | 0o600) {
+                        Ok(file) => {
+                            let backing_ino = rustix::fs::fstat(&file)?.st_ino;
+                            let file = if direct {
+                                device.open(&hidden_name(id), false)?
+                            } else {
+                                file
+                            };
+                            return Ok(Placed {
+                                content: Content {
+                                    file: Arc::new(file),
+                                    lies: Lies::Tier(device.id()),
+                                    writable: !direct,
+                                },
+                                direct,
+                                reserved_bytes: reserve_bytes,
+                                spill: None,
+                                reason: reason.to_string(),
+                                backing_ino,
+                            });
+                        }
+                        Err(why) => {
+                            device.unreserve(reserve_bytes);
+                            self.device_failed(device.id(), &why);
+                            tracing::warn!(device = %device.path().display(), attempt, %why, "cannot create a file on the tier");
+                        }
+                    }
+                }
+                Place::Store => return self.place_in_store(path, id, perm, &reason.to_string()),
+            }
+        }
+        self.place_in_store(path, id, perm, "no tier took the file")
+    }
+
+    fn place_in_store(&self, path: &[u8], id: FileId, perm: u32, reason: &str) -> FsResult<Placed> {
+        let (dir, owner) = {
+            let tree = self.tree();
+            let dir = tree
+                .get(id)
+                .and_then(|inode| inode.logical.as_ref())
+                .map_or(FileId::ROOT, |place| place.0);
+            let owner = tree
+                .get(id)
+                .map_or(Cred { uid: 0, gid: 0 }, super::super::tree::Inode::cred);
+            (tree.nearest_applied(dir), owner)
+        };
+        let name = self.spill_name(id);
+        let store_dir = self
+            .tree()
+            .applied_path(dir)
+            .unwrap_or_else(StorePath::root);
+        let file = self
+            .store
+            .create_temporary(self.own_cred(owner), &store_dir.join(&name), perm | 0o600)
+            .map_err(|why| {
+                Fault::new(
+                    Errno::from_raw_os_error(why.raw_os_error().unwrap_or(libc::EIO)),
+                    format!(
+                        "no tier has room for {} and the store {} refuses it: {why}",
+                        String::from_utf8_lossy(path),
+                        self.store.describe()
+                    ),
+                )
+            })?;
+        Ok(Placed {
+            content: Content {
+                file: Arc::new(file),
+                lies: Lies::StoreTemporary,
+                writable: true,
+            },
+            direct: false,
+            reserved_bytes: 0,
+            spill: Some((dir, name)),
+            reason: format!("written to a temporary in the store: {reason}"),
+            backing_ino: 0,
+        })
+    }
+
+    fn tier_index(&self, name: &str) -> Option<u8> {
+        self.tiers
+            .devices()
+            .find(|device| device.tier_name() == name)
+            .map(|device| device.id().tier)
+    }
+
+    pub(crate) fn spill_name(&self, id: FileId) -> Name {
+        let mut name = crate::model::STORE_TEMPORARY_PREFIX.to_vec();
+        name.extend_from_slice(format!("{}-spill-{:x}", self.key(), id.0).as_bytes());
+        Name::from(name)
+    }
+
+    pub(crate) fn expected(&self, path: &[u8]) -> Expected {
+        match self.decide(path).size_bytes {
+            Some(bytes) => Expected::Hint(bytes),
+            None => self
+                .history
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .expected(path),
+        }
+    }
+
+    /// Room that a direct writer of an existing tier file can count on; `None`: mediate it.
+    fn room_for_direct(&self, device: DeviceId, path: &[u8], _size_bytes: u64) -> Option<u64> {
+        let views: Vec<_> = self
+            .tiers
+            .views()
+            .into_iter()
+            .filter(|view| view.id == device)
+            .collect();
+        let ask = Ask {
+            kind: AskKind::Create {
+                expected: self.expected(path),
+            },
+            preferred_tier: None,
+            direct_possible: true,
+            must_persist: false,
+            mode: Mode::Keep,
+            dirty: DirtyRoom {
+                bytes: 0,
+                bytes_max: u64::MAX,
+            },
+            salt: 0,
+        };
+        match placement::choose(&ask, &views).0 {
+            Place::Device {
+                direct: true,
+                reserve_bytes,
+                ..
+            } if self.tiers.device(device).leases() => Some(reserve_bytes),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn device_failed(&self, device: DeviceId, why: &std::io::Error) {
+        if let Some(code) = why.raw_os_error() {
+            self.tiers
+                .device(device)
+                .report_error(Errno::from_raw_os_error(code));
+        }
+    }
+
+    /// An open inode gets its first writer. The inode's lock is held.
+    fn make_writable(&self, open: &Arc<Open>) -> FsResult<()> {
+        let content = open.content();
+        if open.backing.is_some() || content.writable {
+            return Ok(());
+        }
+        // Mediated readers only so far: exchange the descriptor under them.
+        let _gate = open.gate.write().unwrap_or_else(PoisonError::into_inner);
+        let id = open.id;
+        match content.lies {
+            Lies::Tier(device) => {
+                let path = self.tree().logical_path(id);
+                let file = match path {
+                    Some(path) => self.tiers.device(device).open(&path, true)?,
+                    None => super::super::content::reopen_writable(&content.file)?,
+                };
+                open.replace(Content {
+                    file: Arc::new(file),
+                    writable: true,
+                    ..content
+                });
+            }
+            Lies::StoreTemporary => {
+                let file = super::super::content::reopen_writable(&content.file)?;
+                open.replace(Content {
+                    file: Arc::new(file),
+                    writable: true,
+                    ..content
+                });
+            }
+            Lies::Store => {
+                let (size_bytes, path, owner) = {
+                    let tree = self.tree();
+                    let inode = tree.get(id).ok_or(Errno::NOENT)?;
+                    (inode.attr.size_bytes, tree.applied_path(id), inode.cred())
+                };
+                if size_bytes <= self.config.copy_up_bytes_max {
+                    let placed = self.open_placed(id, Some(&content.file), size_bytes)?;
+                    let fresh = placed.content();
+                    open.charged_bytes.store(size_bytes, Ordering::Relaxed);
+                    if let Some(backing) = placed.backing
+                        && let Some(door) = self.door.get()
+                    {
+                        door.unback(backing);
+                    }
+                    let file = if fresh.writable {
+                        fresh.file
+                    } else {
+                        Arc::new(super::super::content::reopen_writable(&fresh.file)?)
+                    };
+                    open.replace(Content {
+                        file,
+                        lies: fresh.lies,
+                        writable: true,
+                    });
+                } else {
+                    let file =
+                        self.store
+                            .open(self.own_cred(owner), &path.ok_or(Errno::NOENT)?, true)?;
+                    open.replace(Content {
+                        file: Arc::new(file),
+                        lies: Lies::Store,
+                        writable: true,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// From now on the content may change: what was on its way to the store is void.
+    fn begin_write(&self, open: &Open, run: RunId) {
+        if open.backing.is_some() {
+            self.directly_written(open);
+        }
+        let mut tree = self.tree();
+        let mut txn = Txn::default();
+        let id = open.id;
+        self.own(&mut tree, &mut txn, id);
+        let Some(inode) = tree.get_mut(id) else {
+            return;
+        };
+        let was_sealed = inode.sealed;
+        inode.sealed = false;
+        inode.epoch = inode.epoch.wrapping_add(1);
+        if run != RunId(0) || inode.run == RunId(0) {
+            inode.run = run;
+        }
+        let publish = inode.publish;
+        tree.recount(id);
+        let Some(inode) = tree.get_mut(id) else {
+            return;
+        };
+        if let Some(seq) = publish
+            && !inode.is_dir()
+        {
+            inode.reopened = inode.reopened.saturating_add(1);
+            self.take_back(&mut tree, &mut txn, id, seq);
+        }
+        if was_sealed {
+            self.commit(&tree, txn);
+        }
+    }
+
+    /// A direct writer comes in: its device counts it, and its changes are not seen.
+    pub(crate) fn directly_written(&self, open: &Open) {
+        open.written.store(true, Ordering::Relaxed);
+        if !open.direct_writer.swap(true, Ordering::Relaxed)
+            && let Lies::Tier(device) = open.content().lies
+        {
+            self.tiers.device(device).writer_opened();
+        }
+    }
+
+    /// Gives back what `open_inode` gave.
+    pub(crate) fn close_inode(&self, open: &Arc<Open>, writes: bool) {
+        let _inode = self.lock_inode(open.id);
+        self.close_user(open, writes);
+    }
+
+    fn close_user(&self, open: &Arc<Open>, writes: bool) {
+        let (last_writer, last) = {
+            let mut users = open.users.lock().unwrap_or_else(PoisonError::into_inner);
+            let count = if writes {
+                &mut users.writers
+            } else {
+                &mut users.readers
+            };
+            *count = count.saturating_sub(1);
+            (
+                writes && users.writers == 0,
+                users.writers == 0 && users.readers == 0,
+            )
+        };
+        if last {
+            self.opens().remove(&open.id);
+        }
+        if let Some(inode) = self.tree().get_mut(open.id) {
+            inode.handles = inode.handles.saturating_sub(1);
+        }
+        if last && let (Some(backing), Some(door)) = (open.backing, self.door.get()) {
+            door.unback(backing);
+        }
+        if last_writer {
+            self.seal(open);
+        }
+        if last {
+            self.last_close(open);
+        }
+    }
+
+    pub fn release(&self, fh: u64) {
+        let handle = self
+            .handles
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&fh);
+        if let Some(handle) = handle {
+            self.close_inode(&handle.open, handle.writes);
+        }
+    }
+}
+
+impl Placed {
+    /// A descriptor for writing of the placed file.
+    pub fn writable(&self) -> std::io::Result<std::fs::File> {
+        if self.content.writable {
+            self.content.file.try_clone()
+        } else {
+            super::super::content::reopen_writable(&self.content.file)
+        }
+    }
+}
+
+/// Name of a plain file on a tier that is not its inode's content yet; swept at recovery.
+pub(crate) fn hidden_name(id: FileId) -> Vec<u8> {
+    let mut name = HIDDEN_PREFIX.to_vec();
+    name.extend_from_slice(format!("{:x}", id.0).as_bytes());
+    name
+}
+
+/// Prefix of plain files on a tier that are being made.
+pub(crate) const HIDDEN_PREFIX: &[u8] = b".surgetank-new-";

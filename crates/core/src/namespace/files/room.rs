@@ -1,0 +1,244 @@
+//! Room for mediated writes: charged as the file grows, and when a device is full the file moves to the
+//! next tier under the writer, who never notices. The last place is a temporary in the store itself.
+
+use std::fs::File;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use crate::error::{Errno, FsResult};
+use crate::model::{DeviceId, Mode};
+use crate::placement::AskKind;
+use crate::tier::ladder;
+
+use super::super::Namespace;
+use super::super::content::{Content, Lies, Open};
+use super::super::journal::Txn;
+
+/// Room is charged in steps of at most this, so that a long file is not accounted for write by write.
+const STEP_BYTES_MAX: u64 = 4 << 20;
+
+impl Namespace {
+    /// Makes sure that the device has room for the file to grow to `end`; `false`: it has none, spill.
+    pub(super) fn ensure_room(
+        &self,
+        open: &Open,
+        device: DeviceId,
+        size_bytes: u64,
+        offset: u64,
+        length: u64,
+    ) -> bool {
+        let end = offset.saturating_add(length);
+        let charged = open.charged_bytes.load(Ordering::Relaxed);
+        // A hole in front of the write costs nothing.
+        let grows = end.saturating_sub(size_bytes.max(charged)).min(length);
+        if grows == 0 {
+            return true;
+        }
+        let ahead = charged.min(STEP_BYTES_MAX);
+        let device = self.tiers.device(device);
+        for want in [grows + ahead, grows] {
+            if device.try_reserve(want) {
+                device.add_used(i64::try_from(want).unwrap_or(i64::MAX));
+                device.unreserve(want);
+                open.charged_bytes.fetch_add(want, Ordering::Relaxed);
+                return true;
+            }
+        }
+        self.make_room(device.id(), grows) > 0 && {
+            let granted = device.try_reserve(grows);
+            if granted {
+                device.add_used(i64::try_from(grows).unwrap_or(i64::MAX));
+                device.unreserve(grows);
+                open.charged_bytes.fetch_add(grows, Ordering::Relaxed);
+            }
+            granted
+        }
+    }
+
+    /// Moves the content of a mediated file to the next place that has room, while its writer waits.
+    /// `seen` is where the writer found it: somebody else may have moved it already.
+    pub(super) fn spill(&self, open: &Arc<Open>, seen: Lies, want_bytes: u64) -> FsResult<()> {
+        let _gate = open.gate.write().unwrap_or_else(PoisonError::into_inner);
+        let before = open.content();
+        if before.lies != seen {
+            return Ok(());
+        }
+        let Lies::Tier(from) = before.lies else {
+            return Err(Errno::NOSPC.into());
+        };
+        let id = open.id;
+        let have_bytes = before.file.metadata()?.len();
+        let (path, perm) = {
+            let tree = self.tree();
+            let inode = tree.get(id).ok_or(Errno::NOENT)?;
+            (tree.logical_path(id).unwrap_or_default(), inode.attr.perm)
+        };
+        let mode = if path.is_empty() {
+            Mode::Remove
+        } else {
+            self.decide(&path).mode
+        };
+        let placed = self.place(
+            &path,
+            id,
+            AskKind::Spill {
+                have_bytes,
+                want_bytes,
+                from,
+            },
+            mode,
+            perm,
+        )?;
+        let target = match placed
+            .writable()
+            .and_then(|target| copy_with_times(&before.file, &target, have_bytes).map(|()| target))
+        {
+            Ok(target) => target,
+            Err(why) => {
+                self.undo_placed(&placed);
+                return Err(why.into());
+            }
+        };
+        let charged = open.charged_bytes.load(Ordering::Relaxed);
+        self.counters.spills.fetch_add(1, Ordering::Relaxed);
+        self.tiers
+            .device(from)
+            .counters()
+            .spills_out
+            .fetch_add(1, Ordering::Relaxed);
+        {
+            let mut tree = self.tree();
+            let mut txn = Txn::default();
+            let path = tree.logical_path(id);
+            tree.drop_replica(id);
+            self.adopt(&mut tree, id, &placed)?;
+            txn.file(id);
+            self.commit(&tree, txn);
+            if let Some(path) = path
+                && placed.content.lies != before.lies
+            {
+                self.tiers.device(from).unlink(&path)?;
+            }
+        }
+        self.tiers
+            .device(from)
+            .add_used(-i64::try_from(charged).unwrap_or(i64::MAX));
+        let mut now_charged = 0;
+        if let Lies::Tier(to) = placed.content.lies {
+            let to = self.tiers.device(to);
+            to.counters().spills_in.fetch_add(1, Ordering::Relaxed);
+            to.unreserve(placed.reserved_bytes);
+            to.add_used(i64::try_from(have_bytes).unwrap_or(i64::MAX));
+            now_charged = have_bytes;
+        }
+        open.charged_bytes.store(now_charged, Ordering::Relaxed);
+        open.replace(Content {
+            file: Arc::new(target),
+            lies: placed.content.lies,
+            writable: true,
+        });
+        Ok(())
+    }
+
+    /// Writes through us. Rule 4: a full device is never the program's problem while any place has room.
+    pub(super) fn write_mediated(
+        &self,
+        open: &Arc<Open>,
+        data: &[u8],
+        offset: u64,
+    ) -> FsResult<usize> {
+        open.written.store(true, Ordering::Relaxed);
+        loop {
+            let gate = open.gate.read().unwrap_or_else(PoisonError::into_inner);
+            let content = open.content();
+            let (failed, seen) = match content.lies {
+                Lies::Tier(device) => {
+                    let size_bytes = content.file.metadata()?.len();
+                    if self.ensure_room(open, device, size_bytes, offset, data.len() as u64) {
+                        match write_all_at(&content.file, data, offset) {
+                            Ok(()) => return Ok(data.len()),
+                            Err(why) if is_full(&why) => {
+                                self.device_failed(device, &why);
+                                (why, content.lies)
+                            }
+                            Err(why) => {
+                                self.device_failed(device, &why);
+                                return Err(why.into());
+                            }
+                        }
+                    } else {
+                        (
+                            std::io::Error::from_raw_os_error(libc::ENOSPC),
+                            content.lies,
+                        )
+                    }
+                }
+                Lies::StoreTemporary | Lies::Store => {
+                    write_all_at(&content.file, data, offset)
+                        .map_err(|why| self.store_refused(open.id, &why))?;
+                    return Ok(data.len());
+                }
+            };
+            drop(gate);
+            tracing::debug!(id = open.id.0, %failed, "spilling");
+            self.spill(open, seen, data.len() as u64)?;
+        }
+    }
+
+    /// The store itself refuses: the one case in which the program sees the error. Says what is full and what is safe.
+    pub(super) fn store_refused(
+        &self,
+        id: crate::model::FileId,
+        why: &std::io::Error,
+    ) -> crate::error::Fault {
+        let errno = Errno::from_raw_os_error(why.raw_os_error().unwrap_or(libc::EIO));
+        let path = self.tree().logical_path(id).unwrap_or_default();
+        let path = String::from_utf8_lossy(&path).into_owned();
+        self.note(
+            crate::model::RunId(0),
+            path.clone(),
+            format!(
+                "all tiers are full and the store {} refused the write: {why}; everything closed before is safe",
+                self.store.describe()
+            ),
+            false,
+        );
+        crate::error::Fault::new(errno, format!("{path}: tiers full, store refused"))
+    }
+
+    /// Cuts or extends the content of an open inode.
+    pub(crate) fn truncate_content(&self, open: &Arc<Open>, size_bytes: u64) -> FsResult<()> {
+        open.written.store(true, Ordering::Relaxed);
+        let _gate = open.gate.read().unwrap_or_else(PoisonError::into_inner);
+        let content = open.content();
+        if content.writable {
+            content.file.set_len(size_bytes)?;
+        } else {
+            super::super::content::reopen_writable(&content.file)?.set_len(size_bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// Copies content between places; the times go with it, for they belong to the catalog.
+fn copy_with_times(from: &File, to: &File, size_bytes: u64) -> std::io::Result<()> {
+    ladder::copy_file(from, to, size_bytes, &|_| Ok(()))?;
+    to.set_len(size_bytes)?;
+    let metadata = from.metadata()?;
+    to.set_times(
+        std::fs::FileTimes::new()
+            .set_modified(metadata.modified()?)
+            .set_accessed(metadata.accessed()?),
+    )
+}
+
+pub(super) fn is_full(why: &std::io::Error) -> bool {
+    matches!(
+        why.raw_os_error(),
+        Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG)
+    )
+}
+
+pub(super) fn write_all_at(file: &File, data: &[u8], offset: u64) -> std::io::Result<()> {
+    std::os::unix::fs::FileExt::write_all_at(file, data, offset)
+}

@@ -1,0 +1,426 @@
+//! Sealing: after the last writer closed and nobody can write any more, the content is a version, and
+//! what its rule says happens to it.
+
+use std::os::fd::AsRawFd;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::clock;
+use crate::model::{FileId, OpKind, Seq, Timestamp};
+
+use super::super::Namespace;
+use super::super::content::{Content, Lies, Open};
+use super::super::journal::Txn;
+use super::super::tree::{Progress, Tree};
+
+const LINGER_FIRST: Duration = Duration::from_millis(1);
+const LINGER_MAX: Duration = Duration::from_millis(500);
+
+impl Namespace {
+    /// The last writer closed. The inode's lock is held.
+    pub(super) fn seal(&self, open: &Open) {
+        let content = open.content();
+        if open.direct_writer.load(Ordering::Relaxed)
+            && matches!(content.lies, Lies::Tier(_))
+            && !nobody_writes(&content)
+        {
+            self.linger(open.id, LINGER_FIRST);
+            return;
+        }
+        self.finish_seal(open.id, Some(open), &content);
+    }
+
+    fn linger(&self, id: FileId, after: Duration) {
+        self.lingering
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push((id, clock::tick() + after, after));
+        self.tender.notify_all();
+    }
+
+    /// Tries again to seal what was still held writable by a duplicate, a child or a mapping.
+    /// Returns how long to wait until the next one is due.
+    pub(crate) fn seal_lingering(&self) -> Option<Duration> {
+        let now = clock::tick();
+        let due: Vec<(FileId, Duration)> = {
+            let mut lingering = self
+                .lingering
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            let (due, rest): (Vec<_>, Vec<_>) =
+                lingering.drain(..).partition(|(_, at, _)| *at <= now);
+            *lingering = rest;
+            due.into_iter().map(|(id, _, after)| (id, after)).collect()
+        };
+        for (id, after) in due {
+            let _inode = self.lock_inode(id);
+            let open = self.opens().get(&id).cloned();
+            if open.as_ref().is_some_and(|open| open.writers() > 0) {
+                continue;
+            }
+            let content = match &open {
+                Some(open) => Some(open.content()),
+                None => self.sealed_content(id),
+            };
+            match content {
+                Some(content) if nobody_writes(&content) => {
+                    self.finish_seal(id, open.as_deref(), &content)
+                }
+                Some(_) => self.linger(id, (after * 2).min(LINGER_MAX)),
+                None => {}
+            }
+        }
+        let lingering = self
+            .lingering
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        lingering
+            .iter()
+            .map(|(_, at, _)| at.saturating_duration_since(now))
+            .min()
+    }
+
+    /// Waits until something lingers anew, at most so long.
+    pub(crate) fn wait_lingering(&self, at_most: Duration) {
+        let lingering = self
+            .lingering
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        drop(self.tender.wait_timeout(lingering, at_most));
+    }
+
+    /// Files that no program has open any more but that something can still write.
+    pub(crate) fn lingering_files(&self) -> Vec<FileId> {
+        self.lingering
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+            .map(|(id, ..)| *id)
+            .collect()
+    }
+
+    fn sealed_content(&self, id: FileId) -> Option<Content> {
+        let tree = self.tree();
+        let inode = tree.get(id)?;
+        let (device, _) = inode.replica?;
+        let path = tree.logical_path(id)?;
+        let file = self.tiers.device(device).open(&path, false).ok()?;
+        Some(Content {
+            file: std::sync::Arc::new(file),
+            lies: Lies::Tier(device),
+            writable: false,
+        })
+    }
+
+    /// The content is a version now. The inode's lock is held.
+    pub(crate) fn finish_seal(&self, id: FileId, open: Option<&Open>, content: &Content) {
+        let written = open.is_none_or(|open| {
+            let direct = open.direct_writer.swap(false, Ordering::Relaxed);
+            if direct && let Lies::Tier(device) = content.lies {
+                self.tiers.device(device).writer_closed();
+            }
+            open.written.swap(false, Ordering::Relaxed) || direct
+        });
+        let in_place = content.lies == Lies::Store;
+        let synced = in_place && written;
+        if synced && let Err(why) = sync_in_place(&content.file) {
+            let path = self.tree().logical_path(id).unwrap_or_default();
+            let run = self
+                .tree()
+                .get(id)
+                .map_or(crate::model::RunId(0), |inode| inode.run);
+            self.note(
+                run,
+                String::from_utf8_lossy(&path).into_owned(),
+                format!(
+                    "written in place on the store {}, which failed to sync: {why}",
+                    self.store.describe()
+                ),
+                true,
+            );
+        }
+        let Ok(stat) = rustix::fs::fstat(&*content.file) else {
+            return;
+        };
+        let mut tree = self.tree();
+        let mut txn = Txn::default();
+        let Some(inode) = tree.get_mut(id) else {
+            return;
+        };
+        if written {
+            inode.attr.size_bytes = u64::try_from(stat.st_size).unwrap_or(0);
+            inode.attr.blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
+            inode.attr.mtime = Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32);
+            inode.attr.ctime = inode.attr.ctime.max(Timestamp::from_parts(
+                stat.st_ctime,
+                stat.st_ctime_nsec as u32,
+            ));
+            inode.attr.atime = inode.attr.atime.max(Timestamp::from_parts(
+                stat.st_atime,
+                stat.st_atime_nsec as u32,
+            ));
+            inode.version += 1;
+            if in_place {
+                inode.durable = inode.version;
+                inode.identity = Some(Box::new(identity_of(&stat)));
+            }
+        }
+        inode.sealed = true;
+        let size_bytes = inode.attr.size_bytes;
+        if let Lies::Tier(device) = content.lies {
+            self.settle_charge(device, open, inode, stat.st_blocks);
+        }
+        if written {
+            if let Lies::Tier(device) = content.lies {
+                let counters = self.tiers.device(device).counters();
+                counters.files.fetch_add(1, Ordering::Relaxed);
+                counters.bytes_in.fetch_add(size_bytes, Ordering::Relaxed);
+            }
+            if let Some(path) = tree.logical_path(id) {
+                self.history
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .observe(&path, size_bytes);
+            }
+        }
+        tree.recount(id);
+        txn.file(id);
+        self.queue_publish(&mut tree, &mut txn, id);
+        self.commit(&tree, txn);
+        drop(tree);
+        if let Some(door) = self.door.get()
+            && open.is_some_and(|open| open.backing.is_some())
+        {
+            door.invalidate(id, true);
+        }
+        self.nudge();
+    }
+
+    /// What the device really holds replaces what was charged on the way.
+    fn settle_charge(
+        &self,
+        device: crate::model::DeviceId,
+        open: Option<&Open>,
+        inode: &mut super::super::tree::Inode,
+        blocks: i64,
+    ) {
+        let exact = u64::try_from(blocks).unwrap_or(0) * 512;
+        let device = self.tiers.device(device);
+        let charged = open.map_or(inode.charged_bytes, |open| {
+            open.charged_bytes.swap(exact, Ordering::Relaxed)
+        });
+        if let Some(open) = open {
+            device.unreserve(open.reserved_bytes.swap(0, Ordering::Relaxed));
+        }
+        device.add_used(exact as i64 - charged as i64);
+        inode.charged_bytes = exact;
+    }
+
+    /// Nobody has the file open any more. Content without a name goes now.
+    pub(super) fn last_close(&self, open: &Open) {
+        let mut tree = self.tree();
+        let Some(inode) = tree.get(open.id) else {
+            return;
+        };
+        if inode.logical.is_some() {
+            return;
+        }
+        let mut txn = Txn::default();
+        self.drop_content(
+            &mut tree,
+            &mut txn,
+            open.id,
+            open.charged_bytes.load(Ordering::Relaxed),
+        );
+        self.tiers_unreserve(open);
+        self.reap(&mut tree, &mut txn, open.id);
+        self.commit(&tree, txn);
+    }
+
+    fn tiers_unreserve(&self, open: &Open) {
+        if let Lies::Tier(device) = open.content().lies {
+            self.tiers
+                .device(device)
+                .unreserve(open.reserved_bytes.swap(0, Ordering::Relaxed));
+        }
+    }
+
+    /// Discharges the content of an unlinked inode. Its plain file has no name any more.
+    pub(crate) fn drop_content(
+        &self,
+        tree: &mut Tree,
+        txn: &mut Txn,
+        id: FileId,
+        charged_bytes: u64,
+    ) {
+        if let Some((device, _)) = tree.drop_replica(id) {
+            self.tiers
+                .device(device)
+                .add_used(-i64::try_from(charged_bytes).unwrap_or(i64::MAX));
+        }
+        let Some(inode) = tree.get_mut(id) else {
+            return;
+        };
+        let cred = inode.cred();
+        if let Some(extra) = inode.extra.as_mut()
+            && let Some((dir, name)) = extra.spill.take()
+        {
+            tree.discards.push((dir, name, cred));
+        }
+        if let Some(seq) = tree.get(id).and_then(|inode| inode.publish) {
+            self.take_back(tree, txn, id, seq);
+        }
+        txn.file(id);
+    }
+
+    /// Takes back a publication (and the links that belong to it), unless it is being carried out.
+    pub(crate) fn take_back(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, seq: Seq) -> bool {
+        if tree
+            .ops
+            .get(&seq)
+            .is_some_and(|op| op.progress == Progress::Committing)
+        {
+            return false;
+        }
+        self.cancel(tree, txn, seq);
+        let mut never_applied = false;
+        let mut many = false;
+        if let Some(inode) = tree.get_mut(id) {
+            inode.publish = None;
+            never_applied = inode.applied.is_none();
+            many = inode
+                .extra
+                .as_ref()
+                .is_some_and(|extra| !extra.more_names.is_empty())
+                || inode.attr.links > 1;
+        }
+        if never_applied && many {
+            let links: Vec<Seq> = tree
+                .ops
+                .range(seq..)
+                .filter(|(_, op)| matches!(&op.kind, OpKind::Link { file, .. } if *file == id))
+                .map(|(seq, _)| *seq)
+                .collect();
+            for link in links {
+                self.cancel(tree, txn, link);
+            }
+        }
+        txn.file(id);
+        true
+    }
+
+    /// Queues what brings the file's present version to the store, when its rule says so and it is dirty.
+    pub(crate) fn queue_publish(&self, tree: &mut Tree, txn: &mut Txn, id: FileId) {
+        let Some(path) = tree.logical_path(id) else {
+            return;
+        };
+        let decision = self.decide(&path);
+        let Some(inode) = tree.get(id) else { return };
+        let drained = Self::drained(decision.mode) || inode.spill().is_some();
+        if !inode.dirty() || !drained || inode.publish.is_some() || inode.is_dir() {
+            return;
+        }
+        let (run, delay) = (inode.run, 1_u32 << inode.reopened.min(7));
+        let last = self.is_last(&decision);
+        if let Some((dir, name)) = inode.applied.clone() {
+            let kind = OpKind::Publish {
+                file: id,
+                dir,
+                name: Box::from(&*name),
+                over: Some(id),
+            };
+            let seq = self.queue(tree, txn, kind, run, last, delay);
+            if let Some(inode) = tree.get_mut(id) {
+                inode.publish = Some(seq);
+            }
+            return;
+        }
+        let Some((dir, name)) = inode.logical.clone() else {
+            return;
+        };
+        let more = inode
+            .extra
+            .as_ref()
+            .map(|extra| extra.more_names.clone())
+            .unwrap_or_default();
+        self.hasten_dirs(tree, txn, dir, last);
+        let over = tree.planned(dir, &name);
+        let kind = OpKind::Publish {
+            file: id,
+            dir,
+            name: Box::from(&*name),
+            over,
+        };
+        let seq = self.queue(tree, txn, kind, run, last, delay);
+        if let Some(inode) = tree.get_mut(id) {
+            inode.publish = Some(seq);
+        }
+        for (dir, name) in more {
+            self.hasten_dirs(tree, txn, dir, last);
+            self.queue(
+                tree,
+                txn,
+                OpKind::Link {
+                    file: id,
+                    dir,
+                    name: Box::from(&*name),
+                },
+                run,
+                last,
+                delay,
+            );
+        }
+    }
+
+    /// Something that is drained soon must not wait for a directory that belongs to the final drain.
+    pub(crate) fn hasten_dirs(&self, tree: &mut Tree, txn: &mut Txn, dir: FileId, last: bool) {
+        let mut at = dir;
+        while !last && at != FileId::ROOT {
+            let Some(inode) = tree.get(at) else { return };
+            if inode.applied.is_some() {
+                return;
+            }
+            let parent = inode.logical.as_ref().map(|place| place.0);
+            if let Some(seq) = inode.publish
+                && let Some(op) = tree.ops.get_mut(&seq)
+                && op.last
+            {
+                op.last = false;
+                txn.op(seq);
+            }
+            match parent {
+                Some(parent) => at = parent,
+                None => return,
+            }
+        }
+    }
+}
+
+/// A read lease is granted exactly when nobody can write: no descriptor, no duplicate, no shared mapping.
+fn nobody_writes(content: &Content) -> bool {
+    let fd = content.file.as_raw_fd();
+    // SAFETY: fcntl on a descriptor that `content` keeps open; F_SETLEASE takes an int.
+    let taken = unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_RDLCK) };
+    if taken == 0 {
+        // SAFETY: as above; gives the lease back.
+        unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK) };
+        return true;
+    }
+    // Busy means somebody writes; anything else means that leases do not work here, and then no direct writer was let in.
+    std::io::Error::last_os_error().raw_os_error() != Some(libc::EAGAIN)
+}
+
+fn sync_in_place(file: &std::fs::File) -> std::io::Result<()> {
+    // A read-only descriptor syncs the whole file just as well.
+    file.sync_all()
+}
+
+pub(crate) fn identity_of(stat: &rustix::fs::Stat) -> crate::model::StoreIdentity {
+    crate::model::StoreIdentity {
+        ino: stat.st_ino,
+        size_bytes: u64::try_from(stat.st_size).unwrap_or(0),
+        mtime_nanos: Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32).nanos,
+        ctime_nanos: Timestamp::from_parts(stat.st_ctime, stat.st_ctime_nsec as u32).nanos,
+    }
+}

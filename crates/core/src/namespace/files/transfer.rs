@@ -1,0 +1,344 @@
+//! Bytes through us: reads and writes of mediated files, and the operations that the kernel never hands
+//! to the plain file directly (allocation, holes, copies between files, sync).
+
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use crate::config::Survives;
+use crate::error::{Errno, Fault, FsResult};
+use crate::model::{FileId, FsyncTarget, OpKind};
+
+use super::super::Namespace;
+use super::super::content::{Lies, Open, reopen_writable};
+use super::super::journal::Txn;
+
+/// At most this is copied for one copy_file_range call; programs call again.
+const COPY_BYTES_MAX: u64 = 64 << 20;
+
+impl Namespace {
+    pub fn read(&self, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
+        let handle = self.handle(fh)?;
+        let _gate = handle
+            .open
+            .gate
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        let content = handle.open.content();
+        let mut done = 0;
+        while done < buffer.len() {
+            match content
+                .file
+                .read_at(&mut buffer[done..], offset + done as u64)
+            {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(why) if why.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(why) => {
+                    if let Lies::Tier(device) = content.lies {
+                        self.device_failed(device, &why);
+                    }
+                    return Err(why.into());
+                }
+            }
+        }
+        self.counters
+            .read_bytes
+            .fetch_add(done as u64, Ordering::Relaxed);
+        if let Lies::Tier(device) = content.lies {
+            self.tiers
+                .device(device)
+                .counters()
+                .bytes_out
+                .fetch_add(done as u64, Ordering::Relaxed);
+        }
+        Ok(done)
+    }
+
+    pub fn write(&self, fh: u64, offset: u64, data: &[u8]) -> FsResult<usize> {
+        let handle = self.handle(fh)?;
+        if !handle.writes {
+            return Err(Errno::BADF.into());
+        }
+        self.counters
+            .written_bytes
+            .fetch_add(data.len() as u64, Ordering::Relaxed);
+        if handle.open.backing.is_some() {
+            // The kernel gives direct files' bytes to the plain file itself; what comes here all the same goes there too.
+            let file = reopen_writable(&handle.open.content().file)?;
+            super::room::write_all_at(&file, data, offset)?;
+            return Ok(data.len());
+        }
+        let offset = if handle.append {
+            handle.open.content().file.metadata()?.len().max(offset)
+        } else {
+            offset
+        };
+        self.write_mediated(&handle.open, data, offset)
+    }
+
+    pub fn allocate(&self, fh: u64, mode: u32, offset: u64, length: u64) -> FsResult<()> {
+        let handle = self.handle(fh)?;
+        let open = &handle.open;
+        open.written.store(true, Ordering::Relaxed);
+        loop {
+            let gate = open.gate.read().unwrap_or_else(PoisonError::into_inner);
+            let content = open.content();
+            let mediated = open.backing.is_none();
+            let flags = rustix::fs::FallocateFlags::from_bits_truncate(mode);
+            let punches = flags.contains(rustix::fs::FallocateFlags::PUNCH_HOLE);
+            let size_bytes = content.file.metadata()?.len();
+            let room = match content.lies {
+                Lies::Tier(device) if mediated && !punches => {
+                    self.ensure_room(open, device, size_bytes, offset, length)
+                }
+                _ => true,
+            };
+            let result = if room {
+                let file = if content.writable {
+                    content.file.clone()
+                } else {
+                    Arc::new(reopen_writable(&content.file)?)
+                };
+                rustix::fs::fallocate(&*file, flags, offset, length)
+            } else {
+                Err(Errno::NOSPC)
+            };
+            drop(gate);
+            match result {
+                Ok(()) => return Ok(()),
+                Err(Errno::NOSPC) if mediated && matches!(content.lies, Lies::Tier(_)) => {
+                    self.spill(open, content.lies, length)?
+                }
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    pub fn seek(&self, fh: u64, offset: u64, whence: i32) -> FsResult<u64> {
+        let handle = self.handle(fh)?;
+        let from = match whence {
+            libc::SEEK_DATA => rustix::fs::SeekFrom::Data(offset),
+            libc::SEEK_HOLE => rustix::fs::SeekFrom::Hole(offset),
+            _ => return Err(Errno::INVAL.into()),
+        };
+        Ok(rustix::fs::seek(&*handle.open.content().file, from)?)
+    }
+
+    pub fn copy_range(
+        &self,
+        from: u64,
+        offset_in: u64,
+        to: u64,
+        offset_out: u64,
+        length: u64,
+    ) -> FsResult<u64> {
+        let source = self.handle(from)?;
+        let target = self.handle(to)?;
+        let length = length.min(COPY_BYTES_MAX);
+        target.open.written.store(true, Ordering::Relaxed);
+        if target.open.backing.is_none() || source.open.id == target.open.id {
+            // The kernel falls back to reading and writing, which may move the target to another tier on the way.
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        let out = reopen_writable(&target.open.content().file)?;
+        let (mut offset_in, mut offset_out) = (offset_in, offset_out);
+        let input = source.open.content().file;
+        let copied = rustix::fs::copy_file_range(
+            &*input,
+            Some(&mut offset_in),
+            out.as_fd(),
+            Some(&mut offset_out),
+            length as usize,
+        );
+        match copied {
+            Ok(count) => Ok(count as u64),
+            Err(Errno::XDEV | Errno::INVAL | Errno::NOSYS) => Err(Errno::OPNOTSUPP.into()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// What fsync promises for the file: its tier or the store.
+    pub(crate) fn fsync_target(&self, path: &[u8], lies: Lies) -> FsyncTarget {
+        let decision = self.decide(path);
+        if !Self::drained(decision.mode) {
+            return FsyncTarget::Tier;
+        }
+        let wanted = decision.fsync.or(self.config.fsync);
+        match lies {
+            Lies::Store | Lies::StoreTemporary => FsyncTarget::Tier,
+            Lies::Tier(device) => wanted.unwrap_or(match self.tiers.device(device).survives() {
+                Survives::Agent => FsyncTarget::Store,
+                Survives::Reboot | Survives::Node => FsyncTarget::Tier,
+            }),
+        }
+    }
+
+    pub fn fsync(&self, fh: u64, data_only: bool) -> FsResult<()> {
+        let handle = self.handle(fh)?;
+        let open = &handle.open;
+        let content = open.content();
+        let path = self.tree().logical_path(open.id);
+        let target = path.as_deref().map_or(FsyncTarget::Tier, |path| {
+            self.fsync_target(path, content.lies)
+        });
+        match target {
+            FsyncTarget::Tier => {
+                if data_only {
+                    content.file.sync_data()?;
+                } else {
+                    content.file.sync_all()?;
+                }
+                self.sync_catalog()?;
+                Ok(())
+            }
+            FsyncTarget::Store => self.flush_to_store(open),
+        }
+    }
+
+    /// Publishes the present content of an open file and waits until it is durable.
+    fn flush_to_store(&self, open: &Arc<Open>) -> FsResult<()> {
+        let id = open.id;
+        let version = {
+            let _inode = self.lock_inode(id);
+            let dirty = open.written.swap(false, Ordering::Relaxed)
+                || open.direct_writer.load(Ordering::Relaxed);
+            let stat = rustix::fs::fstat(&*open.content().file)?;
+            let mut tree = self.tree();
+            let mut txn = Txn::default();
+            let Some(inode) = tree.get_mut(id) else {
+                return Ok(());
+            };
+            if dirty {
+                inode.version += 1;
+                inode.attr.size_bytes = u64::try_from(stat.st_size).unwrap_or(0);
+                inode.attr.mtime =
+                    crate::model::Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32);
+                if let Some(seq) = inode.publish {
+                    self.take_back(&mut tree, &mut txn, id, seq);
+                }
+            }
+            let version = tree.get(id).map_or(0, |inode| inode.version);
+            self.queue_publish(&mut tree, &mut txn, id);
+            let publish = tree.get(id).and_then(|inode| inode.publish);
+            self.hurry(&mut tree, &mut txn, publish);
+            self.commit(&tree, txn);
+            version
+        };
+        self.wake();
+        self.wait_durable(id, version)
+    }
+
+    /// The operation and all before it are taken at once, whatever their quiet period.
+    pub(crate) fn hurry(
+        &self,
+        tree: &mut super::super::tree::Tree,
+        txn: &mut Txn,
+        upto: Option<crate::model::Seq>,
+    ) {
+        let Some(upto) = upto else { return };
+        let now = crate::clock::tick();
+        let mut hastened = Vec::new();
+        if let Some(op) = tree.ops.get_mut(&upto) {
+            op.eager = true;
+            if op.last {
+                op.last = false;
+                hastened.push(upto);
+            }
+        }
+        for (_, op) in tree.ops.range_mut(..=upto) {
+            op.due = op.due.min(now);
+        }
+        for seq in hastened {
+            txn.op(seq);
+        }
+    }
+
+    pub(crate) fn wait_durable(&self, id: FileId, version: u32) -> FsResult<()> {
+        let mut tree = self.tree();
+        loop {
+            let Some(inode) = tree.get(id) else {
+                return Ok(());
+            };
+            if inode.durable >= version || inode.logical.is_none() {
+                return Ok(());
+            }
+            let Some(seq) = inode.publish else {
+                return Ok(());
+            };
+            if let Some(trouble) = tree
+                .ops
+                .range(..=seq)
+                .find_map(|(_, op)| op.error.as_ref().filter(|trouble| trouble.lasting))
+            {
+                return Err(Fault::new(
+                    Errno::from_raw_os_error(trouble.errno),
+                    trouble.text.clone(),
+                ));
+            }
+            tree = self
+                .changed
+                .wait_timeout(tree, Duration::from_millis(200))
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    /// Names in a directory: durable on the tier's terms when the catalog is synced, in the store when
+    /// the operations on them are carried out.
+    pub fn fsync_dir(&self, dir: FileId) -> FsResult<()> {
+        self.sync_catalog()?;
+        let path = self.tree().logical_path(dir).unwrap_or_default();
+        let volatile = self
+            .tiers
+            .devices()
+            .next()
+            .is_some_and(|device| device.survives() == Survives::Agent);
+        let decision = self.decide(&path);
+        let wanted = decision.fsync.or(self.config.fsync).unwrap_or(if volatile {
+            FsyncTarget::Store
+        } else {
+            FsyncTarget::Tier
+        });
+        if wanted == FsyncTarget::Tier {
+            return Ok(());
+        }
+        let last = {
+            let mut tree = self.tree();
+            let last = tree
+                .ops
+                .iter()
+                .rev()
+                .find(|(_, op)| {
+                    super::super::tree::places(&op.kind)
+                        .iter()
+                        .any(|place| place.0 == dir)
+                        || matches!(&op.kind, OpKind::Publish { file, .. } if *file == dir)
+                })
+                .map(|(seq, _)| *seq);
+            let mut txn = Txn::default();
+            self.hurry(&mut tree, &mut txn, last);
+            self.commit(&tree, txn);
+            last
+        };
+        let Some(last) = last else { return Ok(()) };
+        self.wake();
+        let mut tree = self.tree();
+        while let Some(op) = tree.ops.get(&last) {
+            if let Some(trouble) = op.error.as_ref().filter(|trouble| trouble.lasting) {
+                return Err(Fault::new(
+                    Errno::from_raw_os_error(trouble.errno),
+                    trouble.text.clone(),
+                ));
+            }
+            tree = self
+                .changed
+                .wait_timeout(tree, Duration::from_millis(200))
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,187 @@
+//! Writing down what changed. A [`Txn`] collects what was touched while the tree is locked and commits
+//! the present values as one atomic batch, before the lock is let go: the catalog's order is the tree's.
+
+use std::sync::PoisonError;
+
+use crate::model::{Change, FileId, OpKind, OpRecord, RunId, Seq};
+
+use super::Namespace;
+use super::tree::{Name, Op, Place, Tree};
+
+#[derive(Default)]
+pub(crate) struct Txn {
+    files: Vec<FileId>,
+    entries: Vec<Place>,
+    ops: Vec<Seq>,
+    dropped: Vec<FileId>,
+}
+
+impl Txn {
+    pub fn file(&mut self, id: FileId) {
+        if !self.files.contains(&id) {
+            self.files.push(id);
+        }
+    }
+    pub fn entry(&mut self, dir: FileId, name: &Name) {
+        self.entries.push((dir, name.clone()));
+    }
+    pub fn op(&mut self, seq: Seq) {
+        self.ops.push(seq);
+    }
+    pub fn dropped(&mut self, id: FileId) {
+        self.dropped.push(id);
+    }
+}
+
+impl Namespace {
+    /// Makes a file ours: it and its ancestors are in the catalog from now on.
+    pub(crate) fn own(&self, tree: &mut Tree, txn: &mut Txn, id: FileId) {
+        txn.file(id);
+        let mut at = id;
+        while let Some(inode) = tree.get_mut(at) {
+            if at != id && inode.owned {
+                break;
+            }
+            let already = inode.owned;
+            inode.owned = true;
+            txn.file(at);
+            let Some((parent, name)) = inode.logical.clone() else {
+                break;
+            };
+            if !already {
+                txn.entry(parent, &name);
+                let more = inode
+                    .extra
+                    .as_ref()
+                    .map(|extra| extra.more_names.clone())
+                    .unwrap_or_default();
+                for (dir, name) in more {
+                    txn.entry(dir, &name);
+                    self.own(tree, txn, dir);
+                }
+            }
+            at = parent;
+        }
+    }
+
+    pub(crate) fn queue(
+        &self,
+        tree: &mut Tree,
+        txn: &mut Txn,
+        kind: OpKind,
+        run: RunId,
+        last: bool,
+        delay_factor: u32,
+    ) -> Seq {
+        let due = crate::clock::tick() + self.config.quiet * delay_factor;
+        let seq = tree.queue(kind, run, due, last);
+        txn.op(seq);
+        seq
+    }
+
+    /// Takes an operation back, with its staged copy.
+    pub(crate) fn cancel(&self, tree: &mut Tree, txn: &mut Txn, seq: Seq) {
+        let Some((op, places)) = tree.dequeue(seq) else {
+            return;
+        };
+        self.discard_staged(tree, &op);
+        txn.op(seq);
+        for (dir, name) in places {
+            txn.entry(dir, &name);
+        }
+    }
+
+    pub(crate) fn discard_staged(&self, tree: &mut Tree, op: &Op) {
+        if let super::tree::Progress::Staged { dir, temporary, .. } = &op.progress {
+            let cred = tree.get(op.file()).map_or(
+                crate::store::Cred { uid: 0, gid: 0 },
+                super::tree::Inode::cred,
+            );
+            tree.discards.push((*dir, temporary.clone(), cred));
+        }
+    }
+
+    /// Forgets a file that nothing refers to any more.
+    pub(crate) fn reap(&self, tree: &mut Tree, txn: &mut Txn, id: FileId) {
+        if tree.unreferenced(id) && !self.opens().contains_key(&id) {
+            let owned = tree.remove(id).is_some_and(|inode| inode.owned);
+            if owned {
+                txn.dropped(id);
+            }
+        }
+    }
+
+    /// Commits the present values of all that was touched. A catalog that cannot be written does not stop
+    /// programs: the changes are kept, tried again with the next commit, and the trouble is shown.
+    pub(crate) fn commit(&self, tree: &Tree, txn: Txn) {
+        let mut changes =
+            Vec::with_capacity(txn.files.len() + txn.entries.len() + txn.ops.len() + 1);
+        for id in &txn.files {
+            if txn.dropped.contains(id) {
+                continue;
+            }
+            match tree.get(*id) {
+                Some(inode) if inode.owned => {
+                    if let Some(record) = tree.record(*id) {
+                        changes.push(Change::PutFile(*id, Box::new(record)));
+                    }
+                }
+                Some(_) => {}
+                None => changes.push(Change::DropFile(*id)),
+            }
+        }
+        changes.extend(txn.dropped.iter().map(|id| Change::DropFile(*id)));
+        for (dir, name) in &txn.entries {
+            changes.push(match tree.entry_record(*dir, name) {
+                Some(record) => Change::PutEntry(*dir, Box::from(&**name), record),
+                None => Change::DropEntry(*dir, Box::from(&**name)),
+            });
+        }
+        for seq in &txn.ops {
+            changes.push(match tree.ops.get(seq) {
+                Some(op) => Change::PutOp(
+                    *seq,
+                    OpRecord {
+                        kind: op.kind.clone(),
+                        run: op.run,
+                        prepared: op.prepared,
+                        last: op.last,
+                    },
+                ),
+                None => Change::DropOp(*seq),
+            });
+        }
+        if changes.is_empty() {
+            return;
+        }
+        let mut unwritten = self
+            .unwritten
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let result = if unwritten.is_empty() {
+            self.catalog.commit(&changes)
+        } else {
+            unwritten.append(&mut changes);
+            self.catalog.commit(&unwritten)
+        };
+        match result {
+            Ok(_) => unwritten.clear(),
+            Err(why) => {
+                if unwritten.is_empty() {
+                    self.note(
+                        RunId(0),
+                        self.config.state.display().to_string(),
+                        format!("the catalog cannot be written: {why}; changes are held in memory and would be lost with the agent"),
+                        false,
+                    );
+                }
+                unwritten.append(&mut changes);
+            }
+        }
+    }
+
+    /// Everything committed so far survives the machine.
+    pub(crate) fn sync_catalog(&self) -> std::io::Result<()> {
+        self.catalog.sync(self.catalog.position())
+    }
+}

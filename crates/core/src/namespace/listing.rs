@@ -1,0 +1,134 @@
+//! Directory listings: what the store has, with what we know laid over it. A listing is a snapshot taken
+//! at its start, so that readdir under change neither repeats nor loses a name that stays.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::error::{Errno, FsResult};
+use crate::model::{Caller, FileId, Kind};
+
+use super::Namespace;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    pub name: Box<[u8]>,
+    pub kind: Kind,
+    pub ino: u64,
+}
+
+#[derive(Debug)]
+pub struct Snapshot {
+    dir: FileId,
+    caller: Caller,
+    entries: Arc<Vec<Listed>>,
+    /// The first reading from the start uses what opendir saw; a later one (rewinddir) looks again.
+    fresh: bool,
+}
+
+impl Namespace {
+    /// Returns a handle, and whether only we change the directory (the kernel may then keep its listing).
+    pub fn opendir(&self, caller: &Caller, dir: FileId) -> FsResult<(u64, bool)> {
+        let ours = {
+            let tree = self.tree();
+            let inode = tree.get(dir).ok_or(Errno::STALE)?;
+            self.permit(caller, &inode.attr, 4)?;
+            inode.dir.as_ref().ok_or(Errno::NOTDIR)?.complete
+        };
+        let entries = Arc::new(self.merged(caller, dir)?);
+        let snapshot = Snapshot {
+            dir,
+            caller: *caller,
+            entries,
+            fresh: true,
+        };
+        let fh = self.new_handle();
+        self.listings
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(fh, Arc::new(Mutex::new(snapshot)));
+        Ok((fh, ours))
+    }
+
+    /// The whole listing (without `.` and `..`); position `offset` of it comes first in what the caller wants.
+    pub fn listing(&self, fh: u64, offset: u64) -> FsResult<Arc<Vec<Listed>>> {
+        let snapshot = self
+            .listings
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&fh)
+            .cloned()
+            .ok_or(Errno::BADF)?;
+        let mut snapshot = snapshot.lock().unwrap_or_else(PoisonError::into_inner);
+        if offset == 0 {
+            if !snapshot.fresh {
+                snapshot.entries = Arc::new(self.merged(&snapshot.caller, snapshot.dir)?);
+            }
+            snapshot.fresh = false;
+        }
+        Ok(snapshot.entries.clone())
+    }
+
+    pub fn releasedir(&self, fh: u64) {
+        self.listings
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&fh);
+    }
+
+    pub fn parent(&self, dir: FileId) -> FileId {
+        let tree = self.tree();
+        tree.get(dir)
+            .and_then(|inode| inode.logical.as_ref())
+            .map_or(FileId::ROOT, |place| place.0)
+    }
+
+    pub(super) fn merged(&self, caller: &Caller, dir: FileId) -> FsResult<Vec<Listed>> {
+        for attempt in 0..100 {
+            let moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
+            let (path, generation) = {
+                let tree = self.tree();
+                let d = tree.dir(dir).ok_or(Errno::NOTDIR)?;
+                (
+                    if d.complete {
+                        None
+                    } else {
+                        tree.applied_path(dir)
+                    },
+                    d.generation,
+                )
+            };
+            let mut names: BTreeMap<Box<[u8]>, (Kind, u64)> = BTreeMap::new();
+            if let Some(path) = path {
+                self.counters.store_lists.fetch_add(1, Ordering::Relaxed);
+                for entry in self.store.list(Self::who(caller), &path, false)? {
+                    names.insert(entry.name, (entry.kind, entry.ino));
+                }
+            }
+            drop(moving);
+            let tree = self.tree();
+            let d = tree.dir(dir).ok_or(Errno::NOTDIR)?;
+            // A name may have gone from our books into the store, or out of both, while the store was read.
+            if d.generation != generation && attempt < 99 {
+                continue;
+            }
+            for (name, entry) in &d.children {
+                match entry.logical().and_then(|id| tree.get(id)) {
+                    // A mirror of the store's own entry: the store just told whether it is still there.
+                    Some(inode) if !inode.owned && !d.complete => {}
+                    Some(inode) => {
+                        names.insert(Box::from(&**name), (inode.attr.kind, inode.attr.ino));
+                    }
+                    None => {
+                        names.remove(&**name);
+                    }
+                }
+            }
+            return Ok(names
+                .into_iter()
+                .map(|(name, (kind, ino))| Listed { name, kind, ino })
+                .collect());
+        }
+        Err(Errno::AGAIN.into())
+    }
+}

@@ -1,0 +1,383 @@
+//! Making and removing names. Each is one step under the tree's lock: memory, then the catalog, then the
+//! tier (after a crash the catalog says what was meant, and files are found again by inode number).
+
+mod make;
+mod rename;
+
+use crate::clock;
+use crate::error::{Errno, FsResult};
+use crate::model::{Caller, FileId, Kind, OpKind, RunId};
+use crate::store::Cred;
+
+use super::Namespace;
+use super::journal::Txn;
+use super::tree::{Name, Tree};
+
+impl Namespace {
+    /// May names be made or removed in the directory? The store is asked too where it has the directory:
+    /// better an error now than in the drain.
+    fn permit_change(&self, caller: &Caller, dir: FileId) -> FsResult<()> {
+        let (path, who) = {
+            let tree = self.tree();
+            let inode = tree.get(dir).ok_or(Errno::NOENT)?;
+            if !inode.is_dir() {
+                return Err(Errno::NOTDIR.into());
+            }
+            if inode.logical.is_none() && dir != FileId::ROOT {
+                return Err(Errno::NOENT.into());
+            }
+            self.permit(caller, &inode.attr, 3)?;
+            if inode.dir.as_ref().is_some_and(|d| d.complete) {
+                return Ok(());
+            }
+            match tree.applied_path(dir) {
+                Some(path) => (path, Self::who(caller)),
+                None => return Ok(()),
+            }
+        };
+        self.store.may_write_dir(who, &path).map_err(Into::into)
+    }
+
+    /// The sticky bit: only the owner of the file or of the directory removes names.
+    fn permit_sticky(&self, tree: &Tree, caller: &Caller, dir: FileId, id: FileId) -> FsResult<()> {
+        if !self.checks_permissions || caller.uid == 0 {
+            return Ok(());
+        }
+        let (Some(dir), Some(inode)) = (tree.get(dir), tree.get(id)) else {
+            return Err(Errno::NOENT.into());
+        };
+        if dir.attr.perm & 0o1000 != 0 && caller.uid != dir.attr.uid && caller.uid != inode.attr.uid
+        {
+            return Err(Errno::PERM.into());
+        }
+        Ok(())
+    }
+
+    /// A directory's times follow what happens to its names.
+    fn touch_dir(tree: &mut Tree, dir: FileId, subdirs: i32) {
+        let now = clock::now();
+        if let Some(inode) = tree.get_mut(dir) {
+            inode.attr.mtime = now;
+            inode.attr.ctime = now;
+            inode.attr.links = inode.attr.links.saturating_add_signed(subdirs);
+        }
+    }
+
+    /// Nobody stands logically under the name any more, and nobody follows: what the store has there goes.
+    fn vacate(&self, tree: &mut Tree, txn: &mut Txn, dir: FileId, name: &Name, run: RunId) {
+        let Some(occupant) = tree.planned(dir, name) else {
+            return;
+        };
+        tree.bind(dir, name, |entry| entry.set_planned(None));
+        let is_dir = tree.get(occupant).is_some_and(super::tree::Inode::is_dir);
+        let name_bytes = Box::from(&**name);
+        let kind = if is_dir {
+            OpKind::RemoveDir {
+                file: occupant,
+                dir,
+                name: name_bytes,
+            }
+        } else {
+            OpKind::Unlink {
+                file: occupant,
+                dir,
+                name: name_bytes,
+            }
+        };
+        self.own(tree, txn, dir);
+        txn.file(occupant);
+        let last = self.belongs_last(tree, dir);
+        self.queue(tree, txn, kind, run, last, 0);
+        txn.entry(dir, name);
+    }
+
+    /// Does a change of names in this directory belong to the final drain?
+    fn belongs_last(&self, tree: &Tree, dir: FileId) -> bool {
+        // Only what was never in the store can wait without disturbing the order of anything else.
+        let mut at = dir;
+        while let Some(inode) = tree.get(at) {
+            if inode.applied.is_some() || at == FileId::ROOT {
+                return false;
+            }
+            if inode
+                .publish
+                .and_then(|seq| tree.ops.get(&seq))
+                .is_some_and(|op| op.last)
+            {
+                return true;
+            }
+            match &inode.logical {
+                Some((parent, _)) => at = *parent,
+                None => return false,
+            }
+        }
+        false
+    }
+
+    /// Takes one logical name from a file. Returns whether it was its last one.
+    fn unname(tree: &mut Tree, id: FileId, dir: FileId, name: &Name) -> bool {
+        let Some(inode) = tree.get_mut(id) else {
+            return true;
+        };
+        inode.attr.ctime = clock::now();
+        if !inode.is_dir() {
+            inode.attr.links = inode.attr.links.saturating_sub(1);
+        }
+        if inode
+            .logical
+            .as_ref()
+            .is_some_and(|(d, n)| *d == dir && n == name)
+        {
+            inode.logical = inode
+                .extra
+                .as_mut()
+                .and_then(|extra| extra.more_names.pop());
+        } else if let Some(extra) = inode.extra.as_mut() {
+            extra.more_names.retain(|(d, n)| !(*d == dir && n == name));
+        }
+        inode.logical.is_none()
+    }
+
+    /// What unlinking a name means for file, tier and store; shared by unlink and rename-over.
+    /// `replaced`: the name gets another file in the same step, which takes care of the store's side.
+    fn detach(
+        &self,
+        tree: &mut Tree,
+        txn: &mut Txn,
+        dir: FileId,
+        name: &Name,
+        id: FileId,
+        replaced: bool,
+        run: RunId,
+    ) -> Detached {
+        self.own(tree, txn, dir);
+        txn.file(id);
+        txn.entry(dir, name);
+        let was_primary = tree.get(id).is_some_and(|inode| {
+            inode
+                .logical
+                .as_ref()
+                .is_some_and(|(d, n)| *d == dir && n == name)
+        });
+        let old_path = was_primary.then(|| tree.child_path(dir, name)).flatten();
+        let device = tree
+            .get(id)
+            .and_then(|inode| inode.replica)
+            .map(|(device, _)| device);
+        let last = Self::unname(tree, id, dir, name);
+        tree.bind(dir, name, |entry| entry.set_logical(None));
+        let was_in_store = tree.in_store(id);
+        let pending = tree.get(id).and_then(|inode| inode.publish);
+        let mut requeue = false;
+        if let Some(seq) = pending
+            && (last || !was_in_store)
+        {
+            requeue = self.take_back(tree, txn, id, seq) && !last;
+        }
+        if last && let Some(seq) = tree.get(id).and_then(|inode| inode.set_meta) {
+            self.cancel(tree, txn, seq);
+            if let Some(inode) = tree.get_mut(id) {
+                inode.set_meta = None;
+            }
+        }
+        if !replaced {
+            self.vacate(tree, txn, dir, name, run);
+        }
+        if requeue {
+            self.queue_publish(tree, txn, id);
+        }
+        let new_path = (!last && was_primary)
+            .then(|| tree.logical_path(id))
+            .flatten();
+        if last && !self.opens().contains_key(&id) {
+            let charged_bytes = tree.get(id).map_or(0, |inode| inode.charged_bytes);
+            self.drop_content(tree, txn, id, charged_bytes);
+        }
+        Detached {
+            device,
+            old_path,
+            new_path,
+            last,
+        }
+    }
+
+    /// The tier's side of `detach`, after the catalog has it.
+    fn detach_on_tier(&self, detached: &Detached) {
+        let (Some(device), Some(old)) = (detached.device, &detached.old_path) else {
+            return;
+        };
+        let device = self.tiers.device(device);
+        let result = match &detached.new_path {
+            Some(new) => device.rename(old, new),
+            None if detached.last => device.unlink(old),
+            None => Ok(()),
+        };
+        if let Err(why) = result {
+            self.device_failed(device.id(), &why);
+            tracing::warn!(%why, path = %String::from_utf8_lossy(old), "a tier did not follow an unlink");
+        }
+    }
+
+    pub fn unlink(&self, caller: &Caller, dir: FileId, name: &[u8]) -> FsResult<()> {
+        let id = self.resolve(caller, dir, name)?;
+        self.permit_change(caller, dir)?;
+        let run = self.run(caller);
+        let name = Name::from(name);
+        let mut tree = self.tree();
+        if tree.entry(dir, &name).and_then(super::tree::Entry::logical) != Some(id) {
+            return Err(Errno::NOENT.into());
+        }
+        if tree.get(id).is_some_and(super::tree::Inode::is_dir) {
+            return Err(Errno::ISDIR.into());
+        }
+        self.permit_sticky(&tree, caller, dir, id)?;
+        let mut txn = Txn::default();
+        let detached = self.detach(&mut tree, &mut txn, dir, &name, id, false, run);
+        Self::touch_dir(&mut tree, dir, 0);
+        self.reap(&mut tree, &mut txn, id);
+        self.commit(&tree, txn);
+        self.detach_on_tier(&detached);
+        drop(tree);
+        self.nudge();
+        Ok(())
+    }
+
+    pub fn rmdir(&self, caller: &Caller, dir: FileId, name: &[u8]) -> FsResult<()> {
+        let id = self.resolve(caller, dir, name)?;
+        self.permit_change(caller, dir)?;
+        self.must_be_empty(caller, id)?;
+        let run = self.run(caller);
+        let name = Name::from(name);
+        let mut tree = self.tree();
+        if tree.entry(dir, &name).and_then(super::tree::Entry::logical) != Some(id) {
+            return Err(Errno::NOENT.into());
+        }
+        self.permit_sticky(&tree, caller, dir, id)?;
+        if tree
+            .dir(id)
+            .is_some_and(|d| d.children.values().any(|entry| entry.logical().is_some()))
+        {
+            return Err(Errno::NOTEMPTY.into());
+        }
+        let path = tree.child_path(dir, &name);
+        let mut txn = Txn::default();
+        self.remove_dir_entry(&mut tree, &mut txn, dir, &name, id, false, run);
+        Self::touch_dir(&mut tree, dir, -1);
+        self.reap(&mut tree, &mut txn, id);
+        self.commit(&tree, txn);
+        if let Some(path) = path {
+            self.remove_on_tiers(&path);
+        }
+        drop(tree);
+        self.nudge();
+        Ok(())
+    }
+
+    fn remove_on_tiers(&self, path: &[u8]) {
+        for device in self.tiers.devices() {
+            if let Err(why) = device.remove_dir(path) {
+                tracing::warn!(%why, path = %String::from_utf8_lossy(path), "a tier did not follow an rmdir");
+            }
+        }
+    }
+
+    /// The logical side of removing an (empty) directory and what the store has to do about it.
+    fn remove_dir_entry(
+        &self,
+        tree: &mut Tree,
+        txn: &mut Txn,
+        dir: FileId,
+        name: &Name,
+        id: FileId,
+        replaced: bool,
+        run: RunId,
+    ) {
+        self.own(tree, txn, dir);
+        txn.file(id);
+        txn.entry(dir, name);
+        tree.bind(dir, name, |entry| entry.set_logical(None));
+        let mut never = false;
+        if let Some(inode) = tree.get_mut(id) {
+            inode.logical = None;
+            inode.attr.links = 0;
+            inode.attr.ctime = clock::now();
+            let quiet = inode
+                .dir
+                .as_ref()
+                .is_some_and(|d| d.queued == 0 && !d.moved);
+            never = inode.applied.is_none() && quiet;
+        }
+        if let Some(seq) = tree.get(id).and_then(|inode| inode.set_meta) {
+            self.cancel(tree, txn, seq);
+            if let Some(inode) = tree.get_mut(id) {
+                inode.set_meta = None;
+            }
+        }
+        // A directory that the store never saw and that no operation needs is simply forgotten.
+        if never
+            && let Some(seq) = tree.get(id).and_then(|inode| inode.publish)
+            && tree
+                .ops
+                .get(&seq)
+                .is_some_and(|op| op.progress == super::tree::Progress::Waiting)
+        {
+            self.cancel(tree, txn, seq);
+            if let Some(inode) = tree.get_mut(id) {
+                inode.publish = None;
+            }
+            tree.bind(dir, name, |entry| entry.set_planned(None));
+        }
+        if !replaced {
+            self.vacate(tree, txn, dir, name, run);
+        }
+    }
+
+    /// `ENOTEMPTY` unless programs see nothing in the directory.
+    fn must_be_empty(&self, caller: &Caller, id: FileId) -> FsResult<()> {
+        let is_dir = self.tree().get(id).is_some_and(super::tree::Inode::is_dir);
+        if !is_dir {
+            return Err(Errno::NOTDIR.into());
+        }
+        if self.merged(caller, id)?.is_empty() {
+            Ok(())
+        } else {
+            Err(Errno::NOTEMPTY.into())
+        }
+    }
+
+    pub(super) fn owner_for_new(
+        &self,
+        tree: &Tree,
+        caller: &Caller,
+        dir: FileId,
+        kind: Kind,
+        perm: u32,
+    ) -> (Cred, u32) {
+        let parent = tree.get(dir).map(|inode| inode.attr);
+        let inherits = parent.is_some_and(|attr| attr.perm & 0o2000 != 0);
+        let gid = match parent {
+            Some(attr) if inherits => attr.gid,
+            _ => caller.gid,
+        };
+        let perm = if inherits && kind == Kind::Directory {
+            perm | 0o2000
+        } else {
+            perm
+        };
+        (
+            Cred {
+                uid: caller.uid,
+                gid,
+            },
+            perm,
+        )
+    }
+}
+
+/// What became of the plain file of an unlinked name.
+struct Detached {
+    device: Option<crate::model::DeviceId>,
+    old_path: Option<Vec<u8>>,
+    new_path: Option<Vec<u8>>,
+    last: bool,
+}

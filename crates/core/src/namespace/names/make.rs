@@ -1,0 +1,422 @@
+//! New names: files, directories, links, special files, and files without a name.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::clock;
+use crate::error::{Errno, FsResult};
+use crate::model::{Attr, Caller, FileId, Kind, Mode, OpKind};
+use crate::placement::AskKind;
+
+use super::super::content::{Content, Lies, Open};
+use super::super::files::Opened;
+use super::super::journal::Txn;
+use super::super::tree::{Entry, Inode, Name, OWN_INODE_BASE, Tree};
+use super::super::{Found, Namespace};
+
+impl Namespace {
+    fn fresh_attr(id: FileId, kind: Kind, perm: u32, cred: crate::store::Cred) -> Attr {
+        let now = clock::now();
+        Attr {
+            kind,
+            perm: perm & 0o7777,
+            uid: cred.uid,
+            gid: cred.gid,
+            ino: OWN_INODE_BASE + id.0,
+            links: if kind == Kind::Directory { 2 } else { 1 },
+            size_bytes: 0,
+            blocks: 0,
+            device: 0,
+            atime: now,
+            mtime: now,
+            ctime: now,
+        }
+    }
+
+    /// `EEXIST` when the name is taken; leaves the knowledge that it is free behind.
+    fn must_be_absent(&self, caller: &Caller, dir: FileId, name: &[u8]) -> FsResult<()> {
+        if name.is_empty() {
+            return Err(Errno::NOENT.into());
+        }
+        if name.starts_with(crate::model::STORE_TEMPORARY_PREFIX) {
+            // These names are ours; a program's file would be hidden.
+            return Err(Errno::INVAL.into());
+        }
+        match self.resolve(caller, dir, name) {
+            Ok(_) => Err(Errno::EXIST.into()),
+            Err(fault) if fault.errno == Errno::NOENT => Ok(()),
+            Err(fault) => Err(fault),
+        }
+    }
+
+    fn still_absent(tree: &Tree, dir: FileId, name: &[u8]) -> FsResult<()> {
+        let parent = tree.get(dir).ok_or(Errno::NOENT)?;
+        if parent.logical.is_none() && dir != FileId::ROOT {
+            return Err(Errno::NOENT.into());
+        }
+        if tree.entry(dir, name).and_then(Entry::logical).is_some() {
+            return Err(Errno::EXIST.into());
+        }
+        Ok(())
+    }
+
+    /// Creates and opens. With `O_EXCL` an existing name is an error; without, it is opened.
+    pub fn create(
+        &self,
+        caller: &Caller,
+        dir: FileId,
+        name: &[u8],
+        perm: u32,
+        flags: i32,
+    ) -> FsResult<(Found, Opened)> {
+        loop {
+            match self.must_be_absent(caller, dir, name) {
+                Ok(()) => {}
+                Err(fault) if fault.errno == Errno::EXIST && flags & libc::O_EXCL == 0 => {
+                    let id = self.resolve(caller, dir, name)?;
+                    let opened = self.open_file(caller, id, flags)?;
+                    return Ok((self.found(id)?, opened));
+                }
+                Err(fault) => return Err(fault),
+            }
+            self.permit_change(caller, dir)?;
+            match self.create_absent(caller, dir, name, perm, flags) {
+                // Another door was quicker.
+                Err(fault) if fault.errno == Errno::EXIST && flags & libc::O_EXCL == 0 => {}
+                other => return other,
+            }
+        }
+    }
+
+    fn create_absent(
+        &self,
+        caller: &Caller,
+        dir: FileId,
+        name: &[u8],
+        perm: u32,
+        flags: i32,
+    ) -> FsResult<(Found, Opened)> {
+        let run = self.run(caller);
+        let name = Name::from(name);
+        let (id, path) = {
+            let mut tree = self.tree();
+            let path = tree.child_path(dir, &name).ok_or(Errno::NOENT)?;
+            (tree.new_id(), path)
+        };
+        let mode = self.decide(&path).mode;
+        let placed = self.place(
+            &path,
+            id,
+            AskKind::Create {
+                expected: self.expected(&path),
+            },
+            mode,
+            perm,
+        )?;
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let mut tree = self.tree();
+        if let Err(fault) = Self::still_absent(&tree, dir, &name) {
+            self.undo_placed(&placed);
+            if let Lies::Tier(device) = placed.content.lies {
+                drop(
+                    self.tiers
+                        .device(device)
+                        .unlink(&super::super::files::hidden_name(id)),
+                );
+            }
+            return Err(fault);
+        }
+        let (cred, _) = self.owner_for_new(&tree, caller, dir, Kind::File, perm);
+        let mut inode = Inode::new(Self::fresh_attr(id, Kind::File, perm, cred));
+        inode.logical = Some((dir, name.clone()));
+        inode.sealed = false;
+        inode.run = run;
+        inode.handles = 1;
+        inode.lookups = 1;
+        tree.insert(id, inode);
+        let mut txn = Txn::default();
+        if let Err(fault) = self.adopt(&mut tree, id, &placed) {
+            tree.remove(id);
+            self.undo_placed(&placed);
+            return Err(fault);
+        }
+        tree.bind(dir, &name, |entry| entry.set_logical(Some(id)));
+        self.own(&mut tree, &mut txn, id);
+        txn.entry(dir, &name);
+        Self::touch_dir(&mut tree, dir, 0);
+        self.commit(&tree, txn);
+        let attr = tree.get(id).map(|inode| inode.attr).ok_or(Errno::NOENT)?;
+        drop(tree);
+        let open = self.engage_new(id, placed)?;
+        {
+            let mut users = open
+                .users
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            // A file created for reading only still has to be sealed once.
+            users.writers = 1;
+        }
+        if open.backing.is_some() && writes {
+            self.directly_written(&open);
+        }
+        let direct = open.backing.is_some();
+        let opened = self.register(open, true, flags, run);
+        let ttl = if direct {
+            std::time::Duration::ZERO
+        } else {
+            super::super::TTL_OURS
+        };
+        Ok((Found { id, attr, ttl }, opened))
+    }
+
+    fn engage_new(&self, id: FileId, placed: super::super::files::Placed) -> FsResult<Arc<Open>> {
+        let open = Arc::new(self.bound(id, placed, 0)?);
+        self.opens().insert(id, open.clone());
+        Ok(open)
+    }
+
+    /// `O_TMPFILE`: a file without a name, which link may give one.
+    pub fn create_unnamed(
+        &self,
+        caller: &Caller,
+        dir: FileId,
+        perm: u32,
+        flags: i32,
+    ) -> FsResult<(Found, Opened)> {
+        self.permit_change(caller, dir)?;
+        let run = self.run(caller);
+        let id = self.tree().new_id();
+        let placed = self.place(
+            b"",
+            id,
+            AskKind::Create {
+                expected: crate::placement::Expected::Unknown,
+            },
+            Mode::Remove,
+            perm,
+        )?;
+        let mut tree = self.tree();
+        let (cred, _) = self.owner_for_new(&tree, caller, dir, Kind::File, perm);
+        let mut attr = Self::fresh_attr(id, Kind::File, perm, cred);
+        attr.links = 0;
+        let mut inode = Inode::new(attr);
+        inode.sealed = false;
+        inode.run = run;
+        inode.handles = 1;
+        inode.lookups = 1;
+        inode.owned = true;
+        tree.insert(id, inode);
+        self.adopt(&mut tree, id, &placed)?;
+        drop(tree);
+        // Mediated, so that it can be linked under a name on whichever device it is by then.
+        let content = Content {
+            file: Arc::new(placed.writable()?),
+            lies: placed.content.lies,
+            writable: true,
+        };
+        if let Lies::Tier(device) = content.lies {
+            self.tiers.device(device).unreserve(placed.reserved_bytes);
+        }
+        let open = Arc::new(Open::new(id, content, None, 0));
+        open.written.store(true, Ordering::Relaxed);
+        open.users
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .writers = 1;
+        self.opens().insert(id, open.clone());
+        let opened = self.register(open, true, flags, run);
+        Ok((
+            Found {
+                id,
+                attr,
+                ttl: super::super::TTL_OURS,
+            },
+            opened,
+        ))
+    }
+
+    pub fn mkdir(&self, caller: &Caller, dir: FileId, name: &[u8], perm: u32) -> FsResult<Found> {
+        self.make_node(caller, dir, name, Kind::Directory, perm, 0, None)
+    }
+    pub fn symlink(
+        &self,
+        caller: &Caller,
+        dir: FileId,
+        name: &[u8],
+        target: &[u8],
+    ) -> FsResult<Found> {
+        self.make_node(caller, dir, name, Kind::Symlink, 0o777, 0, Some(target))
+    }
+
+    /// Fifos, sockets, devices, empty regular files.
+    pub fn mknod(
+        &self,
+        caller: &Caller,
+        dir: FileId,
+        name: &[u8],
+        mode: u32,
+        device: u64,
+    ) -> FsResult<Found> {
+        match Kind::from_mode(mode) {
+            Kind::Directory | Kind::Symlink => Err(Errno::INVAL.into()),
+            Kind::File => {
+                let (found, opened) = self.create(
+                    caller,
+                    dir,
+                    name,
+                    mode & 0o7777,
+                    libc::O_WRONLY | libc::O_EXCL,
+                )?;
+                self.release(opened.handle);
+                let attr = self.getattr(found.id, None)?.attr;
+                Ok(Found { attr, ..found })
+            }
+            kind => self.make_node(caller, dir, name, kind, mode & 0o7777, device, None),
+        }
+    }
+
+    fn make_node(
+        &self,
+        caller: &Caller,
+        dir: FileId,
+        name: &[u8],
+        kind: Kind,
+        perm: u32,
+        device: u64,
+        target: Option<&[u8]>,
+    ) -> FsResult<Found> {
+        self.must_be_absent(caller, dir, name)?;
+        self.permit_change(caller, dir)?;
+        let run = self.run(caller);
+        let name = Name::from(name);
+        let mut tree = self.tree();
+        Self::still_absent(&tree, dir, &name)?;
+        let path = tree.child_path(dir, &name).ok_or(Errno::NOENT)?;
+        let decision = self.decide(&path);
+        let last = self.is_last(&decision);
+        let id = tree.new_id();
+        let (cred, perm) = self.owner_for_new(&tree, caller, dir, kind, perm);
+        let mut attr = Self::fresh_attr(id, kind, perm, cred);
+        attr.device = device;
+        if let Some(target) = target {
+            attr.size_bytes = target.len() as u64;
+        }
+        let mut inode = Inode::new(attr);
+        inode.logical = Some((dir, name.clone()));
+        inode.run = run;
+        inode.lookups = 1;
+        inode.version = 1;
+        if let Some(target) = target {
+            inode.extra_mut().target = Some(Box::from(target));
+        }
+        if let Some(d) = inode.dir.as_mut() {
+            d.complete = true;
+        }
+        tree.insert(id, inode);
+        tree.bind(dir, &name, |entry| entry.set_logical(Some(id)));
+        let mut txn = Txn::default();
+        self.own(&mut tree, &mut txn, id);
+        txn.entry(dir, &name);
+        // A socket means nothing in another place: it lives as long as its mount.
+        if kind == Kind::Directory {
+            self.hasten_dirs(&mut tree, &mut txn, dir, last);
+            let kind = OpKind::Publish {
+                file: id,
+                dir,
+                name: Box::from(&*name),
+                over: tree.planned(dir, &name),
+            };
+            let seq = self.queue(&mut tree, &mut txn, kind, run, last, 0);
+            tree.bind(dir, &name, |entry| entry.set_planned(Some(id)));
+            if let Some(inode) = tree.get_mut(id) {
+                inode.publish = Some(seq);
+            }
+        } else if kind != Kind::Socket {
+            self.queue_publish(&mut tree, &mut txn, id);
+        }
+        Self::touch_dir(&mut tree, dir, i32::from(kind == Kind::Directory));
+        self.commit(&tree, txn);
+        drop(tree);
+        self.nudge();
+        Ok(Found {
+            id,
+            attr,
+            ttl: super::super::TTL_OURS,
+        })
+    }
+
+    pub fn link(&self, caller: &Caller, id: FileId, dir: FileId, name: &[u8]) -> FsResult<Found> {
+        self.must_be_absent(caller, dir, name)?;
+        self.permit_change(caller, dir)?;
+        let name = Name::from(name);
+        let run = self.run(caller);
+        let mut tree = self.tree();
+        Self::still_absent(&tree, dir, &name)?;
+        let path = tree.child_path(dir, &name).ok_or(Errno::NOENT)?;
+        let inode = tree.get_mut(id).ok_or(Errno::NOENT)?;
+        if inode.is_dir() {
+            return Err(Errno::PERM.into());
+        }
+        let unnamed = inode.logical.is_none();
+        if unnamed && inode.handles == 0 {
+            return Err(Errno::NOENT.into());
+        }
+        inode.attr.links += 1;
+        inode.attr.ctime = clock::now();
+        let device = inode.replica.map(|(device, _)| device);
+        if unnamed {
+            inode.logical = Some((dir, name.clone()));
+        } else {
+            inode.extra_mut().more_names.push((dir, name.clone()));
+        }
+        tree.bind(dir, &name, |entry| entry.set_logical(Some(id)));
+        let mut txn = Txn::default();
+        self.own(&mut tree, &mut txn, id);
+        self.own(&mut tree, &mut txn, dir);
+        txn.entry(dir, &name);
+        if unnamed {
+            if let (Some(device), Some(open)) = (device, self.opens().get(&id).cloned()) {
+                self.tiers
+                    .device(device)
+                    .link_unnamed(&open.content().file, &path)?;
+            }
+            // Its writer still has it: it is published when that one closes. Without a writer, now.
+            let sealed = tree.get(id).is_some_and(|inode| inode.sealed);
+            if sealed {
+                self.queue_publish(&mut tree, &mut txn, id);
+            }
+        } else if tree.in_store(id) {
+            let last = self.is_last(&self.decide(&path));
+            self.hasten_dirs(&mut tree, &mut txn, dir, last);
+            self.queue(
+                &mut tree,
+                &mut txn,
+                OpKind::Link {
+                    file: id,
+                    dir,
+                    name: Box::from(&*name),
+                },
+                run,
+                last,
+                0,
+            );
+            tree.bind(dir, &name, |entry| entry.set_planned(Some(id)));
+        } else if let Some(seq) = tree.get(id).and_then(|inode| inode.publish)
+            && self.take_back(&mut tree, &mut txn, id, seq)
+        {
+            self.queue_publish(&mut tree, &mut txn, id);
+        }
+        Self::touch_dir(&mut tree, dir, 0);
+        self.commit(&tree, txn);
+        let inode = tree.get_mut(id).ok_or(Errno::NOENT)?;
+        inode.lookups += 1;
+        let attr = self.attr_of(id, inode);
+        drop(tree);
+        self.nudge();
+        Ok(Found {
+            id,
+            attr,
+            ttl: super::super::TTL_OURS,
+        })
+    }
+}

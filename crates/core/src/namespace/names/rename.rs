@@ -1,0 +1,409 @@
+//! Rename, with its flags. A file that the store never had is renamed here only; what the store has is
+//! renamed there too, in its turn.
+
+use crate::clock;
+use crate::error::{Errno, FsResult};
+use crate::model::{Caller, FileId, OpKind, RunId};
+
+use super::super::Namespace;
+use super::super::journal::Txn;
+use super::super::tree::{Entry, Inode, Name, Tree};
+
+pub const NOREPLACE: u32 = libc::RENAME_NOREPLACE;
+pub const EXCHANGE: u32 = libc::RENAME_EXCHANGE;
+
+impl Namespace {
+    pub fn rename(
+        &self,
+        caller: &Caller,
+        from_dir: FileId,
+        from: &[u8],
+        to_dir: FileId,
+        to: &[u8],
+        flags: u32,
+    ) -> FsResult<()> {
+        if flags & !(NOREPLACE | EXCHANGE) != 0 || flags == NOREPLACE | EXCHANGE {
+            return Err(Errno::INVAL.into());
+        }
+        if to.starts_with(crate::model::STORE_TEMPORARY_PREFIX) {
+            return Err(Errno::INVAL.into());
+        }
+        let id = self.resolve(caller, from_dir, from)?;
+        let target = match self.resolve(caller, to_dir, to) {
+            Ok(target) => Some(target),
+            Err(fault) if fault.errno == Errno::NOENT => None,
+            Err(fault) => return Err(fault),
+        };
+        self.permit_change(caller, from_dir)?;
+        if to_dir != from_dir {
+            self.permit_change(caller, to_dir)?;
+        }
+        if target.is_some() && flags & NOREPLACE != 0 {
+            return Err(Errno::EXIST.into());
+        }
+        let run = self.run(caller);
+        let (from, to) = (Name::from(from), Name::from(to));
+        if flags & EXCHANGE != 0 {
+            let other = target.ok_or(Errno::NOENT)?;
+            return self.exchange(from_dir, &from, id, to_dir, &to, other, run);
+        }
+        if target == Some(id) {
+            return Ok(());
+        }
+        let is_dir = self.tree().get(id).is_some_and(Inode::is_dir);
+        if let Some(target) = target {
+            let target_is_dir = self.tree().get(target).is_some_and(Inode::is_dir);
+            match (is_dir, target_is_dir) {
+                (true, false) => return Err(Errno::NOTDIR.into()),
+                (false, true) => return Err(Errno::ISDIR.into()),
+                (true, true) => self.must_be_empty(caller, target)?,
+                (false, false) => {}
+            }
+        }
+        let mut tree = self.tree();
+        let unchanged = tree.entry(from_dir, &from).and_then(Entry::logical) == Some(id)
+            && tree.entry(to_dir, &to).and_then(Entry::logical) == target;
+        if !unchanged {
+            return Err(Errno::NOENT.into());
+        }
+        if tree
+            .get(to_dir)
+            .is_none_or(|inode| inode.logical.is_none() && to_dir != FileId::ROOT)
+        {
+            return Err(Errno::NOENT.into());
+        }
+        self.permit_sticky(&tree, caller, from_dir, id)?;
+        if let Some(target) = target {
+            self.permit_sticky(&tree, caller, to_dir, target)?;
+        }
+        if is_dir && tree.is_within(to_dir, id) {
+            return Err(Errno::INVAL.into());
+        }
+        self.rename_locked(&mut tree, (from_dir, from), (to_dir, to), id, target, run)?;
+        drop(tree);
+        self.nudge();
+        Ok(())
+    }
+
+    fn rename_locked(
+        &self,
+        tree: &mut Tree,
+        (from_dir, from): (FileId, Name),
+        (to_dir, to): (FileId, Name),
+        id: FileId,
+        target: Option<FileId>,
+        run: RunId,
+    ) -> FsResult<()> {
+        let mut txn = Txn::default();
+        self.own(tree, &mut txn, id);
+        self.own(tree, &mut txn, to_dir);
+        let is_dir = tree.get(id).is_some_and(Inode::is_dir);
+        let old_path = tree.child_path(from_dir, &from).ok_or(Errno::NOENT)?;
+        let was_primary = tree.get(id).is_some_and(|inode| {
+            inode
+                .logical
+                .as_ref()
+                .is_some_and(|(d, n)| *d == from_dir && *n == from)
+        });
+        // First the name's present holder leaves (the store's side is taken over by whoever comes).
+        let detached = match target {
+            Some(target) if tree.get(target).is_some_and(Inode::is_dir) => {
+                let path = tree.logical_path(target);
+                self.remove_dir_entry(tree, &mut txn, to_dir, &to, target, true, run);
+                Self::touch_dir(tree, to_dir, -1);
+                if let Some(path) = path {
+                    self.remove_on_tiers(&path);
+                }
+                None
+            }
+            Some(target) => Some(self.detach(tree, &mut txn, to_dir, &to, target, true, run)),
+            None => None,
+        };
+        // Then the file gets its new name.
+        if let Some(inode) = tree.get_mut(id) {
+            inode.attr.ctime = clock::now();
+            if was_primary {
+                inode.logical = Some((to_dir, to.clone()));
+            } else if let Some(extra) = inode.extra.as_mut() {
+                for place in &mut extra.more_names {
+                    if place.0 == from_dir && place.1 == from {
+                        *place = (to_dir, to.clone());
+                    }
+                }
+            }
+        }
+        tree.bind(from_dir, &from, |entry| entry.set_logical(None));
+        tree.bind(to_dir, &to, |entry| entry.set_logical(Some(id)));
+        txn.entry(from_dir, &from);
+        txn.entry(to_dir, &to);
+        // The store's side.
+        if tree.in_store(id) {
+            let over = tree.planned(to_dir, &to);
+            let last = self.belongs_last(tree, from_dir) && self.belongs_last(tree, to_dir);
+            self.hasten_for_rename(tree, &mut txn, id, to_dir, last);
+            let kind = OpKind::Rename {
+                file: id,
+                from_dir,
+                from: Box::from(&*from),
+                to_dir,
+                to: Box::from(&*to),
+                over,
+            };
+            self.queue(tree, &mut txn, kind, run, last, 0);
+            tree.bind(from_dir, &from, |entry| entry.set_planned(None));
+            tree.bind(to_dir, &to, |entry| entry.set_planned(Some(id)));
+            if let Some(d) = tree.dir_mut(id) {
+                d.moved = true;
+            }
+            if !is_dir {
+                self.queue_publish(tree, &mut txn, id);
+            }
+        } else {
+            if let Some(seq) = tree.get(id).and_then(|inode| inode.publish) {
+                self.take_back(tree, &mut txn, id, seq);
+            }
+            let sealed = tree.get(id).is_some_and(|inode| inode.sealed);
+            if sealed {
+                self.queue_publish(tree, &mut txn, id);
+            }
+            self.vacate(tree, &mut txn, from_dir, &from, run);
+        }
+        if let Some(target) = target {
+            self.reap(tree, &mut txn, target);
+        }
+        let subdir = i32::from(is_dir);
+        Self::touch_dir(tree, from_dir, if from_dir == to_dir { 0 } else { -subdir });
+        Self::touch_dir(tree, to_dir, if from_dir == to_dir { 0 } else { subdir });
+        self.commit(tree, txn);
+        // The tiers' side.
+        if let Some(detached) = &detached {
+            self.detach_on_tier(detached);
+        }
+        let new_path = tree.child_path(to_dir, &to).ok_or(Errno::NOENT)?;
+        self.move_on_tiers(tree, id, was_primary, &old_path, &new_path);
+        if is_dir {
+            self.rules_changed_below(tree, id);
+        }
+        Ok(())
+    }
+
+    fn move_on_tiers(
+        &self,
+        tree: &Tree,
+        id: FileId,
+        was_primary: bool,
+        old_path: &[u8],
+        new_path: &[u8],
+    ) {
+        let Some(inode) = tree.get(id) else { return };
+        let failed = |device: &crate::tier::Device, why: std::io::Error| {
+            self.device_failed(device.id(), &why);
+            tracing::warn!(%why, path = %String::from_utf8_lossy(old_path), "a tier did not follow a rename");
+        };
+        if inode.is_dir() {
+            for device in self.tiers.devices() {
+                if let Err(why) = device.rename_dir(old_path, new_path) {
+                    failed(device, why);
+                }
+            }
+        } else if let (true, Some((device, _))) = (was_primary, inode.replica) {
+            let device = self.tiers.device(device);
+            if let Err(why) = device.rename(old_path, new_path) {
+                failed(device, why);
+            }
+        }
+    }
+
+    /// A directory or file that only now has to be in the store must not wait for the final drain.
+    fn hasten_for_rename(
+        &self,
+        tree: &mut Tree,
+        txn: &mut Txn,
+        id: FileId,
+        to_dir: FileId,
+        last: bool,
+    ) {
+        self.hasten_dirs(tree, txn, to_dir, last);
+        self.hasten_dirs(tree, txn, id, last);
+    }
+
+    /// Files that moved along with their directory may have other rules now.
+    fn rules_changed_below(&self, tree: &mut Tree, dir: FileId) {
+        let mut below: Vec<FileId> = Vec::new();
+        let mut dirs = vec![dir];
+        while let Some(dir) = dirs.pop() {
+            let Some(d) = tree.dir(dir) else { continue };
+            for child in d.children.values().filter_map(|entry| entry.logical()) {
+                match tree.get(child) {
+                    Some(inode) if inode.is_dir() => dirs.push(child),
+                    Some(inode) if inode.dirty() && inode.sealed => below.push(child),
+                    _ => {}
+                }
+            }
+        }
+        let mut txn = Txn::default();
+        for id in below {
+            let Some(path) = tree.logical_path(id) else {
+                continue;
+            };
+            let drained = Self::drained(self.decide(&path).mode);
+            let pending = tree.get(id).and_then(|inode| inode.publish);
+            match pending {
+                None => self.queue_publish(tree, &mut txn, id),
+                Some(seq) if !drained && !tree.in_store(id) => {
+                    self.take_back(tree, &mut txn, id, seq);
+                }
+                Some(_) => {}
+            }
+        }
+        self.commit(tree, txn);
+    }
+
+    fn exchange(
+        &self,
+        a_dir: FileId,
+        a_name: &Name,
+        a: FileId,
+        b_dir: FileId,
+        b_name: &Name,
+        b: FileId,
+        run: RunId,
+    ) -> FsResult<()> {
+        if a == b {
+            return Ok(());
+        }
+        // Both sides must be in the store's future for certain, or one exchange there could not do it.
+        self.flush_for_exchange(a)?;
+        self.flush_for_exchange(b)?;
+        let mut tree = self.tree();
+        let unchanged = tree.entry(a_dir, a_name).and_then(Entry::logical) == Some(a)
+            && tree.entry(b_dir, b_name).and_then(Entry::logical) == Some(b);
+        if !unchanged {
+            return Err(Errno::NOENT.into());
+        }
+        let (a_is_dir, b_is_dir) = (
+            tree.get(a).is_some_and(Inode::is_dir),
+            tree.get(b).is_some_and(Inode::is_dir),
+        );
+        if (a_is_dir && tree.is_within(b_dir, a)) || (b_is_dir && tree.is_within(a_dir, b)) {
+            return Err(Errno::INVAL.into());
+        }
+        let mut txn = Txn::default();
+        self.own(&mut tree, &mut txn, a);
+        self.own(&mut tree, &mut txn, b);
+        let a_path = tree.child_path(a_dir, a_name).ok_or(Errno::NOENT)?;
+        let b_path = tree.child_path(b_dir, b_name).ok_or(Errno::NOENT)?;
+        let both_in_store =
+            tree.planned(a_dir, a_name) == Some(a) && tree.planned(b_dir, b_name) == Some(b);
+        for (id, from, to) in [
+            (a, (a_dir, a_name), (b_dir, b_name)),
+            (b, (b_dir, b_name), (a_dir, a_name)),
+        ] {
+            if let Some(inode) = tree.get_mut(id) {
+                inode.attr.ctime = clock::now();
+                let to = (to.0, to.1.clone());
+                if inode
+                    .logical
+                    .as_ref()
+                    .is_some_and(|(d, n)| *d == from.0 && n == from.1)
+                {
+                    inode.logical = Some(to);
+                } else if let Some(extra) = inode.extra.as_mut() {
+                    for place in extra
+                        .more_names
+                        .iter_mut()
+                        .filter(|place| place.0 == from.0 && place.1 == *from.1)
+                    {
+                        *place = to.clone();
+                    }
+                }
+                if let Some(d) = inode.dir.as_mut() {
+                    d.moved = true;
+                }
+            }
+        }
+        tree.bind(a_dir, a_name, |entry| entry.set_logical(Some(b)));
+        tree.bind(b_dir, b_name, |entry| entry.set_logical(Some(a)));
+        txn.entry(a_dir, a_name);
+        txn.entry(b_dir, b_name);
+        if both_in_store {
+            let kind = OpKind::Exchange {
+                a,
+                a_dir,
+                a_name: Box::from(&**a_name),
+                b,
+                b_dir,
+                b_name: Box::from(&**b_name),
+            };
+            self.queue(&mut tree, &mut txn, kind, run, false, 0);
+            tree.bind(a_dir, a_name, |entry| entry.set_planned(Some(b)));
+            tree.bind(b_dir, b_name, |entry| entry.set_planned(Some(a)));
+        } else {
+            // At most one of them is in the store: there it is a rename, and the other comes when it is published.
+            for (id, from, to) in [
+                (a, (a_dir, a_name), (b_dir, b_name)),
+                (b, (b_dir, b_name), (a_dir, a_name)),
+            ] {
+                if tree.planned(from.0, from.1) == Some(id) {
+                    let over = tree.planned(to.0, to.1);
+                    let kind = OpKind::Rename {
+                        file: id,
+                        from_dir: from.0,
+                        from: Box::from(&**from.1),
+                        to_dir: to.0,
+                        to: Box::from(&**to.1),
+                        over,
+                    };
+                    self.queue(&mut tree, &mut txn, kind, run, false, 0);
+                    tree.bind(from.0, from.1, |entry| entry.set_planned(None));
+                    tree.bind(to.0, to.1, |entry| entry.set_planned(Some(id)));
+                }
+            }
+            for id in [a, b] {
+                if !tree.in_store(id) && tree.get(id).is_some_and(|inode| inode.sealed) {
+                    if let Some(seq) = tree.get(id).and_then(|inode| inode.publish) {
+                        self.take_back(&mut tree, &mut txn, id, seq);
+                    }
+                    self.queue_publish(&mut tree, &mut txn, id);
+                }
+            }
+        }
+        let shift = i32::from(b_is_dir) - i32::from(a_is_dir);
+        Self::touch_dir(&mut tree, a_dir, if a_dir == b_dir { 0 } else { shift });
+        Self::touch_dir(&mut tree, b_dir, if a_dir == b_dir { 0 } else { -shift });
+        self.commit(&tree, txn);
+        self.exchange_on_tiers(&tree, a, &a_path, &b_path, b);
+        drop(tree);
+        self.nudge();
+        Ok(())
+    }
+
+    fn exchange_on_tiers(&self, tree: &Tree, a: FileId, a_path: &[u8], b_path: &[u8], b: FileId) {
+        let aside = super::super::files::hidden_name(a);
+        self.move_on_tiers(tree, a, true, a_path, &aside);
+        self.move_on_tiers(tree, b, true, b_path, a_path);
+        self.move_on_tiers(tree, a, true, &aside, b_path);
+    }
+
+    /// An exchange of files that the store never had waits until it has them.
+    fn flush_for_exchange(&self, id: FileId) -> FsResult<()> {
+        let pending = {
+            let mut tree = self.tree();
+            if tree.in_store(id) {
+                return Ok(());
+            }
+            let seq = tree.get(id).and_then(|inode| inode.publish);
+            let mut txn = Txn::default();
+            self.hurry(&mut tree, &mut txn, seq);
+            self.commit(&tree, txn);
+            seq
+        };
+        if pending.is_none() {
+            // Never drained (its rule), or still open: exchanged here only.
+            return Ok(());
+        }
+        self.wake();
+        let version = self.tree().get(id).map_or(0, |inode| inode.version);
+        self.wait_durable(id, version)
+    }
+}

@@ -1,0 +1,462 @@
+//! What a person or program may ask: where is it, is it durable, what is not.
+
+use std::time::Duration;
+
+use crate::config::Survives;
+use crate::model::{FileId, Kind, Mode, OpKind, RunId};
+
+use super::Namespace;
+use super::tree::{Op, Progress, State, Tree};
+
+/// Where a file is and why (`surgetank why`, the `user.surgetank.*` attributes).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Where {
+    pub path: Vec<u8>,
+    pub kind: Kind,
+    pub size_bytes: u64,
+    pub state: State,
+    /// `ram:/dev/shm/…/file`, `store:file:///…/file`; several are separated by spaces.
+    pub location: String,
+    pub tier: String,
+    pub mode: Mode,
+    pub rule: String,
+    /// Placement's reason.
+    pub placed: String,
+    pub version: u32,
+    pub durable_version: u32,
+    pub checksum: Option<u64>,
+    pub pinned: bool,
+    /// What it waits for, or what went wrong.
+    pub pending: Option<String>,
+    /// Tier and plain file.
+    pub replica: Option<(String, Vec<u8>)>,
+    pub store_path: Vec<u8>,
+}
+
+/// The operation at which the drain stands still.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stuck {
+    pub path: Vec<u8>,
+    pub text: String,
+    pub since: Duration,
+}
+
+/// What waits for the store.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Waiting {
+    pub files: u64,
+    pub bytes: u64,
+    pub operations: u64,
+    pub oldest: Option<(Vec<u8>, Duration)>,
+}
+
+/// Something that should be in the store and is not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Undurable {
+    pub path: Vec<u8>,
+    pub why: String,
+    /// Where the bytes are.
+    pub safe_in: String,
+    pub bytes: u64,
+    /// A file's content; otherwise an operation on names or attributes.
+    pub is_content: bool,
+    pub operation: String,
+}
+
+impl std::fmt::Display for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Open => "open",
+            Self::Sealed => "sealed",
+            Self::Draining => "draining",
+            Self::Durable => "durable",
+            Self::Evicted => "evicted",
+            Self::Kept => "kept",
+        })
+    }
+}
+
+impl Namespace {
+    pub fn state_of(&self, tree: &Tree, id: FileId) -> Option<State> {
+        let inode = tree.get(id)?;
+        if !inode.sealed {
+            return Some(State::Open);
+        }
+        let op = inode.publish.and_then(|seq| tree.ops.get(&seq));
+        Some(match op {
+            Some(op) if op.progress == Progress::Waiting => State::Sealed,
+            Some(_) => State::Draining,
+            None if inode.dirty() => State::Kept,
+            None if inode.replica.is_some() => State::Durable,
+            None => State::Evicted,
+        })
+    }
+
+    pub fn where_is(&self, id: FileId) -> Option<Where> {
+        let tree = self.tree();
+        let inode = tree.get(id)?;
+        let path = tree.logical_path(id)?;
+        let decision = self.decide(&path);
+        let mut places = Vec::new();
+        let mut replica = None;
+        let mut tier = String::from("store");
+        if let Some((device, _)) = inode.replica {
+            let device = self.tiers.device(device);
+            tier = device.tier_name().to_owned();
+            let mut file = device.path().as_os_str().as_encoded_bytes().to_vec();
+            file.push(b'/');
+            file.extend_from_slice(&path);
+            replica = Some((tier.clone(), file));
+            places.push(format!(
+                "{tier}:{}/{}",
+                device.path().display(),
+                String::from_utf8_lossy(&path)
+            ));
+        }
+        if let Some((dir, name)) = inode.spill() {
+            let at = tree.applied_path(*dir)?.join(name);
+            places.push(format!("store:{}/{at}", self.store.describe()));
+        }
+        if let Some(applied) = tree.applied_path(id)
+            && (!inode.dirty() || places.is_empty())
+        {
+            places.push(format!("store:{}/{applied}", self.store.describe()));
+        }
+        let pending = inode
+            .publish
+            .and_then(|seq| tree.ops.get(&seq))
+            .map(|op| match &op.error {
+                Some(trouble) => trouble.text.clone(),
+                None => String::from("queued for the store"),
+            });
+        Some(Where {
+            kind: inode.attr.kind,
+            size_bytes: self.attr_of(id, inode).size_bytes,
+            state: self.state_of(&tree, id)?,
+            location: places.join(" "),
+            tier,
+            mode: decision.mode,
+            rule: self.rules.why(decision.reason),
+            placed: inode
+                .extra
+                .as_ref()
+                .map(|extra| extra.placed.clone())
+                .unwrap_or_default(),
+            version: inode.version,
+            durable_version: inode.durable,
+            checksum: inode.checksum,
+            pinned: inode.pinned,
+            pending,
+            replica,
+            store_path: tree.applied_path(id).map(|path| path.0).unwrap_or_default(),
+            path,
+        })
+    }
+
+    /// The file at a logical path, as the agent itself sees it.
+    pub fn find(&self, path: &[u8]) -> crate::error::FsResult<FileId> {
+        let caller = crate::model::Caller {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            pid: 0,
+            umask: 0,
+        };
+        let mut at = FileId::ROOT;
+        for name in path
+            .split(|byte| *byte == b'/')
+            .filter(|name| !name.is_empty() && *name != b".")
+        {
+            if name == b".." {
+                return Err(rustix::io::Errno::INVAL.into());
+            }
+            at = self.resolve(&caller, at, name)?;
+        }
+        Ok(at)
+    }
+
+    /// Bytes that a device holds and the store does not.
+    pub fn dirty_bytes_on(&self, tree: &Tree, device: &crate::tier::Device) -> u64 {
+        device
+            .used_bytes()
+            .saturating_sub(tree.clean_bytes.get(&device.id()).copied().unwrap_or(0))
+    }
+
+    /// Bytes on all tiers that the store does not have.
+    pub fn dirty_bytes(&self) -> u64 {
+        let tree = self.tree();
+        self.tiers
+            .devices()
+            .map(|device| self.dirty_bytes_on(&tree, device))
+            .sum()
+    }
+
+    /// Those of them on tiers that do not outlive the machine.
+    pub fn volatile_dirty_bytes(&self) -> u64 {
+        let tree = self.tree();
+        let volatile = self
+            .tiers
+            .devices()
+            .filter(|device| device.survives() == Survives::Agent);
+        volatile
+            .map(|device| self.dirty_bytes_on(&tree, device))
+            .sum()
+    }
+
+    fn safe_in(&self, tree: &Tree, id: FileId) -> String {
+        let Some(inode) = tree.get(id) else {
+            return String::new();
+        };
+        let path = tree.logical_path(id).unwrap_or_default();
+        match (inode.replica, inode.spill()) {
+            (Some((device, _)), _) => {
+                format!(
+                    "{}/{}",
+                    self.tiers.device(device).path().display(),
+                    String::from_utf8_lossy(&path)
+                )
+            }
+            (None, Some((dir, name))) => format!(
+                "{}/{}",
+                self.store.describe(),
+                tree.applied_path(*dir).unwrap_or_default().join(name)
+            ),
+            _ => String::new(),
+        }
+    }
+
+    /// What should be in the store and is not: of one run, or of all. `open_too`: files still open count.
+    pub fn undurable(&self, run: Option<RunId>, open_too: bool) -> Vec<Undurable> {
+        let tree = self.tree();
+        let mut list = Vec::new();
+        let mut behind: Option<String> = None;
+        for op in tree.ops.values() {
+            let mine = run.is_none_or(|run| op.run == run || op.run == RunId(0));
+            if mine {
+                let id = op.file();
+                let bytes = match &op.kind {
+                    OpKind::Publish { .. } => tree.get(id).map_or(0, |inode| inode.attr.size_bytes),
+                    _ => 0,
+                };
+                let why = match (&op.error, &behind) {
+                    (Some(trouble), _) => trouble.text.clone(),
+                    (None, Some(first)) => format!("waits for its turn behind {first}"),
+                    (None, None) => String::from("not yet drained"),
+                };
+                list.push(Undurable {
+                    path: self.op_path(&tree, op),
+                    why,
+                    safe_in: self.safe_in(&tree, id),
+                    bytes,
+                    is_content: matches!(op.kind, OpKind::Publish { .. }),
+                    operation: self.op_name(&tree, op),
+                });
+            }
+            if behind.is_none()
+                && op.error.as_ref().is_some_and(|trouble| trouble.lasting)
+                && self.config.ordered
+            {
+                behind = Some(String::from_utf8_lossy(&self.op_path(&tree, op)).into_owned());
+            }
+        }
+        if open_too {
+            for (id, inode) in tree.iter() {
+                if inode.sealed
+                    || inode.logical.is_none()
+                    || run.is_some_and(|run| inode.run != run)
+                {
+                    continue;
+                }
+                let path = tree.logical_path(id).unwrap_or_default();
+                if Self::drained(self.decide(&path).mode) {
+                    list.push(Undurable {
+                        why: String::from("still open for writing"),
+                        safe_in: self.safe_in(&tree, id),
+                        bytes: self.attr_of(id, inode).size_bytes,
+                        is_content: true,
+                        operation: String::new(),
+                        path,
+                    });
+                }
+            }
+        }
+        list
+    }
+
+    /// The path that an operation is about, said so that a person sees what is missing.
+    pub(crate) fn op_path(&self, tree: &Tree, op: &Op) -> Vec<u8> {
+        let place = |dir: FileId, name: &[u8]| {
+            tree.child_path(dir, name)
+                .or_else(|| tree.applied_path(dir).map(|path| path.join(name).0))
+                .unwrap_or_else(|| name.to_vec())
+        };
+        match &op.kind {
+            OpKind::Publish {
+                file, dir, name, ..
+            } => tree
+                .logical_path(*file)
+                .unwrap_or_else(|| place(*dir, name)),
+            OpKind::SetMeta { file } => tree.logical_path(*file).unwrap_or_default(),
+            OpKind::Link { dir, name, .. }
+            | OpKind::Unlink { dir, name, .. }
+            | OpKind::RemoveDir { dir, name, .. } => place(*dir, name),
+            OpKind::Rename { to_dir, to, .. } => place(*to_dir, to),
+            OpKind::Exchange { a_dir, a_name, .. } => place(*a_dir, a_name),
+        }
+    }
+
+    /// The operation in words.
+    fn op_name(&self, tree: &Tree, op: &Op) -> String {
+        let path = self.op_path(tree, op);
+        let path = String::from_utf8_lossy(&path);
+        let place = |dir: FileId, name: &[u8]| tree.child_path(dir, name).unwrap_or_else(|| name.to_vec());
+        match &op.kind {
+            OpKind::Publish { .. } => format!("publish {path}"),
+            OpKind::SetMeta { .. } => format!("set attributes of {path}"),
+            OpKind::Link { .. } => format!("link {path}"),
+            OpKind::Rename { from_dir, from, .. } => {
+                format!("rename {} → {path}", String::from_utf8_lossy(&place(*from_dir, from)))
+            }
+            OpKind::Exchange { b_dir, b_name, .. } => {
+                format!("exchange {path} and {}", String::from_utf8_lossy(&place(*b_dir, b_name)))
+            }
+            OpKind::Unlink { .. } => format!("delete {path}"),
+            OpKind::RemoveDir { .. } => format!("remove directory {path}"),
+        }
+    }
+
+    /// The first operation that failed, if the drain stands still because of it.
+    pub fn stuck(&self) -> Option<Stuck> {
+        let tree = self.tree();
+        tree.ops.values().find_map(|op| {
+            let trouble = op.error.as_ref()?;
+            Some(Stuck {
+                path: self.op_path(&tree, op),
+                text: trouble.text.clone(),
+                since: op.first_failure.map(|at| at.elapsed()).unwrap_or_default(),
+            })
+        })
+    }
+
+    pub fn waiting(&self) -> Waiting {
+        let tree = self.tree();
+        let mut waiting = Waiting::default();
+        for op in tree.ops.values() {
+            if let (OpKind::Publish { file, .. }, Some(inode)) = (&op.kind, tree.get(op.file()))
+                && inode.attr.kind == Kind::File
+            {
+                waiting.files += 1;
+                waiting.bytes += inode.attr.size_bytes;
+                if waiting.oldest.is_none()
+                    && let Some(path) = tree.logical_path(*file)
+                {
+                    waiting.oldest = Some((path, op.queued.elapsed()));
+                }
+            } else {
+                waiting.operations += 1;
+            }
+        }
+        waiting
+    }
+
+    pub fn dirty_bytes_of(&self, device: &crate::tier::Device) -> u64 {
+        self.dirty_bytes_on(&self.tree(), device)
+    }
+
+    pub fn lingering_none(&self) -> bool {
+        self.lingering_files().is_empty()
+    }
+
+    /// Waits until the queue changes, at most so long.
+    pub fn wait_change(&self, at_most: Duration) {
+        let tree = self.tree();
+        drop(self.changed.wait_timeout(tree, at_most));
+    }
+
+    /// Files whose rule keeps them out of the store.
+    pub fn kept(&self, run: Option<RunId>, mode: Mode) -> Vec<(FileId, Vec<u8>, u64)> {
+        let tree = self.tree();
+        tree.iter()
+            .filter(|(_, inode)| {
+                inode.attr.kind == Kind::File
+                    && inode.sealed
+                    && inode.dirty()
+                    && inode.publish.is_none()
+                    && inode.logical.is_some()
+            })
+            .filter(|(_, inode)| run.is_none_or(|run| inode.run == run))
+            .filter_map(|(id, inode)| Some((id, tree.logical_path(id)?, inode.attr.size_bytes)))
+            .filter(|(_, path, _)| self.decide(path).mode == mode)
+            .collect()
+    }
+
+    /// `keep` files of a run are drained after all (`--keep-at-exit=drain`).
+    pub fn drain_kept(&self, run: Option<RunId>) {
+        let kept = self.kept(run, Mode::Keep);
+        let mut tree = self.tree();
+        let mut txn = super::journal::Txn::default();
+        for (id, ..) in kept {
+            let Some(inode) = tree.get(id) else { continue };
+            let Some((dir, name)) = inode.logical.clone() else {
+                continue;
+            };
+            let run = inode.run;
+            let over = tree.planned(dir, &name);
+            let kind = OpKind::Publish {
+                file: id,
+                dir,
+                name: Box::from(&*name),
+                over,
+            };
+            let seq = self.queue(&mut tree, &mut txn, kind, run, false, 0);
+            if let Some(inode) = tree.get_mut(id) {
+                inode.publish = Some(seq);
+            }
+        }
+        self.commit(&tree, txn);
+        drop(tree);
+        self.wake();
+    }
+
+    pub fn pin(&self, id: FileId, on: bool) {
+        let mut tree = self.tree();
+        let mut txn = super::journal::Txn::default();
+        self.own(&mut tree, &mut txn, id);
+        if let Some(inode) = tree.get_mut(id) {
+            inode.pinned = on;
+        }
+        self.commit(&tree, txn);
+    }
+
+    /// What the final drain takes up too; their quiet period is over.
+    pub fn begin_final_drain(&self, run: Option<RunId>) {
+        {
+            let mut tree = self.tree();
+            let now = crate::clock::tick();
+            for op in tree.ops.values_mut() {
+                if run.is_none_or(|run| op.run == run || op.run == RunId(0)) {
+                    op.last = false;
+                }
+                op.due = op.due.min(now);
+                // A person waits: what was refused is tried once more.
+                op.failures = 0;
+                op.first_failure = None;
+                op.error = None;
+            }
+            if run.is_none() {
+                self.final_drain
+                    .store(true, std::sync::atomic::Ordering::Relaxed);
+            }
+        }
+        self.wake();
+    }
+
+    /// Is anything queued or still to be sealed, of one run or of all?
+    pub fn busy(&self, run: Option<RunId>) -> bool {
+        let tree = self.tree();
+        tree.ops
+            .values()
+            .any(|op| run.is_none_or(|run| op.run == run || op.run == RunId(0)))
+            || !self.lingering_files().is_empty()
+    }
+
+}

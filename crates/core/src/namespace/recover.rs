@@ -1,0 +1,351 @@
+//! Taking up what an earlier agent left: memory from the catalog, content from the tiers. A plain file is
+//! known by its inode number, so that a rename that was written down but not done (or done but not
+//! finished) on the tier is put right. Nothing that only we have is ever deleted here.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::model::{DeviceId, FileId, Kind, OpKind, RunId};
+
+use super::Namespace;
+use super::content::{Content, Lies};
+use super::files::HIDDEN_PREFIX;
+use super::tree::{Entry, Inode, Name, Op, Tree};
+
+struct OnTier {
+    path: Vec<u8>,
+    blocks_bytes: u64,
+}
+
+impl Namespace {
+    pub(super) fn recover(&self) -> Result<()> {
+        let image = self.catalog.load()?;
+        if image.files.is_empty() && image.ops.is_empty() {
+            return Ok(());
+        }
+        let mut tree = self.tree();
+        tree.reserve(image.files.len());
+        for (id, record) in image.files {
+            tree.next_id = tree.next_id.max(id.0 + 1);
+            let root = id == FileId::ROOT;
+            let mut inode = Inode::new(record.attr);
+            let place = |(dir, name): (FileId, Box<[u8]>)| (dir, Name::from(name));
+            inode.version = u32::try_from(record.version).unwrap_or(u32::MAX);
+            inode.durable = u32::try_from(record.durable_version).unwrap_or(0);
+            inode.sealed = record.sealed;
+            inode.replica = record
+                .replica
+                .map(|replica| (replica.device, replica.backing_ino));
+            inode.identity = record.identity.map(Box::new);
+            inode.logical = record.logical.map(place);
+            inode.applied = record.applied.map(place);
+            inode.pinned = record.pinned;
+            inode.checksum = record.checksum;
+            inode.run = RunId(0);
+            inode.owned = true;
+            if record.target.is_some() || record.xattrs.is_some() || record.spill.is_some() {
+                let extra = inode.extra_mut();
+                extra.target = record.target;
+                extra.xattrs = record.xattrs;
+                extra.spill = record.spill.map(place);
+            }
+            if root {
+                let Some(known) = tree.get_mut(FileId::ROOT) else {
+                    continue;
+                };
+                known.extra = inode.extra;
+                continue;
+            }
+            tree.insert(id, inode);
+        }
+        for (dir, name, record) in image.entries {
+            let name = Name::from(name);
+            let Some(d) = tree.dir_mut(dir) else { continue };
+            d.children
+                .insert(name.clone(), Entry::new(record.logical, record.planned));
+            if let Some(id) = record.logical
+                && let Some(inode) = tree.get_mut(id)
+                && inode
+                    .logical
+                    .as_ref()
+                    .is_some_and(|place| *place != (dir, name.clone()))
+            {
+                inode.extra_mut().more_names.push((dir, name));
+            }
+        }
+        for (seq, record) in image.ops {
+            tree.next_seq = tree.next_seq.max(seq.0 + 1);
+            let mut op = Op::new(record.kind, RunId(0), crate::clock::tick(), record.last);
+            op.prepared = record.prepared;
+            let file = op.file();
+            if let Some(inode) = tree.get_mut(file) {
+                match op.kind {
+                    OpKind::Publish { .. } => inode.publish = Some(seq),
+                    OpKind::SetMeta { .. } => inode.set_meta = Some(seq),
+                    _ => {}
+                }
+            }
+            tree.enqueue(seq, op);
+        }
+        // Every name that is hidden only while an operation waits was written down with it; stale ones go.
+        drop(tree);
+        self.match_tiers();
+        self.match_spills();
+        self.seal_recovered();
+        self.discard_leftovers();
+        let tree = self.tree();
+        tracing::info!(
+            files = tree.len(),
+            operations = tree.ops.len(),
+            "took up what an earlier agent left"
+        );
+        Ok(())
+    }
+
+    /// Finds every replica on its device, by inode number, and puts it under the path that the catalog says.
+    fn match_tiers(&self) {
+        let mut found: HashMap<(DeviceId, u64), OnTier> = HashMap::new();
+        for device in self.tiers.devices() {
+            let result = device.walk(&mut |path: &[u8], ino, _size, blocks_bytes| {
+                found.insert(
+                    (device.id(), ino),
+                    OnTier {
+                        path: path.to_vec(),
+                        blocks_bytes,
+                    },
+                );
+            });
+            if let Err(why) = result {
+                self.device_failed(device.id(), &why);
+                self.note(
+                    RunId(0),
+                    device.path().display().to_string(),
+                    format!("the tier cannot be read: {why}"),
+                    true,
+                );
+            }
+        }
+        let mut tree = self.tree();
+        let replicas: Vec<(FileId, DeviceId, u64)> = tree
+            .iter()
+            .filter_map(|(id, inode)| inode.replica.map(|(device, ino)| (id, device, ino)))
+            .collect();
+        // Whatever is in another's place is moved aside first, so that swapped names come right too.
+        let mut aside: Vec<(FileId, DeviceId, Vec<u8>)> = Vec::new();
+        for (id, device, ino) in replicas {
+            let want = tree.logical_path(id);
+            let Some(on_tier) = found.remove(&(device, ino)) else {
+                self.replica_missing(&mut tree, id, want);
+                continue;
+            };
+            let Some(want) = want else {
+                // Unlinked while open: nobody has it open any more.
+                drop(self.tiers.device(device).unlink(&on_tier.path));
+                tree.drop_replica(id);
+                continue;
+            };
+            let device = self.tiers.device(device);
+            device.add_used(i64::try_from(on_tier.blocks_bytes).unwrap_or(i64::MAX));
+            if let Some(inode) = tree.get_mut(id) {
+                inode.charged_bytes = on_tier.blocks_bytes;
+            }
+            tree.recount(id);
+            if on_tier.path != want {
+                let hidden = super::files::hidden_name(id);
+                if device.rename(&on_tier.path, &hidden).is_ok() {
+                    aside.push((id, device.id(), want));
+                }
+            }
+        }
+        for ((device, _), orphan) in found {
+            self.set_aside(device, &orphan.path);
+        }
+        for (id, device, want) in aside {
+            if let Err(why) = self
+                .tiers
+                .device(device)
+                .rename(&super::files::hidden_name(id), &want)
+            {
+                self.note(
+                    RunId(0),
+                    String::from_utf8_lossy(&want).into_owned(),
+                    format!("cannot be put in its place on the tier: {why}"),
+                    true,
+                );
+            }
+        }
+    }
+
+    fn replica_missing(&self, tree: &mut Tree, id: FileId, path: Option<Vec<u8>>) {
+        let dirty = tree
+            .get(id)
+            .is_some_and(|inode| inode.dirty() || !inode.sealed);
+        tree.drop_replica(id);
+        let Some(path) = path else { return };
+        if !dirty {
+            return;
+        }
+        let shown = String::from_utf8_lossy(&path).into_owned();
+        let publish = tree.get(id).and_then(|inode| inode.publish);
+        if let Some(seq) = publish {
+            tree.dequeue(seq);
+        }
+        if let Some(inode) = tree.get_mut(id) {
+            inode.publish = None;
+            inode.sealed = true;
+            inode.version = inode.durable;
+        }
+        self.note(RunId(0), shown, "its newest version is gone from the tier (a volatile tier does not survive a reboot); the store keeps the version before", true);
+        let never = tree.get(id).is_some_and(|inode| inode.applied.is_none());
+        if never && let Some((dir, name)) = tree.get_mut(id).and_then(|inode| inode.logical.take())
+        {
+            tree.bind(dir, &name, |entry| entry.set_logical(None));
+        }
+    }
+
+    /// A plain file that no record names: an unlink or a copy that was cut off. It is kept out of the way, not deleted,
+    /// unless its name says that it was only being made.
+    fn set_aside(&self, device: DeviceId, path: &[u8]) {
+        let device = self.tiers.device(device);
+        let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+        let result = if name.starts_with(HIDDEN_PREFIX) {
+            device.unlink(path)
+        } else if path.starts_with(b".surgetank-orphans/") {
+            Ok(())
+        } else {
+            let mut aside = b".surgetank-orphans/".to_vec();
+            aside.extend_from_slice(path);
+            device.rename(path, &aside)
+        };
+        if let Err(why) = result {
+            tracing::warn!(%why, path = %String::from_utf8_lossy(path), "an orphan could not be set aside");
+        }
+    }
+
+    fn match_spills(&self) {
+        let spills: Vec<(FileId, crate::store::StorePath, crate::store::Cred)> = {
+            let tree = self.tree();
+            tree.iter()
+                .filter_map(|(id, inode)| {
+                    let (dir, name) = inode.spill()?;
+                    Some((id, tree.applied_path(*dir)?.join(name), inode.cred()))
+                })
+                .collect()
+        };
+        for (id, path, who) in spills {
+            if self.store.stat(self.own_cred(who), &path).is_err() {
+                let mut tree = self.tree();
+                let logical = tree.logical_path(id);
+                if let Some(inode) = tree.get_mut(id) {
+                    inode.extra_mut().spill = None;
+                }
+                self.replica_missing(&mut tree, id, logical);
+            }
+        }
+    }
+
+    /// Files that were open when the agent died are complete now: nobody can have them open any more.
+    fn seal_recovered(&self) {
+        let open: Vec<FileId> = {
+            let tree = self.tree();
+            tree.iter()
+                .filter(|(_, inode)| !inode.sealed && inode.attr.kind == Kind::File)
+                .map(|(id, _)| id)
+                .collect()
+        };
+        for id in open {
+            let _inode = self.lock_inode(id);
+            if let Some(content) = self.content_of(id) {
+                self.finish_seal(id, None, &content);
+            } else if let Some(inode) = self.tree().get_mut(id) {
+                inode.sealed = true;
+            }
+        }
+        let dirty: Vec<FileId> = {
+            let tree = self.tree();
+            tree.iter()
+                .filter(|(_, inode)| inode.dirty() && inode.publish.is_none())
+                .map(|(id, _)| id)
+                .collect()
+        };
+        let mut tree = self.tree();
+        let mut txn = super::journal::Txn::default();
+        for id in dirty {
+            self.queue_publish(&mut tree, &mut txn, id);
+        }
+        self.commit(&tree, txn);
+    }
+
+    /// The plain file that holds a sealed or abandoned version.
+    pub(crate) fn content_of(&self, id: FileId) -> Option<Content> {
+        let tree = self.tree();
+        let inode = tree.get(id)?;
+        let owner = inode.cred();
+        if let Some((device, _)) = inode.replica {
+            let path = tree.logical_path(id)?;
+            let file = self.tiers.device(device).open(&path, false).ok()?;
+            return Some(Content {
+                file: Arc::new(file),
+                lies: Lies::Tier(device),
+                writable: false,
+            });
+        }
+        let (path, lies) = match inode.spill() {
+            Some((dir, name)) => (tree.applied_path(*dir)?.join(name), Lies::StoreTemporary),
+            None => (tree.applied_path(id)?, Lies::Store),
+        };
+        drop(tree);
+        let file = self.store.open(self.own_cred(owner), &path, false).ok()?;
+        Some(Content {
+            file: Arc::new(file),
+            lies,
+            writable: false,
+        })
+    }
+
+    /// Half-made copies of an earlier agent in the store, wherever a queued operation could have left one.
+    fn discard_leftovers(&self) {
+        let (dirs, spills, who) = {
+            let tree = self.tree();
+            let mut dirs: Vec<FileId> = vec![FileId::ROOT];
+            for op in tree.ops.values() {
+                for (dir, _) in super::tree::places(&op.kind) {
+                    let mut at = tree.nearest_applied(dir);
+                    while !dirs.contains(&at) {
+                        dirs.push(at);
+                        at = tree
+                            .get(at)
+                            .and_then(|inode| inode.logical.as_ref())
+                            .map_or(FileId::ROOT, |place| place.0);
+                    }
+                }
+            }
+            let spills: Vec<Name> = tree
+                .iter()
+                .filter_map(|(_, inode)| inode.spill().map(|place| place.1.clone()))
+                .collect();
+            let who = tree
+                .get(FileId::ROOT)
+                .map_or(crate::store::Cred { uid: 0, gid: 0 }, Inode::cred);
+            (
+                dirs.iter()
+                    .filter_map(|dir| tree.applied_path(*dir))
+                    .collect::<Vec<_>>(),
+                spills,
+                self.own_cred(who),
+            )
+        };
+        let mut prefix = crate::model::STORE_TEMPORARY_PREFIX.to_vec();
+        prefix.extend_from_slice(self.key().as_bytes());
+        for dir in dirs {
+            for entry in self.store.list(who, &dir, true).unwrap_or_default() {
+                if entry.name.starts_with(&prefix)
+                    && !spills.iter().any(|name| **name == *entry.name)
+                {
+                    drop(self.store.discard(who, &dir.join(&entry.name)));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! Finding files: names to files, through the store where we know nothing of our own, and believing the
+//! store only for as long as configured (others change it too).
+
+use std::io;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use crate::clock;
+use crate::error::{Errno, FsResult};
+use crate::model::{Attr, Caller, FileId, Kind, STORE_TEMPORARY_PREFIX};
+use crate::store::{Cred, StorePath, StoreStat};
+
+use super::tree::{Entry, Inode, Name, Tree};
+use super::{Found, Namespace};
+
+/// A look-up in the store that kept overlapping changes is given up after this many tries.
+const TRIES_MAX: usize = 100;
+
+enum Ask {
+    Known(FileId),
+    Absent,
+    /// The store has to be asked, at this path; what the directory's generation was.
+    Store(StorePath, u32, Option<Entry>),
+}
+
+impl Namespace {
+    pub fn lookup(&self, caller: &Caller, dir: FileId, name: &[u8]) -> FsResult<Found> {
+        let id = self.resolve(caller, dir, name)?;
+        self.found(id)
+    }
+
+    /// Counts one more reference that the kernel holds.
+    pub(super) fn found(&self, id: FileId) -> FsResult<Found> {
+        let mut tree = self.tree();
+        let inode = tree.get_mut(id).ok_or(Errno::NOENT)?;
+        inode.lookups += 1;
+        let ttl = self.ttl(id, inode);
+        let attr = self.attr_of(id, inode);
+        Ok(Found { id, attr, ttl })
+    }
+
+    pub fn forget(&self, id: FileId, count: u64) {
+        let mut tree = self.tree();
+        let Some(inode) = tree.get_mut(id) else {
+            return;
+        };
+        inode.lookups = inode
+            .lookups
+            .saturating_sub(u32::try_from(count).unwrap_or(u32::MAX));
+        if inode.lookups == 0 {
+            let owned = inode.owned;
+            if owned {
+                let mut txn = super::journal::Txn::default();
+                self.reap(&mut tree, &mut txn, id);
+                self.commit(&tree, txn);
+            } else {
+                tree.forget_mirror(id);
+            }
+        }
+    }
+
+    /// The file under a name, `ENOENT` when there is none. The store is asked where we do not know.
+    pub(super) fn resolve(&self, caller: &Caller, dir: FileId, name: &[u8]) -> FsResult<FileId> {
+        if name == b"." {
+            return Ok(dir);
+        }
+        if name.len() > 255 {
+            return Err(Errno::NAMETOOLONG.into());
+        }
+        if name.starts_with(STORE_TEMPORARY_PREFIX) {
+            return Err(Errno::NOENT.into());
+        }
+        let name: Name = Name::from(name);
+        for _ in 0..TRIES_MAX {
+            let moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
+            let (path, generation, entry) = {
+                let tree = self.tree();
+                let inode = tree.get(dir).ok_or(Errno::NOENT)?;
+                if !inode.is_dir() {
+                    return Err(Errno::NOTDIR.into());
+                }
+                self.permit(caller, &inode.attr, 1)?;
+                match self.ask(&tree, dir, &name) {
+                    Ask::Known(id) => return Ok(id),
+                    Ask::Absent => return Err(Errno::NOENT.into()),
+                    Ask::Store(path, generation, entry) => (path, generation, entry),
+                }
+            };
+            self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
+            let result = self.store.stat(Self::who(caller), &path);
+            let mut tree = self.tree();
+            let unchanged = tree.dir(dir).is_some_and(|d| d.generation == generation)
+                && tree.entry(dir, &name) == entry;
+            drop(moving);
+            if !unchanged {
+                continue;
+            }
+            return match result {
+                Ok(stat) => Ok(self.integrate(&mut tree, dir, &name, &stat)),
+                Err(why) if is_absent(&why) => {
+                    self.vanished(&mut tree, dir, &name);
+                    Err(Errno::NOENT.into())
+                }
+                Err(why) => Err(why.into()),
+            };
+        }
+        Err(Errno::AGAIN.into())
+    }
+
+    fn ask(&self, tree: &Tree, dir: FileId, name: &Name) -> Ask {
+        let Some(d) = tree.dir(dir) else {
+            return Ask::Absent;
+        };
+        if let Some(entry) = d.children.get(name) {
+            let Some(id) = entry.logical() else {
+                return Ask::Absent;
+            };
+            let believed = tree.get(id).is_some_and(|inode| {
+                inode.owned
+                    || inode.handles > 0
+                    || inode
+                        .checked
+                        .is_some_and(|at| at.elapsed() < self.config.store_ttl)
+            });
+            if believed {
+                return Ask::Known(id);
+            }
+        } else if d.complete
+            || d.absent
+                .get(name)
+                .is_some_and(|at| at.elapsed() < self.config.store_ttl)
+        {
+            return Ask::Absent;
+        }
+        match tree.applied_path(dir) {
+            Some(path) => Ask::Store(path.join(name), d.generation, d.children.get(name).copied()),
+            None => Ask::Absent,
+        }
+    }
+
+    /// Takes in what the store has under a name of which we have nothing of our own.
+    fn integrate(&self, tree: &mut Tree, dir: FileId, name: &Name, stat: &StoreStat) -> FileId {
+        let known = tree.entry(dir, name).and_then(Entry::logical);
+        if let Some(id) = known {
+            let same = tree.get(id).is_some_and(|inode| {
+                inode.attr.ino == stat.attr.ino && inode.attr.kind == stat.attr.kind
+            });
+            if same {
+                self.refresh(tree, id, stat);
+                return id;
+            }
+            // Somebody else replaced it: this is another file.
+            self.vanished(tree, dir, name);
+        }
+        if stat.attr.kind == Kind::File
+            && stat.attr.links > 1
+            && let Some(id) = tree.hard_links.get(&stat.attr.ino).copied()
+            && tree.get(id).is_some()
+        {
+            tree.bind(dir, name, |entry| {
+                entry.set_logical(Some(id));
+                entry.set_planned(Some(id));
+            });
+            let owned = tree.get_mut(id).is_some_and(|inode| {
+                inode.extra_mut().more_names.push((dir, name.clone()));
+                inode.owned
+            });
+            if owned {
+                let mut txn = super::journal::Txn::default();
+                self.own(tree, &mut txn, dir);
+                txn.entry(dir, name);
+                self.commit(tree, txn);
+            }
+            return id;
+        }
+        let id = tree.new_id();
+        let mut inode = Inode::new(stat.attr);
+        inode.identity = Some(Box::new(stat.identity));
+        inode.logical = Some((dir, name.clone()));
+        inode.applied = Some((dir, name.clone()));
+        inode.checked = Some(clock::tick());
+        tree.insert(id, inode);
+        if stat.attr.kind == Kind::File && stat.attr.links > 1 {
+            tree.hard_links.insert(stat.attr.ino, id);
+        }
+        tree.bind(dir, name, |entry| {
+            entry.set_logical(Some(id));
+            entry.set_planned(Some(id));
+        });
+        id
+    }
+
+    /// The store no longer has a name of which we have nothing of our own.
+    fn vanished(&self, tree: &mut Tree, dir: FileId, name: &Name) {
+        let known = tree.entry(dir, name).and_then(Entry::logical);
+        if let Some(id) = known {
+            tree.bind(dir, name, |entry| *entry = Entry::default());
+            if let Some(inode) = tree.get_mut(id) {
+                inode.logical = None;
+                inode.applied = None;
+                inode.attr.links = 0;
+                if inode.lookups == 0 {
+                    tree.forget_mirror(id);
+                }
+            }
+        }
+        if let Some(d) = tree.dir_mut(dir) {
+            if d.absent.len() >= 4096 {
+                d.absent.clear();
+            }
+            d.absent.insert(name.clone(), clock::tick());
+        }
+    }
+
+    /// New attributes of a file that is the store's; a directory keeps what we did to it meanwhile.
+    pub(super) fn refresh(&self, tree: &mut Tree, id: FileId, stat: &StoreStat) {
+        let Some(inode) = tree.get_mut(id) else {
+            return;
+        };
+        inode.checked = Some(clock::tick());
+        if inode.owned && !inode.is_dir() {
+            return;
+        }
+        if inode.is_dir() {
+            if inode.set_meta.is_none() {
+                inode.attr.perm = stat.attr.perm;
+                inode.attr.uid = stat.attr.uid;
+                inode.attr.gid = stat.attr.gid;
+            }
+            inode.attr.size_bytes = stat.attr.size_bytes;
+            inode.attr.mtime = inode.attr.mtime.max(stat.attr.mtime);
+            inode.attr.ctime = inode.attr.ctime.max(stat.attr.ctime);
+            return;
+        }
+        inode.attr = Attr {
+            ino: inode.attr.ino,
+            ..stat.attr
+        };
+        inode.identity = Some(Box::new(stat.identity));
+    }
+
+    /// Asks the store again about a file of its own, when what we know is too old.
+    pub(super) fn revalidate(&self, id: FileId) -> FsResult<()> {
+        let moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
+        let (path, who): (StorePath, Cred) = {
+            let tree = self.tree();
+            let Some(inode) = tree.get(id) else {
+                return Ok(());
+            };
+            let fresh = inode
+                .checked
+                .is_some_and(|at| at.elapsed() < self.config.store_ttl);
+            let ours = inode.owned && !inode.is_dir();
+            if fresh || ours || inode.handles > 0 || inode.set_meta.is_some() {
+                return Ok(());
+            }
+            let Some(path) = tree.applied_path(id) else {
+                return Ok(());
+            };
+            (path, inode.cred())
+        };
+        self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
+        let result = self.store.stat(self.own_cred(who), &path);
+        let mut tree = self.tree();
+        drop(moving);
+        match result {
+            Ok(stat) => {
+                let same = tree
+                    .get(id)
+                    .is_some_and(|inode| inode.attr.ino == stat.attr.ino || id == FileId::ROOT);
+                if !same {
+                    return Err(Errno::STALE.into());
+                }
+                self.refresh(&mut tree, id, &stat);
+                Ok(())
+            }
+            Err(why) if is_absent(&why) => Err(Errno::STALE.into()),
+            Err(why) => Err(why.into()),
+        }
+    }
+
+    /// Our own credentials, for what is done on nobody's behalf; reading as root where we are root.
+    pub(crate) fn own_cred(&self, owner: Cred) -> Cred {
+        if rustix::process::geteuid().is_root() {
+            Cred { uid: 0, gid: 0 }
+        } else {
+            owner
+        }
+    }
+}
+
+pub(super) fn is_absent(why: &io::Error) -> bool {
+    matches!(why.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR))
+}

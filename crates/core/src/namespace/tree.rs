@@ -1,0 +1,625 @@
+//! The live state in memory: files, names, and the queue of operations on their way to the store.
+//!
+//! Every name has two bindings. *Logical* is what programs see; *planned* is what the store will have
+//! once all queued operations are carried out (less the publication of files that it never had: those
+//! can still be taken back). A name without an entry is "as in the store". Where a file is in the store
+//! *now* stands in its inode (`applied`). Nothing here does I/O; the one lock around it is held briefly.
+//!
+//! Invariants: a file that is `owned` is in the catalog, and so are all its ancestors; a file is kept
+//! while a name, an operation, an open handle, the store or the kernel refers to it; an entry is kept
+//! while an operation that names it is queued (`pins`), or else the store would show through too early.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::model::{
+    Attr, DeviceId, EntryRecord, FileId, FileRecord, Kind, NodeId, OpKind, Replica, RunId, Seq,
+    StoreIdentity,
+};
+use crate::store::{Cred, StorePath};
+
+pub type Name = Arc<[u8]>;
+/// A name in a directory.
+pub type Place = (FileId, Name);
+
+/// Inode numbers that we give out lie above this; those of store files are the store's own.
+pub const OWN_INODE_BASE: u64 = 1 << 56;
+
+/// One name. 0 stands for nobody: a million of these should be small.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Entry {
+    logical: u64,
+    planned: u64,
+    /// Queued operations that name it.
+    pub pins: u32,
+}
+
+fn some(raw: u64) -> Option<FileId> {
+    (raw != 0).then_some(FileId(raw))
+}
+
+fn raw(id: Option<FileId>) -> u64 {
+    id.map_or(0, |id| id.0)
+}
+
+impl Entry {
+    pub fn new(logical: Option<FileId>, planned: Option<FileId>) -> Self {
+        Self {
+            logical: raw(logical),
+            planned: raw(planned),
+            pins: 0,
+        }
+    }
+    pub fn logical(self) -> Option<FileId> {
+        some(self.logical)
+    }
+    pub fn planned(self) -> Option<FileId> {
+        some(self.planned)
+    }
+    pub fn set_logical(&mut self, id: Option<FileId>) {
+        self.logical = raw(id);
+    }
+    pub fn set_planned(&mut self, id: Option<FileId>) {
+        self.planned = raw(id);
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct Dir {
+    pub children: BTreeMap<Name, Entry>,
+    /// We made it: a name without an entry does not exist, the store need not be asked.
+    pub complete: bool,
+    /// Grows when an entry is dropped, so that a look-up in the store that overlapped it is repeated.
+    pub generation: u32,
+    /// Names that the store did not have when we looked.
+    pub absent: HashMap<Name, Instant>,
+    /// Queued operations that put something into this directory or take it away.
+    pub queued: u32,
+    /// A rename of the directory itself is queued, so its making can no longer be taken back.
+    pub moved: bool,
+}
+
+/// Rarely needed parts of a file.
+#[derive(Debug, Default)]
+pub struct Extra {
+    /// Logical names beyond the primary one.
+    pub more_names: Vec<Place>,
+    pub target: Option<Box<[u8]>>,
+    pub xattrs: Option<BTreeMap<Box<[u8]>, Box<[u8]>>>,
+    /// The content lies in a temporary in the store: this name in this directory.
+    pub spill: Option<Place>,
+    /// Why the content lies where it lies (`why`).
+    pub placed: String,
+}
+
+/// What the file's life is at (DESIGN.md, "The life of a file").
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Some program may write it.
+    Open,
+    /// Complete, not yet in the store.
+    Sealed,
+    /// On its way.
+    Draining,
+    /// Verified in the store, and still on a tier.
+    Durable,
+    /// Verified in the store only.
+    Evicted,
+    /// Its rule says that it is not drained.
+    Kept,
+}
+
+#[derive(Debug)]
+pub struct Inode {
+    pub attr: Attr,
+    pub version: u32,
+    pub durable: u32,
+    pub replica: Option<(DeviceId, u64)>,
+    /// Bytes charged to the replica's device.
+    pub charged_bytes: u64,
+    pub identity: Option<Box<StoreIdentity>>,
+    pub logical: Option<Place>,
+    pub applied: Option<Place>,
+    /// Queued publication of the content.
+    pub publish: Option<Seq>,
+    /// Queued change of attributes.
+    pub set_meta: Option<Seq>,
+    pub lookups: u32,
+    pub handles: u32,
+    pub run: RunId,
+    /// Times it was opened for writing again before it was drained: doubles the quiet period.
+    pub reopened: u8,
+    pub sealed: bool,
+    pub owned: bool,
+    pub pinned: bool,
+    /// Grows whenever content may change; a copy that overlapped a change is void.
+    pub epoch: u32,
+    /// When the store was last asked about it.
+    pub checked: Option<Instant>,
+    pub checksum: Option<u64>,
+    /// What it counts for among the evictable bytes of its device.
+    clean_bytes: u64,
+    /// Opens for reading since it is on its tier, and the last of them.
+    pub reads: u32,
+    pub used: Option<Instant>,
+    pub prefetched: bool,
+    pub dir: Option<Box<Dir>>,
+    pub extra: Option<Box<Extra>>,
+}
+
+impl Inode {
+    pub fn new(attr: Attr) -> Self {
+        let dir = (attr.kind == Kind::Directory).then(Box::default);
+        Self {
+            attr,
+            version: 0,
+            durable: 0,
+            replica: None,
+            charged_bytes: 0,
+            identity: None,
+            logical: None,
+            applied: None,
+            publish: None,
+            set_meta: None,
+            lookups: 0,
+            handles: 0,
+            run: RunId(0),
+            reopened: 0,
+            sealed: true,
+            owned: false,
+            pinned: false,
+            epoch: 0,
+            checked: None,
+            checksum: None,
+            clean_bytes: 0,
+            reads: 0,
+            used: None,
+            prefetched: false,
+            dir,
+            extra: None,
+        }
+    }
+
+    pub fn is_dir(&self) -> bool {
+        self.attr.kind == Kind::Directory
+    }
+    pub fn dirty(&self) -> bool {
+        self.version != self.durable
+    }
+    pub fn extra_mut(&mut self) -> &mut Extra {
+        self.extra.get_or_insert_default()
+    }
+    pub fn spill(&self) -> Option<&Place> {
+        self.extra.as_ref().and_then(|extra| extra.spill.as_ref())
+    }
+    pub fn cred(&self) -> Cred {
+        Cred {
+            uid: self.attr.uid,
+            gid: self.attr.gid,
+        }
+    }
+}
+
+/// How far an operation is.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Progress {
+    Waiting,
+    Staging,
+    /// A complete copy lies under the temporary in `dir`, synced and compared if `checked`.
+    Staged {
+        dir: FileId,
+        temporary: Name,
+        staged: crate::store::Staged,
+        version: u32,
+        checked: bool,
+    },
+    /// The drain is carrying it out; it can no longer be taken back.
+    Committing,
+}
+
+#[derive(Debug)]
+pub struct Op {
+    pub kind: OpKind,
+    pub run: RunId,
+    /// Identity of the staged copy, recorded before it is renamed into place: a repetition after a crash recognises it.
+    pub prepared: Option<StoreIdentity>,
+    pub progress: Progress,
+    /// Not before this moment (quiet period, retry).
+    pub due: Instant,
+    /// Belongs to the final drain.
+    pub last: bool,
+    /// Somebody waits in fsync: taken although the file is open.
+    pub eager: bool,
+    pub failures: u32,
+    pub first_failure: Option<Instant>,
+    pub error: Option<Trouble>,
+    pub queued: Instant,
+}
+
+/// Why an operation did not succeed, for `status` and the verdict.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trouble {
+    pub errno: i32,
+    pub text: String,
+    /// Trying again will not help.
+    pub lasting: bool,
+}
+
+#[derive(Debug)]
+pub struct Tree {
+    inodes: HashMap<FileId, Box<Inode>>,
+    pub ops: BTreeMap<Seq, Op>,
+    pub next_id: u64,
+    pub next_seq: u64,
+    /// Staged temporaries whose operation was cancelled, to be removed by the drain.
+    pub discards: Vec<(FileId, Name, Cred)>,
+    /// Store files with several links, by their inode number: all names lead to one file.
+    pub hard_links: HashMap<u64, FileId>,
+    /// Bytes on each device that the store has too.
+    pub clean_bytes: HashMap<DeviceId, u64>,
+}
+
+impl Tree {
+    pub fn new(root: Inode) -> Self {
+        let mut inodes = HashMap::new();
+        inodes.insert(FileId::ROOT, Box::new(root));
+        Self {
+            inodes,
+            ops: BTreeMap::new(),
+            next_id: 2,
+            next_seq: 1,
+            discards: Vec::new(),
+            hard_links: HashMap::new(),
+            clean_bytes: HashMap::new(),
+        }
+    }
+
+    pub fn get(&self, id: FileId) -> Option<&Inode> {
+        self.inodes.get(&id).map(AsRef::as_ref)
+    }
+    pub fn get_mut(&mut self, id: FileId) -> Option<&mut Inode> {
+        self.inodes.get_mut(&id).map(AsMut::as_mut)
+    }
+    pub fn iter(&self) -> impl Iterator<Item = (FileId, &Inode)> {
+        self.inodes.iter().map(|(id, inode)| (*id, inode.as_ref()))
+    }
+    pub fn len(&self) -> usize {
+        self.inodes.len()
+    }
+    pub fn insert(&mut self, id: FileId, inode: Inode) {
+        self.inodes.insert(id, Box::new(inode));
+    }
+    pub fn reserve(&mut self, files: usize) {
+        self.inodes.reserve(files);
+    }
+    pub fn new_id(&mut self) -> FileId {
+        let id = FileId(self.next_id);
+        self.next_id += 1;
+        id
+    }
+
+    pub fn dir(&self, id: FileId) -> Option<&Dir> {
+        self.get(id).and_then(|inode| inode.dir.as_deref())
+    }
+    pub fn dir_mut(&mut self, id: FileId) -> Option<&mut Dir> {
+        self.get_mut(id).and_then(|inode| inode.dir.as_deref_mut())
+    }
+    pub fn entry(&self, dir: FileId, name: &[u8]) -> Option<Entry> {
+        self.dir(dir).and_then(|d| d.children.get(name)).copied()
+    }
+
+    /// Changes one name; an entry that says nothing any more is dropped.
+    pub fn bind(&mut self, dir: FileId, name: &Name, change: impl FnOnce(&mut Entry)) -> Entry {
+        let Some(d) = self.dir_mut(dir) else {
+            return Entry::default();
+        };
+        let entry = d.children.entry(name.clone()).or_default();
+        change(entry);
+        let entry = *entry;
+        if entry == Entry::default() {
+            d.children.remove(name);
+            d.generation = d.generation.wrapping_add(1);
+        }
+        d.absent.remove(name);
+        entry
+    }
+
+    /// Brings the count of clean bytes up to date with the file's present state. Call it before the replica changes its
+    /// device (with `replica` still the old one and the file not sealed) and after anything else that matters.
+    pub fn recount(&mut self, id: FileId) {
+        let Some(inode) = self.inodes.get_mut(&id) else {
+            return;
+        };
+        let Some((device, _)) = inode.replica else {
+            return;
+        };
+        let now = if inode.sealed && !inode.dirty() {
+            inode.charged_bytes
+        } else {
+            0
+        };
+        let before = std::mem::replace(&mut inode.clean_bytes, now);
+        let count = self.clean_bytes.entry(device).or_insert(0);
+        *count = (*count + now).saturating_sub(before);
+    }
+
+    /// The replica leaves its device; returns what it was charged.
+    pub fn drop_replica(&mut self, id: FileId) -> Option<(DeviceId, u64)> {
+        let inode = self.inodes.get_mut(&id)?;
+        let (device, _) = inode.replica.take()?;
+        let before = std::mem::replace(&mut inode.clean_bytes, 0);
+        let charged = std::mem::replace(&mut inode.charged_bytes, 0);
+        if let Some(count) = self.clean_bytes.get_mut(&device) {
+            *count = count.saturating_sub(before);
+        }
+        Some((device, charged))
+    }
+
+    pub fn planned(&self, dir: FileId, name: &[u8]) -> Option<FileId> {
+        self.entry(dir, name).and_then(Entry::planned)
+    }
+
+    /// Does the store have the file, or will it for certain (its publication can no longer be taken back)?
+    pub fn in_store(&self, id: FileId) -> bool {
+        let Some(inode) = self.get(id) else {
+            return false;
+        };
+        inode.applied.is_some()
+            || inode.publish.is_some_and(|seq| {
+                inode.is_dir()
+                    || self
+                        .ops
+                        .get(&seq)
+                        .is_some_and(|op| op.progress == Progress::Committing)
+            })
+    }
+
+    /// Path that programs use; `None` when some ancestor is unlinked.
+    pub fn logical_path(&self, id: FileId) -> Option<Vec<u8>> {
+        self.path_by(id, |inode| inode.logical.as_ref())
+    }
+    /// Path that the store has.
+    pub fn applied_path(&self, id: FileId) -> Option<StorePath> {
+        self.path_by(id, |inode| inode.applied.as_ref())
+            .map(StorePath)
+    }
+
+    fn path_by<'a>(
+        &'a self,
+        id: FileId,
+        place: impl Fn(&'a Inode) -> Option<&'a Place>,
+    ) -> Option<Vec<u8>> {
+        let mut names: Vec<&[u8]> = Vec::new();
+        let mut at = id;
+        while at != FileId::ROOT {
+            let (parent, name) = place(self.get(at)?)?;
+            names.push(name);
+            at = *parent;
+        }
+        let mut path = Vec::with_capacity(names.iter().map(|name| name.len() + 1).sum());
+        for name in names.iter().rev() {
+            if !path.is_empty() {
+                path.push(b'/');
+            }
+            path.extend_from_slice(name);
+        }
+        Some(path)
+    }
+
+    /// Path of a child of `dir`.
+    pub fn child_path(&self, dir: FileId, name: &[u8]) -> Option<Vec<u8>> {
+        Some(StorePath(self.logical_path(dir)?).join(name).0)
+    }
+
+    /// The directory itself or its nearest ancestor that the store has.
+    pub fn nearest_applied(&self, dir: FileId) -> FileId {
+        let mut at = dir;
+        while at != FileId::ROOT {
+            let Some(inode) = self.get(at) else {
+                return FileId::ROOT;
+            };
+            if inode.applied.is_some() && self.applied_path(at).is_some() {
+                return at;
+            }
+            let Some((parent, _)) = inode.logical.as_ref() else {
+                return FileId::ROOT;
+            };
+            at = *parent;
+        }
+        at
+    }
+
+    /// Is `below` the directory `above` or inside it (by what programs see)?
+    pub fn is_within(&self, below: FileId, above: FileId) -> bool {
+        let mut at = below;
+        loop {
+            if at == above {
+                return true;
+            }
+            match self.get(at).and_then(|inode| inode.logical.as_ref()) {
+                Some((parent, _)) if at != FileId::ROOT => at = *parent,
+                _ => return false,
+            }
+        }
+    }
+
+    pub fn queue(&mut self, kind: OpKind, run: RunId, due: Instant, last: bool) -> Seq {
+        let seq = Seq(self.next_seq);
+        self.next_seq += 1;
+        self.enqueue(seq, Op::new(kind, run, due, last));
+        seq
+    }
+
+    /// Puts an operation at its place and pins the names it is about.
+    pub fn enqueue(&mut self, seq: Seq, op: Op) {
+        for (dir, name) in places(&op.kind) {
+            self.bind(dir, &name, |entry| entry.pins += 1);
+            if let Some(d) = self.dir_mut(dir) {
+                d.queued += 1;
+            }
+        }
+        self.ops.insert(seq, op);
+    }
+
+    /// Takes an operation out, done or not. Returns the names that it had pinned.
+    pub fn dequeue(&mut self, seq: Seq) -> Option<(Op, Vec<Place>)> {
+        let op = self.ops.remove(&seq)?;
+        let places = places(&op.kind);
+        for (dir, name) in &places {
+            self.bind(*dir, name, |entry| {
+                entry.pins = entry.pins.saturating_sub(1)
+            });
+            if let Some(d) = self.dir_mut(*dir) {
+                d.queued = d.queued.saturating_sub(1);
+            }
+        }
+        Some((op, places))
+    }
+
+    /// Is nothing left that refers to the file?
+    pub fn unreferenced(&self, id: FileId) -> bool {
+        let Some(inode) = self.get(id) else {
+            return false;
+        };
+        id != FileId::ROOT
+            && inode.lookups == 0
+            && inode.handles == 0
+            && inode.publish.is_none()
+            && inode.set_meta.is_none()
+            && inode.logical.is_none()
+            && inode.applied.is_none()
+            && inode.dir.as_ref().is_none_or(|dir| dir.children.is_empty())
+    }
+
+    pub fn remove(&mut self, id: FileId) -> Option<Inode> {
+        self.inodes.remove(&id).map(|boxed| *boxed)
+    }
+
+    /// Forgets a file that only mirrors the store (nothing of ours in it, nobody knows it).
+    pub fn forget_mirror(&mut self, id: FileId) -> bool {
+        let Some(inode) = self.get(id) else {
+            return false;
+        };
+        let idle = id != FileId::ROOT
+            && !inode.owned
+            && inode.lookups == 0
+            && inode.handles == 0
+            && inode.dir.as_ref().is_none_or(|dir| dir.children.is_empty());
+        if !idle {
+            return false;
+        }
+        let places: Vec<Place> = inode
+            .logical
+            .iter()
+            .chain(inode.extra.iter().flat_map(|extra| &extra.more_names))
+            .cloned()
+            .collect();
+        for (dir, name) in places {
+            if self.entry(dir, &name) == Some(Entry::new(Some(id), Some(id)))
+                && let Some(d) = self.dir_mut(dir)
+            {
+                d.children.remove(&name);
+            }
+            // A directory that was kept only for this child may go too.
+            if dir != id {
+                self.forget_mirror(dir);
+            }
+        }
+        if let Some(inode) = self.inodes.remove(&id)
+            && self.hard_links.get(&inode.attr.ino) == Some(&id)
+        {
+            self.hard_links.remove(&inode.attr.ino);
+        }
+        true
+    }
+
+    pub fn record(&self, id: FileId) -> Option<FileRecord> {
+        let inode = self.get(id)?;
+        let place = |place: &Place| (place.0, Box::from(&*place.1));
+        Some(FileRecord {
+            attr: inode.attr,
+            version: u64::from(inode.version),
+            durable_version: u64::from(inode.durable),
+            sealed: inode.sealed,
+            replica: inode.replica.map(|(device, backing_ino)| Replica {
+                node: NodeId(0),
+                device,
+                backing_ino,
+            }),
+            spill: inode.spill().map(place),
+            identity: inode.identity.as_deref().copied(),
+            logical: inode.logical.as_ref().map(place),
+            applied: inode.applied.as_ref().map(place),
+            target: inode.extra.as_ref().and_then(|extra| extra.target.clone()),
+            xattrs: inode.extra.as_ref().and_then(|extra| extra.xattrs.clone()),
+            pinned: inode.pinned,
+            checksum: inode.checksum,
+            run: inode.run,
+        })
+    }
+
+    pub fn entry_record(&self, dir: FileId, name: &[u8]) -> Option<EntryRecord> {
+        self.entry(dir, name).map(|entry| EntryRecord {
+            logical: entry.logical(),
+            planned: entry.planned(),
+        })
+    }
+}
+
+impl Op {
+    pub fn new(kind: OpKind, run: RunId, due: Instant, last: bool) -> Self {
+        Self {
+            kind,
+            run,
+            prepared: None,
+            progress: Progress::Waiting,
+            due,
+            last,
+            eager: false,
+            failures: 0,
+            first_failure: None,
+            error: None,
+            queued: crate::clock::tick(),
+        }
+    }
+
+    /// The file that it is about.
+    pub fn file(&self) -> FileId {
+        match &self.kind {
+            OpKind::Publish { file, .. }
+            | OpKind::SetMeta { file }
+            | OpKind::Link { file, .. }
+            | OpKind::Rename { file, .. }
+            | OpKind::Exchange { a: file, .. }
+            | OpKind::Unlink { file, .. }
+            | OpKind::RemoveDir { file, .. } => *file,
+        }
+    }
+}
+
+/// The names an operation is about.
+pub fn places(kind: &OpKind) -> Vec<Place> {
+    let place = |dir: &FileId, name: &[u8]| (*dir, Name::from(name));
+    match kind {
+        OpKind::SetMeta { .. } => Vec::new(),
+        OpKind::Publish { dir, name, .. }
+        | OpKind::Link { dir, name, .. }
+        | OpKind::Unlink { dir, name, .. }
+        | OpKind::RemoveDir { dir, name, .. } => vec![place(dir, name)],
+        OpKind::Rename {
+            from_dir,
+            from,
+            to_dir,
+            to,
+            ..
+        } => vec![place(from_dir, from), place(to_dir, to)],
+        OpKind::Exchange {
+            a_dir,
+            a_name,
+            b_dir,
+            b_name,
+            ..
+        } => vec![place(a_dir, a_name), place(b_dir, b_name)],
+    }
+}

@@ -1,0 +1,192 @@
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn file(id: u64, bytes: u64) -> Candidate {
+    Candidate {
+        id: FileId(id),
+        bytes,
+        durable: true,
+        pinned: false,
+        open: false,
+        mode: Mode::Copy,
+        droppable: false,
+        prefetched: false,
+        reads: 0,
+        idle: Duration::from_secs(10),
+    }
+}
+
+fn ids(victims: &[(FileId, EvictReason)]) -> Vec<u64> {
+    victims.iter().map(|(id, _)| id.0).collect()
+}
+
+fn mode() -> impl Strategy<Value = Mode> {
+    prop_oneof![
+        Just(Mode::Keep),
+        Just(Mode::Copy),
+        Just(Mode::Move),
+        Just(Mode::Remove)
+    ]
+}
+
+fn candidates() -> impl Strategy<Value = Vec<Candidate>> {
+    let flags = (
+        any::<bool>(),
+        any::<bool>(),
+        any::<bool>(),
+        any::<bool>(),
+        any::<bool>(),
+    );
+    let bytes = prop_oneof![4 => 0..5_000_000u64, 1 => Just(u64::MAX)];
+    let one = (bytes, flags, mode(), 0..5u32, 0..100_000u64);
+    prop::collection::vec(one, 0..80).prop_map(|all| {
+        let numbered = all.into_iter().enumerate();
+        numbered
+            .map(
+                |(
+                    id,
+                    (bytes, (durable, pinned, open, droppable, prefetched), mode, reads, idle_ms),
+                )| Candidate {
+                    id: FileId(id as u64),
+                    bytes,
+                    durable,
+                    pinned,
+                    open,
+                    mode,
+                    droppable,
+                    prefetched,
+                    reads,
+                    idle: Duration::from_millis(idle_ms),
+                },
+            )
+            .collect()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #[test]
+    fn only_what_may_go_goes_and_it_suffices_and_no_one_goes_needlessly(
+        candidates in candidates(), want in prop_oneof![0..20_000_000u64, any::<u64>()]
+    ) {
+        let by_id: HashMap<FileId, Candidate> = candidates.iter().map(|c| (c.id, *c)).collect();
+        let victims = victims(candidates.iter().copied(), want);
+        let may_go = |c: &Candidate| {
+            (c.durable || (c.mode == Mode::Remove && c.droppable)) && !c.pinned && !c.open
+        };
+        let mut freed: u128 = 0;
+        let mut seen = std::collections::HashSet::new();
+        for (id, _) in &victims {
+            let candidate = by_id[id];
+            prop_assert!(may_go(&candidate), "{candidate:?} must stay");
+            prop_assert!(seen.insert(*id), "twice");
+            freed += u128::from(candidate.bytes);
+        }
+        let possible: u128 = candidates.iter().filter(|c| may_go(c)).map(|c| u128::from(c.bytes)).sum();
+        prop_assert!(freed >= u128::from(want).min(possible));
+        for (id, _) in &victims {
+            prop_assert!(want > 0 && (freed - u128::from(by_id[id].bytes) < u128::from(want)), "{id:?} goes needlessly");
+        }
+        // The most valuable victim is worth no more than what a full sort would have had to take.
+        let mut sorted: Vec<&Candidate> = candidates.iter().filter(|c| c.evictable()).collect();
+        sorted.sort_by_key(|c| (c.class(), c.value(), c.id));
+        let mut prefix: u128 = 0;
+        let needed: Vec<FileId> = sorted
+            .iter()
+            .take_while(|c| { let go_on = prefix < u128::from(want); prefix += u128::from(c.bytes); go_on })
+            .map(|c| c.id)
+            .collect();
+        for (id, _) in &victims {
+            prop_assert!(needed.contains(id), "{id:?} is worth more than others that suffice");
+        }
+    }
+}
+
+#[test]
+fn the_order_of_classes() {
+    let temporary = Candidate {
+        mode: Mode::Remove,
+        droppable: true,
+        durable: false,
+        ..file(1, 100)
+    };
+    let moved = Candidate {
+        mode: Mode::Move,
+        reads: 9,
+        idle: Duration::ZERO,
+        ..file(2, 100)
+    };
+    let consumed = Candidate {
+        prefetched: true,
+        reads: 1,
+        idle: Duration::ZERO,
+        ..file(3, 100)
+    };
+    let ordinary = Candidate {
+        idle: Duration::from_secs(1_000_000),
+        ..file(4, 100)
+    };
+    let all = [ordinary, consumed, moved, temporary];
+    let chosen = victims(all.into_iter(), 400);
+    assert_eq!(ids(&chosen), [1, 2, 3, 4]);
+    assert_eq!(chosen[0].1, EvictReason::Droppable);
+    assert_eq!(chosen[1].1, EvictReason::Moved);
+    assert_eq!(chosen[2].1, EvictReason::PrefetchedAndRead);
+    assert_eq!(ids(&victims(all.into_iter(), 150)), [1, 2]);
+}
+
+#[test]
+fn a_temporary_goes_only_when_its_rule_allows_it() {
+    let kept = Candidate {
+        mode: Mode::Remove,
+        droppable: false,
+        durable: false,
+        ..file(1, 100)
+    };
+    // The flag alone is not enough for a file that is to be drained.
+    let undrained = Candidate {
+        mode: Mode::Copy,
+        droppable: true,
+        durable: false,
+        ..file(2, 100)
+    };
+    assert_eq!(victims([kept, undrained].into_iter(), 1), []);
+}
+
+#[test]
+fn big_old_unread_files_go_before_small_recent_read_ones() {
+    let by_age = [
+        Candidate {
+            idle: Duration::from_secs(1),
+            ..file(1, 1 << 20)
+        },
+        file(2, 1 << 20),
+    ];
+    assert_eq!(ids(&victims(by_age.into_iter(), 1)), [2]);
+    let by_use = [
+        Candidate {
+            reads: 5,
+            ..file(1, 1 << 20)
+        },
+        file(2, 1 << 20),
+    ];
+    assert_eq!(ids(&victims(by_use.into_iter(), 1)), [2]);
+    // 4 KiB frees little and costs a round trip to bring back.
+    let by_size = [file(1, 4096), file(2, 64 << 20)];
+    assert_eq!(ids(&victims(by_size.into_iter(), 1)), [2]);
+    // What was prefetched and not read yet is about to be read.
+    let ahead = [
+        Candidate {
+            prefetched: true,
+            ..file(1, 1 << 20)
+        },
+        Candidate {
+            reads: 3,
+            ..file(2, 1 << 20)
+        },
+    ];
+    assert_eq!(ids(&victims(ahead.into_iter(), 1)), [2]);
+}

@@ -1,0 +1,235 @@
+//! Why a file was put where it is, as a sentence for `surgetank why`.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// What a reservation rests on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Basis {
+    /// A hint or a rule named the size.
+    Hint,
+    /// What such files turned out to be before.
+    History { max_bytes: u64, samples: u32 },
+    /// The bytes are there already: a spill, a copy from the store, a prefetch.
+    Content,
+}
+
+/// What stands behind the place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Guarantee {
+    Reserved {
+        bytes: u64,
+        basis: Basis,
+    },
+    /// Room for everything that could be written before the next look.
+    Ample {
+        bytes: u64,
+    },
+    /// None: the agent writes, and moves the file when room runs out.
+    Mediated,
+}
+
+/// Why a tier that would have come earlier was passed over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Skip {
+    Sick,
+    /// The file must outlive what the tier does not.
+    Volatile,
+    NoRoom {
+        free_bytes: u64,
+        wanted_bytes: u64,
+    },
+    /// Too much undrained data would lie on volatile tiers.
+    Undrained {
+        dirty_bytes: u64,
+        dirty_bytes_max: u64,
+    },
+    /// A file that spills does not go back up, nor to the device it has to leave.
+    SpilledFrom,
+}
+
+/// The decision's reason: the place, what stands behind it, and what was passed over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reason {
+    Tier {
+        tier: Arc<str>,
+        preferred: bool,
+        free_bytes: u64,
+        guarantee: Guarantee,
+        skipped: Vec<(Arc<str>, Skip)>,
+    },
+    /// No tier could take it.
+    Store { skipped: Vec<(Arc<str>, Skip)> },
+}
+
+/// Bytes for people: `3.1 GiB`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bytes(pub u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+        if self.0 < 1024 {
+            return write!(f, "{} B", self.0);
+        }
+        let mut value = self.0 as f64 / 1024.0;
+        let mut unit = 0;
+        // What would be shown as 1024.0 belongs to the next unit.
+        while value >= 1023.95 && unit + 1 < UNITS.len() {
+            value /= 1024.0;
+            unit += 1;
+        }
+        let whole = (value - value.round()).abs() < 0.05;
+        if whole {
+            write!(f, "{value:.0} {}", UNITS[unit])
+        } else {
+            write!(f, "{value:.1} {}", UNITS[unit])
+        }
+    }
+}
+
+impl fmt::Display for Skip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sick => f.write_str("is out of use after errors"),
+            Self::Volatile => f.write_str("does not outlive the node and this file must"),
+            Self::NoRoom {
+                free_bytes,
+                wanted_bytes,
+            } => {
+                write!(
+                    f,
+                    "has {} free of the {} wanted",
+                    Bytes(*free_bytes),
+                    Bytes(*wanted_bytes)
+                )
+            }
+            Self::Undrained {
+                dirty_bytes,
+                dirty_bytes_max,
+            } => write!(
+                f,
+                "may hold {} that is not in the store yet, and {} are there",
+                Bytes(*dirty_bytes_max),
+                Bytes(*dirty_bytes)
+            ),
+            Self::SpilledFrom => f.write_str("is what it had to leave"),
+        }
+    }
+}
+
+impl fmt::Display for Guarantee {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Reserved {
+                bytes,
+                basis: Basis::Hint,
+            } => write!(f, "{} reserved by hint or rule", Bytes(*bytes)),
+            Self::Reserved {
+                bytes,
+                basis: Basis::History { max_bytes, samples },
+            } => write!(
+                f,
+                "{} reserved because such files reached {} before ({samples} seen)",
+                Bytes(*bytes),
+                Bytes(*max_bytes)
+            ),
+            Self::Reserved {
+                bytes,
+                basis: Basis::Content,
+            } => write!(f, "{} reserved for its content", Bytes(*bytes)),
+            Self::Ample { bytes } => {
+                write!(
+                    f,
+                    "room is ample (more than the {} that could be written unseen)",
+                    Bytes(*bytes)
+                )
+            }
+            Self::Mediated => {
+                f.write_str("writes go through the agent, which moves the file when room runs out")
+            }
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let skipped = match self {
+            Self::Tier {
+                tier,
+                preferred,
+                free_bytes,
+                guarantee,
+                skipped,
+            } => {
+                let which = if *preferred {
+                    "preferred tier"
+                } else {
+                    "fastest tier with room"
+                };
+                write!(
+                    f,
+                    "{which}: {tier} has {} free, {guarantee}",
+                    Bytes(*free_bytes)
+                )?;
+                skipped
+            }
+            Self::Store { skipped } => {
+                f.write_str("in the store: no tier can take it")?;
+                skipped
+            }
+        };
+        for (tier, skip) in skipped {
+            write!(f, "; {tier} {skip}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_is_a_sentence() {
+        let reason = Reason::Tier {
+            tier: "nvme".into(),
+            preferred: false,
+            free_bytes: 3_328_599_654,
+            guarantee: Guarantee::Reserved {
+                bytes: 12 << 20,
+                basis: Basis::History {
+                    max_bytes: 6 << 20,
+                    samples: 5,
+                },
+            },
+            skipped: vec![(
+                "ram".into(),
+                Skip::NoRoom {
+                    free_bytes: 1000,
+                    wanted_bytes: 12 << 20,
+                },
+            )],
+        };
+        assert_eq!(
+            reason.to_string(),
+            "fastest tier with room: nvme has 3.1 GiB free, 12 MiB reserved because such files reached 6 MiB before \
+             (5 seen); ram has 1000 B free of the 12 MiB wanted"
+        );
+    }
+
+    #[test]
+    fn bytes_for_people() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1 KiB"),
+            (1536, "1.5 KiB"),
+            (1 << 20, "1 MiB"),
+        ] {
+            assert_eq!(Bytes(bytes).to_string(), text);
+        }
+        assert_eq!(Bytes((1 << 20) - 1).to_string(), "1 MiB");
+        assert_eq!(Bytes(u64::MAX).to_string(), "16 EiB");
+    }
+}

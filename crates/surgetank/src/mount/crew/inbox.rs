@@ -1,0 +1,129 @@
+//! Where a thread reads requests to, and how it waits for them.
+//!
+//! Being woken on another core costs more than most operations (10–40 µs in a virtual machine). So while requests follow each
+//! other closely a thread asks again for a moment, leaving the core to whoever wants it between two looks, before it goes to
+//! sleep. That needs a descriptor that doesn't block: a clone, with its own queue of answers, which is why every request
+//! remembers where it came from.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::mount::abi::{self, device};
+
+/// How long to look before sleeping.
+const LOOK: Duration = Duration::from_micros(20);
+/// A request that woke us this soon would have been seen while looking: waking up is part of it.
+const CLOSE_BEHIND: Duration = Duration::from_micros(60);
+
+pub struct Inbox {
+    /// Placed so that the data of a WRITE starts on a page boundary.
+    bytes: Vec<u8>,
+    start: usize,
+    size: usize,
+    sleeping: Arc<OwnedFd>,
+    looking: Option<OwnedFd>,
+    /// Requests follow each other closely.
+    eager: bool,
+}
+
+/// A request that was read: how long it is and where it came from.
+pub struct Place {
+    bytes: usize,
+    while_looking: bool,
+}
+
+pub struct Received<'a> {
+    pub bytes: &'a [u8],
+    /// Where the answer goes.
+    pub device: BorrowedFd<'a>,
+}
+
+impl Inbox {
+    pub fn new(device: Arc<OwnedFd>, write_bytes_max: usize) -> Self {
+        let size = write_bytes_max + abi::REQUEST_SLACK_BYTES;
+        let bytes = vec![0; size + 2 * abi::PAGE_BYTES];
+        let data_at = (bytes.as_ptr() as usize + abi::WRITE_PREFIX_BYTES) % abi::PAGE_BYTES;
+        let start = (abi::PAGE_BYTES - data_at) % abi::PAGE_BYTES;
+        let alone = std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1);
+        let looking = if alone {
+            None
+        } else {
+            clone_unblocking(device.as_fd())
+        };
+        Self {
+            bytes,
+            start,
+            size,
+            sleeping: device,
+            looking,
+            eager: false,
+        }
+    }
+
+    /// Waits for the next request.
+    pub fn read(&mut self) -> Result<Place, Errno> {
+        let room = &mut self.bytes[self.start..self.start + self.size];
+        let Some(looking) = &self.looking else {
+            return Ok(Place {
+                bytes: rustix::io::read(&*self.sleeping, room)?,
+                while_looking: false,
+            });
+        };
+        let since = Instant::now();
+        while self.eager {
+            match rustix::io::read(looking, &mut *room) {
+                Ok(bytes) => {
+                    return Ok(Place {
+                        bytes,
+                        while_looking: true,
+                    });
+                }
+                Err(Errno::AGAIN) if since.elapsed() < LOOK => rustix::thread::sched_yield(),
+                Err(Errno::AGAIN) => self.eager = false,
+                Err(errno) => return Err(errno),
+            }
+        }
+        let bytes = rustix::io::read(&*self.sleeping, room)?;
+        self.eager = since.elapsed() < CLOSE_BEHIND;
+        Ok(Place {
+            bytes,
+            while_looking: false,
+        })
+    }
+
+    pub fn received(&self, place: Place) -> Received<'_> {
+        let device = match &self.looking {
+            Some(looking) if place.while_looking => looking.as_fd(),
+            _ => self.sleeping.as_fd(),
+        };
+        Received {
+            bytes: &self.bytes[self.start..self.start + place.bytes],
+            device,
+        }
+    }
+}
+
+/// Another descriptor of the same connection. Without one (no access to `/dev/fuse`) there is no looking.
+fn clone_unblocking(origin: BorrowedFd<'_>) -> Option<OwnedFd> {
+    let make = || -> io::Result<OwnedFd> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let fresh = rustix::fs::open("/dev/fuse", flags, Mode::empty())?;
+        let number = origin.as_raw_fd() as u32;
+        // SAFETY: the ioctl reads one `u32` through the pointer, which lives across the call.
+        let outcome =
+            unsafe { libc::ioctl(fresh.as_raw_fd(), device::CLONE.into(), &raw const number) };
+        if outcome == 0 {
+            Ok(fresh)
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    };
+    make()
+        .inspect_err(|error| tracing::debug!(%error, "no clone of the FUSE descriptor"))
+        .ok()
+}

@@ -1,0 +1,114 @@
+//! Serving a directory: the namespace behind the mount, and the engine that the agent asks.
+//!
+//! [`Service`] is the agent's backend: it opens catalog, tiers and namespace, mounts, and starts the drain.
+
+mod door;
+mod engine;
+mod runs;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use surgetank_core::catalog::LogCatalog;
+use surgetank_core::drain::Drain;
+use surgetank_core::error::{Error, Result};
+use surgetank_core::namespace::Namespace;
+use surgetank_core::report::Visibility;
+use surgetank_core::store::posix::PosixStore;
+use surgetank_core::tier::Tiers;
+
+use crate::agent::engine::{Backend, Mounted, Opening, Running};
+use crate::mount::{AttachOptions, Options, Session, attach, detach};
+
+/// The real backend.
+pub struct Service;
+
+/// How long the serving threads may take to end after the mount is gone.
+const END_PATIENCE: Duration = Duration::from_secs(10);
+
+impl Backend for Service {
+    fn start(&self, opening: Opening) -> Result<Running> {
+        let Opening { config, directory, store, state, visibility, on_lost } = opening;
+        let over = config.over.clone();
+        let root = rustix::process::geteuid().is_root() && in_initial_user_namespace();
+        let key = key_of(&directory)?;
+        let label = format!("file://{}", config.store.display());
+        let store = PosixStore::new(store, label).map_err(|why| {
+            Error::new(format!("the store {} cannot be used", config.store.display())).why(why)
+        })?;
+        let tiers = Arc::new(Tiers::open(&config.tiers, &key)?);
+        let catalog = Arc::new(LogCatalog::open(&state.join("catalog"))?);
+        let direct = config.direct && root;
+        let namespace = Namespace::open(config, Arc::new(store), tiers, catalog, key, !root)?;
+        let runs = Arc::new(runs::Runs::default());
+        let asked = runs.clone();
+        namespace.set_run_of(Box::new(move |pid| asked.run_of(pid)));
+        let attach_options = AttachOptions {
+            // A private mount has only the run's processes in it; a global one is for everybody only where root made it.
+            allow_other: root || visibility == Visibility::Private,
+            default_permissions: root,
+            ..AttachOptions::default()
+        };
+        let device = attach(&over, &attach_options)?;
+        let filesystem = Arc::new(door::Door::new(namespace.clone(), direct, on_lost));
+        let options = Options { passthrough: direct, ..Options::default() };
+        let session = Session::start(device, &filesystem, &options).map_err(|why| {
+            drop(detach(&over, true));
+            Error::new(format!("the mount over {} cannot be served", over.display()))
+                .why(why)
+                .data("nothing was changed")
+        })?;
+        let drain = Drain::start(namespace.clone()).map_err(|why| {
+            drop(detach(&over, true));
+            Error::new("the drain could not be started").why(why)
+        })?;
+        let engine = Arc::new(engine::Served::new(namespace, drain, runs, filesystem.clone()));
+        Ok(Running { engine, mount: Box::new(OverMount { over, session, filesystem }) })
+    }
+}
+
+struct OverMount {
+    over: PathBuf,
+    session: Session,
+    filesystem: Arc<door::Door>,
+}
+
+impl Mounted for OverMount {
+    fn detach(&mut self) -> io::Result<()> {
+        self.filesystem.expect_end();
+        // An mmap or a descriptor that was just closed may take an instant to let go.
+        if let Err(error) = rustix::mount::unmount(&self.over, rustix::mount::UnmountFlags::empty()) {
+            if error != rustix::io::Errno::PERM {
+                self.filesystem.expect_more();
+                return Err(error.into());
+            }
+            detach(&self.over, false).map_err(|why| {
+                self.filesystem.expect_more();
+                io::Error::other(why)
+            })?;
+        }
+        self.session.stop();
+        if !self.session.wait(Some(END_PATIENCE)) {
+            tracing::warn!("threads of the mount are still busy");
+        }
+        Ok(())
+    }
+}
+
+/// Names what this agent puts elsewhere: scope directories on tiers, temporaries in the store.
+fn key_of(directory: &OwnedFd) -> Result<String> {
+    let stat = rustix::fs::fstat(directory.as_fd())
+        .map_err(|why| Error::new("the directory cannot be examined").why(why))?;
+    Ok(format!("{:x}-{:x}", stat.st_dev, stat.st_ino))
+}
+
+/// In a user namespace of our own, root is not root.
+fn in_initial_user_namespace() -> bool {
+    std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| {
+        let fields: Vec<&str> = map.split_whitespace().collect();
+        fields == ["0", "0", "4294967295"]
+    })
+}

@@ -1,0 +1,350 @@
+//! The mount's door into the namespace: requests of the kernel in, answers out. No meaning of its own.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{OFlags, RenameFlags};
+use rustix::io::Errno;
+use surgetank_core::error::FsResult;
+use surgetank_core::model::{Caller, FileId, Kind, Timestamp};
+use surgetank_core::namespace::{self, Found, Grant, Namespace};
+
+use crate::mount::filesystem::{FilePlace, ReleaseFlags};
+use crate::mount::{
+    Agreed, Attributes, BackingId, DirectorySink, Entry, Filesystem, Looked, Notifier, Opened,
+    OpenedDirectory, SetAttr, SpaceReport, TimeChange, WriteFlags,
+};
+
+pub struct Door {
+    namespace: Arc<Namespace>,
+    direct: bool,
+    on_lost: Box<dyn Fn() + Send + Sync>,
+    ending: AtomicBool,
+    backings: Arc<Backings>,
+    pub requests: AtomicU64,
+    pub service_nanos: AtomicU64,
+}
+
+/// What is registered with the kernel, by the kernel's number.
+#[derive(Default)]
+struct Backings {
+    notifier: OnceLock<Notifier>,
+    ids: Mutex<Vec<Option<BackingId>>>,
+}
+
+impl namespace::Door for Backings {
+    fn back(&self, file: BorrowedFd<'_>) -> std::io::Result<u32> {
+        let notifier = self.notifier.get().ok_or_else(|| std::io::Error::from(Errno::NOTCONN))?;
+        let id = notifier.backing_open(file)?;
+        let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = match ids.iter().position(Option::is_none) {
+            Some(free) => {
+                ids[free] = Some(id);
+                free
+            }
+            None => {
+                ids.push(Some(id));
+                ids.len() - 1
+            }
+        };
+        Ok(u32::try_from(slot).unwrap_or(u32::MAX))
+    }
+
+    fn unback(&self, backing: u32) {
+        let id = self.ids.lock().unwrap_or_else(PoisonError::into_inner).get_mut(backing as usize).and_then(Option::take);
+        if let (Some(id), Some(notifier)) = (id, self.notifier.get())
+            && let Err(why) = notifier.backing_close(id)
+        {
+            tracing::debug!(%why, "backing close");
+        }
+    }
+
+    fn invalidate(&self, file: FileId, attributes_only: bool) {
+        if let Some(notifier) = self.notifier.get() {
+            // Not known to the kernel (any more): nothing to drop.
+            drop(notifier.inval_inode(file.0, if attributes_only { -1 } else { 0 }, 0));
+        }
+    }
+
+    fn invalidate_name(&self, dir: FileId, name: &[u8]) {
+        if let Some(notifier) = self.notifier.get() {
+            drop(notifier.inval_entry(dir.0, name));
+        }
+    }
+}
+
+impl Backings {
+    fn id(&self, slot: u32) -> Option<BackingId> {
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner).get(slot as usize).copied().flatten()
+    }
+}
+
+impl Door {
+    pub fn new(namespace: Arc<Namespace>, direct: bool, on_lost: Box<dyn Fn() + Send + Sync>) -> Self {
+        Self {
+            namespace,
+            direct,
+            on_lost,
+            ending: AtomicBool::new(false),
+            backings: Arc::default(),
+            requests: AtomicU64::new(0),
+            service_nanos: AtomicU64::new(0),
+        }
+    }
+
+    /// The mount is about to go because we want it to.
+    pub fn expect_end(&self) {
+        self.ending.store(true, Ordering::Relaxed);
+    }
+    pub fn expect_more(&self) {
+        self.ending.store(false, Ordering::Relaxed);
+    }
+
+    fn serve<T>(&self, act: impl FnOnce(&Namespace) -> T) -> T {
+        let begin = Instant::now();
+        let answer = act(&self.namespace);
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        let nanos = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.service_nanos.fetch_add(nanos, Ordering::Relaxed);
+        answer
+    }
+
+    fn opened(&self, opened: &namespace::Opened) -> Opened {
+        let backing = match opened.grant {
+            Grant::Direct(slot) => self.backings.id(slot),
+            Grant::Mediated => None,
+        };
+        // Pages of an earlier mediated open may be older than what was written directly since: never kept.
+        Opened { fh: opened.handle, backing, no_flush: true, ..Opened::default() }
+    }
+}
+
+fn entry(found: &Found) -> Entry {
+    Entry { id: found.id.0, generation: 0, attr: found.attr, entry_ttl: found.ttl.max(NAME_TTL_MIN), attr_ttl: found.ttl }
+}
+
+/// A file that is being written directly has attributes that change all the time; its name does not.
+const NAME_TTL_MIN: Duration = Duration::from_secs(1);
+
+impl Filesystem for Door {
+    fn started(&self, notifier: &Notifier, agreed: &Agreed) {
+        drop(self.backings.notifier.set(notifier.clone()));
+        if self.direct && agreed.passthrough {
+            self.namespace.set_door(self.backings.clone());
+        }
+    }
+
+    fn ended(&self) {
+        if !self.ending.load(Ordering::Relaxed) {
+            (self.on_lost)();
+        }
+    }
+
+    fn lookup(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<Looked> {
+        self.serve(|ns| match ns.lookup(caller, FileId(parent), name) {
+            Ok(found) => Ok(Looked::Found(entry(&found))),
+            // Others may make the name in the store at any moment.
+            Err(fault) if fault.errno == Errno::NOENT => Ok(Looked::Missing { ttl: ns.absent_ttl(FileId(parent)) }),
+            Err(fault) => Err(fault),
+        })
+    }
+
+    fn forget(&self, id: u64, count: u64) {
+        self.namespace.forget(FileId(id), count);
+    }
+
+    fn getattr(&self, _caller: &Caller, id: u64, fh: Option<u64>) -> FsResult<Attributes> {
+        self.serve(|ns| ns.getattr(FileId(id), fh).map(|a| Attributes { attr: a.attr, ttl: a.ttl }))
+    }
+
+    fn setattr(&self, caller: &Caller, id: u64, change: &SetAttr) -> FsResult<Attributes> {
+        let now = surgetank_core::clock::now();
+        let time = |change: Option<TimeChange>| -> Option<Timestamp> {
+            change.map(|change| match change {
+                TimeChange::Now => now,
+                TimeChange::At(time) => time,
+            })
+        };
+        let set = namespace::SetAttr {
+            perm: change.perm,
+            uid: change.uid,
+            gid: change.gid,
+            size_bytes: change.size_bytes,
+            atime: time(change.atime),
+            mtime: time(change.mtime),
+            times_now: !matches!(change.atime, Some(TimeChange::At(_))) && !matches!(change.mtime, Some(TimeChange::At(_))),
+            kill_suidgid: change.kill_suidgid,
+        };
+        self.serve(|ns| ns.setattr(caller, FileId(id), change.fh, &set).map(|a| Attributes { attr: a.attr, ttl: a.ttl }))
+    }
+
+    fn readlink(&self, _caller: &Caller, id: u64) -> FsResult<Vec<u8>> {
+        self.serve(|ns| ns.readlink(FileId(id)).map(<[u8]>::into_vec))
+    }
+
+    fn symlink(&self, caller: &Caller, parent: u64, name: &[u8], target: &[u8]) -> FsResult<Entry> {
+        self.serve(|ns| ns.symlink(caller, FileId(parent), name, target).map(|found| entry(&found)))
+    }
+
+    fn mknod(&self, caller: &Caller, parent: u64, name: &[u8], mode: u32, device: u64) -> FsResult<Entry> {
+        self.serve(|ns| ns.mknod(caller, FileId(parent), name, mode, device).map(|found| entry(&found)))
+    }
+
+    fn mkdir(&self, caller: &Caller, parent: u64, name: &[u8], perm: u32) -> FsResult<Entry> {
+        self.serve(|ns| ns.mkdir(caller, FileId(parent), name, perm).map(|found| entry(&found)))
+    }
+
+    fn unlink(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
+        self.serve(|ns| ns.unlink(caller, FileId(parent), name))
+    }
+
+    fn rmdir(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
+        self.serve(|ns| ns.rmdir(caller, FileId(parent), name))
+    }
+
+    fn rename(&self, caller: &Caller, parent: u64, name: &[u8], new_parent: u64, new_name: &[u8], flags: RenameFlags) -> FsResult<()> {
+        self.serve(|ns| ns.rename(caller, FileId(parent), name, FileId(new_parent), new_name, flags.bits()))
+    }
+
+    fn link(&self, caller: &Caller, id: u64, new_parent: u64, new_name: &[u8]) -> FsResult<Entry> {
+        self.serve(|ns| ns.link(caller, FileId(id), FileId(new_parent), new_name).map(|found| entry(&found)))
+    }
+
+    fn open(&self, caller: &Caller, id: u64, flags: OFlags, kill_suidgid: bool) -> FsResult<Opened> {
+        self.serve(|ns| {
+            let opened = ns.open_file(caller, FileId(id), flags.bits() as i32)?;
+            if kill_suidgid {
+                ns.clear_suidgid(FileId(id));
+            }
+            Ok(self.opened(&opened))
+        })
+    }
+
+    fn create(&self, caller: &Caller, parent: u64, name: &[u8], perm: u32, flags: OFlags, kill_suidgid: bool) -> FsResult<(Entry, Opened)> {
+        self.serve(|ns| {
+            let (found, opened) = ns.create(caller, FileId(parent), name, perm, flags.bits() as i32)?;
+            if kill_suidgid {
+                ns.clear_suidgid(found.id);
+            }
+            Ok((entry(&found), self.opened(&opened)))
+        })
+    }
+
+    fn tmpfile(&self, caller: &Caller, parent: u64, perm: u32, flags: OFlags) -> FsResult<(Entry, Opened)> {
+        self.serve(|ns| {
+            let (found, opened) = ns.create_unnamed(caller, FileId(parent), perm, flags.bits() as i32)?;
+            Ok((entry(&found), self.opened(&opened)))
+        })
+    }
+
+    fn read(&self, _caller: &Caller, _id: u64, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
+        self.serve(|ns| ns.read(fh, offset, buffer))
+    }
+
+    fn write(&self, _caller: &Caller, id: u64, fh: u64, offset: u64, bytes: &[u8], flags: WriteFlags) -> FsResult<usize> {
+        self.serve(|ns| {
+            let count = ns.write(fh, offset, bytes)?;
+            if flags.kill_suidgid {
+                ns.clear_suidgid(FileId(id));
+            }
+            Ok(count)
+        })
+    }
+
+    fn flush(&self, _caller: &Caller, _id: u64, _fh: u64, _lock_owner: u64) -> FsResult<()> {
+        Ok(())
+    }
+
+    fn release(&self, _id: u64, fh: u64, _flags: ReleaseFlags) {
+        self.serve(|ns| ns.release(fh));
+    }
+
+    fn fsync(&self, _caller: &Caller, _id: u64, fh: u64, data_only: bool) -> FsResult<()> {
+        self.serve(|ns| ns.fsync(fh, data_only))
+    }
+
+    fn fallocate(&self, _caller: &Caller, _id: u64, fh: u64, mode: u32, offset: u64, length: u64) -> FsResult<()> {
+        self.serve(|ns| ns.allocate(fh, mode, offset, length))
+    }
+
+    fn lseek(&self, _caller: &Caller, _id: u64, fh: u64, offset: u64, whence: u32) -> FsResult<u64> {
+        self.serve(|ns| ns.seek(fh, offset, whence as i32))
+    }
+
+    fn copy_file_range(&self, _caller: &Caller, from: FilePlace, to: FilePlace, length: u64, _flags: u64) -> FsResult<u64> {
+        self.serve(|ns| ns.copy_range(from.fh, from.offset, to.fh, to.offset, length))
+    }
+
+    fn opendir(&self, caller: &Caller, id: u64) -> FsResult<OpenedDirectory> {
+        self.serve(|ns| {
+            let (fh, ours) = ns.opendir(caller, FileId(id))?;
+            Ok(OpenedDirectory { fh, cache: ours, keep_cache: ours })
+        })
+    }
+
+    fn readdir(&self, _caller: &Caller, id: u64, fh: u64, offset: u64, sink: &mut DirectorySink<'_>) -> FsResult<()> {
+        self.serve(|ns| {
+            let listing = ns.listing(fh, offset)?;
+            if offset == 0 && sink.add(ns.ino(FileId(id)), 1, Kind::Directory, b".") {
+                return Ok(());
+            }
+            if offset <= 1 && sink.add(ns.ino(ns.parent(FileId(id))), 2, Kind::Directory, b"..") {
+                return Ok(());
+            }
+            let start = usize::try_from(offset.saturating_sub(2)).unwrap_or(usize::MAX);
+            for (index, listed) in listing.iter().enumerate().skip(start) {
+                if sink.add(listed.ino, index as u64 + 3, listed.kind, &listed.name) {
+                    break;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn releasedir(&self, _id: u64, fh: u64) {
+        self.namespace.releasedir(fh);
+    }
+
+    fn fsyncdir(&self, _caller: &Caller, id: u64, _fh: u64, _data_only: bool) -> FsResult<()> {
+        self.serve(|ns| ns.fsync_dir(FileId(id)))
+    }
+
+    fn statfs(&self, _caller: &Caller, _id: u64) -> FsResult<SpaceReport> {
+        self.serve(|ns| {
+            let space = ns.statfs()?;
+            let block = u64::from(space.block_bytes.max(512));
+            Ok(SpaceReport {
+                block_bytes: space.block_bytes,
+                fragment_bytes: space.block_bytes,
+                blocks: space.total_bytes / block,
+                blocks_free: space.free_bytes / block,
+                blocks_available: space.available_bytes / block,
+                files: space.inodes_total,
+                files_free: space.inodes_free,
+                name_bytes_max: space.name_bytes_max,
+            })
+        })
+    }
+
+    fn getxattr(&self, _caller: &Caller, id: u64, name: &[u8]) -> FsResult<Vec<u8>> {
+        self.serve(|ns| ns.getxattr(FileId(id), name))
+    }
+
+    fn setxattr(&self, caller: &Caller, id: u64, name: &[u8], value: &[u8], flags: u32) -> FsResult<()> {
+        self.serve(|ns| ns.setxattr(caller, FileId(id), name, value, flags as i32))
+    }
+
+    fn listxattr(&self, _caller: &Caller, id: u64) -> FsResult<Vec<u8>> {
+        self.serve(|ns| ns.listxattr(FileId(id)))
+    }
+
+    fn removexattr(&self, caller: &Caller, id: u64, name: &[u8]) -> FsResult<()> {
+        self.serve(|ns| ns.removexattr(caller, FileId(id), name))
+    }
+
+    fn access(&self, caller: &Caller, id: u64, mask: u32) -> FsResult<()> {
+        self.serve(|ns| ns.access(caller, FileId(id), mask))
+    }
+}

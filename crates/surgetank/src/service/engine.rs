@@ -1,0 +1,371 @@
+//! What the agent asks of a served directory: the namespace's and the drain's answers in the shapes of the report.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use surgetank_core::config::Survives;
+use surgetank_core::drain::Drain;
+use surgetank_core::error::{Error, Result};
+use surgetank_core::model::{Mode, RunId};
+use surgetank_core::namespace::tree::State;
+use surgetank_core::namespace::{Namespace, Undurable};
+use surgetank_core::report::{
+    Conflict, DeviceStatus, DrainSummary, FileState, Health, MountSummary, NotDurable, Oldest,
+    PathText, Prefetch, Progress, Queue, ReplicaStatus, Scope, Status, Summary, TierStatus,
+    TierSummary, Trouble, Undelivered, Verdict, Why,
+};
+use surgetank_core::store::StorePath;
+
+use super::door::Door;
+use super::runs::Runs;
+use crate::agent::engine::Engine;
+
+pub struct Served {
+    namespace: Arc<Namespace>,
+    drain: Arc<Drain>,
+    runs: Arc<Runs>,
+    door: Arc<Door>,
+    /// Where the drain's counts stood when a scope's final drain began, and when that was.
+    begun: Mutex<HashMap<Option<RunId>, Mark>>,
+    rate: Mutex<Rate>,
+}
+
+#[derive(Clone, Copy)]
+struct Mark {
+    files: u64,
+    bytes: u64,
+    at: Instant,
+}
+
+/// Bytes per second that became durable lately.
+struct Rate {
+    at: Instant,
+    bytes: u64,
+    per_second: u64,
+}
+
+const RATE_WINDOW: Duration = Duration::from_millis(500);
+
+impl Served {
+    pub fn new(namespace: Arc<Namespace>, drain: Arc<Drain>, runs: Arc<Runs>, door: Arc<Door>) -> Self {
+        let rate = Mutex::new(Rate { at: Instant::now(), bytes: 0, per_second: 0 });
+        Self { namespace, drain, runs, door, begun: Mutex::default(), rate }
+    }
+
+    fn mark(&self) -> Mark {
+        let counters = &self.drain.counters;
+        Mark {
+            files: counters.files.load(Ordering::Relaxed),
+            bytes: counters.bytes.load(Ordering::Relaxed),
+            at: Instant::now(),
+        }
+    }
+
+    fn bytes_per_second(&self) -> u64 {
+        let now = self.drain.counters.staged_bytes.load(Ordering::Relaxed);
+        let mut rate = self.rate.lock().unwrap_or_else(PoisonError::into_inner);
+        let elapsed = rate.at.elapsed();
+        if elapsed >= RATE_WINDOW {
+            rate.per_second = (now.saturating_sub(rate.bytes) as f64 / elapsed.as_secs_f64()) as u64;
+            rate.at = Instant::now();
+            rate.bytes = now;
+        }
+        rate.per_second
+    }
+
+    fn undurable(&self, scope: &Scope, open_too: bool) -> Vec<Undurable> {
+        let mut list = self.namespace.undurable(scope.run, open_too);
+        list.retain(|one| scope.covers(&one.path));
+        list
+    }
+
+    fn trouble(&self) -> Option<Trouble> {
+        let stuck = self.namespace.stuck()?;
+        Some(Trouble {
+            path: Some(PathText(stuck.path)),
+            place: self.namespace.store.describe(),
+            reason: stuck.text,
+            since_unix_seconds: now_unix() - i64::try_from(stuck.since.as_secs()).unwrap_or(0),
+        })
+    }
+
+    fn fault(path: &[u8], fault: &surgetank_core::error::Fault) -> Error {
+        Error::new(format!("{}: cannot be looked up", String::from_utf8_lossy(path))).why(fault)
+    }
+}
+
+fn now_unix() -> i64 {
+    surgetank_core::clock::now().secs()
+}
+
+impl Engine for Served {
+    fn status(&self) -> Status {
+        let namespace = &self.namespace;
+        let mut status = Status::default();
+        for device in namespace.tiers.devices() {
+            let view = device.view();
+            let dirty_bytes = namespace.dirty_bytes_of(device);
+            let health = match device.sickness() {
+                None => Health::Well,
+                Some(errno) => Health::Sick { reason: errno.to_string() },
+            };
+            let shown = DeviceStatus {
+                path: PathText::from(device.path()),
+                used_bytes: view.used_bytes,
+                reserved_bytes: view.reserved_bytes,
+                free_bytes: view.free_bytes,
+                health,
+            };
+            if device.survives() == Survives::Agent {
+                status.at_risk_reboot_bytes += dirty_bytes;
+            }
+            if device.survives() != Survives::Node {
+                status.at_risk_node_bytes += dirty_bytes;
+            }
+            match status.tiers.iter_mut().find(|tier| tier.name == device.tier_name()) {
+                Some(tier) => {
+                    tier.cap_bytes += view.cap_bytes;
+                    tier.used_bytes += view.used_bytes;
+                    tier.reserved_bytes += view.reserved_bytes;
+                    tier.dirty_bytes += dirty_bytes;
+                    tier.devices.push(shown);
+                }
+                None => status.tiers.push(TierStatus {
+                    name: device.tier_name().to_owned(),
+                    cap_bytes: view.cap_bytes,
+                    used_bytes: view.used_bytes,
+                    reserved_bytes: view.reserved_bytes,
+                    dirty_bytes,
+                    survives: device.survives(),
+                    devices: vec![shown],
+                }),
+            }
+        }
+        let waiting = namespace.waiting();
+        status.queue = Queue {
+            files: waiting.files,
+            bytes: waiting.bytes,
+            operations: waiting.operations,
+            oldest: waiting.oldest.map(|(path, age)| Oldest { path: PathText(path), age_seconds: age.as_secs() }),
+            bytes_per_second: self.bytes_per_second(),
+        };
+        status.troubles.extend(self.trouble());
+        for noted in namespace.troubles().into_iter().rev().take(20) {
+            status.troubles.push(Trouble {
+                path: Some(PathText(noted.path.into_bytes())),
+                place: namespace.store.describe(),
+                reason: noted.what,
+                since_unix_seconds: noted.at_unix_seconds,
+            });
+        }
+        status
+    }
+
+    fn why(&self, path: &[u8]) -> Result<Why> {
+        let id = self.namespace.find(path).map_err(|fault| Self::fault(path, &fault))?;
+        let answer = self.namespace.where_is(id).ok_or_else(|| {
+            Error::new(format!("{}: has no name any more", String::from_utf8_lossy(path)))
+        })?;
+        let mut replicas = Vec::new();
+        if let Some((tier, file)) = answer.replica {
+            replicas.push(ReplicaStatus { tier, file: PathText(file) });
+        }
+        let trouble = answer.pending.map(|reason| Trouble {
+            path: None,
+            place: self.namespace.store.describe(),
+            reason,
+            since_unix_seconds: now_unix(),
+        });
+        Ok(Why {
+            path: PathText(answer.path),
+            state: match answer.state {
+                State::Open => FileState::Open,
+                State::Sealed | State::Kept => FileState::Sealed,
+                State::Draining => FileState::Draining,
+                State::Durable => FileState::Durable,
+                State::Evicted => FileState::Evicted,
+            },
+            size_bytes: answer.size_bytes,
+            place: answer.location,
+            mode: answer.mode,
+            rule: answer.rule,
+            placement: answer.placed,
+            replicas,
+            store_path: PathText(answer.store_path),
+            pinned: answer.pinned,
+            trouble,
+        })
+    }
+
+    fn progress(&self, scope: &Scope) -> Progress {
+        let left = self.undurable(scope, false);
+        let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner).get(&scope.run).copied();
+        let now = self.mark();
+        let since = begun.unwrap_or(now);
+        Progress {
+            undrained_files: left.iter().filter(|one| one.is_content).count() as u64,
+            undrained_bytes: left.iter().map(|one| one.bytes).sum(),
+            undrained_operations: left.iter().filter(|one| !one.is_content).count() as u64,
+            done_files: now.files - since.files,
+            done_bytes: now.bytes - since.bytes,
+            bytes_per_second: self.bytes_per_second(),
+            trouble: self.trouble(),
+            settled: (left.is_empty() && self.namespace.lingering_none()) || self.drain.settled(scope.run),
+        }
+    }
+
+    fn await_settled(&self, scope: &Scope, at_most: Duration) -> Progress {
+        let until = Instant::now() + at_most;
+        loop {
+            let progress = self.progress(scope);
+            let left = until.saturating_duration_since(Instant::now());
+            if progress.settled || left.is_zero() {
+                return progress;
+            }
+            self.namespace.wait_change(left.min(Duration::from_millis(50)));
+        }
+    }
+
+    fn begin_final_drain(&self, scope: &Scope) {
+        let mark = self.mark();
+        self.begun.lock().unwrap_or_else(PoisonError::into_inner).insert(scope.run, mark);
+        if self.namespace.config.keep_at_exit == surgetank_core::config::KeepAtExit::Drain {
+            self.namespace.drain_kept(scope.run);
+        }
+        self.namespace.begin_final_drain(scope.run);
+    }
+
+    fn verdict(&self, scope: &Scope) -> Verdict {
+        let mut verdict = Verdict::default();
+        for one in self.undurable(scope, true) {
+            if one.is_content {
+                verdict.not_durable.push(NotDurable {
+                    path: PathText(one.path),
+                    why: one.why,
+                    safe_at: PathText(one.safe_in.into_bytes()),
+                });
+            } else {
+                verdict.undelivered.push(Undelivered { operation: one.operation, why: one.why });
+            }
+        }
+        for noted in self.namespace.troubles().into_iter().filter(|noted| noted.counts) {
+            let mine = scope.run.is_none_or(|run| noted.run == run || noted.run == RunId(0));
+            if !mine || !scope.covers(noted.path.as_bytes()) {
+                continue;
+            }
+            match noted.kept_as {
+                Some(kept_as) => verdict.conflicts.push(Conflict {
+                    path: PathText(noted.path.into_bytes()),
+                    kept_as: PathText(kept_as.into_bytes()),
+                }),
+                None => verdict.undelivered.push(Undelivered { operation: noted.path, why: noted.what }),
+            }
+        }
+        for (_, path, _) in self.namespace.kept(scope.run, Mode::Keep) {
+            if scope.covers(&path) {
+                verdict.kept.push(PathText(path));
+            }
+        }
+        verdict
+    }
+
+    fn summary(&self, run: Option<RunId>) -> Summary {
+        let mut summary = Summary::default();
+        for device in self.namespace.tiers.devices() {
+            let counters = device.counters();
+            let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+            let one = TierSummary {
+                name: device.tier_name().to_owned(),
+                files: load(&counters.files),
+                in_bytes: load(&counters.bytes_in),
+                out_bytes: load(&counters.bytes_out),
+                hits: load(&counters.hits),
+                spills: load(&counters.spills_out),
+            };
+            match summary.tiers.iter_mut().find(|tier| tier.name == one.name) {
+                Some(tier) => {
+                    tier.files += one.files;
+                    tier.in_bytes += one.in_bytes;
+                    tier.out_bytes += one.out_bytes;
+                    tier.hits += one.hits;
+                    tier.spills += one.spills;
+                }
+                None => summary.tiers.push(one),
+            }
+            if device.survives() != Survives::Node {
+                summary.at_risk_node_bytes += self.namespace.dirty_bytes_of(device);
+            }
+        }
+        let now = self.mark();
+        let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner).get(&run).copied();
+        let tail = begun.map_or(Duration::ZERO, |begun| begun.at.elapsed());
+        let tail_bytes = begun.map_or(0, |begun| now.bytes - begun.bytes);
+        summary.drain = DrainSummary {
+            files: now.files,
+            bytes: now.bytes,
+            bytes_per_second: if tail.is_zero() { 0 } else { (tail_bytes as f64 / tail.as_secs_f64()) as u64 },
+            tail_ms: u64::try_from(tail.as_millis()).unwrap_or(u64::MAX),
+        };
+        let counters = &self.namespace.counters;
+        summary.mount = MountSummary {
+            requests: self.door.requests.load(Ordering::Relaxed),
+            service_ms: self.door.service_nanos.load(Ordering::Relaxed) / 1_000_000,
+            direct_opens: counters.direct_opens.load(Ordering::Relaxed),
+            mediated_opens: counters.mediated_opens.load(Ordering::Relaxed),
+            mediated_read_bytes: counters.read_bytes.load(Ordering::Relaxed),
+            mediated_write_bytes: counters.written_bytes.load(Ordering::Relaxed),
+        };
+        summary
+    }
+
+    fn evict(&self, path: &[u8]) -> Result<u64> {
+        let mut freed = 0;
+        for id in self.namespace.files_below(path)? {
+            freed += self.namespace.evict(id, "evicted because a person asked for it")?;
+        }
+        Ok(freed)
+    }
+
+    fn pin(&self, path: &[u8], on: bool) -> Result<()> {
+        for id in self.namespace.files_below(path)? {
+            self.namespace.pin(id, on);
+        }
+        Ok(())
+    }
+
+    fn prefetch(&self, patterns: &[Vec<u8>]) -> Result<Prefetch> {
+        let mut done = Prefetch::default();
+        for pattern in patterns {
+            let pattern = StorePath(pattern.clone());
+            for id in self.namespace.files_matching(&pattern.0)? {
+                let bytes = self.namespace.prefetch(id)?;
+                if bytes > 0 {
+                    done.files += 1;
+                    done.bytes += bytes;
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    fn register_run(&self, pid: u32) -> RunId {
+        self.runs.register(pid)
+    }
+
+    fn release_run(&self, run: RunId) {
+        self.runs.release(run);
+    }
+
+    fn shutdown(&self) {
+        self.drain.stop();
+        let all = self.namespace.finish();
+        if !all {
+            tracing::warn!("not everything is in the store; state and tiers are left for the next agent");
+        }
+        if let Err(why) = self.namespace.catalog.sync(self.namespace.catalog.position()) {
+            tracing::warn!(%why, "the catalog could not be synced");
+        }
+    }
+}

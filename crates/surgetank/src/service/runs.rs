@@ -1,0 +1,96 @@
+//! Which run a process belongs to: by descent from the run's process, for each run judges what it wrote.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use surgetank_core::model::RunId;
+
+/// Process ids are used again; an answer is not believed for longer.
+const BELIEVED: Duration = Duration::from_secs(1);
+const ANCESTORS_MAX: usize = 256;
+
+#[derive(Default)]
+pub struct Runs {
+    next: AtomicU32,
+    runs: Mutex<Vec<(RunId, u32)>>,
+    known: Mutex<HashMap<u32, (RunId, Instant)>>,
+}
+
+impl Runs {
+    pub fn register(&self, pid: u32) -> RunId {
+        let run = RunId(self.next.fetch_add(1, Ordering::Relaxed) + 1);
+        self.runs().push((run, pid));
+        run
+    }
+
+    pub fn release(&self, run: RunId) {
+        self.runs().retain(|(known, _)| *known != run);
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    fn runs(&self) -> std::sync::MutexGuard<'_, Vec<(RunId, u32)>> {
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Only where several runs share the directory is /proc asked.
+    pub fn run_of(&self, pid: u32) -> RunId {
+        let runs = self.runs().clone();
+        match runs.as_slice() {
+            [] => RunId(0),
+            [(run, _)] => *run,
+            _ => {
+                let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some((run, _)) = known.get(&pid).filter(|(_, at)| at.elapsed() < BELIEVED) {
+                    return *run;
+                }
+                let run = descent(pid, &runs);
+                if known.len() > 10_000 {
+                    known.clear();
+                }
+                known.insert(pid, (run, Instant::now()));
+                run
+            }
+        }
+    }
+}
+
+fn descent(pid: u32, runs: &[(RunId, u32)]) -> RunId {
+    let mut at = pid;
+    for _ in 0..ANCESTORS_MAX {
+        if let Some((run, _)) = runs.iter().find(|(_, root)| *root == at) {
+            return *run;
+        }
+        match parent_of(at) {
+            Some(parent) if parent > 1 => at = parent,
+            _ => break,
+        }
+    }
+    RunId(0)
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The command's name may hold spaces and parentheses; what follows the last one is plain.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_belongs_to_the_run_of_its_ancestor() {
+        let runs = Runs::default();
+        let mine = runs.register(std::process::id());
+        let mut child = std::process::Command::new("sleep").arg("30").spawn().unwrap();
+        let other = runs.register(u32::MAX - 1);
+        assert_eq!(runs.run_of(child.id()), mine);
+        assert_eq!(runs.run_of(1), RunId(0));
+        runs.release(other);
+        assert_eq!(runs.run_of(1), mine, "a single run owns whatever comes");
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}

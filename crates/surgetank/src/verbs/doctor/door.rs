@@ -1,0 +1,480 @@
+//! Which door: how the directory can be mounted here. As root a mount with passthrough; as an ordinary user a private
+//! one in a name space of their own, or else one that fusermount3 makes.
+//!
+//! Name spaces and the mount are tried in a forked child that ends at once and takes them with it.
+
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::{Finding, Verdict};
+
+/// What there is to choose from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Means {
+    /// /dev/fuse can be opened.
+    device: bool,
+    /// A mount in a private mount name space, with the privileges that we have.
+    privileged_mount: bool,
+    /// Root where passthrough descriptors may be registered, and a kernel that has them.
+    passthrough: bool,
+    /// A mount in a user name space of our own.
+    private_mount: bool,
+    fusermount: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Door {
+    Passthrough,
+    Mediated,
+    Private,
+    Fusermount,
+    None,
+}
+
+impl Means {
+    fn door(self) -> Door {
+        match self {
+            Self { device: false, .. } => Door::None,
+            Self {
+                privileged_mount: true,
+                passthrough: true,
+                ..
+            } => Door::Passthrough,
+            Self {
+                privileged_mount: true,
+                ..
+            } => Door::Mediated,
+            Self {
+                private_mount: true,
+                ..
+            } => Door::Private,
+            Self {
+                fusermount: true, ..
+            } => Door::Fusermount,
+            _ => Door::None,
+        }
+    }
+}
+
+/// The first kernel with FUSE passthrough.
+const PASSTHROUGH_KERNEL: (u32, u32) = (6, 9);
+
+pub fn examine(target: &Path) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let device = device(&mut findings);
+    let kernel = kernel(&mut findings);
+    io_uring(&mut findings);
+
+    let privileged = tried(
+        target,
+        Try {
+            user: false,
+            mount: true,
+        },
+    );
+    let spaces = tried(
+        target,
+        Try {
+            user: true,
+            mount: false,
+        },
+    );
+    let private = if spaces.is_ok() {
+        tried(
+            target,
+            Try {
+                user: true,
+                mount: true,
+            },
+        )
+    } else {
+        Err(io::Error::from_raw_os_error(libc::EPERM))
+    };
+    let initial = fs::read_to_string("/proc/self/uid_map")
+        .is_ok_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]));
+    let fusermount = fusermount();
+    let means = Means {
+        device,
+        privileged_mount: privileged.is_ok(),
+        passthrough: initial && kernel >= PASSTHROUGH_KERNEL,
+        private_mount: private.is_ok(),
+        fusermount: fusermount.is_some(),
+    };
+    let root = privileged.is_ok();
+    findings.push(match &spaces {
+        Ok(()) => Finding::new("user name spaces", Verdict::Good, "may be made"),
+        Err(error) => Finding::new(
+            "user name spaces",
+            if root { Verdict::Info } else { Verdict::Less },
+            format!("can't be made: {error}"),
+        )
+        .remedy(user_space_remedy()),
+    });
+    findings.push(match (&privileged, &private) {
+        (Ok(()), _) => Finding::new("mounting", Verdict::Good, "permitted"),
+        (_, Ok(())) => Finding::new(
+            "mounting",
+            Verdict::Good,
+            "permitted in a user name space of our own",
+        ),
+        (Err(error), Err(inside)) => Finding::new(
+            "mounting",
+            Verdict::Less,
+            format!("refused: {error}; in a user name space: {inside}"),
+        )
+        .remedy(user_space_remedy()),
+    });
+    findings.push(match &fusermount {
+        Some(path) => Finding::new("fusermount3", Verdict::Good, path.display().to_string()),
+        None => Finding::new("fusermount3", Verdict::Info, "not found, or without its setuid bit")
+            .remedy("only needed where user name spaces are switched off, or for a mount that all your sessions see: install the fuse3 package"),
+    });
+    findings.push(door(means, kernel));
+    if matches!(means.door(), Door::Private) {
+        findings.push(Finding::new("setuid programs", Verdict::Less, "sudo, su, ping and the like do not work inside the private user name space")
+            .remedy("call them outside of surgetank run, or have an administrator make the mount: surgetank mount"));
+    }
+    findings
+}
+
+fn door(means: Means, kernel: (u32, u32)) -> Finding {
+    let about = "door";
+    match means.door() {
+        Door::Passthrough => Finding::new(about, Verdict::Good, "the mount with passthrough: reading and writing an open file costs what the tier costs"),
+        Door::Mediated => Finding::new(about, Verdict::Less, "the mount without passthrough: every read and write goes through the agent").remedy(
+            if kernel < PASSTHROUGH_KERNEL { "a kernel from 6.9 on has passthrough" } else { "passthrough needs root outside of a container's user name space" },
+        ),
+        Door::Private => Finding::new(about, Verdict::Good, "a private mount in a user name space, seen by the command and its children only; passthrough is for root"),
+        Door::Fusermount => Finding::new(about, Verdict::Less, "a mount made by fusermount3, because user name spaces are not to be had; all your processes see it")
+            .remedy(user_space_remedy()),
+        Door::None if !means.device => Finding::new(about, Verdict::Bad, "none: without /dev/fuse nothing can be mounted")
+            .remedy("load the module (modprobe fuse); in a container pass the device in (--device /dev/fuse)"),
+        Door::None => Finding::new(about, Verdict::Bad, "none: mounting is refused, user name spaces are refused, and there is no fusermount3")
+            .remedy(format!("install fuse3, or {}", user_space_remedy())),
+    }
+}
+
+fn device(findings: &mut Vec<Finding>) -> bool {
+    let opened = fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/fuse");
+    findings.push(match &opened {
+        Ok(_) => Finding::new("/dev/fuse", Verdict::Good, "can be opened"),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Finding::new("/dev/fuse", Verdict::Bad, "does not exist")
+            .remedy("load the module (modprobe fuse); in a container pass the device in (--device /dev/fuse)"),
+        Err(error) => Finding::new("/dev/fuse", Verdict::Bad, format!("can't be opened: {error}"))
+            .remedy("its permissions should be 0666 (chmod, or udev); in a container the device must be allowed"),
+    });
+    opened.is_ok()
+}
+
+fn kernel(findings: &mut Vec<Finding>) -> (u32, u32) {
+    let release = rustix::system::uname()
+        .release()
+        .to_string_lossy()
+        .into_owned();
+    let version = version(&release);
+    findings.push(if version >= PASSTHROUGH_KERNEL {
+        Finding::new(
+            "kernel",
+            Verdict::Good,
+            format!("{release}: has FUSE passthrough (for root)"),
+        )
+    } else {
+        Finding::new(
+            "kernel",
+            Verdict::Less,
+            format!("{release}: no FUSE passthrough"),
+        )
+        .remedy("a kernel from 6.9 on lets root read and write at the tier's own speed")
+    });
+    version
+}
+
+fn version(release: &str) -> (u32, u32) {
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|part| part.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+fn io_uring(findings: &mut Vec<Finding>) {
+    let switch = "/sys/module/fuse/parameters/enable_uring";
+    findings.push(match fs::read_to_string(switch) {
+        Ok(text) if matches!(text.trim(), "Y" | "1") => {
+            Finding::new("FUSE over io_uring", Verdict::Good, "switched on")
+        }
+        Ok(_) => Finding::new(
+            "FUSE over io_uring",
+            Verdict::Info,
+            "there, but switched off",
+        )
+        .remedy(format!(
+            "as root: echo Y > {switch}; creating and listing files gets faster"
+        )),
+        Err(_) => Finding::new("FUSE over io_uring", Verdict::Info, "not in this kernel"),
+    });
+}
+
+/// What switched user name spaces off, and how they come back.
+fn user_space_remedy() -> String {
+    let value = |path: &str| {
+        fs::read_to_string(path)
+            .map(|text| text.trim().to_owned())
+            .unwrap_or_default()
+    };
+    if value("/proc/sys/user/max_user_namespaces") == "0" {
+        "as root: sysctl user.max_user_namespaces=15000"
+    } else if value("/proc/sys/kernel/unprivileged_userns_clone") == "0" {
+        "as root: sysctl kernel.unprivileged_userns_clone=1"
+    } else if value("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1" {
+        "as root: sysctl kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile with 'userns' for surgetank"
+    } else {
+        "ask the administrator whether a container or a seccomp profile forbids unshare and mount"
+    }
+    .to_owned()
+}
+
+/// fusermount3 with the right to mount for others.
+fn fusermount() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let usual = ["/usr/bin", "/bin", "/usr/sbin"].map(PathBuf::from);
+    std::env::split_paths(&path)
+        .chain(usual)
+        .map(|dir| dir.join("fusermount3"))
+        .find(|path| {
+            let root = rustix::process::geteuid().is_root();
+            fs::metadata(path).is_ok_and(|metadata| {
+                metadata.is_file() && (root || metadata.permissions().mode() & 0o4111 == 0o4111)
+            })
+        })
+}
+
+#[derive(Clone, Copy)]
+struct Try {
+    /// In a user name space of our own.
+    user: bool,
+    /// Mount FUSE over the target; otherwise only make the name spaces.
+    mount: bool,
+}
+
+/// Tries it in a child that ends at once; a mount dies with the child's name space.
+fn tried(target: &Path, what: Try) -> io::Result<()> {
+    let uid = rustix::process::geteuid().as_raw();
+    let gid = rustix::process::getegid().as_raw();
+    let uid_map = format!("{uid} {uid} 1");
+    let gid_map = format!("{gid} {gid} 1");
+    let target = CString::new(target.as_os_str().as_bytes())?;
+    let mut command = Command::new("/");
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let attempt = move || -> io::Result<()> {
+        attempt(what, &uid_map, &gid_map, &target, (uid, gid))?;
+        // SAFETY: ends the forked child at once, without exec and without running anything of the parent's.
+        unsafe { libc::_exit(0) }
+    };
+    // SAFETY: between fork and exec `attempt` makes system calls only and allocates nothing; its strings were made before.
+    unsafe { command.pre_exec(attempt) };
+    command.spawn()?.wait().map(drop)
+}
+
+/// Runs in the forked child: system calls only, no allocation.
+fn attempt(
+    what: Try,
+    uid_map: &str,
+    gid_map: &str,
+    target: &CString,
+    (uid, gid): (u32, u32),
+) -> io::Result<()> {
+    let done = |result: i32| {
+        if result < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(result)
+        }
+    };
+    let spaces = if what.user {
+        libc::CLONE_NEWUSER | libc::CLONE_NEWNS
+    } else {
+        libc::CLONE_NEWNS
+    };
+    // SAFETY: unshare takes a number only.
+    done(unsafe { libc::unshare(spaces) })?;
+    if what.user {
+        // Absent on old kernels, and then not needed.
+        let _ = write_to(c"/proc/self/setgroups", "deny");
+        write_to(c"/proc/self/uid_map", uid_map)?;
+        write_to(c"/proc/self/gid_map", gid_map)?;
+    }
+    // SAFETY: C strings and null pointers as mount(2) wants them.
+    done(unsafe {
+        libc::mount(
+            std::ptr::null(),
+            c"/".as_ptr(),
+            std::ptr::null(),
+            libc::MS_REC | libc::MS_PRIVATE,
+            std::ptr::null(),
+        )
+    })?;
+    if !what.mount {
+        return Ok(());
+    }
+    // SAFETY: a C string and flags.
+    let fuse = done(unsafe { libc::open(c"/dev/fuse".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) })?;
+    let mut options = [0u8; 128];
+    {
+        use io::Write;
+        let mut rest = &mut options[..127];
+        write!(
+            rest,
+            "fd={fuse},rootmode=40000,user_id={uid},group_id={gid}"
+        )?;
+    }
+    let flags = libc::MS_NOSUID | libc::MS_NODEV;
+    // SAFETY: all four are C strings (`options` keeps its last zero byte), alive during the call.
+    done(unsafe {
+        libc::mount(
+            c"surgetank-doctor".as_ptr(),
+            target.as_ptr(),
+            c"fuse".as_ptr(),
+            flags,
+            options.as_ptr().cast(),
+        )
+    })?;
+    Ok(())
+}
+
+fn write_to(path: &std::ffi::CStr, text: &str) -> io::Result<()> {
+    // SAFETY: a C string and a flag; the descriptor is closed below.
+    let file = unsafe { libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC) };
+    if file < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: `text` is readable for its length.
+    let wrote = unsafe { libc::write(file, text.as_ptr().cast(), text.len()) };
+    let result = if wrote == text.len() as isize {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    };
+    // SAFETY: our own descriptor, closed once.
+    unsafe { libc::close(file) };
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_door_follows_from_the_means() {
+        let all = Means {
+            device: true,
+            privileged_mount: true,
+            passthrough: true,
+            private_mount: true,
+            fusermount: true,
+        };
+        for (means, door) in [
+            (all, Door::Passthrough),
+            (
+                Means {
+                    passthrough: false,
+                    ..all
+                },
+                Door::Mediated,
+            ),
+            (
+                Means {
+                    privileged_mount: false,
+                    ..all
+                },
+                Door::Private,
+            ),
+            (
+                Means {
+                    privileged_mount: false,
+                    private_mount: false,
+                    ..all
+                },
+                Door::Fusermount,
+            ),
+            (
+                Means {
+                    privileged_mount: false,
+                    private_mount: false,
+                    fusermount: false,
+                    ..all
+                },
+                Door::None,
+            ),
+            (
+                Means {
+                    device: false,
+                    ..all
+                },
+                Door::None,
+            ),
+        ] {
+            assert_eq!(means.door(), door, "{means:?}");
+            let finding = super::door(means, (6, 1));
+            assert_eq!(finding.verdict == Verdict::Bad, door == Door::None);
+            assert_eq!(
+                finding.remedy.is_empty(),
+                finding.verdict == Verdict::Good,
+                "{finding:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn kernel_versions() {
+        assert_eq!(version("6.18.44-fc-v595"), (6, 18));
+        assert_eq!(version("5.14.0-427.el9.x86_64"), (5, 14));
+        assert!(version("6.10.1") > PASSTHROUGH_KERNEL && version("6.8.0") < PASSTHROUGH_KERNEL);
+        assert_eq!(version("odd"), (0, 0));
+    }
+
+    #[test]
+    fn trying_leaves_no_mount_behind() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let before = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+        let _ = tried(
+            dir.path(),
+            Try {
+                user: false,
+                mount: true,
+            },
+        );
+        let _ = tried(
+            dir.path(),
+            Try {
+                user: true,
+                mount: true,
+            },
+        );
+        assert_eq!(
+            fs::read_to_string("/proc/self/mountinfo").expect("mountinfo"),
+            before
+        );
+        assert!(
+            tried(
+                &dir.path().join("absent"),
+                Try {
+                    user: false,
+                    mount: true
+                }
+            )
+            .is_err()
+        );
+    }
+}

@@ -1,0 +1,106 @@
+//! A mirror on a temporary directory, mounted for the time of a test.
+#![allow(
+    dead_code,
+    reason = "each test file is compiled with its own copy and uses a part of it"
+)]
+
+use std::path::Path;
+use std::sync::{Arc, Once};
+use std::time::Duration;
+
+use surgetank::mount::mirror::{Mirror, MirrorOptions};
+use surgetank::mount::{AttachOptions, Filesystem, Options, Session, attach, detach};
+use tempfile::TempDir;
+
+/// Whether this machine lets the tests mount; says so when it doesn't.
+pub fn permitted() -> bool {
+    let permitted = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+    if !permitted {
+        eprintln!("skipped: mounting needs root and /dev/fuse");
+    }
+    permitted
+}
+
+/// Unmounts and ends the session when dropped.
+pub struct Mounted {
+    source: TempDir,
+    place: Place,
+    pub mirror: Arc<Mirror>,
+}
+
+impl Mounted {
+    pub fn new(passthrough: bool) -> Self {
+        // The kernel has taken the caller's umask off already; ours would do so again.
+        static UMASK: Once = Once::new();
+        UMASK.call_once(|| {
+            rustix::process::umask(rustix::fs::Mode::empty());
+        });
+        let source = tempfile::tempdir().unwrap();
+        let ttl = Duration::from_secs(60);
+        let options = MirrorOptions {
+            latency_metadata: Duration::ZERO,
+            passthrough,
+            ttl,
+        };
+        let mirror = Arc::new(Mirror::new(source.path(), options).unwrap());
+        let place = Place::new(
+            &mirror,
+            &Options {
+                passthrough,
+                ..Options::default()
+            },
+        );
+        assert_eq!(
+            place.session.agreed().passthrough,
+            passthrough,
+            "passthrough was not granted"
+        );
+        Self {
+            source,
+            place,
+            mirror,
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.place.path()
+    }
+
+    pub fn source(&self) -> &Path {
+        self.source.path()
+    }
+}
+
+/// A place where some file system is served.
+pub struct Place {
+    mountpoint: TempDir,
+    pub session: Session,
+}
+
+impl Place {
+    pub fn new<F: Filesystem>(filesystem: &Arc<F>, options: &Options) -> Self {
+        let mountpoint = tempfile::tempdir().unwrap();
+        let device = attach(mountpoint.path(), &AttachOptions::default()).unwrap();
+        let session = Session::start(device, filesystem, options).unwrap();
+        Self {
+            mountpoint,
+            session,
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.mountpoint.path()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        detach(self.mountpoint.path(), true).unwrap();
+        if !std::thread::panicking() {
+            assert!(
+                self.session.wait(Some(Duration::from_secs(20))),
+                "the session outlives its mount"
+            );
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! Real programs behave under `surgetank run` as they do in a plain directory.
+//!
+//! Each case is a shell script in `real_programs/`. It runs twice from the same start: in a plain directory, and in a
+//! directory under `surgetank run`. Compared are its standard output, its exit code, and the two directories
+//! afterwards, the second one as the *store* has it, with nothing mounted any more: names, types, contents, modes,
+//! owners, links, extended attributes, times that were set on purpose, and that holes stayed holes.
+//!
+//! A script is `bash` with `set -euo pipefail`; `$PYTHON` is the interpreter. Its head may say:
+//! `# needs: PROGRAM…`, `# python: MODULE…` (missing: a failure under CI, elsewhere a printed skip), and what stands
+//! between `#: before` and `#: run` happens in the bare directory first, so that the store has something to show.
+//! A script prints nothing that differs from run to run, and `REAL_PROGRAMS_PLAIN=1` checks just that: both runs plain.
+
+// A test: what cannot be done here is a failure, said where it happened.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use tempfile::TempDir;
+
+/// One test a script, so that the runner spreads them over the cores and names the one that failed.
+macro_rules! cases {
+    ($($name:ident)+) => {
+        const NAMES: &[&str] = &[$(stringify!($name)),+];
+        $(#[test]
+        fn $name() {
+            run_case(stringify!($name), include_str!(concat!("real_programs/", stringify!($name), ".sh")));
+        })+
+    };
+}
+
+cases! {
+    busy_directory changing_directory compile_and_make coreutils direct_io existing exit_codes find_identity
+    fresh_programs git_repository holes_and_ranges hostile_names locks mmap_shared numpy_memmap permissions
+    python_files rename_flags rsync_mirror special_files sqlite_rollback sqlite_wal standard_streams tail_growing
+    tar_archive unnamed_files
+}
+
+/// A script that is not in the table above would never run.
+#[test]
+fn every_script_is_a_case() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/real_programs");
+    let mut scripts: Vec<String> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .map(|name| name.strip_suffix(".sh").unwrap().to_owned())
+        .collect();
+    scripts.sort();
+    assert_eq!(scripts, NAMES);
+}
+
+/// A program that takes longer than this hangs.
+const LIMIT: Duration = Duration::from_secs(180);
+
+struct Outcome {
+    stdout: String,
+    stderr: String,
+    status: ExitStatus,
+}
+
+fn run_case(name: &str, script: &str) {
+    if let Some(missing) = missing_needs(script) {
+        assert!(
+            std::env::var_os("CI").is_none(),
+            "{name} needs {missing}: scripts/setup test installs it"
+        );
+        eprintln!("skipped: {name} needs {missing}");
+        return;
+    }
+    // Not under /tmp, which may be a tmpfs: the store is a file system that has all a disk's abilities.
+    let scratch = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (before, run) = match script.split_once("#: run\n") {
+        Some((before, run)) => (before, run),
+        None => ("", script),
+    };
+    let started = SystemTime::now();
+    let both_plain = std::env::var_os("REAL_PROGRAMS_PLAIN").is_some();
+    // The same path for both, one after the other, so that a program may write down where it is.
+    let place = scratch.path().join("project");
+    let [plain, buffered] = [("plain", true), ("buffered", both_plain)].map(|(side, bare)| {
+        fs::create_dir(&place).unwrap();
+        fs::set_permissions(&place, fs::Permissions::from_mode(0o755)).unwrap();
+        let first = shell(before, &scratch, side, &place, &[]);
+        assert!(first.status.success(), "{name}, before: {}", first.stderr);
+        let outcome = if bare {
+            shell(run, &scratch, side, &place, &[])
+        } else {
+            let tier = TempDir::new_in("/dev/shm").unwrap();
+            let tier_words = format!("ram={}:512M", tier.path().display());
+            let words = [
+                env!("CARGO_BIN_EXE_surgetank"),
+                "run",
+                "--over",
+                place.to_str().unwrap(),
+                "--tier",
+                &tier_words,
+                "--",
+            ];
+            shell(run, &scratch, side, &place, &words)
+        };
+        let kept = scratch.path().join(side);
+        fs::rename(&place, &kept).unwrap();
+        (outcome, kept)
+    });
+
+    let words = format!(
+        "\nstderr, plain:\n{}\nstderr, under surgetank:\n{}",
+        plain.0.stderr, buffered.0.stderr
+    );
+    assert_eq!(
+        plain.0.stdout, buffered.0.stdout,
+        "{name}: standard output{words}"
+    );
+    assert_eq!(
+        plain.0.status.code(),
+        buffered.0.status.code(),
+        "{name}: exit code{words}"
+    );
+    compare_trees(name, &plain.1, &buffered.1, started, &words);
+}
+
+/// What the script's head asks for and this machine lacks.
+fn missing_needs(script: &str) -> Option<String> {
+    let wanted = |mark: &str| -> Vec<String> {
+        script
+            .lines()
+            .filter_map(|line| line.strip_prefix(mark))
+            .flat_map(str::split_whitespace)
+            .map(str::to_owned)
+            .collect()
+    };
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let have = |program: &str| std::env::split_paths(&path).any(|dir| dir.join(program).exists());
+    let mut missing: Vec<String> = wanted("# needs: ");
+    missing.push("bash".into());
+    missing.retain(|program| !have(program));
+    missing.extend(wanted("# python: ").into_iter().filter(|module| {
+        let import = Command::new(python())
+            .args(["-c", &format!("import {module}")])
+            .stderr(Stdio::null())
+            .status();
+        !import.is_ok_and(|status| status.success())
+    }));
+    (!missing.is_empty()).then(|| missing.join(", "))
+}
+
+/// The interpreter that `scripts/setup` made, with numpy; else the system's.
+fn python() -> PathBuf {
+    let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/venv/bin/python");
+    if ours.exists() {
+        ours
+    } else {
+        "python3".into()
+    }
+}
+
+/// Runs a script in a directory, with `words` before it, in an environment that is the same everywhere.
+fn shell(script: &str, scratch: &TempDir, side: &str, place: &Path, words: &[&str]) -> Outcome {
+    let file = |kind: &str| scratch.path().join(format!("{side}.{kind}"));
+    fs::write(file("sh"), format!("set -euo pipefail\n{script}")).unwrap();
+    // Short, for the sockets below it; and outside the directory.
+    let home = TempDir::with_prefix("st-").unwrap();
+    let script_path = file("sh");
+    let mut all: Vec<&std::ffi::OsStr> = words.iter().map(std::ffi::OsStr::new).collect();
+    all.extend(["bash".as_ref(), script_path.as_os_str()]);
+    let mut child = Command::new(all[0])
+        .args(&all[1..])
+        .current_dir(place)
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+        .env("HOME", home.path())
+        .env("LC_ALL", "C.UTF-8")
+        .env("TZ", "UTC")
+        .env("PYTHON", python())
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .stdin(Stdio::null())
+        .stdout(File::create(file("stdout")).unwrap())
+        .stderr(File::create(file("stderr")).unwrap())
+        .process_group(0)
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + LIMIT;
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if Instant::now() > deadline {
+            end_group(&mut child);
+            panic!(
+                "{side}: still running after {LIMIT:?}\n{}\n{}",
+                read_text(&file("stdout")),
+                read_text(&file("stderr"))
+            );
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    Outcome {
+        stdout: read_text(&file("stdout")),
+        stderr: read_text(&file("stderr")),
+        status,
+    }
+}
+
+fn end_group(child: &mut std::process::Child) {
+    let group = rustix::process::Pid::from_child(child);
+    for (signal, patience) in [
+        (rustix::process::Signal::TERM, Duration::from_secs(10)),
+        (rustix::process::Signal::KILL, Duration::from_secs(10)),
+    ] {
+        // It may have ended by itself meanwhile, which is what is wanted.
+        let _ = rustix::process::kill_process_group(group, signal);
+        let deadline = Instant::now() + patience;
+        while Instant::now() < deadline {
+            if child.try_wait().unwrap().is_some() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+fn read_text(path: &Path) -> String {
+    String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned()
+}
+
+/// What must be equal of a file; each field is in the message when it is not.
+#[derive(Debug, PartialEq)]
+struct Entry {
+    kind: &'static str,
+    mode: String,
+    owner: (u32, u32),
+    size: u64,
+    content: u64,
+    target: Option<PathBuf>,
+    /// The first name of this very file.
+    same_as: PathBuf,
+    xattrs: BTreeMap<String, Vec<u8>>,
+    /// Only when it was set on purpose: long before the test began.
+    mtime: Option<(i64, i64)>,
+    sparse: bool,
+}
+
+fn compare_trees(name: &str, plain: &Path, buffered: &Path, started: SystemTime, words: &str) {
+    let (plain, buffered) = (tree(plain, started), tree(buffered, started));
+    let mut differences = Vec::new();
+    for path in plain.keys().chain(buffered.keys()) {
+        let difference = match (plain.get(path), buffered.get(path)) {
+            (Some(a), Some(b)) if a == b => continue,
+            (Some(_), None) => format!("{path:?} is missing in the store"),
+            (None, Some(_)) => format!("{path:?} is in the store and should not be"),
+            (a, b) => format!("{path:?}\n  plain {a:?}\n  store {b:?}"),
+        };
+        if !differences.contains(&difference) {
+            differences.push(difference);
+        }
+    }
+    assert!(
+        differences.is_empty(),
+        "{name}: the store differs from a plain directory:\n{}{words}",
+        differences.join("\n")
+    );
+}
+
+fn tree(root: &Path, started: SystemTime) -> BTreeMap<PathBuf, Entry> {
+    let mut paths = vec![PathBuf::new()];
+    let mut next = 0;
+    while next < paths.len() {
+        let path = paths[next].clone();
+        next += 1;
+        if fs::symlink_metadata(root.join(&path)).unwrap().is_dir() {
+            let names = fs::read_dir(root.join(&path)).unwrap();
+            paths.extend(names.map(|entry| path.join(entry.unwrap().file_name())));
+        }
+    }
+    paths.sort();
+    let mut first_names = BTreeMap::new();
+    paths
+        .into_iter()
+        .map(|path| {
+            let entry = look(root, &path, started, &mut first_names);
+            (path, entry)
+        })
+        .collect()
+}
+
+fn look(
+    root: &Path,
+    path: &Path,
+    started: SystemTime,
+    first_names: &mut BTreeMap<u64, PathBuf>,
+) -> Entry {
+    let full = root.join(path);
+    let meta = fs::symlink_metadata(&full).unwrap();
+    let kind = match meta.file_type() {
+        kind if kind.is_dir() => "directory",
+        kind if kind.is_file() => "file",
+        kind if kind.is_symlink() => "symbolic link",
+        kind if kind.is_fifo() => "pipe",
+        kind if kind.is_socket() => "socket",
+        _ => "other",
+    };
+    let file = kind == "file";
+    let began = started.duration_since(UNIX_EPOCH).unwrap().as_secs() as i64;
+    Entry {
+        kind,
+        mode: format!("{:o}", meta.mode() & 0o7777),
+        owner: (meta.uid(), meta.gid()),
+        size: if file { meta.size() } else { 0 },
+        content: if file { checksum(&full) } else { 0 },
+        target: fs::read_link(&full).ok(),
+        same_as: first_names
+            .entry(meta.ino())
+            .or_insert_with(|| path.to_owned())
+            .clone(),
+        xattrs: xattrs(&full),
+        mtime: (meta.mtime() < began - 3600).then(|| (meta.mtime(), meta.mtime_nsec())),
+        sparse: file && meta.size() >= 1 << 20 && meta.blocks() * 512 < meta.size() / 2,
+    }
+}
+
+fn checksum(path: &Path) -> u64 {
+    // Modes do not stop root, and an ordinary user's scripts leave their files readable at the end.
+    let mut file = File::open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc64Nvme);
+    let mut block = vec![0; 1 << 16];
+    loop {
+        match file.read(&mut block).unwrap() {
+            0 => return digest.finalize(),
+            count => digest.update(&block[..count]),
+        }
+    }
+}
+
+fn xattrs(path: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut names = vec![0u8; 1 << 16];
+    let length = match rustix::fs::llistxattr(path, &mut names[..]) {
+        Ok(length) => length,
+        // Symbolic links and special files have none that a user may set.
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::PERM) => return BTreeMap::new(),
+        Err(error) => panic!("{}: {error}", path.display()),
+    };
+    names[..length]
+        .split(|byte| *byte == 0)
+        .filter(|name| name.starts_with(b"user."))
+        .map(|name| {
+            let name = std::ffi::OsStr::from_bytes(name);
+            let mut value = vec![0u8; 1 << 16];
+            let length = rustix::fs::lgetxattr(path, name, &mut value[..]).unwrap();
+            value.truncate(length);
+            (name.to_string_lossy().into_owned(), value)
+        })
+        .collect()
+}
