@@ -4,6 +4,9 @@
 //! backend of `fake.rs`. Every test runs as root and as an ordinary user (uid 65534) where this machine permits it.
 //! Nothing here measures time; waiting is for events, and bounded so that a failure ends.
 
+// A failed expectation is how a test fails here; the functions are not #[test] ones, so clippy has to be told.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 mod bench;
 mod cases;
 mod fake;
