@@ -20,10 +20,7 @@ use crate::store::StorePath;
 
 /// The kernel takes paths up to this, with the final zero; longer ones are walked in pieces.
 const PATH_BYTES_MAX: usize = 4096;
-const DIRECTORY: OFlags = OFlags::PATH
-    .union(OFlags::DIRECTORY)
-    .union(OFlags::NOFOLLOW)
-    .union(OFlags::CLOEXEC);
+const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// A handle of the store's root directory, taken before anything was mounted over it.
 pub struct Root {
@@ -209,16 +206,18 @@ impl Root {
 
     fn step(&self, dir: BorrowedFd<'_>, piece: &[u8]) -> io::Result<OwnedFd> {
         if !self.openat2 {
-            return openat(dir, piece, DIRECTORY, Mode::empty()).map_err(|error| match error {
-                // The flags together say ENOTDIR for a link too; tell them apart as openat2 does.
-                Errno::NOTDIR => match statat(dir, piece, AtFlags::SYMLINK_NOFOLLOW) {
-                    Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink => {
-                        Errno::LOOP.into()
-                    }
+            return openat(dir, piece, DIRECTORY | OFlags::NOFOLLOW, Mode::empty()).map_err(
+                |error| match error {
+                    // The flags together say ENOTDIR for a link too; tell them apart as openat2 does.
+                    Errno::NOTDIR => match statat(dir, piece, AtFlags::SYMLINK_NOFOLLOW) {
+                        Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink => {
+                            Errno::LOOP.into()
+                        }
+                        _ => error.into(),
+                    },
                     _ => error.into(),
                 },
-                _ => error.into(),
-            });
+            );
         }
         let resolve =
             ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;

@@ -12,7 +12,6 @@
 //! temporary is still there and publishing can be done again.
 
 use std::io;
-use std::os::fd::AsFd;
 
 use rustix::fs::{
     AtFlags, FileType, OFlags, RenameFlags, Stat, fstat, renameat, renameat_with, unlinkat,
@@ -73,11 +72,9 @@ impl PosixStore {
                 if present.st_nlink > 1 || present.st_uid != stat.st_uid {
                     return self.overwrite(who, &from, path, &target, meta);
                 }
-                if carry_over(
-                    target.as_fd(),
-                    &subject(&*staged, &self.identity, who, true),
-                    meta,
-                )? {
+                let old = subject(&*target, &self.identity, who, false);
+                let new = subject(&*staged, &self.identity, who, true);
+                if carry_over(&old, &new, meta)? {
                     self.counters.fsyncs.add(1);
                     self.open_ours(who, &from)?.sync_all()?;
                 }
