@@ -24,6 +24,7 @@ pub struct Extents<'a> {
     file: &'a File,
     at: u64,
     size: u64,
+    device: u64,
     /// Fully allocated: no need to ask.
     dense: bool,
     failed: bool,
@@ -37,9 +38,15 @@ impl<'a> Extents<'a> {
             file,
             at: 0,
             size: stat.size(),
+            device: stat.dev(),
             dense: allocated_bytes >= stat.size(),
             failed: false,
         })
+    }
+
+    /// Of the file system the file lies on.
+    pub fn device(&self) -> u64 {
+        self.device
     }
 
     pub fn size(&self) -> u64 {

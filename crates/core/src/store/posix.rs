@@ -409,15 +409,23 @@ impl Store for PosixStore {
                 format!("{path} in {}: {why}", self.label),
             )
         };
-        let present = self.identity.act(who, || place.stat())?;
-        if present.st_ino != staged.identity.ino {
-            return Err(different("the copy was replaced by another file".into()));
-        }
-        if FileType::from_raw_mode(present.st_mode) != FileType::RegularFile {
-            return Ok(());
-        }
-        let mut file = self.open_ours(who, &place)?;
-        let len = file.metadata()?.len();
+        let ours = |ino: u64| match ino == staged.identity.ino {
+            true => Ok(()),
+            false => Err(different("the copy was replaced by another file".into())),
+        };
+        let mut file = match self.open_ours(who, &place) {
+            // A link, a fifo, a directory: being there is all.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                let present = self.identity.act(who, || place.stat())?;
+                ours(present.st_ino)?;
+                let file = FileType::from_raw_mode(present.st_mode) == FileType::RegularFile;
+                return if file { Err(error) } else { Ok(()) };
+            }
+            result => result?,
+        };
+        let present = fstat(&file)?;
+        ours(present.st_ino)?;
+        let len = attr_of(&present).size_bytes;
         if len != staged.identity.size_bytes {
             return Err(different(format!(
                 "{len} bytes instead of {}",
@@ -427,9 +435,9 @@ impl Store for PosixStore {
         if how == Verify::Reread {
             fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
             // Past the cache for certain, where the file system can.
-            if let Ok(direct) = self.identity.act(who, || {
-                open_file_at(&place, OFlags::RDONLY | OFlags::DIRECT)
-            }) {
+            let direct = || open_file_at(&place, OFlags::RDONLY | OFlags::DIRECT);
+            if let Ok(direct) = self.identity.act(who, direct) {
+                ours(fstat(&direct)?.st_ino)?;
                 file = direct;
             }
         }

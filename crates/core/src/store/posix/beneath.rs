@@ -29,17 +29,17 @@ pub struct Root {
     openat2: bool,
 }
 
-/// A directory below the root, or the root itself.
+/// An open directory: somebody else's handle (the root's, for one), or its own.
 pub enum Dir<'a> {
-    Root(BorrowedFd<'a>),
-    Below(OwnedFd),
+    Lent(BorrowedFd<'a>),
+    Own(OwnedFd),
 }
 
 impl AsFd for Dir<'_> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Self::Root(fd) => *fd,
-            Self::Below(fd) => fd.as_fd(),
+            Self::Lent(fd) => *fd,
+            Self::Own(fd) => fd.as_fd(),
         }
     }
 }
@@ -147,10 +147,36 @@ impl Root {
             }),
             None if path.0.is_empty() => Err(Errno::BUSY.into()),
             None => Ok(Place {
-                dir: Dir::Root(self.handle()),
+                dir: Dir::Lent(self.handle()),
                 name: &path.0,
             }),
         }
+    }
+
+    /// The place of `path` beside one that is known, without opening the directory again if it is the same.
+    pub fn place_beside<'a>(
+        &'a self,
+        known: &'a Place<'_>,
+        known_path: &StorePath,
+        path: &'a StorePath,
+    ) -> io::Result<Place<'a>> {
+        let parent = |path: &StorePath| {
+            path.0.len()
+                - path
+                    .0
+                    .rsplit(|byte| *byte == b'/')
+                    .next()
+                    .map_or(0, <[u8]>::len)
+        };
+        let (here, there) = (parent(known_path), parent(path));
+        if known_path.0[..here] != path.0[..there] || there == path.0.len() {
+            return self.place(path);
+        }
+        validate(&path.0)?;
+        Ok(Place {
+            dir: Dir::Lent(known.dir.as_fd()),
+            name: &path.0[there..],
+        })
     }
 
     pub fn pin(&self, path: &StorePath) -> io::Result<Pinned> {
@@ -173,16 +199,17 @@ impl Root {
 
     /// Opens an existing regular file.
     pub fn open_file(&self, path: &StorePath, flags: OFlags) -> io::Result<File> {
-        let place = self.place(path)?;
-        open_file_at(&place, flags)
+        let file = open_file_at(&self.place(path)?, flags)?;
+        fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
+        Ok(file)
     }
 
     fn walk(&self, path: &[u8]) -> io::Result<Dir<'_>> {
-        let mut dir = Dir::Root(self.handle());
+        let mut dir = Dir::Lent(self.handle());
         let mut rest = path;
         while !rest.is_empty() {
             let (piece, after) = self.cut(rest);
-            dir = Dir::Below(self.step(dir.as_fd(), piece)?);
+            dir = Dir::Own(self.step(dir.as_fd(), piece)?);
             rest = after;
         }
         Ok(dir)
@@ -242,7 +269,8 @@ pub fn pin_at(place: &Place<'_>) -> io::Result<Pinned> {
     )?))
 }
 
-/// Opens an existing regular file without blocking on whatever has taken its name.
+/// Opens an existing regular file without blocking on whatever has taken its name. The descriptor stays non-blocking,
+/// which regular files do not mind.
 pub fn open_file_at(place: &Place<'_>, flags: OFlags) -> io::Result<File> {
     let guard = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let fd =
@@ -254,7 +282,6 @@ pub fn open_file_at(place: &Place<'_>, flags: OFlags) -> io::Result<File> {
             },
         )?;
     require_file(&fstat(&fd)?)?;
-    fcntl_setfl(&fd, fcntl_getfl(&fd)? - OFlags::NONBLOCK)?;
     Ok(fd.into())
 }
 

@@ -57,7 +57,7 @@ pub fn remove_tree(place: &Place<'_>) -> io::Result<()> {
     )?;
     for entry in entries(&dir)? {
         let below = Place {
-            dir: Dir::Root(dir.as_fd()),
+            dir: Dir::Lent(dir.as_fd()),
             name: &entry.name,
         };
         match remove_tree(&below) {

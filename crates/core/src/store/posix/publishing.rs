@@ -37,10 +37,14 @@ impl PosixStore {
         meta: &Meta,
     ) -> io::Result<StoreIdentity> {
         let act = |operation: &dyn Fn() -> io::Result<()>| self.identity.act(who, operation);
-        let (from, to) = self.identity.act(who, || {
-            Ok((self.root.place(temporary)?, self.root.place(path)?))
+        let (from, staged) = self.identity.act(who, || {
+            let from = self.root.place(temporary)?;
+            let staged = pin_at(&from)?;
+            Ok((from, staged))
         })?;
-        let staged = self.identity.act(who, || pin_at(&from))?;
+        let to = self
+            .identity
+            .act(who, || self.root.place_beside(&from, temporary, path))?;
         let stat = staged.stat()?;
         let directory = is(&stat, FileType::Directory);
         if directory {
