@@ -1,7 +1,7 @@
 //! How fast the store's driver delivers, against `cp -r` and a sync of the file system: same source (in memory), same
 //! destination, A B A B, caches dropped before each run, every figure up to and including the last sync.
 //!
-//! `storebench DIR [--large BYTES] [--small COUNT] [--threads N] [--runs N] [--source DIR]`
+//! `storebench DIR [--large BYTES] [--small COUNT] [--threads N] [--batch N] [--runs N] [--source DIR]`
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -19,7 +19,6 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 const SMALL_BYTES: usize = 4096;
 const FILES_PER_DIR: usize = 1000;
-const BATCH_FILES: usize = 256;
 const ROOT: Cred = Cred { uid: 0, gid: 0 };
 
 struct Options {
@@ -28,18 +27,20 @@ struct Options {
     large_bytes: usize,
     small_count: usize,
     threads: usize,
+    batch_files: usize,
     runs: usize,
 }
 
 fn options() -> Outcome<Options> {
     let mut words = std::env::args().skip(1);
-    let destination = words.next().ok_or("usage: storebench DIR [--large BYTES] [--small COUNT] [--threads N] [--runs N] [--source DIR]")?;
+    let destination = words.next().ok_or("usage: storebench DIR [--large BYTES] [--small COUNT] [--threads N] [--batch N] [--runs N] [--source DIR]")?;
     let mut options = Options {
         destination: destination.into(),
         source: "/dev/shm/surgetank-storebench".into(),
         large_bytes: 1 << 30,
         small_count: 10_000,
         threads: 3,
+        batch_files: 256,
         runs: 3,
     };
     while let Some(word) = words.next() {
@@ -48,6 +49,7 @@ fn options() -> Outcome<Options> {
             "--large" => options.large_bytes = value.parse()?,
             "--small" => options.small_count = value.parse()?,
             "--threads" => options.threads = value.parse()?,
+            "--batch" => options.batch_files = value.parse()?,
             "--runs" => options.runs = value.parse()?,
             "--source" => options.source = value.into(),
             other => return Err(format!("what is {other}?").into()),
@@ -73,8 +75,8 @@ fn bench(options: &Options) -> Outcome<()> {
         for _ in 0..options.runs {
             results.push([
                 timed(options, |to| copy_and_sync(&tree, to))?,
-                timed(options, |to| drain(&tree, to, 1, Verify::Cache))?,
-                timed(options, |to| drain(&tree, to, 1, Verify::Reread))?,
+                timed(options, |to| drain(&tree, to, 1, 1, Verify::Cache))?,
+                timed(options, |to| drain(&tree, to, 1, 1, Verify::Reread))?,
             ]);
         }
         report(
@@ -95,10 +97,22 @@ fn bench(options: &Options) -> Outcome<()> {
             results.push([
                 timed(options, |to| copy_and_sync(&tree, to))?,
                 timed(options, |to| {
-                    drain(&tree, to, options.threads, Verify::Cache)
+                    drain(
+                        &tree,
+                        to,
+                        options.threads,
+                        options.batch_files,
+                        Verify::Cache,
+                    )
                 })?,
                 timed(options, |to| {
-                    drain(&tree, to, options.threads, Verify::Reread)
+                    drain(
+                        &tree,
+                        to,
+                        options.threads,
+                        options.batch_files,
+                        Verify::Reread,
+                    )
                 })?,
             ]);
         }
@@ -192,7 +206,7 @@ fn path(text: &str) -> StorePath {
 }
 
 /// What the drain does with sealed files, without its journal: batches through stage, settle, verify, publish, sync.
-fn drain(from: &Path, to: &Path, threads: usize, how: Verify) -> Outcome<()> {
+fn drain(from: &Path, to: &Path, threads: usize, batch_files: usize, how: Verify) -> Outcome<()> {
     let store = PosixStore::new(File::open(to)?.into(), to.display().to_string())?;
     let mut files = Vec::new();
     let mut dirs = Vec::new();
@@ -212,7 +226,7 @@ fn drain(from: &Path, to: &Path, threads: usize, how: Verify) -> Outcome<()> {
         }
     }
     store.sync_dirs(ROOT, &[StorePath::root()])?;
-    let batches: Vec<_> = files.chunks(BATCH_FILES).collect();
+    let batches: Vec<_> = files.chunks(batch_files).collect();
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
