@@ -12,7 +12,7 @@ use crate::reference::{Kind, LINK_TARGET, ROOT, Reference, shown};
 
 /// What lies in the store before anything begins; both sides get it.
 pub fn lay_out(root: &Path, reference: &mut Reference) {
-    use Operation::{Chmod, Close, Create, Link, Mkdir, SetXattr, Symlink, Utimens, Write};
+    use Operation::{Chmod, Close, Create, Mkdir, SetXattr, Symlink, Utimens, Write};
     let create = |path: &str| Create {
         path: path.into(), slot: 0, perm: 0o644, access: Access::Write, exclusive: true, append: false, truncate: false,
     };
@@ -25,7 +25,6 @@ pub fn lay_out(root: &Path, reference: &mut Reference) {
         create("a/a"), write(5000, 2), close(),
         // Larger than what is copied up: written in place.
         create("a/c"), write(100_000, 3), close(),
-        Link { from: "a/a".into(), to: "a/b/a".into() },
         Symlink { path: "a/b/b".into() },
         Chmod { path: "b".into(), perm: 0o640 },
         SetXattr { path: "b".into(), name: "user.one".into(), byte: 9, how: Setting::Any },

@@ -83,6 +83,8 @@ pub enum Event {
     StartDrain,
     /// Whatever the store has leaves the tiers.
     Evict,
+    /// Whatever only the store has comes into a tier.
+    Prefetch,
     /// The kernel forgets all that it does not have open.
     Forget,
     /// The agent dies and another one takes up.
@@ -176,6 +178,7 @@ pub fn event() -> impl Strategy<Value = Event> {
         2 => Just(Event::StopDrain),
         2 => Just(Event::StartDrain),
         3 => Just(Event::Evict),
+        1 => Just(Event::Prefetch),
         3 => Just(Event::Forget),
         2 => Just(Event::Kill),
         2 => (0..40_u64).prop_map(|steps| Event::KillDrain { steps }),

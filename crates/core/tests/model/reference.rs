@@ -80,6 +80,8 @@ pub struct Handle {
     pub node: usize,
     pub access: Access,
     pub append: bool,
+    /// It made the file, which is complete when it closes.
+    pub made: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -179,7 +181,7 @@ impl Reference {
     }
 
     pub fn writers(&self) -> BTreeSet<usize> {
-        self.handles.iter().flatten().filter(|handle| handle.access.writes()).map(|handle| handle.node).collect()
+        self.handles.iter().flatten().filter(|handle| handle.access.writes() || handle.made).map(|handle| handle.node).collect()
     }
 
     fn close(&mut self, slot: usize) {
@@ -236,12 +238,12 @@ impl Reference {
                     Some(id) => self.openable(id, *truncate)?,
                     None => self.enter(dir, name, Node::new(Kind::File, *perm)),
                 };
-                self.opened(*slot, Handle { node: id, access: *access, append: *append });
+                self.opened(*slot, Handle { node: id, access: *access, append: *append, made: there.is_none() });
             }
             Operation::Open { path, slot, access, append, truncate } => {
                 let id = self.find(path)?;
                 let id = self.openable(id, *truncate)?;
-                self.opened(*slot, Handle { node: id, access: *access, append: *append });
+                self.opened(*slot, Handle { node: id, access: *access, append: *append, made: false });
             }
             Operation::Read { slot, offset, length } => {
                 let handle = self.file_at(*slot)?;

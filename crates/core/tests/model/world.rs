@@ -107,7 +107,8 @@ pub struct World {
     terms: Terms,
     base: Scratch,
     reference: Reference,
-    mounted: Mounted,
+    /// `None` only while one agent follows another.
+    mounted: Option<Mounted>,
     drain: Option<Arc<Drain>>,
     fuse: Arc<Fuse>,
     /// Inode number of each file as programs saw it first.
@@ -160,7 +161,7 @@ impl World {
         let mut reference = Reference::new();
         disk::lay_out(&base.join("store"), &mut reference);
         let fuse = Arc::new(Fuse::default());
-        let mounted = open(terms, &base, &fuse);
+        let mounted = Some(open(terms, &base, &fuse));
         let mut world = Self { terms: terms.clone(), base, reference, mounted, drain: None, fuse, inodes: HashMap::new() };
         if terms.drain_at_start {
             world.start_drain();
@@ -169,7 +170,11 @@ impl World {
     }
 
     fn namespace(&self) -> &Arc<Namespace> {
-        &self.mounted.namespace
+        &self.mounted.as_ref().unwrap().namespace
+    }
+
+    fn mounted(&mut self) -> &mut Mounted {
+        self.mounted.as_mut().unwrap()
     }
 
     fn start_drain(&mut self) {
@@ -200,7 +205,7 @@ impl World {
             _ => {}
         }
         let mut want = self.reference.apply(operation);
-        let (mut got, attr) = self.mounted.apply(operation);
+        let (mut got, attr) = self.mounted().apply(operation);
         if let (Outcome::Seen(want), Outcome::Seen(got)) = (&mut want, &mut got)
             && want.mtime.is_none()
         {
@@ -272,14 +277,21 @@ impl World {
                 Ok(())
             }
             Event::Evict => {
-                self.mounted.forget();
+                self.mounted().forget();
                 for id in self.namespace().files_below(b"").map_err(|why| why.to_string())? {
                     self.namespace().evict(id, "the model wants it").map_err(|why| why.to_string())?;
                 }
                 self.check_every_file()
             }
+            Event::Prefetch => {
+                self.mounted().forget();
+                for id in self.namespace().files_below(b"").map_err(|why| why.to_string())? {
+                    self.namespace().prefetch(id).map_err(|why| why.to_string())?;
+                }
+                self.check_every_file()
+            }
             Event::Forget => {
-                self.mounted.forget();
+                self.mounted().forget();
                 Ok(())
             }
             Event::Kill => {
@@ -304,16 +316,13 @@ impl World {
 
     fn restart(&mut self) -> Result<(), String> {
         // The old agent's locks must be gone before the new one comes.
-        let nowhere = Scratch::new();
-        let placeholder = open(&self.terms, &nowhere, &Arc::new(Fuse::default()));
-        let old = std::mem::replace(&mut self.mounted, placeholder);
-        let gone = Arc::downgrade(&old.namespace);
-        drop(old);
+        let gone = Arc::downgrade(self.namespace());
+        self.mounted = None;
         if gone.upgrade().is_some() {
             return Err("somebody still holds the namespace of the agent that died".into());
         }
         self.fuse = Arc::new(Fuse::default());
-        self.mounted = open(&self.terms, &self.base, &self.fuse);
+        self.mounted = Some(open(&self.terms, &self.base, &self.fuse));
         self.reference.close_all();
         self.check_every_file()?;
         if self.terms.drain_at_start {
@@ -349,7 +358,7 @@ impl World {
                 }
                 crate::reference::Kind::File => {
                     let want = self.reference.nodes[&id].content.clone();
-                    let got = self.mounted.content(&path).map_err(|errno| format!("then {path} cannot be read: {errno:?}"))?;
+                    let got = self.mounted().content(&path).map_err(|errno| format!("then {path} cannot be read: {errno:?}"))?;
                     if want != got {
                         return Err(format!("then {path} holds {}, not {}", crate::reference::shown(&got), crate::reference::shown(&want)));
                     }
@@ -388,7 +397,7 @@ impl World {
     }
 
     pub fn finish(mut self) -> Result<(), String> {
-        self.mounted.close_all();
+        self.mounted().close_all();
         self.reference.close_all();
         self.check_every_file()?;
         self.namespace().begin_final_drain(None);
