@@ -265,9 +265,12 @@ impl Namespace {
         drop(moving);
         match result {
             Ok(stat) => {
-                let same = tree
-                    .get(id)
-                    .is_some_and(|inode| inode.attr.ino == stat.attr.ino || id == FileId::ROOT);
+                // What we made has an inode number of ours; the store's own is in its identity.
+                let same = tree.get(id).is_some_and(|inode| {
+                    id == FileId::ROOT
+                        || inode.identity.as_ref().map_or(inode.attr.ino, |known| known.ino)
+                            == stat.identity.ino
+                });
                 if !same {
                     return Err(Errno::STALE.into());
                 }

@@ -32,6 +32,7 @@ struct Slot {
     handle: u64,
     id: FileId,
     access: Access,
+    append: bool,
 }
 
 pub struct Mounted {
@@ -181,7 +182,7 @@ impl Mounted {
                 let flags = flags(*access, *append, *truncate) | if *exclusive { libc::O_EXCL } else { 0 };
                 let (found, opened) = told(namespace.create(&caller, dir, name, *perm, flags))?;
                 self.met(found.id);
-                self.opened(*slot, Slot { handle: opened.handle, id: found.id, access: *access });
+                self.opened(*slot, Slot { handle: opened.handle, id: found.id, access: *access, append: *append });
             }
             Operation::Open { path, slot, access, append, truncate } => {
                 let there = self.find(path)?;
@@ -189,7 +190,7 @@ impl Mounted {
                     return Err(Errno::LOOP);
                 }
                 let opened = told(namespace.open_file(&caller, there.id, flags(*access, *append, *truncate)))?;
-                self.opened(*slot, Slot { handle: opened.handle, id: there.id, access: *access });
+                self.opened(*slot, Slot { handle: opened.handle, id: there.id, access: *access, append: *append });
             }
             Operation::Read { slot, offset, length } => {
                 let slot = self.slot(*slot)?;
@@ -207,6 +208,7 @@ impl Mounted {
                     return Err(Errno::BADF);
                 }
                 let data = vec![*byte; *length];
+                let offset = if slot.append { told(namespace.getattr(slot.id, None))?.attr.size_bytes } else { *offset };
                 let mut done = 0;
                 while done < data.len() {
                     done += told(namespace.write(slot.handle, offset + done as u64, &data[done..]))?;
