@@ -177,7 +177,7 @@ fn eviction_makes_room() {
         serde_json::from_slice(&fs::read(format!("/mnt/beside/{name}")).unwrap()).unwrap()
     };
     assert_eq!(json("first")["state"], "evicted", "{}", ended.stderr);
-    assert_eq!(json("last")["state"], "durable");
+    assert_eq!(json("last")["state"], "durable", "{} {}", json("last"), json("status"));
     let report = json("report");
     assert_eq!(report["summary"]["tiers"][0]["spills"], 0, "{report}");
     let status = &json("status")[0]["tiers"][0];
