@@ -360,6 +360,12 @@ impl Running {
         self.child.as_mut().unwrap().try_wait().unwrap().is_some()
     }
 
+    /// What an ended command said.
+    pub fn so_far(&mut self) -> String {
+        let texts: Vec<String> = self.streams.drain(..).map(|stream| stream.join().unwrap()).collect();
+        texts.join("\n")
+    }
+
     pub fn kill(&self) {
         // SAFETY: the child is ours and not yet waited for; it leads a group.
         unsafe { libc::kill(-(self.pid() as i32), libc::SIGKILL) };
