@@ -9,7 +9,6 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use super::Lsn;
 use super::directory::DATA_IS_SAFE;
 use super::segment::{Segment, Step};
 use crate::error::{Error, Result};
@@ -31,8 +30,6 @@ pub(super) struct Digest {
     pub entries: BTreeMap<(FileId, Box<[u8]>), Option<EntryRecord>>,
     pub ops: BTreeMap<Seq, Option<OpRecord>>,
     pub counters: BTreeMap<String, u64>,
-    /// The last position in it.
-    pub last: Lsn,
 }
 
 impl Digest {
@@ -49,11 +46,10 @@ impl Digest {
                 Step::End => return Ok(()),
                 Step::Bad(why) => return Err(damaged(segment, offset, why)),
                 Step::Record {
-                    lsn,
+                    lsn: _,
                     payload,
                     payload_offset,
                 } => {
-                    self.last = lsn;
                     self.absorb(index, payload, payload_offset)
                         .map_err(|error| damaged(segment, offset, &error.to_string()))?;
                 }

@@ -19,6 +19,9 @@ use super::{Catalog, Loaded, Lsn};
 use crate::error::{Error, Result};
 use crate::model::{Change, Image};
 
+/// Closed segments that loading lays over the snapshot rather than folding them first.
+const CLOSED_SEGMENTS_LOADED_MAX: usize = 1;
+
 /// Sizes of the catalog's parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
@@ -51,6 +54,9 @@ struct Shared {
     snapshot: Snapshot,
     folding: Mutex<Folding>,
     syncing: Mutex<Syncing>,
+    synced: Condvar,
+    /// Directories in which the catalog's own was made; their entries are not on the media yet.
+    parents: Mutex<Vec<PathBuf>>,
     /// Everything up to here survives the machine.
     durable: AtomicU64,
     wish: Mutex<Wish>,
@@ -64,12 +70,13 @@ struct Folding {
     snapshot: bool,
 }
 
+#[derive(Default)]
 struct Syncing {
     /// A sync failed when this was the last position. The kernel may have dropped what it could not write, so no later
     /// sync of the log proves anything until the snapshot holds it all.
     distrust: Option<Lsn>,
-    /// Directories in which the catalog's own was made; their entries are not on the media yet.
-    parents: Vec<PathBuf>,
+    /// Somebody is at it.
+    running: bool,
 }
 
 #[derive(Default)]
@@ -118,10 +125,9 @@ impl LogCatalog {
             folding: Mutex::new(Folding {
                 snapshot: found.folded.is_some(),
             }),
-            syncing: Mutex::new(Syncing {
-                distrust: None,
-                parents,
-            }),
+            syncing: Mutex::new(Syncing::default()),
+            synced: Condvar::new(),
+            parents: Mutex::new(parents),
             durable: AtomicU64::new(found.folded.unwrap_or_default().0),
             wish: Mutex::new(Wish::default()),
             wished: Condvar::new(),
@@ -149,7 +155,8 @@ impl LogCatalog {
     }
 
     /// Forgets everything, atomically and for good: after a death during this the catalog is either as before or empty.
-    /// Counters go too; positions grow on. Commits wait; one that returns after this is remembered.
+    /// Counters go too; positions grow on. Commits wait; one that returns after this is remembered. When an error says that
+    /// the name of the new log may not be on the media or that a file could not be deleted, the catalog is empty all the same.
     pub fn clear(&self) -> io::Result<()> {
         self.shared.clear()
     }
@@ -220,71 +227,78 @@ impl Shared {
         if self.durable() >= upto {
             return Ok(());
         }
-        // Whoever waits here finds, when its turn comes, that the sync before it covered it too, or covers the others.
-        let mut syncing = hold(&self.syncing);
-        if self.durable() >= upto {
-            return Ok(());
-        }
         if upto > self.writer.written() {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "a sync of something that was never committed",
             ));
         }
-        if syncing
-            .distrust
-            .is_some_and(|position| position <= self.durable())
-        {
+        // One caller syncs for all that committed before it began; the others wait and go together.
+        let mut syncing = hold(&self.syncing);
+        while syncing.running && self.durable() < upto {
+            syncing = self
+                .synced
+                .wait(syncing)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        if self.durable() >= upto {
+            return Ok(());
+        }
+        if let Some(position) = syncing.distrust {
+            if self.durable() < position {
+                self.save_elsewhere(position);
+                return Err(io::Error::other(
+                    "an earlier sync of the catalog's log failed; its content is being saved elsewhere",
+                ));
+            }
             syncing.distrust = None;
         }
-        let written = self.writer.written();
-        let synced = if syncing.distrust.is_some() {
-            Err(io::Error::other(
-                "an earlier sync of the catalog's log failed; its content is being saved elsewhere",
-            ))
-        } else {
-            self.settle(&mut syncing)
-        };
-        match synced {
-            Ok(position) => {
-                self.durable.fetch_max(position.0, Ordering::AcqRel);
-                Ok(())
-            }
-            Err(error) => {
-                syncing.distrust.get_or_insert(written);
-                self.save_elsewhere(syncing.distrust);
-                Err(error)
-            }
+        syncing.running = true;
+        drop(syncing);
+        let settled = self.settle();
+        let mut syncing = hold(&self.syncing);
+        syncing.running = false;
+        if settled.is_err() {
+            let position = self.writer.written();
+            syncing.distrust = Some(position);
+            self.save_elsewhere(position);
         }
+        drop(syncing);
+        self.synced.notify_all();
+        settled
     }
 
-    /// Brings all that is written to the media, the oldest segment first; returns up to where.
-    fn settle(&self, syncing: &mut Syncing) -> io::Result<Lsn> {
+    /// Brings all that is written to the media, the oldest segment first.
+    fn settle(&self) -> io::Result<()> {
         let (closed, current, written) = {
             let pen = self.writer.pen();
             (pen.closed.clone(), Arc::clone(&pen.current), pen.written)
         };
-        for (segment, _) in closed
+        let unsettled = |segment: &&Segment| !segment.settled.load(Ordering::Acquire);
+        for segment in closed
             .iter()
-            .filter(|(segment, _)| !segment.settled.load(Ordering::Acquire))
+            .map(|(segment, _)| &**segment)
+            .filter(unsettled)
         {
             self.sync_data(segment)?;
             segment.mark();
         }
         self.sync_data(&current)?;
-        self.sync_names(syncing, &current)?;
-        Ok(written)
+        self.sync_names(&current)?;
+        self.durable.fetch_max(written.0, Ordering::AcqRel);
+        Ok(())
     }
 
     /// Brings the name of `current`, and with it those of all earlier segments, to the media.
-    fn sync_names(&self, syncing: &mut Syncing, current: &Segment) -> io::Result<()> {
+    fn sync_names(&self, current: &Segment) -> io::Result<()> {
         if !current.named.load(Ordering::Acquire) {
             File::open(&self.dir)?.sync_all()?;
             current.named.store(true, Ordering::Release);
         }
-        while let Some(parent) = syncing.parents.last() {
+        let mut parents = hold(&self.parents);
+        while let Some(parent) = parents.last() {
             File::open(parent)?.sync_all()?;
-            syncing.parents.pop();
+            parents.pop();
         }
         Ok(())
     }
@@ -304,9 +318,9 @@ impl Shared {
     }
 
     /// Gets everything up to `position` folded, because the log cannot be synced.
-    fn save_elsewhere(&self, position: Option<Lsn>) {
+    fn save_elsewhere(&self, position: Lsn) {
         let mut pen = self.writer.pen();
-        if position.is_some_and(|position| pen.current.after() < position) {
+        if pen.current.after() < position {
             self.writer.roll(&mut pen);
         }
         drop(pen);
@@ -339,44 +353,40 @@ impl Shared {
         }
     }
 
-    /// Folds all closed segments into the snapshot and deletes them.
+    /// Folds all closed segments into the snapshot and deletes them, one at a time to keep the memory small.
     fn fold(&self) -> Result<()> {
-        let mut folding = hold(&self.folding);
-        let closed = self.writer.pen().closed.clone();
-        let Some(last) = self.fold_segments(&mut folding, &closed)? else {
-            return Ok(());
-        };
-        self.durable.fetch_max(last.0, Ordering::AcqRel);
-        self.writer.pen().closed.retain(|(_, end)| *end > last);
-        for (segment, _) in &closed {
-            if let Err(error) = std::fs::remove_file(&segment.path) {
-                tracing::warn!(%error, path = %segment.path.display(), "a folded segment of the catalog's log stays until the next start");
-            }
-        }
+        while self.fold_oldest(&mut hold(&self.folding))? {}
         Ok(())
     }
 
-    /// The durable half of a fold; a death after it costs nothing.
-    fn fold_segments(
-        &self,
-        folding: &mut Folding,
-        closed: &[(Arc<Segment>, Lsn)],
-    ) -> Result<Option<Lsn>> {
-        let Some((_, last)) = closed.last() else {
-            return Ok(None);
+    fn fold_oldest(&self, folding: &mut Folding) -> Result<bool> {
+        let Some((segment, last)) = self.writer.pen().closed.first().cloned() else {
+            return Ok(false);
         };
-        let mut digest = Digest::default();
-        for (segment, _) in closed {
-            digest.add(segment, None)?;
+        self.fold_segment(folding, &segment, last)?;
+        self.durable.fetch_max(last.0, Ordering::AcqRel);
+        self.writer.pen().closed.remove(0);
+        if let Err(error) = std::fs::remove_file(&segment.path) {
+            tracing::warn!(%error, path = %segment.path.display(), "a folded segment of the catalog's log stays until the next start");
         }
-        digest.last = *last;
-        self.snapshot.fold(&digest, !folding.snapshot)?;
+        Ok(true)
+    }
+
+    /// The durable half of a fold; a death after it costs nothing.
+    fn fold_segment(&self, folding: &mut Folding, segment: &Arc<Segment>, last: Lsn) -> Result<()> {
+        let mut digest = Digest::default();
+        digest.add(segment, None)?;
+        self.snapshot.fold(&digest, last, !folding.snapshot)?;
         folding.snapshot = true;
-        Ok(Some(*last))
+        Ok(())
     }
 
     fn load_into(&self, take: &mut dyn FnMut(Loaded)) -> Result<()> {
-        let folding = hold(&self.folding);
+        let mut folding = hold(&self.folding);
+        // What a death left unfolded, unless it is little: a digest of many segments would take much memory.
+        while self.writer.pen().closed.len() > CLOSED_SEGMENTS_LOADED_MAX
+            && self.fold_oldest(&mut folding)?
+        {}
         let (closed, current, end) = {
             let pen = self.writer.pen();
             (pen.closed.clone(), Arc::clone(&pen.current), pen.end)
@@ -389,7 +399,6 @@ impl Shared {
         self.snapshot.for_each(&digest, folding.snapshot, take)?;
         drop(folding);
         if !closed.is_empty() {
-            // Left over from a death before they were folded.
             self.wish_fold();
         }
         Ok(())
@@ -407,7 +416,7 @@ impl Shared {
         let (current, written) = (Arc::clone(&pen.current), pen.written);
         drop(pen);
         folding.snapshot = false;
-        self.sync_names(&mut syncing, &current)?;
+        self.sync_names(&current)?;
         syncing.distrust = None;
         self.durable.fetch_max(written.0, Ordering::AcqRel);
         self.snapshot.delete()?;

@@ -75,33 +75,31 @@ impl Snapshot {
         }
     }
 
-    /// Takes `digest` over, for good: onto what the snapshot holds, or onto nothing when `afresh`.
-    pub fn fold(&self, digest: &Digest, afresh: bool) -> Result<()> {
-        let fold = || -> Result<(), redb::Error> {
-            if !afresh {
-                return apply(&self.open()?, digest);
-            }
+    /// Takes `digest` over, for good: onto what the snapshot holds, or onto nothing when `afresh`; it ends at `last`.
+    pub fn fold(&self, digest: &Digest, last: Lsn, afresh: bool) -> Result<()> {
+        let folded = if afresh {
             let temporary = self.path.with_extension(TEMPORARY_EXTENSION);
-            let file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .mode(0o600)
-                .open(&temporary)?;
-            apply(
-                &self
-                    .builder()
-                    .create_with_backend(FileBackend::new(file)?)?,
-                digest,
-            )?;
-            std::fs::rename(&temporary, &self.path)?;
-            if let Some(dir) = self.path.parent() {
-                File::open(dir)?.sync_all()?;
-            }
-            Ok(())
+            self.make(&temporary, digest, last).inspect_err(|_| {
+                // Half a snapshot on a full disk would only make it fuller.
+                let _ = std::fs::remove_file(&temporary);
+            })
+        } else {
+            self.open()
+                .and_then(|database| apply(&database, digest, last))
         };
-        fold().map_err(|error| self.failed("written", error))
+        folded.map_err(|error| self.failed("written", error))
+    }
+
+    fn make(&self, temporary: &Path, digest: &Digest, last: Lsn) -> Result<(), redb::Error> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(true);
+        let file = FileBackend::new(options.mode(0o600).open(temporary)?)?;
+        apply(&self.builder().create_with_backend(file)?, digest, last)?;
+        std::fs::rename(temporary, &self.path)?;
+        if let Some(dir) = self.path.parent() {
+            File::open(dir)?.sync_all()?;
+        }
+        Ok(())
     }
 
     /// Hands over all that it holds (nothing unless `counts`) with `digest` laid over it, in the order
@@ -147,7 +145,7 @@ impl Snapshot {
 }
 
 /// One durable transaction. Quick repair: after a kill the next start does not walk the whole file.
-fn apply(database: &Database, digest: &Digest) -> Result<(), redb::Error> {
+fn apply(database: &Database, digest: &Digest, last: Lsn) -> Result<(), redb::Error> {
     let mut write = database.begin_write()?;
     write.set_quick_repair(true);
     {
@@ -186,7 +184,7 @@ fn apply(database: &Database, digest: &Digest) -> Result<(), redb::Error> {
         }
         let mut meta = write.open_table(META)?;
         meta.insert("format", FORMAT)?;
-        meta.insert("folded", digest.last.0)?;
+        meta.insert("folded", last.0)?;
     }
     write.commit()?;
     Ok(())

@@ -15,7 +15,7 @@ use super::stage::meta_of;
 #[derive(Default)]
 pub(super) struct Done {
     /// Directories whose names changed.
-    pub dirs: Vec<StorePath>,
+    pub dirs: Vec<FileId>,
     /// Files that the store no longer has because of it.
     pub gone: Vec<FileId>,
 }
@@ -24,8 +24,9 @@ fn gone_already(why: &io::Error) -> bool {
     matches!(why.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR))
 }
 
+/// The directory is not in the store yet; its turn comes.
 fn no_place() -> io::Error {
-    io::Error::from_raw_os_error(libc::ENOENT)
+    io::Error::from_raw_os_error(libc::EAGAIN)
 }
 
 /// What somebody else may not have touched when the operation's turn comes.
@@ -219,7 +220,7 @@ impl Drain {
             if let Some(stat) = ours {
                 // Renamed before a crash or a failed sync; only the books were behind.
                 let mut done = self.applied(file, at, over.filter(|_| !is_again), stat.identity);
-                done.dirs.push(dir);
+                done.dirs.push(at.0);
                 return Ok(done);
             }
             name_used = conflict_name(at.1, self.namespace.key(), run);
@@ -243,7 +244,7 @@ impl Drain {
         {
             extra.spill = None;
         }
-        done.dirs.push(dir);
+        done.dirs.push(at.0);
         Ok(done)
     }
 
@@ -275,7 +276,7 @@ impl Drain {
             }
         };
         let mut done = self.applied(file, at, None, identity);
-        done.dirs.push(dir);
+        done.dirs.push(at.0);
         Ok(done)
     }
 
@@ -309,7 +310,7 @@ impl Drain {
             if same {
                 let stat = self.as_owner(owner, |who| store.stat(who, &path))?;
                 let mut done = self.applied(file, at, over, stat.identity);
-                done.dirs.push(dir);
+                done.dirs.push(at.0);
                 return Ok(done);
             }
             name = conflict_name(at.1, self.namespace.key(), run);
@@ -331,7 +332,7 @@ impl Drain {
             store.publish(who, &temporary, &final_path, &meta)
         })?;
         let mut done = self.applied(file, (at.0, &name), over, identity);
-        done.dirs.push(dir);
+        done.dirs.push(at.0);
         Ok(done)
     }
 
@@ -369,7 +370,7 @@ impl Drain {
     }
 
     fn link(&self, file: FileId, at: (FileId, &[u8]), run: RunId) -> io::Result<Done> {
-        let (dir, path) = self.place(at)?;
+        let (_, path) = self.place(at)?;
         let Some(from) = self.namespace.tree().applied_path(file) else {
             return Ok(Done::default());
         };
@@ -392,7 +393,7 @@ impl Drain {
         // A link changes ctime (and the number of links): that was us.
         self.reidentify(file, &path, owner);
         Ok(Done {
-            dirs: vec![dir],
+            dirs: vec![at.0],
             gone: Vec::new(),
         })
     }
@@ -429,7 +430,7 @@ impl Drain {
         over: Option<FileId>,
         run: RunId,
     ) -> io::Result<Done> {
-        let (from_dir, from_path) = self.place(from)?;
+        let (_, from_path) = self.place(from)?;
         let (to_dir, to_path) = self.place(to)?;
         let (owner, _) = self.owner_and_meta(file)?;
         let expect = expectation(&self.namespace.tree(), over, to);
@@ -487,7 +488,7 @@ impl Drain {
         self.reidentify(file, &target, owner);
         let gone = over.filter(|over| *over != file).into_iter().collect();
         Ok(Done {
-            dirs: vec![from_dir, to_dir],
+            dirs: vec![from.0, to.0],
             gone,
         })
     }
@@ -499,8 +500,8 @@ impl Drain {
         b: FileId,
         b_at: (FileId, &[u8]),
     ) -> io::Result<Done> {
-        let (a_dir, a_path) = self.place(a_at)?;
-        let (b_dir, b_path) = self.place(b_at)?;
+        let (_, a_path) = self.place(a_at)?;
+        let (_, b_path) = self.place(b_at)?;
         let (owner, _) = self.owner_and_meta(a)?;
         let store = &self.namespace.store;
         let a_ino = self.identity(a).map(|identity| identity.ino);
@@ -527,13 +528,13 @@ impl Drain {
         self.reidentify(a, &b_path, owner);
         self.reidentify(b, &a_path, owner);
         Ok(Done {
-            dirs: vec![a_dir, b_dir],
+            dirs: vec![a_at.0, b_at.0],
             gone: Vec::new(),
         })
     }
 
     fn unlink(&self, file: FileId, at: (FileId, &[u8]), run: RunId) -> io::Result<Done> {
-        let (dir, path) = self.place(at)?;
+        let (_, path) = self.place(at)?;
         let (owner, _) = self.owner_and_meta(file)?;
         let expect = self
             .identity(file)
@@ -558,13 +559,13 @@ impl Drain {
             self.reidentify(file, &other, owner);
         }
         Ok(Done {
-            dirs: vec![dir],
+            dirs: vec![at.0],
             gone: vec![file],
         })
     }
 
     fn remove_dir(&self, file: FileId, at: (FileId, &[u8]), run: RunId) -> io::Result<Done> {
-        let (dir, path) = self.place(at)?;
+        let (_, path) = self.place(at)?;
         let (owner, _) = self.owner_and_meta(file)?;
         match self.as_owner(owner, |who| self.namespace.store.remove_dir(who, &path)) {
             Ok(()) => {}
@@ -579,7 +580,7 @@ impl Drain {
             inode.applied = None;
         }
         Ok(Done {
-            dirs: vec![dir],
+            dirs: vec![at.0],
             gone: vec![file],
         })
     }

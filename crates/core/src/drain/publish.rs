@@ -25,13 +25,13 @@ impl Drain {
         let batch = self.compare(batch);
         let batch = self.commit_to(&batch);
         let mut done: Vec<(Seq, Done)> = Vec::with_capacity(batch.len());
-        let mut dirs: Vec<StorePath> = Vec::new();
+        let mut dirs: Vec<FileId> = Vec::new();
         for (index, seq) in batch.iter().enumerate() {
             match self.execute(*seq) {
                 Ok(outcome) => {
                     for dir in &outcome.dirs {
                         if !dirs.contains(dir) {
-                            dirs.push(dir.clone());
+                            dirs.push(*dir);
                         }
                     }
                     done.push((*seq, outcome));
@@ -47,23 +47,12 @@ impl Drain {
             return;
         }
         let who = self.namespace.own_cred(self.owner_of(FileId::ROOT));
-        // A directory may have gone with a later operation of the batch: what was in it needs no sync.
-        let synced = self.namespace.store.sync_dirs(who, &dirs).or_else(|why| {
-            if why.kind() == std::io::ErrorKind::NotFound {
-                dirs.iter().try_for_each(|dir| {
-                    match self
-                        .namespace
-                        .store
-                        .sync_dirs(who, std::slice::from_ref(dir))
-                    {
-                        Err(why) if why.kind() == std::io::ErrorKind::NotFound => Ok(()),
-                        other => other,
-                    }
-                })
-            } else {
-                Err(why)
-            }
-        });
+        // By file, not by path: a later operation of the batch may have moved a directory, or removed it.
+        let dirs: Vec<StorePath> = {
+            let tree = self.namespace.tree();
+            dirs.iter().filter_map(|dir| tree.applied_path(*dir)).collect()
+        };
+        let synced = self.namespace.store.sync_dirs(who, &dirs);
         if let Err(why) = synced {
             let seqs: Vec<Seq> = done.iter().map(|(seq, _)| *seq).collect();
             // Done but perhaps not for good: repeating is harmless, each operation recognises its own work.

@@ -84,51 +84,42 @@ impl Namespace {
     }
 
     pub(super) fn merged(&self, caller: &Caller, dir: FileId) -> FsResult<Vec<Listed>> {
-        for attempt in 0..100 {
-            let moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
-            let (path, generation) = {
+        let mut names: BTreeMap<Box<[u8]>, (Kind, u64)> = BTreeMap::new();
+        let mut hidden: Vec<super::tree::Name> = Vec::new();
+        {
+            let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
+            let path = {
                 let tree = self.tree();
                 let d = tree.dir(dir).ok_or(Errno::NOTDIR)?;
-                (
-                    if d.complete {
-                        None
-                    } else {
-                        tree.applied_path(dir)
-                    },
-                    d.generation,
-                )
+                // What is removed already here may be carried out in the store while it is listed, and then no entry
+                // hides it any more: it must not come back.
+                hidden.extend(d.children.iter().filter(|(_, entry)| entry.logical().is_none()).map(|(name, _)| name.clone()));
+                if d.complete { None } else { tree.applied_path(dir) }
             };
-            let mut names: BTreeMap<Box<[u8]>, (Kind, u64)> = BTreeMap::new();
             if let Some(path) = path {
                 self.counters.store_lists.fetch_add(1, Ordering::Relaxed);
                 for entry in self.store.list(Self::who(caller), &path, false)? {
                     names.insert(entry.name, (entry.kind, entry.ino));
                 }
             }
-            drop(moving);
-            let tree = self.tree();
-            let d = tree.dir(dir).ok_or(Errno::NOTDIR)?;
-            // A name may have gone from our books into the store, or out of both, while the store was read.
-            if d.generation != generation && attempt < 99 {
-                continue;
-            }
-            for (name, entry) in &d.children {
-                match entry.logical().and_then(|id| tree.get(id)) {
-                    // A mirror of the store's own entry: the store just told whether it is still there.
-                    Some(inode) if !inode.owned && !d.complete => {}
-                    Some(inode) => {
-                        names.insert(Box::from(&**name), (inode.attr.kind, inode.attr.ino));
-                    }
-                    None => {
-                        names.remove(&**name);
-                    }
+        }
+        for name in hidden {
+            names.remove(&*name);
+        }
+        let tree = self.tree();
+        let d = tree.dir(dir).ok_or(Errno::NOTDIR)?;
+        for (name, entry) in &d.children {
+            match entry.logical().and_then(|id| tree.get(id)) {
+                // A mirror of the store's own entry: the store just told whether it is still there.
+                Some(inode) if !inode.owned && !d.complete => {}
+                Some(inode) => {
+                    names.insert(Box::from(&**name), (inode.attr.kind, inode.attr.ino));
+                }
+                None => {
+                    names.remove(&**name);
                 }
             }
-            return Ok(names
-                .into_iter()
-                .map(|(name, (kind, ino))| Listed { name, kind, ino })
-                .collect());
         }
-        Err(Errno::AGAIN.into())
+        Ok(names.into_iter().map(|(name, (kind, ino))| Listed { name, kind, ino }).collect())
     }
 }

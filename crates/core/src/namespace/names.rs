@@ -150,8 +150,9 @@ impl Namespace {
         replaced: bool,
         run: RunId,
     ) -> Detached {
+        // Ours from now on, even if it was only the store's: what the store has of it is still to go.
+        self.own(tree, txn, id);
         self.own(tree, txn, dir);
-        txn.file(id);
         txn.entry(dir, name);
         let was_primary = tree.get(id).is_some_and(|inode| {
             inode
@@ -292,8 +293,9 @@ impl Namespace {
         replaced: bool,
         run: RunId,
     ) {
+        // Ours from now on, even if it was only the store's: what the store has of it is still to go.
+        self.own(tree, txn, id);
         self.own(tree, txn, dir);
-        txn.file(id);
         txn.entry(dir, name);
         tree.bind(dir, name, |entry| entry.set_logical(None));
         let mut never = false;

@@ -103,13 +103,13 @@ impl Namespace {
         if let Some((device, _)) = inode.replica {
             let device = self.tiers.device(device);
             tier = device.tier_name().to_owned();
-            let mut file = device.path().as_os_str().as_encoded_bytes().to_vec();
+            let mut file = device.files_path().as_os_str().as_encoded_bytes().to_vec();
             file.push(b'/');
             file.extend_from_slice(&path);
             replica = Some((tier.clone(), file));
             places.push(format!(
                 "{tier}:{}/{}",
-                device.path().display(),
+                device.files_path().display(),
                 String::from_utf8_lossy(&path)
             ));
         }
@@ -211,7 +211,7 @@ impl Namespace {
             (Some((device, _)), _) => {
                 format!(
                     "{}/{}",
-                    self.tiers.device(device).path().display(),
+                    self.tiers.device(device).files_path().display(),
                     String::from_utf8_lossy(&path)
                 )
             }

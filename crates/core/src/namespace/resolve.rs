@@ -265,9 +265,11 @@ impl Namespace {
         drop(moving);
         match result {
             Ok(stat) => {
-                let same = tree
-                    .get(id)
-                    .is_some_and(|inode| inode.attr.ino == stat.attr.ino || id == FileId::ROOT);
+                let same = id == FileId::ROOT
+                    || tree.get(id).is_some_and(|inode| {
+                        let known = inode.identity.as_ref().map_or(inode.attr.ino, |known| known.ino);
+                        known == stat.identity.ino
+                    });
                 if !same {
                     return Err(Errno::STALE.into());
                 }

@@ -143,6 +143,10 @@ impl Device {
     pub fn tier_name(&self) -> &str {
         &self.tier_name
     }
+    /// The directory below which our plain files lie under their own relative paths.
+    pub fn files_path(&self) -> &Path {
+        &self.scope.files_path
+    }
     /// The directory from the configuration.
     pub fn path(&self) -> &Path {
         &self.path

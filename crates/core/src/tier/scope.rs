@@ -28,6 +28,8 @@ pub(super) struct Scope {
     /// `<key>`: the ballast lies here, beside `files`.
     pub dir: OwnedFd,
     pub files: OwnedFd,
+    /// Where `files` is, for people.
+    pub files_path: PathBuf,
 }
 
 impl Scope {
@@ -62,7 +64,8 @@ impl Scope {
         let user_dir = descend(&base, &user_name, &user_path)?;
         let key_path = user_path.join(key);
         let dir = descend(&user_dir, key, &key_path)?;
-        let files = descend(&dir, FILES, &key_path.join(FILES))?;
+        let files_path = key_path.join(FILES);
+        let files = descend(&dir, FILES, &files_path)?;
         Ok(Self {
             user_dir,
             base,
@@ -70,6 +73,7 @@ impl Scope {
             key: key.to_owned(),
             dir,
             files,
+            files_path,
         })
     }
 

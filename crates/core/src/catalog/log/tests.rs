@@ -86,14 +86,15 @@ fn file(seed: u64) -> Box<FileRecord> {
         },
         version: seed,
         durable_version: seed / 2,
-        sealed: seed % 3 == 0,
+        sealed: seed.is_multiple_of(3),
         replica: None,
         spill: name(1),
         identity: None,
         logical: name(2),
         applied: name(3),
         target: None,
-        xattrs: (seed % 5 == 0)
+        xattrs: seed
+            .is_multiple_of(5)
             .then(|| BTreeMap::from([(b"user.a".to_vec().into(), vec![0; 3].into())])),
         pinned: false,
         checksum: Some(seed),
@@ -201,8 +202,10 @@ proptest! {
                     let copy = {
                         let mut folding = hold(&catalog.shared.folding);
                         if after_fold {
-                            let closed = catalog.shared.writer.pen().closed.clone();
-                            catalog.shared.fold_segments(&mut folding, &closed).unwrap();
+                            let closed = catalog.shared.writer.pen().closed.first().cloned();
+                            if let Some((segment, last)) = closed {
+                                catalog.shared.fold_segment(&mut folding, &segment, last).unwrap();
+                            }
                         }
                         dead_copy(home.path())
                     };

@@ -241,12 +241,18 @@ impl Namespace {
         let Some(upto) = upto else { return };
         let now = crate::clock::tick();
         let mut hastened = Vec::new();
+        let mut dirs = Vec::new();
         if let Some(op) = tree.ops.get_mut(&upto) {
             op.eager = true;
             if op.last {
                 op.last = false;
                 hastened.push(upto);
             }
+            dirs.extend(super::super::tree::places(&op.kind).into_iter().map(|place| place.0));
+        }
+        // What it lies in must be there first.
+        for dir in dirs {
+            self.hasten_dirs(tree, txn, dir, false);
         }
         for (_, op) in tree.ops.range_mut(..=upto) {
             op.due = op.due.min(now);

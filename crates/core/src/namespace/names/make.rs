@@ -14,6 +14,9 @@ use super::super::journal::Txn;
 use super::super::tree::{Entry, Inode, Name, OWN_INODE_BASE, Tree};
 use super::super::{Found, Namespace};
 
+/// What a directory of ours shows as its size; file systems differ, programs only want it not to be 0.
+const DIR_BYTES: u64 = 4096;
+
 impl Namespace {
     fn fresh_attr(id: FileId, kind: Kind, perm: u32, cred: crate::store::Cred) -> Attr {
         let now = clock::now();
@@ -311,6 +314,8 @@ impl Namespace {
         }
         if let Some(d) = inode.dir.as_mut() {
             d.complete = true;
+            inode.attr.size_bytes = DIR_BYTES;
+            inode.attr.blocks = DIR_BYTES / 512;
         }
         tree.insert(id, inode);
         tree.bind(dir, &name, |entry| entry.set_logical(Some(id)));
