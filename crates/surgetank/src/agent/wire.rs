@@ -107,7 +107,6 @@ pub struct Hello {
     pub store: PathText,
     /// Numbers of the served directory as seen through the mount: how a program inside recognises it.
     pub mount_device: u64,
-    pub mount_inode: u64,
     pub visibility: Visibility,
     /// Inode numbers of the agent's namespaces.
     pub user_namespace: u64,
