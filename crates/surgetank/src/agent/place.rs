@@ -105,15 +105,21 @@ impl StateRoot {
 
     /// The place for a directory with these numbers, made if need be.
     pub fn place(&self, device: u64, inode: u64) -> Result<Place> {
-        let key = format!(
-            "{}-{device:x}-{inode:x}",
-            rustix::process::geteuid().as_raw()
-        );
+        let key = key(device, inode);
         match rustix::fs::mkdirat(&self.dir, &*key, Mode::RWXU) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             Err(errno) => return Err(refuse(&self.path.join(&key), &errno.to_string())),
         }
         self.open_place(&key)
+    }
+
+    /// The place for a directory with these numbers, if an agent ever had one.
+    pub fn existing_place(&self, device: u64, inode: u64) -> Result<Option<Place>> {
+        let key = key(device, inode);
+        match rustix::fs::statat(&self.dir, &*key, rustix::fs::AtFlags::SYMLINK_NOFOLLOW) {
+            Err(rustix::io::Errno::NOENT) => Ok(None),
+            _ => self.open_place(&key).map(Some),
+        }
     }
 
     /// All places of this user.
@@ -140,6 +146,13 @@ impl StateRoot {
         check_owner(&path, &dir)?;
         Ok(Place { path, dir })
     }
+}
+
+fn key(device: u64, inode: u64) -> String {
+    format!(
+        "{}-{device:x}-{inode:x}",
+        rustix::process::geteuid().as_raw()
+    )
 }
 
 /// Ours, and nobody else can look in or write.
@@ -269,6 +282,11 @@ impl Place {
             // Absent already is what we want.
             let _ = fs::remove_file(self.inner(name));
         }
+    }
+
+    /// Was an agent killed here? Its card is still there, and nobody holds its lock.
+    pub fn was_killed(&self) -> Result<bool> {
+        Ok(self.card().is_some() && self.try_agent_lock()?.is_some())
     }
 
     /// What an earlier agent could not make durable.

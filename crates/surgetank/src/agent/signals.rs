@@ -47,10 +47,8 @@ impl Signals {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: signalfd just gave us this descriptor, nobody else owns it.
-        Ok(Self {
-            fd: unsafe { OwnedFd::from_raw_fd(fd) },
-            before,
-        })
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Self { fd, before })
     }
 
     /// The next signal that waits, if any.

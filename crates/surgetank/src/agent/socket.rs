@@ -185,13 +185,21 @@ impl<'a> Client<'a> {
                     return self.refuse(RefusalKind::Malformed, "this connection has not joined");
                 };
                 engine.release_run(run);
+                let last = self.desk.users.leave(run);
                 Answer::Released {
-                    last: self.desk.users.leave(run),
+                    last: last && self.goes_at_once(),
                 }
             }
             Request::Unmount { timeout_ms } => return self.unmount(timeout_ms),
         };
         self.say(&answer)
+    }
+
+    /// Is the end a matter of a moment, or are there others' files to drain, others' children to wait for?
+    fn goes_at_once(&self) -> bool {
+        self.desk.engine.progress(&Scope::everything()).settled
+            && (self.desk.hello.visibility == Visibility::Global
+                || holders::of_our_namespace().is_empty())
     }
 
     fn join(&mut self, pid: u32, command: String) -> io::Result<()> {
@@ -234,6 +242,7 @@ impl<'a> Client<'a> {
         if !self.desk.users.begin_wait() {
             return self.refuse(RefusalKind::Leaving, "the agent is about to go");
         }
+        tracing::info!(?scope, "a client waits");
         let result = self.drain(scope, timeout_ms).and_then(|timed_out| {
             let verdict = Box::new(self.desk.engine.verdict(scope));
             self.say(&Answer::Verdict { verdict, timed_out })

@@ -88,7 +88,7 @@ pub enum Answer {
     },
     Prefetching(Prefetch),
     Done,
-    /// `last`: nobody else is here; the connection closes when the agent is gone.
+    /// `last`: nobody and nothing else is here; the agent goes at once, and the connection closes when it is gone.
     Released {
         last: bool,
     },

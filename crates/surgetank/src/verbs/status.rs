@@ -27,20 +27,21 @@ pub struct Args {
 
 pub fn status(program: &Program<'_>, args: &Args) -> Outcome {
     let settings = Settings::of_state(args.state.as_ref());
-    let agents = match &args.directory {
-        Some(directory) => vec![agent_of(program, &settings, directory)?],
+    let told = match &args.directory {
+        Some(directory) => vec![ask(agent_of(program, &settings, directory)?)?],
         None => {
             let state = state_root(program, &settings)?;
-            match client::serving(&state, Path::new("."))? {
+            let agents = match client::serving(&state, Path::new("."))? {
                 Some(agent) => vec![agent],
                 None => client::all(&state)?,
-            }
+            };
+            // One that ends while we ask is no agent any more.
+            agents
+                .into_iter()
+                .filter_map(|agent| ask(agent).ok())
+                .collect()
         }
     };
-    let told = agents
-        .into_iter()
-        .map(ask)
-        .collect::<Result<Vec<_>, Error>>()?;
     if args.json {
         words::print(
             &(serde_json::to_string_pretty(&told)

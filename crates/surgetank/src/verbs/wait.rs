@@ -1,15 +1,20 @@
 //! `surgetank wait [PATH…]`: 0 when all, or these paths, are durable; 3 with names when not.
+//!
+//! The answer does not depend on whether the agent has just gone: then what it left behind is looked at.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use surgetank_core::error::Error;
-use surgetank_core::report::Scope;
+use surgetank_core::report::{Scope, Verdict};
 
 use super::run::final_drain::{self, Drained};
 use super::settings::Settings;
-use super::{Outcome, Program, agent_of, exit, words};
+use super::{Outcome, Program, exit, state_root, words};
+use crate::agent::client;
+use crate::agent::place::StateRoot;
 use crate::agent::signals::Signals;
-use crate::agent::wire::Request;
+use crate::agent::wire::{Answer, RefusalKind, Request};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -47,32 +52,83 @@ pub fn duration_millis(text: &str) -> Result<u64, String> {
 
 pub fn wait(program: &Program<'_>, args: &Args) -> Outcome {
     let first = args.paths.first().map_or(Path::new("."), PathBuf::as_path);
-    let mut agent = agent_of(program, &Settings::of_state(args.state.as_ref()), first)?;
-    let paths = args
-        .paths
-        .iter()
-        .map(|path| agent.relative(path))
-        .collect::<Result<_, Error>>()?;
-    let scope = Scope { run: None, paths };
+    let state = state_root(program, &Settings::of_state(args.state.as_ref()))?;
     let signals = Signals::block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT])
         .map_err(|error| Error::new("signals cannot be blocked").why(error))?;
-    let request = Request::Wait {
-        scope: scope.clone(),
-        timeout_ms: args.timeout,
-    };
-    let verdict = match final_drain::follow(&mut agent, &scope, &request, &signals, args.quiet)? {
-        Ok(Drained::Settled(verdict) | Drained::TimedOut(verdict)) => verdict,
-        Ok(Drained::GaveUp) => return Ok(exit::NOT_DURABLE),
-        Err(other) => return Err(agent.confused(&other).into()),
-    };
-    if !args.quiet || !verdict.is_durable() {
-        words::tell(&words::verdict_lines(&verdict));
+    loop {
+        let Some(mut agent) = client::serving(&state, first)? else {
+            return without_agent(&state, first, args.quiet);
+        };
+        let paths = args
+            .paths
+            .iter()
+            .map(|path| agent.relative(path))
+            .collect::<Result<_, Error>>()?;
+        let scope = Scope { run: None, paths };
+        let request = Request::Wait {
+            scope: scope.clone(),
+            timeout_ms: args.timeout,
+        };
+        let verdict = match final_drain::follow(&mut agent, &scope, &request, &signals, args.quiet)
+        {
+            Ok(Ok(Drained::Settled(verdict) | Drained::TimedOut(verdict))) => verdict,
+            Ok(Ok(Drained::GaveUp)) => return Ok(exit::NOT_DURABLE),
+            // On its way out: what it leaves behind is the answer.
+            Ok(Err(Answer::Error(refusal))) if refusal.kind == RefusalKind::Leaving => {
+                agent.await_gone(None);
+                continue;
+            }
+            Ok(Err(other)) => return Err(agent.confused(&other).into()),
+            Err(_) if client::serving(&state, first)?.is_none() => continue,
+            Err(error) => return Err(error.into()),
+        };
+        if !args.quiet || !verdict.is_durable() {
+            words::tell(&words::verdict_lines(&verdict));
+        }
+        return Ok(code(&verdict));
     }
-    Ok(if verdict.is_durable() {
+}
+
+fn code(verdict: &Verdict) -> u8 {
+    if verdict.is_durable() {
         exit::OK
     } else {
         exit::NOT_DURABLE
-    })
+    }
+}
+
+/// No agent serves the path: all is durable, unless one was killed or had to leave something.
+fn without_agent(state: &Path, path: &Path, quiet: bool) -> Outcome {
+    let path = client::absolute(path)?;
+    let root = StateRoot::open_existing(state)?;
+    for directory in path.ancestors() {
+        let (Some(root), Ok(meta)) = (&root, directory.metadata()) else {
+            continue;
+        };
+        let Some(place) = root.existing_place(meta.dev(), meta.ino())? else {
+            continue;
+        };
+        let again = format!("surgetank run --over {} -- true", directory.display());
+        if place.was_killed()? {
+            eprintln!(
+                "surgetank: the agent of {} was killed; drain what it left with: {again}",
+                directory.display()
+            );
+            return Ok(exit::NOT_DURABLE);
+        }
+        if let Some(verdict) = place.undrained() {
+            words::tell(&words::verdict_lines(&verdict));
+            eprintln!("surgetank: once the cause is mended: {again}");
+            return Ok(code(&verdict));
+        }
+    }
+    if !quiet {
+        eprintln!(
+            "surgetank: no agent of yours serves {}, and none left anything undrained",
+            path.display()
+        );
+    }
+    Ok(exit::OK)
 }
 
 #[cfg(test)]

@@ -208,8 +208,19 @@ pub fn said(output: Output) -> Said {
     }
 }
 
+/// Waits for the end, but not for ever: a program that hangs is killed, and its exit code says so.
 pub fn finish(child: Child) -> Said {
-    said(child.wait_with_output().unwrap())
+    let child_pid = pid(&child);
+    let (ended, end) = std::sync::mpsc::channel::<()>();
+    let watch = std::thread::spawn(move || {
+        if end.recv_timeout(PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            kill(child_pid, libc::SIGKILL);
+        }
+    });
+    let output = child.wait_with_output().unwrap();
+    drop(ended);
+    watch.join().unwrap();
+    said(output)
 }
 
 pub fn kill(pid: i32, signal: i32) {

@@ -209,10 +209,8 @@ pub fn configure(settings: &Settings) -> Result<Config> {
         Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => given,
         Err(error) => return Err(Error::new(given.display().to_string()).why(error)),
     };
-    let state = settings
-        .state
-        .clone()
-        .or_else(|| std::env::var_os("SURGETANK_STATE").map(Into::into));
+    let state = settings.state.as_ref().map(PathBuf::from);
+    let state = state.or_else(|| std::env::var_os("SURGETANK_STATE").map(PathBuf::from));
     let grace = settings
         .grace
         .as_deref()

@@ -4,6 +4,9 @@
 //! backend of `fake.rs`. Every test runs as root and as an ordinary user (uid 65534) where this machine permits it.
 //! Nothing here measures time; waiting is for events, and bounded so that a failure ends.
 
+// A failed expectation is how a test fails here; the functions are not #[test] ones, so clippy has to be told.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 mod bench;
 mod cases;
 mod fake;
@@ -14,6 +17,9 @@ use surgetank::verbs::{self, Program};
 use bench::{Bench, Who};
 
 fn main() {
+    if let Some(socket) = std::env::var_os("SURGETANK_TEST_STRANGER") {
+        return be_a_stranger(socket.as_ref());
+    }
     if std::env::var_os("SURGETANK_TEST_PROGRAM").is_some() {
         let program = Program {
             backend: &fake::FakeBackend,
@@ -25,6 +31,7 @@ fn main() {
     let mut users = vec![Who::Ordinary];
     if rustix::process::geteuid().is_root() {
         users.push(Who::Root);
+        step_aside();
     }
     let mut trials = Vec::new();
     for who in users {
@@ -45,4 +52,42 @@ fn main() {
         }
     }
     libtest_mimic::run(&arguments, trials).exit();
+}
+
+/// A mount namespace for the whole test, in which `/dev/fuse` is open to everybody as on most machines: what the tests
+/// mount stays in here, and goes with them.
+fn step_aside() {
+    let node =
+        std::env::temp_dir().join(format!("surgetank-agent-life-fuse-{}", std::process::id()));
+    surgetank::mount::namespaces::private_namespace_root().unwrap();
+    let device = rustix::fs::stat("/dev/fuse").unwrap().st_rdev;
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &node,
+        rustix::fs::FileType::CharacterDevice,
+        0o600.into(),
+        device,
+    )
+    .unwrap();
+    rustix::fs::chmod(&node, 0o666.into()).unwrap();
+    rustix::mount::mount_bind(&node, "/dev/fuse").unwrap();
+    std::fs::remove_file(&node).unwrap();
+}
+
+/// Another user, who got hold of the socket.
+fn be_a_stranger(socket: &std::path::Path) {
+    use std::io::{Read, Write};
+    let mut stream = std::os::unix::net::UnixStream::connect(socket).unwrap();
+    let mut answer = Vec::new();
+    // Both may fail: the agent hangs up without a word.
+    let _ = stream.write_all(b"{\"hello\":{\"protocol\":1}}\n");
+    let _ = stream.read_to_end(&mut answer);
+    println!(
+        "{}",
+        if answer.is_empty() {
+            "turned away"
+        } else {
+            "answered"
+        }
+    );
 }

@@ -125,7 +125,12 @@ pub fn spawn(
 }
 
 fn not_executable(program: &OsString, error: &io::Error) -> Stillborn {
-    let exit = if error.kind() == io::ErrorKind::NotFound {
+    // A search that met a closed directory on its way says "permission denied", whatever it looked for.
+    let nowhere = !program.as_bytes().contains(&b'/')
+        && !std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
+            .any(|dir| dir.join(program).exists());
+    let missing = nowhere || error.kind() == io::ErrorKind::NotFound;
+    let exit = if missing {
         exit::NOT_FOUND
     } else {
         exit::NOT_EXECUTABLE

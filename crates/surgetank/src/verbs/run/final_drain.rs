@@ -7,7 +7,7 @@ use surgetank_core::report::{Scope, Verdict};
 use crate::agent::client::Connection;
 use crate::agent::progress::Display;
 use crate::agent::signals::{self, Signals};
-use crate::agent::wire::{Answer, Request};
+use crate::agent::wire::{Answer, RefusalKind, Request};
 use crate::verbs::words;
 
 pub enum Drained {
@@ -42,7 +42,7 @@ pub fn follow(
                     verdict,
                     timed_out: true,
                 } => break Ok(Drained::TimedOut(verdict)),
-                Answer::Error(refusal) => {
+                Answer::Error(refusal) if refusal.kind != RefusalKind::Leaving => {
                     display.finish();
                     return Err(refusal.into());
                 }
