@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 pub const MIB: u64 = 1 << 20;
-/// Who has no privileges: nobody, as on every machine.
-pub const USER: u32 = 65534;
+/// Who has no privileges. Not `nobody`: in a user namespace everybody else's files look like that one's.
+pub const USER: u32 = 1000;
 /// Marks our processes, for the next run should this one be killed.
 const MARK: &str = "SURGETANK_TEST_SCENE";
 /// Whatever is waited for longer than this hangs.
