@@ -210,6 +210,15 @@ impl Namespace {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
+    /// For one who may hold another inode's lock, or a gate: whoever is busy is passed over instead of waited for.
+    pub(crate) fn try_lock_inode(&self, id: FileId) -> Option<MutexGuard<'_, ()>> {
+        let index = (id.0 % self.inode_locks.len() as u64) as usize;
+        match self.inode_locks[index].try_lock() {
+            Ok(guard) => Some(guard),
+            Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(std::sync::TryLockError::WouldBlock) => None,
+        }
+    }
     pub(crate) fn opens(&self) -> MutexGuard<'_, HashMap<FileId, Arc<Open>>> {
         self.opens.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 
 use crate::model::{CONFLICT_INFIX, FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
 use crate::namespace::tree::{Inode, Name, Tree};
-use crate::store::{Cred, Expect, Meta, StorePath};
+use crate::store::{Cred, Expect, Meta, Staged, StorePath};
 
 use super::Drain;
 use super::stage::meta_of;
@@ -236,13 +236,20 @@ impl Drain {
                 done.dirs.push(at.0);
                 return Ok(done);
             }
-            name_used = conflict_name(at.1, self.namespace.key(), run);
-            target = dir.join(&name_used);
-            self.conflict(
-                run,
-                &path.0,
-                "somebody else changed it in the store meanwhile; both are kept", Some(&target),
-            );
+            // Published before, and the store broke off before it said so: the same bytes are no conflict.
+            let same = staged
+                .as_ref()
+                .is_some_and(|(_, _, staged, _)| self.has_these_bytes(owner, &path, staged));
+            if !same {
+                name_used = conflict_name(at.1, self.namespace.key(), run);
+                target = dir.join(&name_used);
+                self.conflict(
+                    run,
+                    &path.0,
+                    "somebody else changed it in the store meanwhile; both are kept",
+                    Some(&target),
+                );
+            }
         }
         let identity =
             self.as_owner(owner, |who| store.publish(who, &temporary, &target, &meta))?;
@@ -259,6 +266,22 @@ impl Drain {
         }
         done.dirs.push(at.0);
         Ok(done)
+    }
+
+    fn has_these_bytes(&self, owner: Cred, path: &StorePath, staged: &Staged) -> bool {
+        let store = &self.namespace.store;
+        let compared = self.as_owner(owner, |who| {
+            let there = store.stat(who, path)?;
+            let mut expected = staged.clone();
+            expected.identity.ino = there.identity.ino;
+            let is_file = there.attr.kind == Kind::File;
+            let verify = self.namespace.config.verify;
+            Ok(is_file
+                && store
+                    .verify(who, path, &expected, verify, &|_| Ok(()))
+                    .is_ok())
+        });
+        compared.unwrap_or(false)
     }
 
     fn publish_dir(&self, seq: Seq, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
@@ -330,7 +353,8 @@ impl Drain {
             self.conflict(
                 run,
                 &path.0,
-                "somebody else changed it in the store meanwhile; both are kept", Some(&dir.join(&name)),
+                "somebody else changed it in the store meanwhile; both are kept",
+                Some(&dir.join(&name)),
             );
         }
         let final_path = dir.join(&name);
@@ -397,7 +421,8 @@ impl Drain {
                     self.conflict(
                         run,
                         &path.0,
-                        "somebody else made a file of this name; the hard link was not made", None,
+                        "somebody else made a file of this name; the hard link was not made",
+                        None,
                     );
                 }
             }
@@ -470,7 +495,8 @@ impl Drain {
             self.conflict(
                 run,
                 &to_path.0,
-                "somebody else changed it in the store meanwhile; both are kept", Some(&target),
+                "somebody else changed it in the store meanwhile; both are kept",
+                Some(&target),
             );
         }
         match self.as_owner(owner, |who| store.rename(who, &from_path, &target)) {
@@ -564,7 +590,12 @@ impl Drain {
                 _ => {}
             }
         } else if there {
-            self.conflict(run, &path.0, "deleted here, but somebody else changed it in the store meanwhile: theirs is kept", None);
+            self.conflict(
+                run,
+                &path.0,
+                "deleted here, but somebody else changed it in the store meanwhile: theirs is kept",
+                None,
+            );
         }
         {
             let mut tree = self.namespace.tree();
@@ -584,7 +615,12 @@ impl Drain {
             Ok(()) => {}
             Err(why) if gone_already(&why) => {}
             Err(why) if matches!(why.raw_os_error(), Some(libc::ENOTEMPTY | libc::EEXIST)) => {
-                self.conflict(run, &path.0, "removed here, but somebody else put files into it in the store: it is kept", None);
+                self.conflict(
+                    run,
+                    &path.0,
+                    "removed here, but somebody else put files into it in the store: it is kept",
+                    None,
+                );
             }
             Err(why) => return Err(why),
         }

@@ -370,7 +370,9 @@ impl Namespace {
             .as_deref()
             .and_then(|name| self.tier_index(name));
         let direct_possible = self.door.get().is_some() && self.config.direct;
-        for attempt in 0..=self.tiers.devices().count() {
+        // What is only brought in ahead of use puts nobody out.
+        let mut may_evict = !matches!(kind, AskKind::Prefetch { .. });
+        for attempt in 0..=self.tiers.devices().count() + 1 {
             let ask = Ask {
                 kind,
                 preferred_tier,
@@ -384,6 +386,9 @@ impl Namespace {
                 salt: id.0,
             };
             let (place, reason) = placement::choose(&ask, &self.tiers.views());
+            if std::mem::take(&mut may_evict) && self.make_room_where_full(&reason) {
+                continue;
+            }
             match place {
                 Place::Device {
                     id: device,
