@@ -99,8 +99,10 @@ impl Drain {
     /// Stops after what is being carried out; the queue stays as it is.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
+        drop(self.jobs.lock());
         self.job_came.notify_all();
         self.namespace.wake();
+        self.namespace.end_lingering();
         let threads =
             std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         for thread in threads {
@@ -148,10 +150,8 @@ impl Drain {
                 self.namespace.watch_direct_writers();
             }
             let until_poll = POLL_PERIOD.saturating_sub(polled.elapsed());
-            self.namespace.wait_lingering(
-                next.map_or(until_poll, |next| next.min(until_poll))
-                    .max(Duration::from_micros(100)),
-            );
+            let pause = next.map_or(until_poll, |next| next.min(until_poll)).max(Duration::from_micros(100));
+            self.namespace.wait_lingering(pause, &|| self.stopping());
         }
     }
 
@@ -165,19 +165,13 @@ impl Drain {
                     self.publish(&batch);
                     self.namespace.changed.notify_all();
                 }
-                Next::Wait(time) => self.wait(time),
+                Next::Wait(time) => self.namespace.wait_woken(time),
                 Next::Sleep => {
-                    self.namespace.drain_asleep.store(true, Ordering::Relaxed);
-                    self.wait(Duration::from_millis(500));
+                    self.namespace.wait_woken(Duration::from_millis(500));
                     self.namespace.drain_asleep.store(false, Ordering::Relaxed);
                 }
             }
         }
-    }
-
-    fn wait(&self, time: Duration) {
-        let tree = self.namespace.tree();
-        drop(self.namespace.changed.wait_timeout(tree, time));
     }
 
     /// Removes staged copies whose operation was taken back.
@@ -258,6 +252,8 @@ impl Drain {
                 op.progress = Progress::Staging;
             }
         }
+        // Under the lock: whoever queues something after this sees that we have to be called.
+        self.namespace.drain_asleep.store(seen == 0, Ordering::Relaxed);
         drop(tree);
         if more {
             self.jobs

@@ -87,6 +87,8 @@ pub struct Namespace {
     pub(crate) changed: Condvar,
     /// The drain has nothing queued and sleeps.
     pub(crate) drain_asleep: AtomicBool,
+    /// The drain was called since it last looked.
+    woken: AtomicBool,
     /// Signalled when a file begins to linger.
     tender: Condvar,
     pub(crate) moving: RwLock<()>,
@@ -160,6 +162,7 @@ impl Namespace {
             tree: Mutex::new(Tree::new(root)),
             changed: Condvar::new(),
             drain_asleep: AtomicBool::new(false),
+            woken: AtomicBool::new(false),
             tender: Condvar::new(),
             moving: RwLock::new(()),
             inode_locks: (0..128).map(|_| Mutex::new(())).collect(),
@@ -207,6 +210,15 @@ impl Namespace {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
+    /// For one who may hold another inode's lock, or a gate: whoever is busy is passed over instead of waited for.
+    pub(crate) fn try_lock_inode(&self, id: FileId) -> Option<MutexGuard<'_, ()>> {
+        let index = (id.0 % self.inode_locks.len() as u64) as usize;
+        match self.inode_locks[index].try_lock() {
+            Ok(guard) => Some(guard),
+            Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(std::sync::TryLockError::WouldBlock) => None,
+        }
+    }
     pub(crate) fn opens(&self) -> MutexGuard<'_, HashMap<FileId, Arc<Open>>> {
         self.opens.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -221,16 +233,26 @@ impl Namespace {
             .ok_or_else(|| Fault::from(Errno::BADF))
     }
     /// Something was queued. The drain looks by itself while it has work, so only a sleeping one is woken:
-    /// a wake-up for every operation would cost programs more than it gains.
+    /// a wake-up for every operation would cost programs more than it gains. Not under the tree's lock.
     pub(crate) fn nudge(&self) {
-        if self.drain_asleep.swap(false, Ordering::Relaxed) {
-            self.changed.notify_all();
+        if self.drain_asleep.load(Ordering::Relaxed) {
+            self.wake();
         }
     }
-    /// Somebody waits: look now.
+    /// Somebody waits: look now. Not under the tree's lock.
     pub(crate) fn wake(&self) {
-        self.drain_asleep.store(false, Ordering::Relaxed);
+        self.woken.store(true, Ordering::Relaxed);
+        // Whoever is about to wait holds the lock from its last look on: the call must not fall in between.
+        drop(self.tree());
         self.changed.notify_all();
+    }
+    /// The drain's wait: until somebody calls, at most so long.
+    pub(crate) fn wait_woken(&self, at_most: Duration) {
+        let tree = self.tree();
+        if !self.woken.swap(false, Ordering::Relaxed) {
+            drop(self.changed.wait_timeout(tree, at_most));
+            self.woken.store(false, Ordering::Relaxed);
+        }
     }
     fn new_handle(&self) -> u64 {
         self.next_handle.fetch_add(1, Ordering::Relaxed)

@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 
 use crate::model::{CONFLICT_INFIX, FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
 use crate::namespace::tree::{Inode, Name, Tree};
-use crate::store::{Cred, Expect, Meta, StorePath};
+use crate::store::{Cred, Expect, Meta, Staged, StorePath};
 
 use super::Drain;
 use super::stage::meta_of;
@@ -34,14 +34,11 @@ fn expectation(tree: &Tree, over: Option<FileId>, at: (FileId, &[u8])) -> Expect
     let Some(inode) = over.and_then(|over| tree.get(over)) else {
         return Expect::Absent;
     };
-    let here = inode
-        .applied
-        .as_ref()
-        .is_some_and(|(dir, name)| *dir == at.0 && **name == *at.1);
-    match (&inode.identity, here || inode.attr.links > 1) {
-        (Some(identity), true) => Expect::Identity(**identity),
-        (None, true) => Expect::Unknown,
-        (_, false) => Expect::Absent,
+    match &inode.identity {
+        // Under whichever of its names: a hard link is the same file.
+        Some(identity) => Expect::Identity(**identity),
+        None if inode.applied.as_ref().is_some_and(|(dir, name)| *dir == at.0 && **name == *at.1) => Expect::Unknown,
+        None => Expect::Absent,
     }
 }
 
@@ -113,7 +110,8 @@ impl Drain {
         let mut tree = self.namespace.tree();
         let mut done = Done::default();
         let name = Name::from(at.1);
-        if let Some(over) = over.filter(|over| *over != file) {
+        let over = over.filter(|over| *over != file);
+        if let Some(over) = over {
             Self::leaves(&mut tree, over, (at.0, &name));
             done.gone.push(over);
         }
@@ -121,7 +119,22 @@ impl Drain {
             inode.identity = Some(Box::new(identity));
             inode.applied = Some((at.0, name));
         }
+        drop(tree);
+        if let Some(over) = over {
+            self.lost_a_link(over);
+        }
         done
+    }
+
+    /// One of a file's names went in the store; if it has others, its ctime changed there, and that was us.
+    fn lost_a_link(&self, file: FileId) {
+        let rest = {
+            let tree = self.namespace.tree();
+            tree.applied_path(file).zip(tree.get(file).map(Inode::cred))
+        };
+        if let Some((path, owner)) = rest {
+            self.reidentify(file, &path, owner);
+        }
     }
 
     /// A file loses one of its names in the store; another one, if it has one, stands for it.
@@ -223,13 +236,20 @@ impl Drain {
                 done.dirs.push(at.0);
                 return Ok(done);
             }
-            name_used = conflict_name(at.1, self.namespace.key(), run);
-            target = dir.join(&name_used);
-            self.conflict(
-                run,
-                &path.0,
-                "somebody else changed it in the store meanwhile; both are kept", Some(&target),
-            );
+            // Published before, and the store broke off before it said so: the same bytes are no conflict.
+            let same = staged
+                .as_ref()
+                .is_some_and(|(_, _, staged, _)| self.has_these_bytes(owner, &path, staged));
+            if !same {
+                name_used = conflict_name(at.1, self.namespace.key(), run);
+                target = dir.join(&name_used);
+                self.conflict(
+                    run,
+                    &path.0,
+                    "somebody else changed it in the store meanwhile; both are kept",
+                    Some(&target),
+                );
+            }
         }
         let identity =
             self.as_owner(owner, |who| store.publish(who, &temporary, &target, &meta))?;
@@ -246,6 +266,22 @@ impl Drain {
         }
         done.dirs.push(at.0);
         Ok(done)
+    }
+
+    fn has_these_bytes(&self, owner: Cred, path: &StorePath, staged: &Staged) -> bool {
+        let store = &self.namespace.store;
+        let compared = self.as_owner(owner, |who| {
+            let there = store.stat(who, path)?;
+            let mut expected = staged.clone();
+            expected.identity.ino = there.identity.ino;
+            let is_file = there.attr.kind == Kind::File;
+            let verify = self.namespace.config.verify;
+            Ok(is_file
+                && store
+                    .verify(who, path, &expected, verify, &|_| Ok(()))
+                    .is_ok())
+        });
+        compared.unwrap_or(false)
     }
 
     fn publish_dir(&self, seq: Seq, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
@@ -317,7 +353,8 @@ impl Drain {
             self.conflict(
                 run,
                 &path.0,
-                "somebody else changed it in the store meanwhile; both are kept", Some(&dir.join(&name)),
+                "somebody else changed it in the store meanwhile; both are kept",
+                Some(&dir.join(&name)),
             );
         }
         let final_path = dir.join(&name);
@@ -384,7 +421,8 @@ impl Drain {
                     self.conflict(
                         run,
                         &path.0,
-                        "somebody else made a file of this name; the hard link was not made", None,
+                        "somebody else made a file of this name; the hard link was not made",
+                        None,
                     );
                 }
             }
@@ -457,7 +495,8 @@ impl Drain {
             self.conflict(
                 run,
                 &to_path.0,
-                "somebody else changed it in the store meanwhile; both are kept", Some(&target),
+                "somebody else changed it in the store meanwhile; both are kept",
+                Some(&target),
             );
         }
         match self.as_owner(owner, |who| store.rename(who, &from_path, &target)) {
@@ -486,6 +525,9 @@ impl Drain {
         }
         drop(moving);
         self.reidentify(file, &target, owner);
+        if let Some(over) = over.filter(|over| *over != file) {
+            self.lost_a_link(over);
+        }
         let gone = over.filter(|over| *over != file).into_iter().collect();
         Ok(Done {
             dirs: vec![from.0, to.0],
@@ -548,16 +590,18 @@ impl Drain {
                 _ => {}
             }
         } else if there {
-            self.conflict(run, &path.0, "deleted here, but somebody else changed it in the store meanwhile: theirs is kept", None);
+            self.conflict(
+                run,
+                &path.0,
+                "deleted here, but somebody else changed it in the store meanwhile: theirs is kept",
+                None,
+            );
         }
         {
             let mut tree = self.namespace.tree();
             Self::leaves(&mut tree, file, (at.0, &Name::from(at.1)));
         }
-        let other = self.namespace.tree().applied_path(file);
-        if let Some(other) = other {
-            self.reidentify(file, &other, owner);
-        }
+        self.lost_a_link(file);
         Ok(Done {
             dirs: vec![at.0],
             gone: vec![file],
@@ -571,7 +615,12 @@ impl Drain {
             Ok(()) => {}
             Err(why) if gone_already(&why) => {}
             Err(why) if matches!(why.raw_os_error(), Some(libc::ENOTEMPTY | libc::EEXIST)) => {
-                self.conflict(run, &path.0, "removed here, but somebody else put files into it in the store: it is kept", None);
+                self.conflict(
+                    run,
+                    &path.0,
+                    "removed here, but somebody else put files into it in the store: it is kept",
+                    None,
+                );
             }
             Err(why) => return Err(why),
         }

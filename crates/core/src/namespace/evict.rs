@@ -6,11 +6,16 @@ use std::sync::atomic::Ordering;
 use crate::config::KeepAtExit;
 use crate::error::{Errno, Error, Result};
 use crate::model::{DeviceId, FileId, Kind, Mode};
-use crate::placement::{self, AskKind, Candidate};
+use crate::placement::{self, AskKind, Candidate, Reason, Skip};
 
 use super::Namespace;
 use super::content::Lies;
 use super::journal::Txn;
+
+/// Room is kept for what direct writers would write in so many looks, at the rate of the last one.
+const LOOKS_AHEAD: u64 = 4;
+/// For a new file at least this part of a full device is emptied.
+const EVICT_SHARE: u64 = 16;
 
 impl Namespace {
     /// Frees at least so many bytes on a device, if there is anything that may go. Returns what was freed.
@@ -38,25 +43,52 @@ impl Namespace {
         };
         let mut freed = 0;
         for (id, reason) in placement::victims(candidates.into_iter(), want_bytes) {
-            freed += self.evict(id, &reason.to_string()).unwrap_or(0);
+            // Whoever wants the room may hold the lock of an inode or a gate already.
+            if let Some(_inode) = self.try_lock_inode(id) {
+                freed += self.evict_locked(id, &reason.to_string());
+            }
         }
         freed
+    }
+
+    /// Makes room on the tiers that a choice passed over because they are full, as far as the store has what lies
+    /// there. More than is asked for at once: finding victims is a walk over all files.
+    pub(crate) fn make_room_where_full(&self, reason: &Reason) -> bool {
+        let (Reason::Tier { skipped, .. } | Reason::Store { skipped }) = reason;
+        let mut freed = 0;
+        for (tier, skip) in skipped {
+            let Skip::NoRoom { wanted_bytes, .. } = skip else {
+                continue;
+            };
+            for device in self.tiers.devices().filter(|device| *device.tier_name() == **tier) {
+                let view = device.view();
+                let clean_bytes = view.used_bytes.saturating_sub(self.dirty_bytes_of(device));
+                if view.healthy && clean_bytes > 0 {
+                    freed += self.make_room(device.id(), (*wanted_bytes).max(view.cap_bytes / EVICT_SHARE));
+                }
+            }
+        }
+        freed > 0
     }
 
     /// Drops the tier's copy of a durable file. Returns the bytes freed; 0 when it may not go.
     pub fn evict(&self, id: FileId, reason: &str) -> Result<u64> {
         let _inode = self.lock_inode(id);
+        Ok(self.evict_locked(id, reason))
+    }
+
+    fn evict_locked(&self, id: FileId, reason: &str) -> u64 {
         let mut tree = self.tree();
         let Some(inode) = tree.get(id) else {
-            return Ok(0);
+            return 0;
         };
         let Some((device, _)) = inode.replica else {
-            return Ok(0);
+            return 0;
         };
         let evictable =
             inode.sealed && !inode.dirty() && inode.publish.is_none() && inode.applied.is_some();
         if !evictable || inode.pinned || self.opens().contains_key(&id) {
-            return Ok(0);
+            return 0;
         }
         let path = tree.logical_path(id);
         let mut txn = Txn::default();
@@ -78,52 +110,51 @@ impl Namespace {
             .counters()
             .evicted_bytes
             .fetch_add(charged, Ordering::Relaxed);
-        Ok(charged)
+        charged
     }
 
-    /// Charges what direct writers wrote since the last look, and keeps room ahead of them: first by eviction,
-    /// then with the device's ballast. After that the program sees ENOSPC, as it would without us.
+    /// Charges what direct writers wrote since the last look, and keeps ahead of them the room that they would fill
+    /// until we have looked a few times more: first by eviction, then with the device's ballast. After that the
+    /// program sees ENOSPC, as it would without us.
     pub(crate) fn watch_direct_writers(&self) {
-        let writers: Vec<_> = self
-            .opens()
-            .values()
-            .filter(|open| open.directly_written())
-            .cloned()
-            .collect();
+        let writers: Vec<_> = self.opens().values().filter(|open| open.directly_written()).cloned().collect();
         for device in self.tiers.devices() {
-            let any = writers
-                .iter()
-                .any(|open| open.content().lies == Lies::Tier(device.id()));
-            device.want_ballast(any);
-        }
-        for open in writers {
-            let content = open.content();
-            let Lies::Tier(device) = content.lies else {
-                continue;
-            };
-            let device = self.tiers.device(device);
-            let Ok(stat) = rustix::fs::fstat(&*content.file) else {
-                continue;
-            };
-            let now = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
-            let charged = open.charged_bytes.load(Ordering::Relaxed);
-            let grown = now.saturating_sub(charged);
-            if grown > 0 {
-                device.add_used(i64::try_from(grown).unwrap_or(i64::MAX));
-                open.charged_bytes.store(now, Ordering::Relaxed);
-                let reserved = open.reserved_bytes.load(Ordering::Relaxed);
-                let spent = reserved.min(grown);
-                device.unreserve(spent);
-                open.reserved_bytes.fetch_sub(spent, Ordering::Relaxed);
+            let mut any = false;
+            let mut grown_bytes = 0;
+            for open in &writers {
+                let content = open.content();
+                if content.lies == Lies::Tier(device.id()) {
+                    any = true;
+                    grown_bytes += self.charge_growth(open, &content.file, device);
+                }
             }
-            let ahead = device.view().bandwidth_bytes_per_second / 5;
-            if device.free_bytes() < ahead
-                && self.make_room(device.id(), ahead) == 0
-                && device.free_bytes() < ahead / 2
-            {
+            device.want_ballast(any);
+            let ahead_bytes = grown_bytes.saturating_mul(LOOKS_AHEAD);
+            let free_bytes = device.free_bytes();
+            if free_bytes < ahead_bytes && self.make_room(device.id(), ahead_bytes - free_bytes) == 0 && free_bytes < grown_bytes {
                 device.release_ballast();
             }
+            // A stranger fills the device, or its cap went down: what may go makes way.
+            let excess_bytes = device.excess_bytes();
+            if excess_bytes > 0 {
+                self.make_room(device.id(), excess_bytes);
+            }
         }
+    }
+
+    /// Moves what a direct writer wrote from reserved to used; returns how much that was.
+    fn charge_growth(&self, open: &super::content::Open, file: &std::fs::File, device: &crate::tier::Device) -> u64 {
+        let Ok(stat) = rustix::fs::fstat(file) else { return 0 };
+        let now = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
+        let grown = now.saturating_sub(open.charged_bytes.load(Ordering::Relaxed));
+        if grown > 0 {
+            device.add_used(i64::try_from(grown).unwrap_or(i64::MAX));
+            open.charged_bytes.store(now, Ordering::Relaxed);
+            let spent = open.reserved_bytes.load(Ordering::Relaxed).min(grown);
+            device.unreserve(spent);
+            open.reserved_bytes.fetch_sub(spent, Ordering::Relaxed);
+        }
+        grown
     }
 
     /// Brings a file of the store into a tier. Returns its bytes; 0 when it is there already or no tier has room.

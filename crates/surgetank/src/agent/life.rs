@@ -231,11 +231,11 @@ fn begin(backend: &dyn Backend) -> Result<Agent> {
         detach_after_failure(&mut *mount, &*engine);
         return Err(error);
     }
-    let seen = match std::fs::metadata(&over) {
-        Ok(seen) => seen,
+    let mount_device = match device_of(&over) {
+        Ok(device) => device,
         Err(error) => {
             detach_after_failure(&mut *mount, &*engine);
-            return Err(fail(format!("the fresh mount does not answer: {error}")));
+            return Err(fail(format!("the fresh mount is not there: {error}")));
         }
     };
 
@@ -258,8 +258,7 @@ fn begin(backend: &dyn Backend) -> Result<Agent> {
             version: env!("CARGO_PKG_VERSION").into(),
             over: over.as_path().into(),
             store: store_path,
-            mount_device: seen.dev(),
-            mount_inode: seen.ino(),
+            mount_device,
             visibility,
             user_namespace,
             mount_namespace: namespace_inode("mnt").map_err(|error| fail(error.to_string()))?,
@@ -282,6 +281,14 @@ fn begin(backend: &dyn Backend) -> Result<Agent> {
         starter,
         _lock: lock,
     })
+}
+
+/// The device number of the mount, without a request to ourselves: one killed while it waits for its own answer holds
+/// the connection open and waits for ever, and the directory's lock with it.
+fn device_of(over: &Path) -> io::Result<u64> {
+    use rustix::fs::{AtFlags, CWD, StatxFlags};
+    let seen = rustix::fs::statx(CWD, over, AtFlags::STATX_DONT_SYNC, StatxFlags::empty())?;
+    Ok(rustix::fs::makedev(seen.stx_dev_major, seen.stx_dev_minor))
 }
 
 fn refuse_submounts(over: &Path) -> Result<Vec<Taken>> {

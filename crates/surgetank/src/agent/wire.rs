@@ -105,9 +105,8 @@ pub struct Hello {
     pub version: String,
     pub over: PathText,
     pub store: PathText,
-    /// Numbers of the served directory as seen through the mount: how a program inside recognises it.
+    /// Device number of the served directory as seen through the mount: how a program inside recognises it.
     pub mount_device: u64,
-    pub mount_inode: u64,
     pub visibility: Visibility,
     /// Inode numbers of the agent's namespaces.
     pub user_namespace: u64,

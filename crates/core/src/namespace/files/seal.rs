@@ -81,13 +81,18 @@ impl Namespace {
             .min()
     }
 
+    /// Lets whoever waits for lingering files go.
+    pub(crate) fn end_lingering(&self) {
+        drop(self.lingering.lock());
+        self.tender.notify_all();
+    }
+
     /// Waits until something lingers anew, at most so long.
-    pub(crate) fn wait_lingering(&self, at_most: Duration) {
-        let lingering = self
-            .lingering
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        drop(self.tender.wait_timeout(lingering, at_most));
+    pub(crate) fn wait_lingering(&self, at_most: Duration, stop: &dyn Fn() -> bool) {
+        let lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
+        if !stop() {
+            drop(self.tender.wait_timeout(lingering, at_most));
+        }
     }
 
     /// Files that no program has open any more but that something can still write.

@@ -1,0 +1,312 @@
+//! kill -9 of the agent at any moment: the next run over the directory finds everything that was closed, and the store
+//! never shows anything half-copied.
+//!
+//! A program changes the directory step by step and writes down what it has done. The same program, run in a plain
+//! directory for just as many steps, says what the store must hold in the end. The step that was cut off may have
+//! happened or not; a file that was being written then has what it has.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+
+mod scene;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use scene::{Running, Scene, eventually, files_below, is_ours, succeed};
+
+const PROGRAM: &str = include_str!("recovery/changes.py");
+const STEPS: usize = 120;
+
+fn prepare(name: &str) -> Option<Scene> {
+    let mut scene = Scene::new(name)?;
+    scene.tier("fast", 32).tier("slow", 64);
+    scene.beside("beside");
+    fs::write("/mnt/changes.py", PROGRAM).unwrap();
+    Some(scene)
+}
+
+/// What the program wrote down.
+struct Log {
+    done: usize,
+    /// The step that was cut off: its kind and the paths it touches.
+    cut: Option<(String, Vec<PathBuf>)>,
+}
+
+fn read_log(path: &str) -> Log {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let done = text.lines().filter(|line| line.starts_with("done")).count();
+    let cut = text.lines().last().and_then(|line| line.strip_prefix("begin "));
+    Log {
+        done,
+        cut: cut.map(|cut| {
+            let mut words = cut.split(' ');
+            (words.next().unwrap().to_owned(), words.map(PathBuf::from).collect())
+        }),
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Entry {
+    Directory,
+    File(u32, Vec<u8>),
+    Symlink(PathBuf),
+}
+
+fn tree(root: &Path) -> BTreeMap<PathBuf, Entry> {
+    let mut found = BTreeMap::new();
+    let mut todo = vec![PathBuf::new()];
+    while let Some(directory) = todo.pop() {
+        for entry in fs::read_dir(root.join(&directory)).unwrap() {
+            let entry = entry.unwrap();
+            let path = directory.join(entry.file_name());
+            let meta = entry.metadata().unwrap();
+            let what = if meta.is_dir() {
+                todo.push(path.clone());
+                Entry::Directory
+            } else if meta.is_symlink() {
+                Entry::Symlink(fs::read_link(entry.path()).unwrap())
+            } else {
+                Entry::File(meta.permissions().mode() & 0o7777, fs::read(entry.path()).unwrap())
+            };
+            found.insert(path, what);
+        }
+    }
+    found
+}
+
+/// What the first steps make of a plain directory.
+fn expected(seed: usize, steps: usize) -> BTreeMap<PathBuf, Entry> {
+    let plain = PathBuf::from(format!("/mnt/plain-{seed}-{steps}"));
+    // The number of steps is not part of the choice of each.
+    succeed(
+        Command::new("python3")
+            .arg("/mnt/changes.py")
+            .args([seed.to_string(), steps.to_string()])
+            .arg(&plain)
+            .arg("/dev/null"),
+    );
+    let tree = tree(&plain);
+    fs::remove_dir_all(&plain).unwrap();
+    tree
+}
+
+fn describe(entry: Option<&Entry>) -> String {
+    match entry {
+        None => "nothing".into(),
+        Some(Entry::File(mode, bytes)) => format!(
+            "{mode:o}, {} bytes, begins {:?}",
+            bytes.len(),
+            String::from_utf8_lossy(&bytes[..bytes.len().min(26)])
+        ),
+        Some(other) => format!("{other:?}"),
+    }
+}
+
+fn differences(is: &BTreeMap<PathBuf, Entry>, should: &BTreeMap<PathBuf, Entry>) -> Vec<String> {
+    let paths: BTreeSet<_> = is.keys().chain(should.keys()).collect();
+    paths
+        .into_iter()
+        .filter(|path| is.get(*path) != should.get(*path))
+        .map(|path| {
+            format!(
+                "{path:?}: the store has {}, closed was {}",
+                describe(is.get(path)),
+                describe(should.get(path))
+            )
+        })
+        .collect()
+}
+
+/// The store has what was done, and nothing else but what the step that was cut off may have done.
+#[track_caller]
+fn compare(scene: &Scene, seed: usize) {
+    let log = read_log(&format!("/mnt/beside/log-{seed}"));
+    let mut is = tree(&scene.path(&format!("round-{seed}")));
+    let mut before = expected(seed, log.done);
+    let Some((kind, paths)) = log.cut else {
+        let wrong = differences(&is, &before);
+        assert!(wrong.is_empty(), "seed {seed}, complete: {wrong:#?}");
+        return;
+    };
+    let mut after = expected(seed, log.done + 1);
+    if ["write", "again", "replace"].contains(&kind.as_str()) {
+        // `replace` writes a file of its own and is then a rename.
+        let loose: Vec<&PathBuf> = match kind.as_str() {
+            "replace" => paths.iter().skip(1).collect(),
+            _ => paths.iter().collect(),
+        };
+        for path in loose {
+            for tree in [&mut is, &mut before, &mut after] {
+                tree.remove(path);
+            }
+        }
+    }
+    let wrong = differences(&is, &before);
+    let also_wrong = differences(&is, &after);
+    assert!(
+        wrong.is_empty() || also_wrong.is_empty(),
+        "seed {seed}, {} steps done, cut off: {kind} {paths:?}\nagainst before: {wrong:#?}\nagainst after: {also_wrong:#?}",
+        log.done
+    );
+}
+
+/// Is it all of one version?
+fn is_whole(bytes: &[u8]) -> bool {
+    let mut lines = bytes.chunks(27).enumerate();
+    let Some(head) = bytes.get(..18) else { return false };
+    let count: Option<usize> = std::str::from_utf8(&head[9..17]).ok().and_then(|text| text.parse().ok());
+    count.is_some_and(|count| count * 27 == bytes.len())
+        && lines.all(|(at, line)| {
+            &line[..18] == head && std::str::from_utf8(&line[18..26]).is_ok_and(|text| text.parse() == Ok(at))
+        })
+}
+
+/// Reads all files of the store again and again, and notes what is not whole.
+struct Watch {
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<(usize, Vec<String>)>>,
+}
+
+impl Watch {
+    fn new(scene: &Scene, seed: usize) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let asked = stop.clone();
+        let root = scene.path(&format!("round-{seed}"));
+        let log = format!("/mnt/beside/log-{seed}");
+        let thread = std::thread::spawn(move || {
+            let mut seen = 0;
+            let mut wrong = Vec::new();
+            while !asked.load(Ordering::Relaxed) {
+                for path in files_below(&root).into_keys().filter(|path| !is_ours(path)) {
+                    // Renamed or removed meanwhile, or a symbolic link to nowhere.
+                    let Ok(bytes) = fs::read(root.join(&path)) else { continue };
+                    seen += 1;
+                    let cut_off = || {
+                        read_log(&log)
+                            .cut
+                            .is_some_and(|(_, paths)| paths.iter().any(|cut| path.starts_with(cut)))
+                    };
+                    if !is_whole(&bytes) && !cut_off() {
+                        wrong.push(format!("{path:?}: {}", describe(Some(&Entry::File(0, bytes)))));
+                    }
+                }
+                std::thread::sleep(std::time::Duration::from_millis(2));
+            }
+            (seen, wrong)
+        });
+        Self {
+            stop,
+            thread: Some(thread),
+        }
+    }
+
+    #[track_caller]
+    fn ends(mut self) -> usize {
+        self.stop.store(true, Ordering::Relaxed);
+        let (seen, wrong) = self.thread.take().unwrap().join().unwrap();
+        assert!(wrong.is_empty(), "visible in the store, and not whole: {wrong:#?}");
+        seen
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+fn begin(scene: &Scene, seed: usize, options: &[&str]) -> Running {
+    scene.start(
+        options,
+        &format!("exec python3 /mnt/changes.py {seed} {STEPS} round-{seed} /mnt/beside/log-{seed}"),
+    )
+}
+
+impl Running {
+    /// Waits until the program has done so many steps.
+    #[track_caller]
+    fn gets_to(&mut self, seed: usize, steps: usize) {
+        let log = format!("/mnt/beside/log-{seed}");
+        eventually("the program is on its way", || {
+            let there = read_log(&log).done >= steps;
+            assert!(there || !self.is_over(), "ended: {}", self.so_far());
+            there
+        });
+    }
+}
+
+/// Killed while the program writes; its own run takes over, drains, and says that something may be missing.
+fn killed_while_writing(name: &str, direct: &str, seeds: std::ops::Range<usize>) {
+    let Some(scene) = prepare(name) else { return };
+    for seed in seeds {
+        let watch = Watch::new(&scene, seed);
+        let mut running = begin(&scene, seed, &["--direct", direct]);
+        running.gets_to(seed, 1 + seed * 37 % (STEPS - 10));
+        scene.kill_agent();
+        running.ends().exits(3).says(&["died"]);
+        scene.drain_what_is_left().exits(0);
+        watch.ends();
+        compare(&scene, seed);
+        scene.is_clean();
+    }
+}
+
+#[test]
+fn killed_while_a_program_writes() {
+    killed_while_writing("killed_writing", "true", 1..5);
+}
+
+#[test]
+fn killed_while_a_program_writes_mediated() {
+    killed_while_writing("killed_writing_mediated", "false", 11..15);
+}
+
+/// Killed with its run in the middle of a slow drain, several times; whoever comes next goes on.
+#[test]
+fn killed_while_it_drains() {
+    let Some(scene) = prepare("killed_draining") else { return };
+    for seed in 21..24 {
+        let watch = Watch::new(&scene, seed);
+        let slow = ["--drain-bytes-per-second-max", "2M"];
+        let mut running = begin(&scene, seed, &slow);
+        running.gets_to(seed, STEPS);
+        for kill in 1..3 {
+            let had = files_below(&scene.over).len();
+            eventually("the drain goes on", || {
+                files_below(&scene.over).len() >= had + kill || running.is_over()
+            });
+            running.kill();
+            if scene.agent().is_some() {
+                scene.kill_agent();
+            }
+            drop(running);
+            running = scene.start(&slow, "true");
+        }
+        running.kill();
+        if scene.agent().is_some() {
+            scene.kill_agent();
+        }
+        scene.drain_what_is_left().exits(0);
+        assert!(watch.ends() > 0, "nothing was looked at");
+        compare(&scene, seed);
+        scene.is_clean();
+    }
+}
+
+/// Only the run is killed: the agent finishes what is left without it.
+#[test]
+fn the_agent_outlives_its_run() {
+    let Some(scene) = prepare("orphaned_agent") else { return };
+    let seed = 31;
+    let mut running = begin(&scene, seed, &[]);
+    running.gets_to(seed, STEPS / 2);
+    running.kill();
+    drop(running);
+    scene.await_no_agent();
+    compare(&scene, seed);
+    scene.is_clean();
+}

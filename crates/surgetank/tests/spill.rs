@@ -1,0 +1,208 @@
+//! A full tier never kills a run: files larger than the tiers, many files, writes in the middle, all end in the store.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+
+mod scene;
+
+use std::fs;
+
+use scene::{MIB, Scene, noise};
+
+/// A tier of 8 MiB above one of 16 MiB.
+fn small(scene: Option<Scene>) -> Option<Scene> {
+    let mut scene = scene?;
+    scene.tier("fast", 8).tier("slow", 16);
+    Some(scene)
+}
+
+fn larger_than_all(scene: Option<Scene>, direct: &str) {
+    let Some(scene) = small(scene) else { return };
+    let bytes = noise(1, 64 * MIB);
+    fs::write("/mnt/source", &bytes).unwrap();
+    scene
+        .run(
+            &["--direct", direct],
+            "dd if=/mnt/source of=large bs=1M status=none
+             cmp /mnt/source large
+             # Appended to, after it has left.
+             printf more >> large",
+        )
+        .exits(0);
+    let mut expected = bytes;
+    expected.extend_from_slice(b"more");
+    scene.holds("large", &expected);
+    scene.is_clean();
+    assert_eq!(scene.store_files().len(), 1);
+}
+
+#[test]
+fn a_file_larger_than_all_tiers() {
+    larger_than_all(Scene::new("larger"), "true");
+}
+
+#[test]
+fn a_file_larger_than_all_tiers_mediated() {
+    larger_than_all(Scene::new("larger_mediated"), "false");
+}
+
+#[test]
+fn a_file_larger_than_all_tiers_of_an_ordinary_user() {
+    larger_than_all(Scene::of_user("larger_user"), "true");
+}
+
+/// Writes and maps a file here and there while it grows past both tiers; the program's own memory is the model.
+const HERE_AND_THERE: &str = r#"
+import mmap, os, random
+random.seed(7)
+size = 40 << 20
+model = bytearray(size)
+f = os.open("scattered", os.O_RDWR | os.O_CREAT)
+reader = os.open("scattered", os.O_RDONLY)
+end = 0
+for step in range(400):
+    if step % 4 == 0:
+        at = end
+        length = min(size - at, 512 << 10)
+    else:
+        length = random.randrange(1, 70000)
+        at = random.randrange(0, max(1, end - length))
+    block = random.randbytes(length)
+    done = 0
+    while done < length:
+        done += os.pwrite(f, block[done:], at + done)
+    model[at:at + length] = block
+    end = max(end, at + length)
+    if step % 10 == 3:
+        back = random.randrange(0, end)
+        assert os.pread(reader, 5000, back) == bytes(model[back:min(end, back + 5000)]), (step, back)
+    if step % 50 == 20:
+        with mmap.mmap(f, end) as view:
+            at = random.randrange(0, end - 9000)
+            block = random.randbytes(9000)
+            view[at:at + 9000] = block
+            view.flush()
+            model[at:at + 9000] = block
+os.ftruncate(f, end - 12345)
+del model[end - 12345:]
+os.close(f)
+os.close(reader)
+assert open("scattered", "rb").read() == model
+open("/mnt/beside/model", "wb").write(model)
+"#;
+
+fn here_and_there(scene: Option<Scene>, direct: &str) {
+    let Some(scene) = small(scene) else { return };
+    scene.beside("beside");
+    fs::write("/mnt/program.py", HERE_AND_THERE).unwrap();
+    scene
+        .run(&["--direct", direct], "python3 /mnt/program.py")
+        .exits(0);
+    scene.holds("scattered", &fs::read("/mnt/beside/model").unwrap());
+    scene.is_clean();
+}
+
+#[test]
+fn writes_and_maps_here_and_there() {
+    here_and_there(Scene::new("scattered"), "true");
+}
+
+#[test]
+fn writes_and_maps_here_and_there_mediated() {
+    here_and_there(Scene::new("scattered_mediated"), "false");
+}
+
+#[test]
+fn writes_and_maps_here_and_there_of_an_ordinary_user() {
+    here_and_there(Scene::of_user("scattered_user"), "true");
+}
+
+fn many(scene: Option<Scene>, direct: &str) {
+    let Some(scene) = small(scene) else { return };
+    let bytes = noise(2, 64 * MIB);
+    fs::write("/mnt/source", &bytes).unwrap();
+    // More than the tiers hold, from several writers at once.
+    scene
+        .run(
+            &["--direct", direct],
+            "for writer in 0 1 2 3; do (
+                 for i in $(seq $writer 4 127); do
+                     mkdir -p d$((i % 7))
+                     dd if=/mnt/source of=d$((i % 7))/$i bs=512k count=1 skip=$i status=none
+                 done
+             ) & done
+             wait
+             for i in $(seq 0 127); do
+                 cmp -n 524288 -i $((i * 524288)):0 /mnt/source d$((i % 7))/$i
+             done",
+        )
+        .exits(0);
+    let files = scene.store_files();
+    assert_eq!(files.len(), 128, "{files:?}");
+    for (i, part) in bytes.chunks(512 << 10).enumerate() {
+        scene.holds(&format!("d{}/{i}", i % 7), part);
+    }
+}
+
+#[test]
+fn many_files() {
+    many(Scene::new("many"), "true");
+}
+
+#[test]
+fn many_files_mediated() {
+    many(Scene::new("many_mediated"), "false");
+}
+
+/// What is durable makes room for what is new, and is still read afterwards.
+#[test]
+fn eviction_makes_room() {
+    let Some(mut scene) = Scene::new("eviction") else { return };
+    scene.tier("only", 16);
+    scene.beside("beside");
+    let bytes = noise(3, 48 * MIB);
+    fs::write("/mnt/source", &bytes).unwrap();
+    let ended = scene
+        .run(
+            &["--json", "/mnt/beside/report"],
+            "for i in 0 1 2 3 4 5 6 7 8 9 10 11; do
+                 dd if=/mnt/source of=part$i bs=4M count=1 skip=$i status=none
+                 /mnt/surgetank wait --state /mnt/state --quiet part$i
+             done
+             /mnt/surgetank why --state /mnt/state --json part0 > /mnt/beside/first
+             /mnt/surgetank why --state /mnt/state --json part11 > /mnt/beside/last
+             /mnt/surgetank status --state /mnt/state --json > /mnt/beside/status
+             for i in 0 1 2 3 4 5 6 7 8 9 10 11; do cat part$i; done | cmp - /mnt/source",
+        )
+        .exits(0);
+    let json = |name: &str| -> serde_json::Value {
+        serde_json::from_slice(&fs::read(format!("/mnt/beside/{name}")).unwrap()).unwrap()
+    };
+    assert_eq!(json("first")["state"], "evicted", "{}", ended.stderr);
+    assert_eq!(json("last")["state"], "durable", "{} {}", json("last"), json("status"));
+    let report = json("report");
+    assert_eq!(report["summary"]["tiers"][0]["spills"], 0, "{report}");
+    let status = &json("status")[0]["tiers"][0];
+    assert!(status["used_bytes"].as_u64().unwrap() <= 16 * MIB, "{status}");
+    for (i, part) in bytes.chunks(4 << 20).enumerate() {
+        scene.holds(&format!("part{i}"), part);
+    }
+    scene.is_clean();
+}
+
+/// A file that grows over both tiers while another program reads it from its beginning.
+#[test]
+fn a_reader_follows_a_file_that_leaves() {
+    let Some(scene) = small(Scene::new("follow")) else { return };
+    fs::write("/mnt/source", noise(4, 32 * MIB)).unwrap();
+    scene
+        .run(
+            &["--direct", "false"],
+            "touch growing
+             exec 5< growing
+             for i in $(seq 0 31); do
+                 dd if=/mnt/source bs=1M count=1 skip=$i status=none >> growing
+                 head -c 1048576 <&5 | cmp -n 1048576 -i 0:$((i * 1048576)) - /mnt/source
+             done",
+        )
+        .exits(0);
+    scene.holds("growing", &noise(4, 32 * MIB));
+}

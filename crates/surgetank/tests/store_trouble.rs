@@ -1,0 +1,352 @@
+//! A store that refuses: the exit code and the message say the truth (which file, which store, why, what to try, where
+//! the bytes are safe), and once the trouble is over another run brings everything into the store.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+
+mod scene;
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use scene::{MIB, Scene, eventually, mount, noise, succeed};
+
+/// So that a store that fails for ever is given up within the patience of a test.
+const SHORT: [&str; 2] = ["--retry", "500ms"];
+/// What every account of a store that refuses has to say, besides the particulars.
+const ALWAYS: [&str; 4] = ["not durable", "safe at", "/mnt/tier-fast", "run --over /mnt/project -- true"];
+
+fn prepare(name: &str) -> Option<Scene> {
+    let mut scene = Scene::new(name)?;
+    scene.tier("fast", 96);
+    fs::write("/mnt/source", noise(5, 64 * MIB)).unwrap();
+    Some(scene)
+}
+
+/// Eight files of 4 MiB in a directory, and a name changed.
+const WRITE: &str = "mkdir out
+    for i in 0 1 2 3 4 5 6 7; do dd if=/mnt/source of=out/part$i bs=4M count=1 skip=$i status=none; done
+    mv out/part7 out/last";
+
+#[track_caller]
+fn all_is_there(scene: &Scene) {
+    let bytes = noise(5, 64 * MIB);
+    for (i, part) in bytes.chunks(4 << 20).take(8).enumerate() {
+        let name = if i == 7 { "out/last".into() } else { format!("out/part{i}") };
+        scene.holds(&name, part);
+    }
+    assert!(!scene.path("out/part7").exists());
+    scene.is_clean();
+    assert_eq!(scene.tier_files(), Vec::<PathBuf>::new());
+}
+
+fn full(name: &str, fill: impl FnOnce(&Scene) -> PathBuf) {
+    let Some(scene) = prepare(name) else { return };
+    let ballast = fill(&scene);
+    scene
+        .run(&SHORT, WRITE)
+        .exits(3)
+        .says(&ALWAYS)
+        .says(&["out/part", "/mnt/project", "full", "Make room"]);
+    for path in scene.store_files().into_keys().filter(|path| path.starts_with("out")) {
+        assert_eq!(fs::metadata(scene.path(path.to_str().unwrap())).unwrap().len(), 4 * MIB, "{path:?}");
+    }
+    // Still full: still the truth.
+    scene.run(&SHORT, "true").exits(3).says(&ALWAYS);
+    fs::remove_file(ballast).unwrap();
+    scene.drain_what_is_left().exits(0);
+    all_is_there(&scene);
+}
+
+fn ballast(scene: &Scene, mib: u64) -> PathBuf {
+    let ballast = scene.path("ballast");
+    let file = fs::File::create(&ballast).unwrap();
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, mib * MIB).unwrap();
+    ballast
+}
+
+#[test]
+fn a_full_tmpfs() {
+    full("full_tmpfs", |scene| {
+        scene.tmpfs("project", 60);
+        ballast(scene, 50)
+    });
+}
+
+#[test]
+fn a_full_ext4() {
+    full("full_ext4", |scene| {
+        scene.ext4("project", 64);
+        ballast(scene, 45)
+    });
+}
+
+/// Tiers and store full: here the program itself is told, and what it closed before is safe.
+#[test]
+fn no_room_anywhere() {
+    let Some(mut scene) = Scene::new("no_room") else { return };
+    scene.tier("fast", 8);
+    scene.tmpfs("project", 24);
+    fs::write("/mnt/source", noise(6, 64 * MIB)).unwrap();
+    scene
+        .run(
+            &SHORT,
+            "head -c 3M /mnt/source > before
+             ! dd if=/mnt/source of=large bs=1M 2> /mnt/said
+             grep -q 'No space left' /mnt/said
+             rm large
+             head -c 2M /mnt/source > after",
+        )
+        .exits(0);
+    let bytes = noise(6, 64 * MIB);
+    scene.holds("before", &bytes[..3 << 20]);
+    scene.holds("after", &bytes[..2 << 20]);
+    assert_eq!(scene.store_files().len(), 2);
+}
+
+/// Remounted read-only in the middle of the drain.
+#[test]
+fn a_store_that_turns_read_only() {
+    let Some(scene) = prepare("read_only") else { return };
+    scene.ext4("project", 96);
+    let slow = ["--drain-bytes-per-second-max", "8M", SHORT[0], SHORT[1]];
+    let running = scene.start(&slow, WRITE);
+    eventually("the drain goes on", || scene.path("out/part0").exists());
+    // Refused while a file is open for writing, as it is most of the time.
+    eventually("the store is read-only", || {
+        Command::new("mount")
+            .args(["-o", "remount,ro", "/mnt/project"])
+            .stderr(Stdio::null())
+            .status()
+            .unwrap()
+            .success()
+    });
+    running
+        .ends()
+        .exits(3)
+        .says(&ALWAYS)
+        .says(&["out/", "/mnt/project", "read-only", "Mount it read-write"]);
+    mount(&["-o", "remount,rw", "/mnt/project"]);
+    scene.drain_what_is_left().exits(0);
+    all_is_there(&scene);
+}
+
+/// Read-only from the beginning: what programs may write is said when they try.
+#[test]
+fn a_store_that_is_read_only() {
+    let Some(scene) = prepare("read_only_from_the_start") else { return };
+    scene.tmpfs("project", 64);
+    fs::write(scene.path("there"), "read me").unwrap();
+    mount(&["-o", "remount,ro", "/mnt/project"]);
+    let ended = scene.run(
+        &SHORT,
+        "test \"$(cat there)\" = 'read me'
+         if : > new; then echo created; else echo refused; fi",
+    );
+    match ended.stdout.trim() {
+        "refused" => ended.exits(0).says(&["Read-only file system"]),
+        _ => ended.exits(3).says(&ALWAYS).says(&["new", "read-only"]),
+    };
+    mount(&["-o", "remount,rw", "/mnt/project"]);
+    scene.drain_what_is_left().exits(0);
+    assert_eq!(fs::read(scene.path("there")).unwrap(), b"read me");
+}
+
+/// A file server as the store: another program, which can be killed.
+struct Server {
+    child: Child,
+}
+
+impl Server {
+    fn start(at: &Path, options: &[&str]) -> Self {
+        let tests = std::env::current_exe().unwrap();
+        let program = tests.parent().unwrap().parent().unwrap().join("examples/slowfs");
+        let child = Command::new(program)
+            .args(["/mnt/behind", at.to_str().unwrap()])
+            .args(["--ttl-ms", "0"])
+            .args(options)
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        eventually("the server serves", || {
+            fs::read_to_string("/proc/thread-self/mountinfo")
+                .unwrap()
+                .lines()
+                .any(|line| line.contains(&format!(" {} ", at.display())) && line.contains("fuse"))
+        });
+        Self { child }
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn unmount(path: &Path) {
+    succeed(Command::new("umount").arg("-l").arg(path));
+}
+
+/// The server of the store dies in the middle of the drain, and is started again.
+#[test]
+fn a_store_that_goes_away() {
+    let Some(scene) = prepare("gone") else { return };
+    fs::create_dir("/mnt/behind").unwrap();
+    let store = PathBuf::from("/mnt/store");
+    fs::create_dir(&store).unwrap();
+    let mut server = Server::start(&store, &[]);
+    let slow = ["--store", "/mnt/store", "--drain-bytes-per-second-max", "8M", SHORT[0], SHORT[1]];
+    let running = scene.start(&slow, WRITE);
+    eventually("the drain goes on", || Path::new("/mnt/behind/out/part0").exists());
+    server.kill();
+    running
+        .ends()
+        .exits(3)
+        .says(&ALWAYS)
+        .says(&["out/", "/mnt/store", "mounted"]);
+    unmount(&store);
+    let _server = Server::start(&store, &[]);
+    scene.run(&["--store", "/mnt/store"], "true").exits(0);
+    unmount(&store);
+    let bytes = noise(5, 64 * MIB);
+    for (i, part) in bytes.chunks(4 << 20).take(7).enumerate() {
+        let name = format!("/mnt/behind/out/part{i}");
+        scene::same_bytes(&name, &fs::read(&name).unwrap(), part);
+    }
+    assert!(Path::new("/mnt/behind/out/last").exists());
+}
+
+/// A store where each operation takes long: slow is not broken.
+#[test]
+fn a_slow_store() {
+    let Some(scene) = prepare("slow") else { return };
+    fs::create_dir("/mnt/behind").unwrap();
+    let store = PathBuf::from("/mnt/store");
+    fs::create_dir(&store).unwrap();
+    let _server = Server::start(&store, &["--latency-us", "20000"]);
+    let ended = scene.run(&["--store", "/mnt/store"], WRITE).exits(0);
+    assert!(!ended.stderr.contains("not durable"), "{}", ended.stderr);
+    unmount(&store);
+    for i in 0..7 {
+        assert_eq!(fs::metadata(format!("/mnt/behind/out/part{i}")).unwrap().len(), 4 * MIB);
+    }
+}
+
+/// Somebody removes the directory that files are on their way to.
+#[test]
+fn a_directory_that_is_removed() {
+    let Some(scene) = prepare("removed") else { return };
+    fs::create_dir(scene.path("out")).unwrap();
+    fs::write(scene.path("out/old"), "old").unwrap();
+    let slow = ["--drain-bytes-per-second-max", "8M", SHORT[0], SHORT[1]];
+    let running = scene.start(
+        &slow,
+        "for i in 0 1 2 3 4 5 6 7; do dd if=/mnt/source of=out/part$i bs=4M count=1 skip=$i status=none; done
+         mv out/part7 out/last",
+    );
+    eventually("the drain goes on", || scene.path("out/part1").exists());
+    eventually("the directory is removed", || {
+        let _ = fs::remove_dir_all(scene.path("out"));
+        !scene.path("out").exists()
+    });
+    running
+        .ends()
+        .exits(3)
+        .says(&ALWAYS)
+        .says(&["out/", "/mnt/project", "no longer there", "Make it again"]);
+    fs::create_dir(scene.path("out")).unwrap();
+    scene.drain_what_is_left().exits(0);
+    // What was durable and removed by somebody else afterwards stays removed.
+    let bytes = noise(5, 64 * MIB);
+    scene.holds("out/last", &bytes[28 << 20..32 << 20]);
+    scene.holds("out/part6", &bytes[24 << 20..28 << 20]);
+    scene.is_clean();
+}
+
+/// Somebody else changes, makes and replaces files while ours wait: both are kept, and both are named.
+#[test]
+fn somebody_else_writes_too() {
+    let Some(mut scene) = Scene::new("somebody_else") else { return };
+    scene.tier("fast", 32);
+    scene.beside("beside");
+    for name in ["changed", "replaced"] {
+        fs::write(scene.path(name), "of old").unwrap();
+    }
+    let running = scene.start(
+        &["--quiet-period", "0s"],
+        "exec 3>> changed 4>> replaced 5> made
+         echo ours >&3; echo ours >&4; echo ours >&5
+         touch /mnt/beside/written
+         while ! test -e /mnt/beside/meddled; do sleep 0.01; done",
+    );
+    eventually("ours are written", || Path::new("/mnt/beside/written").exists());
+    OpenOptions::new()
+        .append(true)
+        .open(scene.path("changed"))
+        .unwrap()
+        .write_all(b" theirs")
+        .unwrap();
+    fs::write(scene.path("new"), "theirs").unwrap();
+    fs::rename(scene.path("new"), scene.path("replaced")).unwrap();
+    fs::write(scene.path("made"), "theirs").unwrap();
+    fs::write("/mnt/beside/meddled", "").unwrap();
+    let ended = running
+        .ends()
+        .exits(3)
+        .says(&["changed", "replaced", "made", "both kept", ".surgetank-conflict-"]);
+    let files = scene.store_files();
+    let ours = |name: &str| {
+        let kept: Vec<_> = files
+            .keys()
+            .filter(|path| path.to_string_lossy().starts_with(&format!("{name}.surgetank-conflict-")))
+            .collect();
+        assert_eq!(kept.len(), 1, "{name}: {files:?}\n{}", ended.stderr);
+        fs::read_to_string(scene.over.join(kept[0])).unwrap()
+    };
+    assert_eq!(fs::read(scene.path("changed")).unwrap(), b"of old theirs");
+    assert_eq!(ours("changed"), "of oldours\n");
+    assert_eq!(fs::read(scene.path("replaced")).unwrap(), b"theirs");
+    assert_eq!(ours("replaced"), "of oldours\n");
+    assert_eq!(fs::read(scene.path("made")).unwrap(), b"theirs");
+    assert_eq!(ours("made"), "ours\n");
+    // It was told; nothing is left to do.
+    scene.drain_what_is_left().exits(0);
+}
+
+/// A directory of the store where an ordinary user may not write any more when the drain comes to it.
+#[test]
+fn permission_denied() {
+    let Some(mut scene) = Scene::of_user("denied") else { return };
+    scene.tier("fast", 32);
+    scene.beside("beside");
+    fs::create_dir(scene.path("out")).unwrap();
+    std::os::unix::fs::chown(scene.path("out"), Some(scene::USER), Some(scene::USER)).unwrap();
+    let running = scene.start(
+        &SHORT,
+        "exec 3> out/file
+         echo ours >&3
+         touch /mnt/beside/written
+         while ! test -e /mnt/beside/meddled; do sleep 0.01; done",
+    );
+    eventually("it is written", || Path::new("/mnt/beside/written").exists());
+    std::os::unix::fs::chown(scene.path("out"), Some(0), Some(0)).unwrap();
+    fs::set_permissions(scene.path("out"), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write("/mnt/beside/meddled", "").unwrap();
+    running
+        .ends()
+        .exits(3)
+        .says(&ALWAYS)
+        .says(&["out/file", "/mnt/project", "Permission denied", "owner, mode and ACL"]);
+    std::os::unix::fs::chown(scene.path("out"), Some(scene::USER), Some(scene::USER)).unwrap();
+    scene.drain_what_is_left().exits(0);
+    assert_eq!(fs::read(scene.path("out/file")).unwrap(), b"ours\n");
+    scene.is_clean();
+}

@@ -1,0 +1,162 @@
+//! An ordinary user without any privilege: their own mount, their own files, and errors as in a plain directory.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+
+mod scene;
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use scene::{MIB, Running, Scene, USER, eventually, noise};
+
+fn prepare(name: &str) -> Option<Scene> {
+    let mut scene = Scene::of_user(name)?;
+    scene.tier("fast", 8).tier("slow", 16);
+    scene.beside("beside");
+    Some(scene)
+}
+
+#[test]
+fn files_are_the_users_own() {
+    let Some(scene) = prepare("user_own") else { return };
+    scene
+        .run(
+            &[],
+            "test $(id -u) = 1000
+             umask 027
+             mkdir dir
+             echo text > dir/file
+             ln dir/file dir/again
+             ln -s file dir/symbolic
+             echo '#!/bin/sh
+exit 5' > dir/program
+             chmod 750 dir/program
+             test $(stat -c %u:%g:%a dir/file) = 1000:1000:640
+             test $(stat -c %h dir/file) = 2
+             e=0; dir/program || e=$?; test $e = 5",
+        )
+        .exits(0);
+    for (name, mode) in [("dir", 0o750), ("dir/file", 0o640), ("dir/program", 0o750)] {
+        let meta = fs::metadata(scene.path(name)).unwrap();
+        assert_eq!((meta.uid(), meta.gid(), meta.mode() & 0o7777), (USER, USER, mode), "{name}");
+    }
+    assert_eq!(fs::metadata(scene.path("dir/again")).unwrap().nlink(), 2);
+    assert_eq!(fs::read_link(scene.path("dir/symbolic")).unwrap().to_str(), Some("file"));
+    scene.holds("dir/file", b"text\n");
+    scene.is_clean();
+}
+
+#[test]
+fn exit_codes_are_the_commands() {
+    let Some(scene) = prepare("user_exit") else { return };
+    scene.run(&[], "echo x > made; exit 41").exits(41);
+    scene.holds("made", b"x\n");
+    scene.run(&[], "kill -TERM $$").exits(128 + 15);
+    Running::of(scene.surgetank(&["run", "--state", "/mnt/state", "--", "/nowhere/to/be/found"]))
+        .ends()
+        .exits(127);
+}
+
+/// What a plain directory refuses is refused here too, in the same words; a plain run is the model.
+#[test]
+fn permission_errors_are_the_native_ones() {
+    let Some(scene) = prepare("user_permission") else { return };
+    let script = "cd $1
+        try() { if (eval \"$1\") > /dev/null 2> $ERR; then echo \"yes: $1\"; else echo \"no: $1: $(sed 's/.*: //' $ERR)\"; fi; }
+        try 'cat unreadable'; try 'echo x > unreadable'; try 'echo x >> unwritable'; try 'cat unwritable'
+        try 'echo x > closed/new'; try 'rm closed/there'; try 'cat closed/there'; try 'mkdir closed/dir'
+        try 'ls locked'; try 'cat locked/there'
+        try 'cat roots'; try 'echo x >> roots'; try 'cat secret'; try 'chmod 777 roots'
+        try 'mv closed/there here'; try 'rm sticky/roots'; try 'mv sticky/roots sticky/mine'; try 'echo x > sticky/new'
+        try 'chmod 600 unreadable; cat unreadable'
+        try 'touch -d 2020-01-01 roots'; try 'ln -s x closed/link'; try './unwritable'; try 'rmdir closed'";
+    let make = |root: &std::path::Path| {
+        let write = |name: &str, mode: u32, owner: u32| {
+            let path = root.join(name);
+            fs::write(&path, "text").unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            chown(&path, Some(owner), Some(owner)).unwrap();
+        };
+        let directory = |name: &str, mode: u32, owner: u32| {
+            let path = root.join(name);
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            chown(&path, Some(owner), Some(owner)).unwrap();
+        };
+        for name in ["closed", "locked", "sticky"] {
+            fs::create_dir(root.join(name)).unwrap();
+        }
+        write("unreadable", 0o000, USER);
+        write("unwritable", 0o444, USER);
+        write("roots", 0o644, 0);
+        write("secret", 0o600, 0);
+        write("closed/there", 0o644, USER);
+        write("locked/there", 0o644, USER);
+        write("sticky/roots", 0o644, 0);
+        directory("closed", 0o555, USER);
+        directory("locked", 0o000, USER);
+        directory("sticky", 0o1777, 0);
+    };
+    let plain = scene.beside("plain");
+    make(&plain);
+    make(&scene.over);
+    let script_path = "/mnt/script";
+    fs::write(script_path, script).unwrap();
+    let native = {
+        let mut shell = Command::new("bash");
+        shell
+            .args([script_path, "/mnt/plain"])
+            .env("ERR", "/mnt/beside/err")
+            .env("LC_ALL", "C.UTF-8")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        shell.uid(USER).gid(USER);
+        Running::of(shell).ends()
+    };
+    let ours = scene.run(&[], &format!("set +eu; ERR=/mnt/beside/err; export ERR; bash {script_path} /mnt/project"));
+    assert_eq!(native.stdout, ours.stdout, "{}", ours.stderr);
+    assert!(native.stdout.contains("no: cat unreadable: Permission denied"), "{}", native.stdout);
+}
+
+#[test]
+fn a_file_larger_than_the_tiers() {
+    let Some(scene) = prepare("user_spill") else { return };
+    let bytes = noise(8, 40 * MIB);
+    fs::write("/mnt/source", &bytes).unwrap();
+    scene.run(&[], "cp /mnt/source large; cmp large /mnt/source").exits(0);
+    scene.holds("large", &bytes);
+    assert_eq!(fs::metadata(scene.path("large")).unwrap().uid(), USER);
+    scene.is_clean();
+}
+
+/// The mount is the user's own: nobody outside sees it, not even in the same directory.
+#[test]
+fn nobody_outside_sees_the_mount() {
+    let Some(scene) = prepare("user_private") else { return };
+    let running = scene.start(
+        &["--drain-bytes-per-second-max", "1"],
+        "exec 3> held
+         echo inside >&3
+         touch /mnt/beside/written
+         while ! test -e /mnt/beside/looked; do sleep 0.01; done
+         test \"$(cat held)\" = inside",
+    );
+    eventually("it is written", || std::path::Path::new("/mnt/beside/written").exists());
+    assert!(!scene.path("held").exists(), "the file is open: the store has nothing to show");
+    let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+    assert!(!mounts.contains(" /mnt/project "), "{mounts}");
+    fs::write("/mnt/beside/looked", "").unwrap();
+    running.ends().exits(0);
+    scene.holds("held", b"inside\n");
+}
+
+#[test]
+fn the_doctor_knows() {
+    let Some(scene) = prepare("user_doctor") else { return };
+    let ended = Running::of(scene.surgetank(&["doctor"])).ends();
+    assert_eq!(ended.status.code(), Some(0), "{}\n{}", ended.stdout, ended.stderr);
+    for word in ["user name spaces", "a private mount", "surgetank run works here"] {
+        assert!(ended.stdout.contains(word), "{word}: {}", ended.stdout);
+    }
+}
