@@ -85,7 +85,7 @@ impl Namespace {
             }
         };
         self.own(tree, txn, dir);
-        txn.file(occupant);
+        self.own(tree, txn, occupant);
         let last = self.belongs_last(tree, dir);
         self.queue(tree, txn, kind, run, last, 0);
         txn.entry(dir, name);
@@ -151,7 +151,8 @@ impl Namespace {
         run: RunId,
     ) -> Detached {
         self.own(tree, txn, dir);
-        txn.file(id);
+        // What only mirrored the store is remembered until the store has followed.
+        self.own(tree, txn, id);
         txn.entry(dir, name);
         let was_primary = tree.get(id).is_some_and(|inode| {
             inode
@@ -293,7 +294,8 @@ impl Namespace {
         run: RunId,
     ) {
         self.own(tree, txn, dir);
-        txn.file(id);
+        // What only mirrored the store is remembered until the store has followed.
+        self.own(tree, txn, id);
         txn.entry(dir, name);
         tree.bind(dir, name, |entry| entry.set_logical(None));
         let mut never = false;
