@@ -25,13 +25,13 @@ impl Drain {
         let batch = self.compare(batch);
         let batch = self.commit_to(&batch);
         let mut done: Vec<(Seq, Done)> = Vec::with_capacity(batch.len());
-        let mut dirs: Vec<StorePath> = Vec::new();
+        let mut dirs: Vec<FileId> = Vec::new();
         for (index, seq) in batch.iter().enumerate() {
             match self.execute(*seq) {
                 Ok(outcome) => {
                     for dir in &outcome.dirs {
                         if !dirs.contains(dir) {
-                            dirs.push(dir.clone());
+                            dirs.push(*dir);
                         }
                     }
                     done.push((*seq, outcome));
@@ -47,6 +47,10 @@ impl Drain {
             return;
         }
         let who = self.namespace.own_cred(self.owner_of(FileId::ROOT));
+        let dirs: Vec<StorePath> = {
+            let tree = self.namespace.tree();
+            dirs.iter().filter_map(|dir| tree.applied_path(*dir)).collect()
+        };
         // A directory may have gone with a later operation of the batch: what was in it needs no sync.
         let synced = self.namespace.store.sync_dirs(who, &dirs).or_else(|why| {
             if why.kind() == std::io::ErrorKind::NotFound {
@@ -67,6 +71,11 @@ impl Drain {
         if let Err(why) = synced {
             let seqs: Vec<Seq> = done.iter().map(|(seq, _)| *seq).collect();
             // Done but perhaps not for good: repeating is harmless, each operation recognises its own work.
+            for seq in &seqs {
+                if let Some(op) = self.namespace.tree().ops.get_mut(seq) {
+                    op.doubtful = true;
+                }
+            }
             self.back_to_waiting(&seqs);
             if let Some(first) = seqs.first() {
                 self.failed(*first, &why);
@@ -299,6 +308,8 @@ impl Drain {
                         inode.checked = Some(clock::tick());
                     }
                     OpKind::SetMeta { .. } if inode.set_meta == Some(seq) => inode.set_meta = None,
+                    // Both are somewhere else now.
+                    OpKind::Exchange { b, .. } => txn.file(b),
                     _ => {}
                 }
                 txn.file(id);
