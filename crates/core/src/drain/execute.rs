@@ -5,6 +5,7 @@ use std::io;
 use std::sync::PoisonError;
 
 use crate::model::{CONFLICT_INFIX, FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
+use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Inode, Name, Tree};
 use crate::store::{Cred, Expect, Meta, StorePath};
 
@@ -248,6 +249,10 @@ impl Drain {
                 });
             if let Some(stat) = ours {
                 // Renamed before a crash or a failed sync; only the books were behind.
+                if let Some((dir, name, ..)) = staged {
+                    let mut tree = self.namespace.tree();
+                    tree.discards.push((dir, name, owner));
+                }
                 let mut done = self.applied(file, at, over.filter(|_| !is_again), stat.identity);
                 done.dirs.push(at.0);
                 return Ok(done);
@@ -260,6 +265,7 @@ impl Drain {
                 "somebody else changed it in the store meanwhile; both are kept", Some(&target),
             );
         }
+        self.write_down(seq, &staged);
         let identity =
             self.as_owner(owner, |who| store.publish(who, &temporary, &target, &meta))?;
         let mut done = self.applied(
@@ -275,6 +281,25 @@ impl Drain {
         }
         done.dirs.push(at.0);
         Ok(done)
+    }
+
+    /// An earlier agent's copy is not in place: from now on ours is the one to be recognised.
+    fn write_down(&self, seq: Seq, staged: &Option<super::Copied>) {
+        let mut tree = self.namespace.tree();
+        let (Some(op), Some((_, _, staged, _))) = (tree.ops.get_mut(&seq), staged) else {
+            return;
+        };
+        if op.prepared == Some(staged.identity) {
+            return;
+        }
+        op.prepared = Some(staged.identity);
+        let mut txn = Txn::default();
+        txn.op(seq);
+        self.namespace.commit(&tree, txn);
+        drop(tree);
+        if let Err(why) = self.namespace.sync_catalog() {
+            tracing::warn!(%why, "the catalog cannot be synced: after a power loss a publication may be repeated");
+        }
     }
 
     fn publish_dir(&self, seq: Seq, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {

@@ -202,7 +202,10 @@ impl Drain {
                     version,
                     ..
                 } => {
-                    op.prepared = Some(staged.identity);
+                    // An earlier agent's copy may be in place already: it has to be recognised first.
+                    if !(op.doubtful && op.prepared.is_some()) {
+                        op.prepared = Some(staged.identity);
+                    }
                     op.progress = Progress::Committing;
                     files = true;
                     txn.op(*seq);
