@@ -223,6 +223,11 @@ impl Drain {
             )
         };
         let at = (at.0, &*at.1);
+        let mut meta = meta;
+        if !is_again && over.is_some() {
+            // Another file than the one it replaces: nothing of that one stays.
+            meta.xattrs.get_or_insert_default();
+        }
         let (dir, path) = self.place(at)?;
         let Some(temporary) = temporary else {
             return Err(io::Error::other("published without a staged copy"));

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use surgetank_core::drain::Drain;
 use surgetank_core::error::Errno;
 use surgetank_core::model::{Change, FsyncTarget, Image};
 use surgetank_core::namespace::Namespace;
-use surgetank_core::store::faulty::{Failure, Faulty, Rule};
+use surgetank_core::store::faulty::{self, Failure, Faulty, Rule};
 use surgetank_core::store::posix::PosixStore;
 use surgetank_core::store::{Store, Verify};
 use surgetank_core::tier::Tiers;
@@ -41,6 +41,21 @@ pub struct Terms {
     pub copy_up_bytes_max: u64,
     pub fsync: FsyncTarget,
     pub drain_at_start: bool,
+}
+
+impl Terms {
+    pub fn plain() -> Self {
+        Self {
+            caps: [256 << 10, 1 << 20],
+            direct: false,
+            forgets: false,
+            store_ttl: Duration::ZERO,
+            quiet: Duration::ZERO,
+            copy_up_bytes_max: 64 << 10,
+            fsync: FsyncTarget::Tier,
+            drain_at_start: false,
+        }
+    }
 }
 
 pub fn terms() -> impl Strategy<Value = Terms> {
@@ -115,6 +130,8 @@ pub struct World {
     inodes: HashMap<usize, u64>,
     /// Another agent took up: directories may have lost count of their links.
     restarted: bool,
+    /// Names in the order in which the store got them.
+    published: Arc<Mutex<Vec<String>>>,
 }
 
 /// A directory that goes away with its owner; those of dead processes go when the next one is made.
@@ -163,8 +180,9 @@ impl World {
         let mut reference = Reference::new();
         disk::lay_out(&base.join("store"), &mut reference);
         let fuse = Arc::new(Fuse::default());
-        let mounted = Some(open(terms, &base, &fuse));
-        let mut world = Self { terms: terms.clone(), base, reference, mounted, drain: None, fuse, inodes: HashMap::new(), restarted: false };
+        let published = Arc::default();
+        let mounted = Some(open(terms, &base, &fuse, &published));
+        let mut world = Self { terms: terms.clone(), base, reference, mounted, drain: None, fuse, inodes: HashMap::new(), restarted: false, published };
         if terms.drain_at_start {
             world.start_drain();
         }
@@ -330,7 +348,7 @@ impl World {
             return Err("somebody still holds the namespace of the agent that died".into());
         }
         self.fuse = Arc::new(Fuse::default());
-        self.mounted = Some(open(&self.terms, &self.base, &self.fuse));
+        self.mounted = Some(open(&self.terms, &self.base, &self.fuse, &self.published));
         self.reference.close_all();
         self.restarted = true;
         if cut_off {
@@ -414,6 +432,10 @@ impl World {
         if found.is_empty() { Ok(()) } else { Err(found.join("; ")) }
     }
 
+    pub fn published(&self) -> Vec<String> {
+        self.published.lock().unwrap().clone()
+    }
+
     pub fn finish(mut self) -> Result<(), String> {
         self.mounted().close_all();
         self.reference.close_all();
@@ -447,7 +469,7 @@ impl Drop for World {
     }
 }
 
-fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>) -> Mounted {
+fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Arc<Mutex<Vec<String>>>) -> Mounted {
     let tier = |name: &str, cap_bytes| TierConfig {
         name: name.into(),
         paths: vec![base.join(name)],
@@ -478,6 +500,15 @@ fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>) -> Mounted {
     let store = Faulty::new(PosixStore::new(root.unwrap(), "file:store".into()).unwrap());
     let burning = fuse.clone();
     store.add(Rule::when(Failure::Errno(Errno::IO), move |operation, _| operation.writes() && burning.step()));
+    let published = published.clone();
+    // Never fails: it only looks on.
+    store.add(Rule::when(Failure::Errno(Errno::IO), move |operation, path| {
+        let name = path.to_string();
+        if operation == faulty::Operation::Publish && !name.contains(".surgetank-tmp-") {
+            published.lock().unwrap().push(name);
+        }
+        false
+    }));
     let store: Arc<dyn Store> = Arc::new(store);
     let tiers = Arc::new(Tiers::open(&config.tiers, KEY).unwrap());
     let catalog = FusedCatalog { inner: LogCatalog::open(&config.state.join("catalog")).unwrap(), fuse: fuse.clone() };
