@@ -2,7 +2,6 @@
 //! not run, and an agent that may die.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::{Duration, Instant};
@@ -19,7 +18,7 @@ use surgetank_core::store::posix::PosixStore;
 use surgetank_core::store::{Store, Verify};
 use surgetank_core::tier::Tiers;
 
-use crate::disk;
+use crate::disk::{self, Scratch};
 use crate::door::Mounted;
 use crate::operation::{Event, Operation, Renaming, Step};
 use crate::reference::{Kind, Outcome, Reference};
@@ -132,46 +131,6 @@ pub struct World {
     restarted: bool,
     /// Names in the order in which the store got them.
     published: Arc<Mutex<Vec<String>>>,
-}
-
-/// A directory that goes away with its owner; those of dead processes go when the next one is made.
-pub struct Scratch(PathBuf);
-
-impl Scratch {
-    pub fn new() -> Self {
-        use std::sync::atomic::AtomicU64;
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let prefix = "surgetank-model-";
-        // Extended attributes on tmpfs are of this decade; elsewhere the usual place will do.
-        let shm = Path::new("/dev/shm");
-        let fits = rustix::fs::setxattr(shm, "user.surgetank-model", b"1", rustix::fs::XattrFlags::empty()).is_ok();
-        let parent = if fits { shm.to_owned() } else { std::env::temp_dir() };
-        if fits {
-            rustix::fs::removexattr(shm, "user.surgetank-model").unwrap();
-        }
-        for entry in std::fs::read_dir(&parent).unwrap().flatten() {
-            let name = entry.file_name().into_string().unwrap_or_default();
-            let pid = name.strip_prefix(prefix).and_then(|rest| rest.split('-').next());
-            if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
-                drop(std::fs::remove_dir_all(entry.path()));
-            }
-        }
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = parent.join(format!("{prefix}{}-{number}", std::process::id()));
-        for part in ["store", "state", "fast", "slow"] {
-            std::fs::create_dir_all(path.join(part)).unwrap();
-        }
-        Self(path)
-    }
-    pub fn join(&self, part: &str) -> PathBuf {
-        self.0.join(part)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        drop(std::fs::remove_dir_all(&self.0));
-    }
 }
 
 impl World {
