@@ -161,6 +161,14 @@ fn a_batch_that_was_carried_out_may_be_carried_out_again() {
 }
 
 #[test]
+fn a_deletion_that_was_carried_out_may_be_carried_out_again() {
+    for cut in 0..16 {
+        let mkdir = Mkdir { path: "b".into(), perm: 0o755 };
+        holds(&[does(Unlink { path: "b".into() }), does(mkdir), Step::Happens(Event::KillDrain { steps: cut })]);
+    }
+}
+
+#[test]
 fn a_publication_that_was_carried_out_is_recognised() {
     for cut in 0..12 {
         let truncate = Truncate { path: "b".into(), size: 7 };

@@ -5,8 +5,11 @@
 
 #[path = "../../core/tests/model/disk.rs"]
 mod disk;
+// The other test, in the core, uses more of these: it has mishaps of its own.
+#[allow(dead_code)]
 #[path = "../../core/tests/model/operation.rs"]
 mod operation;
+#[allow(dead_code)]
 #[path = "../../core/tests/model/reference.rs"]
 mod reference;
 

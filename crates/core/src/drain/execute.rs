@@ -600,7 +600,9 @@ impl Drain {
             .identity(file)
             .map_or(Expect::Unknown, Expect::Identity);
         let store = &self.namespace.store;
-        let ours = self.as_owner(owner, |who| store.check(who, &path, &expect))?;
+        // A directory may have the name by now, if this was carried out before a crash.
+        let ours = self.as_owner(owner, |who| store.check(who, &path, &expect))?
+            && self.is_there(file, &path, owner);
         let there = ours || self.as_owner(owner, |who| store.stat(who, &path)).is_ok();
         if ours {
             match self.as_owner(owner, |who| store.unlink(who, &path)) {

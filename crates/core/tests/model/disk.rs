@@ -205,8 +205,9 @@ impl Scratch {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = parent.join(format!("{prefix}{}-{number}", std::process::id()));
         for part in ["store", "state", "fast", "slow"] {
-            std::fs::create_dir_all(path.join(part)).unwrap();
+            fs::create_dir_all(path.join(part)).unwrap();
         }
+        fs::set_permissions(path.join("state"), fs::Permissions::from_mode(0o700)).unwrap();
         Self(path)
     }
     pub fn join(&self, part: &str) -> PathBuf {
