@@ -224,6 +224,11 @@ impl Drain {
             )
         };
         let at = (at.0, &*at.1);
+        let mut meta = meta;
+        if !is_again && over.is_some() {
+            // Another file than the one it replaces: nothing of that one stays.
+            meta.xattrs.get_or_insert_default();
+        }
         let (dir, path) = self.place(at)?;
         let Some(temporary) = temporary else {
             return Err(io::Error::other("published without a staged copy"));
@@ -621,7 +626,9 @@ impl Drain {
             .identity(file)
             .map_or(Expect::Unknown, Expect::Identity);
         let store = &self.namespace.store;
-        let ours = self.as_owner(owner, |who| store.check(who, &path, &expect))?;
+        // A directory may have the name by now, if this was carried out before a crash.
+        let ours = self.as_owner(owner, |who| store.check(who, &path, &expect))?
+            && self.is_there(file, &path, owner);
         let there = ours || self.as_owner(owner, |who| store.stat(who, &path)).is_ok();
         if ours {
             match self.as_owner(owner, |who| store.unlink(who, &path)) {

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{AtFlags, Timespec, Timestamps, XattrFlags};
 
@@ -44,7 +45,7 @@ pub fn lay_out(root: &Path, reference: &mut Reference) {
     write_out(root, reference, ROOT, &mut made);
 }
 
-fn write_out(at: &Path, reference: &Reference, id: usize, made: &mut HashMap<usize, std::path::PathBuf>) {
+fn write_out(at: &Path, reference: &Reference, id: usize, made: &mut HashMap<usize, PathBuf>) {
     let node = &reference.nodes[&id];
     if let Some(first) = made.get(&id) {
         return fs::hard_link(first, at).unwrap();
@@ -177,5 +178,45 @@ pub fn kind_of(kind: fs::FileType) -> Option<Kind> {
         kind if kind.is_dir() => Some(Kind::Directory),
         kind if kind.is_symlink() => Some(Kind::Symlink),
         _ => None,
+    }
+}
+
+/// A directory that goes away with its owner; those of dead processes go when the next one is made.
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    pub fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let prefix = "surgetank-model-";
+        // Extended attributes on tmpfs are of this decade; elsewhere the usual place will do.
+        let shm = Path::new("/dev/shm");
+        let fits = rustix::fs::setxattr(shm, "user.surgetank-model", b"1", rustix::fs::XattrFlags::empty()).is_ok();
+        let parent = if fits { shm.to_owned() } else { std::env::temp_dir() };
+        if fits {
+            rustix::fs::removexattr(shm, "user.surgetank-model").unwrap();
+        }
+        for entry in std::fs::read_dir(&parent).unwrap().flatten() {
+            let name = entry.file_name().into_string().unwrap_or_default();
+            let pid = name.strip_prefix(prefix).and_then(|rest| rest.split('-').next());
+            if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+                drop(std::fs::remove_dir_all(entry.path()));
+            }
+        }
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = parent.join(format!("{prefix}{}-{number}", std::process::id()));
+        for part in ["store", "state", "fast", "slow"] {
+            fs::create_dir_all(path.join(part)).unwrap();
+        }
+        fs::set_permissions(path.join("state"), fs::Permissions::from_mode(0o700)).unwrap();
+        Self(path)
+    }
+    pub fn join(&self, part: &str) -> PathBuf {
+        self.0.join(part)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        drop(std::fs::remove_dir_all(&self.0));
     }
 }

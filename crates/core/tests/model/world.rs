@@ -2,8 +2,7 @@
 //! not run, and an agent that may die.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -14,12 +13,12 @@ use surgetank_core::drain::Drain;
 use surgetank_core::error::Errno;
 use surgetank_core::model::{Change, FsyncTarget, Image};
 use surgetank_core::namespace::Namespace;
-use surgetank_core::store::faulty::{Failure, Faulty, Rule};
+use surgetank_core::store::faulty::{self, Failure, Faulty, Rule};
 use surgetank_core::store::posix::PosixStore;
 use surgetank_core::store::{Store, Verify};
 use surgetank_core::tier::Tiers;
 
-use crate::disk;
+use crate::disk::{self, Scratch};
 use crate::door::Mounted;
 use crate::operation::{Event, Operation, Renaming, Step};
 use crate::reference::{Kind, Outcome, Reference};
@@ -41,6 +40,21 @@ pub struct Terms {
     pub copy_up_bytes_max: u64,
     pub fsync: FsyncTarget,
     pub drain_at_start: bool,
+}
+
+impl Terms {
+    pub fn plain() -> Self {
+        Self {
+            caps: [256 << 10, 1 << 20],
+            direct: false,
+            forgets: false,
+            store_ttl: Duration::ZERO,
+            quiet: Duration::ZERO,
+            copy_up_bytes_max: 64 << 10,
+            fsync: FsyncTarget::Tier,
+            drain_at_start: false,
+        }
+    }
 }
 
 pub fn terms() -> impl Strategy<Value = Terms> {
@@ -115,46 +129,8 @@ pub struct World {
     inodes: HashMap<usize, u64>,
     /// Another agent took up: directories may have lost count of their links.
     restarted: bool,
-}
-
-/// A directory that goes away with its owner; those of dead processes go when the next one is made.
-pub struct Scratch(PathBuf);
-
-impl Scratch {
-    pub fn new() -> Self {
-        use std::sync::atomic::AtomicU64;
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let prefix = "surgetank-model-";
-        // Extended attributes on tmpfs are of this decade; elsewhere the usual place will do.
-        let shm = Path::new("/dev/shm");
-        let fits = rustix::fs::setxattr(shm, "user.surgetank-model", b"1", rustix::fs::XattrFlags::empty()).is_ok();
-        let parent = if fits { shm.to_owned() } else { std::env::temp_dir() };
-        if fits {
-            rustix::fs::removexattr(shm, "user.surgetank-model").unwrap();
-        }
-        for entry in std::fs::read_dir(&parent).unwrap().flatten() {
-            let name = entry.file_name().into_string().unwrap_or_default();
-            let pid = name.strip_prefix(prefix).and_then(|rest| rest.split('-').next());
-            if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
-                drop(std::fs::remove_dir_all(entry.path()));
-            }
-        }
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = parent.join(format!("{prefix}{}-{number}", std::process::id()));
-        for part in ["store", "state", "fast", "slow"] {
-            std::fs::create_dir_all(path.join(part)).unwrap();
-        }
-        Self(path)
-    }
-    pub fn join(&self, part: &str) -> PathBuf {
-        self.0.join(part)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        drop(std::fs::remove_dir_all(&self.0));
-    }
+    /// Names in the order in which the store got them.
+    published: Arc<Mutex<Vec<String>>>,
 }
 
 impl World {
@@ -163,8 +139,9 @@ impl World {
         let mut reference = Reference::new();
         disk::lay_out(&base.join("store"), &mut reference);
         let fuse = Arc::new(Fuse::default());
-        let mounted = Some(open(terms, &base, &fuse));
-        let mut world = Self { terms: terms.clone(), base, reference, mounted, drain: None, fuse, inodes: HashMap::new(), restarted: false };
+        let published = Arc::default();
+        let mounted = Some(open(terms, &base, &fuse, &published));
+        let mut world = Self { terms: terms.clone(), base, reference, mounted, drain: None, fuse, inodes: HashMap::new(), restarted: false, published };
         if terms.drain_at_start {
             world.start_drain();
         }
@@ -330,7 +307,7 @@ impl World {
             return Err("somebody still holds the namespace of the agent that died".into());
         }
         self.fuse = Arc::new(Fuse::default());
-        self.mounted = Some(open(&self.terms, &self.base, &self.fuse));
+        self.mounted = Some(open(&self.terms, &self.base, &self.fuse, &self.published));
         self.reference.close_all();
         self.restarted = true;
         if cut_off {
@@ -414,6 +391,10 @@ impl World {
         if found.is_empty() { Ok(()) } else { Err(found.join("; ")) }
     }
 
+    pub fn published(&self) -> Vec<String> {
+        self.published.lock().unwrap().clone()
+    }
+
     pub fn finish(mut self) -> Result<(), String> {
         self.mounted().close_all();
         self.reference.close_all();
@@ -447,7 +428,7 @@ impl Drop for World {
     }
 }
 
-fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>) -> Mounted {
+fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Arc<Mutex<Vec<String>>>) -> Mounted {
     let tier = |name: &str, cap_bytes| TierConfig {
         name: name.into(),
         paths: vec![base.join(name)],
@@ -478,6 +459,15 @@ fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>) -> Mounted {
     let store = Faulty::new(PosixStore::new(root.unwrap(), "file:store".into()).unwrap());
     let burning = fuse.clone();
     store.add(Rule::when(Failure::Errno(Errno::IO), move |operation, _| operation.writes() && burning.step()));
+    let published = published.clone();
+    // Never fails: it only looks on.
+    store.add(Rule::when(Failure::Errno(Errno::IO), move |operation, path| {
+        let name = path.to_string();
+        if operation == faulty::Operation::Publish && !name.contains(".surgetank-tmp-") {
+            published.lock().unwrap().push(name);
+        }
+        false
+    }));
     let store: Arc<dyn Store> = Arc::new(store);
     let tiers = Arc::new(Tiers::open(&config.tiers, KEY).unwrap());
     let catalog = FusedCatalog { inner: LogCatalog::open(&config.state.join("catalog")).unwrap(), fuse: fuse.clone() };

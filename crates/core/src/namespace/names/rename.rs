@@ -155,7 +155,8 @@ impl Namespace {
             if let Some(d) = tree.dir_mut(id) {
                 d.moved = true;
             }
-            if !is_dir {
+            // One that is still being written is published when it closes; until then it would hold up all others.
+            if !is_dir && tree.get(id).is_some_and(|inode| inode.sealed) {
                 self.queue_publish(tree, &mut txn, id);
             }
         } else {

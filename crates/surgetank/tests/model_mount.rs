@@ -1,0 +1,238 @@
+//! The real mount against the reference model: the program under `surgetank run` is this test itself, which does random
+//! operations by system calls; what it sees must be what the reference says, and so must the store afterwards.
+//!
+//! `SURGETANK_MODEL_CASES` makes it run longer, `SURGETANK_MODEL_SEED` repeats a run.
+
+#[path = "../../core/tests/model/disk.rs"]
+mod disk;
+// The other test, in the core, uses more of these: it has mishaps of its own.
+#[allow(dead_code)]
+#[path = "../../core/tests/model/operation.rs"]
+mod operation;
+#[allow(dead_code)]
+#[path = "../../core/tests/model/reference.rs"]
+mod reference;
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::process::Command;
+
+use proptest::collection::vec;
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use rustix::fs::{AtFlags, CWD, FallocateFlags, RenameFlags, XattrFlags};
+use rustix::io::Errno;
+
+use operation::{Access, Allocating, Operation, Renaming, SLOTS, Setting};
+use reference::{Answer, Kind, LINK_TARGET, Outcome, Reference, Seen};
+
+const CASES: u64 = 6;
+const STEPS: usize = 150;
+/// Tells the program inside the mount which operations are its own.
+const INSIDE: &str = "SURGETANK_MODEL_INSIDE";
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().expect("a number"))
+}
+
+/// The same seed, the same operations: inside and outside agree on them without a word.
+fn operations(seed: u64) -> Vec<Operation> {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    let config = Config { failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
+    vec(operation::operation(), STEPS).new_tree(&mut runner).unwrap().current()
+}
+
+#[test]
+fn the_mount_is_what_the_reference_says() {
+    let seed = number("SURGETANK_MODEL_SEED");
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let first = seed.unwrap_or_else(|| u64::from(now.subsec_nanos()));
+    for seed in first..first + number("SURGETANK_MODEL_CASES").unwrap_or(CASES) {
+        let scratch = disk::Scratch::new();
+        let store = scratch.join("store");
+        let mut reference = Reference::new();
+        disk::lay_out(&store, &mut reference);
+        let output = Command::new(env!("CARGO_BIN_EXE_surgetank"))
+            .args(["run", "--quiet", "--over"])
+            .arg(&store)
+            .arg("--state")
+            .arg(scratch.join("state"))
+            .args(["--tier", &format!("fast={}:1MiB", scratch.join("fast").display())])
+            .args(["--tier", &format!("slow={}:4GiB", scratch.join("slow").display())])
+            .arg("--")
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "inside_the_mount", "--ignored", "--nocapture"])
+            .env(INSIDE, seed.to_string())
+            .current_dir(&store)
+            .output()
+            .unwrap();
+        let told = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "SURGETANK_MODEL_SEED={seed}: {}\n{told}", output.status);
+        operations(seed).iter().for_each(|operation| drop(reference.apply(operation)));
+        reference.close_all();
+        let found = disk::differences(&store, &reference, &BTreeSet::new());
+        assert!(found.is_empty(), "SURGETANK_MODEL_SEED={seed}: the store: {found:#?}\n{told}");
+    }
+}
+
+#[test]
+#[ignore = "the program that the other test runs in its mount"]
+fn inside_the_mount() {
+    let seed = number(INSIDE).expect("run by the other test");
+    rustix::process::umask(rustix::fs::Mode::empty());
+    let mut reference = Reference::new();
+    // Outside was laid out in the same way.
+    let twin = disk::Scratch::new();
+    disk::lay_out(&twin.join("store"), &mut reference);
+    let mut files = [const { None }; SLOTS];
+    let operations = operations(seed);
+    for (index, operation) in operations.iter().enumerate() {
+        let mut want = reference.apply(operation);
+        let mut got = apply(&mut files, operation).unwrap_or_else(Outcome::Failed);
+        if let (Outcome::Seen(want), Outcome::Seen(got)) = (&mut want, &mut got)
+            && want.mtime.is_none()
+        {
+            got.mtime = None;
+        }
+        if want != got {
+            let before: Vec<String> = operations[..=index].iter().map(|one| format!("    {one:?},")).collect();
+            panic!("operation {index}, {operation:?}: {got:?}, not {want:?}\n{}", before.join("\n"));
+        }
+    }
+}
+
+fn path(path: &str) -> &Path {
+    Path::new(if path.is_empty() { "." } else { path })
+}
+
+fn errno(why: &std::io::Error) -> Errno {
+    Errno::from_io_error(why).unwrap_or(Errno::IO)
+}
+
+fn open(at: &str, access: Access, append: bool, truncate: bool, more: i32, perm: u32) -> Result<File, Errno> {
+    let mut flags = more | libc::O_NOFOLLOW;
+    if append {
+        flags |= libc::O_APPEND;
+    }
+    if truncate {
+        flags |= libc::O_TRUNC;
+    }
+    let flags = flags | match access {
+        Access::Read => libc::O_RDONLY,
+        Access::Write => libc::O_WRONLY,
+        Access::Both => libc::O_RDWR,
+    };
+    let file = rustix::fs::open(path(at), rustix::fs::OFlags::from_bits_retain(flags as u32), rustix::fs::Mode::from_raw_mode(perm))?;
+    let file = File::from(file);
+    // The reference knows no open directories.
+    if file.metadata().map_err(|why| errno(&why))?.is_dir() { Err(Errno::ISDIR) } else { Ok(file) }
+}
+
+fn seen(metadata: &fs::Metadata) -> Seen {
+    let kind = disk::kind_of(metadata.file_type()).unwrap();
+    Seen {
+        kind,
+        perm: metadata.mode() & 0o7777,
+        links: metadata.nlink() as u32,
+        size: if kind == Kind::Directory { 0 } else { metadata.len() },
+        mtime: (kind == Kind::File).then_some(metadata.mtime()),
+    }
+}
+
+fn apply(files: &mut [Option<File>; SLOTS], operation: &Operation) -> Answer {
+    let at = |slot: &usize| files[*slot].as_ref().ok_or(Errno::BADF);
+    match operation {
+        Operation::Create { path, slot, perm, access, exclusive, append, truncate } => {
+            let more = libc::O_CREAT | if *exclusive { libc::O_EXCL } else { 0 };
+            files[*slot] = Some(open(path, *access, *append, *truncate, more, *perm)?);
+        }
+        Operation::Open { path, slot, access, append, truncate } => {
+            files[*slot] = Some(open(path, *access, *append, *truncate, 0, 0)?);
+        }
+        Operation::Read { slot, offset, length } => {
+            let mut bytes = vec![0; *length];
+            let mut done = 0;
+            while done < bytes.len() {
+                match at(slot)?.read_at(&mut bytes[done..], offset + done as u64).map_err(|why| errno(&why))? {
+                    0 => break,
+                    count => done += count,
+                }
+            }
+            bytes.truncate(done);
+            return Ok(Outcome::Bytes(bytes));
+        }
+        Operation::Write { slot, offset, length, byte } => {
+            at(slot)?.write_all_at(&vec![*byte; *length], *offset).map_err(|why| errno(&why))?;
+        }
+        Operation::Truncate { path: at, size } => {
+            let at = std::ffi::CString::new(path(at).as_os_str().as_encoded_bytes()).unwrap();
+            // SAFETY: a path that ends with a zero byte and lives through the call.
+            if unsafe { libc::truncate(at.as_ptr(), i64::try_from(*size).unwrap()) } != 0 {
+                return Err(errno(&std::io::Error::last_os_error()));
+            }
+        }
+        Operation::TruncateOpen { slot, size } => rustix::fs::ftruncate(at(slot)?, *size)?,
+        Operation::Allocate { slot, offset, length, how } => {
+            let flags = match how {
+                Allocating::Extend => FallocateFlags::empty(),
+                Allocating::KeepSize => FallocateFlags::KEEP_SIZE,
+                Allocating::Punch => FallocateFlags::KEEP_SIZE | FallocateFlags::PUNCH_HOLE,
+            };
+            rustix::fs::fallocate(at(slot)?, flags, *offset, *length)?;
+        }
+        Operation::Close { slot } => files[*slot] = None,
+        Operation::Unlink { path: at } => rustix::fs::unlink(path(at))?,
+        Operation::Mkdir { path: at, perm } => rustix::fs::mkdir(path(at), rustix::fs::Mode::from_raw_mode(*perm))?,
+        Operation::Rmdir { path: at } => rustix::fs::rmdir(path(at))?,
+        Operation::Rename { from, to, how } => {
+            let flags = match how {
+                Renaming::Plain => RenameFlags::empty(),
+                Renaming::NoReplace => RenameFlags::NOREPLACE,
+                Renaming::Exchange => RenameFlags::EXCHANGE,
+            };
+            rustix::fs::renameat_with(CWD, path(from), CWD, path(to), flags)?;
+        }
+        Operation::Link { from, to } => rustix::fs::linkat(CWD, path(from), CWD, path(to), AtFlags::empty())?,
+        Operation::Symlink { path: at } => rustix::fs::symlink(LINK_TARGET, path(at))?,
+        Operation::Readlink { path: at } => {
+            let target = rustix::fs::readlink(path(at), Vec::new())?;
+            return Ok(Outcome::Target(target.into_string().unwrap()));
+        }
+        Operation::Chmod { path: at, perm } => rustix::fs::chmod(path(at), rustix::fs::Mode::from_raw_mode(*perm))?,
+        Operation::Utimens { path: at, seconds } => disk::set_mtime(path(at), *seconds)?,
+        Operation::SetXattr { path: at, name, byte, how } => {
+            let flags = match how {
+                Setting::Any => XattrFlags::empty(),
+                Setting::Create => XattrFlags::CREATE,
+                Setting::Replace => XattrFlags::REPLACE,
+            };
+            rustix::fs::setxattr(path(at), name.as_str(), &[*byte; 3], flags)?;
+        }
+        Operation::RemoveXattr { path: at, name } => rustix::fs::removexattr(path(at), name.as_str())?,
+        Operation::ListXattr { path: at } => return Ok(Outcome::Xattrs(disk::xattrs(path(at))?)),
+        Operation::List { path: at } => {
+            let mut names = BTreeMap::new();
+            for entry in fs::read_dir(path(at)).map_err(|why| errno(&why))? {
+                let entry = entry.map_err(|why| errno(&why))?;
+                let kind = disk::kind_of(entry.file_type().map_err(|why| errno(&why))?).unwrap();
+                assert!(names.insert(entry.file_name().into_string().unwrap(), kind).is_none(), "listed twice");
+            }
+            return Ok(Outcome::Names(names));
+        }
+        Operation::Stat { path: at } => {
+            return Ok(Outcome::Seen(seen(&fs::symlink_metadata(path(at)).map_err(|why| errno(&why))?)));
+        }
+        Operation::StatOpen { slot } => return Ok(Outcome::Seen(seen(&at(slot)?.metadata().map_err(|why| errno(&why))?))),
+        Operation::Fsync { slot } => rustix::fs::fsync(at(slot)?)?,
+        Operation::FsyncDir { path: at } => {
+            let dir = OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(path(at)).map_err(|why| errno(&why))?;
+            rustix::fs::fsync(dir)?;
+        }
+    }
+    Ok(Outcome::Fine)
+}
