@@ -34,14 +34,11 @@ fn expectation(tree: &Tree, over: Option<FileId>, at: (FileId, &[u8])) -> Expect
     let Some(inode) = over.and_then(|over| tree.get(over)) else {
         return Expect::Absent;
     };
-    let here = inode
-        .applied
-        .as_ref()
-        .is_some_and(|(dir, name)| *dir == at.0 && **name == *at.1);
-    match (&inode.identity, here || inode.attr.links > 1) {
-        (Some(identity), true) => Expect::Identity(**identity),
-        (None, true) => Expect::Unknown,
-        (_, false) => Expect::Absent,
+    match &inode.identity {
+        // Under whichever of its names: a hard link is the same file.
+        Some(identity) => Expect::Identity(**identity),
+        None if inode.applied.as_ref().is_some_and(|(dir, name)| *dir == at.0 && **name == *at.1) => Expect::Unknown,
+        None => Expect::Absent,
     }
 }
 
@@ -113,7 +110,8 @@ impl Drain {
         let mut tree = self.namespace.tree();
         let mut done = Done::default();
         let name = Name::from(at.1);
-        if let Some(over) = over.filter(|over| *over != file) {
+        let over = over.filter(|over| *over != file);
+        if let Some(over) = over {
             Self::leaves(&mut tree, over, (at.0, &name));
             done.gone.push(over);
         }
@@ -121,7 +119,22 @@ impl Drain {
             inode.identity = Some(Box::new(identity));
             inode.applied = Some((at.0, name));
         }
+        drop(tree);
+        if let Some(over) = over {
+            self.lost_a_link(over);
+        }
         done
+    }
+
+    /// One of a file's names went in the store; if it has others, its ctime changed there, and that was us.
+    fn lost_a_link(&self, file: FileId) {
+        let rest = {
+            let tree = self.namespace.tree();
+            tree.applied_path(file).zip(tree.get(file).map(Inode::cred))
+        };
+        if let Some((path, owner)) = rest {
+            self.reidentify(file, &path, owner);
+        }
     }
 
     /// A file loses one of its names in the store; another one, if it has one, stands for it.
@@ -512,6 +525,9 @@ impl Drain {
         }
         drop(moving);
         self.reidentify(file, &target, owner);
+        if let Some(over) = over.filter(|over| *over != file) {
+            self.lost_a_link(over);
+        }
         let gone = over.filter(|over| *over != file).into_iter().collect();
         Ok(Done {
             dirs: vec![from.0, to.0],
@@ -585,10 +601,7 @@ impl Drain {
             let mut tree = self.namespace.tree();
             Self::leaves(&mut tree, file, (at.0, &Name::from(at.1)));
         }
-        let other = self.namespace.tree().applied_path(file);
-        if let Some(other) = other {
-            self.reidentify(file, &other, owner);
-        }
+        self.lost_a_link(file);
         Ok(Done {
             dirs: vec![at.0],
             gone: vec![file],

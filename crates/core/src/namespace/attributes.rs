@@ -242,21 +242,13 @@ impl Namespace {
                 }
             }
         };
-        let mut result = Ok(());
+        let mut result: std::io::Result<()> = Ok(());
         if change.perm.is_some() {
             let mode = rustix::fs::Mode::from_raw_mode(inode.attr.perm & 0o777 | 0o600);
-            result = rustix::fs::fchmod(&*file, mode);
+            result = rustix::fs::fchmod(&*file, mode).map_err(Into::into);
         }
         if change.mtime.is_some() || change.atime.is_some() {
-            let spec = |time: Timestamp| rustix::fs::Timespec {
-                tv_sec: time.secs(),
-                tv_nsec: i64::from(time.subsec_nanos()),
-            };
-            let times = rustix::fs::Timestamps {
-                last_access: spec(inode.attr.atime),
-                last_modification: spec(inode.attr.mtime),
-            };
-            result = result.and(rustix::fs::futimens(&*file, &times));
+            result = result.and(super::files::give_times(&file, &inode.attr));
         }
         if let Err(why) = result {
             tracing::warn!(%why, "a tier did not follow a change of attributes");

@@ -12,6 +12,8 @@ use super::Namespace;
 use super::content::Lies;
 use super::journal::Txn;
 
+/// Room is kept for what direct writers would write in so many looks, at the rate of the last one.
+const LOOKS_AHEAD: u64 = 4;
 /// For a new file at least this part of a full device is emptied.
 const EVICT_SHARE: u64 = 16;
 
@@ -111,49 +113,48 @@ impl Namespace {
         charged
     }
 
-    /// Charges what direct writers wrote since the last look, and keeps room ahead of them: first by eviction,
-    /// then with the device's ballast. After that the program sees ENOSPC, as it would without us.
+    /// Charges what direct writers wrote since the last look, and keeps ahead of them the room that they would fill
+    /// until we have looked a few times more: first by eviction, then with the device's ballast. After that the
+    /// program sees ENOSPC, as it would without us.
     pub(crate) fn watch_direct_writers(&self) {
-        let writers: Vec<_> = self
-            .opens()
-            .values()
-            .filter(|open| open.directly_written())
-            .cloned()
-            .collect();
+        let writers: Vec<_> = self.opens().values().filter(|open| open.directly_written()).cloned().collect();
         for device in self.tiers.devices() {
-            let any = writers
-                .iter()
-                .any(|open| open.content().lies == Lies::Tier(device.id()));
-            device.want_ballast(any);
-        }
-        for open in writers {
-            let content = open.content();
-            let Lies::Tier(device) = content.lies else {
-                continue;
-            };
-            let device = self.tiers.device(device);
-            let Ok(stat) = rustix::fs::fstat(&*content.file) else {
-                continue;
-            };
-            let now = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
-            let charged = open.charged_bytes.load(Ordering::Relaxed);
-            let grown = now.saturating_sub(charged);
-            if grown > 0 {
-                device.add_used(i64::try_from(grown).unwrap_or(i64::MAX));
-                open.charged_bytes.store(now, Ordering::Relaxed);
-                let reserved = open.reserved_bytes.load(Ordering::Relaxed);
-                let spent = reserved.min(grown);
-                device.unreserve(spent);
-                open.reserved_bytes.fetch_sub(spent, Ordering::Relaxed);
+            let mut any = false;
+            let mut grown_bytes = 0;
+            for open in &writers {
+                let content = open.content();
+                if content.lies == Lies::Tier(device.id()) {
+                    any = true;
+                    grown_bytes += self.charge_growth(open, &content.file, device);
+                }
             }
-            let ahead = device.view().bandwidth_bytes_per_second / 5;
-            if device.free_bytes() < ahead
-                && self.make_room(device.id(), ahead) == 0
-                && device.free_bytes() < ahead / 2
-            {
+            device.want_ballast(any);
+            let ahead_bytes = grown_bytes.saturating_mul(LOOKS_AHEAD);
+            let free_bytes = device.free_bytes();
+            if free_bytes < ahead_bytes && self.make_room(device.id(), ahead_bytes - free_bytes) == 0 && free_bytes < grown_bytes {
                 device.release_ballast();
             }
+            // A stranger fills the device, or its cap went down: what may go makes way.
+            let excess_bytes = device.excess_bytes();
+            if excess_bytes > 0 {
+                self.make_room(device.id(), excess_bytes);
+            }
         }
+    }
+
+    /// Moves what a direct writer wrote from reserved to used; returns how much that was.
+    fn charge_growth(&self, open: &super::content::Open, file: &std::fs::File, device: &crate::tier::Device) -> u64 {
+        let Ok(stat) = rustix::fs::fstat(file) else { return 0 };
+        let now = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
+        let grown = now.saturating_sub(open.charged_bytes.load(Ordering::Relaxed));
+        if grown > 0 {
+            device.add_used(i64::try_from(grown).unwrap_or(i64::MAX));
+            open.charged_bytes.store(now, Ordering::Relaxed);
+            let spent = open.reserved_bytes.load(Ordering::Relaxed).min(grown);
+            device.unreserve(spent);
+            open.reserved_bytes.fetch_sub(spent, Ordering::Relaxed);
+        }
+        grown
     }
 
     /// Brings a file of the store into a tier. Returns its bytes; 0 when it is there already or no tier has room.

@@ -6,6 +6,7 @@ mod seal;
 mod transfer;
 
 pub(crate) use open::{HIDDEN_PREFIX, Placed, hidden_name};
+pub(crate) use room::give_times;
 
 /// How a program reaches the content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -16,6 +16,7 @@ mod beneath;
 mod content;
 mod counters;
 mod durability;
+mod entries;
 mod identity;
 mod publishing;
 #[cfg(test)]
@@ -28,9 +29,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
 use rustix::fs::{
-    Access, AtFlags, FileType, Mode, OFlags, RawDir, RenameFlags, StatxFlags, accessat, fadvise,
-    fstat, fstatvfs, fsync, linkat, mkdirat, mknodat, openat, readlinkat, renameat, renameat_with,
-    statat, statx, symlinkat, unlinkat,
+    Access, AtFlags, FileType, Mode, OFlags, RenameFlags, StatxFlags, accessat, fadvise, fstat,
+    fstatvfs, fsync, linkat, mkdirat, mknodat, openat, readlinkat, renameat, renameat_with, statx,
+    symlinkat, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -45,6 +46,7 @@ use content::{Copier, written_without_error};
 use counters::Counters;
 pub use counters::Counts;
 use durability::{FileSystem, TOGETHER_MIN};
+use entries::{entries, remove_tree};
 use identity::Identity;
 
 pub struct PosixStore {
@@ -407,15 +409,23 @@ impl Store for PosixStore {
                 format!("{path} in {}: {why}", self.label),
             )
         };
-        let present = self.identity.act(who, || place.stat())?;
-        if present.st_ino != staged.identity.ino {
-            return Err(different("the copy was replaced by another file".into()));
-        }
-        if FileType::from_raw_mode(present.st_mode) != FileType::RegularFile {
-            return Ok(());
-        }
-        let mut file = self.open_ours(who, &place)?;
-        let len = file.metadata()?.len();
+        let ours = |ino: u64| match ino == staged.identity.ino {
+            true => Ok(()),
+            false => Err(different("the copy was replaced by another file".into())),
+        };
+        let mut file = match self.open_ours(who, &place) {
+            // A link, a fifo, a directory: being there is all.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                let present = self.identity.act(who, || place.stat())?;
+                ours(present.st_ino)?;
+                let file = FileType::from_raw_mode(present.st_mode) == FileType::RegularFile;
+                return if file { Err(error) } else { Ok(()) };
+            }
+            result => result?,
+        };
+        let present = fstat(&file)?;
+        ours(present.st_ino)?;
+        let len = attr_of(&present).size_bytes;
         if len != staged.identity.size_bytes {
             return Err(different(format!(
                 "{len} bytes instead of {}",
@@ -425,9 +435,9 @@ impl Store for PosixStore {
         if how == Verify::Reread {
             fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
             // Past the cache for certain, where the file system can.
-            if let Ok(direct) = self.identity.act(who, || {
-                open_file_at(&place, OFlags::RDONLY | OFlags::DIRECT)
-            }) {
+            let direct = || open_file_at(&place, OFlags::RDONLY | OFlags::DIRECT);
+            if let Ok(direct) = self.identity.act(who, direct) {
+                ours(fstat(&direct)?.st_ino)?;
                 file = direct;
             }
         }
@@ -601,62 +611,4 @@ fn present_now(place: &Place<'_>) -> io::Result<(Kind, StoreIdentity)> {
         ctime_nanos: nanos(found.stx_ctime),
     };
     Ok((Kind::from_mode(found.stx_mode.into()), identity))
-}
-
-fn entries(dir: &OwnedFd) -> io::Result<Vec<StoreEntry>> {
-    let mut entries = Vec::new();
-    let mut buffer = Vec::with_capacity(64 << 10);
-    let mut raw = RawDir::new(dir, buffer.spare_capacity_mut());
-    while let Some(entry) = raw.next() {
-        let entry = entry?;
-        let name = entry.file_name().to_bytes();
-        if name == b"." || name == b".." {
-            continue;
-        }
-        let kind = match entry.file_type() {
-            FileType::Unknown => match statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(stat) => Kind::from_mode(stat.st_mode),
-                // Gone since.
-                Err(Errno::NOENT) => continue,
-                Err(error) => return Err(error.into()),
-            },
-            known => Kind::from_mode(known.as_raw_mode()),
-        };
-        entries.push(StoreEntry {
-            name: name.into(),
-            kind,
-            ino: entry.ino(),
-        });
-    }
-    Ok(entries)
-}
-
-/// Removes a name and, if it is a directory, all below it, following nothing.
-fn remove_tree(place: &Place<'_>) -> io::Result<()> {
-    match unlinkat(&place.dir, place.name, AtFlags::empty()) {
-        // What is said of directories, by different file systems.
-        Err(Errno::ISDIR | Errno::PERM) => {}
-        result => return Ok(result?),
-    }
-    match unlinkat(&place.dir, place.name, AtFlags::REMOVEDIR) {
-        Err(Errno::NOTEMPTY | Errno::EXIST) => {}
-        result => return Ok(result?),
-    }
-    let dir = openat(
-        &place.dir,
-        place.name,
-        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?;
-    for entry in entries(&dir)? {
-        let below = Place {
-            dir: beneath::Dir::Root(dir.as_fd()),
-            name: &entry.name,
-        };
-        match remove_tree(&below) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            result => result?,
-        }
-    }
-    Ok(unlinkat(&place.dir, place.name, AtFlags::REMOVEDIR)?)
 }

@@ -270,12 +270,12 @@ impl Namespace {
         source: Option<&std::fs::File>,
         size_bytes: u64,
     ) -> FsResult<Open> {
-        let (path, mode, perm) = {
+        let (path, mode, attr) = {
             let tree = self.tree();
             let inode = tree.get(id).ok_or(Errno::NOENT)?;
             let path = tree.logical_path(id).ok_or(Errno::NOENT)?;
             let mode = self.decide(&path).mode;
-            (path, mode, inode.attr.perm)
+            (path, mode, inode.attr)
         };
         let kind = match source {
             Some(_) => AskKind::CopyUp { bytes: size_bytes },
@@ -283,11 +283,13 @@ impl Namespace {
                 expected: self.expected(&path),
             },
         };
-        let placed = self.place(&path, id, kind, mode, perm)?;
+        let placed = self.place(&path, id, kind, mode, attr.perm)?;
         if let Some(source) = source {
             let target = placed.writable()?;
+            // Opening is no change: the copy has the file's times.
             if let Err(why) =
                 crate::tier::ladder::copy_file(source, &target, size_bytes, &|_| Ok(()))
+                    .and_then(|_| super::room::give_times(&target, &attr))
             {
                 self.undo_placed(&placed);
                 return Err(why.into());
@@ -299,7 +301,9 @@ impl Namespace {
         self.adopt(&mut tree, id, &placed)?;
         self.commit(&tree, txn);
         drop(tree);
-        self.bound(id, placed, size_bytes)
+        let open = self.bound(id, placed, size_bytes)?;
+        open.written.store(source.is_none(), Ordering::Relaxed);
+        Ok(open)
     }
 
     /// Makes the hidden plain file the inode's replica, under the path that the inode has now. The tree is locked.

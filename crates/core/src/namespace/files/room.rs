@@ -232,6 +232,19 @@ fn copy_with_times(from: &File, to: &File, size_bytes: u64) -> std::io::Result<(
     )
 }
 
+/// Gives a plain file the times that the catalog knows.
+pub(crate) fn give_times(file: &File, attr: &crate::model::Attr) -> std::io::Result<()> {
+    let spec = |time: crate::model::Timestamp| rustix::fs::Timespec {
+        tv_sec: time.secs(),
+        tv_nsec: i64::from(time.subsec_nanos()),
+    };
+    let times = rustix::fs::Timestamps {
+        last_access: spec(attr.atime),
+        last_modification: spec(attr.mtime),
+    };
+    Ok(rustix::fs::futimens(file, &times)?)
+}
+
 pub(super) fn is_full(why: &std::io::Error) -> bool {
     matches!(
         why.raw_os_error(),

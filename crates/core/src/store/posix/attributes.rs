@@ -75,11 +75,26 @@ impl Subject<'_> {
         }
     }
 
+    /// `user.*` attributes obey the mode, even for the owner: opens it up for as long as it takes.
+    fn act_on_xattrs<T>(&self, operation: impl Fn() -> io::Result<T>) -> io::Result<T> {
+        let denied = match self.act(&operation) {
+            Err(error) if is_denied(&error) => error,
+            result => return result,
+        };
+        let perm = fstat(self.inode)?.st_mode & 0o7777;
+        if perm & 0o600 == 0o600 || self.set_perm(perm | 0o600).is_err() {
+            return Err(denied);
+        }
+        let result = self.act(operation);
+        self.set_perm(perm)?;
+        result
+    }
+
     /// Dresses what was just created in `dir`; `keep_perm` bits stay on beyond what `meta` asks for.
     pub fn dress(&self, meta: &Meta, dir: BorrowedFd<'_>, keep_perm: u32) -> io::Result<()> {
         let path = handle_path(self.inode)?;
         if let Some(wanted) = meta.xattrs.as_ref().filter(|wanted| !wanted.is_empty()) {
-            self.act(|| write_xattrs(&path, wanted))?;
+            self.act_on_xattrs(|| write_xattrs(&path, wanted))?;
         }
         let made = fstat(self.inode)?;
         let mut gid = meta.gid;
@@ -113,7 +128,7 @@ impl Subject<'_> {
         let stat = fstat(self.inode)?;
         let link = Kind::from_mode(stat.st_mode) == Kind::Symlink;
         if let (Some(wanted), false) = (&meta.xattrs, link) {
-            self.act(|| replace_xattrs(&path, wanted))?;
+            self.act_on_xattrs(|| replace_xattrs(&path, wanted))?;
         }
         self.set_owner(&stat, meta.uid, meta.gid)?;
         if !link && fstat(self.inode)?.st_mode & 0o7777 != meta.perm {
@@ -266,16 +281,16 @@ fn replace_xattrs(path: &CStr, wanted: &Xattrs) -> io::Result<()> {
 
 /// What a rename over `old` would lose and the new file shall have: the access ACL, and the `user.*` attributes when
 /// `meta` leaves them as they are. True when something was carried over.
-pub fn carry_over(old: BorrowedFd<'_>, new: &Subject<'_>, meta: &Meta) -> io::Result<bool> {
-    let (old, new_path) = (handle_path(old)?, handle_path(new.inode)?);
+pub fn carry_over(old: &Subject<'_>, new: &Subject<'_>, meta: &Meta) -> io::Result<bool> {
+    let (old_path, new_path) = (handle_path(old.inode)?, handle_path(new.inode)?);
     let wanted = |name: &[u8]| {
         name == ACCESS_ACL || (meta.xattrs.is_none() && name.starts_with(USER_PREFIX))
     };
-    let names = new.identity.act(new.who, || xattr_names(&old))?;
-    let names: Vec<_> = names.into_iter().filter(|name| wanted(name)).collect();
+    let mut names = old.act(|| xattr_names(&old_path))?;
+    names.retain(|name| wanted(name));
     for name in &names {
-        let value = new.act(|| read_xattr(&old, name))?;
-        new.act(|| Ok(setxattr(&new_path, &**name, &value, XattrFlags::empty())?))?;
+        let value = old.act_on_xattrs(|| read_xattr(&old_path, name))?;
+        new.act_on_xattrs(|| Ok(setxattr(&new_path, &**name, &value, XattrFlags::empty())?))?;
     }
     if names.iter().any(|name| **name == *ACCESS_ACL) {
         new.set_perm(meta.perm)?;

@@ -20,10 +20,7 @@ use crate::store::StorePath;
 
 /// The kernel takes paths up to this, with the final zero; longer ones are walked in pieces.
 const PATH_BYTES_MAX: usize = 4096;
-const DIRECTORY: OFlags = OFlags::PATH
-    .union(OFlags::DIRECTORY)
-    .union(OFlags::NOFOLLOW)
-    .union(OFlags::CLOEXEC);
+const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// A handle of the store's root directory, taken before anything was mounted over it.
 pub struct Root {
@@ -32,17 +29,17 @@ pub struct Root {
     openat2: bool,
 }
 
-/// A directory below the root, or the root itself.
+/// An open directory: somebody else's handle (the root's, for one), or its own.
 pub enum Dir<'a> {
-    Root(BorrowedFd<'a>),
-    Below(OwnedFd),
+    Lent(BorrowedFd<'a>),
+    Own(OwnedFd),
 }
 
 impl AsFd for Dir<'_> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Self::Root(fd) => *fd,
-            Self::Below(fd) => fd.as_fd(),
+            Self::Lent(fd) => *fd,
+            Self::Own(fd) => fd.as_fd(),
         }
     }
 }
@@ -150,10 +147,36 @@ impl Root {
             }),
             None if path.0.is_empty() => Err(Errno::BUSY.into()),
             None => Ok(Place {
-                dir: Dir::Root(self.handle()),
+                dir: Dir::Lent(self.handle()),
                 name: &path.0,
             }),
         }
+    }
+
+    /// The place of `path` beside one that is known, without opening the directory again if it is the same.
+    pub fn place_beside<'a>(
+        &'a self,
+        known: &'a Place<'_>,
+        known_path: &StorePath,
+        path: &'a StorePath,
+    ) -> io::Result<Place<'a>> {
+        let parent = |path: &StorePath| {
+            path.0.len()
+                - path
+                    .0
+                    .rsplit(|byte| *byte == b'/')
+                    .next()
+                    .map_or(0, <[u8]>::len)
+        };
+        let (here, there) = (parent(known_path), parent(path));
+        if known_path.0[..here] != path.0[..there] || there == path.0.len() {
+            return self.place(path);
+        }
+        validate(&path.0)?;
+        Ok(Place {
+            dir: Dir::Lent(known.dir.as_fd()),
+            name: &path.0[there..],
+        })
     }
 
     pub fn pin(&self, path: &StorePath) -> io::Result<Pinned> {
@@ -176,16 +199,17 @@ impl Root {
 
     /// Opens an existing regular file.
     pub fn open_file(&self, path: &StorePath, flags: OFlags) -> io::Result<File> {
-        let place = self.place(path)?;
-        open_file_at(&place, flags)
+        let file = open_file_at(&self.place(path)?, flags)?;
+        fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
+        Ok(file)
     }
 
     fn walk(&self, path: &[u8]) -> io::Result<Dir<'_>> {
-        let mut dir = Dir::Root(self.handle());
+        let mut dir = Dir::Lent(self.handle());
         let mut rest = path;
         while !rest.is_empty() {
             let (piece, after) = self.cut(rest);
-            dir = Dir::Below(self.step(dir.as_fd(), piece)?);
+            dir = Dir::Own(self.step(dir.as_fd(), piece)?);
             rest = after;
         }
         Ok(dir)
@@ -209,16 +233,18 @@ impl Root {
 
     fn step(&self, dir: BorrowedFd<'_>, piece: &[u8]) -> io::Result<OwnedFd> {
         if !self.openat2 {
-            return openat(dir, piece, DIRECTORY, Mode::empty()).map_err(|error| match error {
-                // The flags together say ENOTDIR for a link too; tell them apart as openat2 does.
-                Errno::NOTDIR => match statat(dir, piece, AtFlags::SYMLINK_NOFOLLOW) {
-                    Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink => {
-                        Errno::LOOP.into()
-                    }
+            return openat(dir, piece, DIRECTORY | OFlags::NOFOLLOW, Mode::empty()).map_err(
+                |error| match error {
+                    // The flags together say ENOTDIR for a link too; tell them apart as openat2 does.
+                    Errno::NOTDIR => match statat(dir, piece, AtFlags::SYMLINK_NOFOLLOW) {
+                        Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink => {
+                            Errno::LOOP.into()
+                        }
+                        _ => error.into(),
+                    },
                     _ => error.into(),
                 },
-                _ => error.into(),
-            });
+            );
         }
         let resolve =
             ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -243,7 +269,8 @@ pub fn pin_at(place: &Place<'_>) -> io::Result<Pinned> {
     )?))
 }
 
-/// Opens an existing regular file without blocking on whatever has taken its name.
+/// Opens an existing regular file without blocking on whatever has taken its name. The descriptor stays non-blocking,
+/// which regular files do not mind.
 pub fn open_file_at(place: &Place<'_>, flags: OFlags) -> io::Result<File> {
     let guard = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let fd =
@@ -255,7 +282,6 @@ pub fn open_file_at(place: &Place<'_>, flags: OFlags) -> io::Result<File> {
             },
         )?;
     require_file(&fstat(&fd)?)?;
-    fcntl_setfl(&fd, fcntl_getfl(&fd)? - OFlags::NONBLOCK)?;
     Ok(fd.into())
 }
 

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::ioctl_ficlone;
 use rustix::io::Errno;
@@ -27,14 +27,14 @@ pub type Act<'a> = &'a dyn Fn(&dyn Fn() -> io::Result<()>) -> io::Result<()>;
 
 /// Copies into files of one store.
 pub struct Copier {
-    /// The store's file system cannot share extents: no need to ask again.
-    never_clones: AtomicBool,
+    /// The device of sources that last could not share extents with the store: no need to ask for each of its files.
+    refused: AtomicU64,
 }
 
 impl Copier {
     pub fn new() -> Self {
         Self {
-            never_clones: AtomicBool::new(false),
+            refused: AtomicU64::new(u64::MAX),
         }
     }
 
@@ -48,11 +48,11 @@ impl Copier {
         counters: &Counters,
         gate: Gate<'_>,
     ) -> io::Result<u64> {
-        if self.clone_extents(source, target) {
+        let extents = Extents::of(source)?;
+        if self.clone_extents(source, extents.device(), target) {
             counters.files_cloned.add(1);
             return checksum(source, gate);
         }
-        let extents = Extents::of(source)?;
         let size = extents.size();
         let mut sum = Checksum::default();
         let mut behind = WriteBehind::new(target);
@@ -80,19 +80,15 @@ impl Copier {
         Ok(sum.value())
     }
 
-    fn clone_extents(&self, source: &File, target: &File) -> bool {
-        if self.never_clones.load(Ordering::Relaxed) {
+    fn clone_extents(&self, source: &File, device: u64, target: &File) -> bool {
+        if self.refused.load(Ordering::Relaxed) == device {
             return false;
         }
-        match ioctl_ficlone(target, source) {
-            Ok(()) => true,
-            Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::NOSYS) => {
-                self.never_clones.store(true, Ordering::Relaxed);
-                false
-            }
-            // EXDEV and the like: these two files.
-            Err(_) => false,
+        let result = ioctl_ficlone(target, source);
+        if let Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::NOSYS | Errno::XDEV) = result {
+            self.refused.store(device, Ordering::Relaxed);
         }
+        result.is_ok()
     }
 }
 

@@ -12,7 +12,6 @@
 //! temporary is still there and publishing can be done again.
 
 use std::io;
-use std::os::fd::AsFd;
 
 use rustix::fs::{
     AtFlags, FileType, OFlags, RenameFlags, Stat, fstat, renameat, renameat_with, unlinkat,
@@ -38,10 +37,14 @@ impl PosixStore {
         meta: &Meta,
     ) -> io::Result<StoreIdentity> {
         let act = |operation: &dyn Fn() -> io::Result<()>| self.identity.act(who, operation);
-        let (from, to) = self.identity.act(who, || {
-            Ok((self.root.place(temporary)?, self.root.place(path)?))
+        let (from, staged) = self.identity.act(who, || {
+            let from = self.root.place(temporary)?;
+            let staged = pin_at(&from)?;
+            Ok((from, staged))
         })?;
-        let staged = self.identity.act(who, || pin_at(&from))?;
+        let to = self
+            .identity
+            .act(who, || self.root.place_beside(&from, temporary, path))?;
         let stat = staged.stat()?;
         let directory = is(&stat, FileType::Directory);
         if directory {
@@ -73,11 +76,9 @@ impl PosixStore {
                 if present.st_nlink > 1 || present.st_uid != stat.st_uid {
                     return self.overwrite(who, &from, path, &target, meta);
                 }
-                if carry_over(
-                    target.as_fd(),
-                    &subject(&*staged, &self.identity, who, true),
-                    meta,
-                )? {
+                let old = subject(&*target, &self.identity, who, false);
+                let new = subject(&*staged, &self.identity, who, true);
+                if carry_over(&old, &new, meta)? {
                     self.counters.fsyncs.add(1);
                     self.open_ours(who, &from)?.sync_all()?;
                 }

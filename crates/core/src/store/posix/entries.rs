@@ -1,0 +1,69 @@
+//! What a directory holds: listing it, and removing it with all that is below.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, openat, statat, unlinkat};
+use rustix::io::Errno;
+
+use super::beneath::{Dir, Place};
+use crate::model::Kind;
+use crate::store::StoreEntry;
+
+pub fn entries(dir: &OwnedFd) -> io::Result<Vec<StoreEntry>> {
+    let mut entries = Vec::new();
+    let mut buffer = Vec::with_capacity(64 << 10);
+    let mut raw = RawDir::new(dir, buffer.spare_capacity_mut());
+    while let Some(entry) = raw.next() {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name == b"." || name == b".." {
+            continue;
+        }
+        let kind = match entry.file_type() {
+            FileType::Unknown => match statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) => Kind::from_mode(stat.st_mode),
+                // Gone since.
+                Err(Errno::NOENT) => continue,
+                Err(error) => return Err(error.into()),
+            },
+            known => Kind::from_mode(known.as_raw_mode()),
+        };
+        entries.push(StoreEntry {
+            name: name.into(),
+            kind,
+            ino: entry.ino(),
+        });
+    }
+    Ok(entries)
+}
+
+/// Removes a name and, if it is a directory, all below it, following nothing.
+pub fn remove_tree(place: &Place<'_>) -> io::Result<()> {
+    match unlinkat(&place.dir, place.name, AtFlags::empty()) {
+        // What is said of directories, by different file systems.
+        Err(Errno::ISDIR | Errno::PERM) => {}
+        result => return Ok(result?),
+    }
+    match unlinkat(&place.dir, place.name, AtFlags::REMOVEDIR) {
+        Err(Errno::NOTEMPTY | Errno::EXIST) => {}
+        result => return Ok(result?),
+    }
+    let dir = openat(
+        &place.dir,
+        place.name,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    for entry in entries(&dir)? {
+        let below = Place {
+            dir: Dir::Lent(dir.as_fd()),
+            name: &entry.name,
+        };
+        match remove_tree(&below) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            result => result?,
+        }
+    }
+    Ok(unlinkat(&place.dir, place.name, AtFlags::REMOVEDIR)?)
+}

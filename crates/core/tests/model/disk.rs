@@ -1,0 +1,181 @@
+//! A plain directory beside the reference: laying one out as the other is, and telling where they differ.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, Timespec, Timestamps, XattrFlags};
+
+use crate::operation::{Access, Operation, Setting};
+use crate::reference::{Kind, LINK_TARGET, ROOT, Reference, shown};
+
+/// What lies in the store before anything begins; both sides get it.
+pub fn lay_out(root: &Path, reference: &mut Reference) {
+    use Operation::{Chmod, Close, Create, Mkdir, SetXattr, Symlink, Utimens, Write};
+    let create = |path: &str| Create {
+        path: path.into(), slot: 0, perm: 0o644, access: Access::Write, exclusive: true, append: false, truncate: false,
+    };
+    let write = |length, byte| Write { slot: 0, offset: 0, length, byte };
+    let close = || Close { slot: 0 };
+    let operations = [
+        Mkdir { path: "a".into(), perm: 0o755 },
+        Mkdir { path: "a/b".into(), perm: 0o750 },
+        create("b"), write(100, 1), close(),
+        create("a/a"), write(5000, 2), close(),
+        // Larger than what is copied up: written in place.
+        create("a/c"), write(100_000, 3), close(),
+        Symlink { path: "a/b/b".into() },
+        Chmod { path: "b".into(), perm: 0o640 },
+        SetXattr { path: "b".into(), name: "user.one".into(), byte: 9, how: Setting::Any },
+        Utimens { path: "b".into(), seconds: 1_234_567_890 },
+    ];
+    for operation in &operations {
+        reference.apply(operation);
+    }
+    let ids: Vec<usize> = reference.nodes.keys().copied().collect();
+    for id in ids {
+        let node = reference.nodes.get_mut(&id).unwrap();
+        if node.kind == Kind::File {
+            node.mtime.get_or_insert(1_400_000_000);
+        }
+    }
+    let mut made = HashMap::new();
+    write_out(root, reference, ROOT, &mut made);
+}
+
+fn write_out(at: &Path, reference: &Reference, id: usize, made: &mut HashMap<usize, std::path::PathBuf>) {
+    let node = &reference.nodes[&id];
+    if let Some(first) = made.get(&id) {
+        return fs::hard_link(first, at).unwrap();
+    }
+    made.insert(id, at.to_owned());
+    match node.kind {
+        Kind::Symlink => return std::os::unix::fs::symlink(LINK_TARGET, at).unwrap(),
+        Kind::File => fs::write(at, &node.content).unwrap(),
+        Kind::Directory => {
+            if id != ROOT {
+                fs::create_dir(at).unwrap();
+            }
+            for (name, child) in &node.children {
+                write_out(&at.join(name), reference, *child, made);
+            }
+        }
+    }
+    fs::set_permissions(at, fs::Permissions::from_mode(node.perm)).unwrap();
+    for (name, value) in &node.xattrs {
+        rustix::fs::setxattr(at, name.as_str(), value, XattrFlags::empty()).unwrap();
+    }
+    if let Some(seconds) = node.mtime {
+        set_mtime(at, seconds).unwrap();
+    }
+}
+
+pub fn set_mtime(path: &Path, seconds: i64) -> rustix::io::Result<()> {
+    let mtime = Timespec { tv_sec: seconds, tv_nsec: 0 };
+    let atime = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
+    let times = Timestamps { last_access: atime, last_modification: mtime };
+    rustix::fs::utimensat(rustix::fs::CWD, path, &times, AtFlags::empty())
+}
+
+pub fn xattrs(path: &Path) -> rustix::io::Result<BTreeMap<String, Vec<u8>>> {
+    let mut names = vec![0; 4096];
+    let length = rustix::fs::listxattr(path, &mut names)?;
+    let mut found = BTreeMap::new();
+    for name in names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+        let name = String::from_utf8(name.to_vec()).unwrap();
+        let mut value = vec![0; 4096];
+        let length = rustix::fs::getxattr(path, name.as_str(), &mut value)?;
+        value.truncate(length);
+        found.insert(name, value);
+    }
+    Ok(found)
+}
+
+/// Where the directory is not what the reference is. Names of `unsettled` nodes are passed over (a program is writing them).
+pub fn differences(root: &Path, reference: &Reference, unsettled: &BTreeSet<usize>) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut inodes = HashMap::new();
+    compare(root, "", reference, ROOT, unsettled, &mut inodes, &mut found);
+    found
+}
+
+fn compare(
+    at: &Path,
+    path: &str,
+    reference: &Reference,
+    id: usize,
+    unsettled: &BTreeSet<usize>,
+    inodes: &mut HashMap<u64, usize>,
+    found: &mut Vec<String>,
+) {
+    let node = &reference.nodes[&id];
+    if unsettled.contains(&id) {
+        return;
+    }
+    let metadata = match fs::symlink_metadata(at) {
+        Ok(metadata) => metadata,
+        Err(why) => return found.push(format!("{path}: {why}")),
+    };
+    let kind = kind_of(metadata.file_type());
+    if kind != Some(node.kind) {
+        return found.push(format!("{path}: is a {kind:?}, not a {:?}", node.kind));
+    }
+    let perm = metadata.mode() & 0o7777;
+    if perm != node.perm {
+        found.push(format!("{path}: mode {perm:o}, not {:o}", node.perm));
+    }
+    let other = *inodes.entry(metadata.ino()).or_insert(id);
+    if other != id {
+        found.push(format!("{path}: a hard link of another file"));
+    }
+    if node.kind != Kind::Directory && metadata.nlink() != u64::from(node.links) {
+        found.push(format!("{path}: {} links, not {}", metadata.nlink(), node.links));
+    }
+    match node.kind {
+        Kind::Symlink => {
+            let target = fs::read_link(at).unwrap();
+            if target != Path::new(LINK_TARGET) {
+                found.push(format!("{path}: leads to {}", target.display()));
+            }
+            return;
+        }
+        Kind::File => {
+            let content = fs::read(at).unwrap();
+            if content != node.content {
+                found.push(format!("{path}: holds {}, not {}", shown(&content), shown(&node.content)));
+            }
+            if let Some(mtime) = node.mtime
+                && mtime != metadata.mtime()
+            {
+                found.push(format!("{path}: modified at {}, not {mtime}", metadata.mtime()));
+            }
+        }
+        Kind::Directory => {
+            let mut names: BTreeSet<String> = node.children.keys().cloned().collect();
+            names.extend(fs::read_dir(at).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()));
+            for name in names {
+                let below = if path.is_empty() { name.clone() } else { format!("{path}/{name}") };
+                match node.children.get(&name) {
+                    Some(child) => compare(&at.join(&name), &below, reference, *child, unsettled, inodes, found),
+                    // Files that are being written may lie in the store under a temporary name.
+                    None if name.starts_with(".surgetank-tmp-") && !unsettled.is_empty() => {}
+                    None => found.push(format!("{below}: should not be there")),
+                }
+            }
+        }
+    }
+    match xattrs(at) {
+        Ok(xattrs) if xattrs == node.xattrs => {}
+        other => found.push(format!("{path}: extended attributes {other:?}, not {:?}", node.xattrs)),
+    }
+}
+
+pub fn kind_of(kind: fs::FileType) -> Option<Kind> {
+    match kind {
+        kind if kind.is_file() => Some(Kind::File),
+        kind if kind.is_dir() => Some(Kind::Directory),
+        kind if kind.is_symlink() => Some(Kind::Symlink),
+        _ => None,
+    }
+}

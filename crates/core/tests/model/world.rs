@@ -1,0 +1,486 @@
+//! Reference and namespace side by side, with the machine around them: a store, two tiers, a catalog, a drain that may or may
+//! not run, and an agent that may die.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use surgetank_core::catalog::{Catalog, LogCatalog, Lsn};
+use surgetank_core::config::{Config, KeepAtExit, Survives, TierConfig};
+use surgetank_core::drain::Drain;
+use surgetank_core::error::Errno;
+use surgetank_core::model::{Change, FsyncTarget, Image};
+use surgetank_core::namespace::Namespace;
+use surgetank_core::store::faulty::{Failure, Faulty, Rule};
+use surgetank_core::store::posix::PosixStore;
+use surgetank_core::store::{Store, Verify};
+use surgetank_core::tier::Tiers;
+
+use crate::disk;
+use crate::door::Mounted;
+use crate::operation::{Event, Operation, Renaming, Step};
+use crate::reference::{Kind, Outcome, Reference};
+
+/// Longer than anything here takes; a wait that reaches it is a hang.
+const PATIENCE: Duration = Duration::from_secs(5);
+const KEY: &str = "model";
+
+/// What differs between runs besides the steps.
+#[derive(Debug, Clone)]
+pub struct Terms {
+    pub caps: [u64; 2],
+    /// The kernel takes plain files.
+    pub direct: bool,
+    /// The kernel forgets at once what it does not have open.
+    pub forgets: bool,
+    pub store_ttl: Duration,
+    pub quiet: Duration,
+    pub copy_up_bytes_max: u64,
+    pub fsync: FsyncTarget,
+    pub drain_at_start: bool,
+}
+
+pub fn terms() -> impl Strategy<Value = Terms> {
+    // So small that files must move while they are written, or so roomy that they are written directly.
+    let caps = prop_oneof![3 => Just([256 << 10, 1 << 20]), 1 => Just([4 << 30, 4 << 30])];
+    let ttl = prop::sample::select(vec![Duration::ZERO, Duration::from_secs(60)]);
+    let quiet = prop::sample::select(vec![Duration::ZERO, Duration::from_millis(5)]);
+    let copy_up = prop::sample::select(vec![64 << 10, 1 << 20]);
+    let fsync = prop::sample::select(vec![FsyncTarget::Tier, FsyncTarget::Store]);
+    (caps, any::<bool>(), any::<bool>(), ttl, quiet, copy_up, fsync, any::<bool>()).prop_map(
+        |(caps, direct, forgets, store_ttl, quiet, copy_up_bytes_max, fsync, drain_at_start)| Terms {
+            caps, direct, forgets, store_ttl, quiet, copy_up_bytes_max, fsync, drain_at_start,
+        },
+    )
+}
+
+/// Lets so many steps through and nothing after, in store and catalog alike: how an agent ends that is killed.
+#[derive(Default)]
+struct Fuse {
+    lit: AtomicBool,
+    left: AtomicI64,
+}
+
+impl Fuse {
+    fn light(&self, steps: u64) {
+        self.left.store(i64::try_from(steps).unwrap(), Ordering::SeqCst);
+        self.lit.store(true, Ordering::SeqCst);
+    }
+    fn blown(&self) -> bool {
+        self.lit.load(Ordering::SeqCst) && self.left.load(Ordering::SeqCst) <= 0
+    }
+    fn step(&self) -> bool {
+        self.lit.load(Ordering::SeqCst) && self.left.fetch_sub(1, Ordering::SeqCst) <= 0
+    }
+}
+
+struct FusedCatalog {
+    inner: LogCatalog,
+    fuse: Arc<Fuse>,
+}
+
+impl Catalog for FusedCatalog {
+    fn commit(&self, changes: &[Change]) -> std::io::Result<Lsn> {
+        if self.fuse.step() {
+            return Err(Errno::IO.into());
+        }
+        self.inner.commit(changes)
+    }
+    fn sync(&self, upto: Lsn) -> std::io::Result<()> {
+        self.inner.sync(upto)
+    }
+    fn position(&self) -> Lsn {
+        self.inner.position()
+    }
+    fn load(&self) -> surgetank_core::error::Result<Image> {
+        self.inner.load()
+    }
+    fn clear(&self) -> std::io::Result<()> {
+        Catalog::clear(&self.inner)
+    }
+}
+
+pub struct World {
+    terms: Terms,
+    base: Scratch,
+    reference: Reference,
+    /// `None` only while one agent follows another.
+    mounted: Option<Mounted>,
+    drain: Option<Arc<Drain>>,
+    fuse: Arc<Fuse>,
+    /// Inode number of each file as programs saw it first.
+    inodes: HashMap<usize, u64>,
+    /// Another agent took up: directories may have lost count of their links.
+    restarted: bool,
+}
+
+/// A directory that goes away with its owner; those of dead processes go when the next one is made.
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    pub fn new() -> Self {
+        use std::sync::atomic::AtomicU64;
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let prefix = "surgetank-model-";
+        // Extended attributes on tmpfs are of this decade; elsewhere the usual place will do.
+        let shm = Path::new("/dev/shm");
+        let fits = rustix::fs::setxattr(shm, "user.surgetank-model", b"1", rustix::fs::XattrFlags::empty()).is_ok();
+        let parent = if fits { shm.to_owned() } else { std::env::temp_dir() };
+        if fits {
+            rustix::fs::removexattr(shm, "user.surgetank-model").unwrap();
+        }
+        for entry in std::fs::read_dir(&parent).unwrap().flatten() {
+            let name = entry.file_name().into_string().unwrap_or_default();
+            let pid = name.strip_prefix(prefix).and_then(|rest| rest.split('-').next());
+            if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+                drop(std::fs::remove_dir_all(entry.path()));
+            }
+        }
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = parent.join(format!("{prefix}{}-{number}", std::process::id()));
+        for part in ["store", "state", "fast", "slow"] {
+            std::fs::create_dir_all(path.join(part)).unwrap();
+        }
+        Self(path)
+    }
+    pub fn join(&self, part: &str) -> PathBuf {
+        self.0.join(part)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        drop(std::fs::remove_dir_all(&self.0));
+    }
+}
+
+impl World {
+    pub fn new(terms: &Terms) -> Self {
+        let base = Scratch::new();
+        let mut reference = Reference::new();
+        disk::lay_out(&base.join("store"), &mut reference);
+        let fuse = Arc::new(Fuse::default());
+        let mounted = Some(open(terms, &base, &fuse));
+        let mut world = Self { terms: terms.clone(), base, reference, mounted, drain: None, fuse, inodes: HashMap::new(), restarted: false };
+        if terms.drain_at_start {
+            world.start_drain();
+        }
+        world
+    }
+
+    fn namespace(&self) -> &Arc<Namespace> {
+        &self.mounted.as_ref().unwrap().namespace
+    }
+
+    fn mounted(&mut self) -> &mut Mounted {
+        self.mounted.as_mut().unwrap()
+    }
+
+    fn start_drain(&mut self) {
+        if self.drain.is_none() {
+            self.drain = Some(Drain::start(self.namespace().clone()).unwrap());
+        }
+    }
+
+    fn stop_drain(&mut self) {
+        if let Some(drain) = self.drain.take() {
+            drain.stop();
+        }
+    }
+
+    pub fn step(&mut self, step: &Step) -> Result<(), String> {
+        match step {
+            Step::Do(operation) => self.operate(operation),
+            Step::Happens(event) => self.happen(event),
+        }
+    }
+
+    fn operate(&mut self, operation: &Operation) -> Result<(), String> {
+        match operation {
+            // The kernel refuses it before we are asked.
+            Operation::Rename { from, to, .. } if self.reference.knots(from, to) => return Ok(()),
+            // These wait for the drain.
+            Operation::Fsync { .. } | Operation::FsyncDir { .. } | Operation::Rename { how: Renaming::Exchange, .. } => self.start_drain(),
+            _ => {}
+        }
+        let mut want = self.reference.apply(operation);
+        let (mut got, attr) = self.mounted().apply(operation);
+        if let (Outcome::Seen(want), Outcome::Seen(got)) = (&mut want, &mut got)
+            && want.mtime.is_none()
+        {
+            got.mtime = None;
+        }
+        if let (Outcome::Seen(want), Outcome::Seen(got)) = (&want, &mut got)
+            && self.restarted
+            && want.kind == Kind::Directory
+        {
+            got.links = want.links;
+        }
+        if want != got {
+            return Err(format!("{got:?}, not {want:?}"));
+        }
+        if let Some(attr) = attr {
+            let node = match operation {
+                Operation::Stat { path } => self.reference.find(path).unwrap(),
+                Operation::StatOpen { slot } => self.reference.handles[*slot].unwrap().node,
+                _ => unreachable!(),
+            };
+            self.inodes.retain(|node, _| self.reference.nodes.contains_key(node));
+            let ino = *self.inodes.entry(node).or_insert(attr.ino);
+            if ino != attr.ino {
+                return Err(format!("inode number {}, before {ino}", attr.ino));
+            }
+            if let Some((other, _)) = self.inodes.iter().find(|(other, ino)| **other != node && **ino == attr.ino) {
+                return Err(format!("inode number {} is also that of another file ({other})", attr.ino));
+            }
+        }
+        if let (Operation::Fsync { slot }, FsyncTarget::Store, Outcome::Fine) = (operation, self.terms.fsync, want) {
+            self.must_be_stored(*slot)?;
+        }
+        Ok(())
+    }
+
+    /// After fsync the store has what was written, under at least one of the file's names.
+    fn must_be_stored(&self, slot: usize) -> Result<(), String> {
+        let node = self.reference.handles[slot].unwrap().node;
+        let paths = self.paths_of(node);
+        let content = &self.reference.nodes[&node].content;
+        let has = |path: &String| std::fs::read(self.base.join("store").join(path)).is_ok_and(|bytes| bytes == *content);
+        if paths.is_empty() || paths.iter().any(has) {
+            return Ok(());
+        }
+        Err(format!("synced, but the store does not have it under any of {paths:?}"))
+    }
+
+    fn paths_of(&self, node: usize) -> Vec<String> {
+        fn walk(reference: &Reference, at: usize, path: &str, node: usize, found: &mut Vec<String>) {
+            for (name, child) in &reference.nodes[&at].children {
+                let below = if path.is_empty() { name.clone() } else { format!("{path}/{name}") };
+                if *child == node {
+                    found.push(below.clone());
+                }
+                walk(reference, *child, &below, node, found);
+            }
+        }
+        let mut found = Vec::new();
+        walk(&self.reference, crate::reference::ROOT, "", node, &mut found);
+        found
+    }
+
+    fn happen(&mut self, event: &Event) -> Result<(), String> {
+        match event {
+            Event::Settle => {
+                self.settle()?;
+                self.compare()
+            }
+            Event::StopDrain => {
+                self.stop_drain();
+                Ok(())
+            }
+            Event::StartDrain => {
+                self.start_drain();
+                Ok(())
+            }
+            Event::Evict => {
+                self.mounted().forget();
+                for id in self.namespace().files_below(b"").map_err(|why| why.to_string())? {
+                    self.namespace().evict(id, "the model wants it").map_err(|why| why.to_string())?;
+                }
+                self.check_every_file()
+            }
+            Event::Prefetch => {
+                self.mounted().forget();
+                for id in self.namespace().files_below(b"").map_err(|why| why.to_string())? {
+                    self.namespace().prefetch(id).map_err(|why| why.to_string())?;
+                }
+                self.check_every_file()
+            }
+            Event::Forget => {
+                self.mounted().forget();
+                Ok(())
+            }
+            Event::Kill => {
+                self.stop_drain();
+                self.restart(false)
+            }
+            Event::KillDrain { steps } => {
+                self.fuse.light(*steps);
+                self.start_drain();
+                let until = Instant::now() + PATIENCE;
+                while !self.fuse.blown() && self.namespace().busy(None) {
+                    if Instant::now() > until {
+                        return Err(self.hang());
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                self.stop_drain();
+                self.restart(true)
+            }
+        }
+    }
+
+    fn restart(&mut self, cut_off: bool) -> Result<(), String> {
+        // The old agent's locks must be gone before the new one comes.
+        let gone = Arc::downgrade(self.namespace());
+        self.mounted = None;
+        if gone.upgrade().is_some() {
+            return Err("somebody still holds the namespace of the agent that died".into());
+        }
+        self.fuse = Arc::new(Fuse::default());
+        self.mounted = Some(open(&self.terms, &self.base, &self.fuse));
+        self.reference.close_all();
+        self.restarted = true;
+        if cut_off {
+            // What was done in the store but not written down is recognised when it is done again.
+            self.settle()?;
+        }
+        self.check_every_file()?;
+        if self.terms.drain_at_start {
+            self.start_drain();
+        }
+        Ok(())
+    }
+
+    fn hang(&self) -> String {
+        let namespace = self.namespace();
+        format!("the drain hangs: {:?}; {:?}; {:?}", namespace.stuck(), namespace.waiting(), namespace.undurable(None, true))
+    }
+
+    /// Waits until the drain has nothing left to do.
+    fn settle(&mut self) -> Result<(), String> {
+        self.start_drain();
+        let until = Instant::now() + PATIENCE;
+        while self.namespace().busy(None) {
+            if Instant::now() > until {
+                return Err(self.hang());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// Every name and every byte, as programs see them.
+    fn check_every_file(&mut self) -> Result<(), String> {
+        let mut todo = vec![String::new()];
+        while let Some(path) = todo.pop() {
+            self.operate(&Operation::Stat { path: path.clone() }).map_err(|why| format!("then {path}: {why}"))?;
+            let id = self.reference.find(&path).unwrap();
+            match self.reference.nodes[&id].kind {
+                Kind::Directory => {
+                    self.operate(&Operation::List { path: path.clone() }).map_err(|why| format!("then listing {path}: {why}"))?;
+                    let names = self.reference.nodes[&id].children.keys();
+                    todo.extend(names.map(|name| if path.is_empty() { name.clone() } else { format!("{path}/{name}") }));
+                }
+                Kind::File => {
+                    let want = self.reference.nodes[&id].content.clone();
+                    let got = self.mounted().content(&path).map_err(|errno| format!("then {path} cannot be read: {errno:?}"))?;
+                    if want != got {
+                        return Err(format!("then {path} holds {}, not {}", crate::reference::shown(&got), crate::reference::shown(&want)));
+                    }
+                }
+                Kind::Symlink => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The store itself, and what the tiers say of themselves, at a moment when nothing is queued.
+    fn compare(&mut self) -> Result<(), String> {
+        let unsettled = self.reference.writers();
+        let mut found = disk::differences(&self.base.join("store"), &self.reference, &unsettled);
+        if self.reference.handles.iter().all(Option::is_none) {
+            for device in self.namespace().tiers.devices() {
+                let mut blocks = 0;
+                let mut paths = BTreeMap::new();
+                device
+                    .walk(&mut |path: &[u8], _, size, blocks_bytes| {
+                        blocks += blocks_bytes;
+                        paths.insert(String::from_utf8_lossy(path).into_owned(), size);
+                    })
+                    .map_err(|why| why.to_string())?;
+                if blocks != device.used_bytes() {
+                    found.push(format!("tier {}: {} bytes used, {blocks} there: {paths:?}", device.tier_name(), device.used_bytes()));
+                }
+                let strangers: Vec<&String> = paths.keys().filter(|path| self.reference.find(path).is_err()).collect();
+                if !strangers.is_empty() {
+                    found.push(format!("tier {}: holds {strangers:?}", device.tier_name()));
+                }
+            }
+        }
+        found.extend(self.namespace().troubles().iter().map(|noted| format!("noted: {}: {}", noted.path, noted.what)));
+        if found.is_empty() { Ok(()) } else { Err(found.join("; ")) }
+    }
+
+    pub fn finish(mut self) -> Result<(), String> {
+        self.mounted().close_all();
+        self.reference.close_all();
+        self.check_every_file()?;
+        self.namespace().begin_final_drain(None);
+        self.settle()?;
+        self.check_every_file()?;
+        self.compare()?;
+        self.stop_drain();
+        if !self.namespace().finish() {
+            return Err("not everything left the tiers".into());
+        }
+        for device in self.namespace().tiers.devices() {
+            if device.used_bytes() != 0 {
+                return Err(format!("tier {}: {} bytes used of nothing", device.tier_name(), device.used_bytes()));
+            }
+        }
+        for tier in ["fast", "slow"] {
+            let left: BTreeSet<_> = std::fs::read_dir(self.base.join(tier)).unwrap().map(|entry| entry.unwrap().path()).collect();
+            if !left.is_empty() {
+                return Err(format!("left on a tier: {left:?}"));
+            }
+        }
+        self.compare()
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.stop_drain();
+    }
+}
+
+fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>) -> Mounted {
+    let tier = |name: &str, cap_bytes| TierConfig {
+        name: name.into(),
+        paths: vec![base.join(name)],
+        cap_bytes: Some(cap_bytes),
+        survives: Some(Survives::Agent),
+    };
+    let config = Config {
+        over: base.join("store"),
+        store: base.join("store"),
+        tiers: vec![tier("fast", terms.caps[0]), tier("slow", terms.caps[1])],
+        rules: Vec::new(),
+        state: base.join("state"),
+        ordered: true,
+        verify: Verify::Cache,
+        fsync: Some(terms.fsync),
+        copy_up_bytes_max: terms.copy_up_bytes_max,
+        dirty_bytes_max: u64::MAX,
+        drain_threads: 2,
+        drain_bytes_per_second_max: 0,
+        store_ttl: terms.store_ttl,
+        quiet: terms.quiet,
+        retry: Duration::from_secs(1),
+        grace: Duration::ZERO,
+        keep_at_exit: KeepAtExit::Leave,
+        direct: true,
+    };
+    let root = rustix::fs::open(&config.store, rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY, rustix::fs::Mode::empty());
+    let store = Faulty::new(PosixStore::new(root.unwrap(), "file:store".into()).unwrap());
+    let burning = fuse.clone();
+    store.add(Rule::when(Failure::Errno(Errno::IO), move |operation, _| operation.writes() && burning.step()));
+    let store: Arc<dyn Store> = Arc::new(store);
+    let tiers = Arc::new(Tiers::open(&config.tiers, KEY).unwrap());
+    let catalog = FusedCatalog { inner: LogCatalog::open(&config.state.join("catalog")).unwrap(), fuse: fuse.clone() };
+    let namespace = Namespace::open(config, store, tiers, Arc::new(catalog), KEY.into(), false).unwrap();
+    Mounted::new(namespace, terms.direct, terms.forgets)
+}
