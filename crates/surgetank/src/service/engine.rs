@@ -1,8 +1,9 @@
 //! What the agent asks of a served directory: the namespace's and the drain's answers in the shapes of the report.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use surgetank_core::config::Survives;
@@ -30,6 +31,9 @@ pub struct Served {
     /// Where the drain's counts stood when a scope's final drain began, and when that was.
     begun: Mutex<HashMap<Option<RunId>, Mark>>,
     rate: Mutex<Rate>,
+    /// Brings in what the rules want in the tiers; ended before the tiers are given up.
+    prefetching: Mutex<Option<JoinHandle<()>>>,
+    ending: Arc<AtomicBool>,
 }
 
 #[derive(Clone, Copy)]
@@ -51,7 +55,29 @@ const RATE_WINDOW: Duration = Duration::from_millis(500);
 impl Served {
     pub fn new(namespace: Arc<Namespace>, drain: Arc<Drain>, runs: Arc<Runs>, door: Arc<Door>) -> Self {
         let rate = Mutex::new(Rate { at: Instant::now(), bytes: 0, per_second: 0 });
-        Self { namespace, drain, runs, door, begun: Mutex::default(), rate }
+        let ending = Arc::new(AtomicBool::new(false));
+        let (wanting, ended) = (namespace.clone(), ending.clone());
+        let prefetch = move || {
+            if let Err(why) = wanting.prefetch_by_rules(&|| !ended.load(Ordering::Relaxed)) {
+                tracing::warn!(%why, "prefetch");
+            }
+        };
+        // Without it files are fetched when they are asked for.
+        let prefetching = std::thread::Builder::new()
+            .name("prefetch".into())
+            .spawn(prefetch)
+            .map_err(|why| tracing::warn!(%why, "prefetch"))
+            .ok();
+        Self {
+            namespace,
+            drain,
+            runs,
+            door,
+            begun: Mutex::default(),
+            rate,
+            prefetching: Mutex::new(prefetching),
+            ending,
+        }
     }
 
     fn mark(&self) -> Mark {
@@ -359,6 +385,11 @@ impl Engine for Served {
     }
 
     fn shutdown(&self) {
+        self.ending.store(true, Ordering::Relaxed);
+        let prefetching = self.prefetching.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if prefetching.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("prefetch panicked");
+        }
         self.drain.stop();
         let all = self.namespace.finish();
         if !all {

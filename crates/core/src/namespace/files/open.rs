@@ -427,6 +427,10 @@ impl Namespace {
                         }
                     }
                 }
+                // It is in the store already.
+                Place::Store if matches!(kind, AskKind::Prefetch { .. }) => {
+                    return Err(Fault::new(Errno::NOSPC, reason.to_string()));
+                }
                 Place::Store => return self.place_in_store(path, id, perm, &reason.to_string()),
             }
         }
