@@ -50,6 +50,8 @@ struct Rate {
     per_second: u64,
 }
 
+/// A file that is open for longer after its run ended is held by somebody.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(2);
 const RATE_WINDOW: Duration = Duration::from_millis(500);
 
 impl Served {
@@ -105,6 +107,13 @@ impl Served {
         let mut list = self.namespace.undurable(scope.run, open_too);
         list.retain(|one| scope.covers(&one.path));
         list
+    }
+
+    /// Files of programs that have just ended: the kernel tells of their last close a moment later. Judged before,
+    /// they would be called open, or waiting.
+    fn is_releasing(&self, scope: &Scope, begun: Option<Mark>) -> bool {
+        begun.is_some_and(|begun| begun.at.elapsed() < RELEASE_PATIENCE)
+            && self.undurable(scope, true).len() > self.undurable(scope, false).len()
     }
 
     fn trouble(&self) -> Option<Trouble> {
@@ -238,7 +247,8 @@ impl Engine for Served {
             done_bytes: now.bytes - since.bytes,
             bytes_per_second: self.bytes_per_second(),
             trouble: self.trouble(),
-            settled: (left.is_empty() && self.namespace.lingering_none()) || self.drain.settled(scope.run),
+            settled: ((left.is_empty() && self.namespace.lingering_none()) || self.drain.settled(scope.run))
+                && !self.is_releasing(scope, begun),
         }
     }
 
