@@ -5,10 +5,8 @@ mod scene;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
-use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
 
-use scene::{MIB, Running, Scene, USER, eventually, noise};
+use scene::{MIB, Running, Scene, TEAM, USER, eventually, noise};
 
 fn prepare(name: &str) -> Option<Scene> {
     let mut scene = Scene::of_user(name)?;
@@ -67,8 +65,9 @@ fn permission_errors_are_the_native_ones() {
         try 'cat unreadable'; try 'echo x > unreadable'; try 'echo x >> unwritable'; try 'cat unwritable'
         try 'echo x > closed/new'; try 'rm closed/there'; try 'cat closed/there'; try 'mkdir closed/dir'
         try 'ls locked'; try 'cat locked/there'
-        try 'cat roots'; try 'echo x >> roots'; try 'cat secret'
-        try 'mv closed/there here'; try 'rm here'
+        try 'cat roots'; try 'echo x >> roots'; try 'cat secret'; try 'chmod 777 roots'
+        try 'mv closed/there here'; try 'rm sticky/roots'; try 'mv sticky/roots sticky/mine'; try 'echo x > sticky/new'
+        try 'echo x > team/new'; try 'echo x >> team/theirs'; try 'rm team/old'; try 'mkdir team/dir'; try 'echo x > strange/new'
         try 'chmod 600 unreadable; cat unreadable'
         try 'touch -d 2020-01-01 roots'; try 'ln -s x closed/link'; try './unwritable'; try 'rmdir closed'";
     let make = |root: &std::path::Path| {
@@ -83,7 +82,7 @@ fn permission_errors_are_the_native_ones() {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
             chown(&path, Some(owner), Some(owner)).unwrap();
         };
-        for name in ["closed", "locked"] {
+        for name in ["closed", "locked", "sticky", "team", "strange"] {
             fs::create_dir(root.join(name)).unwrap();
         }
         write("unreadable", 0o000, USER);
@@ -92,7 +91,16 @@ fn permission_errors_are_the_native_ones() {
         write("secret", 0o600, 0);
         write("closed/there", 0o644, USER);
         write("locked/there", 0o644, USER);
+        write("sticky/roots", 0o644, 0);
+        write("team/theirs", 0o664, 0);
+        write("team/old", 0o664, 0);
+        chown(root.join("team/theirs"), Some(0), Some(TEAM)).unwrap();
         directory("closed", 0o555, USER);
+        directory("sticky", 0o1777, 0);
+        directory("team", 0o755, 0);
+        chown(root.join("team"), Some(0), Some(TEAM)).unwrap();
+        fs::set_permissions(root.join("team"), fs::Permissions::from_mode(0o2775)).unwrap();
+        directory("strange", 0o775, 0);
         directory("locked", 0o000, USER);
     };
     let plain = scene.beside("plain");
@@ -101,19 +109,18 @@ fn permission_errors_are_the_native_ones() {
     let script_path = "/mnt/script";
     fs::write(script_path, script).unwrap();
     let native = {
-        let mut shell = Command::new("bash");
-        shell
-            .args([script_path, "/mnt/plain"])
-            .env("ERR", "/mnt/beside/err")
-            .env("LC_ALL", "C.UTF-8")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        shell.uid(USER).gid(USER);
+        let mut shell = scene.command("bash");
+        shell.args([script_path, "/mnt/plain"]).env("ERR", "/mnt/beside/err");
         Running::of(shell).ends()
     };
     let ours = scene.run(&[], &format!("set +eu; ERR=/mnt/beside/err; export ERR; bash {script_path} /mnt/project"));
     assert_eq!(native.stdout, ours.stdout, "{}", ours.stderr);
+    ours.exits(0);
+    // In a directory of the group new files are the group's.
+    for name in ["team/new", "team/dir"] {
+        let meta = fs::metadata(scene.path(name)).unwrap();
+        assert_eq!((meta.uid(), meta.gid()), (USER, TEAM), "{name}");
+    }
     assert!(native.stdout.contains("no: cat unreadable: Permission denied"), "{}", native.stdout);
 }
 

@@ -25,6 +25,8 @@ use serde_json::Value;
 pub const MIB: u64 = 1 << 20;
 /// Who has no privileges. Not `nobody`: in a user namespace everybody else's files look like that one's.
 pub const USER: u32 = 1000;
+/// A group of theirs beside their own.
+pub const TEAM: u32 = 2000;
 /// Marks our processes, for the next run should this one be killed.
 const MARK: &str = "SURGETANK_TEST_SCENE";
 /// Whatever is waited for longer than this hangs.
@@ -186,9 +188,24 @@ impl Scene {
 
     /// The program itself, with nothing of the environment that could configure it.
     pub fn surgetank(&self, words: &[&str]) -> Command {
-        let mut command = Command::new("/mnt/surgetank");
+        let mut command = self.command("/mnt/surgetank");
+        command.args(words);
         command
-            .args(words)
+    }
+
+    /// Any program, as the scene's user.
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = match self.user {
+            None => Command::new(program),
+            Some(user) => {
+                let mut command = Command::new("setpriv");
+                let groups = format!("{user},{TEAM}");
+                let user = user.to_string();
+                command.args(["--reuid", &user, "--regid", &user, "--groups", &groups, "--", program]);
+                command
+            }
+        };
+        command
             .current_dir(&self.over)
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
@@ -199,9 +216,6 @@ impl Scene {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
-        if let Some(user) = self.user {
-            command.uid(user).gid(user);
-        }
         command
     }
 
