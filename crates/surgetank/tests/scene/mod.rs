@@ -145,7 +145,14 @@ impl Scene {
         let path = Path::new("/mnt").join(name);
         fs::create_dir_all(&path).unwrap();
         let options = format!("size={size_mib}m,mode=0755");
-        mount(&["-t", "tmpfs", "-o", &options, "tmpfs", path.to_str().unwrap()]);
+        mount(&[
+            "-t",
+            "tmpfs",
+            "-o",
+            &options,
+            "tmpfs",
+            path.to_str().unwrap(),
+        ]);
         self.hand_over(&path);
         path
     }
@@ -201,7 +208,9 @@ impl Scene {
                 let mut command = Command::new("setpriv");
                 let groups = format!("{user},{TEAM}");
                 let user = user.to_string();
-                command.args(["--reuid", &user, "--regid", &user, "--groups", &groups, "--", program]);
+                command.args([
+                    "--reuid", &user, "--regid", &user, "--groups", &groups, "--", program,
+                ]);
                 command
             }
         };
@@ -298,7 +307,11 @@ impl Scene {
     /// Nothing of ours is left in the store.
     #[track_caller]
     pub fn is_clean(&self) {
-        let left: Vec<PathBuf> = self.store_files().into_keys().filter(|path| is_ours(path)).collect();
+        let left: Vec<PathBuf> = self
+            .store_files()
+            .into_keys()
+            .filter(|path| is_ours(path))
+            .collect();
         assert!(left.is_empty(), "left in the store: {left:?}");
     }
 
@@ -376,7 +389,11 @@ impl Running {
 
     /// What an ended command said.
     pub fn so_far(&mut self) -> String {
-        let texts: Vec<String> = self.streams.drain(..).map(|stream| stream.join().unwrap()).collect();
+        let texts: Vec<String> = self
+            .streams
+            .drain(..)
+            .map(|stream| stream.join().unwrap())
+            .collect();
         texts.join("\n")
     }
 
@@ -393,7 +410,11 @@ impl Running {
                 self.kill();
                 let mut child = self.child.take().unwrap();
                 child.wait().unwrap();
-                let text: Vec<String> = self.streams.drain(..).map(|stream| stream.join().unwrap()).collect();
+                let text: Vec<String> = self
+                    .streams
+                    .drain(..)
+                    .map(|stream| stream.join().unwrap())
+                    .collect();
                 panic!("still running after {LIMIT:?}:\n{}", text.join("\n"));
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -463,7 +484,11 @@ pub fn files_below(root: &Path) -> BTreeMap<PathBuf, u64> {
     let mut directories = vec![PathBuf::new()];
     while let Some(directory) = directories.pop() {
         // A directory that goes while we look is no failure of the looker.
-        for entry in fs::read_dir(root.join(&directory)).into_iter().flatten().flatten() {
+        for entry in fs::read_dir(root.join(&directory))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
             let path = directory.join(entry.file_name());
             let Ok(meta) = entry.metadata() else { continue };
             if meta.is_dir() {
@@ -491,7 +516,6 @@ pub fn mount(words: &[&str]) {
     succeed(Command::new("mount").args(words));
 }
 
-
 fn alive(pid: u32) -> bool {
     // A zombie has no command line any more.
     fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
@@ -511,8 +535,10 @@ fn marked(behind: &Path) -> Vec<u32> {
     let pids = fs::read_dir("/proc").unwrap().flatten();
     pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .filter(|pid: &u32| {
-            fs::read(format!("/proc/{pid}/environ"))
-                .is_ok_and(|text| text.split(|byte| *byte == 0).any(|one| one == mark.as_bytes()))
+            fs::read(format!("/proc/{pid}/environ")).is_ok_and(|text| {
+                text.split(|byte| *byte == 0)
+                    .any(|one| one == mark.as_bytes())
+            })
         })
         .collect()
 }
@@ -520,7 +546,10 @@ fn marked(behind: &Path) -> Vec<u32> {
 fn end_marked(behind: &Path) {
     let deadline = Instant::now() + LIMIT;
     loop {
-        let left: Vec<u32> = marked(behind).into_iter().filter(|pid| alive(*pid)).collect();
+        let left: Vec<u32> = marked(behind)
+            .into_iter()
+            .filter(|pid| alive(*pid))
+            .collect();
         if left.is_empty() || Instant::now() > deadline {
             return;
         }
