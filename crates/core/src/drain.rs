@@ -110,6 +110,19 @@ impl Drain {
                 tracing::error!("a thread of the drain panicked");
             }
         }
+        // What was handed out but not begun waits for the next drain.
+        let left = std::mem::take(&mut *self.jobs.lock().unwrap_or_else(PoisonError::into_inner));
+        {
+            let mut tree = self.namespace.tree();
+            for seq in left {
+                if let Some(op) = tree.ops.get_mut(&seq)
+                    && op.progress == Progress::Staging
+                {
+                    op.progress = Progress::Waiting;
+                }
+            }
+        }
+        self.discard();
     }
 
     pub(crate) fn stopping(&self) -> bool {

@@ -128,6 +128,9 @@ pub struct Noted {
 
 /// What the kernel may believe for long: only we change it, and we tell the kernel.
 const TTL_OURS: Duration = Duration::from_secs(3600);
+/// Attributes of a file that is written directly. The kernel drops them itself at every write through a descriptor;
+/// this is how late the times of a file that is written through a mapping may be seen.
+const TTL_WRITTEN: Duration = Duration::from_millis(50);
 
 impl Namespace {
     /// Loads what the catalog remembers, finds the files on the tiers again and takes up the queue.
@@ -288,7 +291,7 @@ impl Namespace {
                 .get(&id)
                 .is_some_and(|open| open.directly_written())
         {
-            Duration::ZERO
+            TTL_WRITTEN
         } else if inode.owned && id != FileId::ROOT {
             TTL_OURS
         } else {

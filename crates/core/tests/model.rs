@@ -14,7 +14,10 @@ mod reference;
 #[path = "model/world.rs"]
 mod world;
 
-use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
+use std::time::{Duration, Instant};
+
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use operation::Step;
 use world::{Terms, World};
@@ -47,19 +50,45 @@ fn run(terms: &Terms, steps: &[Step]) -> Result<(), String> {
     })
 }
 
+/// Shrinking stops after this long: what is left then is short enough to read.
+const SHRINKING: Duration = Duration::from_secs(60);
+/// The drain runs beside the programs, so that a failure may need more than one run to show again.
+const TRIES: usize = 3;
+
+/// Leaves out whatever the failure does not need.
+fn shrink(terms: &Terms, mut steps: Vec<Step>, mut why: String) -> (Vec<Step>, String) {
+    let until = Instant::now() + SHRINKING;
+    let mut chunk = steps.len();
+    while chunk > 0 {
+        let mut at = 0;
+        let before = steps.len();
+        while at < steps.len() && Instant::now() < until {
+            let mut fewer = steps.clone();
+            fewer.drain(at..(at + chunk).min(steps.len()));
+            match (0..TRIES).find_map(|_| run(terms, &fewer).err()) {
+                Some(reason) => (steps, why) = (fewer, reason),
+                None => at += chunk,
+            }
+        }
+        chunk = if chunk == 1 && steps.len() < before { 1 } else { chunk / 2 };
+    }
+    (steps, why)
+}
+
 #[test]
 fn the_namespace_is_what_the_reference_says() {
     let seed = seed();
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    let config = Config { cases: cases(), failure_persistence: None, max_shrink_iters: 2000, ..Config::default() };
+    let config = Config { failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
-    let outcome = runner.run(&(world::terms(), operation::steps(STEPS_MAX)), |(terms, steps)| {
-        run(&terms, &steps).map_err(TestCaseError::fail)
-    });
-    if let Err(TestError::Fail(why, (terms, steps))) = outcome {
-        let steps: Vec<String> = steps.iter().map(|step| format!("    {step:?},")).collect();
-        panic!("SURGETANK_MODEL_SEED={seed}\n{why}\n{terms:?}\n{}", steps.join("\n"));
+    let strategy = (world::terms(), operation::steps(STEPS_MAX));
+    for case in 0..cases() {
+        let (terms, steps) = strategy.new_tree(&mut runner).unwrap().current();
+        if let Err(why) = run(&terms, &steps) {
+            let (steps, why) = shrink(&terms, steps, why);
+            let steps: Vec<String> = steps.iter().map(|step| format!("    {step:?},")).collect();
+            panic!("SURGETANK_MODEL_SEED={seed}, case {case}\n{why}\n{terms:?}\n{}", steps.join("\n"));
+        }
     }
-    outcome.unwrap();
 }

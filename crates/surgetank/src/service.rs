@@ -34,7 +34,7 @@ impl Backend for Service {
         let Opening { config, directory, store, state, visibility, on_lost } = opening;
         let over = config.over.clone();
         let root = rustix::process::geteuid().is_root() && in_initial_user_namespace();
-        let key = key_of(&directory)?;
+        let key = key_of(&directory, &state)?;
         let label = format!("file://{}", config.store.display());
         let store = PosixStore::new(store, label).map_err(|why| {
             Error::new(format!("the store {} cannot be used", config.store.display())).why(why)
@@ -98,11 +98,18 @@ impl Mounted for OverMount {
     }
 }
 
-/// Names what this agent puts elsewhere: scope directories on tiers, temporaries in the store.
-fn key_of(directory: &OwnedFd) -> Result<String> {
+/// Names what this agent puts elsewhere: scope directories on tiers, temporaries in the store. The same at every start
+/// over the directory, and another for every other agent that may serve it: of another node, user or state directory.
+fn key_of(directory: &OwnedFd, state: &std::path::Path) -> Result<String> {
     let stat = rustix::fs::fstat(directory.as_fd())
         .map_err(|why| Error::new("the directory cannot be examined").why(why))?;
-    Ok(format!("{:x}-{:x}", stat.st_dev, stat.st_ino))
+    let node = rustix::system::uname();
+    let mut who = node.nodename().to_bytes().to_vec();
+    who.push(0);
+    who.extend_from_slice(&rustix::process::getuid().as_raw().to_le_bytes());
+    who.extend_from_slice(state.as_os_str().as_encoded_bytes());
+    let digest = surgetank_core::store::checksum::of_bytes(&who);
+    Ok(format!("{:x}-{:x}-{digest:016x}", stat.st_dev, stat.st_ino))
 }
 
 /// The one user and group that a user namespace of ours knows; `None` where there are more.

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::PoisonError;
 
 use crate::model::{CONFLICT_INFIX, FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
+use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Inode, Name, Tree};
 use crate::store::{Cred, Expect, Meta, Staged, StorePath};
 
@@ -14,7 +15,7 @@ use super::stage::meta_of;
 /// What came of an operation.
 #[derive(Default)]
 pub(super) struct Done {
-    /// Directories whose names changed.
+    /// Directories whose names changed. By id: a later operation of the batch may move them.
     pub dirs: Vec<FileId>,
     /// Files that the store no longer has because of it.
     pub gone: Vec<FileId>,
@@ -67,7 +68,7 @@ impl Drain {
                 }
             }
             OpKind::SetMeta { file } => self.set_meta(file),
-            OpKind::Link { file, dir, name } => self.link(file, (dir, &name), run),
+            OpKind::Link { file, dir, name } => self.link(seq, file, (dir, &name), run),
             OpKind::Rename {
                 file,
                 from_dir,
@@ -75,7 +76,7 @@ impl Drain {
                 to_dir,
                 to,
                 over,
-            } => self.rename(file, (from_dir, &from), (to_dir, &to), over, run),
+            } => self.rename(seq, file, (from_dir, &from), (to_dir, &to), over, run),
             OpKind::Exchange {
                 a,
                 a_dir,
@@ -84,8 +85,8 @@ impl Drain {
                 b_dir,
                 b_name,
             } => self.exchange(a, (a_dir, &a_name), b, (b_dir, &b_name)),
-            OpKind::Unlink { file, dir, name } => self.unlink(file, (dir, &name), run),
-            OpKind::RemoveDir { file, dir, name } => self.remove_dir(file, (dir, &name), run),
+            OpKind::Unlink { file, dir, name } => self.unlink(seq, file, (dir, &name), run),
+            OpKind::RemoveDir { file, dir, name } => self.remove_dir(seq, file, (dir, &name), run),
         }
     }
 
@@ -97,6 +98,23 @@ impl Drain {
             .ok_or_else(no_place)?;
         let path = dir.join(at.1);
         Ok((dir, path))
+    }
+
+    /// Is it this very file that the store has there?
+    fn is_there(&self, file: FileId, path: &StorePath, owner: Cred) -> bool {
+        let known = self.identity(file).map(|identity| identity.ino);
+        self.as_owner(owner, |who| self.namespace.store.stat(who, path))
+            .is_ok_and(|stat| known.is_none_or(|ino| ino == stat.identity.ino))
+    }
+
+    /// The store is not as the operation should find it. Where it may have been carried out before, that was us.
+    fn stranger(&self, seq: Seq, run: RunId, path: &StorePath, what: &str) {
+        let doubtful = self.namespace.tree().ops.get(&seq).is_some_and(|op| op.doubtful);
+        if doubtful {
+            tracing::info!(%path, what, "an operation that an earlier agent may have carried out");
+        } else {
+            self.conflict(run, &path.0, what, None);
+        }
     }
 
     /// The file is in the store under this name now; whoever was there is not any more.
@@ -232,6 +250,10 @@ impl Drain {
                 });
             if let Some(stat) = ours {
                 // Renamed before a crash or a failed sync; only the books were behind.
+                if let Some((dir, name, ..)) = staged {
+                    let mut tree = self.namespace.tree();
+                    tree.discards.push((dir, name, owner));
+                }
                 let mut done = self.applied(file, at, over.filter(|_| !is_again), stat.identity);
                 done.dirs.push(at.0);
                 return Ok(done);
@@ -251,6 +273,7 @@ impl Drain {
                 );
             }
         }
+        self.write_down(seq, &staged);
         let identity =
             self.as_owner(owner, |who| store.publish(who, &temporary, &target, &meta))?;
         let mut done = self.applied(
@@ -282,6 +305,25 @@ impl Drain {
                     .is_ok())
         });
         compared.unwrap_or(false)
+    }
+
+    /// An earlier agent's copy is not in place: from now on ours is the one to be recognised.
+    fn write_down(&self, seq: Seq, staged: &Option<super::Copied>) {
+        let mut tree = self.namespace.tree();
+        let (Some(op), Some((_, _, staged, _))) = (tree.ops.get_mut(&seq), staged) else {
+            return;
+        };
+        if op.prepared == Some(staged.identity) {
+            return;
+        }
+        op.prepared = Some(staged.identity);
+        let mut txn = Txn::default();
+        txn.op(seq);
+        self.namespace.commit(&tree, txn);
+        drop(tree);
+        if let Err(why) = self.namespace.sync_catalog() {
+            tracing::warn!(%why, "the catalog cannot be synced: after a power loss a publication may be repeated");
+        }
     }
 
     fn publish_dir(&self, seq: Seq, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
@@ -406,7 +448,7 @@ impl Drain {
         }
     }
 
-    fn link(&self, file: FileId, at: (FileId, &[u8]), run: RunId) -> io::Result<Done> {
+    fn link(&self, seq: Seq, file: FileId, at: (FileId, &[u8]), run: RunId) -> io::Result<Done> {
         let (_, path) = self.place(at)?;
         let Some(from) = self.namespace.tree().applied_path(file) else {
             return Ok(Done::default());
@@ -418,12 +460,7 @@ impl Drain {
                 let ino = self.identity(file).map(|identity| identity.ino);
                 let there = self.as_owner(owner, |who| self.namespace.store.stat(who, &path))?;
                 if Some(there.identity.ino) != ino {
-                    self.conflict(
-                        run,
-                        &path.0,
-                        "somebody else made a file of this name; the hard link was not made",
-                        None,
-                    );
+                    self.stranger(seq, run, &path, "somebody else made a file of this name; the hard link was not made");
                 }
             }
             Err(why) => return Err(why),
@@ -462,6 +499,7 @@ impl Drain {
 
     fn rename(
         &self,
+        seq: Seq,
         file: FileId,
         from: (FileId, &[u8]),
         to: (FileId, &[u8]),
@@ -482,14 +520,12 @@ impl Drain {
                 .unwrap_or_else(PoisonError::into_inner)
         });
         let free = is_dir || self.as_owner(owner, |who| store.check(who, &to_path, &expect))?;
-        let ino = self.identity(file).map(|identity| identity.ino);
-        let arrived = || {
-            self.as_owner(owner, |who| store.stat(who, &to_path))
-                .is_ok_and(|stat| Some(stat.identity.ino) == ino)
-        };
+        // Only the file itself is renamed: after a crash the name it had may be another's already.
+        let present = self.is_there(file, &from_path, owner);
+        let arrived = !free && self.is_there(file, &to_path, owner);
         let mut name: Box<[u8]> = Box::from(to.1);
         let mut target = to_path.clone();
-        if !free && !arrived() {
+        if present && !free && !arrived {
             name = conflict_name(to.1, self.namespace.key(), run);
             target = to_dir.join(&name);
             self.conflict(
@@ -499,11 +535,17 @@ impl Drain {
                 Some(&target),
             );
         }
-        match self.as_owner(owner, |who| store.rename(who, &from_path, &target)) {
+        let renamed = if present && !arrived {
+            self.as_owner(owner, |who| store.rename(who, &from_path, &target))
+        } else if arrived {
+            Ok(())
+        } else {
+            Err(no_place())
+        };
+        match renamed {
             Ok(()) => {}
-            Err(why) if gone_already(&why) && arrived() => {}
             Err(why) if gone_already(&why) => {
-                self.conflict(run, &from_path.0, &format!("somebody else removed it in the store before it could be renamed to {to_path}"), None);
+                self.stranger(seq, run, &from_path, &format!("somebody else removed it in the store before it could be renamed to {to_path}"));
             }
             Err(why) => return Err(why),
         }
@@ -546,16 +588,13 @@ impl Drain {
         let (_, b_path) = self.place(b_at)?;
         let (owner, _) = self.owner_and_meta(a)?;
         let store = &self.namespace.store;
-        let a_ino = self.identity(a).map(|identity| identity.ino);
         let moving = self
             .namespace
             .moving
             .write()
             .unwrap_or_else(PoisonError::into_inner);
-        let arrived = self
-            .as_owner(owner, |who| store.stat(who, &b_path))
-            .is_ok_and(|stat| Some(stat.identity.ino) == a_ino);
-        if !arrived {
+        // Otherwise it was done before a crash, and later operations on these names perhaps too.
+        if self.is_there(a, &a_path, owner) && self.is_there(b, &b_path, owner) {
             self.as_owner(owner, |who| store.exchange(who, &a_path, &b_path))?;
         }
         {
@@ -575,7 +614,7 @@ impl Drain {
         })
     }
 
-    fn unlink(&self, file: FileId, at: (FileId, &[u8]), run: RunId) -> io::Result<Done> {
+    fn unlink(&self, seq: Seq, file: FileId, at: (FileId, &[u8]), run: RunId) -> io::Result<Done> {
         let (_, path) = self.place(at)?;
         let (owner, _) = self.owner_and_meta(file)?;
         let expect = self
@@ -590,12 +629,7 @@ impl Drain {
                 _ => {}
             }
         } else if there {
-            self.conflict(
-                run,
-                &path.0,
-                "deleted here, but somebody else changed it in the store meanwhile: theirs is kept",
-                None,
-            );
+            self.stranger(seq, run, &path, "deleted here, but somebody else changed it in the store meanwhile: theirs is kept");
         }
         {
             let mut tree = self.namespace.tree();
@@ -608,19 +642,19 @@ impl Drain {
         })
     }
 
-    fn remove_dir(&self, file: FileId, at: (FileId, &[u8]), run: RunId) -> io::Result<Done> {
+    fn remove_dir(&self, seq: Seq, file: FileId, at: (FileId, &[u8]), run: RunId) -> io::Result<Done> {
         let (_, path) = self.place(at)?;
         let (owner, _) = self.owner_and_meta(file)?;
-        match self.as_owner(owner, |who| self.namespace.store.remove_dir(who, &path)) {
+        let removed = if self.is_there(file, &path, owner) {
+            self.as_owner(owner, |who| self.namespace.store.remove_dir(who, &path))
+        } else {
+            Ok(())
+        };
+        match removed {
             Ok(()) => {}
             Err(why) if gone_already(&why) => {}
             Err(why) if matches!(why.raw_os_error(), Some(libc::ENOTEMPTY | libc::EEXIST)) => {
-                self.conflict(
-                    run,
-                    &path.0,
-                    "removed here, but somebody else put files into it in the store: it is kept",
-                    None,
-                );
+                self.stranger(seq, run, &path, "removed here, but somebody else put files into it in the store: it is kept");
             }
             Err(why) => return Err(why),
         }

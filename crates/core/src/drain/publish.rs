@@ -52,10 +52,31 @@ impl Drain {
             let tree = self.namespace.tree();
             dirs.iter().filter_map(|dir| tree.applied_path(*dir)).collect()
         };
-        let synced = self.namespace.store.sync_dirs(who, &dirs);
+        // A directory may have gone with a later operation of the batch: what was in it needs no sync.
+        let synced = self.namespace.store.sync_dirs(who, &dirs).or_else(|why| {
+            if why.kind() == std::io::ErrorKind::NotFound {
+                dirs.iter().try_for_each(|dir| {
+                    match self
+                        .namespace
+                        .store
+                        .sync_dirs(who, std::slice::from_ref(dir))
+                    {
+                        Err(why) if why.kind() == std::io::ErrorKind::NotFound => Ok(()),
+                        other => other,
+                    }
+                })
+            } else {
+                Err(why)
+            }
+        });
         if let Err(why) = synced {
             let seqs: Vec<Seq> = done.iter().map(|(seq, _)| *seq).collect();
             // Done but perhaps not for good: repeating is harmless, each operation recognises its own work.
+            for seq in &seqs {
+                if let Some(op) = self.namespace.tree().ops.get_mut(seq) {
+                    op.doubtful = true;
+                }
+            }
             self.back_to_waiting(&seqs);
             if let Some(first) = seqs.first() {
                 self.failed(*first, &why);
@@ -182,7 +203,10 @@ impl Drain {
                     version,
                     ..
                 } => {
-                    op.prepared = Some(staged.identity);
+                    // An earlier agent's copy may be in place already: it has to be recognised first.
+                    if !(op.doubtful && op.prepared.is_some()) {
+                        op.prepared = Some(staged.identity);
+                    }
                     op.progress = Progress::Committing;
                     files = true;
                     txn.op(*seq);
@@ -288,6 +312,8 @@ impl Drain {
                         inode.checked = Some(clock::tick());
                     }
                     OpKind::SetMeta { .. } if inode.set_meta == Some(seq) => inode.set_meta = None,
+                    // Both are somewhere else now.
+                    OpKind::Exchange { b, .. } => txn.file(b),
                     _ => {}
                 }
                 txn.file(id);

@@ -9,10 +9,11 @@ use crate::error::{Errno, FsResult};
 use crate::model::{Caller, FileId, Kind};
 
 use super::Namespace;
+use super::tree::Name;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
-    pub name: Box<[u8]>,
+    pub name: Name,
     pub kind: Kind,
     pub ino: u64,
 }
@@ -21,9 +22,8 @@ pub struct Listed {
 pub struct Snapshot {
     dir: FileId,
     caller: Caller,
-    entries: Arc<Vec<Listed>>,
-    /// The first reading from the start uses what opendir saw; a later one (rewinddir) looks again.
-    fresh: bool,
+    /// Taken when it is first read from the start, and again at every rewinddir: a kernel that kept the listing never asks.
+    entries: Option<Arc<Vec<Listed>>>,
 }
 
 impl Namespace {
@@ -35,13 +35,7 @@ impl Namespace {
             self.permit(caller, &inode.attr, 4)?;
             inode.dir.as_ref().ok_or(Errno::NOTDIR)?.complete
         };
-        let entries = Arc::new(self.merged(caller, dir)?);
-        let snapshot = Snapshot {
-            dir,
-            caller: *caller,
-            entries,
-            fresh: true,
-        };
+        let snapshot = Snapshot { dir, caller: *caller, entries: None };
         let fh = self.new_handle();
         self.listings
             .lock()
@@ -60,13 +54,12 @@ impl Namespace {
             .cloned()
             .ok_or(Errno::BADF)?;
         let mut snapshot = snapshot.lock().unwrap_or_else(PoisonError::into_inner);
-        if offset == 0 {
-            if !snapshot.fresh {
-                snapshot.entries = Arc::new(self.merged(&snapshot.caller, snapshot.dir)?);
-            }
-            snapshot.fresh = false;
+        if let (Some(entries), true) = (&snapshot.entries, offset > 0) {
+            return Ok(entries.clone());
         }
-        Ok(snapshot.entries.clone())
+        let entries = Arc::new(self.merged(&snapshot.caller, snapshot.dir)?);
+        snapshot.entries = Some(entries.clone());
+        Ok(entries)
     }
 
     pub fn releasedir(&self, fh: u64) {
@@ -84,8 +77,11 @@ impl Namespace {
     }
 
     pub(super) fn merged(&self, caller: &Caller, dir: FileId) -> FsResult<Vec<Listed>> {
-        let mut names: BTreeMap<Box<[u8]>, (Kind, u64)> = BTreeMap::new();
-        let mut hidden: Vec<super::tree::Name> = Vec::new();
+        if let Some(listed) = self.listed_complete(dir)? {
+            return Ok(listed);
+        }
+        let mut names: BTreeMap<Name, (Kind, u64)> = BTreeMap::new();
+        let mut hidden: Vec<Name> = Vec::new();
         {
             let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
             let path = {
@@ -99,12 +95,12 @@ impl Namespace {
             if let Some(path) = path {
                 self.counters.store_lists.fetch_add(1, Ordering::Relaxed);
                 for entry in self.store.list(Self::who(caller), &path, false)? {
-                    names.insert(entry.name, (entry.kind, entry.ino));
+                    names.insert(Name::from(entry.name), (entry.kind, entry.ino));
                 }
             }
         }
         for name in hidden {
-            names.remove(&*name);
+            names.remove(&name);
         }
         let tree = self.tree();
         let d = tree.dir(dir).ok_or(Errno::NOTDIR)?;
@@ -113,13 +109,27 @@ impl Namespace {
                 // A mirror of the store's own entry: the store just told whether it is still there.
                 Some(inode) if !inode.owned && !d.complete => {}
                 Some(inode) => {
-                    names.insert(Box::from(&**name), (inode.attr.kind, inode.attr.ino));
+                    names.insert(name.clone(), (inode.attr.kind, inode.attr.ino));
                 }
                 None => {
-                    names.remove(&**name);
+                    names.remove(name);
                 }
             }
         }
         Ok(names.into_iter().map(|(name, (kind, ino))| Listed { name, kind, ino }).collect())
+    }
+
+    /// The listing of a directory that only we know: nothing to ask, nothing to merge.
+    fn listed_complete(&self, dir: FileId) -> FsResult<Option<Vec<Listed>>> {
+        let tree = self.tree();
+        let d = tree.dir(dir).ok_or(Errno::NOTDIR)?;
+        if !d.complete {
+            return Ok(None);
+        }
+        let listed = d.children.iter().filter_map(|(name, entry)| {
+            let inode = tree.get(entry.logical()?)?;
+            Some(Listed { name: name.clone(), kind: inode.attr.kind, ino: inode.attr.ino })
+        });
+        Ok(Some(listed.collect()))
     }
 }

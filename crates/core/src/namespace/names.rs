@@ -85,7 +85,7 @@ impl Namespace {
             }
         };
         self.own(tree, txn, dir);
-        txn.file(occupant);
+        self.own(tree, txn, occupant);
         let last = self.belongs_last(tree, dir);
         self.queue(tree, txn, kind, run, last, 0);
         txn.entry(dir, name);

@@ -78,6 +78,7 @@ impl Namespace {
             tree.next_seq = tree.next_seq.max(seq.0 + 1);
             let mut op = Op::new(record.kind, RunId(0), crate::clock::tick(), record.last);
             op.prepared = record.prepared;
+            op.doubtful = true;
             let file = op.file();
             if let Some(inode) = tree.get_mut(file) {
                 match op.kind {

@@ -234,6 +234,8 @@ pub struct Op {
     pub failures: u32,
     pub first_failure: Option<Instant>,
     pub error: Option<Trouble>,
+    /// May have been carried out in the store already (an agent died, a sync failed).
+    pub doubtful: bool,
     pub queued: Instant,
 }
 
@@ -580,6 +582,7 @@ impl Op {
             failures: 0,
             first_failure: None,
             error: None,
+            doubtful: false,
             queued: crate::clock::tick(),
         }
     }

@@ -25,7 +25,7 @@ use crate::operation::{Event, Operation, Renaming, Step};
 use crate::reference::{Kind, Outcome, Reference};
 
 /// Longer than anything here takes; a wait that reaches it is a hang.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(4);
 const KEY: &str = "model";
 
 /// What differs between runs besides the steps.

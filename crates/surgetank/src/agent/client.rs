@@ -291,7 +291,7 @@ pub fn find_or_start(config: &Config, wanted: Visibility) -> Result<Found> {
             _turn: None,
         });
     }
-    let place = root.place(meta.dev(), meta.ino())?;
+    let place = root.place(&meta)?;
     let turn = place.start_turn()?;
     if let Some(connection) = Connection::open(&place)? {
         return Ok(Found {

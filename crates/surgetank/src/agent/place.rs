@@ -103,9 +103,9 @@ impl StateRoot {
         })
     }
 
-    /// The place for a directory with these numbers, made if need be.
-    pub fn place(&self, device: u64, inode: u64) -> Result<Place> {
-        let key = key(device, inode);
+    /// The place for a directory, made if need be.
+    pub fn place(&self, directory: &fs::Metadata) -> Result<Place> {
+        let key = key(directory);
         match rustix::fs::mkdirat(&self.dir, &*key, Mode::RWXU) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             Err(errno) => return Err(refuse(&self.path.join(&key), &errno.to_string())),
@@ -113,9 +113,9 @@ impl StateRoot {
         self.open_place(&key)
     }
 
-    /// The place for a directory with these numbers, if an agent ever had one.
-    pub fn existing_place(&self, device: u64, inode: u64) -> Result<Option<Place>> {
-        let key = key(device, inode);
+    /// The place for a directory, if an agent ever had one.
+    pub fn existing_place(&self, directory: &fs::Metadata) -> Result<Option<Place>> {
+        let key = key(directory);
         match rustix::fs::statat(&self.dir, &*key, rustix::fs::AtFlags::SYMLINK_NOFOLLOW) {
             Err(rustix::io::Errno::NOENT) => Ok(None),
             _ => self.open_place(&key).map(Some),
@@ -148,10 +148,16 @@ impl StateRoot {
     }
 }
 
-fn key(device: u64, inode: u64) -> String {
+/// By its birth too: a file system gives the inode number of a directory that is gone to the next one, and what an
+/// agent left of the first must never be taken for the second's.
+fn key(directory: &fs::Metadata) -> String {
+    let born = directory.created().ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
     format!(
-        "{}-{device:x}-{inode:x}",
-        rustix::process::geteuid().as_raw()
+        "{}-{:x}-{:x}-{:x}",
+        rustix::process::geteuid().as_raw(),
+        directory.dev(),
+        directory.ino(),
+        born.map_or(0, |since| since.as_nanos())
     )
 }
 
@@ -367,10 +373,26 @@ mod tests {
     }
 
     #[test]
+    fn a_directory_that_took_over_an_inode_number_is_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = dir.path().join("first");
+        // File systems give a freed inode number to the next file; one of a few tries meets that.
+        let (mut keys, mut inodes) = (std::collections::BTreeSet::new(), std::collections::BTreeSet::new());
+        for _ in 0..50 {
+            fs::create_dir(&first).unwrap();
+            let directory = first.metadata().unwrap();
+            keys.insert(key(&directory));
+            inodes.insert(directory.ino());
+            fs::remove_dir(&first).unwrap();
+        }
+        assert_eq!(keys.len(), 50, "{} inode numbers", inodes.len());
+    }
+
+    #[test]
     fn one_agent_lock_at_a_time_and_free_again_when_it_dies() {
         let dir = tempfile::tempdir().unwrap();
         let root = StateRoot::open(&dir.path().join("s"), Path::new("/nowhere")).unwrap();
-        let place = root.place(1, 2).unwrap();
+        let place = root.place(&dir.path().metadata().unwrap()).unwrap();
         let held = place.try_agent_lock().unwrap();
         assert!(held.is_some() && place.try_agent_lock().unwrap().is_none());
         drop(held);

@@ -2,7 +2,6 @@
 //!
 //! The answer does not depend on whether the agent has just gone: then what it left behind is looked at.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use surgetank_core::error::Error;
@@ -105,7 +104,7 @@ fn without_agent(state: &Path, path: &Path, quiet: bool) -> Outcome {
         let (Some(root), Ok(meta)) = (&root, directory.metadata()) else {
             continue;
         };
-        let Some(place) = root.existing_place(meta.dev(), meta.ino())? else {
+        let Some(place) = root.existing_place(&meta)? else {
             continue;
         };
         let again = format!("surgetank run --over {} -- true", directory.display());

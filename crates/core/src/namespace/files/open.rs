@@ -25,6 +25,8 @@ pub(crate) struct Placed {
     pub spill: Option<(FileId, Name)>,
     pub reason: String,
     pub backing_ino: u64,
+    /// Its path on the tier now.
+    pub at: Vec<u8>,
 }
 
 impl Namespace {
@@ -346,10 +348,10 @@ impl Namespace {
         match (placed.content.lies, &placed.spill) {
             (Lies::Tier(device), _) => {
                 inode.replica = Some((device, placed.backing_ino));
-                if let Some(path) = path {
-                    self.tiers.device(device).rename(&hidden_name(id), &path)?;
-                } else {
-                    self.tiers.device(device).unlink(&hidden_name(id))?;
+                // Without a name it keeps the hidden one: link may give it a name later.
+                match path {
+                    Some(path) if path != placed.at => self.tiers.device(device).rename(&placed.at, &path)?,
+                    _ => {}
                 }
             }
             (_, Some(spill)) => inode.extra_mut().spill = Some(spill.clone()),
@@ -429,14 +431,25 @@ impl Namespace {
                     if reserve_bytes > 0 && !device.try_reserve(reserve_bytes) {
                         continue;
                     }
-                    match device.create(&hidden_name(id), perm & 0o777 | 0o600) {
-                        Ok(file) => {
+                    // Empty, it may have its own name at once; content that has to be copied first stays hidden.
+                    let at = match kind {
+                        AskKind::Create { .. } if !path.is_empty() => path.to_vec(),
+                        _ => hidden_name(id),
+                    };
+                    let plain_perm = perm & 0o777 | 0o600;
+                    let created = match device.create(&at, plain_perm) {
+                        // Something that the catalog does not know lies there.
+                        Err(why) if why.raw_os_error() == Some(libc::EEXIST) => {
+                            let hidden = hidden_name(id);
+                            device.create(&hidden, plain_perm).map(|file| (file, hidden))
+                        }
+                        other => other.map(|file| (file, at)),
+                    };
+                    match created {
+                        Ok((file, at)) => {
                             let backing_ino = rustix::fs::fstat(&file)?.st_ino;
-                            let file = if direct {
-                                device.open(&hidden_name(id), false)?
-                            } else {
-                                file
-                            };
+                            let direct = direct && self.dirty_room_for_direct(device, reserve_bytes);
+                            let file = if direct { reopen_read_only(&file)? } else { file };
                             return Ok(Placed {
                                 content: Content {
                                     file: Arc::new(file),
@@ -448,6 +461,7 @@ impl Namespace {
                                 spill: None,
                                 reason: reason.to_string(),
                                 backing_ino,
+                                at,
                             });
                         }
                         Err(why) => {
@@ -508,7 +522,18 @@ impl Namespace {
             spill: Some((dir, name)),
             reason: format!("written to a temporary in the store: {reason}"),
             backing_ino: 0,
+            at: Vec::new(),
         })
+    }
+
+    /// A direct writer on a volatile tier must not write more than may be undrained there before we look again.
+    fn dirty_room_for_direct(&self, device: &crate::tier::Device, reserve_bytes: u64) -> bool {
+        if device.survives() != crate::config::Survives::Agent {
+            return true;
+        }
+        let room_bytes = self.config.dirty_bytes_max.saturating_sub(self.volatile_dirty_bytes());
+        let wanted_bytes = if reserve_bytes > 0 { reserve_bytes } else { placement::ample_bytes(&device.view()) };
+        room_bytes >= wanted_bytes
     }
 
     fn tier_index(&self, name: &str) -> Option<u8> {
@@ -747,6 +772,12 @@ impl Placed {
             super::super::content::reopen_writable(&self.content.file)
         }
     }
+}
+
+/// A read-only descriptor of a file that we just made: a writable one of ours would stand in the way of our leases.
+fn reopen_read_only(file: &std::fs::File) -> std::io::Result<std::fs::File> {
+    use std::os::fd::AsRawFd;
+    std::fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 /// Name of a plain file on a tier that is not its inode's content yet; swept at recovery.

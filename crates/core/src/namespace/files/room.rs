@@ -36,6 +36,12 @@ impl Namespace {
         }
         let ahead = charged.min(STEP_BYTES_MAX);
         let device = self.tiers.device(device);
+        // Memory never holds more that is undrained than it may: the file goes on where it is safer.
+        if device.survives() == crate::config::Survives::Agent
+            && self.volatile_dirty_bytes().saturating_add(grows) > self.config.dirty_bytes_max
+        {
+            return false;
+        }
         for want in [grows + ahead, grows] {
             if device.try_reserve(want) {
                 device.add_used(i64::try_from(want).unwrap_or(i64::MAX));
@@ -114,10 +120,9 @@ impl Namespace {
             self.adopt(&mut tree, id, &placed)?;
             txn.file(id);
             self.commit(&tree, txn);
-            if let Some(path) = path
-                && placed.content.lies != before.lies
-            {
-                self.tiers.device(from).unlink(&path)?;
+            let old = path.unwrap_or_else(|| super::hidden_name(id));
+            if placed.content.lies != before.lies {
+                self.tiers.device(from).unlink(&old)?;
             }
         }
         self.tiers

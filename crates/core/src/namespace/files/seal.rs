@@ -193,13 +193,19 @@ impl Namespace {
         txn.file(id);
         self.queue_publish(&mut tree, &mut txn, id);
         self.commit(&tree, txn);
+        let queued = tree.get(id).is_some_and(|inode| inode.publish.is_some());
+        let first = tree.get(id).is_some_and(|inode| inode.version <= 1);
         drop(tree);
+        // What the kernel was told of an older version may be believed for long; of a new file it never was.
         if let Some(door) = self.door.get()
+            && !first
             && open.is_some_and(|open| open.backing.is_some())
         {
             door.invalidate(id, true);
         }
-        self.nudge();
+        if queued {
+            self.nudge();
+        }
     }
 
     /// What the device really holds replaces what was charged on the way.
@@ -239,6 +245,10 @@ impl Namespace {
             open.charged_bytes.load(Ordering::Relaxed),
         );
         self.tiers_unreserve(open);
+        if let Lies::Tier(device) = open.content().lies {
+            // A file that never had a name, or lost it before it was moved here.
+            drop(self.tiers.device(device).unlink(&super::hidden_name(open.id)));
+        }
         self.reap(&mut tree, &mut txn, open.id);
         self.commit(&tree, txn);
     }

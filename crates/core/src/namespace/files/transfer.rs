@@ -272,7 +272,19 @@ impl Namespace {
                 return Ok(());
             }
             let Some(seq) = inode.publish else {
-                return Ok(());
+                // What was being carried out when we asked was an older version: once more.
+                let mut txn = Txn::default();
+                self.queue_publish(&mut tree, &mut txn, id);
+                let again = tree.get(id).and_then(|inode| inode.publish);
+                self.hurry(&mut tree, &mut txn, again);
+                self.commit(&tree, txn);
+                if again.is_none() {
+                    return Ok(());
+                }
+                drop(tree);
+                self.wake();
+                tree = self.tree();
+                continue;
             };
             if let Some(trouble) = tree
                 .ops

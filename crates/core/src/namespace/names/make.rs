@@ -122,9 +122,7 @@ impl Namespace {
             self.undo_placed(&placed);
             if let Lies::Tier(device) = placed.content.lies {
                 drop(
-                    self.tiers
-                        .device(device)
-                        .unlink(&super::super::files::hidden_name(id)),
+                    self.tiers.device(device).unlink(&placed.at),
                 );
             }
             return Err(fault);
@@ -165,7 +163,7 @@ impl Namespace {
         let direct = open.backing.is_some();
         let opened = self.register(open, true, flags, run);
         let ttl = if direct {
-            std::time::Duration::ZERO
+            super::super::TTL_WRITTEN
         } else {
             super::super::TTL_OURS
         };
@@ -380,10 +378,8 @@ impl Namespace {
         self.own(&mut tree, &mut txn, dir);
         txn.entry(dir, &name);
         if unnamed {
-            if let (Some(device), Some(open)) = (device, self.opens().get(&id).cloned()) {
-                self.tiers
-                    .device(device)
-                    .link_unnamed(&open.content().file, &path)?;
+            if let Some(device) = device {
+                self.tiers.device(device).rename(&super::super::files::hidden_name(id), &path)?;
             }
             // Its writer still has it: it is published when that one closes. Without a writer, now.
             let sealed = tree.get(id).is_some_and(|inode| inode.sealed);
