@@ -53,7 +53,7 @@ impl Backend for Service {
             ..AttachOptions::default()
         };
         let device = attach(&over, &attach_options)?;
-        let filesystem = Arc::new(door::Door::new(namespace.clone(), direct, on_lost));
+        let filesystem = Arc::new(door::Door::new(namespace.clone(), direct, only_ids(), on_lost));
         let options = Options { passthrough: direct, ..Options::default() };
         let session = Session::start(device, &filesystem, &options).map_err(|why| {
             drop(detach(&over, true));
@@ -110,6 +110,14 @@ fn key_of(directory: &OwnedFd, state: &std::path::Path) -> Result<String> {
     who.extend_from_slice(state.as_os_str().as_encoded_bytes());
     let digest = surgetank_core::store::checksum::of_bytes(&who);
     Ok(format!("{:x}-{:x}-{digest:016x}", stat.st_dev, stat.st_ino))
+}
+
+/// The one user and group that a user namespace of ours knows; `None` where there are more.
+fn only_ids() -> Option<(u32, u32)> {
+    use rustix::process::{getegid, geteuid};
+    let map = std::fs::read_to_string("/proc/self/uid_map").ok()?;
+    let one = map.lines().count() == 1 && map.split_whitespace().nth(2) == Some("1");
+    one.then(|| (geteuid().as_raw(), getegid().as_raw()))
 }
 
 /// In a user namespace of our own, root is not root.

@@ -39,12 +39,18 @@ struct Log {
 fn read_log(path: &str) -> Log {
     let text = fs::read_to_string(path).unwrap_or_default();
     let done = text.lines().filter(|line| line.starts_with("done")).count();
-    let cut = text.lines().last().and_then(|line| line.strip_prefix("begin "));
+    let cut = text
+        .lines()
+        .last()
+        .and_then(|line| line.strip_prefix("begin "));
     Log {
         done,
         cut: cut.map(|cut| {
             let mut words = cut.split(' ');
-            (words.next().unwrap().to_owned(), words.map(PathBuf::from).collect())
+            (
+                words.next().unwrap().to_owned(),
+                words.map(PathBuf::from).collect(),
+            )
         }),
     }
 }
@@ -70,7 +76,10 @@ fn tree(root: &Path) -> BTreeMap<PathBuf, Entry> {
             } else if meta.is_symlink() {
                 Entry::Symlink(fs::read_link(entry.path()).unwrap())
             } else {
-                Entry::File(meta.permissions().mode() & 0o7777, fs::read(entry.path()).unwrap())
+                Entry::File(
+                    meta.permissions().mode() & 0o7777,
+                    fs::read(entry.path()).unwrap(),
+                )
             };
             found.insert(path, what);
         }
@@ -157,11 +166,16 @@ fn compare(scene: &Scene, seed: usize) {
 /// Is it all of one version?
 fn is_whole(bytes: &[u8]) -> bool {
     let mut lines = bytes.chunks(27).enumerate();
-    let Some(head) = bytes.get(..18) else { return false };
-    let count: Option<usize> = std::str::from_utf8(&head[9..17]).ok().and_then(|text| text.parse().ok());
+    let Some(head) = bytes.get(..18) else {
+        return false;
+    };
+    let count: Option<usize> = std::str::from_utf8(&head[9..17])
+        .ok()
+        .and_then(|text| text.parse().ok());
     count.is_some_and(|count| count * 27 == bytes.len())
         && lines.all(|(at, line)| {
-            &line[..18] == head && std::str::from_utf8(&line[18..26]).is_ok_and(|text| text.parse() == Ok(at))
+            &line[..18] == head
+                && std::str::from_utf8(&line[18..26]).is_ok_and(|text| text.parse() == Ok(at))
         })
 }
 
@@ -183,7 +197,9 @@ impl Watch {
             while !asked.load(Ordering::Relaxed) {
                 for path in files_below(&root).into_keys().filter(|path| !is_ours(path)) {
                     // Renamed or removed meanwhile, or a symbolic link to nowhere.
-                    let Ok(bytes) = fs::read(root.join(&path)) else { continue };
+                    let Ok(bytes) = fs::read(root.join(&path)) else {
+                        continue;
+                    };
                     seen += 1;
                     let cut_off = || {
                         read_log(&log)
@@ -191,7 +207,10 @@ impl Watch {
                             .is_some_and(|(_, paths)| paths.iter().any(|cut| path.starts_with(cut)))
                     };
                     if !is_whole(&bytes) && !cut_off() {
-                        wrong.push(format!("{path:?}: {}", describe(Some(&Entry::File(0, bytes)))));
+                        wrong.push(format!(
+                            "{path:?}: {}",
+                            describe(Some(&Entry::File(0, bytes)))
+                        ));
                     }
                 }
                 std::thread::sleep(std::time::Duration::from_millis(2));
@@ -208,7 +227,10 @@ impl Watch {
     fn ends(mut self) -> usize {
         self.stop.store(true, Ordering::Relaxed);
         let (seen, wrong) = self.thread.take().unwrap().join().unwrap();
-        assert!(wrong.is_empty(), "visible in the store, and not whole: {wrong:#?}");
+        assert!(
+            wrong.is_empty(),
+            "visible in the store, and not whole: {wrong:#?}"
+        );
         seen
     }
 }
@@ -268,7 +290,9 @@ fn killed_while_a_program_writes_mediated() {
 /// Killed with its run in the middle of a slow drain, several times; whoever comes next goes on.
 #[test]
 fn killed_while_it_drains() {
-    let Some(scene) = prepare("killed_draining") else { return };
+    let Some(scene) = prepare("killed_draining") else {
+        return;
+    };
     for seed in 21..24 {
         let watch = Watch::new(&scene, seed);
         let slow = ["--drain-bytes-per-second-max", "2M"];
@@ -300,7 +324,9 @@ fn killed_while_it_drains() {
 /// Only the run is killed: the agent finishes what is left without it.
 #[test]
 fn the_agent_outlives_its_run() {
-    let Some(scene) = prepare("orphaned_agent") else { return };
+    let Some(scene) = prepare("orphaned_agent") else {
+        return;
+    };
     let seed = 31;
     let mut running = begin(&scene, seed, &[]);
     running.gets_to(seed, STEPS / 2);

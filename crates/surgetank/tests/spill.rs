@@ -155,7 +155,9 @@ fn many_files_mediated() {
 /// What is durable makes room for what is new, and is still read afterwards.
 #[test]
 fn eviction_makes_room() {
-    let Some(mut scene) = Scene::new("eviction") else { return };
+    let Some(mut scene) = Scene::new("eviction") else {
+        return;
+    };
     scene.tier("only", 16);
     scene.beside("beside");
     let bytes = noise(3, 48 * MIB);
@@ -177,11 +179,20 @@ fn eviction_makes_room() {
         serde_json::from_slice(&fs::read(format!("/mnt/beside/{name}")).unwrap()).unwrap()
     };
     assert_eq!(json("first")["state"], "evicted", "{}", ended.stderr);
-    assert_eq!(json("last")["state"], "durable", "{} {}", json("last"), json("status"));
+    assert_eq!(
+        json("last")["state"],
+        "durable",
+        "{} {}",
+        json("last"),
+        json("status")
+    );
     let report = json("report");
     assert_eq!(report["summary"]["tiers"][0]["spills"], 0, "{report}");
     let status = &json("status")[0]["tiers"][0];
-    assert!(status["used_bytes"].as_u64().unwrap() <= 16 * MIB, "{status}");
+    assert!(
+        status["used_bytes"].as_u64().unwrap() <= 16 * MIB,
+        "{status}"
+    );
     for (i, part) in bytes.chunks(4 << 20).enumerate() {
         scene.holds(&format!("part{i}"), part);
     }
@@ -191,7 +202,9 @@ fn eviction_makes_room() {
 /// A file that grows over both tiers while another program reads it from its beginning.
 #[test]
 fn a_reader_follows_a_file_that_leaves() {
-    let Some(scene) = small(Scene::new("follow")) else { return };
+    let Some(scene) = small(Scene::new("follow")) else {
+        return;
+    };
     fs::write("/mnt/source", noise(4, 32 * MIB)).unwrap();
     scene
         .run(

@@ -5,10 +5,8 @@ mod scene;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
-use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
 
-use scene::{MIB, Running, Scene, USER, eventually, noise};
+use scene::{MIB, Running, Scene, TEAM, USER, eventually, noise};
 
 fn prepare(name: &str) -> Option<Scene> {
     let mut scene = Scene::of_user(name)?;
@@ -19,7 +17,9 @@ fn prepare(name: &str) -> Option<Scene> {
 
 #[test]
 fn files_are_the_users_own() {
-    let Some(scene) = prepare("user_own") else { return };
+    let Some(scene) = prepare("user_own") else {
+        return;
+    };
     scene
         .run(
             &[],
@@ -39,17 +39,26 @@ exit 5' > dir/program
         .exits(0);
     for (name, mode) in [("dir", 0o750), ("dir/file", 0o640), ("dir/program", 0o750)] {
         let meta = fs::metadata(scene.path(name)).unwrap();
-        assert_eq!((meta.uid(), meta.gid(), meta.mode() & 0o7777), (USER, USER, mode), "{name}");
+        assert_eq!(
+            (meta.uid(), meta.gid(), meta.mode() & 0o7777),
+            (USER, USER, mode),
+            "{name}"
+        );
     }
     assert_eq!(fs::metadata(scene.path("dir/again")).unwrap().nlink(), 2);
-    assert_eq!(fs::read_link(scene.path("dir/symbolic")).unwrap().to_str(), Some("file"));
+    assert_eq!(
+        fs::read_link(scene.path("dir/symbolic")).unwrap().to_str(),
+        Some("file")
+    );
     scene.holds("dir/file", b"text\n");
     scene.is_clean();
 }
 
 #[test]
 fn exit_codes_are_the_commands() {
-    let Some(scene) = prepare("user_exit") else { return };
+    let Some(scene) = prepare("user_exit") else {
+        return;
+    };
     scene.run(&[], "echo x > made; exit 41").exits(41);
     scene.holds("made", b"x\n");
     scene.run(&[], "kill -TERM $$").exits(128 + 15);
@@ -61,7 +70,9 @@ fn exit_codes_are_the_commands() {
 /// What a plain directory refuses is refused here too, in the same words; a plain run is the model.
 #[test]
 fn permission_errors_are_the_native_ones() {
-    let Some(scene) = prepare("user_permission") else { return };
+    let Some(scene) = prepare("user_permission") else {
+        return;
+    };
     let script = "cd $1
         try() { if (eval \"$1\") > /dev/null 2> $ERR; then echo \"yes: $1\"; else echo \"no: $1: $(sed 's/.*: //' $ERR)\"; fi; }
         try 'cat unreadable'; try 'echo x > unreadable'; try 'echo x >> unwritable'; try 'cat unwritable'
@@ -69,6 +80,7 @@ fn permission_errors_are_the_native_ones() {
         try 'ls locked'; try 'cat locked/there'
         try 'cat roots'; try 'echo x >> roots'; try 'cat secret'; try 'chmod 777 roots'
         try 'mv closed/there here'; try 'rm sticky/roots'; try 'mv sticky/roots sticky/mine'; try 'echo x > sticky/new'
+        try 'echo x > team/new'; try 'echo x >> team/theirs'; try 'rm team/old'; try 'mkdir team/dir'; try 'echo x > strange/new'
         try 'chmod 600 unreadable; cat unreadable'
         try 'touch -d 2020-01-01 roots'; try 'ln -s x closed/link'; try './unwritable'; try 'rmdir closed'";
     let make = |root: &std::path::Path| {
@@ -83,7 +95,7 @@ fn permission_errors_are_the_native_ones() {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
             chown(&path, Some(owner), Some(owner)).unwrap();
         };
-        for name in ["closed", "locked", "sticky"] {
+        for name in ["closed", "locked", "sticky", "team", "strange"] {
             fs::create_dir(root.join(name)).unwrap();
         }
         write("unreadable", 0o000, USER);
@@ -93,9 +105,16 @@ fn permission_errors_are_the_native_ones() {
         write("closed/there", 0o644, USER);
         write("locked/there", 0o644, USER);
         write("sticky/roots", 0o644, 0);
+        write("team/theirs", 0o664, 0);
+        write("team/old", 0o664, 0);
+        chown(root.join("team/theirs"), Some(0), Some(TEAM)).unwrap();
         directory("closed", 0o555, USER);
-        directory("locked", 0o000, USER);
         directory("sticky", 0o1777, 0);
+        directory("team", 0o755, 0);
+        chown(root.join("team"), Some(0), Some(TEAM)).unwrap();
+        fs::set_permissions(root.join("team"), fs::Permissions::from_mode(0o2775)).unwrap();
+        directory("strange", 0o775, 0);
+        directory("locked", 0o000, USER);
     };
     let plain = scene.beside("plain");
     make(&plain);
@@ -103,28 +122,42 @@ fn permission_errors_are_the_native_ones() {
     let script_path = "/mnt/script";
     fs::write(script_path, script).unwrap();
     let native = {
-        let mut shell = Command::new("bash");
+        let mut shell = scene.command("bash");
         shell
             .args([script_path, "/mnt/plain"])
-            .env("ERR", "/mnt/beside/err")
-            .env("LC_ALL", "C.UTF-8")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        shell.uid(USER).gid(USER);
+            .env("ERR", "/mnt/beside/err");
         Running::of(shell).ends()
     };
-    let ours = scene.run(&[], &format!("set +eu; ERR=/mnt/beside/err; export ERR; bash {script_path} /mnt/project"));
+    let ours = scene.run(
+        &[],
+        &format!("set +eu; ERR=/mnt/beside/err; export ERR; bash {script_path} /mnt/project"),
+    );
     assert_eq!(native.stdout, ours.stdout, "{}", ours.stderr);
-    assert!(native.stdout.contains("no: cat unreadable: Permission denied"), "{}", native.stdout);
+    ours.exits(0);
+    // In a directory of the group new files are the group's.
+    for name in ["team/new", "team/dir"] {
+        let meta = fs::metadata(scene.path(name)).unwrap();
+        assert_eq!((meta.uid(), meta.gid()), (USER, TEAM), "{name}");
+    }
+    assert!(
+        native
+            .stdout
+            .contains("no: cat unreadable: Permission denied"),
+        "{}",
+        native.stdout
+    );
 }
 
 #[test]
 fn a_file_larger_than_the_tiers() {
-    let Some(scene) = prepare("user_spill") else { return };
+    let Some(scene) = prepare("user_spill") else {
+        return;
+    };
     let bytes = noise(8, 40 * MIB);
     fs::write("/mnt/source", &bytes).unwrap();
-    scene.run(&[], "cp /mnt/source large; cmp large /mnt/source").exits(0);
+    scene
+        .run(&[], "cp /mnt/source large; cmp large /mnt/source")
+        .exits(0);
     scene.holds("large", &bytes);
     assert_eq!(fs::metadata(scene.path("large")).unwrap().uid(), USER);
     scene.is_clean();
@@ -133,17 +166,24 @@ fn a_file_larger_than_the_tiers() {
 /// The mount is the user's own: nobody outside sees it, not even in the same directory.
 #[test]
 fn nobody_outside_sees_the_mount() {
-    let Some(scene) = prepare("user_private") else { return };
+    let Some(scene) = prepare("user_private") else {
+        return;
+    };
     let running = scene.start(
-        &["--drain-bytes-per-second-max", "1"],
+        &[],
         "exec 3> held
          echo inside >&3
          touch /mnt/beside/written
          while ! test -e /mnt/beside/looked; do sleep 0.01; done
          test \"$(cat held)\" = inside",
     );
-    eventually("it is written", || std::path::Path::new("/mnt/beside/written").exists());
-    assert!(!scene.path("held").exists(), "the file is open: the store has nothing to show");
+    eventually("it is written", || {
+        std::path::Path::new("/mnt/beside/written").exists()
+    });
+    assert!(
+        !scene.path("held").exists(),
+        "the file is open: the store has nothing to show"
+    );
     let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     assert!(!mounts.contains(" /mnt/project "), "{mounts}");
     fs::write("/mnt/beside/looked", "").unwrap();
@@ -153,10 +193,22 @@ fn nobody_outside_sees_the_mount() {
 
 #[test]
 fn the_doctor_knows() {
-    let Some(scene) = prepare("user_doctor") else { return };
+    let Some(scene) = prepare("user_doctor") else {
+        return;
+    };
     let ended = Running::of(scene.surgetank(&["doctor"])).ends();
-    assert_eq!(ended.status.code(), Some(0), "{}\n{}", ended.stdout, ended.stderr);
-    for word in ["user name spaces", "a private mount", "surgetank run works here"] {
+    assert_eq!(
+        ended.status.code(),
+        Some(0),
+        "{}\n{}",
+        ended.stdout,
+        ended.stderr
+    );
+    for word in [
+        "user name spaces",
+        "a private mount",
+        "surgetank run works here",
+    ] {
         assert!(ended.stdout.contains(word), "{word}: {}", ended.stdout);
     }
 }

@@ -300,7 +300,7 @@ impl Drain {
         let store = &self.namespace.store;
         let compared = self.as_owner(owner, |who| {
             let there = store.stat(who, path)?;
-            let mut expected = staged.clone();
+            let mut expected = *staged;
             expected.identity.ino = there.identity.ino;
             let is_file = there.attr.kind == Kind::File;
             let verify = self.namespace.config.verify;

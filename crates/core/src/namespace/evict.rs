@@ -190,19 +190,13 @@ impl Namespace {
                 inode.attr.perm,
             )
         };
-        let placed = self
-            .place(
-                &path,
-                id,
-                AskKind::Prefetch { bytes: size_bytes },
-                Mode::Copy,
-                perm,
-            )
-            .map_err(|why| failed(&why))?;
+        let kind = AskKind::Prefetch { bytes: size_bytes };
+        let placed = match self.place(&path, id, kind, Mode::Copy, perm) {
+            Ok(placed) => placed,
+            Err(fault) if fault.errno == Errno::NOSPC => return Ok(0),
+            Err(fault) => return Err(failed(&fault)),
+        };
         let Lies::Tier(device) = placed.content.lies else {
-            if let Some((dir, name)) = placed.spill {
-                self.tree().discards.push((dir, name, owner));
-            }
             return Ok(0);
         };
         let device = self.tiers.device(device);
@@ -253,18 +247,67 @@ impl Namespace {
         Ok(size_bytes)
     }
 
+    /// Brings in what a rule wants in the tiers before anybody asks for it, while `go_on` says so.
+    /// Walks the names of the whole store: only where there is such a rule.
+    pub fn prefetch_by_rules(&self, go_on: &dyn Fn() -> bool) -> Result<()> {
+        if !self.config.rules.iter().any(|rule| rule.prefetch) {
+            return Ok(());
+        }
+        let failed = |why: &dyn std::fmt::Display| {
+            Error::new("not everything could be prefetched")
+                .why(why)
+                .data("the store has it, nothing is lost")
+        };
+        let caller = self.own_caller();
+        let mut todo = vec![FileId::ROOT];
+        while let Some(dir) = todo.pop() {
+            let Some(above) = self.tree().logical_path(dir) else {
+                continue;
+            };
+            for listed in self.merged(&caller, dir).map_err(|why| failed(&why))? {
+                if !go_on() {
+                    return Ok(());
+                }
+                let mut path = above.clone();
+                if !path.is_empty() {
+                    path.push(b'/');
+                }
+                path.extend_from_slice(&listed.name);
+                let wanted = listed.kind == Kind::File && self.decide(&path).prefetch;
+                if !wanted && listed.kind != Kind::Directory {
+                    continue;
+                }
+                match self.resolve(&caller, dir, &listed.name) {
+                    Ok(id) if wanted => {
+                        if let Err(why) = self.prefetch(id) {
+                            tracing::warn!(path = %String::from_utf8_lossy(&path), %why, "prefetch");
+                        }
+                    }
+                    Ok(id) => todo.push(id),
+                    Err(why) => tracing::debug!(path = %String::from_utf8_lossy(&path), %why, "prefetch"),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ourselves, for what is done on nobody's behalf.
+    fn own_caller(&self) -> crate::model::Caller {
+        crate::model::Caller {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            pid: 0,
+            umask: 0,
+        }
+    }
+
     /// Files below a path that the tiers hold or the store has; for evict, pin and prefetch of whole trees.
     pub fn files_below(&self, path: &[u8]) -> Result<Vec<FileId>> {
         let shown = String::from_utf8_lossy(path).into_owned();
         let failed = |why: &dyn std::fmt::Display| {
             Error::new(format!("{shown}: cannot be looked up")).why(why)
         };
-        let caller = crate::model::Caller {
-            uid: rustix::process::geteuid().as_raw(),
-            gid: rustix::process::getegid().as_raw(),
-            pid: 0,
-            umask: 0,
-        };
+        let caller = self.own_caller();
         let mut files = Vec::new();
         let mut todo = vec![self.find(path).map_err(|why| failed(&why))?];
         while let Some(id) = todo.pop() {

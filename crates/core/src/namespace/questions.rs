@@ -383,7 +383,8 @@ impl Namespace {
                     && inode.publish.is_none()
                     && inode.logical.is_some()
             })
-            .filter(|(_, inode)| run.is_none_or(|run| inode.run == run))
+            // What an earlier agent left is everybody's.
+            .filter(|(_, inode)| run.is_none_or(|run| inode.run == run || inode.run == RunId(0)))
             .filter_map(|(id, inode)| Some((id, tree.logical_path(id)?, inode.attr.size_bytes)))
             .filter(|(_, path, _)| self.decide(path).mode == mode)
             .collect()

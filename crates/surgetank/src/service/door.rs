@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
 use surgetank_core::error::FsResult;
-use surgetank_core::model::{Caller, FileId, Kind, Timestamp};
+use surgetank_core::model::{Attr, Caller, FileId, Kind, Timestamp};
 use surgetank_core::namespace::{self, Found, Grant, Namespace};
 
 use crate::mount::filesystem::{FilePlace, ReleaseFlags};
@@ -20,6 +20,10 @@ use crate::mount::{
 pub struct Door {
     namespace: Arc<Namespace>,
     direct: bool,
+    /// In a user namespace that knows one user and one group: these. The kernel lets nobody write what belongs to
+    /// others there, a project's directory for instance; so everything is shown as theirs, and the namespace judges by
+    /// the true owners.
+    only_ids: Option<(u32, u32)>,
     on_lost: Box<dyn Fn() + Send + Sync>,
     ending: AtomicBool,
     backings: Arc<Backings>,
@@ -82,10 +86,16 @@ impl Backings {
 }
 
 impl Door {
-    pub fn new(namespace: Arc<Namespace>, direct: bool, on_lost: Box<dyn Fn() + Send + Sync>) -> Self {
+    pub fn new(
+        namespace: Arc<Namespace>,
+        direct: bool,
+        only_ids: Option<(u32, u32)>,
+        on_lost: Box<dyn Fn() + Send + Sync>,
+    ) -> Self {
         Self {
             namespace,
             direct,
+            only_ids,
             on_lost,
             ending: AtomicBool::new(false),
             backings: Arc::default(),
@@ -111,6 +121,29 @@ impl Door {
         answer
     }
 
+    fn shown(&self, attr: Attr) -> Attr {
+        let (uid, gid) = self.only_ids.unwrap_or((attr.uid, attr.gid));
+        Attr { uid, gid, ..attr }
+    }
+
+    fn entry(&self, found: &Found) -> Entry {
+        Entry {
+            id: found.id.0,
+            generation: 0,
+            attr: self.shown(found.attr),
+            entry_ttl: found.ttl.max(NAME_TTL_MIN),
+            attr_ttl: found.ttl,
+        }
+    }
+
+    /// Who sets the owner or group that is shown changes nothing (`cp -p`, tar): the true one stays.
+    fn keep_true_ids(&self, set: &mut namespace::SetAttr) {
+        if let Some((uid, gid)) = self.only_ids {
+            set.uid = set.uid.filter(|to| *to != uid);
+            set.gid = set.gid.filter(|to| *to != gid);
+        }
+    }
+
     fn opened(&self, opened: &namespace::Opened) -> Opened {
         let backing = match opened.grant {
             Grant::Direct(slot) => self.backings.id(slot),
@@ -121,9 +154,6 @@ impl Door {
     }
 }
 
-fn entry(found: &Found) -> Entry {
-    Entry { id: found.id.0, generation: 0, attr: found.attr, entry_ttl: found.ttl.max(NAME_TTL_MIN), attr_ttl: found.ttl }
-}
 
 /// A file that is being written directly has attributes that change all the time; its name does not.
 const NAME_TTL_MIN: Duration = Duration::from_secs(1);
@@ -144,7 +174,7 @@ impl Filesystem for Door {
 
     fn lookup(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<Looked> {
         self.serve(|ns| match ns.lookup(caller, FileId(parent), name) {
-            Ok(found) => Ok(Looked::Found(entry(&found))),
+            Ok(found) => Ok(Looked::Found(self.entry(&found))),
             // Others may make the name in the store at any moment.
             Err(fault) if fault.errno == Errno::NOENT => Ok(Looked::Missing { ttl: ns.absent_ttl(FileId(parent)) }),
             Err(fault) => Err(fault),
@@ -156,7 +186,7 @@ impl Filesystem for Door {
     }
 
     fn getattr(&self, _caller: &Caller, id: u64, fh: Option<u64>) -> FsResult<Attributes> {
-        self.serve(|ns| ns.getattr(FileId(id), fh).map(|a| Attributes { attr: a.attr, ttl: a.ttl }))
+        self.serve(|ns| ns.getattr(FileId(id), fh).map(|a| Attributes { attr: self.shown(a.attr), ttl: a.ttl }))
     }
 
     fn setattr(&self, caller: &Caller, id: u64, change: &SetAttr) -> FsResult<Attributes> {
@@ -167,7 +197,7 @@ impl Filesystem for Door {
                 TimeChange::At(time) => time,
             })
         };
-        let set = namespace::SetAttr {
+        let mut set = namespace::SetAttr {
             perm: change.perm,
             uid: change.uid,
             gid: change.gid,
@@ -177,7 +207,8 @@ impl Filesystem for Door {
             times_now: !matches!(change.atime, Some(TimeChange::At(_))) && !matches!(change.mtime, Some(TimeChange::At(_))),
             kill_suidgid: change.kill_suidgid,
         };
-        self.serve(|ns| ns.setattr(caller, FileId(id), change.fh, &set).map(|a| Attributes { attr: a.attr, ttl: a.ttl }))
+        self.keep_true_ids(&mut set);
+        self.serve(|ns| ns.setattr(caller, FileId(id), change.fh, &set).map(|a| Attributes { attr: self.shown(a.attr), ttl: a.ttl }))
     }
 
     fn readlink(&self, _caller: &Caller, id: u64) -> FsResult<Vec<u8>> {
@@ -185,15 +216,15 @@ impl Filesystem for Door {
     }
 
     fn symlink(&self, caller: &Caller, parent: u64, name: &[u8], target: &[u8]) -> FsResult<Entry> {
-        self.serve(|ns| ns.symlink(caller, FileId(parent), name, target).map(|found| entry(&found)))
+        self.serve(|ns| ns.symlink(caller, FileId(parent), name, target).map(|found| self.entry(&found)))
     }
 
     fn mknod(&self, caller: &Caller, parent: u64, name: &[u8], mode: u32, device: u64) -> FsResult<Entry> {
-        self.serve(|ns| ns.mknod(caller, FileId(parent), name, mode, device).map(|found| entry(&found)))
+        self.serve(|ns| ns.mknod(caller, FileId(parent), name, mode, device).map(|found| self.entry(&found)))
     }
 
     fn mkdir(&self, caller: &Caller, parent: u64, name: &[u8], perm: u32) -> FsResult<Entry> {
-        self.serve(|ns| ns.mkdir(caller, FileId(parent), name, perm).map(|found| entry(&found)))
+        self.serve(|ns| ns.mkdir(caller, FileId(parent), name, perm).map(|found| self.entry(&found)))
     }
 
     fn unlink(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
@@ -209,7 +240,7 @@ impl Filesystem for Door {
     }
 
     fn link(&self, caller: &Caller, id: u64, new_parent: u64, new_name: &[u8]) -> FsResult<Entry> {
-        self.serve(|ns| ns.link(caller, FileId(id), FileId(new_parent), new_name).map(|found| entry(&found)))
+        self.serve(|ns| ns.link(caller, FileId(id), FileId(new_parent), new_name).map(|found| self.entry(&found)))
     }
 
     fn open(&self, caller: &Caller, id: u64, flags: OFlags, kill_suidgid: bool) -> FsResult<Opened> {
@@ -228,14 +259,14 @@ impl Filesystem for Door {
             if kill_suidgid {
                 ns.clear_suidgid(found.id);
             }
-            Ok((entry(&found), self.opened(&opened)))
+            Ok((self.entry(&found), self.opened(&opened)))
         })
     }
 
     fn tmpfile(&self, caller: &Caller, parent: u64, perm: u32, flags: OFlags) -> FsResult<(Entry, Opened)> {
         self.serve(|ns| {
             let (found, opened) = ns.create_unnamed(caller, FileId(parent), perm, flags.bits() as i32)?;
-            Ok((entry(&found), self.opened(&opened)))
+            Ok((self.entry(&found), self.opened(&opened)))
         })
     }
 

@@ -1,8 +1,9 @@
 //! What the agent asks of a served directory: the namespace's and the drain's answers in the shapes of the report.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use surgetank_core::config::Survives;
@@ -30,6 +31,9 @@ pub struct Served {
     /// Where the drain's counts stood when a scope's final drain began, and when that was.
     begun: Mutex<HashMap<Option<RunId>, Mark>>,
     rate: Mutex<Rate>,
+    /// Brings in what the rules want in the tiers; ended before the tiers are given up.
+    prefetching: Mutex<Option<JoinHandle<()>>>,
+    ending: Arc<AtomicBool>,
 }
 
 #[derive(Clone, Copy)]
@@ -46,12 +50,36 @@ struct Rate {
     per_second: u64,
 }
 
+/// A file that is open for longer after its run ended is held by somebody.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(2);
 const RATE_WINDOW: Duration = Duration::from_millis(500);
 
 impl Served {
     pub fn new(namespace: Arc<Namespace>, drain: Arc<Drain>, runs: Arc<Runs>, door: Arc<Door>) -> Self {
         let rate = Mutex::new(Rate { at: Instant::now(), bytes: 0, per_second: 0 });
-        Self { namespace, drain, runs, door, begun: Mutex::default(), rate }
+        let ending = Arc::new(AtomicBool::new(false));
+        let (wanting, ended) = (namespace.clone(), ending.clone());
+        let prefetch = move || {
+            if let Err(why) = wanting.prefetch_by_rules(&|| !ended.load(Ordering::Relaxed)) {
+                tracing::warn!(%why, "prefetch");
+            }
+        };
+        // Without it files are fetched when they are asked for.
+        let prefetching = std::thread::Builder::new()
+            .name("prefetch".into())
+            .spawn(prefetch)
+            .map_err(|why| tracing::warn!(%why, "prefetch"))
+            .ok();
+        Self {
+            namespace,
+            drain,
+            runs,
+            door,
+            begun: Mutex::default(),
+            rate,
+            prefetching: Mutex::new(prefetching),
+            ending,
+        }
     }
 
     fn mark(&self) -> Mark {
@@ -79,6 +107,13 @@ impl Served {
         let mut list = self.namespace.undurable(scope.run, open_too);
         list.retain(|one| scope.covers(&one.path));
         list
+    }
+
+    /// Files of programs that have just ended: the kernel tells of their last close a moment later. Judged before,
+    /// they would be called open, or waiting.
+    fn is_releasing(&self, scope: &Scope, begun: Option<Mark>) -> bool {
+        begun.is_some_and(|begun| begun.at.elapsed() < RELEASE_PATIENCE)
+            && self.undurable(scope, true).len() > self.undurable(scope, false).len()
     }
 
     fn trouble(&self) -> Option<Trouble> {
@@ -212,7 +247,8 @@ impl Engine for Served {
             done_bytes: now.bytes - since.bytes,
             bytes_per_second: self.bytes_per_second(),
             trouble: self.trouble(),
-            settled: (left.is_empty() && self.namespace.lingering_none()) || self.drain.settled(scope.run),
+            settled: ((left.is_empty() && self.namespace.lingering_none()) || self.drain.settled(scope.run))
+                && !self.is_releasing(scope, begun),
         }
     }
 
@@ -359,6 +395,11 @@ impl Engine for Served {
     }
 
     fn shutdown(&self) {
+        self.ending.store(true, Ordering::Relaxed);
+        let prefetching = self.prefetching.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if prefetching.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("prefetch panicked");
+        }
         self.drain.stop();
         let all = self.namespace.finish();
         if !all {

@@ -25,6 +25,8 @@ use serde_json::Value;
 pub const MIB: u64 = 1 << 20;
 /// Who has no privileges. Not `nobody`: in a user namespace everybody else's files look like that one's.
 pub const USER: u32 = 1000;
+/// A group of theirs beside their own.
+pub const TEAM: u32 = 2000;
 /// Marks our processes, for the next run should this one be killed.
 const MARK: &str = "SURGETANK_TEST_SCENE";
 /// Whatever is waited for longer than this hangs.
@@ -108,6 +110,8 @@ impl Scene {
         mount(&["--bind", env!("CARGO_BIN_EXE_surgetank"), "/mnt/surgetank"]);
         succeed(Command::new("mknod").args(["-m", "666", "/mnt/fuse", "c", "10", "229"]));
         mount(&["--bind", "/mnt/fuse", "/dev/fuse"]);
+        // Where tiers are looked for by those who name none.
+        mount(&["-t", "tmpfs", "-o", "size=64m,mode=1777", "tmpfs", "/dev/shm"]);
         let over = PathBuf::from("/mnt/project");
         fs::create_dir(&over).unwrap();
         Some(Self {
@@ -143,7 +147,14 @@ impl Scene {
         let path = Path::new("/mnt").join(name);
         fs::create_dir_all(&path).unwrap();
         let options = format!("size={size_mib}m,mode=0755");
-        mount(&["-t", "tmpfs", "-o", &options, "tmpfs", path.to_str().unwrap()]);
+        mount(&[
+            "-t",
+            "tmpfs",
+            "-o",
+            &options,
+            "tmpfs",
+            path.to_str().unwrap(),
+        ]);
         self.hand_over(&path);
         path
     }
@@ -186,9 +197,26 @@ impl Scene {
 
     /// The program itself, with nothing of the environment that could configure it.
     pub fn surgetank(&self, words: &[&str]) -> Command {
-        let mut command = Command::new("/mnt/surgetank");
+        let mut command = self.command("/mnt/surgetank");
+        command.args(words);
         command
-            .args(words)
+    }
+
+    /// Any program, as the scene's user.
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = match self.user {
+            None => Command::new(program),
+            Some(user) => {
+                let mut command = Command::new("setpriv");
+                let groups = format!("{user},{TEAM}");
+                let user = user.to_string();
+                command.args([
+                    "--reuid", &user, "--regid", &user, "--groups", &groups, "--", program,
+                ]);
+                command
+            }
+        };
+        command
             .current_dir(&self.over)
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
@@ -199,9 +227,6 @@ impl Scene {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
-        if let Some(user) = self.user {
-            command.uid(user).gid(user);
-        }
         command
     }
 
@@ -284,7 +309,11 @@ impl Scene {
     /// Nothing of ours is left in the store.
     #[track_caller]
     pub fn is_clean(&self) {
-        let left: Vec<PathBuf> = self.store_files().into_keys().filter(|path| is_ours(path)).collect();
+        let left: Vec<PathBuf> = self
+            .store_files()
+            .into_keys()
+            .filter(|path| is_ours(path))
+            .collect();
         assert!(left.is_empty(), "left in the store: {left:?}");
     }
 
@@ -362,7 +391,11 @@ impl Running {
 
     /// What an ended command said.
     pub fn so_far(&mut self) -> String {
-        let texts: Vec<String> = self.streams.drain(..).map(|stream| stream.join().unwrap()).collect();
+        let texts: Vec<String> = self
+            .streams
+            .drain(..)
+            .map(|stream| stream.join().unwrap())
+            .collect();
         texts.join("\n")
     }
 
@@ -379,7 +412,11 @@ impl Running {
                 self.kill();
                 let mut child = self.child.take().unwrap();
                 child.wait().unwrap();
-                let text: Vec<String> = self.streams.drain(..).map(|stream| stream.join().unwrap()).collect();
+                let text: Vec<String> = self
+                    .streams
+                    .drain(..)
+                    .map(|stream| stream.join().unwrap())
+                    .collect();
                 panic!("still running after {LIMIT:?}:\n{}", text.join("\n"));
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -449,7 +486,11 @@ pub fn files_below(root: &Path) -> BTreeMap<PathBuf, u64> {
     let mut directories = vec![PathBuf::new()];
     while let Some(directory) = directories.pop() {
         // A directory that goes while we look is no failure of the looker.
-        for entry in fs::read_dir(root.join(&directory)).into_iter().flatten().flatten() {
+        for entry in fs::read_dir(root.join(&directory))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
             let path = directory.join(entry.file_name());
             let Ok(meta) = entry.metadata() else { continue };
             if meta.is_dir() {
@@ -477,7 +518,6 @@ pub fn mount(words: &[&str]) {
     succeed(Command::new("mount").args(words));
 }
 
-
 fn alive(pid: u32) -> bool {
     // A zombie has no command line any more.
     fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
@@ -497,8 +537,10 @@ fn marked(behind: &Path) -> Vec<u32> {
     let pids = fs::read_dir("/proc").unwrap().flatten();
     pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .filter(|pid: &u32| {
-            fs::read(format!("/proc/{pid}/environ"))
-                .is_ok_and(|text| text.split(|byte| *byte == 0).any(|one| one == mark.as_bytes()))
+            fs::read(format!("/proc/{pid}/environ")).is_ok_and(|text| {
+                text.split(|byte| *byte == 0)
+                    .any(|one| one == mark.as_bytes())
+            })
         })
         .collect()
 }
@@ -506,7 +548,10 @@ fn marked(behind: &Path) -> Vec<u32> {
 fn end_marked(behind: &Path) {
     let deadline = Instant::now() + LIMIT;
     loop {
-        let left: Vec<u32> = marked(behind).into_iter().filter(|pid| alive(*pid)).collect();
+        let left: Vec<u32> = marked(behind)
+            .into_iter()
+            .filter(|pid| alive(*pid))
+            .collect();
         if left.is_empty() || Instant::now() > deadline {
             return;
         }

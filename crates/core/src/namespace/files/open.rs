@@ -232,16 +232,46 @@ impl Namespace {
             return self.open_placed(id, None, 0);
         }
         if writes && size_bytes <= self.config.copy_up_bytes_max {
-            let source = self.store.open(self.own_cred(owner), &path, false)?;
+            let source = self.open_in_store(id, owner, &path, false)?;
             return self.open_placed(id, Some(&source), size_bytes);
         }
-        let file = self.store.open(self.own_cred(owner), &path, writes)?;
+        let file = self.open_in_store(id, owner, &path, writes)?;
         let content = Content {
             file: Arc::new(file),
             lies: Lies::Store,
             writable: writes,
         };
         self.engage(id, content, writes, !writes, 0, || Err(Errno::IO.into()))
+    }
+
+    /// The store's own file. A mode that its owner gave it may still wait in the queue; who is not root needs it now.
+    fn open_in_store(&self, id: FileId, owner: Cred, path: &StorePath, writes: bool) -> std::io::Result<std::fs::File> {
+        let who = self.own_cred(owner);
+        let denied = match self.store.open(who, path, writes) {
+            Err(why) if why.raw_os_error() == Some(libc::EACCES) => why,
+            other => return other,
+        };
+        let waiting = {
+            let tree = self.tree();
+            tree.get(id)
+                .filter(|inode| self.checks_permissions && inode.set_meta.is_some())
+                .map(|inode| crate::store::Meta {
+                    perm: inode.attr.perm,
+                    uid: inode.attr.uid,
+                    gid: inode.attr.gid,
+                    atime: inode.attr.atime,
+                    mtime: inode.attr.mtime,
+                    xattrs: None,
+                })
+        };
+        let Some(meta) = waiting else {
+            return Err(denied);
+        };
+        let identity = self.store.set_meta(who, path, Kind::File, &meta)?;
+        if let Some(inode) = self.tree().get_mut(id) {
+            inode.identity = Some(Box::new(identity));
+        }
+        self.store.open(who, path, writes)
     }
 
     /// Registers the plain file with the kernel where that was decided; mediates where the kernel cannot.
@@ -440,6 +470,10 @@ impl Namespace {
                             tracing::warn!(device = %device.path().display(), attempt, %why, "cannot create a file on the tier");
                         }
                     }
+                }
+                // It is in the store already.
+                Place::Store if matches!(kind, AskKind::Prefetch { .. }) => {
+                    return Err(Fault::new(Errno::NOSPC, reason.to_string()));
                 }
                 Place::Store => return self.place_in_store(path, id, perm, &reason.to_string()),
             }
