@@ -325,6 +325,10 @@ impl Drain {
             .get(&seq)
             .map(|op| self.namespace.op_path(&tree, op))
             .unwrap_or_default();
+        let absent = tree
+            .ops
+            .get(&seq)
+            .and_then(|op| self.namespace.absence(&tree, op.file()));
         let Some(op) = tree.ops.get_mut(&seq) else {
             return;
         };
@@ -334,14 +338,16 @@ impl Drain {
         // Jitter from the sequence number: many agents must not come back in step.
         let jitter = Duration::from_millis(seq.0.wrapping_mul(2_654_435_761) % 50);
         op.due = clock::tick() + (RETRY_FIRST * factor).min(RETRY_MAX) + jitter;
-        let lasting = judged == Verdict::Refuse || first.elapsed() >= retry;
+        let lasting = judged == Verdict::Refuse || first.elapsed() >= retry || absent.is_some();
         let advice = verdict::advise(verdict::errno_of(why));
-        let text = format!(
-            "the store {} refused it ({why}). {} {}",
-            self.namespace.store.describe(),
-            advice.meaning,
-            advice.remedy
-        );
+        let text = absent.unwrap_or_else(|| {
+            format!(
+                "the store {} refused it ({why}). {} {}",
+                self.namespace.store.describe(),
+                advice.meaning,
+                advice.remedy
+            )
+        });
         tracing::warn!(path = %String::from_utf8_lossy(&path), %why, failures = op.failures, lasting, "drain");
         op.error = Some(Trouble {
             errno,

@@ -24,7 +24,8 @@ pub struct Seq(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NodeId(pub u16);
 
-/// A device of a tier: both are indices into the configuration's order, fastest tier first.
+/// A device of a tier: in memory both are indices into the configuration's order, fastest tier first. In the catalog
+/// it is a number of its own that outlives the configuration (`tier::Remembered`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct DeviceId {
     pub tier: u8,

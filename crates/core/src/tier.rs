@@ -4,6 +4,8 @@
 //! all of them in the configuration's order, fastest first, and is cheap to clone. Room is what the cap allows and
 //! what the file system has left, less a floor for others; a monitor thread calls [`Tiers::poll`] every 100 ms so that
 //! strangers on a device (and the job's memory limit, for a tier in memory) are seen and yielded to.
+//!
+//! Behind them come devices that only the catalog knows any more ([`Tiers::take_up`]): they are emptied, not filled.
 
 mod ballast;
 mod device;
@@ -12,6 +14,7 @@ pub mod ladder;
 mod ledger;
 mod memory;
 mod rate;
+mod remembered;
 mod scope;
 mod tree;
 
@@ -21,10 +24,11 @@ mod tests;
 use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-pub use device::{Device, DeviceCounters, DeviceView};
+pub use device::{Device, DeviceCounters, DeviceView, Standing};
+pub use remembered::Remembered;
 pub use tree::Each;
 
 use device::{Setup, Sighting};
@@ -52,6 +56,9 @@ pub struct Tiers {
 #[derive(Debug)]
 struct Inner {
     tiers: Vec<Vec<Arc<Device>>>,
+    /// Known to the catalog and not to the configuration; each is a tier of its own behind all others.
+    left: OnceLock<Vec<Arc<Device>>>,
+    key: String,
     memory: Memory,
     /// Polls are one at a time.
     polling: Mutex<()>,
@@ -68,6 +75,8 @@ impl Tiers {
         refuse_twice(&tiers)?;
         let inner = Inner {
             tiers,
+            left: OnceLock::new(),
+            key: key.to_owned(),
             memory: Memory::of_this_process(),
             polling: Mutex::new(()),
         };
@@ -84,21 +93,25 @@ impl Tiers {
     /// The device of an id that came from these tiers.
     ///
     /// # Panics
-    /// For an id from elsewhere (a catalog written under another configuration): check those with [`Self::get`].
+    /// For an id from elsewhere: the catalog's numbers are not these ids (see [`Self::take_up`]).
     pub fn device(&self, id: DeviceId) -> &Device {
-        &self.inner.tiers[usize::from(id.tier)][usize::from(id.device)]
-    }
-
-    pub fn get(&self, id: DeviceId) -> Option<&Device> {
-        self.inner
-            .tiers
-            .get(usize::from(id.tier))?
-            .get(usize::from(id.device))
-            .map(|device| &**device)
+        let tier = usize::from(id.tier);
+        match tier.checked_sub(self.inner.tiers.len()) {
+            None => &self.inner.tiers[tier][usize::from(id.device)],
+            Some(index) => &self.left()[index],
+        }
     }
 
     pub fn devices(&self) -> impl Iterator<Item = &Device> {
-        self.inner.tiers.iter().flatten().map(|device| &**device)
+        self.all().map(|device| &**device)
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Arc<Device>> {
+        self.inner.tiers.iter().flatten().chain(self.left())
+    }
+
+    fn left(&self) -> &[Arc<Device>] {
+        self.inner.left.get().map_or(&[], Vec::as_slice)
     }
 
     /// A snapshot for placement.
@@ -114,7 +127,7 @@ impl Tiers {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let now = crate::clock::tick();
-        for device in self.inner.tiers.iter().flatten() {
+        for device in self.all().filter(|device| device.is_there()) {
             device.measure(now);
             if device.wants_probe(now) {
                 // A sick device may hang whoever touches it; that must not be the monitor.
@@ -137,7 +150,7 @@ impl Tiers {
     fn look_around(&self) {
         let seen: Vec<(&Device, Sighting)> = self
             .devices()
-            .filter(|device| device.healthy())
+            .filter(|device| device.standing() == Standing::Used && device.healthy())
             .filter_map(|device| Some((device, device.look()?)))
             .collect();
         // Devices on one file system share what it has, and those in memory share the memory.
@@ -188,7 +201,7 @@ fn open_tier(index: usize, tier: &TierConfig, key: &str) -> Result<Vec<Arc<Devic
     let mut devices = Vec::with_capacity(tier.paths.len());
     for (index, path) in tier.paths.iter().enumerate() {
         let scope = Scope::open(&tier.name, path, key)?;
-        let kind = kind_of(&scope, path, &tier.name)?;
+        let kind = kind_of(&scope.files, path, &tier.name)?;
         let ledger = match (&shares, kind.in_memory) {
             (Some(shares), _) => Ledger::new(CapRule::Share, shares[index]),
             (None, true) => Ledger::new(CapRule::Sixteenths(MEMORY_CAP_SIXTEENTHS), 0),
@@ -199,6 +212,7 @@ fn open_tier(index: usize, tier: &TierConfig, key: &str) -> Result<Vec<Arc<Devic
                 tier: tier_index,
                 device: u8::try_from(index).map_err(|_| too_many())?,
             },
+            standing: Standing::Used,
             tier_name: Arc::clone(&tier_name),
             path: path.clone(),
             survives: tier.survives.unwrap_or(kind.survives),
@@ -241,7 +255,7 @@ struct FileSystemKind {
 }
 
 /// What the file system's magic number says about what it outlives.
-fn kind_of(scope: &Scope, path: &Path, tier: &str) -> Result<FileSystemKind> {
+fn kind_of(dir: impl AsFd, path: &Path, tier: &str) -> Result<FileSystemKind> {
     const TMPFS: u32 = 0x0102_1994;
     const RAMFS: u32 = 0x8584_58f6;
     const SHARED: [u32; 10] = [
@@ -256,7 +270,7 @@ fn kind_of(scope: &Scope, path: &Path, tier: &str) -> Result<FileSystemKind> {
         0x2003_0528, // OrangeFS
         0x0000_517b, // SMB
     ];
-    let stat = rustix::fs::fstatfs(scope.files.as_fd()).map_err(|errno| {
+    let stat = rustix::fs::fstatfs(dir).map_err(|errno| {
         Error::new(format!(
             "tier {tier} cannot tell the kind of file system at {}",
             path.display()

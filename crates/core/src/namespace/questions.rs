@@ -6,7 +6,7 @@ use crate::config::Survives;
 use crate::model::{FileId, Kind, Mode, OpKind, RunId};
 
 use super::Namespace;
-use super::tree::{Op, Progress, State, Tree};
+use super::tree::{Inode, Op, Progress, State, Tree};
 
 /// Where a file is and why (`surgetank why`, the `user.surgetank.*` attributes).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -202,6 +202,18 @@ impl Namespace {
             .sum()
     }
 
+    /// Why the content of a file cannot be had now, when its tier is not there.
+    pub(crate) fn absence(&self, tree: &Tree, id: FileId) -> Option<String> {
+        let (device, _) = tree.get(id)?.replica?;
+        let device = self.tiers.device(device);
+        (!device.is_there()).then(|| {
+            format!(
+                "it is on a tier that is not there: {}; bring it back (mount it again) and start once more",
+                device.path().display()
+            )
+        })
+    }
+
     fn safe_in(&self, tree: &Tree, id: FileId) -> String {
         let Some(inode) = tree.get(id) else {
             return String::new();
@@ -260,16 +272,20 @@ impl Namespace {
         }
         if open_too {
             for (id, inode) in tree.iter() {
-                if inode.sealed
-                    || inode.logical.is_none()
-                    || run.is_some_and(|run| inode.run != run)
-                {
+                // What an earlier run left is everybody's.
+                let others = |inode: &Inode| {
+                    run.is_some_and(|run| inode.run != run)
+                        && (inode.handles > 0 || self.absence(&tree, id).is_none())
+                };
+                if inode.sealed || inode.logical.is_none() || others(inode) {
                     continue;
                 }
                 let path = tree.logical_path(id).unwrap_or_default();
                 if Self::drained(self.decide(&path).mode) {
                     list.push(Undurable {
-                        why: String::from("still open for writing"),
+                        why: self
+                            .absence(&tree, id)
+                            .unwrap_or_else(|| String::from("still open for writing")),
                         safe_in: self.safe_in(&tree, id),
                         bytes: self.attr_of(id, inode).size_bytes,
                         is_content: true,

@@ -2,16 +2,24 @@
 //! known by its inode number, so that a rename that was written down but not done (or done but not
 //! finished) on the tier is put right. Nothing that only we have is ever deleted here.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::{Arc, PoisonError};
 
-use crate::error::Result;
-use crate::model::{DeviceId, FileId, Kind, OpKind, RunId};
+use crate::error::{Error, Result};
+use crate::model::{Change, DeviceId, FileId, Image, Kind, OpKind, RunId};
+use crate::tier::{Remembered, Standing};
 
 use super::Namespace;
 use super::content::{Content, Lies};
 use super::files::HIDDEN_PREFIX;
 use super::tree::{Entry, Inode, Name, Op, Tree};
+
+/// Where plain files lie that nobody remembers.
+const ORPHANS: &[u8] = b".surgetank-orphans/";
+/// So many are named one by one.
+const ORPHANS_TOLD_MAX: usize = 20;
 
 struct OnTier {
     path: Vec<u8>,
@@ -21,7 +29,9 @@ struct OnTier {
 impl Namespace {
     pub(super) fn recover(&self) -> Result<()> {
         let image = self.catalog.load()?;
+        let (ids, strange) = self.take_up_devices(&image)?;
         if image.files.is_empty() && image.ops.is_empty() {
+            self.match_tiers(&strange);
             return Ok(());
         }
         let mut tree = self.tree();
@@ -36,7 +46,7 @@ impl Namespace {
             inode.sealed = record.sealed;
             inode.replica = record
                 .replica
-                .map(|replica| (replica.device, replica.backing_ino));
+                .and_then(|replica| Some((*ids.get(&replica.device)?, replica.backing_ino)));
             inode.identity = record.identity.map(Box::new);
             inode.logical = record.logical.map(place);
             inode.applied = record.applied.map(place);
@@ -91,7 +101,7 @@ impl Namespace {
         }
         // Every name that is hidden only while an operation waits was written down with it; stale ones go.
         drop(tree);
-        self.match_tiers();
+        self.match_tiers(&strange);
         self.match_spills();
         self.seal_recovered();
         self.discard_leftovers();
@@ -104,10 +114,88 @@ impl Namespace {
         Ok(())
     }
 
-    /// Finds every replica on its device, by inode number, and puts it under the path that the catalog says.
-    fn match_tiers(&self) {
-        let mut found: HashMap<(DeviceId, u64), OnTier> = HashMap::new();
+    /// Finds the devices that the catalog's replicas name, wherever they are now, and writes down those that it does not
+    /// know yet, before anything is put there. Returns which id each number has now, and the unknown devices.
+    fn take_up_devices(&self, image: &Image) -> Result<(HashMap<DeviceId, DeviceId>, HashSet<DeviceId>)> {
+        let named: HashSet<DeviceId> = image
+            .files
+            .iter()
+            .filter_map(|(_, record)| Some(record.replica?.device))
+            .collect();
+        let described: Vec<(DeviceId, Remembered)> = image
+            .counters
+            .iter()
+            .filter_map(|(name, number)| {
+                let [.., tier, device] = number.to_be_bytes();
+                Some((DeviceId { tier, device }, Remembered::from_counter(name)?))
+            })
+            .collect();
+        let mut wanted: Vec<(DeviceId, Remembered)> = Vec::with_capacity(named.len());
+        for number in &named {
+            let one = described.iter().rev().find(|(other, _)| other == number);
+            wanted.push(one.cloned().unwrap_or_else(|| (*number, Remembered::nameless(*number))));
+        }
+        wanted.sort_unstable_by_key(|(number, _)| *number);
+        let ids = self.tiers.take_up(&wanted)?;
+
+        let mut taken: HashSet<DeviceId> = named;
+        taken.extend(described.iter().map(|(number, _)| *number));
+        let mut free = (0..=u16::MAX)
+            .map(|number| {
+                let [tier, device] = number.to_be_bytes();
+                DeviceId { tier, device }
+            })
+            .filter(|number| !taken.contains(number));
+        let mut strange = HashSet::new();
+        let mut changes = Vec::new();
+        let mut tree = self.tree();
         for device in self.tiers.devices() {
+            let known = described.iter().find(|(_, one)| one.token() == device.token());
+            let number = match ids.iter().find(|(_, id)| **id == device.id()) {
+                Some((number, _)) => *number,
+                None => match known {
+                    Some((number, _)) => *number,
+                    None => {
+                        strange.insert(device.id());
+                        free.next().ok_or_else(|| Error::new("the catalog remembers too many tiers"))?
+                    }
+                },
+            };
+            tree.device_numbers.insert(device.id(), number);
+            if device.standing() == Standing::Used {
+                let value = u64::from(u16::from_be_bytes([number.tier, number.device]));
+                let name = Remembered::of(device).counter()?;
+                if image.counters.get(&name) != Some(&value) {
+                    changes.push(Change::PutCounter(name, value));
+                }
+            }
+        }
+        if !changes.is_empty()
+            && let Err(why) = self.catalog.commit(&changes)
+        {
+            // Held back: they go in front of the first replica that is written down.
+            tracing::warn!(%why, "the tiers could not be written down yet");
+            self.unwritten
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .append(&mut changes);
+        }
+        Ok((ids, strange))
+    }
+
+    /// Finds every replica on its device, by inode number, and puts it under the path that the catalog says. On a
+    /// `strange` device nobody can have put anything, as far as the catalog knows.
+    fn match_tiers(&self, strange: &HashSet<DeviceId>) {
+        let mut found: HashMap<(DeviceId, u64), OnTier> = HashMap::new();
+        // What is not found there may be there all the same.
+        let mut unread: HashMap<DeviceId, u64> = HashMap::new();
+        for device in self.tiers.devices() {
+            if !device.is_there() {
+                if device.standing() == Standing::Absent {
+                    unread.insert(device.id(), 0);
+                }
+                continue;
+            }
             let result = device.walk(&mut |path: &[u8], ino, _size, blocks_bytes| {
                 found.insert(
                     (device.id(), ino),
@@ -118,6 +206,7 @@ impl Namespace {
                 );
             });
             if let Err(why) = result {
+                unread.insert(device.id(), 0);
                 self.device_failed(device.id(), &why);
                 self.note(
                     RunId(0),
@@ -137,6 +226,13 @@ impl Namespace {
         for (id, device, ino) in replicas {
             let want = tree.logical_path(id);
             let Some(on_tier) = found.remove(&(device, ino)) else {
+                let only_there = tree
+                    .get(id)
+                    .is_some_and(|inode| inode.logical.is_some() && (inode.dirty() || !inode.sealed));
+                if only_there && let Some(files) = unread.get_mut(&device) {
+                    *files += 1;
+                    continue;
+                }
                 self.replica_missing(&mut tree, id, want);
                 continue;
             };
@@ -159,8 +255,21 @@ impl Namespace {
                 }
             }
         }
-        for ((device, _), orphan) in found {
-            self.set_aside(device, &orphan.path);
+        drop(tree);
+        self.set_orphans_aside(found, strange);
+        for (device, files) in unread {
+            let device = self.tiers.device(device);
+            if files > 0 && device.standing() == Standing::Absent {
+                self.note(
+                    RunId(0),
+                    device.path().display().to_string(),
+                    format!(
+                        "{files} file(s) are on a tier that is not there: {}; bring it back (mount it again) and start once more; until then they are remembered, and not in the store",
+                        device.path().display()
+                    ),
+                    true,
+                );
+            }
         }
         for (id, device, want) in aside {
             if let Err(why) = self
@@ -205,23 +314,105 @@ impl Namespace {
         }
     }
 
-    /// A plain file that no record names: an unlink or a copy that was cut off. It is kept out of the way, not deleted,
-    /// unless its name says that it was only being made.
-    fn set_aside(&self, device: DeviceId, path: &[u8]) {
+    /// Plain files that no record names. On a device that the catalog knows they are unlinks or copies that were cut off;
+    /// on one that it does not know, the only copy of what somebody wrote, and the memory of it is gone.
+    fn set_orphans_aside(&self, found: HashMap<(DeviceId, u64), OnTier>, strange: &HashSet<DeviceId>) {
+        let mut orphans: Vec<_> = found.into_iter().collect();
+        orphans.sort_unstable_by(|(at, one), (other_at, other)| (at.0, &one.path).cmp(&(other_at.0, &other.path)));
+        let mut told: HashMap<DeviceId, usize> = HashMap::new();
+        let mut old: HashMap<DeviceId, usize> = HashMap::new();
+        for ((device, ino), orphan) in orphans {
+            if orphan.path.starts_with(ORPHANS) {
+                *old.entry(device).or_default() += 1;
+                continue;
+            }
+            let Some(aside) = self.set_aside(device, ino, &orphan.path) else { continue };
+            if !strange.contains(&device) {
+                continue;
+            }
+            let told = told.entry(device).or_default();
+            *told += 1;
+            if *told <= ORPHANS_TOLD_MAX {
+                let now = self.tiers.device(device).files_path().join(OsStr::from_bytes(&aside));
+                self.note(
+                    RunId(0),
+                    String::from_utf8_lossy(&orphan.path).into_owned(),
+                    format!(
+                        "left by an agent whose state is gone: {}; it may be the only copy: copy it by hand to where it belongs, or remove it",
+                        now.display()
+                    ),
+                    true,
+                );
+            }
+        }
+        for (device, files) in told.into_iter().filter(|(_, files)| *files > ORPHANS_TOLD_MAX) {
+            let place = self.tiers.device(device).files_path().join(OsStr::from_bytes(ORPHANS));
+            let more = files - ORPHANS_TOLD_MAX;
+            self.note(
+                RunId(0),
+                place.display().to_string(),
+                format!("{more} more file(s) left by an agent whose state is gone: {}", place.display()),
+                true,
+            );
+        }
+        for (device, files) in old {
+            let place = self.tiers.device(device).files_path().join(OsStr::from_bytes(ORPHANS));
+            self.note(
+                RunId(0),
+                place.display().to_string(),
+                format!("{files} file(s) that an earlier agent set aside are still there; copy them by hand or remove them"),
+                false,
+            );
+        }
+    }
+
+    /// Moves a plain file out of the way, where it collides with nothing, and says where to; one whose name says that it
+    /// was only being made is removed.
+    fn set_aside(&self, device: DeviceId, ino: u64, path: &[u8]) -> Option<Vec<u8>> {
         let device = self.tiers.device(device);
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+        let mut aside = None;
         let result = if name.starts_with(HIDDEN_PREFIX) {
             device.unlink(path)
-        } else if path.starts_with(b".surgetank-orphans/") {
-            Ok(())
         } else {
-            let mut aside = b".surgetank-orphans/".to_vec();
-            aside.extend_from_slice(path);
-            device.rename(path, &aside)
+            let mut to = ORPHANS.to_vec();
+            to.extend_from_slice(path);
+            // Whatever was set aside before keeps its name.
+            let is_taken = |to: &[u8]| match device.open(to, false) {
+                Ok(_) => true,
+                Err(why) => why.kind() == std::io::ErrorKind::PermissionDenied,
+            };
+            if is_taken(&to) {
+                to.extend_from_slice(format!(".{ino}").as_bytes());
+            }
+            while is_taken(&to) {
+                to.push(b'+');
+            }
+            device
+                .rename(path, &to)
+                .map(|()| to)
+                .or_else(|_| {
+                    // A file of an earlier time lies where a directory would have to be.
+                    let mut flat = ORPHANS.to_vec();
+                    flat.extend_from_slice(format!("{ino}-").as_bytes());
+                    flat.extend_from_slice(name);
+                    while is_taken(&flat) {
+                        flat.push(b'+');
+                    }
+                    device.rename(path, &flat).map(|()| flat)
+                })
+                .map(|to| aside = Some(to))
         };
         if let Err(why) = result {
             tracing::warn!(%why, path = %String::from_utf8_lossy(path), "an orphan could not be set aside");
+            self.note(
+                RunId(0),
+                device.files_path().join(OsStr::from_bytes(path)).display().to_string(),
+                format!("a file that nobody remembers could not be moved out of the way: {why}"),
+                true,
+            );
         }
+        aside
     }
 
     fn match_spills(&self) {
@@ -252,6 +443,8 @@ impl Namespace {
             let tree = self.tree();
             tree.iter()
                 .filter(|(_, inode)| !inode.sealed && inode.attr.kind == Kind::File)
+                // What cannot be read now is completed when its tier is back.
+                .filter(|(_, inode)| inode.replica.is_none_or(|(device, _)| self.tiers.device(device).is_there()))
                 .map(|(id, _)| id)
                 .collect()
         };

@@ -260,6 +260,8 @@ pub struct Tree {
     pub hard_links: HashMap<u64, FileId>,
     /// Bytes on each device that the store has too.
     pub clean_bytes: HashMap<DeviceId, u64>,
+    /// How the catalog calls each device.
+    pub device_numbers: HashMap<DeviceId, DeviceId>,
 }
 
 impl Tree {
@@ -274,6 +276,7 @@ impl Tree {
             discards: Vec::new(),
             hard_links: HashMap::new(),
             clean_bytes: HashMap::new(),
+            device_numbers: HashMap::new(),
         }
     }
 
@@ -546,7 +549,7 @@ impl Tree {
             sealed: inode.sealed,
             replica: inode.replica.map(|(device, backing_ino)| Replica {
                 node: NodeId(0),
-                device,
+                device: self.device_numbers.get(&device).copied().unwrap_or(device),
                 backing_ino,
             }),
             spill: inode.spill().map(place),

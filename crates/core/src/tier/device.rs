@@ -77,9 +77,22 @@ pub(super) struct Sighting {
     pub used_before_bytes: u64,
 }
 
+/// What a device is good for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    Used,
+    /// The configuration does not name it any more: it is read and emptied, and gets nothing new.
+    Drained,
+    /// It cannot be reached; what it has is waited for.
+    Absent,
+    /// It cannot come back: it was memory, and the machine restarted or the directory was removed.
+    Lost,
+}
+
 #[derive(Debug)]
 pub struct Device {
     id: DeviceId,
+    standing: Standing,
     tier_name: Arc<str>,
     path: PathBuf,
     survives: Survives,
@@ -101,6 +114,7 @@ pub struct Device {
 /// What must be known to make a device of a directory.
 pub(super) struct Setup {
     pub id: DeviceId,
+    pub standing: Standing,
     pub tier_name: Arc<str>,
     pub path: PathBuf,
     pub survives: Survives,
@@ -118,6 +132,7 @@ impl Device {
     pub(super) fn new(setup: Setup) -> Self {
         let device = Self {
             id: setup.id,
+            standing: setup.standing,
             tier_name: setup.tier_name,
             path: setup.path,
             survives: setup.survives,
@@ -133,12 +148,23 @@ impl Device {
             writers: AtomicU32::new(0),
             counters: DeviceCounters::default(),
         };
-        let leases = device.probe_leases();
+        let leases = device.is_there() && device.probe_leases();
         Self { leases, ..device }
     }
 
     pub fn id(&self) -> DeviceId {
         self.id
+    }
+    pub fn standing(&self) -> Standing {
+        self.standing
+    }
+    /// It can be read.
+    pub fn is_there(&self) -> bool {
+        matches!(self.standing, Standing::Used | Standing::Drained)
+    }
+    /// Names the very directory behind the path.
+    pub fn token(&self) -> &str {
+        &self.scope.token
     }
     pub fn tier_name(&self) -> &str {
         &self.tier_name
@@ -206,7 +232,7 @@ impl Device {
     }
 
     pub fn view(&self) -> DeviceView {
-        let healthy = self.healthy();
+        let healthy = self.healthy() && self.standing == Standing::Used;
         let rate = lock(&self.rate).clone();
         let ledger = lock(&self.ledger);
         DeviceView {
@@ -253,6 +279,9 @@ impl Device {
     }
     /// Why it is out of use.
     pub fn sickness(&self) -> Option<Errno> {
+        if !self.is_there() {
+            return Some(Errno::NODEV);
+        }
         lock(&self.health).errno()
     }
 
@@ -396,7 +425,9 @@ impl Device {
                 ledger.excess_bytes() > 0,
             )
         };
-        let wanted = self.ballast_wanted.load(Ordering::Relaxed) && self.healthy();
+        let wanted = self.ballast_wanted.load(Ordering::Relaxed)
+            && self.healthy()
+            && self.standing == Standing::Used;
         let carried_bytes = *lock(&self.ballast_bytes);
         if excess && carried_bytes > 0 {
             self.release_ballast();
@@ -430,6 +461,11 @@ impl Device {
 
     fn tree(&self) -> Tree<'_> {
         Tree::new(self.root())
+    }
+
+    /// On a device that is not there, names change in the catalog only; they are put right when it is back.
+    fn change(&self, change: impl FnOnce(Tree<'_>) -> io::Result<()>) -> io::Result<()> {
+        if self.is_there() { change(self.tree()) } else { Ok(()) }
     }
 
     /// Makes a new file and what is missing of its directories. A leftover tree of empty directories in its place
@@ -477,15 +513,18 @@ impl Device {
     }
 
     pub fn open(&self, path: &[u8], write: bool) -> io::Result<File> {
+        if !self.is_there() {
+            return Err(Errno::IO.into());
+        }
         self.tree().open(path, write)
     }
     /// Renames a file, replacing what is at `to`; makes the directories of `to`.
     pub fn rename(&self, from: &[u8], to: &[u8]) -> io::Result<()> {
-        self.tree().rename(from, to)
+        self.change(|tree| tree.rename(from, to))
     }
     /// Renames a directory. An absent `from` is fine; leftovers in `to` are merged with.
     pub fn rename_dir(&self, from: &[u8], to: &[u8]) -> io::Result<()> {
-        self.tree().rename_dir(from, to)
+        self.change(|tree| tree.rename_dir(from, to))
     }
     /// Gives a file from [`Self::create_unnamed`] a name. ENOENT where the file system has no `O_TMPFILE`: copy it then.
     pub fn link_unnamed(&self, file: &File, path: &[u8]) -> io::Result<()> {
@@ -493,19 +532,22 @@ impl Device {
     }
     /// Absent is fine.
     pub fn unlink(&self, path: &[u8]) -> io::Result<()> {
-        self.tree().unlink(path)
+        self.change(|tree| tree.unlink(path))
     }
     /// Removes a tree of directories without files (absent is fine); ENOTEMPTY when there are files in it.
     pub fn remove_dir(&self, path: &[u8]) -> io::Result<()> {
-        self.tree().remove_dir(path)
+        self.change(|tree| tree.remove_dir(path))
     }
     /// Every plain file: path, inode number, size, allocated bytes.
     pub fn walk(&self, each: Each<'_>) -> io::Result<()> {
-        self.tree().walk(each)
+        self.change(|tree| tree.walk(each))
     }
 
     /// At the clean end: ballast and empty directories go, and the scope itself when nothing is left in it.
     pub fn sweep(&self) -> io::Result<()> {
+        if !self.is_there() {
+            return Ok(());
+        }
         self.want_ballast(false);
         // Also one that an earlier agent left behind.
         ballast::release(self.scope.dir.as_fd())?;

@@ -1,5 +1,8 @@
 //! The directory of one agent on one device: `<path>/surgetank-<uid>/<key>/`, with the files in `files/`.
 //!
+//! Beside them lies an empty directory whose name, `device-<token>`, is the device's identity: whatever path leads to it
+//! later, and whatever else is mounted there meanwhile, the catalog knows it again by its token.
+//!
 //! Private to the user: made with mode 0700; an existing one that is a symlink, belongs to somebody else or is
 //! open to others is refused, because whoever prepared it could read or replace what programs write.
 
@@ -17,6 +20,7 @@ const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 const FILES: &str = "files";
+const TOKEN_PREFIX: &str = "device-";
 
 #[derive(Debug)]
 pub(super) struct Scope {
@@ -30,6 +34,8 @@ pub(super) struct Scope {
     pub files: OwnedFd,
     /// Where `files` is, for people.
     pub files_path: PathBuf,
+    /// Names this very directory, and no other that may come to lie under the same path.
+    pub token: String,
 }
 
 impl Scope {
@@ -66,6 +72,10 @@ impl Scope {
         let dir = descend(&user_dir, key, &key_path)?;
         let files_path = key_path.join(FILES);
         let files = descend(&dir, FILES, &files_path)?;
+        let token = match token_in(&dir).map_err(|errno| refuse(&key_path, &errno))? {
+            Some(token) => token,
+            None => make_token(&dir).map_err(|errno| refuse(&key_path, &errno).remedy(unsuitable))?,
+        };
         Ok(Self {
             user_dir,
             base,
@@ -74,13 +84,56 @@ impl Scope {
             dir,
             files,
             files_path,
+            token,
         })
+    }
+
+    /// The token of a scope that an earlier agent left below `path`; makes nothing.
+    pub fn token_at(path: &Path, key: &str) -> Option<String> {
+        let dir = rustix::fs::open(Self::path_of(path, key), DIRECTORY, Mode::empty()).ok()?;
+        token_in(&dir).ok().flatten()
+    }
+
+    /// Stands for a scope that cannot be reached: a directory that exists no more, in which nothing can be made.
+    pub fn nowhere(path: &Path, key: &str, token: &str) -> Result<Self> {
+        let failed = |why: &dyn Display| {
+            Error::new(format!("the tier at {} is not there, and no stand-in could be made", path.display()))
+                .why(why)
+                .remedy("make the directory for temporary files writable (TMPDIR)")
+        };
+        let name = std::env::temp_dir().join(format!("surgetank-nowhere-{}", new_token()));
+        rustix::fs::mkdir(&name, Mode::RWXU).map_err(|errno| failed(&errno))?;
+        let opened = rustix::fs::open(&name, DIRECTORY, Mode::empty());
+        rustix::fs::rmdir(&name).map_err(|errno| failed(&errno))?;
+        let dir = opened.map_err(|errno| failed(&errno))?;
+        let again = || dir.try_clone().map_err(|why| failed(&why));
+        Ok(Self {
+            user_dir: again()?,
+            base: again()?,
+            files: again()?,
+            user_name: String::new(),
+            key: key.to_owned(),
+            files_path: Self::path_of(path, key).join(FILES),
+            token: token.to_owned(),
+            dir,
+        })
+    }
+
+    fn path_of(path: &Path, key: &str) -> PathBuf {
+        path.join(format!("surgetank-{}", rustix::process::geteuid().as_raw())).join(key)
     }
 
     /// Removes the scope's directories as far as they are empty.
     pub fn remove_when_empty(&self) -> Result<(), Errno> {
+        match rustix::fs::unlinkat(&self.dir, FILES, AtFlags::REMOVEDIR) {
+            // Files stay, and so does the name of where they are.
+            Err(Errno::NOTEMPTY | Errno::EXIST) => return Ok(()),
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(errno) => return Err(errno),
+        }
+        let token = format!("{TOKEN_PREFIX}{}", self.token);
         for (dir, name) in [
-            (&self.dir, FILES),
+            (&self.dir, &*token),
             (&self.user_dir, &*self.key),
             (&self.base, &*self.user_name),
         ] {
@@ -92,6 +145,37 @@ impl Scope {
         }
         Ok(())
     }
+}
+
+fn token_in(dir: &OwnedFd) -> Result<Option<String>, Errno> {
+    let mut token: Option<String> = None;
+    for entry in rustix::fs::Dir::read_from(dir)? {
+        let entry = entry?;
+        let found = entry.file_name().to_str().ok().and_then(|name| name.strip_prefix(TOKEN_PREFIX));
+        // Never two, but should there be: always the same one.
+        if let Some(found) = found
+            && token.as_deref().is_none_or(|token| found < token)
+        {
+            token = Some(found.to_owned());
+        }
+    }
+    Ok(token)
+}
+
+fn make_token(dir: &OwnedFd) -> Result<String, Errno> {
+    let token = new_token();
+    rustix::fs::mkdirat(dir, format!("{TOKEN_PREFIX}{token}"), Mode::RWXU)?;
+    // Before anything is written down under this name.
+    rustix::fs::fsync(dir)?;
+    Ok(token)
+}
+
+/// Never given out twice, here or on another machine.
+fn new_token() -> String {
+    use std::hash::{BuildHasher, RandomState};
+    // Keyed by the system's random numbers, each time anew.
+    let random = |salt: u8| RandomState::new().hash_one((salt, std::process::id(), std::time::SystemTime::now()));
+    format!("{:016x}{:016x}", random(0), random(1))
 }
 
 struct Refusal {
