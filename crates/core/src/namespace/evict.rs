@@ -350,12 +350,12 @@ impl Namespace {
         let Some(path) = tree.logical_path(id) else {
             return;
         };
-        let mode = self.decide(&path).mode;
+        let mode = self.mode_for(&tree, id, &path);
         let droppable = mode == Mode::Remove
             || (mode == Mode::Keep && self.config.keep_at_exit == KeepAtExit::Drop);
         let Some(inode) = tree.get(id) else { return };
-        if !droppable || !inode.dirty() || inode.applied.is_some() || self.opens().contains_key(&id)
-        {
+        let wanted = inode.publish.is_some() || inode.applied.is_some();
+        if !droppable || !inode.dirty() || wanted || self.opens().contains_key(&id) {
             return;
         }
         let mut txn = Txn::default();

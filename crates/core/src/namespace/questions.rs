@@ -97,6 +97,15 @@ impl Namespace {
         let inode = tree.get(id)?;
         let path = tree.logical_path(id)?;
         let decision = self.decide(&path);
+        let mode = self.mode_for(&tree, id, &path);
+        let mut rule = self.rules.why(decision.reason);
+        if mode != decision.mode {
+            rule.push_str(if inode.attr.kind == Kind::File {
+                ", but the store has a file of this name already: it is no temporary"
+            } else {
+                ", but links and special files are made in the store, like directories"
+            });
+        }
         let mut places = Vec::new();
         let mut replica = None;
         let mut tier = String::from("store");
@@ -135,8 +144,8 @@ impl Namespace {
             state: self.state_of(&tree, id)?,
             location: places.join(" "),
             tier,
-            mode: decision.mode,
-            rule: self.rules.why(decision.reason),
+            mode,
+            rule,
             placed: inode
                 .extra
                 .as_ref()
@@ -267,7 +276,7 @@ impl Namespace {
                     continue;
                 }
                 let path = tree.logical_path(id).unwrap_or_default();
-                if Self::drained(self.decide(&path).mode) {
+                if Self::drained(self.mode_for(&tree, id, &path)) {
                     list.push(Undurable {
                         why: String::from("still open for writing"),
                         safe_in: self.safe_in(&tree, id),
@@ -385,7 +394,7 @@ impl Namespace {
             })
             .filter(|(_, inode)| run.is_none_or(|run| inode.run == run))
             .filter_map(|(id, inode)| Some((id, tree.logical_path(id)?, inode.attr.size_bytes)))
-            .filter(|(_, path, _)| self.decide(path).mode == mode)
+            .filter(|(id, path, _)| self.mode_for(&tree, *id, path) == mode)
             .collect()
     }
 

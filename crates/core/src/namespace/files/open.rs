@@ -274,7 +274,7 @@ impl Namespace {
             let tree = self.tree();
             let inode = tree.get(id).ok_or(Errno::NOENT)?;
             let path = tree.logical_path(id).ok_or(Errno::NOENT)?;
-            let mode = self.decide(&path).mode;
+            let mode = self.mode_for(&tree, id, &path);
             (path, mode, inode.attr)
         };
         let kind = match source {
