@@ -8,6 +8,7 @@
 //! place) → an inode's lock (its content is opened, sealed, evicted) → `tree`. Store I/O is never
 //! done under `tree`; operations of a tier on names are, so that a path means one thing at a time.
 
+mod ahead;
 mod attributes;
 pub mod content;
 mod evict;
@@ -36,6 +37,7 @@ use crate::rule::{Decision, RuleSet};
 use crate::store::{Cred, Store};
 use crate::tier::Tiers;
 
+pub use ahead::BroughtIn;
 pub use attributes::SetAttr;
 use content::{Handle, Open};
 pub use files::{Grant, Opened};

@@ -154,7 +154,7 @@ impl Namespace {
             version: inode.version,
             durable_version: inode.durable,
             checksum: inode.checksum,
-            pinned: inode.pinned,
+            pinned: self.pinned(&tree, id),
             pending,
             replica,
             store_path: tree.applied_path(id).map(|path| path.0).unwrap_or_default(),

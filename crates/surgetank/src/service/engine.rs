@@ -19,6 +19,7 @@ use surgetank_core::report::{
 use surgetank_core::store::StorePath;
 
 use super::door::Door;
+use super::prefetcher::Prefetcher;
 use super::runs::Runs;
 use crate::agent::engine::Engine;
 
@@ -27,6 +28,7 @@ pub struct Served {
     drain: Arc<Drain>,
     runs: Arc<Runs>,
     door: Arc<Door>,
+    prefetcher: Prefetcher,
     /// Where the drain's counts stood when a scope's final drain began, and when that was.
     begun: Mutex<HashMap<Option<RunId>, Mark>>,
     rate: Mutex<Rate>,
@@ -49,9 +51,15 @@ struct Rate {
 const RATE_WINDOW: Duration = Duration::from_millis(500);
 
 impl Served {
-    pub fn new(namespace: Arc<Namespace>, drain: Arc<Drain>, runs: Arc<Runs>, door: Arc<Door>) -> Self {
+    pub fn new(
+        namespace: Arc<Namespace>,
+        drain: Arc<Drain>,
+        runs: Arc<Runs>,
+        door: Arc<Door>,
+        prefetcher: Prefetcher,
+    ) -> Self {
         let rate = Mutex::new(Rate { at: Instant::now(), bytes: 0, per_second: 0 });
-        Self { namespace, drain, runs, door, begun: Mutex::default(), rate }
+        Self { namespace, drain, runs, door, prefetcher, begun: Mutex::default(), rate }
     }
 
     fn mark(&self) -> Mark {
@@ -340,7 +348,7 @@ impl Engine for Served {
         for pattern in patterns {
             let pattern = StorePath(pattern.clone());
             for id in self.namespace.files_matching(&pattern.0)? {
-                let bytes = self.namespace.prefetch(id)?;
+                let bytes = self.namespace.prefetch(id, &|| false)?;
                 if bytes > 0 {
                     done.files += 1;
                     done.bytes += bytes;
@@ -359,6 +367,7 @@ impl Engine for Served {
     }
 
     fn shutdown(&self) {
+        self.prefetcher.end();
         self.drain.stop();
         let all = self.namespace.finish();
         if !all {

@@ -427,8 +427,13 @@ impl Namespace {
                         }
                     }
                 }
+                // In the store it is already.
+                Place::Store if matches!(kind, AskKind::Prefetch { .. }) => return Err(Errno::NOSPC.into()),
                 Place::Store => return self.place_in_store(path, id, perm, &reason.to_string()),
             }
+        }
+        if matches!(kind, AskKind::Prefetch { .. }) {
+            return Err(Errno::NOSPC.into());
         }
         self.place_in_store(path, id, perm, "no tier took the file")
     }
