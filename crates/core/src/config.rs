@@ -228,6 +228,11 @@ impl Config {
     pub fn load_in(overrides: &Overrides, around: &Surroundings) -> Result<Loaded> {
         load::load(overrides, around)
     }
+
+    /// The state root alone, for those who only look for agents; it does not matter where they ask from.
+    pub fn state_root(overrides: &Overrides) -> Result<PathBuf> {
+        load::state_root(overrides, &Surroundings::of_this_process()?)
+    }
 }
 
 #[cfg(test)]

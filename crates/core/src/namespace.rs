@@ -8,6 +8,7 @@
 //! place) → an inode's lock (its content is opened, sealed, evicted) → `tree`. Store I/O is never
 //! done under `tree`; operations of a tier on names are, so that a path means one thing at a time.
 
+mod ahead;
 mod attributes;
 pub mod content;
 mod evict;
@@ -28,7 +29,7 @@ use std::time::{Duration, Instant};
 
 use crate::catalog::Catalog;
 use crate::clock;
-use crate::config::{Config, Timing};
+use crate::config::{Config, KeepAtExit, Timing};
 use crate::error::{Errno, Error, Fault, FsResult, Result};
 use crate::model::{Attr, Caller, FileId, Kind, Mode, RunId};
 use crate::placement::History;
@@ -36,6 +37,7 @@ use crate::rule::{Decision, RuleSet};
 use crate::store::{Cred, Store};
 use crate::tier::Tiers;
 
+pub use ahead::BroughtIn;
 pub use attributes::SetAttr;
 use content::{Handle, Open};
 pub use files::{Grant, Opened};
@@ -275,6 +277,25 @@ impl Namespace {
     /// What the rules say of a path.
     pub fn decide(&self, path: &[u8]) -> Decision {
         self.rules.decide(path)
+    }
+    /// What is done with this very file or link. Its rule says so, with two exceptions: what the store has under the
+    /// name is no temporary, so a new version of it is brought there instead of being thrown away at the end; and links
+    /// and special files have no content that could be kept on a tier, they are made in the store as directories are.
+    pub(crate) fn mode_for(&self, tree: &Tree, id: FileId, path: &[u8]) -> Mode {
+        let ruled = self.decide(path).mode;
+        let Some(inode) = tree.get(id) else { return ruled };
+        let thrown_away = ruled == Mode::Remove
+            || (ruled == Mode::Keep && self.config.keep_at_exit == KeepAtExit::Drop);
+        let takes_over = || {
+            let (dir, name) = inode.logical.as_ref()?;
+            tree.planned(*dir, name).filter(|holder| *holder != id)
+        };
+        match inode.attr.kind {
+            Kind::File if thrown_away && (inode.applied.is_some() || takes_over().is_some()) => Mode::Copy,
+            Kind::File => ruled,
+            _ if ruled == Mode::Keep => Mode::Copy,
+            _ => ruled,
+        }
     }
     fn drained(mode: Mode) -> bool {
         matches!(mode, Mode::Copy | Mode::Move)

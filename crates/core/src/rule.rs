@@ -145,6 +145,27 @@ impl RuleSet {
         lines
     }
 
+    /// The directories (and files) below which the rules with `prefetch` find everything they mean, none inside another;
+    /// an empty path is the whole tree. Empty when no rule prefetches.
+    pub fn prefetched_below(&self) -> Vec<Vec<u8>> {
+        let rules = self.rules().filter(|rule| rule.prefetch);
+        let mut found: Vec<Vec<u8>> = rules.map(|rule| matcher::plain_beginning(&rule.pattern)).collect();
+        found.sort();
+        let mut outermost: Vec<Vec<u8>> = Vec::new();
+        for path in found {
+            let inside = outermost.iter().any(|outer| {
+                outer.is_empty()
+                    || path
+                        .strip_prefix(outer.as_slice())
+                        .is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+            });
+            if !inside {
+                outermost.push(path);
+            }
+        }
+        outermost
+    }
+
     /// Weakest first; [`Reason::rule`] points into it.
     pub fn rules(&self) -> impl ExactSizeIterator<Item = &RuleConfig> {
         self.rules.iter().map(|rule| &rule.config)

@@ -11,5 +11,6 @@ use surgetank_core::config::Config;
 fn main() -> ExitCode {
     let configure =
         |settings: &verbs::settings::Settings| Config::load(&settings.clone().overrides()).map(|loaded| loaded.config);
-    ExitCode::from(verbs::main(&Program { backend: &Service, configure }))
+    let state_root = |settings: &verbs::settings::Settings| Config::state_root(&settings.clone().overrides());
+    ExitCode::from(verbs::main(&Program { backend: &Service, configure, state_root }))
 }

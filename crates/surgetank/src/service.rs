@@ -4,6 +4,7 @@
 
 mod door;
 mod engine;
+mod prefetcher;
 mod runs;
 
 use std::io;
@@ -65,7 +66,12 @@ impl Backend for Service {
             drop(detach(&over, true));
             Error::new("the drain could not be started").why(why)
         })?;
-        let engine = Arc::new(engine::Served::new(namespace, drain, runs, filesystem.clone()));
+        let prefetcher = prefetcher::Prefetcher::start(&namespace).map_err(|why| {
+            drain.stop();
+            drop(detach(&over, true));
+            Error::new("prefetching could not be started").why(why)
+        })?;
+        let engine = Arc::new(engine::Served::new(namespace, drain, runs, filesystem.clone(), prefetcher));
         Ok(Running { engine, mount: Box::new(OverMount { over, session, filesystem }) })
     }
 }

@@ -44,6 +44,8 @@ pub mod exit {
 pub struct Program<'a> {
     pub backend: &'a dyn Backend,
     pub configure: fn(&Settings) -> Result<Config>,
+    /// For verbs that only ask, from wherever they ask.
+    pub state_root: fn(&Settings) -> Result<PathBuf>,
 }
 
 #[derive(Parser)]
@@ -146,14 +148,42 @@ pub type Outcome<T = u8> = Result<T, Failure>;
 
 /// The state root, for verbs that only ask.
 fn state_root(program: &Program<'_>, settings: &Settings) -> Outcome<PathBuf> {
-    (program.configure)(settings).map(|config| config.state).map_err(Failure::usage)
+    (program.state_root)(settings).map_err(Failure::usage)
 }
 
 /// The agent that serves `path`, or the plain statement that there is none.
 fn agent_of(program: &Program<'_>, settings: &Settings, path: &Path) -> Outcome<Connection> {
-    client::serving(&state_root(program, settings)?, path)?.ok_or_else(|| {
-        Error::new(format!("no agent of yours serves {}", path.display()))
-            .remedy("`surgetank status` lists the agents; `surgetank mount DIR` or `surgetank run` starts one")
-            .into()
-    })
+    if let Some(agent) = client::serving(&state_root(program, settings)?, path)? {
+        return Ok(agent);
+    }
+    Err(match client::dead_mount(path)? {
+        Some(dead) => dead_mount_error(&dead),
+        None => Error::new(format!("no agent of yours serves {}", path.display()))
+            .remedy("`surgetank status` lists the agents; `surgetank mount DIR` or `surgetank run` starts one"),
+    }
+    .into())
+}
+
+fn dead_mount_error(dead: &Path) -> Error {
+    Error::new(format!("{} is a dead mount of an agent that was killed", dead.display()))
+        .remedy(format!("surgetank umount {}", dead.display()))
+        .data("what was closed there is in the store or still in the tiers; the next run over the directory brings it to the store")
+}
+
+/// For verbs that start an agent: nothing can be looked up in a dead mount, not even the configuration.
+fn clear_dead_mount(program: &Program<'_>, settings: &Settings) -> Outcome<()> {
+    let said = std::env::var_os("SURGETANK_OVER").filter(|over| !over.is_empty()).map(PathBuf::from);
+    let over = settings.over.clone().or(said).unwrap_or_else(|| PathBuf::from("."));
+    let Some(dead) = client::dead_mount(&over)? else { return Ok(()) };
+    // Whoever stands in the dead mount goes on in the directory underneath.
+    let here = std::env::current_dir();
+    if !client::clear_dead_mount(&state_root(program, settings)?, &dead)? {
+        return Err(dead_mount_error(&dead).into());
+    }
+    if let Ok(here) = here {
+        std::env::set_current_dir(&here).map_err(|error| {
+            Error::new(format!("the working directory {} is not in the store", here.display())).why(error)
+        })?;
+    }
+    Ok(())
 }

@@ -81,59 +81,14 @@ pub fn load(overrides: &Overrides, around: &Surroundings) -> Result<Loaded> {
     let mut notes = Vec::new();
     let mut files = Vec::new();
 
-    if let Some(text) = optional(&around.site_file)? {
-        let label = around.site_file.display().to_string();
-        file::read(
-            &text,
-            &around.site_file,
-            &label,
-            Authority::Site,
-            &mut draft,
-        )?;
-        forbid_over(&draft)?;
+    if read_site(around, &mut draft)? {
         files.push(around.site_file.clone());
     }
-
-    let given = overrides
-        .config
-        .clone()
-        .or_else(|| around.var("SURGETANK_CONFIG").map(PathBuf::from));
-    let given = given.map(|path| around.cwd.join(path));
-    let given_ini = given
-        .as_ref()
-        .filter(|path| path.extension().is_some_and(|end| end == "ini"));
-    // Where files of the project are looked for: `over`, as far as it is known without them.
-    let said_over = overrides
-        .over
-        .clone()
-        .or_else(|| around.var("SURGETANK_OVER").map(PathBuf::from));
-    let home = around.cwd.join(said_over.unwrap_or_default());
-
+    let given = given_file(overrides, around);
+    let given_ini = given.as_ref().filter(|path| is_ini(path));
+    let home = home(overrides, around);
     let mut project = Draft::default();
-    let toml = match (&given, given_ini) {
-        (Some(path), None) => {
-            let text = optional(path)?.ok_or_else(|| missing_config(path))?;
-            file::read(
-                &text,
-                path,
-                &path.display().to_string(),
-                Authority::Project,
-                &mut project,
-            )?;
-            Some(path.clone())
-        }
-        _ => {
-            let path = home.join(PROJECT_FILE);
-            match optional(&path)? {
-                Some(text) => {
-                    file::read(&text, &path, PROJECT_FILE, Authority::Project, &mut project)?;
-                    forbid_over(&project)?;
-                    Some(path)
-                }
-                None => None,
-            }
-        }
-    };
+    let toml = read_project(given.as_deref(), &home, &mut project)?;
     let home = project
         .over
         .as_ref()
@@ -152,6 +107,81 @@ pub fn load(overrides: &Overrides, around: &Surroundings) -> Result<Loaded> {
     environment(around, &mut draft, &mut notes)?;
     overrides.apply(&around.cwd, &mut draft)?;
     resolve(draft, sea, around, notes, files)
+}
+
+/// The state root alone, for those who only ask: whether anything could be served from here is not their business.
+pub fn state_root(overrides: &Overrides, around: &Surroundings) -> Result<PathBuf> {
+    let mut draft = Draft::default();
+    let said = match &overrides.state {
+        Some(text) => Some(("--state", text.clone())),
+        None => around.var("SURGETANK_STATE").map(|text| ("SURGETANK_STATE", text)),
+    };
+    match said {
+        Some((label, text)) => {
+            let origin = Origin {
+                label: label.to_owned(),
+                base: around.cwd.clone(),
+                authority: Authority::CommandLine,
+            };
+            draft.set("state", &text, &origin)?;
+        }
+        None => {
+            read_site(around, &mut draft)?;
+            let home = home(overrides, around);
+            // What a dead mount hides cannot say anything.
+            let hidden = fs::metadata(&home)
+                .is_err_and(|error| error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error()));
+            if !hidden {
+                let mut project = Draft::default();
+                read_project(given_file(overrides, around).as_deref(), &home, &mut project)?;
+                overlay(&mut draft, project);
+            }
+        }
+    }
+    Ok(said_state(&draft, around).0)
+}
+
+fn read_site(around: &Surroundings, draft: &mut Draft) -> Result<bool> {
+    let path = &around.site_file;
+    let Some(text) = optional(path)? else { return Ok(false) };
+    file::read(&text, path, &path.display().to_string(), Authority::Site, draft)?;
+    forbid_over(draft)?;
+    Ok(true)
+}
+
+/// The configuration file that was named: a `surgetank.toml` or a `sea.ini`.
+fn given_file(overrides: &Overrides, around: &Surroundings) -> Option<PathBuf> {
+    let given = overrides
+        .config
+        .clone()
+        .or_else(|| around.var("SURGETANK_CONFIG").map(PathBuf::from));
+    given.map(|path| around.cwd.join(path))
+}
+
+fn is_ini(path: &Path) -> bool {
+    path.extension().is_some_and(|end| end == "ini")
+}
+
+/// Where files of the project are looked for: `over`, as far as it is known without them.
+fn home(overrides: &Overrides, around: &Surroundings) -> PathBuf {
+    let said_over = overrides
+        .over
+        .clone()
+        .or_else(|| around.var("SURGETANK_OVER").map(PathBuf::from));
+    around.cwd.join(said_over.unwrap_or_default())
+}
+
+fn read_project(given: Option<&Path>, home: &Path, project: &mut Draft) -> Result<Option<PathBuf>> {
+    if let Some(path) = given.filter(|path| !is_ini(path)) {
+        let text = optional(path)?.ok_or_else(|| missing_config(path))?;
+        file::read(&text, path, &path.display().to_string(), Authority::Project, project)?;
+        return Ok(Some(path.to_path_buf()));
+    }
+    let path = home.join(PROJECT_FILE);
+    let Some(text) = optional(&path)? else { return Ok(None) };
+    file::read(&text, &path, PROJECT_FILE, Authority::Project, project)?;
+    forbid_over(project)?;
+    Ok(Some(path))
 }
 
 fn missing_config(path: &Path) -> Error {
@@ -179,6 +209,12 @@ fn optional(path: &Path) -> Result<Option<String>> {
         Ok(text) => Ok(Some(text)),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             Ok(None)
+        }
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error()) => {
+            let dir = path.parent().unwrap_or(path).display();
+            Err(Error::new(format!("{dir} is a dead mount, its server is gone"))
+                .why(error)
+                .remedy(format!("if an agent of yours was killed there: surgetank umount {dir}")))
         }
         Err(error) => Err(Error::new(format!("{} can't be read", path.display())).why(error)),
     }
@@ -524,14 +560,7 @@ fn resolve_state(
     over: &Path,
     store: &Path,
 ) -> Result<PathBuf> {
-    let (path, label) = match &draft.state {
-        Some(said) => (said.value.clone(), said.origin.label.as_str()),
-        None => (
-            PathBuf::from(format!("/var/tmp/surgetank-{}", around.uid)),
-            "the default",
-        ),
-    };
-    let path = physical(&path);
+    let (path, label) = said_state(draft, around);
     for (what, other) in [("the directory to serve", over), ("the store", store)] {
         if path.starts_with(other) {
             return Err(Error::new(format!("{label}: the state directory {} lies inside {what}, {}", path.display(), other.display()))
@@ -540,6 +569,17 @@ fn resolve_state(
         }
     }
     Ok(path)
+}
+
+/// Its physical path, and who said so.
+fn said_state<'a>(draft: &'a Draft, around: &Surroundings) -> (PathBuf, &'a str) {
+    match &draft.state {
+        Some(said) => (physical(&said.value), said.origin.label.as_str()),
+        None => (
+            physical(Path::new(&format!("/var/tmp/surgetank-{}", around.uid))),
+            "the default",
+        ),
+    }
 }
 
 /// The physical path of something that need not exist yet.

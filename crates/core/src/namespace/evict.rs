@@ -1,16 +1,17 @@
-//! Making room, and bringing in ahead of use. Only what the store has is ever evicted, except temporaries
-//! that their rule lets go when nobody has them open.
+//! Making room. Only what the store has is ever evicted, except temporaries that their rule lets go when nobody has
+//! them open.
 
 use std::sync::atomic::Ordering;
 
 use crate::config::KeepAtExit;
-use crate::error::{Errno, Error, Result};
-use crate::model::{DeviceId, FileId, Kind, Mode};
-use crate::placement::{self, AskKind, Candidate, Reason, Skip};
+use crate::error::Result;
+use crate::model::{DeviceId, FileId, Mode};
+use crate::placement::{self, Candidate, Reason, Skip};
 
 use super::Namespace;
 use super::content::Lies;
 use super::journal::Txn;
+use super::tree::Tree;
 
 /// Room is kept for what direct writers would write in so many looks, at the rate of the last one.
 const LOOKS_AHEAD: u64 = 4;
@@ -24,20 +25,21 @@ impl Namespace {
             let tree = self.tree();
             tree.iter()
                 .filter(|(_, inode)| inode.replica.is_some_and(|(at, _)| at == device))
-                .map(|(id, inode)| Candidate {
-                    id,
-                    bytes: inode.charged_bytes,
-                    durable: inode.sealed && !inode.dirty() && inode.publish.is_none(),
-                    pinned: inode.pinned,
-                    open: inode.handles > 0 || !inode.sealed,
-                    mode: tree
-                        .logical_path(id)
-                        .map_or(Mode::Copy, |path| self.decide(&path).mode),
-                    // A temporary may be read again by the workflow that made it: it goes at the end, not before.
-                    droppable: false,
-                    prefetched: inode.prefetched,
-                    reads: inode.reads,
-                    idle: inode.used.map_or_else(|| self.uptime(), |at| at.elapsed()),
+                .map(|(id, inode)| {
+                    let decision = tree.logical_path(id).map(|path| self.decide(&path));
+                    Candidate {
+                        id,
+                        bytes: inode.charged_bytes,
+                        durable: inode.sealed && !inode.dirty() && inode.publish.is_none(),
+                        pinned: inode.pinned || decision.as_ref().is_some_and(|decision| decision.pin),
+                        open: inode.handles > 0 || !inode.sealed,
+                        mode: decision.map_or(Mode::Copy, |decision| decision.mode),
+                        // A temporary may be read again by the workflow that made it: it goes at the end, not before.
+                        droppable: false,
+                        prefetched: inode.prefetched,
+                        reads: inode.reads,
+                        idle: inode.used.map_or_else(|| self.uptime(), |at| at.elapsed()),
+                    }
                 })
                 .collect()
         };
@@ -45,7 +47,7 @@ impl Namespace {
         for (id, reason) in placement::victims(candidates.into_iter(), want_bytes) {
             // Whoever wants the room may hold the lock of an inode or a gate already.
             if let Some(_inode) = self.try_lock_inode(id) {
-                freed += self.evict_locked(id, &reason.to_string());
+                freed += self.evict_locked(id, &reason.to_string(), false);
             }
         }
         freed
@@ -74,10 +76,16 @@ impl Namespace {
     /// Drops the tier's copy of a durable file. Returns the bytes freed; 0 when it may not go.
     pub fn evict(&self, id: FileId, reason: &str) -> Result<u64> {
         let _inode = self.lock_inode(id);
-        Ok(self.evict_locked(id, reason))
+        Ok(self.evict_locked(id, reason, false))
     }
 
-    fn evict_locked(&self, id: FileId, reason: &str) -> u64 {
+    /// Pinned by a person (`surgetank pin`) or by a rule.
+    pub(crate) fn pinned(&self, tree: &Tree, id: FileId) -> bool {
+        tree.get(id).is_some_and(|inode| inode.pinned)
+            || tree.logical_path(id).is_some_and(|path| self.decide(&path).pin)
+    }
+
+    fn evict_locked(&self, id: FileId, reason: &str, even_pinned: bool) -> u64 {
         let mut tree = self.tree();
         let Some(inode) = tree.get(id) else {
             return 0;
@@ -87,7 +95,8 @@ impl Namespace {
         };
         let evictable =
             inode.sealed && !inode.dirty() && inode.publish.is_none() && inode.applied.is_some();
-        if !evictable || inode.pinned || self.opens().contains_key(&id) {
+        let held = !even_pinned && self.pinned(&tree, id);
+        if !evictable || held || self.opens().contains_key(&id) {
             return 0;
         }
         let path = tree.logical_path(id);
@@ -157,201 +166,6 @@ impl Namespace {
         grown
     }
 
-    /// Brings a file of the store into a tier. Returns its bytes; 0 when it is there already or no tier has room.
-    pub fn prefetch(&self, id: FileId) -> Result<u64> {
-        let failed = |why: &dyn std::fmt::Display| {
-            Error::new("a file could not be prefetched")
-                .why(why)
-                .data("the store has it, nothing is lost")
-        };
-        let _inode = self.lock_inode(id);
-        let (path, store_path, size_bytes, owner, identity, perm) = {
-            let tree = self.tree();
-            let Some(inode) = tree.get(id) else {
-                return Ok(0);
-            };
-            let wanted = inode.attr.kind == Kind::File
-                && inode.replica.is_none()
-                && inode.sealed
-                && !inode.dirty();
-            if !wanted || self.opens().contains_key(&id) {
-                return Ok(0);
-            }
-            let (Some(path), Some(store_path)) = (tree.logical_path(id), tree.applied_path(id))
-            else {
-                return Ok(0);
-            };
-            (
-                path,
-                store_path,
-                inode.attr.size_bytes,
-                inode.cred(),
-                inode.identity.as_deref().copied(),
-                inode.attr.perm,
-            )
-        };
-        let kind = AskKind::Prefetch { bytes: size_bytes };
-        let placed = match self.place(&path, id, kind, Mode::Copy, perm) {
-            Ok(placed) => placed,
-            Err(fault) if fault.errno == Errno::NOSPC => return Ok(0),
-            Err(fault) => return Err(failed(&fault)),
-        };
-        let Lies::Tier(device) = placed.content.lies else {
-            return Ok(0);
-        };
-        let device = self.tiers.device(device);
-        let source = self
-            .store
-            .open(self.own_cred(owner), &store_path, false)
-            .map_err(|why| failed(&why))?;
-        let copied = placed.writable().and_then(|target| {
-            crate::tier::ladder::copy_file(&source, &target, size_bytes, &|_| Ok(()))?;
-            let metadata = source.metadata()?;
-            target.set_times(
-                std::fs::FileTimes::new()
-                    .set_modified(metadata.modified()?)
-                    .set_accessed(metadata.accessed()?),
-            )?;
-            rustix::fs::fstat(&target).map_err(std::io::Error::from)
-        });
-        self.undo_placed(&placed);
-        // Changed by somebody else while we copied: the copy is of no version at all.
-        let unchanged = self
-            .store
-            .stat(self.own_cred(owner), &store_path)
-            .is_ok_and(|stat| Some(stat.identity) == identity);
-        let stat = match copied {
-            Ok(stat) if unchanged => stat,
-            other => {
-                drop(device.unlink(&super::files::hidden_name(id)));
-                return other.map(|_| 0).map_err(|why| failed(&why));
-            }
-        };
-        let mut tree = self.tree();
-        let mut txn = Txn::default();
-        self.own(&mut tree, &mut txn, id);
-        self.adopt(&mut tree, id, &placed)
-            .map_err(|why| failed(&why))?;
-        let charged = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
-        device.add_used(i64::try_from(charged).unwrap_or(i64::MAX));
-        device
-            .counters()
-            .bytes_in
-            .fetch_add(size_bytes, Ordering::Relaxed);
-        if let Some(inode) = tree.get_mut(id) {
-            inode.charged_bytes = charged;
-            inode.prefetched = true;
-        }
-        tree.recount(id);
-        self.commit(&tree, txn);
-        Ok(size_bytes)
-    }
-
-    /// Brings in what a rule wants in the tiers before anybody asks for it, while `go_on` says so.
-    /// Walks the names of the whole store: only where there is such a rule.
-    pub fn prefetch_by_rules(&self, go_on: &dyn Fn() -> bool) -> Result<()> {
-        if !self.config.rules.iter().any(|rule| rule.prefetch) {
-            return Ok(());
-        }
-        let failed = |why: &dyn std::fmt::Display| {
-            Error::new("not everything could be prefetched")
-                .why(why)
-                .data("the store has it, nothing is lost")
-        };
-        let caller = self.own_caller();
-        let mut todo = vec![FileId::ROOT];
-        while let Some(dir) = todo.pop() {
-            let Some(above) = self.tree().logical_path(dir) else {
-                continue;
-            };
-            for listed in self.merged(&caller, dir).map_err(|why| failed(&why))? {
-                if !go_on() {
-                    return Ok(());
-                }
-                let mut path = above.clone();
-                if !path.is_empty() {
-                    path.push(b'/');
-                }
-                path.extend_from_slice(&listed.name);
-                let wanted = listed.kind == Kind::File && self.decide(&path).prefetch;
-                if !wanted && listed.kind != Kind::Directory {
-                    continue;
-                }
-                match self.resolve(&caller, dir, &listed.name) {
-                    Ok(id) if wanted => {
-                        if let Err(why) = self.prefetch(id) {
-                            tracing::warn!(path = %String::from_utf8_lossy(&path), %why, "prefetch");
-                        }
-                    }
-                    Ok(id) => todo.push(id),
-                    Err(why) => tracing::debug!(path = %String::from_utf8_lossy(&path), %why, "prefetch"),
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Ourselves, for what is done on nobody's behalf.
-    fn own_caller(&self) -> crate::model::Caller {
-        crate::model::Caller {
-            uid: rustix::process::geteuid().as_raw(),
-            gid: rustix::process::getegid().as_raw(),
-            pid: 0,
-            umask: 0,
-        }
-    }
-
-    /// Files below a path that the tiers hold or the store has; for evict, pin and prefetch of whole trees.
-    pub fn files_below(&self, path: &[u8]) -> Result<Vec<FileId>> {
-        let shown = String::from_utf8_lossy(path).into_owned();
-        let failed = |why: &dyn std::fmt::Display| {
-            Error::new(format!("{shown}: cannot be looked up")).why(why)
-        };
-        let caller = self.own_caller();
-        let mut files = Vec::new();
-        let mut todo = vec![self.find(path).map_err(|why| failed(&why))?];
-        while let Some(id) = todo.pop() {
-            let kind = self.tree().get(id).map(|inode| inode.attr.kind);
-            match kind {
-                Some(Kind::Directory) => {
-                    for listed in self.merged(&caller, id).map_err(|why| failed(&why))? {
-                        match self.resolve(&caller, id, &listed.name) {
-                            Ok(child) => todo.push(child),
-                            Err(fault) if fault.errno == Errno::NOENT => {}
-                            Err(fault) => return Err(failed(&fault)),
-                        }
-                    }
-                }
-                Some(Kind::File) => files.push(id),
-                _ => {}
-            }
-        }
-        Ok(files)
-    }
-
-    /// Files that a glob (relative to the directory) or a path names.
-    pub fn files_matching(&self, pattern: &[u8]) -> Result<Vec<FileId>> {
-        let text = String::from_utf8_lossy(pattern).into_owned();
-        if !text.contains(['*', '?', '[', '{']) {
-            return self.files_below(pattern);
-        }
-        let glob = globset::GlobBuilder::new(&text).literal_separator(true).build().map_err(|why| {
-            Error::new(format!("{text}: not a pattern")).why(why)
-        })?;
-        let matcher = glob.compile_matcher();
-        // Only the part of the tree that the pattern's plain beginning names is walked.
-        let plain: Vec<&str> = text.split('/').take_while(|part| !part.contains(['*', '?', '[', '{'])).collect();
-        let mut files = Vec::new();
-        for id in self.files_below(plain.join("/").as_bytes())? {
-            let path = self.tree().logical_path(id).unwrap_or_default();
-            let path: &std::ffi::OsStr = std::os::unix::ffi::OsStrExt::from_bytes(path.as_slice());
-            if matcher.is_match(std::path::Path::new(path)) {
-                files.push(id);
-            }
-        }
-        Ok(files)
-    }
-
     /// The end of the agent: everything durable leaves the tiers, temporaries are dropped, and when nothing
     /// is left that only we have, the catalog starts over. Returns whether all is in the store.
     pub fn finish(&self) -> bool {
@@ -363,7 +177,9 @@ impl Namespace {
             .collect();
         for id in &ids {
             self.drop_temporary(*id);
-            drop(self.evict(*id, "the last run over this directory ended"));
+            // A pin is for as long as somebody works here: a copy without an agent would only grow stale.
+            let _inode = self.lock_inode(*id);
+            self.evict_locked(*id, "the last run over this directory ended", true);
         }
         let (left, queued) = {
             let tree = self.tree();
@@ -393,12 +209,12 @@ impl Namespace {
         let Some(path) = tree.logical_path(id) else {
             return;
         };
-        let mode = self.decide(&path).mode;
+        let mode = self.mode_for(&tree, id, &path);
         let droppable = mode == Mode::Remove
             || (mode == Mode::Keep && self.config.keep_at_exit == KeepAtExit::Drop);
         let Some(inode) = tree.get(id) else { return };
-        if !droppable || !inode.dirty() || inode.applied.is_some() || self.opens().contains_key(&id)
-        {
+        let wanted = inode.publish.is_some() || inode.applied.is_some();
+        if !droppable || !inode.dirty() || wanted || self.opens().contains_key(&id) {
             return;
         }
         let mut txn = Txn::default();

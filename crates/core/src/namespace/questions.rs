@@ -97,6 +97,15 @@ impl Namespace {
         let inode = tree.get(id)?;
         let path = tree.logical_path(id)?;
         let decision = self.decide(&path);
+        let mode = self.mode_for(&tree, id, &path);
+        let mut rule = self.rules.why(decision.reason);
+        if mode != decision.mode {
+            rule.push_str(if inode.attr.kind == Kind::File {
+                ", but the store has a file of this name already: it is no temporary"
+            } else {
+                ", but links and special files are made in the store, like directories"
+            });
+        }
         let mut places = Vec::new();
         let mut replica = None;
         let mut tier = String::from("store");
@@ -135,8 +144,8 @@ impl Namespace {
             state: self.state_of(&tree, id)?,
             location: places.join(" "),
             tier,
-            mode: decision.mode,
-            rule: self.rules.why(decision.reason),
+            mode,
+            rule,
             placed: inode
                 .extra
                 .as_ref()
@@ -145,7 +154,7 @@ impl Namespace {
             version: inode.version,
             durable_version: inode.durable,
             checksum: inode.checksum,
-            pinned: inode.pinned,
+            pinned: self.pinned(&tree, id),
             pending,
             replica,
             store_path: tree.applied_path(id).map(|path| path.0).unwrap_or_default(),
@@ -281,7 +290,7 @@ impl Namespace {
                     continue;
                 }
                 let path = tree.logical_path(id).unwrap_or_default();
-                if Self::drained(self.decide(&path).mode) {
+                if Self::drained(self.mode_for(&tree, id, &path)) {
                     list.push(Undurable {
                         why: self
                             .absence(&tree, id)
@@ -402,7 +411,7 @@ impl Namespace {
             // What an earlier agent left is everybody's.
             .filter(|(_, inode)| run.is_none_or(|run| inode.run == run || inode.run == RunId(0)))
             .filter_map(|(id, inode)| Some((id, tree.logical_path(id)?, inode.attr.size_bytes)))
-            .filter(|(_, path, _)| self.decide(path).mode == mode)
+            .filter(|(id, path, _)| self.mode_for(&tree, *id, path) == mode)
             .collect()
     }
 

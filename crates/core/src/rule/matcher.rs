@@ -187,6 +187,8 @@ impl Name {
 
 const SPECIAL: [char; 7] = ['*', '?', '[', ']', '{', '}', '\\'];
 
+const SPECIAL_IN_REGEX: [char; 14] = ['.', '*', '+', '?', '(', ')', '[', ']', '{', '}', '^', '$', '|', '\\'];
+
 /// A pattern without a slash that is literal but for a star at one end.
 fn plain_name(text: &str, owner: u16) -> Option<Name> {
     let body = text.trim_end_matches('/');
@@ -217,6 +219,28 @@ fn literal_prefix(forms: &[String]) -> Vec<u8> {
     let end = shortest.find(SPECIAL).unwrap_or(shortest.len());
     // Without the last slash: `a/**` is not to be missed by a path that ends there.
     shortest[..end].trim_end_matches('/').into()
+}
+
+/// The directory (or the very file) below which everything lies that the pattern can mean; empty: anywhere.
+pub(super) fn plain_beginning(pattern: &Pattern) -> Vec<u8> {
+    let (text, special): (String, &[char]) = match pattern {
+        Pattern::Glob(text) => {
+            let shortest = forms(text).unwrap_or_default().into_iter().min_by_key(String::len);
+            (shortest.unwrap_or_default(), &SPECIAL)
+        }
+        Pattern::Regex(text) if text.contains('|') => (String::new(), &[]),
+        Pattern::Regex(text) => (text.clone(), &SPECIAL_IN_REGEX),
+    };
+    match text.find(special) {
+        None => text.into_bytes(),
+        Some(mut end) => {
+            // What a repetition follows may be absent.
+            if matches!(pattern, Pattern::Regex(_)) && text[end..].starts_with(['*', '?', '{']) {
+                end = text[..end].char_indices().last().map_or(0, |(at, _)| at);
+            }
+            text[..end].rfind('/').map_or_else(Vec::new, |slash| text.as_bytes()[..slash].to_vec())
+        }
+    }
 }
 
 /// The globs that together mean what the user's pattern means.

@@ -271,8 +271,8 @@ pub fn find_or_start(config: &Config, wanted: Visibility) -> Result<Found> {
     let over = &config.over;
     let root = StateRoot::open(&config.state, over)?;
     let meta = match fs::metadata(over) {
-        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
-            clear_dead_mount(&root, over)?;
+        Err(error) if is_dead(&error) => {
+            clear_dead_mount(&config.state, over)?;
             fs::metadata(over)
         }
         other => other,
@@ -326,7 +326,22 @@ fn around(state: &Path, over: &Path, device: u64) -> Result<Option<Connection>> 
     }))
 }
 
-fn clear_dead_mount(root: &StateRoot, over: &Path) -> Result<()> {
+fn is_dead(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ENOTCONN)
+}
+
+/// The mount over `path` whose server is gone.
+pub fn dead_mount(path: &Path) -> Result<Option<PathBuf>> {
+    let path = absolute(path)?;
+    let dead = path
+        .ancestors()
+        .filter(|at| fs::symlink_metadata(at).is_err_and(|error| is_dead(&error)));
+    Ok(dead.last().map(Path::to_path_buf))
+}
+
+/// Takes away what an agent of ours that was killed left over `over`; false when it is none of ours.
+pub fn clear_dead_mount(state: &Path, over: &Path) -> Result<bool> {
+    let Some(root) = StateRoot::open_existing(state)? else { return Ok(false) };
     for place in root.places()? {
         let Some(card) = place
             .card()
@@ -341,10 +356,11 @@ fn clear_dead_mount(root: &StateRoot, over: &Path) -> Result<()> {
                 card.pid
             );
             // Lazy, because a dead mount has no writers any more: whoever is inside sees ENOTCONN already.
-            return mount::detach(over, true);
+            mount::detach(over, true)?;
+            return Ok(true);
         }
     }
-    Ok(())
+    Ok(false)
 }
 
 fn spawn(config: &Config, place: &Place, wanted: Visibility) -> Result<Start> {

@@ -1,9 +1,8 @@
 //! What the agent asks of a served directory: the namespace's and the drain's answers in the shapes of the report.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use surgetank_core::config::Survives;
@@ -20,6 +19,7 @@ use surgetank_core::report::{
 use surgetank_core::store::StorePath;
 
 use super::door::Door;
+use super::prefetcher::Prefetcher;
 use super::runs::Runs;
 use crate::agent::engine::Engine;
 
@@ -28,12 +28,10 @@ pub struct Served {
     drain: Arc<Drain>,
     runs: Arc<Runs>,
     door: Arc<Door>,
+    prefetcher: Prefetcher,
     /// Where the drain's counts stood when a scope's final drain began, and when that was.
     begun: Mutex<HashMap<Option<RunId>, Mark>>,
     rate: Mutex<Rate>,
-    /// Brings in what the rules want in the tiers; ended before the tiers are given up.
-    prefetching: Mutex<Option<JoinHandle<()>>>,
-    ending: Arc<AtomicBool>,
 }
 
 #[derive(Clone, Copy)]
@@ -55,31 +53,15 @@ const RELEASE_PATIENCE: Duration = Duration::from_secs(2);
 const RATE_WINDOW: Duration = Duration::from_millis(500);
 
 impl Served {
-    pub fn new(namespace: Arc<Namespace>, drain: Arc<Drain>, runs: Arc<Runs>, door: Arc<Door>) -> Self {
+    pub fn new(
+        namespace: Arc<Namespace>,
+        drain: Arc<Drain>,
+        runs: Arc<Runs>,
+        door: Arc<Door>,
+        prefetcher: Prefetcher,
+    ) -> Self {
         let rate = Mutex::new(Rate { at: Instant::now(), bytes: 0, per_second: 0 });
-        let ending = Arc::new(AtomicBool::new(false));
-        let (wanting, ended) = (namespace.clone(), ending.clone());
-        let prefetch = move || {
-            if let Err(why) = wanting.prefetch_by_rules(&|| !ended.load(Ordering::Relaxed)) {
-                tracing::warn!(%why, "prefetch");
-            }
-        };
-        // Without it files are fetched when they are asked for.
-        let prefetching = std::thread::Builder::new()
-            .name("prefetch".into())
-            .spawn(prefetch)
-            .map_err(|why| tracing::warn!(%why, "prefetch"))
-            .ok();
-        Self {
-            namespace,
-            drain,
-            runs,
-            door,
-            begun: Mutex::default(),
-            rate,
-            prefetching: Mutex::new(prefetching),
-            ending,
-        }
+        Self { namespace, drain, runs, door, prefetcher, begun: Mutex::default(), rate }
     }
 
     fn mark(&self) -> Mark {
@@ -376,7 +358,7 @@ impl Engine for Served {
         for pattern in patterns {
             let pattern = StorePath(pattern.clone());
             for id in self.namespace.files_matching(&pattern.0)? {
-                let bytes = self.namespace.prefetch(id)?;
+                let bytes = self.namespace.prefetch(id, &|| false)?;
                 if bytes > 0 {
                     done.files += 1;
                     done.bytes += bytes;
@@ -395,11 +377,7 @@ impl Engine for Served {
     }
 
     fn shutdown(&self) {
-        self.ending.store(true, Ordering::Relaxed);
-        let prefetching = self.prefetching.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if prefetching.is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("prefetch panicked");
-        }
+        self.prefetcher.end();
         self.drain.stop();
         let all = self.namespace.finish();
         if !all {

@@ -10,7 +10,7 @@ use surgetank_core::report::{Scope, Visibility};
 
 use super::run::final_drain::{self, Drained};
 use super::settings::Settings;
-use super::{Failure, Outcome, Program, agent_of, exit, wait, words};
+use super::{Failure, Outcome, Program, agent_of, clear_dead_mount, dead_mount_error, exit, state_root, wait, words};
 use crate::agent::signals::Signals;
 use crate::agent::wire::{Answer, Request};
 use crate::agent::{client, holders};
@@ -27,6 +27,7 @@ pub struct MountArgs {
 pub fn mount(program: &Program<'_>, args: &MountArgs) -> Outcome {
     let mut settings = args.settings.clone();
     settings.over = args.directory.clone().or(settings.over);
+    clear_dead_mount(program, &settings)?;
     let config = (program.configure)(&settings).map_err(Failure::usage)?;
     let over = config.over.clone();
     if let Some(agent) = client::serving(&config.state, &over)? {
@@ -87,11 +88,17 @@ pub struct UmountArgs {
 
 pub fn umount(program: &Program<'_>, args: &UmountArgs) -> Outcome {
     let directory = args.directory.clone().unwrap_or_else(|| PathBuf::from("."));
-    let mut agent = agent_of(
-        program,
-        &Settings::of_state(args.state.as_ref()),
-        &directory,
-    )?;
+    let settings = Settings::of_state(args.state.as_ref());
+    if let Some(dead) = client::dead_mount(&directory)? {
+        if !client::clear_dead_mount(&state_root(program, &settings)?, &dead)? {
+            return Err(dead_mount_error(&dead)
+                .remedy(format!("no agent of yours left it there: umount {}", dead.display()))
+                .into());
+        }
+        eprintln!("surgetank: {}", words::left_by_killed(&dead));
+        return Ok(exit::NOT_DURABLE);
+    }
+    let mut agent = agent_of(program, &settings, &directory)?;
     let signals = Signals::block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT])
         .map_err(|error| Error::new("signals cannot be blocked").why(error))?;
     let over = agent.hello.over.clone();

@@ -69,6 +69,7 @@ const PASSED_ON: [i32; 9] = [
 ];
 
 pub fn run(program: &Program<'_>, args: Args) -> Outcome {
+    super::clear_dead_mount(program, &args.settings)?;
     let config = (program.configure)(&args.settings).map_err(Failure::usage)?;
     let cwd = std::env::current_dir().map_err(|error| {
         Error::new("the working directory is gone")

@@ -99,6 +99,10 @@ fn code(verdict: &Verdict) -> u8 {
 /// No agent serves the path: all is durable, unless one was killed or had to leave something.
 fn without_agent(state: &Path, path: &Path, quiet: bool) -> Outcome {
     let path = client::absolute(path)?;
+    if let Some(dead) = client::dead_mount(&path)? {
+        eprintln!("surgetank: {}", words::left_by_killed(&dead));
+        return Ok(exit::NOT_DURABLE);
+    }
     let root = StateRoot::open_existing(state)?;
     for directory in path.ancestors() {
         let (Some(root), Ok(meta)) = (&root, directory.metadata()) else {
@@ -109,10 +113,7 @@ fn without_agent(state: &Path, path: &Path, quiet: bool) -> Outcome {
         };
         let again = format!("surgetank run --over {} -- true", directory.display());
         if place.was_killed()? {
-            eprintln!(
-                "surgetank: the agent of {} was killed; drain what it left with: {again}",
-                directory.display()
-            );
+            eprintln!("surgetank: {}", words::left_by_killed(directory));
             return Ok(exit::NOT_DURABLE);
         }
         if let Some(verdict) = place.undrained() {

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::io::{self, Write};
+use std::path::Path;
 
 use surgetank_core::report::{Holder, Listing, Verdict};
 
@@ -30,6 +31,14 @@ pub fn millis(value: u64) -> String {
         1000..60_000 => format!("{:.1} s", value as f64 / 1000.0),
         _ => seconds(value / 1000),
     }
+}
+
+/// What the death of an agent leaves, and what to do about it.
+pub fn left_by_killed(over: &Path) -> String {
+    let over = over.display();
+    format!(
+        "the agent of {over} was killed: what is not in the store yet lies in its tiers; bring it there (with the same options) by: surgetank run --over {over} -- true"
+    )
 }
 
 /// Entries shown in a message; the JSON output has more.

@@ -24,6 +24,7 @@ fn main() {
         let program = Program {
             backend: &fake::FakeBackend,
             configure: fake::configure,
+            state_root: |settings| fake::configure(settings).map(|config| config.state),
         };
         std::process::exit(i32::from(verbs::main(&program)));
     }

@@ -80,6 +80,12 @@ impl Ended {
     }
 
     #[track_caller]
+    pub fn prints(self, text: &str) -> Self {
+        assert_eq!(self.stdout, text, "stderr:\n{}", self.stderr);
+        self
+    }
+
+    #[track_caller]
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|why| panic!("{why}: {}", self.stdout))
     }

@@ -306,7 +306,7 @@ impl Namespace {
             let tree = self.tree();
             let inode = tree.get(id).ok_or(Errno::NOENT)?;
             let path = tree.logical_path(id).ok_or(Errno::NOENT)?;
-            let mode = self.decide(&path).mode;
+            let mode = self.mode_for(&tree, id, &path);
             (path, mode, inode.attr)
         };
         let kind = match source {
@@ -471,12 +471,13 @@ impl Namespace {
                         }
                     }
                 }
-                // It is in the store already.
-                Place::Store if matches!(kind, AskKind::Prefetch { .. }) => {
-                    return Err(Fault::new(Errno::NOSPC, reason.to_string()));
-                }
+                // In the store it is already.
+                Place::Store if matches!(kind, AskKind::Prefetch { .. }) => return Err(Errno::NOSPC.into()),
                 Place::Store => return self.place_in_store(path, id, perm, &reason.to_string()),
             }
+        }
+        if matches!(kind, AskKind::Prefetch { .. }) {
+            return Err(Errno::NOSPC.into());
         }
         self.place_in_store(path, id, perm, "no tier took the file")
     }

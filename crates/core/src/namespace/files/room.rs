@@ -74,15 +74,13 @@ impl Namespace {
         };
         let id = open.id;
         let have_bytes = before.file.metadata()?.len();
-        let (path, perm) = {
+        let (path, mode, perm) = {
             let tree = self.tree();
             let inode = tree.get(id).ok_or(Errno::NOENT)?;
-            (tree.logical_path(id).unwrap_or_default(), inode.attr.perm)
-        };
-        let mode = if path.is_empty() {
-            Mode::Remove
-        } else {
-            self.decide(&path).mode
+            match tree.logical_path(id) {
+                Some(path) => (path.clone(), self.mode_for(&tree, id, &path), inode.attr.perm),
+                None => (Vec::new(), Mode::Remove, inode.attr.perm),
+            }
         };
         let placed = self.place(
             &path,

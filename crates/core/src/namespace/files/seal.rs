@@ -332,7 +332,7 @@ impl Namespace {
         };
         let decision = self.decide(&path);
         let Some(inode) = tree.get(id) else { return };
-        let drained = Self::drained(decision.mode) || inode.spill().is_some();
+        let drained = Self::drained(self.mode_for(tree, id, &path)) || inode.spill().is_some();
         if !inode.dirty() || !drained || inode.publish.is_some() || inode.is_dir() {
             return;
         }

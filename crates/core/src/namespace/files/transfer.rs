@@ -161,9 +161,9 @@ impl Namespace {
     }
 
     /// What fsync promises for the file: its tier or the store.
-    pub(crate) fn fsync_target(&self, path: &[u8], lies: Lies) -> FsyncTarget {
+    pub(crate) fn fsync_target(&self, id: FileId, path: &[u8], lies: Lies) -> FsyncTarget {
         let decision = self.decide(path);
-        if !Self::drained(decision.mode) {
+        if !Self::drained(self.mode_for(&self.tree(), id, path)) {
             return FsyncTarget::Tier;
         }
         let wanted = decision.fsync.or(self.config.fsync);
@@ -182,7 +182,7 @@ impl Namespace {
         let content = open.content();
         let path = self.tree().logical_path(open.id);
         let target = path.as_deref().map_or(FsyncTarget::Tier, |path| {
-            self.fsync_target(path, content.lies)
+            self.fsync_target(open.id, path, content.lies)
         });
         match target {
             FsyncTarget::Tier => {

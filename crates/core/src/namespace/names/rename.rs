@@ -247,7 +247,7 @@ impl Namespace {
             let Some(path) = tree.logical_path(id) else {
                 continue;
             };
-            let drained = Self::drained(self.decide(&path).mode);
+            let drained = Self::drained(self.mode_for(tree, id, &path));
             let pending = tree.get(id).and_then(|inode| inode.publish);
             match pending {
                 None => self.queue_publish(tree, &mut txn, id),

@@ -1,0 +1,278 @@
+//! Bringing in ahead of use: what a person asks for (`surgetank prefetch`) and what rules ask for at the agent's start.
+//!
+//! A copy is made without any lock, under a hidden name of its own, and only counts if the file is still as it was:
+//! programs never wait for it. Nobody is put out for it either: without free room the file stays where it is.
+
+use std::io;
+
+use crate::error::{Errno, Error, FsResult, Result};
+use crate::model::{Caller, FileId, Kind, Mode, StoreIdentity};
+use crate::placement::AskKind;
+use crate::store::{Cred, StorePath};
+
+use super::Namespace;
+use super::content::Lies;
+use super::files::hidden_name;
+use super::journal::Txn;
+use super::tree::Tree;
+
+/// A file that could be brought in, as it is now.
+struct Source {
+    path: Vec<u8>,
+    store_path: StorePath,
+    size_bytes: u64,
+    owner: Cred,
+    identity: Option<StoreIdentity>,
+    perm: u32,
+}
+
+/// What was brought in.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct BroughtIn {
+    pub files: u64,
+    pub bytes: u64,
+}
+
+fn failed(why: &dyn std::fmt::Display) -> Error {
+    Error::new("a file could not be prefetched")
+        .why(why)
+        .data("the store has it, nothing is lost")
+}
+
+/// The agent itself looks.
+fn ourselves() -> Caller {
+    Caller {
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        pid: 0,
+        umask: 0,
+    }
+}
+
+impl Namespace {
+    /// Brings a file of the store into a tier. Returns its bytes; 0 when it is there already, somebody has it open, or
+    /// no tier has room. `stop` ends a copy that is being made.
+    pub fn prefetch(&self, id: FileId, stop: &dyn Fn() -> bool) -> Result<u64> {
+        let Some(source) = self.worth_bringing(&self.tree(), id) else {
+            return Ok(0);
+        };
+        let from = self
+            .store
+            .open(self.own_cred(source.owner), &source.store_path, false)
+            .map_err(|why| failed(&why))?;
+        // An id of its own, and so a hidden name of its own: the file itself may be placed meanwhile.
+        let copy = self.tree().new_id();
+        let kind = AskKind::Prefetch { bytes: source.size_bytes };
+        let placed = match self.place(&source.path, copy, kind, Mode::Copy, source.perm) {
+            Err(fault) if fault.errno == Errno::NOSPC => return Ok(0),
+            other => other.map_err(|why| failed(&why))?,
+        };
+        let Lies::Tier(device) = placed.content.lies else {
+            return Ok(0);
+        };
+        let device = self.tiers.device(device);
+        let gate = |_| {
+            if stop() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
+        };
+        let copied = placed.writable().and_then(|target| {
+            crate::tier::ladder::copy_file(&from, &target, source.size_bytes, &gate)?;
+            let metadata = from.metadata()?;
+            let times = std::fs::FileTimes::new()
+                .set_modified(metadata.modified()?)
+                .set_accessed(metadata.accessed()?);
+            target.set_times(times)?;
+            rustix::fs::fstat(&target).map_err(io::Error::from)
+        });
+        self.undo_placed(&placed);
+        let discard = || drop(device.unlink(&hidden_name(copy)));
+        let stat = match copied {
+            Ok(stat) => stat,
+            Err(why) => {
+                discard();
+                return if stop() { Ok(0) } else { Err(failed(&why)) };
+            }
+        };
+        let _inode = self.lock_inode(id);
+        // Changed by somebody else while we copied: the copy is of no version at all.
+        let unchanged = self
+            .store
+            .stat(self.own_cred(source.owner), &source.store_path)
+            .is_ok_and(|stat| Some(stat.identity) == source.identity);
+        let mut tree = self.tree();
+        let still = self
+            .worth_bringing(&tree, id)
+            .is_some_and(|now| now.path == source.path && now.identity == source.identity);
+        if !unchanged || !still {
+            drop(tree);
+            discard();
+            return Ok(0);
+        }
+        if let Err(why) = device.rename(&hidden_name(copy), &hidden_name(id)) {
+            drop(tree);
+            discard();
+            return Err(failed(&why));
+        }
+        let mut txn = Txn::default();
+        self.own(&mut tree, &mut txn, id);
+        self.adopt(&mut tree, id, &placed).map_err(|why| failed(&why))?;
+        let charged = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
+        device.add_used(i64::try_from(charged).unwrap_or(i64::MAX));
+        device
+            .counters()
+            .bytes_in
+            .fetch_add(source.size_bytes, std::sync::atomic::Ordering::Relaxed);
+        if let Some(inode) = tree.get_mut(id) {
+            inode.charged_bytes = charged;
+            inode.prefetched = true;
+        }
+        tree.recount(id);
+        self.commit(&tree, txn);
+        Ok(source.size_bytes)
+    }
+
+    /// `None`: not a file, in a tier already, newer than the store's, or in somebody's hands.
+    fn worth_bringing(&self, tree: &Tree, id: FileId) -> Option<Source> {
+        let inode = tree.get(id)?;
+        let wanted = inode.attr.kind == Kind::File
+            && inode.replica.is_none()
+            && inode.sealed
+            && !inode.dirty()
+            && !self.opens().contains_key(&id);
+        if !wanted {
+            return None;
+        }
+        Some(Source {
+            path: tree.logical_path(id)?,
+            store_path: tree.applied_path(id)?,
+            size_bytes: inode.attr.size_bytes,
+            owner: inode.cred(),
+            identity: inode.identity.as_deref().copied(),
+            perm: inode.attr.perm,
+        })
+    }
+
+    /// What rules with `prefetch` name. Only directories that such a rule can mean are looked into, and only files that
+    /// it means are looked at; what cannot be read or copied is passed over.
+    pub fn prefetch_by_rules(&self, stop: &dyn Fn() -> bool) -> BroughtIn {
+        let mut done = BroughtIn::default();
+        let mut todo = self.rules.prefetched_below();
+        while let Some(path) = todo.pop() {
+            if stop() {
+                break;
+            }
+            if let Err(why) = self.prefetch_in(&path, &mut todo, &mut done, stop) {
+                let path = String::from_utf8_lossy(&path);
+                tracing::warn!(%path, errno = %why.errno, "could not be looked into for prefetching");
+            }
+        }
+        done
+    }
+
+    /// One directory, or a file named by a rule outright.
+    fn prefetch_in(
+        &self,
+        path: &[u8],
+        todo: &mut Vec<Vec<u8>>,
+        done: &mut BroughtIn,
+        stop: &dyn Fn() -> bool,
+    ) -> FsResult<()> {
+        let id = match self.find(path) {
+            Err(fault) if matches!(fault.errno, Errno::NOENT | Errno::NOTDIR) => return Ok(()),
+            other => other?,
+        };
+        let kind = self.tree().get(id).map(|inode| inode.attr.kind);
+        if kind == Some(Kind::File) {
+            self.prefetch_ruled(path, id, done, stop);
+        }
+        if kind != Some(Kind::Directory) {
+            return Ok(());
+        }
+        for listed in self.merged(&ourselves(), id)? {
+            if stop() {
+                break;
+            }
+            let mut child = path.to_vec();
+            if !child.is_empty() {
+                child.push(b'/');
+            }
+            child.extend_from_slice(&listed.name);
+            match listed.kind {
+                Kind::Directory => todo.push(child),
+                Kind::File if self.decide(&child).prefetch => {
+                    match self.resolve(&ourselves(), id, &listed.name) {
+                        Ok(file) => self.prefetch_ruled(&child, file, done, stop),
+                        Err(fault) if fault.errno == Errno::NOENT => {}
+                        Err(fault) => return Err(fault),
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn prefetch_ruled(&self, path: &[u8], id: FileId, done: &mut BroughtIn, stop: &dyn Fn() -> bool) {
+        if !self.decide(path).prefetch {
+            return;
+        }
+        match self.prefetch(id, stop) {
+            Ok(0) => {}
+            Ok(bytes) => {
+                done.files += 1;
+                done.bytes += bytes;
+            }
+            Err(why) => tracing::warn!(path = %String::from_utf8_lossy(path), %why, "not prefetched"),
+        }
+    }
+
+    /// Files below a path that the tiers hold or the store has; for evict, pin and prefetch of whole trees.
+    pub fn files_below(&self, path: &[u8]) -> Result<Vec<FileId>> {
+        let shown = String::from_utf8_lossy(path).into_owned();
+        let failed = |why: &dyn std::fmt::Display| {
+            Error::new(format!("{shown}: cannot be looked up")).why(why)
+        };
+        let caller = ourselves();
+        let mut files = Vec::new();
+        let mut todo = vec![self.find(path).map_err(|why| failed(&why))?];
+        while let Some(id) = todo.pop() {
+            let kind = self.tree().get(id).map(|inode| inode.attr.kind);
+            match kind {
+                Some(Kind::Directory) => {
+                    for listed in self.merged(&caller, id).map_err(|why| failed(&why))? {
+                        match self.resolve(&caller, id, &listed.name) {
+                            Ok(child) => todo.push(child),
+                            Err(fault) if fault.errno == Errno::NOENT => {}
+                            Err(fault) => return Err(failed(&fault)),
+                        }
+                    }
+                }
+                Some(Kind::File) => files.push(id),
+                _ => {}
+            }
+        }
+        Ok(files)
+    }
+
+    /// Files that a glob (relative to the directory) or a path names.
+    pub fn files_matching(&self, pattern: &[u8]) -> Result<Vec<FileId>> {
+        let text = String::from_utf8_lossy(pattern).into_owned();
+        if !text.contains(['*', '?', '[', '{']) {
+            return self.files_below(pattern);
+        }
+        let glob = globset::GlobBuilder::new(&text).literal_separator(true).build().map_err(|why| {
+            Error::new(format!("{text}: not a pattern")).why(why)
+        })?;
+        let matcher = glob.compile_matcher();
+        // Only the part of the tree that the pattern's plain beginning names is walked.
+        let plain: Vec<&str> = text.split('/').take_while(|part| !part.contains(['*', '?', '[', '{'])).collect();
+        let mut files = Vec::new();
+        for id in self.files_below(plain.join("/").as_bytes())? {
+            let path = self.tree().logical_path(id).unwrap_or_default();
+            let path: &std::ffi::OsStr = std::os::unix::ffi::OsStrExt::from_bytes(path.as_slice());
+            if matcher.is_match(std::path::Path::new(path)) {
+                files.push(id);
+            }
+        }
+        Ok(files)
+    }
+}

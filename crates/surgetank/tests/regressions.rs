@@ -1,0 +1,280 @@
+//! Each test is named after something that once went wrong.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+
+mod scene;
+
+use std::fs;
+use std::os::unix::fs::FileTypeExt;
+
+use scene::{Running, Scene, eventually};
+
+fn prepare(name: &str) -> Option<Scene> {
+    let mut scene = Scene::new(name)?;
+    scene.tier("fast", 32);
+    Some(scene)
+}
+
+impl Scene {
+    /// `surgetank mount` over the directory.
+    #[track_caller]
+    fn mounted(&self, options: &[&str]) {
+        self.mount_again(options).exits(0);
+    }
+
+    #[track_caller]
+    fn mount_again(&self, options: &[&str]) -> scene::Ended {
+        let over = self.over.to_str().unwrap();
+        let mut words = vec!["--tier", "fast=/mnt/tier-fast:32M"];
+        words.extend(options);
+        words.push(over);
+        let mut all = vec!["mount", "--state", self.state.to_str().unwrap()];
+        all.extend(words);
+        let mut command = self.surgetank(&all);
+        command.current_dir("/");
+        Running::of(command).ends()
+    }
+
+    #[track_caller]
+    fn from_root(&self, verb: &str, words: &[&str]) -> scene::Ended {
+        let mut all = vec![verb, "--state", self.state.to_str().unwrap()];
+        all.extend(words);
+        let mut command = self.surgetank(&all);
+        command.current_dir("/");
+        Running::of(command).ends()
+    }
+
+    fn is_dead(&self) -> bool {
+        fs::metadata(&self.over).is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN))
+    }
+}
+
+/// Without a rule nothing comes in by itself; with one, what it names does, and can be evicted again.
+#[test]
+fn prefetch_rules_were_not_carried_out() {
+    let Some(scene) = prepare("prefetch_rules") else { return };
+    fs::create_dir_all(scene.path("in/deep")).unwrap();
+    fs::create_dir_all(scene.path("other")).unwrap();
+    for name in ["in/a.bin", "in/deep/b.bin", "in/c.txt", "other/d.bin"] {
+        fs::write(scene.path(name), scene::noise(1, 100_000)).unwrap();
+    }
+    fs::write(
+        scene.path("surgetank.toml"),
+        "[[rules]]\nmatch = \"in/**/*.bin\"\nprefetch = true\n",
+    )
+    .unwrap();
+    let tier = "getfattr --absolute-names -n user.surgetank.tier --only-values";
+    scene
+        .run(
+            &[],
+            &format!(
+                "for f in in/a.bin in/deep/b.bin; do
+                   for n in $(seq 600); do [ \"$({tier} $f)\" = fast ] && break; sleep 0.05; done
+                   echo $f $({tier} $f)
+                 done
+                 for f in in/c.txt other/d.bin; do echo $f $({tier} $f); done
+                 cat in/a.bin | cmp - other/d.bin
+                 surgetank() {{ /mnt/surgetank \"$@\"; }}
+                 surgetank evict --state /mnt/state in/a.bin >/dev/null
+                 echo evicted $({tier} in/a.bin)"
+            ),
+        )
+        .exits(0)
+        .prints("in/a.bin fast\nin/deep/b.bin fast\nin/c.txt store\nother/d.bin store\nevicted store\n");
+    assert_eq!(scene.tier_files(), Vec::<std::path::PathBuf>::new());
+    scene.is_clean();
+}
+
+#[test]
+fn seas_prefetch_list_was_not_carried_out() {
+    let Some(scene) = prepare("prefetch_sea") else { return };
+    fs::create_dir(scene.path("in")).unwrap();
+    fs::write(scene.path("in/a.nii"), "a").unwrap();
+    fs::write(scene.path("in/a.txt"), "a").unwrap();
+    fs::write(scene.path(".sea_prefetchlist"), "in/.*\\.nii\n").unwrap();
+    let tier = "getfattr -n user.surgetank.tier --only-values";
+    scene
+        .run(
+            &[],
+            &format!(
+                "for n in $(seq 600); do [ \"$({tier} in/a.nii)\" = fast ] && break; sleep 0.05; done
+                 echo $({tier} in/a.nii) $({tier} in/a.txt)"
+            ),
+        )
+        .exits(0)
+        .prints("fast store\n");
+}
+
+/// A prefetch that is far from through does not hold up the command, nor the end.
+#[test]
+fn prefetching_ends_with_the_agent() {
+    let Some(scene) = prepare("prefetch_ends") else { return };
+    fs::create_dir(scene.path("in")).unwrap();
+    for n in 0..2000 {
+        fs::write(scene.path(&format!("in/{n}")), "x").unwrap();
+    }
+    fs::write(scene.path("surgetank.toml"), "[[rules]]\nmatch = \"in/\"\nprefetch = true\n").unwrap();
+    scene.run(&[], "echo mine >in/7; echo new >out").exits(0);
+    scene.holds("in/7", b"mine\n");
+    scene.holds("out", b"new\n");
+    assert_eq!(scene.tier_files(), Vec::<std::path::PathBuf>::new());
+    scene.is_clean();
+}
+
+/// A tier of 32 MiB is written full three times over: what is pinned stays, the rest makes way.
+#[test]
+fn pin_rules_were_not_carried_out() {
+    let Some(scene) = prepare("pin_rules") else { return };
+    fs::write(scene.path("surgetank.toml"), "[[rules]]\nmatch = \"model*\"\npin = true\n").unwrap();
+    let tier = "getfattr -n user.surgetank.tier --only-values";
+    let state = "getfattr -n user.surgetank.state --only-values";
+    scene
+        .run(
+            &[],
+            &format!(
+                "head -c 1000000 /dev/urandom >model
+                 head -c 1000000 /dev/urandom >plain
+                 for n in $(seq 24); do
+                   head -c 4000000 /dev/urandom >big-$n
+                   for m in $(seq 600); do
+                     case $({state} big-$n) in durable|evicted) break;; esac; sleep 0.05
+                   done
+                 done
+                 /mnt/surgetank evict --state /mnt/state model plain >/dev/null
+                 echo $({tier} model) $({tier} plain)"
+            ),
+        )
+        .exits(0)
+        .prints("fast store\n");
+    // The pin ends with the agent.
+    assert_eq!(scene.tier_files(), Vec::<std::path::PathBuf>::new());
+    scene.is_clean();
+}
+
+#[test]
+fn keep_lost_links_and_fifos() {
+    let Some(scene) = prepare("keep_links") else { return };
+    scene
+        .run(&["--rule", "k/=keep"], "mkdir k; ln -s nowhere k/link; mkfifo k/fifo; echo data >k/file")
+        .exits(0)
+        .says(&["NOT in the store", "k/file"]);
+    assert_eq!(fs::read_link(scene.path("k/link")).unwrap(), std::path::Path::new("nowhere"));
+    assert!(fs::metadata(scene.path("k/fifo")).unwrap().file_type().is_fifo());
+    assert!(!scene.path("k/file").exists());
+    // Nothing was forgotten, and nothing comes twice.
+    scene
+        .run(&["--rule", "k/=keep"], "readlink k/link; [ -p k/fifo ]; cat k/file")
+        .exits(0)
+        .prints("nowhere\ndata\n");
+}
+
+#[test]
+fn remove_kept_a_rewritten_store_file_from_the_store() {
+    let Some(scene) = prepare("remove_rewritten") else { return };
+    for name in ["a.dat", "b.dat", "c.dat", "gone.dat"] {
+        fs::write(scene.path(name), "old").unwrap();
+    }
+    scene
+        .run(
+            &["--rule", "*.dat=remove"],
+            "echo new >a.dat
+             echo more >>b.dat
+             echo replaced >c.new; mv c.new c.dat
+             echo scratch >d.dat
+             rm gone.dat; echo again >gone.dat
+             /mnt/surgetank why --state /mnt/state a.dat | grep -c 'no temporary'",
+        )
+        .exits(0)
+        .prints("1\n");
+    scene.holds("a.dat", b"new\n");
+    scene.holds("b.dat", b"oldmore\n");
+    scene.holds("c.dat", b"replaced\n");
+    assert!(!scene.path("d.dat").exists() && !scene.path("gone.dat").exists());
+    assert_eq!(scene.tier_files(), Vec::<std::path::PathBuf>::new());
+    scene.is_clean();
+    // The catalog is empty: nothing is taken up.
+    scene.run(&[], "true").exits(0);
+    assert!(!scene.log().contains("took up"), "{}", scene.log());
+}
+
+/// What a killed agent of a global mount left was called durable by `wait`, and could not be taken up.
+#[test]
+fn wait_said_durable_over_a_dead_mount() {
+    let Some(scene) = prepare("dead_mount") else { return };
+    let over = scene.over.to_str().unwrap();
+    scene.mounted(&["--quiet-period", "1h"]);
+    fs::create_dir(scene.path("sub")).unwrap();
+    fs::write(scene.path("sub/file"), "undrained").unwrap();
+    scene.kill_agent();
+    eventually("the mount is dead", || scene.is_dead());
+    scene.from_root("wait", &[over]).exits(3).says(&["killed", "surgetank run --over"]);
+    scene.from_root("wait", &[scene.path("sub/file").to_str().unwrap()]).exits(3);
+    scene.from_root("status", &[over]).exits(1).says(&["dead mount", "surgetank umount"]);
+    // `mount` takes it away, begins anew, and finds the file.
+    scene.mount_again(&[]).exits(0).says(&["dead mount is taken away"]);
+    assert_eq!(scene.read("sub/file"), b"undrained");
+    scene.from_root("wait", &[over]).exits(0);
+    scene.from_root("umount", &[over]).exits(0);
+    scene.holds("sub/file", b"undrained");
+    scene.is_clean();
+}
+
+#[test]
+fn a_dead_mount_could_only_be_taken_away_by_hand() {
+    let Some(scene) = prepare("dead_mount_umount") else { return };
+    let over = scene.over.to_str().unwrap();
+    scene.mounted(&["--quiet-period", "1h"]);
+    fs::write(scene.path("file"), "undrained").unwrap();
+    scene.kill_agent();
+    eventually("the mount is dead", || scene.is_dead());
+    scene.from_root("umount", &[over]).exits(3).says(&["killed", "surgetank run --over"]);
+    assert!(!scene.is_dead());
+    scene.from_root("wait", &[over]).exits(3);
+    scene.drain_what_is_left().exits(0);
+    scene.holds("file", b"undrained");
+    scene.from_root("wait", &[over]).exits(0);
+}
+
+/// A run begun inside the dead mount goes on in the directory underneath it.
+#[test]
+fn run_in_a_dead_mount_could_not_read_the_configuration() {
+    let Some(scene) = prepare("dead_mount_run") else { return };
+    scene.mounted(&["--quiet-period", "1h"]);
+    fs::write(scene.path("file"), "undrained").unwrap();
+    // A shell that was inside all the time, as a person's would be.
+    let script = "while [ ! -e /mnt/go ]; do sleep 0.05; done
+        exec /mnt/surgetank run --state /mnt/state --tier fast=/mnt/tier-fast:32M -- sh -c 'cat file; echo new >new'";
+    let mut command = std::process::Command::new("sh");
+    command
+        .args(["-c", script])
+        .current_dir(&scene.over)
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped());
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    let shell = Running::of(command);
+    scene.kill_agent();
+    eventually("the mount is dead", || scene.is_dead());
+    fs::write("/mnt/go", "").unwrap();
+    shell.ends().exits(0).prints("undrained");
+    scene.holds("file", b"undrained");
+    scene.holds("new", b"new\n");
+}
+
+#[test]
+fn asking_was_refused_where_nothing_could_be_served() {
+    let Some(scene) = prepare("asking_anywhere") else { return };
+    let over = scene.over.to_str().unwrap();
+    scene.from_root("status", &[]).exits(0);
+    scene.from_root("wait", &[over]).exits(0);
+    scene.mounted(&[]);
+    for here in ["/", "/mnt"] {
+        for (verb, words) in [("status", vec![]), ("status", vec![over]), ("wait", vec![over])] {
+            let mut all = vec![verb, "--state", "/mnt/state"];
+            all.extend(words);
+            let mut command = scene.surgetank(&all);
+            command.current_dir(here);
+            Running::of(command).ends().exits(0);
+        }
+    }
+    scene.from_root("umount", &[over]).exits(0);
+}
