@@ -220,3 +220,18 @@ fn files_are_published_in_close_order() {
         assert_eq!(world.published(), closed, "SURGETANK_MODEL_SEED={seed}");
     }
 }
+
+#[test]
+fn a_file_in_a_directory_that_was_exchanged_is_published() {
+    let write = Operation::Write { slot: 3, offset: 0, length: 143, byte: 1 };
+    let xattr = Operation::SetXattr { path: "b".into(), name: "user.two".into(), byte: 1, how: operation::Setting::Any };
+    holds(&[
+        does(Mkdir { path: "c".into(), perm: 0o755 }),
+        exchange("c", "b"),
+        create("b/c", 3),
+        Step::Happens(Event::Evict),
+        does(write),
+        does(xattr),
+        does(Unlink { path: "c".into() }),
+    ]);
+}
