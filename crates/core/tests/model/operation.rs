@@ -46,32 +46,112 @@ pub enum Setting {
 /// What programs do. Paths are relative, of names of one letter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operation {
-    Create { path: String, slot: usize, perm: u32, access: Access, exclusive: bool, append: bool, truncate: bool },
-    Open { path: String, slot: usize, access: Access, append: bool, truncate: bool },
-    Read { slot: usize, offset: u64, length: usize },
-    Write { slot: usize, offset: u64, length: usize, byte: u8 },
-    Truncate { path: String, size: u64 },
-    TruncateOpen { slot: usize, size: u64 },
-    Allocate { slot: usize, offset: u64, length: u64, how: Allocating },
-    Close { slot: usize },
-    Unlink { path: String },
-    Mkdir { path: String, perm: u32 },
-    Rmdir { path: String },
-    Rename { from: String, to: String, how: Renaming },
-    Link { from: String, to: String },
-    Symlink { path: String },
-    Readlink { path: String },
-    Chmod { path: String, perm: u32 },
+    Create {
+        path: String,
+        slot: usize,
+        perm: u32,
+        access: Access,
+        exclusive: bool,
+        append: bool,
+        truncate: bool,
+    },
+    Open {
+        path: String,
+        slot: usize,
+        access: Access,
+        append: bool,
+        truncate: bool,
+    },
+    Read {
+        slot: usize,
+        offset: u64,
+        length: usize,
+    },
+    Write {
+        slot: usize,
+        offset: u64,
+        length: usize,
+        byte: u8,
+    },
+    Truncate {
+        path: String,
+        size: u64,
+    },
+    TruncateOpen {
+        slot: usize,
+        size: u64,
+    },
+    Allocate {
+        slot: usize,
+        offset: u64,
+        length: u64,
+        how: Allocating,
+    },
+    Close {
+        slot: usize,
+    },
+    Unlink {
+        path: String,
+    },
+    Mkdir {
+        path: String,
+        perm: u32,
+    },
+    Rmdir {
+        path: String,
+    },
+    Rename {
+        from: String,
+        to: String,
+        how: Renaming,
+    },
+    Link {
+        from: String,
+        to: String,
+    },
+    Symlink {
+        path: String,
+    },
+    Readlink {
+        path: String,
+    },
+    Chmod {
+        path: String,
+        perm: u32,
+    },
     /// Sets the time of modification.
-    Utimens { path: String, seconds: i64 },
-    SetXattr { path: String, name: String, byte: u8, how: Setting },
-    RemoveXattr { path: String, name: String },
-    ListXattr { path: String },
-    List { path: String },
-    Stat { path: String },
-    StatOpen { slot: usize },
-    Fsync { slot: usize },
-    FsyncDir { path: String },
+    Utimens {
+        path: String,
+        seconds: i64,
+    },
+    SetXattr {
+        path: String,
+        name: String,
+        byte: u8,
+        how: Setting,
+    },
+    RemoveXattr {
+        path: String,
+        name: String,
+    },
+    ListXattr {
+        path: String,
+    },
+    List {
+        path: String,
+    },
+    Stat {
+        path: String,
+    },
+    StatOpen {
+        slot: usize,
+    },
+    Fsync {
+        slot: usize,
+    },
+    FsyncDir {
+        path: String,
+    },
 }
 
 /// What happens around the programs.
@@ -90,7 +170,9 @@ pub enum Event {
     /// The agent dies and another one takes up.
     Kill,
     /// The drain is cut off after so many steps in store and catalog; then as `Kill`.
-    KillDrain { steps: u64 },
+    KillDrain {
+        steps: u64,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
