@@ -307,6 +307,15 @@ impl Namespace {
         list
     }
 
+    /// Paths of what is open for writing: by one run, or by all.
+    pub fn unsealed(&self, run: Option<RunId>) -> Vec<Vec<u8>> {
+        let tree = self.tree();
+        tree.iter()
+            .filter(|(_, inode)| !inode.sealed && run.is_none_or(|run| inode.run == run))
+            .filter_map(|(id, _)| tree.logical_path(id))
+            .collect()
+    }
+
     /// The path that an operation is about, said so that a person sees what is missing.
     pub(crate) fn op_path(&self, tree: &Tree, op: &Op) -> Vec<u8> {
         let place = |dir: FileId, name: &[u8]| {

@@ -95,7 +95,7 @@ impl Served {
     /// they would be called open, or waiting.
     fn is_releasing(&self, scope: &Scope, begun: Option<Mark>) -> bool {
         begun.is_some_and(|begun| begun.at.elapsed() < RELEASE_PATIENCE)
-            && self.undurable(scope, true).len() > self.undurable(scope, false).len()
+            && self.namespace.unsealed(scope.run).iter().any(|path| scope.covers(path))
     }
 
     fn trouble(&self) -> Option<Trouble> {
