@@ -69,7 +69,7 @@ impl Notifier {
     /// The kernel will write with the credentials of this moment. CAP_FSETID is put aside for it: with it, a write by an
     /// ordinary user would leave the setuid bit of the backing file standing.
     pub fn backing_open(&self, file: impl AsFd) -> io::Result<BackingId> {
-        put_fsetid_aside()?;
+        let _aside = FsetidAside::put()?;
         let map = device::BackingMap {
             fd: file.as_fd().as_raw_fd(),
             flags: 0,
@@ -114,22 +114,32 @@ impl Notifier {
     }
 }
 
-thread_local! {
-    static FSETID_PUT_ASIDE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+/// CAP_FSETID is not effective in this thread until the value is dropped.
+struct FsetidAside {
+    before: CapabilitySets,
 }
 
-/// The kernel writes to a backing file with the rights of the thread that registered it. With CAP_FSETID an ordinary
-/// user's write would leave setuid bits standing; so the thread gives it up, once and for good (the mount's threads
-/// never set such bits on a tier's files; the drain, which does in the store, has threads of its own).
-fn put_fsetid_aside() -> io::Result<()> {
-    if FSETID_PUT_ASIDE.get() {
-        return Ok(());
+impl FsetidAside {
+    fn put() -> io::Result<Self> {
+        let before = rustix::thread::capabilities(None)?;
+        let effective = before.effective.difference(CapabilitySet::FSETID);
+        rustix::thread::set_capabilities(
+            None,
+            CapabilitySets {
+                effective,
+                ..before
+            },
+        )?;
+        Ok(Self { before })
     }
-    let before = rustix::thread::capabilities(None)?;
-    let effective = before.effective.difference(CapabilitySet::FSETID);
-    rustix::thread::set_capabilities(None, CapabilitySets { effective, ..before })?;
-    FSETID_PUT_ASIDE.set(true);
-    Ok(())
+}
+
+impl Drop for FsetidAside {
+    fn drop(&mut self) {
+        if let Err(errno) = rustix::thread::set_capabilities(None, self.before) {
+            tracing::error!(%errno, "CAP_FSETID did not come back; setgid bits of new files may be lost");
+        }
+    }
 }
 
 fn name_bytes(name: &[u8]) -> io::Result<u32> {
