@@ -14,6 +14,13 @@ fn prepare(name: &str) -> Option<Scene> {
     Some(scene)
 }
 
+/// With a directory of its own: who holds it is found by its path, in whatever mount namespace.
+fn prepare_mounted(name: &str) -> Option<Scene> {
+    let mut scene = prepare(name)?;
+    scene.over = scene.beside(&format!("served-{name}"));
+    Some(scene)
+}
+
 impl Scene {
     /// `surgetank mount` over the directory.
     #[track_caller]
@@ -199,7 +206,7 @@ fn remove_kept_a_rewritten_store_file_from_the_store() {
 /// What a killed agent of a global mount left was called durable by `wait`, and could not be taken up.
 #[test]
 fn wait_said_durable_over_a_dead_mount() {
-    let Some(scene) = prepare("dead_mount") else { return };
+    let Some(scene) = prepare_mounted("dead_mount") else { return };
     let over = scene.over.to_str().unwrap();
     scene.mounted(&["--quiet-period", "1h"]);
     fs::create_dir(scene.path("sub")).unwrap();
@@ -220,7 +227,7 @@ fn wait_said_durable_over_a_dead_mount() {
 
 #[test]
 fn a_dead_mount_could_only_be_taken_away_by_hand() {
-    let Some(scene) = prepare("dead_mount_umount") else { return };
+    let Some(scene) = prepare_mounted("dead_mount_umount") else { return };
     let over = scene.over.to_str().unwrap();
     scene.mounted(&["--quiet-period", "1h"]);
     fs::write(scene.path("file"), "undrained").unwrap();
@@ -237,7 +244,7 @@ fn a_dead_mount_could_only_be_taken_away_by_hand() {
 /// A run begun inside the dead mount goes on in the directory underneath it.
 #[test]
 fn run_in_a_dead_mount_could_not_read_the_configuration() {
-    let Some(scene) = prepare("dead_mount_run") else { return };
+    let Some(scene) = prepare_mounted("dead_mount_run") else { return };
     scene.mounted(&["--quiet-period", "1h"]);
     fs::write(scene.path("file"), "undrained").unwrap();
     // A shell that was inside all the time, as a person's would be.
@@ -250,6 +257,10 @@ fn run_in_a_dead_mount_could_not_read_the_configuration() {
         .stdin(std::process::Stdio::null())
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped());
+    // The marks by which a later run finds what this one left.
+    for (name, value) in scene.surgetank(&[]).get_envs() {
+        command.env(name, value.unwrap_or_default());
+    }
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let shell = Running::of(command);
     scene.kill_agent();
@@ -262,7 +273,7 @@ fn run_in_a_dead_mount_could_not_read_the_configuration() {
 
 #[test]
 fn asking_was_refused_where_nothing_could_be_served() {
-    let Some(scene) = prepare("asking_anywhere") else { return };
+    let Some(scene) = prepare_mounted("asking_anywhere") else { return };
     let over = scene.over.to_str().unwrap();
     scene.from_root("status", &[]).exits(0);
     scene.from_root("wait", &[over]).exits(0);

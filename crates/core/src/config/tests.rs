@@ -983,3 +983,22 @@ fn every_key_is_documented() {
         );
     }
 }
+
+/// `surgetank status` in `/`, in the state directory or above it was refused: nothing could be served there.
+#[test]
+fn the_state_root_is_known_where_nothing_can_be_served() {
+    let mut place = Place::new();
+    let asked = |place: &Place, overrides: &Overrides| load::state_root(overrides, &place.around).expect("state root");
+    place.around.cwd = "/".into();
+    assert_eq!(asked(&place, &Overrides::default()), PathBuf::from("/var/tmp/surgetank-7"));
+    place.around.cwd = place.path("");
+    place.write("surgetank.toml", "state = \"here\"\n");
+    assert_eq!(asked(&place, &Overrides::default()), place.path("here"));
+    // A project file that is broken is not asked where it does not matter.
+    place.write("surgetank.toml", "nonsense\n");
+    assert!(load::state_root(&Overrides::default(), &place.around).is_err());
+    place.env("SURGETANK_STATE", "there");
+    assert_eq!(asked(&place, &Overrides::default()), place.path("there"));
+    let said = Overrides { state: Some("said".to_owned()), ..Overrides::default() };
+    assert_eq!(asked(&place, &said), place.path("said"));
+}

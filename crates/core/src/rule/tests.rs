@@ -425,6 +425,41 @@ fn cost_of_a_decision() {
     }
 }
 
+/// What a prefetching rule can mean must lie below its plain beginning, or it would silently not come.
+#[test]
+fn only_the_plain_beginnings_of_prefetching_rules_are_walked() {
+    let below = |patterns: &[Pattern]| {
+        let rules: Vec<RuleConfig> = patterns
+            .iter()
+            .map(|pattern| RuleConfig { pattern: pattern.clone(), mode: None, prefetch: true, ..rule("x=copy", Authority::Project) })
+            .collect();
+        let found = RuleSet::new(&rules).expect("rules").prefetched_below();
+        found.into_iter().map(|path| String::from_utf8(path).expect("UTF-8")).collect::<Vec<_>>()
+    };
+    let glob = |text: &str| Pattern::Glob(text.to_owned());
+    let regex = |text: &str| Pattern::Regex(text.to_owned());
+    for (pattern, walked) in [
+        (glob("*.nii"), ""),
+        (glob("in"), ""),
+        (glob("/in"), "in"),
+        (glob("in/**"), "in"),
+        (glob("in/deep/*.nii"), "in/deep"),
+        (glob("in/a*/b"), "in"),
+        (glob("in/deep/model.bin"), "in/deep/model.bin"),
+        (glob(r"in\*/x"), ""),
+        (regex(r"in/deep/.*\.nii"), "in/deep"),
+        (regex("in/?x"), ""),
+        (regex("in/a|out/b"), ""),
+        (regex("(?i)in/.*"), ""),
+        (regex("in/file"), "in/file"),
+    ] {
+        assert_eq!(below(std::slice::from_ref(&pattern)), [walked], "{pattern:?}");
+    }
+    assert_eq!(below(&[glob("in/**"), glob("in/deep/*"), glob("inner/*"), glob("/out")]), ["in", "inner", "out"]);
+    let rules = [rule("*=keep", Authority::Project)];
+    assert!(RuleSet::new(&rules).expect("rules").prefetched_below().is_empty());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 

@@ -113,10 +113,11 @@ fn change() -> impl Strategy<Value = Change> {
         4 => (id(), any::<u64>()).prop_map(|(id, seed)| Change::PutFile(id, file(seed))),
         1 => id().prop_map(Change::DropFile),
         3 => (id(), name(), prop::option::of(id()), prop::option::of(id()))
-            .prop_map(|(dir, name, logical, applied)| Change::PutEntry(dir, name, EntryRecord { logical, applied })),
+            .prop_map(|(dir, name, logical, planned)| Change::PutEntry(dir, name, EntryRecord { logical, planned })),
         1 => (id(), name()).prop_map(|(dir, name)| Change::DropEntry(dir, name)),
         2 => (seq(), id(), name(), 0..9_u32).prop_map(|(seq, file, name, run)| {
-            Change::PutOp(seq, OpRecord { kind: OpKind::Publish { file, dir: FileId::ROOT, name }, run: RunId(run) })
+            let kind = OpKind::Publish { file, dir: FileId::ROOT, name, over: None };
+            Change::PutOp(seq, OpRecord { kind, run: RunId(run), prepared: None, last: false })
         }),
         1 => seq().prop_map(Change::DropOp),
         1 => ("[a-c]", any::<u64>()).prop_map(|(name, value)| Change::PutCounter(name, value)),
