@@ -294,7 +294,7 @@ impl World {
             Event::Prefetch => {
                 self.mounted().forget();
                 for id in self.namespace().files_below(b"").map_err(|why| why.to_string())? {
-                    self.namespace().prefetch(id).map_err(|why| why.to_string())?;
+                    self.namespace().prefetch(id, &|| false).map_err(|why| why.to_string())?;
                 }
                 self.check_every_file()
             }
