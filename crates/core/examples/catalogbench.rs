@@ -75,7 +75,7 @@ fn name(id: u64) -> Box<[u8]> {
 fn entry(id: u64) -> Change {
     let record = EntryRecord {
         logical: Some(FileId(id)),
-        applied: Some(FileId(id)),
+        planned: Some(FileId(id)),
     };
     Change::PutEntry(FileId(2 + id / FILES_PER_DIRECTORY), name(id), record)
 }
@@ -86,6 +86,7 @@ fn creation(id: u64) -> [Change; 3] {
         file: FileId(id),
         dir: FileId(2 + id / FILES_PER_DIRECTORY),
         name: name(id),
+        over: None,
     };
     [
         file(id),
@@ -95,6 +96,8 @@ fn creation(id: u64) -> [Change; 3] {
             OpRecord {
                 kind,
                 run: RunId(1),
+                prepared: None,
+                last: false,
             },
         ),
     ]

@@ -163,7 +163,9 @@ impl Drain {
                 self.namespace.watch_direct_writers();
             }
             let until_poll = POLL_PERIOD.saturating_sub(polled.elapsed());
-            let pause = next.map_or(until_poll, |next| next.min(until_poll)).max(Duration::from_micros(100));
+            let pause = next
+                .map_or(until_poll, |next| next.min(until_poll))
+                .max(Duration::from_micros(100));
             self.namespace.wait_lingering(pause, &|| self.stopping());
         }
     }
@@ -266,7 +268,9 @@ impl Drain {
             }
         }
         // Under the lock: whoever queues something after this sees that we have to be called.
-        self.namespace.drain_asleep.store(seen == 0, Ordering::Relaxed);
+        self.namespace
+            .drain_asleep
+            .store(seen == 0, Ordering::Relaxed);
         drop(tree);
         if more {
             self.jobs

@@ -4,7 +4,9 @@ pub mod attr;
 pub mod record;
 
 pub use attr::{Attr, Kind, Timestamp};
-pub use record::{Change, EntryRecord, FileRecord, Image, OpKind, OpRecord, Replica, StoreIdentity};
+pub use record::{
+    Change, EntryRecord, FileRecord, Image, OpKind, OpRecord, Replica, StoreIdentity, Xattrs,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -33,7 +35,9 @@ pub struct DeviceId {
 }
 
 /// One `surgetank run`. 0 is "nobody in particular" (a mount without runs, recovery).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default,
+)]
 pub struct RunId(pub u32);
 
 /// What happens to a file that a program wrote (Sea, section "memory management modes").

@@ -283,7 +283,9 @@ impl Namespace {
     /// and special files have no content that could be kept on a tier, they are made in the store as directories are.
     pub(crate) fn mode_for(&self, tree: &Tree, id: FileId, path: &[u8]) -> Mode {
         let ruled = self.decide(path).mode;
-        let Some(inode) = tree.get(id) else { return ruled };
+        let Some(inode) = tree.get(id) else {
+            return ruled;
+        };
         let thrown_away = ruled == Mode::Remove
             || (ruled == Mode::Keep && self.config.keep_at_exit == KeepAtExit::Drop);
         let takes_over = || {
@@ -291,7 +293,9 @@ impl Namespace {
             tree.planned(*dir, name).filter(|holder| *holder != id)
         };
         match inode.attr.kind {
-            Kind::File if thrown_away && (inode.applied.is_some() || takes_over().is_some()) => Mode::Copy,
+            Kind::File if thrown_away && (inode.applied.is_some() || takes_over().is_some()) => {
+                Mode::Copy
+            }
             Kind::File => ruled,
             _ if ruled == Mode::Keep => Mode::Copy,
             _ => ruled,
@@ -373,14 +377,28 @@ impl Namespace {
         self.note_kept(run, path, what, counts, None);
     }
 
-    pub(crate) fn note_kept(&self, run: RunId, path: String, what: impl Into<String>, counts: bool, kept_as: Option<String>) {
+    pub(crate) fn note_kept(
+        &self,
+        run: RunId,
+        path: String,
+        what: impl Into<String>,
+        counts: bool,
+        kept_as: Option<String>,
+    ) {
         let what = what.into();
         tracing::warn!(path, what, "noted");
         let at_unix_seconds = clock::now().secs();
         let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
         // Bounded: what matters is in the queue too; this is the story around it.
         if troubles.len() < 10_000 {
-            troubles.push(Noted { path, what, run, counts, kept_as, at_unix_seconds });
+            troubles.push(Noted {
+                path,
+                what,
+                run,
+                counts,
+                kept_as,
+                at_unix_seconds,
+            });
         }
     }
 

@@ -149,7 +149,9 @@ impl RuleSet {
     /// an empty path is the whole tree. Empty when no rule prefetches.
     pub fn prefetched_below(&self) -> Vec<Vec<u8>> {
         let rules = self.rules().filter(|rule| rule.prefetch);
-        let mut found: Vec<Vec<u8>> = rules.map(|rule| matcher::plain_beginning(&rule.pattern)).collect();
+        let mut found: Vec<Vec<u8>> = rules
+            .map(|rule| matcher::plain_beginning(&rule.pattern))
+            .collect();
         found.sort();
         let mut outermost: Vec<Vec<u8>> = Vec::new();
         for path in found {

@@ -12,11 +12,10 @@ pub mod faulty;
 pub mod posix;
 pub mod verdict;
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 
-use crate::model::{Attr, Kind, StoreIdentity, Timestamp};
+use crate::model::{Attr, Kind, StoreIdentity, Timestamp, Xattrs};
 
 /// A path in the store, relative to its root; empty is the root itself. Never absolute, never with `..`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -104,7 +103,7 @@ pub struct Meta {
     pub atime: Timestamp,
     pub mtime: Timestamp,
     /// `None`: leave as they are. `Some`: exactly these `user.*` attributes.
-    pub xattrs: Option<BTreeMap<Box<[u8]>, Box<[u8]>>>,
+    pub xattrs: Option<Xattrs>,
 }
 
 /// Called between chunks of a copy with the bytes just moved: throttles, counts, and may stop the copy (`Err(Interrupted)`).
@@ -129,7 +128,7 @@ pub trait Store: Send + Sync {
     fn list(&self, who: Cred, path: &StorePath, temporaries: bool) -> io::Result<Vec<StoreEntry>>;
     fn read_link(&self, who: Cred, path: &StorePath) -> io::Result<Box<[u8]>>;
     /// `user.*` attributes.
-    fn xattrs(&self, who: Cred, path: &StorePath) -> io::Result<BTreeMap<Box<[u8]>, Box<[u8]>>>;
+    fn xattrs(&self, who: Cred, path: &StorePath) -> io::Result<Xattrs>;
     fn space(&self, path: &StorePath) -> io::Result<Space>;
     /// May `who` create and remove names here (`W_OK | X_OK`)? EACCES, EROFS, EDQUOT as they come.
     fn may_write_dir(&self, who: Cred, path: &StorePath) -> io::Result<()>;

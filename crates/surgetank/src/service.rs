@@ -32,13 +32,24 @@ const END_PATIENCE: Duration = Duration::from_secs(10);
 
 impl Backend for Service {
     fn start(&self, opening: Opening) -> Result<Running> {
-        let Opening { config, directory, store, state, visibility, on_lost } = opening;
+        let Opening {
+            config,
+            directory,
+            store,
+            state,
+            visibility,
+            on_lost,
+        } = opening;
         let over = config.over.clone();
         let root = rustix::process::geteuid().is_root() && in_initial_user_namespace();
         let key = key_of(&directory, &state)?;
         let label = format!("file://{}", config.store.display());
         let store = PosixStore::new(store, label).map_err(|why| {
-            Error::new(format!("the store {} cannot be used", config.store.display())).why(why)
+            Error::new(format!(
+                "the store {} cannot be used",
+                config.store.display()
+            ))
+            .why(why)
         })?;
         let tiers = Arc::new(Tiers::open(&config.tiers, &key)?);
         let catalog = Arc::new(LogCatalog::open(&state.join("catalog"))?);
@@ -54,13 +65,24 @@ impl Backend for Service {
             ..AttachOptions::default()
         };
         let device = attach(&over, &attach_options)?;
-        let filesystem = Arc::new(door::Door::new(namespace.clone(), direct, only_ids(), on_lost));
-        let options = Options { passthrough: direct, ..Options::default() };
+        let filesystem = Arc::new(door::Door::new(
+            namespace.clone(),
+            direct,
+            only_ids(),
+            on_lost,
+        ));
+        let options = Options {
+            passthrough: direct,
+            ..Options::default()
+        };
         let session = Session::start(device, &filesystem, &options).map_err(|why| {
             drop(detach(&over, true));
-            Error::new(format!("the mount over {} cannot be served", over.display()))
-                .why(why)
-                .data("nothing was changed")
+            Error::new(format!(
+                "the mount over {} cannot be served",
+                over.display()
+            ))
+            .why(why)
+            .data("nothing was changed")
         })?;
         let drain = Drain::start(namespace.clone()).map_err(|why| {
             drop(detach(&over, true));
@@ -71,8 +93,21 @@ impl Backend for Service {
             drop(detach(&over, true));
             Error::new("prefetching could not be started").why(why)
         })?;
-        let engine = Arc::new(engine::Served::new(namespace, drain, runs, filesystem.clone(), prefetcher));
-        Ok(Running { engine, mount: Box::new(OverMount { over, session, filesystem }) })
+        let engine = Arc::new(engine::Served::new(
+            namespace,
+            drain,
+            runs,
+            filesystem.clone(),
+            prefetcher,
+        ));
+        Ok(Running {
+            engine,
+            mount: Box::new(OverMount {
+                over,
+                session,
+                filesystem,
+            }),
+        })
     }
 }
 
@@ -86,7 +121,8 @@ impl Mounted for OverMount {
     fn detach(&mut self) -> io::Result<()> {
         self.filesystem.expect_end();
         // An mmap or a descriptor that was just closed may take an instant to let go.
-        if let Err(error) = rustix::mount::unmount(&self.over, rustix::mount::UnmountFlags::empty()) {
+        if let Err(error) = rustix::mount::unmount(&self.over, rustix::mount::UnmountFlags::empty())
+        {
             if error != rustix::io::Errno::PERM {
                 self.filesystem.expect_more();
                 return Err(error.into());

@@ -364,7 +364,10 @@ fn killed_with_files(scene: &Scene, tiers: &[&str]) {
 #[track_caller]
 fn has_both(scene: &Scene) {
     for (name, copy) in [("sub/one", "one"), ("two", "two")] {
-        scene.holds(name, &fs::read(Path::new("/mnt/beside").join(copy)).unwrap());
+        scene.holds(
+            name,
+            &fs::read(Path::new("/mnt/beside").join(copy)).unwrap(),
+        );
     }
     scene.is_clean();
 }
@@ -372,53 +375,88 @@ fn has_both(scene: &Scene) {
 /// The next start names its tiers in another order, so that each has the other's place.
 #[test]
 fn tiers_in_another_order_lose_nothing() {
-    let Some(scene) = Scene::new("reversed_tiers") else { return };
+    let Some(scene) = Scene::new("reversed_tiers") else {
+        return;
+    };
     scene.beside("beside");
     let (a, b) = (scene.tmpfs("tier-a", 33), scene.tmpfs("tier-b", 33));
-    let (a, b) = (format!("a={}:4M", a.display()), format!("b={}:32M", b.display()));
+    let (a, b) = (
+        format!("a={}:4M", a.display()),
+        format!("b={}:32M", b.display()),
+    );
     killed_with_files(&scene, &[&a, &b]);
-    scene.run(&["--tier", &b, "--tier", &a], "cmp two /mnt/beside/two").exits(0);
+    scene
+        .run(&["--tier", &b, "--tier", &a], "cmp two /mnt/beside/two")
+        .exits(0);
     has_both(&scene);
     for tier in ["/mnt/tier-a", "/mnt/tier-b"] {
-        assert_eq!(files_below(Path::new(tier)), BTreeMap::new(), "left on {tier}");
+        assert_eq!(
+            files_below(Path::new(tier)),
+            BTreeMap::new(),
+            "left on {tier}"
+        );
     }
 }
 
 /// The next start has another tier, and the one with the files is only remembered.
 #[test]
 fn a_tier_that_is_not_named_any_more_is_drained() {
-    let Some(scene) = Scene::new("other_tier") else { return };
+    let Some(scene) = Scene::new("other_tier") else {
+        return;
+    };
     scene.beside("beside");
     let (a, b) = (scene.tmpfs("tier-a", 33), scene.tmpfs("tier-b", 33));
-    let (a, b) = (format!("a={}:32M", a.display()), format!("b={}:32M", b.display()));
+    let (a, b) = (
+        format!("a={}:32M", a.display()),
+        format!("b={}:32M", b.display()),
+    );
     killed_with_files(&scene, &[&a]);
     scene.run(&["--tier", &b], "cmp sub/one /mnt/beside/one; cat two >> two.copy; mv two moved; mv moved two; echo more >> sub/one; echo more >> /mnt/beside/one").exits(0);
     has_both(&scene);
-    assert_eq!(fs::read_dir("/mnt/tier-a").unwrap().count(), 0, "nothing is left on the old tier");
+    assert_eq!(
+        fs::read_dir("/mnt/tier-a").unwrap().count(),
+        0,
+        "nothing is left on the old tier"
+    );
     scene.holds("two.copy", &fs::read("/mnt/beside/two").unwrap());
 }
 
 /// The tier with the files cannot be reached for a while: they are named at every start, and drained once it is back.
 #[test]
 fn a_tier_that_is_missing_is_waited_for() {
-    let Some(scene) = Scene::new("missing_tier") else { return };
+    let Some(scene) = Scene::new("missing_tier") else {
+        return;
+    };
     scene.beside("beside");
     let (a, b) = (scene.ext4("tier-a", 64), scene.tmpfs("tier-b", 33));
-    let (a, b) = (format!("a={}:32M", a.display()), format!("b={}:32M", b.display()));
+    let (a, b) = (
+        format!("a={}:32M", a.display()),
+        format!("b={}:32M", b.display()),
+    );
     killed_with_files(&scene, &[&a]);
     succeed(Command::new("umount").arg("/mnt/tier-a"));
     for _ in 0..2 {
         // Reading what cannot be had is an error, never nothing.
         scene
-            .run(&["--tier", &b], "! cat two > /mnt/beside/read; test -e sub/one")
+            .run(
+                &["--tier", &b],
+                "! cat two > /mnt/beside/read; test -e sub/one",
+            )
             .exits(3)
             .says(&["/mnt/tier-a", "sub/one", "two", "bring it back"]);
         assert!(!scene.path("two").exists() && !scene.path("sub/one").exists());
     }
     // Mounted at its place or not: an empty directory of the same path is not the tier.
-    scene.run(&["--tier", &a], "true").exits(3).says(&["/mnt/tier-a", "sub/one", "two", "bring it back"]);
+    scene.run(&["--tier", &a], "true").exits(3).says(&[
+        "/mnt/tier-a",
+        "sub/one",
+        "two",
+        "bring it back",
+    ]);
     scene.ext4_again("tier-a");
-    scene.run(&["--tier", &b], "cmp two /mnt/beside/two").exits(0);
+    scene
+        .run(&["--tier", &b], "cmp two /mnt/beside/two")
+        .exits(0);
     has_both(&scene);
     succeed(Command::new("umount").arg("/mnt/tier-a"));
 }
@@ -426,23 +464,39 @@ fn a_tier_that_is_missing_is_waited_for() {
 /// The state is gone, the files on the tier are not: they are named, kept, and in nobody's way.
 #[test]
 fn files_without_their_state_are_named_and_kept() {
-    let Some(scene) = Scene::new("lost_state") else { return };
+    let Some(scene) = Scene::new("lost_state") else {
+        return;
+    };
     scene.beside("beside");
     let a = format!("a={}:32M", scene.tmpfs("tier-a", 33).display());
     killed_with_files(&scene, &[&a]);
     fs::remove_dir_all(&scene.state).unwrap();
     scene
-        .run(&["--tier", &a], "echo new > two; mkdir -p sub; echo new > sub/one")
+        .run(
+            &["--tier", &a],
+            "echo new > two; mkdir -p sub; echo new > sub/one",
+        )
         .exits(3)
-        .says(&["left by an agent whose state is gone", "/.surgetank-orphans/two", "/.surgetank-orphans/sub/one", "copy it by hand"]);
+        .says(&[
+            "left by an agent whose state is gone",
+            "/.surgetank-orphans/two",
+            "/.surgetank-orphans/sub/one",
+            "copy it by hand",
+        ]);
     scene.holds("two", b"new\n");
     scene.holds("sub/one", b"new\n");
     // Once more with other content: what was set aside before stays.
     let kept = |name: &str| {
         let below = files_below(Path::new("/mnt/tier-a"));
-        let mut found: Vec<_> = below.into_keys().filter(|path| path.to_string_lossy().contains(name)).collect();
+        let mut found: Vec<_> = below
+            .into_keys()
+            .filter(|path| path.to_string_lossy().contains(name))
+            .collect();
         found.sort();
-        found.into_iter().map(|path| fs::read(Path::new("/mnt/tier-a").join(path)).unwrap()).collect::<Vec<_>>()
+        found
+            .into_iter()
+            .map(|path| fs::read(Path::new("/mnt/tier-a").join(path)).unwrap())
+            .collect::<Vec<_>>()
     };
     let first = fs::read("/mnt/beside/two").unwrap();
     assert_eq!(kept(".surgetank-orphans/two"), [first.clone()]);
@@ -454,6 +508,10 @@ fn files_without_their_state_are_named_and_kept() {
     fs::remove_dir_all(&scene.state).unwrap();
     scene.run(&["--tier", &a], "true").exits(3);
     let both = kept(".surgetank-orphans/two");
-    assert!(both.len() == 2 && both.contains(&first), "{} files", both.len());
+    assert!(
+        both.len() == 2 && both.contains(&first),
+        "{} files",
+        both.len()
+    );
     assert!(both.contains(&fs::read("/mnt/beside/two").unwrap()));
 }

@@ -58,7 +58,9 @@ impl Scene {
 /// Without a rule nothing comes in by itself; with one, what it names does, and can be evicted again.
 #[test]
 fn prefetch_rules_were_not_carried_out() {
-    let Some(scene) = prepare("prefetch_rules") else { return };
+    let Some(scene) = prepare("prefetch_rules") else {
+        return;
+    };
     fs::create_dir_all(scene.path("in/deep")).unwrap();
     fs::create_dir_all(scene.path("other")).unwrap();
     for name in ["in/a.bin", "in/deep/b.bin", "in/c.txt", "other/d.bin"] {
@@ -86,14 +88,18 @@ fn prefetch_rules_were_not_carried_out() {
             ),
         )
         .exits(0)
-        .prints("in/a.bin fast\nin/deep/b.bin fast\nin/c.txt store\nother/d.bin store\nevicted store\n");
+        .prints(
+            "in/a.bin fast\nin/deep/b.bin fast\nin/c.txt store\nother/d.bin store\nevicted store\n",
+        );
     assert_eq!(scene.tier_files(), Vec::<std::path::PathBuf>::new());
     scene.is_clean();
 }
 
 #[test]
 fn seas_prefetch_list_was_not_carried_out() {
-    let Some(scene) = prepare("prefetch_sea") else { return };
+    let Some(scene) = prepare("prefetch_sea") else {
+        return;
+    };
     fs::create_dir(scene.path("in")).unwrap();
     fs::write(scene.path("in/a.nii"), "a").unwrap();
     fs::write(scene.path("in/a.txt"), "a").unwrap();
@@ -114,12 +120,18 @@ fn seas_prefetch_list_was_not_carried_out() {
 /// A prefetch that is far from through does not hold up the command, nor the end.
 #[test]
 fn prefetching_ends_with_the_agent() {
-    let Some(scene) = prepare("prefetch_ends") else { return };
+    let Some(scene) = prepare("prefetch_ends") else {
+        return;
+    };
     fs::create_dir(scene.path("in")).unwrap();
     for n in 0..2000 {
         fs::write(scene.path(&format!("in/{n}")), "x").unwrap();
     }
-    fs::write(scene.path("surgetank.toml"), "[[rules]]\nmatch = \"in/\"\nprefetch = true\n").unwrap();
+    fs::write(
+        scene.path("surgetank.toml"),
+        "[[rules]]\nmatch = \"in/\"\nprefetch = true\n",
+    )
+    .unwrap();
     scene.run(&[], "echo mine >in/7; echo new >out").exits(0);
     scene.holds("in/7", b"mine\n");
     scene.holds("out", b"new\n");
@@ -130,8 +142,14 @@ fn prefetching_ends_with_the_agent() {
 /// A tier of 32 MiB is written full three times over: what is pinned stays, the rest makes way.
 #[test]
 fn pin_rules_were_not_carried_out() {
-    let Some(scene) = prepare("pin_rules") else { return };
-    fs::write(scene.path("surgetank.toml"), "[[rules]]\nmatch = \"model*\"\npin = true\n").unwrap();
+    let Some(scene) = prepare("pin_rules") else {
+        return;
+    };
+    fs::write(
+        scene.path("surgetank.toml"),
+        "[[rules]]\nmatch = \"model*\"\npin = true\n",
+    )
+    .unwrap();
     let tier = "getfattr -n user.surgetank.tier --only-values";
     let state = "getfattr -n user.surgetank.state --only-values";
     scene
@@ -159,24 +177,42 @@ fn pin_rules_were_not_carried_out() {
 
 #[test]
 fn keep_lost_links_and_fifos() {
-    let Some(scene) = prepare("keep_links") else { return };
+    let Some(scene) = prepare("keep_links") else {
+        return;
+    };
     scene
-        .run(&["--rule", "k/=keep"], "mkdir k; ln -s nowhere k/link; mkfifo k/fifo; echo data >k/file")
+        .run(
+            &["--rule", "k/=keep"],
+            "mkdir k; ln -s nowhere k/link; mkfifo k/fifo; echo data >k/file",
+        )
         .exits(0)
         .says(&["NOT in the store", "k/file"]);
-    assert_eq!(fs::read_link(scene.path("k/link")).unwrap(), std::path::Path::new("nowhere"));
-    assert!(fs::metadata(scene.path("k/fifo")).unwrap().file_type().is_fifo());
+    assert_eq!(
+        fs::read_link(scene.path("k/link")).unwrap(),
+        std::path::Path::new("nowhere")
+    );
+    assert!(
+        fs::metadata(scene.path("k/fifo"))
+            .unwrap()
+            .file_type()
+            .is_fifo()
+    );
     assert!(!scene.path("k/file").exists());
     // Nothing was forgotten, and nothing comes twice.
     scene
-        .run(&["--rule", "k/=keep"], "readlink k/link; [ -p k/fifo ]; cat k/file")
+        .run(
+            &["--rule", "k/=keep"],
+            "readlink k/link; [ -p k/fifo ]; cat k/file",
+        )
         .exits(0)
         .prints("nowhere\ndata\n");
 }
 
 #[test]
 fn remove_kept_a_rewritten_store_file_from_the_store() {
-    let Some(scene) = prepare("remove_rewritten") else { return };
+    let Some(scene) = prepare("remove_rewritten") else {
+        return;
+    };
     for name in ["a.dat", "b.dat", "c.dat", "gone.dat"] {
         fs::write(scene.path(name), "old").unwrap();
     }
@@ -206,18 +242,31 @@ fn remove_kept_a_rewritten_store_file_from_the_store() {
 /// What a killed agent of a global mount left was called durable by `wait`, and could not be taken up.
 #[test]
 fn wait_said_durable_over_a_dead_mount() {
-    let Some(scene) = prepare_mounted("dead_mount") else { return };
+    let Some(scene) = prepare_mounted("dead_mount") else {
+        return;
+    };
     let over = scene.over.to_str().unwrap();
     scene.mounted(&["--quiet-period", "1h"]);
     fs::create_dir(scene.path("sub")).unwrap();
     fs::write(scene.path("sub/file"), "undrained").unwrap();
     scene.kill_agent();
     eventually("the mount is dead", || scene.is_dead());
-    scene.from_root("wait", &[over]).exits(3).says(&["killed", "surgetank run --over"]);
-    scene.from_root("wait", &[scene.path("sub/file").to_str().unwrap()]).exits(3);
-    scene.from_root("status", &[over]).exits(1).says(&["dead mount", "surgetank umount"]);
+    scene
+        .from_root("wait", &[over])
+        .exits(3)
+        .says(&["killed", "surgetank run --over"]);
+    scene
+        .from_root("wait", &[scene.path("sub/file").to_str().unwrap()])
+        .exits(3);
+    scene
+        .from_root("status", &[over])
+        .exits(1)
+        .says(&["dead mount", "surgetank umount"]);
     // `mount` takes it away, begins anew, and finds the file.
-    scene.mount_again(&[]).exits(0).says(&["dead mount is taken away"]);
+    scene
+        .mount_again(&[])
+        .exits(0)
+        .says(&["dead mount is taken away"]);
     assert_eq!(scene.read("sub/file"), b"undrained");
     scene.from_root("wait", &[over]).exits(0);
     scene.from_root("umount", &[over]).exits(0);
@@ -227,13 +276,18 @@ fn wait_said_durable_over_a_dead_mount() {
 
 #[test]
 fn a_dead_mount_could_only_be_taken_away_by_hand() {
-    let Some(scene) = prepare_mounted("dead_mount_umount") else { return };
+    let Some(scene) = prepare_mounted("dead_mount_umount") else {
+        return;
+    };
     let over = scene.over.to_str().unwrap();
     scene.mounted(&["--quiet-period", "1h"]);
     fs::write(scene.path("file"), "undrained").unwrap();
     scene.kill_agent();
     eventually("the mount is dead", || scene.is_dead());
-    scene.from_root("umount", &[over]).exits(3).says(&["killed", "surgetank run --over"]);
+    scene
+        .from_root("umount", &[over])
+        .exits(3)
+        .says(&["killed", "surgetank run --over"]);
     assert!(!scene.is_dead());
     scene.from_root("wait", &[over]).exits(3);
     scene.drain_what_is_left().exits(0);
@@ -244,7 +298,9 @@ fn a_dead_mount_could_only_be_taken_away_by_hand() {
 /// A run begun inside the dead mount goes on in the directory underneath it.
 #[test]
 fn run_in_a_dead_mount_could_not_read_the_configuration() {
-    let Some(scene) = prepare_mounted("dead_mount_run") else { return };
+    let Some(scene) = prepare_mounted("dead_mount_run") else {
+        return;
+    };
     scene.mounted(&["--quiet-period", "1h"]);
     fs::write(scene.path("file"), "undrained").unwrap();
     // A shell that was inside all the time, as a person's would be.
@@ -273,13 +329,19 @@ fn run_in_a_dead_mount_could_not_read_the_configuration() {
 
 #[test]
 fn asking_was_refused_where_nothing_could_be_served() {
-    let Some(scene) = prepare_mounted("asking_anywhere") else { return };
+    let Some(scene) = prepare_mounted("asking_anywhere") else {
+        return;
+    };
     let over = scene.over.to_str().unwrap();
     scene.from_root("status", &[]).exits(0);
     scene.from_root("wait", &[over]).exits(0);
     scene.mounted(&[]);
     for here in ["/", "/mnt"] {
-        for (verb, words) in [("status", vec![]), ("status", vec![over]), ("wait", vec![over])] {
+        for (verb, words) in [
+            ("status", vec![]),
+            ("status", vec![over]),
+            ("wait", vec![over]),
+        ] {
             let mut all = vec![verb, "--state", "/mnt/state"];
             all.extend(words);
             let mut command = scene.surgetank(&all);

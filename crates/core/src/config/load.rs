@@ -114,7 +114,9 @@ pub fn state_root(overrides: &Overrides, around: &Surroundings) -> Result<PathBu
     let mut draft = Draft::default();
     let said = match &overrides.state {
         Some(text) => Some(("--state", text.clone())),
-        None => around.var("SURGETANK_STATE").map(|text| ("SURGETANK_STATE", text)),
+        None => around
+            .var("SURGETANK_STATE")
+            .map(|text| ("SURGETANK_STATE", text)),
     };
     match said {
         Some((label, text)) => {
@@ -129,11 +131,16 @@ pub fn state_root(overrides: &Overrides, around: &Surroundings) -> Result<PathBu
             read_site(around, &mut draft)?;
             let home = home(overrides, around);
             // What a dead mount hides cannot say anything.
-            let hidden = fs::metadata(&home)
-                .is_err_and(|error| error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error()));
+            let hidden = fs::metadata(&home).is_err_and(|error| {
+                error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error())
+            });
             if !hidden {
                 let mut project = Draft::default();
-                read_project(given_file(overrides, around).as_deref(), &home, &mut project)?;
+                read_project(
+                    given_file(overrides, around).as_deref(),
+                    &home,
+                    &mut project,
+                )?;
                 overlay(&mut draft, project);
             }
         }
@@ -143,8 +150,16 @@ pub fn state_root(overrides: &Overrides, around: &Surroundings) -> Result<PathBu
 
 fn read_site(around: &Surroundings, draft: &mut Draft) -> Result<bool> {
     let path = &around.site_file;
-    let Some(text) = optional(path)? else { return Ok(false) };
-    file::read(&text, path, &path.display().to_string(), Authority::Site, draft)?;
+    let Some(text) = optional(path)? else {
+        return Ok(false);
+    };
+    file::read(
+        &text,
+        path,
+        &path.display().to_string(),
+        Authority::Site,
+        draft,
+    )?;
     forbid_over(draft)?;
     Ok(true)
 }
@@ -174,11 +189,19 @@ fn home(overrides: &Overrides, around: &Surroundings) -> PathBuf {
 fn read_project(given: Option<&Path>, home: &Path, project: &mut Draft) -> Result<Option<PathBuf>> {
     if let Some(path) = given.filter(|path| !is_ini(path)) {
         let text = optional(path)?.ok_or_else(|| missing_config(path))?;
-        file::read(&text, path, &path.display().to_string(), Authority::Project, project)?;
+        file::read(
+            &text,
+            path,
+            &path.display().to_string(),
+            Authority::Project,
+            project,
+        )?;
         return Ok(Some(path.to_path_buf()));
     }
     let path = home.join(PROJECT_FILE);
-    let Some(text) = optional(&path)? else { return Ok(None) };
+    let Some(text) = optional(&path)? else {
+        return Ok(None);
+    };
     file::read(&text, &path, PROJECT_FILE, Authority::Project, project)?;
     forbid_over(project)?;
     Ok(Some(path))
@@ -212,9 +235,13 @@ fn optional(path: &Path) -> Result<Option<String>> {
         }
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error()) => {
             let dir = path.parent().unwrap_or(path).display();
-            Err(Error::new(format!("{dir} is a dead mount, its server is gone"))
-                .why(error)
-                .remedy(format!("if an agent of yours was killed there: surgetank umount {dir}")))
+            Err(
+                Error::new(format!("{dir} is a dead mount, its server is gone"))
+                    .why(error)
+                    .remedy(format!(
+                        "if an agent of yours was killed there: surgetank umount {dir}"
+                    )),
+            )
         }
         Err(error) => Err(Error::new(format!("{} can't be read", path.display())).why(error)),
     }

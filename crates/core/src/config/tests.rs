@@ -988,9 +988,14 @@ fn every_key_is_documented() {
 #[test]
 fn the_state_root_is_known_where_nothing_can_be_served() {
     let mut place = Place::new();
-    let asked = |place: &Place, overrides: &Overrides| load::state_root(overrides, &place.around).expect("state root");
+    let asked = |place: &Place, overrides: &Overrides| {
+        load::state_root(overrides, &place.around).expect("state root")
+    };
     place.around.cwd = "/".into();
-    assert_eq!(asked(&place, &Overrides::default()), PathBuf::from("/var/tmp/surgetank-7"));
+    assert_eq!(
+        asked(&place, &Overrides::default()),
+        PathBuf::from("/var/tmp/surgetank-7")
+    );
     place.around.cwd = place.path("");
     place.write("surgetank.toml", "state = \"here\"\n");
     assert_eq!(asked(&place, &Overrides::default()), place.path("here"));
@@ -999,6 +1004,9 @@ fn the_state_root_is_known_where_nothing_can_be_served() {
     assert!(load::state_root(&Overrides::default(), &place.around).is_err());
     place.env("SURGETANK_STATE", "there");
     assert_eq!(asked(&place, &Overrides::default()), place.path("there"));
-    let said = Overrides { state: Some("said".to_owned()), ..Overrides::default() };
+    let said = Overrides {
+        state: Some("said".to_owned()),
+        ..Overrides::default()
+    };
     assert_eq!(asked(&place, &said), place.path("said"));
 }

@@ -38,7 +38,13 @@ fn expectation(tree: &Tree, over: Option<FileId>, at: (FileId, &[u8])) -> Expect
     match &inode.identity {
         // Under whichever of its names: a hard link is the same file.
         Some(identity) => Expect::Identity(**identity),
-        None if inode.applied.as_ref().is_some_and(|(dir, name)| *dir == at.0 && **name == *at.1) => Expect::Unknown,
+        None if inode
+            .applied
+            .as_ref()
+            .is_some_and(|(dir, name)| *dir == at.0 && **name == *at.1) =>
+        {
+            Expect::Unknown
+        }
         None => Expect::Absent,
     }
 }
@@ -109,7 +115,12 @@ impl Drain {
 
     /// The store is not as the operation should find it. Where it may have been carried out before, that was us.
     fn stranger(&self, seq: Seq, run: RunId, path: &StorePath, what: &str) {
-        let doubtful = self.namespace.tree().ops.get(&seq).is_some_and(|op| op.doubtful);
+        let doubtful = self
+            .namespace
+            .tree()
+            .ops
+            .get(&seq)
+            .is_some_and(|op| op.doubtful);
         if doubtful {
             tracing::info!(%path, what, "an operation that an earlier agent may have carried out");
         } else {
@@ -465,7 +476,12 @@ impl Drain {
                 let ino = self.identity(file).map(|identity| identity.ino);
                 let there = self.as_owner(owner, |who| self.namespace.store.stat(who, &path))?;
                 if Some(there.identity.ino) != ino {
-                    self.stranger(seq, run, &path, "somebody else made a file of this name; the hard link was not made");
+                    self.stranger(
+                        seq,
+                        run,
+                        &path,
+                        "somebody else made a file of this name; the hard link was not made",
+                    );
                 }
             }
             Err(why) => return Err(why),
@@ -636,7 +652,12 @@ impl Drain {
                 _ => {}
             }
         } else if there {
-            self.stranger(seq, run, &path, "deleted here, but somebody else changed it in the store meanwhile: theirs is kept");
+            self.stranger(
+                seq,
+                run,
+                &path,
+                "deleted here, but somebody else changed it in the store meanwhile: theirs is kept",
+            );
         }
         {
             let mut tree = self.namespace.tree();
@@ -649,7 +670,13 @@ impl Drain {
         })
     }
 
-    fn remove_dir(&self, seq: Seq, file: FileId, at: (FileId, &[u8]), run: RunId) -> io::Result<Done> {
+    fn remove_dir(
+        &self,
+        seq: Seq,
+        file: FileId,
+        at: (FileId, &[u8]),
+        run: RunId,
+    ) -> io::Result<Done> {
         let (_, path) = self.place(at)?;
         let (owner, _) = self.owner_and_meta(file)?;
         let removed = if self.is_there(file, &path, owner) {
@@ -661,7 +688,12 @@ impl Drain {
             Ok(()) => {}
             Err(why) if gone_already(&why) => {}
             Err(why) if matches!(why.raw_os_error(), Some(libc::ENOTEMPTY | libc::EEXIST)) => {
-                self.stranger(seq, run, &path, "removed here, but somebody else put files into it in the store: it is kept");
+                self.stranger(
+                    seq,
+                    run,
+                    &path,
+                    "removed here, but somebody else put files into it in the store: it is kept",
+                );
             }
             Err(why) => return Err(why),
         }

@@ -50,7 +50,9 @@ impl Drain {
         // By file, not by path: a later operation of the batch may have moved a directory, or removed it.
         let dirs: Vec<StorePath> = {
             let tree = self.namespace.tree();
-            dirs.iter().filter_map(|dir| tree.applied_path(*dir)).collect()
+            dirs.iter()
+                .filter_map(|dir| tree.applied_path(*dir))
+                .collect()
         };
         // A directory may have gone with a later operation of the batch: what was in it needs no sync.
         let synced = self.namespace.store.sync_dirs(who, &dirs).or_else(|why| {
@@ -353,9 +355,16 @@ impl Drain {
     }
 
     /// A conflict or a loss of order that somebody else caused: told, counted, not stopped by.
-    pub(super) fn conflict(&self, run: RunId, path: &[u8], what: &str, kept_as: Option<&StorePath>) {
+    pub(super) fn conflict(
+        &self,
+        run: RunId,
+        path: &[u8],
+        what: &str,
+        kept_as: Option<&StorePath>,
+    ) {
         self.counters.conflicts.fetch_add(1, Ordering::Relaxed);
         let path = String::from_utf8_lossy(path).into_owned();
-        self.namespace.note_kept(run, path, what, true, kept_as.map(ToString::to_string));
+        self.namespace
+            .note_kept(run, path, what, true, kept_as.map(ToString::to_string));
     }
 }

@@ -14,6 +14,9 @@ use super::Drain;
 /// smaller ones in batches.
 const LARGE_BYTES: u64 = 8 << 20;
 
+/// How long something waits whose directory is not in its place yet.
+const PUT_OFF: std::time::Duration = std::time::Duration::from_millis(20);
+
 struct Job {
     seq: Seq,
     id: FileId,
@@ -71,10 +74,33 @@ impl Drain {
                         job.owner,
                     ));
                 }
-                if !cancelled {
+                // Its directory moves, or moved before a crash, by an operation that comes before it.
+                let early = why.kind() == io::ErrorKind::NotFound && !self.is_head(seq);
+                if early {
+                    self.put_off(seq);
+                } else if !cancelled {
                     self.failed(seq, &why);
                 }
             }
+        }
+    }
+
+    fn is_head(&self, seq: Seq) -> bool {
+        let tree = self.namespace.tree();
+        tree.ops
+            .iter()
+            .find(|(_, op)| !op.last)
+            .is_none_or(|(first, _)| *first == seq)
+    }
+
+    /// Tried again a little later; nothing went wrong.
+    fn put_off(&self, seq: Seq) {
+        let mut tree = self.namespace.tree();
+        if let Some(op) = tree.ops.get_mut(&seq)
+            && op.progress == Progress::Staging
+        {
+            op.progress = Progress::Waiting;
+            op.due = crate::clock::tick() + PUT_OFF;
         }
     }
 

@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Attr, DeviceId, FileId, NodeId, RunId, Seq};
 
+/// Extended attributes by name.
+pub type Xattrs = BTreeMap<Box<[u8]>, Box<[u8]>>;
+
 /// A whole plain copy of a file's content on a tier's device, under the file's own relative path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Replica {
@@ -46,7 +49,7 @@ pub struct FileRecord {
     pub applied: Option<(FileId, Box<[u8]>)>,
     pub target: Option<Box<[u8]>>,
     /// Extended attributes, when they differ from the store's copy.
-    pub xattrs: Option<BTreeMap<Box<[u8]>, Box<[u8]>>>,
+    pub xattrs: Option<Xattrs>,
     pub pinned: bool,
     /// CRC-64/NVME of the durable version, when the drain computed one.
     pub checksum: Option<u64>,

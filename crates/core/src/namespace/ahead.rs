@@ -62,7 +62,9 @@ impl Namespace {
             .map_err(|why| failed(&why))?;
         // An id of its own, and so a hidden name of its own: the file itself may be placed meanwhile.
         let copy = self.tree().new_id();
-        let kind = AskKind::Prefetch { bytes: source.size_bytes };
+        let kind = AskKind::Prefetch {
+            bytes: source.size_bytes,
+        };
         let placed = match self.place(&source.path, copy, kind, Mode::Copy, source.perm) {
             Err(fault) if fault.errno == Errno::NOSPC => return Ok(0),
             other => other.map_err(|why| failed(&why))?,
@@ -72,7 +74,11 @@ impl Namespace {
         };
         let device = self.tiers.device(device);
         let gate = |_| {
-            if stop() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
+            if stop() {
+                Err(io::ErrorKind::Interrupted.into())
+            } else {
+                Ok(())
+            }
         };
         let copied = placed.writable().and_then(|target| {
             crate::tier::ladder::copy_file(&from, &target, source.size_bytes, &gate)?;
@@ -107,14 +113,10 @@ impl Namespace {
             discard();
             return Ok(0);
         }
-        if let Err(why) = device.rename(&hidden_name(copy), &hidden_name(id)) {
-            drop(tree);
-            discard();
-            return Err(failed(&why));
-        }
         let mut txn = Txn::default();
         self.own(&mut tree, &mut txn, id);
-        self.adopt(&mut tree, id, &placed).map_err(|why| failed(&why))?;
+        self.adopt(&mut tree, id, &placed)
+            .map_err(|why| failed(&why))?;
         let charged = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
         device.add_used(i64::try_from(charged).unwrap_or(i64::MAX));
         device
@@ -211,7 +213,13 @@ impl Namespace {
         Ok(())
     }
 
-    fn prefetch_ruled(&self, path: &[u8], id: FileId, done: &mut BroughtIn, stop: &dyn Fn() -> bool) {
+    fn prefetch_ruled(
+        &self,
+        path: &[u8],
+        id: FileId,
+        done: &mut BroughtIn,
+        stop: &dyn Fn() -> bool,
+    ) {
         if !self.decide(path).prefetch {
             return;
         }
@@ -221,7 +229,9 @@ impl Namespace {
                 done.files += 1;
                 done.bytes += bytes;
             }
-            Err(why) => tracing::warn!(path = %String::from_utf8_lossy(path), %why, "not prefetched"),
+            Err(why) => {
+                tracing::warn!(path = %String::from_utf8_lossy(path), %why, "not prefetched")
+            }
         }
     }
 
@@ -259,12 +269,16 @@ impl Namespace {
         if !text.contains(['*', '?', '[', '{']) {
             return self.files_below(pattern);
         }
-        let glob = globset::GlobBuilder::new(&text).literal_separator(true).build().map_err(|why| {
-            Error::new(format!("{text}: not a pattern")).why(why)
-        })?;
+        let glob = globset::GlobBuilder::new(&text)
+            .literal_separator(true)
+            .build()
+            .map_err(|why| Error::new(format!("{text}: not a pattern")).why(why))?;
         let matcher = glob.compile_matcher();
         // Only the part of the tree that the pattern's plain beginning names is walked.
-        let plain: Vec<&str> = text.split('/').take_while(|part| !part.contains(['*', '?', '[', '{'])).collect();
+        let plain: Vec<&str> = text
+            .split('/')
+            .take_while(|part| !part.contains(['*', '?', '[', '{']))
+            .collect();
         let mut files = Vec::new();
         for id in self.files_below(plain.join("/").as_bytes())? {
             let path = self.tree().logical_path(id).unwrap_or_default();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::clock;
 use crate::error::{Errno, FsResult};
-use crate::model::{Attr, Caller, FileId, Kind, OpKind, RunId, Timestamp};
+use crate::model::{Attr, Caller, FileId, Kind, OpKind, RunId, Timestamp, Xattrs};
 use crate::store::Space;
 
 use super::Namespace;
@@ -97,8 +97,14 @@ impl Namespace {
     /// The content was changed by somebody who may not keep setuid and setgid.
     pub fn clear_suidgid(&self, id: FileId) {
         let mut tree = self.tree();
-        let Some(inode) = tree.get_mut(id) else { return };
-        let cleared = if inode.attr.perm & 0o10 != 0 { 0o6000 } else { 0o4000 };
+        let Some(inode) = tree.get_mut(id) else {
+            return;
+        };
+        let cleared = if inode.attr.perm & 0o10 != 0 {
+            0o6000
+        } else {
+            0o4000
+        };
         if inode.attr.perm & cleared == 0 || inode.attr.kind != Kind::File {
             return;
         }
@@ -296,7 +302,7 @@ impl Namespace {
     // ---- extended attributes
 
     /// The attributes as they are, from the store where we have none of our own.
-    fn xattrs_of(&self, id: FileId) -> FsResult<BTreeMap<Box<[u8]>, Box<[u8]>>> {
+    fn xattrs_of(&self, id: FileId) -> FsResult<Xattrs> {
         let (path, who) = {
             let tree = self.tree();
             let inode = tree.get(id).ok_or(Errno::STALE)?;
@@ -404,12 +410,7 @@ impl Namespace {
         self.permit(caller, &attr, 2)
     }
 
-    fn store_xattrs(
-        &self,
-        caller: &Caller,
-        id: FileId,
-        xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
-    ) -> FsResult<()> {
+    fn store_xattrs(&self, caller: &Caller, id: FileId, xattrs: Xattrs) -> FsResult<()> {
         let mut tree = self.tree();
         let mut txn = Txn::default();
         self.own(&mut tree, &mut txn, id);

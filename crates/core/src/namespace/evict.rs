@@ -31,7 +31,8 @@ impl Namespace {
                         id,
                         bytes: inode.charged_bytes,
                         durable: inode.sealed && !inode.dirty() && inode.publish.is_none(),
-                        pinned: inode.pinned || decision.as_ref().is_some_and(|decision| decision.pin),
+                        pinned: inode.pinned
+                            || decision.as_ref().is_some_and(|decision| decision.pin),
                         open: inode.handles > 0 || !inode.sealed,
                         mode: decision.map_or(Mode::Copy, |decision| decision.mode),
                         // A temporary may be read again by the workflow that made it: it goes at the end, not before.
@@ -62,11 +63,18 @@ impl Namespace {
             let Skip::NoRoom { wanted_bytes, .. } = skip else {
                 continue;
             };
-            for device in self.tiers.devices().filter(|device| *device.tier_name() == **tier) {
+            for device in self
+                .tiers
+                .devices()
+                .filter(|device| *device.tier_name() == **tier)
+            {
                 let view = device.view();
                 let clean_bytes = view.used_bytes.saturating_sub(self.dirty_bytes_of(device));
                 if view.healthy && clean_bytes > 0 {
-                    freed += self.make_room(device.id(), (*wanted_bytes).max(view.cap_bytes / EVICT_SHARE));
+                    freed += self.make_room(
+                        device.id(),
+                        (*wanted_bytes).max(view.cap_bytes / EVICT_SHARE),
+                    );
                 }
             }
         }
@@ -82,7 +90,9 @@ impl Namespace {
     /// Pinned by a person (`surgetank pin`) or by a rule.
     pub(crate) fn pinned(&self, tree: &Tree, id: FileId) -> bool {
         tree.get(id).is_some_and(|inode| inode.pinned)
-            || tree.logical_path(id).is_some_and(|path| self.decide(&path).pin)
+            || tree
+                .logical_path(id)
+                .is_some_and(|path| self.decide(&path).pin)
     }
 
     fn evict_locked(&self, id: FileId, reason: &str, even_pinned: bool) -> u64 {
@@ -126,7 +136,12 @@ impl Namespace {
     /// until we have looked a few times more: first by eviction, then with the device's ballast. After that the
     /// program sees ENOSPC, as it would without us.
     pub(crate) fn watch_direct_writers(&self) {
-        let writers: Vec<_> = self.opens().values().filter(|open| open.directly_written()).cloned().collect();
+        let writers: Vec<_> = self
+            .opens()
+            .values()
+            .filter(|open| open.directly_written())
+            .cloned()
+            .collect();
         for device in self.tiers.devices() {
             let mut any = false;
             let mut grown_bytes = 0;
@@ -140,7 +155,10 @@ impl Namespace {
             device.want_ballast(any);
             let ahead_bytes = grown_bytes.saturating_mul(LOOKS_AHEAD);
             let free_bytes = device.free_bytes();
-            if free_bytes < ahead_bytes && self.make_room(device.id(), ahead_bytes - free_bytes) == 0 && free_bytes < grown_bytes {
+            if free_bytes < ahead_bytes
+                && self.make_room(device.id(), ahead_bytes - free_bytes) == 0
+                && free_bytes < grown_bytes
+            {
                 device.release_ballast();
             }
             // A stranger fills the device, or its cap went down: what may go makes way.
@@ -152,8 +170,15 @@ impl Namespace {
     }
 
     /// Moves what a direct writer wrote from reserved to used; returns how much that was.
-    fn charge_growth(&self, open: &super::content::Open, file: &std::fs::File, device: &crate::tier::Device) -> u64 {
-        let Ok(stat) = rustix::fs::fstat(file) else { return 0 };
+    fn charge_growth(
+        &self,
+        open: &super::content::Open,
+        file: &std::fs::File,
+        device: &crate::tier::Device,
+    ) -> u64 {
+        let Ok(stat) = rustix::fs::fstat(file) else {
+            return 0;
+        };
         let now = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
         let grown = now.saturating_sub(open.charged_bytes.load(Ordering::Relaxed));
         if grown > 0 {

@@ -73,10 +73,53 @@ impl Namespace {
         last: bool,
         delay_factor: u32,
     ) -> Seq {
+        if !last {
+            self.undefer(tree, txn, &kind);
+        }
         let due = crate::clock::tick() + self.config.quiet * delay_factor;
         let seq = tree.queue(kind, run, due, last);
         txn.op(seq);
         seq
+    }
+
+    /// What an operation builds on must not be left for the final drain while the operation itself goes ahead.
+    fn undefer(&self, tree: &mut Tree, txn: &mut Txn, kind: &OpKind) {
+        let file = super::tree::file_of(kind);
+        let places = super::tree::places(kind);
+        let of_file = tree.get(file).is_some_and(|inode| {
+            inode.publish.is_some()
+                || inode.set_meta.is_some()
+                || inode.dir.as_ref().is_some_and(|dir| dir.queued > 0)
+        });
+        let of_names = places
+            .iter()
+            .any(|(dir, name)| tree.entry(*dir, name).is_some_and(|entry| entry.pins > 0));
+        if !of_file && !of_names {
+            return;
+        }
+        let needed: Vec<Seq> = tree
+            .ops
+            .iter()
+            .filter(|(_, op)| op.last)
+            .filter(|(_, op)| {
+                op.file() == file
+                    || super::tree::places(&op.kind)
+                        .iter()
+                        .any(|place| place.0 == file || places.contains(place))
+            })
+            .map(|(seq, _)| *seq)
+            .collect();
+        for seq in needed {
+            let Some(op) = tree.ops.get_mut(&seq) else {
+                continue;
+            };
+            op.last = false;
+            txn.op(seq);
+            let dirs = super::tree::places(&op.kind);
+            for (dir, _) in dirs {
+                self.hasten_dirs(tree, txn, dir, false);
+            }
+        }
     }
 
     /// Takes an operation back, with its staged copy.

@@ -35,7 +35,11 @@ impl Namespace {
             self.permit(caller, &inode.attr, 4)?;
             inode.dir.as_ref().ok_or(Errno::NOTDIR)?.complete
         };
-        let snapshot = Snapshot { dir, caller: *caller, entries: None };
+        let snapshot = Snapshot {
+            dir,
+            caller: *caller,
+            entries: None,
+        };
         let fh = self.new_handle();
         self.listings
             .lock()
@@ -89,8 +93,17 @@ impl Namespace {
                 let d = tree.dir(dir).ok_or(Errno::NOTDIR)?;
                 // What is removed already here may be carried out in the store while it is listed, and then no entry
                 // hides it any more: it must not come back.
-                hidden.extend(d.children.iter().filter(|(_, entry)| entry.logical().is_none()).map(|(name, _)| name.clone()));
-                if d.complete { None } else { tree.applied_path(dir) }
+                hidden.extend(
+                    d.children
+                        .iter()
+                        .filter(|(_, entry)| entry.logical().is_none())
+                        .map(|(name, _)| name.clone()),
+                );
+                if d.complete {
+                    None
+                } else {
+                    tree.applied_path(dir)
+                }
             };
             if let Some(path) = path {
                 self.counters.store_lists.fetch_add(1, Ordering::Relaxed);
@@ -116,7 +129,10 @@ impl Namespace {
                 }
             }
         }
-        Ok(names.into_iter().map(|(name, (kind, ino))| Listed { name, kind, ino }).collect())
+        Ok(names
+            .into_iter()
+            .map(|(name, (kind, ino))| Listed { name, kind, ino })
+            .collect())
     }
 
     /// The listing of a directory that only we know: nothing to ask, nothing to merge.
@@ -128,7 +144,11 @@ impl Namespace {
         }
         let listed = d.children.iter().filter_map(|(name, entry)| {
             let inode = tree.get(entry.logical()?)?;
-            Some(Listed { name: name.clone(), kind: inode.attr.kind, ino: inode.attr.ino })
+            Some(Listed {
+                name: name.clone(),
+                kind: inode.attr.kind,
+                ino: inode.attr.ino,
+            })
         });
         Ok(Some(listed.collect()))
     }

@@ -144,8 +144,7 @@ impl Namespace {
         &self,
         tree: &mut Tree,
         txn: &mut Txn,
-        dir: FileId,
-        name: &Name,
+        (dir, name): (FileId, &Name),
         id: FileId,
         replaced: bool,
         run: RunId,
@@ -233,7 +232,7 @@ impl Namespace {
         }
         self.permit_sticky(&tree, caller, dir, id)?;
         let mut txn = Txn::default();
-        let detached = self.detach(&mut tree, &mut txn, dir, &name, id, false, run);
+        let detached = self.detach(&mut tree, &mut txn, (dir, &name), id, false, run);
         Self::touch_dir(&mut tree, dir, 0);
         self.reap(&mut tree, &mut txn, id);
         self.commit(&tree, txn);
@@ -262,7 +261,7 @@ impl Namespace {
         }
         let path = tree.child_path(dir, &name);
         let mut txn = Txn::default();
-        self.remove_dir_entry(&mut tree, &mut txn, dir, &name, id, false, run);
+        self.remove_dir_entry(&mut tree, &mut txn, (dir, &name), id, false, run);
         Self::touch_dir(&mut tree, dir, -1);
         self.reap(&mut tree, &mut txn, id);
         self.commit(&tree, txn);
@@ -287,8 +286,7 @@ impl Namespace {
         &self,
         tree: &mut Tree,
         txn: &mut Txn,
-        dir: FileId,
-        name: &Name,
+        (dir, name): (FileId, &Name),
         id: FileId,
         replaced: bool,
         run: RunId,

@@ -342,16 +342,23 @@ impl Namespace {
     fn op_name(&self, tree: &Tree, op: &Op) -> String {
         let path = self.op_path(tree, op);
         let path = String::from_utf8_lossy(&path);
-        let place = |dir: FileId, name: &[u8]| tree.child_path(dir, name).unwrap_or_else(|| name.to_vec());
+        let place =
+            |dir: FileId, name: &[u8]| tree.child_path(dir, name).unwrap_or_else(|| name.to_vec());
         match &op.kind {
             OpKind::Publish { .. } => format!("publish {path}"),
             OpKind::SetMeta { .. } => format!("set attributes of {path}"),
             OpKind::Link { .. } => format!("link {path}"),
             OpKind::Rename { from_dir, from, .. } => {
-                format!("rename {} → {path}", String::from_utf8_lossy(&place(*from_dir, from)))
+                format!(
+                    "rename {} → {path}",
+                    String::from_utf8_lossy(&place(*from_dir, from))
+                )
             }
             OpKind::Exchange { b_dir, b_name, .. } => {
-                format!("exchange {path} and {}", String::from_utf8_lossy(&place(*b_dir, b_name)))
+                format!(
+                    "exchange {path} and {}",
+                    String::from_utf8_lossy(&place(*b_dir, b_name))
+                )
             }
             OpKind::Unlink { .. } => format!("delete {path}"),
             OpKind::RemoveDir { .. } => format!("remove directory {path}"),
@@ -493,5 +500,4 @@ impl Namespace {
             .any(|op| run.is_none_or(|run| op.run == run || op.run == RunId(0)))
             || !self.lingering_files().is_empty()
     }
-
 }

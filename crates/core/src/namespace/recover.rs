@@ -107,7 +107,7 @@ impl Namespace {
         self.discard_leftovers();
         let tree = self.tree();
         tracing::info!(
-            files = tree.len(),
+            files = tree.count(),
             operations = tree.ops.len(),
             "took up what an earlier agent left"
         );
@@ -116,7 +116,10 @@ impl Namespace {
 
     /// Finds the devices that the catalog's replicas name, wherever they are now, and writes down those that it does not
     /// know yet, before anything is put there. Returns which id each number has now, and the unknown devices.
-    fn take_up_devices(&self, image: &Image) -> Result<(HashMap<DeviceId, DeviceId>, HashSet<DeviceId>)> {
+    fn take_up_devices(
+        &self,
+        image: &Image,
+    ) -> Result<(HashMap<DeviceId, DeviceId>, HashSet<DeviceId>)> {
         let named: HashSet<DeviceId> = image
             .files
             .iter()
@@ -133,7 +136,10 @@ impl Namespace {
         let mut wanted: Vec<(DeviceId, Remembered)> = Vec::with_capacity(named.len());
         for number in &named {
             let one = described.iter().rev().find(|(other, _)| other == number);
-            wanted.push(one.cloned().unwrap_or_else(|| (*number, Remembered::nameless(*number))));
+            wanted.push(
+                one.cloned()
+                    .unwrap_or_else(|| (*number, Remembered::nameless(*number))),
+            );
         }
         wanted.sort_unstable_by_key(|(number, _)| *number);
         let ids = self.tiers.take_up(&wanted)?;
@@ -150,14 +156,17 @@ impl Namespace {
         let mut changes = Vec::new();
         let mut tree = self.tree();
         for device in self.tiers.devices() {
-            let known = described.iter().find(|(_, one)| one.token() == device.token());
+            let known = described
+                .iter()
+                .find(|(_, one)| one.token() == device.token());
             let number = match ids.iter().find(|(_, id)| **id == device.id()) {
                 Some((number, _)) => *number,
                 None => match known {
                     Some((number, _)) => *number,
                     None => {
                         strange.insert(device.id());
-                        free.next().ok_or_else(|| Error::new("the catalog remembers too many tiers"))?
+                        free.next()
+                            .ok_or_else(|| Error::new("the catalog remembers too many tiers"))?
                     }
                 },
             };
@@ -226,9 +235,9 @@ impl Namespace {
         for (id, device, ino) in replicas {
             let want = tree.logical_path(id);
             let Some(on_tier) = found.remove(&(device, ino)) else {
-                let only_there = tree
-                    .get(id)
-                    .is_some_and(|inode| inode.logical.is_some() && (inode.dirty() || !inode.sealed));
+                let only_there = tree.get(id).is_some_and(|inode| {
+                    inode.logical.is_some() && (inode.dirty() || !inode.sealed)
+                });
                 if only_there && let Some(files) = unread.get_mut(&device) {
                     *files += 1;
                     continue;
@@ -316,9 +325,15 @@ impl Namespace {
 
     /// Plain files that no record names. On a device that the catalog knows they are unlinks or copies that were cut off;
     /// on one that it does not know, the only copy of what somebody wrote, and the memory of it is gone.
-    fn set_orphans_aside(&self, found: HashMap<(DeviceId, u64), OnTier>, strange: &HashSet<DeviceId>) {
+    fn set_orphans_aside(
+        &self,
+        found: HashMap<(DeviceId, u64), OnTier>,
+        strange: &HashSet<DeviceId>,
+    ) {
         let mut orphans: Vec<_> = found.into_iter().collect();
-        orphans.sort_unstable_by(|(at, one), (other_at, other)| (at.0, &one.path).cmp(&(other_at.0, &other.path)));
+        orphans.sort_unstable_by(|(at, one), (other_at, other)| {
+            (at.0, &one.path).cmp(&(other_at.0, &other.path))
+        });
         let mut told: HashMap<DeviceId, usize> = HashMap::new();
         let mut old: HashMap<DeviceId, usize> = HashMap::new();
         for ((device, ino), orphan) in orphans {
@@ -326,14 +341,20 @@ impl Namespace {
                 *old.entry(device).or_default() += 1;
                 continue;
             }
-            let Some(aside) = self.set_aside(device, ino, &orphan.path) else { continue };
+            let Some(aside) = self.set_aside(device, ino, &orphan.path) else {
+                continue;
+            };
             if !strange.contains(&device) {
                 continue;
             }
             let told = told.entry(device).or_default();
             *told += 1;
             if *told <= ORPHANS_TOLD_MAX {
-                let now = self.tiers.device(device).files_path().join(OsStr::from_bytes(&aside));
+                let now = self
+                    .tiers
+                    .device(device)
+                    .files_path()
+                    .join(OsStr::from_bytes(&aside));
                 self.note(
                     RunId(0),
                     String::from_utf8_lossy(&orphan.path).into_owned(),
@@ -345,18 +366,32 @@ impl Namespace {
                 );
             }
         }
-        for (device, files) in told.into_iter().filter(|(_, files)| *files > ORPHANS_TOLD_MAX) {
-            let place = self.tiers.device(device).files_path().join(OsStr::from_bytes(ORPHANS));
+        for (device, files) in told
+            .into_iter()
+            .filter(|(_, files)| *files > ORPHANS_TOLD_MAX)
+        {
+            let place = self
+                .tiers
+                .device(device)
+                .files_path()
+                .join(OsStr::from_bytes(ORPHANS));
             let more = files - ORPHANS_TOLD_MAX;
             self.note(
                 RunId(0),
                 place.display().to_string(),
-                format!("{more} more file(s) left by an agent whose state is gone: {}", place.display()),
+                format!(
+                    "{more} more file(s) left by an agent whose state is gone: {}",
+                    place.display()
+                ),
                 true,
             );
         }
         for (device, files) in old {
-            let place = self.tiers.device(device).files_path().join(OsStr::from_bytes(ORPHANS));
+            let place = self
+                .tiers
+                .device(device)
+                .files_path()
+                .join(OsStr::from_bytes(ORPHANS));
             self.note(
                 RunId(0),
                 place.display().to_string(),
@@ -407,7 +442,11 @@ impl Namespace {
             tracing::warn!(%why, path = %String::from_utf8_lossy(path), "an orphan could not be set aside");
             self.note(
                 RunId(0),
-                device.files_path().join(OsStr::from_bytes(path)).display().to_string(),
+                device
+                    .files_path()
+                    .join(OsStr::from_bytes(path))
+                    .display()
+                    .to_string(),
                 format!("a file that nobody remembers could not be moved out of the way: {why}"),
                 true,
             );
@@ -444,7 +483,11 @@ impl Namespace {
             tree.iter()
                 .filter(|(_, inode)| !inode.sealed && inode.attr.kind == Kind::File)
                 // What cannot be read now is completed when its tier is back.
-                .filter(|(_, inode)| inode.replica.is_none_or(|(device, _)| self.tiers.device(device).is_there()))
+                .filter(|(_, inode)| {
+                    inode
+                        .replica
+                        .is_none_or(|(device, _)| self.tiers.device(device).is_there())
+                })
                 .map(|(id, _)| id)
                 .collect()
         };

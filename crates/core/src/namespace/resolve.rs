@@ -267,7 +267,10 @@ impl Namespace {
             Ok(stat) => {
                 let same = id == FileId::ROOT
                     || tree.get(id).is_some_and(|inode| {
-                        let known = inode.identity.as_ref().map_or(inode.attr.ino, |known| known.ino);
+                        let known = inode
+                            .identity
+                            .as_ref()
+                            .map_or(inode.attr.ino, |known| known.ino);
                         known == stat.identity.ino
                     });
                 if !same {

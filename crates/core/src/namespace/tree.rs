@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use crate::model::{
     Attr, DeviceId, EntryRecord, FileId, FileRecord, Kind, NodeId, OpKind, Replica, RunId, Seq,
-    StoreIdentity,
+    StoreIdentity, Xattrs,
 };
 use crate::store::{Cred, StorePath};
 
@@ -86,7 +86,7 @@ pub struct Extra {
     /// Logical names beyond the primary one.
     pub more_names: Vec<Place>,
     pub target: Option<Box<[u8]>>,
-    pub xattrs: Option<BTreeMap<Box<[u8]>, Box<[u8]>>>,
+    pub xattrs: Option<Xattrs>,
     /// The content lies in a temporary in the store: this name in this directory.
     pub spill: Option<Place>,
     /// Why the content lies where it lies (`why`).
@@ -289,7 +289,8 @@ impl Tree {
     pub fn iter(&self) -> impl Iterator<Item = (FileId, &Inode)> {
         self.inodes.iter().map(|(id, inode)| (*id, inode.as_ref()))
     }
-    pub fn len(&self) -> usize {
+    /// How many files are known.
+    pub fn count(&self) -> usize {
         self.inodes.len()
     }
     pub fn insert(&mut self, id: FileId, inode: Inode) {
@@ -592,15 +593,20 @@ impl Op {
 
     /// The file that it is about.
     pub fn file(&self) -> FileId {
-        match &self.kind {
-            OpKind::Publish { file, .. }
-            | OpKind::SetMeta { file }
-            | OpKind::Link { file, .. }
-            | OpKind::Rename { file, .. }
-            | OpKind::Exchange { a: file, .. }
-            | OpKind::Unlink { file, .. }
-            | OpKind::RemoveDir { file, .. } => *file,
-        }
+        file_of(&self.kind)
+    }
+}
+
+/// The file an operation is about.
+pub fn file_of(kind: &OpKind) -> FileId {
+    match kind {
+        OpKind::Publish { file, .. }
+        | OpKind::SetMeta { file }
+        | OpKind::Link { file, .. }
+        | OpKind::Rename { file, .. }
+        | OpKind::Exchange { a: file, .. }
+        | OpKind::Unlink { file, .. }
+        | OpKind::RemoveDir { file, .. } => *file,
     }
 }
 

@@ -187,7 +187,9 @@ impl Name {
 
 const SPECIAL: [char; 7] = ['*', '?', '[', ']', '{', '}', '\\'];
 
-const SPECIAL_IN_REGEX: [char; 14] = ['.', '*', '+', '?', '(', ')', '[', ']', '{', '}', '^', '$', '|', '\\'];
+const SPECIAL_IN_REGEX: [char; 14] = [
+    '.', '*', '+', '?', '(', ')', '[', ']', '{', '}', '^', '$', '|', '\\',
+];
 
 /// A pattern without a slash that is literal but for a star at one end.
 fn plain_name(text: &str, owner: u16) -> Option<Name> {
@@ -225,7 +227,10 @@ fn literal_prefix(forms: &[String]) -> Vec<u8> {
 pub(super) fn plain_beginning(pattern: &Pattern) -> Vec<u8> {
     let (text, special): (String, &[char]) = match pattern {
         Pattern::Glob(text) => {
-            let shortest = forms(text).unwrap_or_default().into_iter().min_by_key(String::len);
+            let shortest = forms(text)
+                .unwrap_or_default()
+                .into_iter()
+                .min_by_key(String::len);
             (shortest.unwrap_or_default(), &SPECIAL)
         }
         Pattern::Regex(text) if text.contains('|') => (String::new(), &[]),
@@ -238,7 +243,9 @@ pub(super) fn plain_beginning(pattern: &Pattern) -> Vec<u8> {
             if matches!(pattern, Pattern::Regex(_)) && text[end..].starts_with(['*', '?', '{']) {
                 end = text[..end].char_indices().last().map_or(0, |(at, _)| at);
             }
-            text[..end].rfind('/').map_or_else(Vec::new, |slash| text.as_bytes()[..slash].to_vec())
+            text[..end]
+                .rfind('/')
+                .map_or_else(Vec::new, |slash| text.as_bytes()[..slash].to_vec())
         }
     }
 }

@@ -431,10 +431,18 @@ fn only_the_plain_beginnings_of_prefetching_rules_are_walked() {
     let below = |patterns: &[Pattern]| {
         let rules: Vec<RuleConfig> = patterns
             .iter()
-            .map(|pattern| RuleConfig { pattern: pattern.clone(), mode: None, prefetch: true, ..rule("x=copy", Authority::Project) })
+            .map(|pattern| RuleConfig {
+                pattern: pattern.clone(),
+                mode: None,
+                prefetch: true,
+                ..rule("x=copy", Authority::Project)
+            })
             .collect();
         let found = RuleSet::new(&rules).expect("rules").prefetched_below();
-        found.into_iter().map(|path| String::from_utf8(path).expect("UTF-8")).collect::<Vec<_>>()
+        found
+            .into_iter()
+            .map(|path| String::from_utf8(path).expect("UTF-8"))
+            .collect::<Vec<_>>()
     };
     let glob = |text: &str| Pattern::Glob(text.to_owned());
     let regex = |text: &str| Pattern::Regex(text.to_owned());
@@ -453,11 +461,28 @@ fn only_the_plain_beginnings_of_prefetching_rules_are_walked() {
         (regex("(?i)in/.*"), ""),
         (regex("in/file"), "in/file"),
     ] {
-        assert_eq!(below(std::slice::from_ref(&pattern)), [walked], "{pattern:?}");
+        assert_eq!(
+            below(std::slice::from_ref(&pattern)),
+            [walked],
+            "{pattern:?}"
+        );
     }
-    assert_eq!(below(&[glob("in/**"), glob("in/deep/*"), glob("inner/*"), glob("/out")]), ["in", "inner", "out"]);
+    assert_eq!(
+        below(&[
+            glob("in/**"),
+            glob("in/deep/*"),
+            glob("inner/*"),
+            glob("/out")
+        ]),
+        ["in", "inner", "out"]
+    );
     let rules = [rule("*=keep", Authority::Project)];
-    assert!(RuleSet::new(&rules).expect("rules").prefetched_below().is_empty());
+    assert!(
+        RuleSet::new(&rules)
+            .expect("rules")
+            .prefetched_below()
+            .is_empty()
+    );
 }
 
 proptest! {

@@ -56,7 +56,6 @@ pub fn of_bytes(bytes: &[u8]) -> u64 {
     sum.value()
 }
 
-
 /// Reads the whole file, through the page cache unless the descriptor was opened for direct I/O. The descriptor's offset
 /// moves; its length is taken at the start. A file that gets shorter meanwhile is an error (`UnexpectedEof`).
 pub fn checksum(file: &File, gate: Gate<'_>) -> io::Result<u64> {

@@ -465,7 +465,11 @@ impl Device {
 
     /// On a device that is not there, names change in the catalog only; they are put right when it is back.
     fn change(&self, change: impl FnOnce(Tree<'_>) -> io::Result<()>) -> io::Result<()> {
-        if self.is_there() { change(self.tree()) } else { Ok(()) }
+        if self.is_there() {
+            change(self.tree())
+        } else {
+            Ok(())
+        }
     }
 
     /// Makes a new file and what is missing of its directories. A leftover tree of empty directories in its place

@@ -74,7 +74,9 @@ impl Scope {
         let files = descend(&dir, FILES, &files_path)?;
         let token = match token_in(&dir).map_err(|errno| refuse(&key_path, &errno))? {
             Some(token) => token,
-            None => make_token(&dir).map_err(|errno| refuse(&key_path, &errno).remedy(unsuitable))?,
+            None => {
+                make_token(&dir).map_err(|errno| refuse(&key_path, &errno).remedy(unsuitable))?
+            }
         };
         Ok(Self {
             user_dir,
@@ -97,9 +99,12 @@ impl Scope {
     /// Stands for a scope that cannot be reached: a directory that exists no more, in which nothing can be made.
     pub fn nowhere(path: &Path, key: &str, token: &str) -> Result<Self> {
         let failed = |why: &dyn Display| {
-            Error::new(format!("the tier at {} is not there, and no stand-in could be made", path.display()))
-                .why(why)
-                .remedy("make the directory for temporary files writable (TMPDIR)")
+            Error::new(format!(
+                "the tier at {} is not there, and no stand-in could be made",
+                path.display()
+            ))
+            .why(why)
+            .remedy("make the directory for temporary files writable (TMPDIR)")
         };
         let name = std::env::temp_dir().join(format!("surgetank-nowhere-{}", new_token()));
         rustix::fs::mkdir(&name, Mode::RWXU).map_err(|errno| failed(&errno))?;
@@ -120,7 +125,8 @@ impl Scope {
     }
 
     fn path_of(path: &Path, key: &str) -> PathBuf {
-        path.join(format!("surgetank-{}", rustix::process::geteuid().as_raw())).join(key)
+        path.join(format!("surgetank-{}", rustix::process::geteuid().as_raw()))
+            .join(key)
     }
 
     /// Removes the scope's directories as far as they are empty.
@@ -151,7 +157,11 @@ fn token_in(dir: &OwnedFd) -> Result<Option<String>, Errno> {
     let mut token: Option<String> = None;
     for entry in rustix::fs::Dir::read_from(dir)? {
         let entry = entry?;
-        let found = entry.file_name().to_str().ok().and_then(|name| name.strip_prefix(TOKEN_PREFIX));
+        let found = entry
+            .file_name()
+            .to_str()
+            .ok()
+            .and_then(|name| name.strip_prefix(TOKEN_PREFIX));
         // Never two, but should there be: always the same one.
         if let Some(found) = found
             && token.as_deref().is_none_or(|token| found < token)
@@ -174,7 +184,9 @@ fn make_token(dir: &OwnedFd) -> Result<String, Errno> {
 fn new_token() -> String {
     use std::hash::{BuildHasher, RandomState};
     // Keyed by the system's random numbers, each time anew.
-    let random = |salt: u8| RandomState::new().hash_one((salt, std::process::id(), std::time::SystemTime::now()));
+    let random = |salt: u8| {
+        RandomState::new().hash_one((salt, std::process::id(), std::time::SystemTime::now()))
+    };
     format!("{:016x}{:016x}", random(0), random(1))
 }
 

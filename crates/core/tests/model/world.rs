@@ -354,7 +354,7 @@ impl World {
                     .map_err(|why| why.to_string())?
                 {
                     self.namespace()
-                        .prefetch(id)
+                        .prefetch(id, &|| false)
                         .map_err(|why| why.to_string())?;
                 }
                 self.check_every_file()

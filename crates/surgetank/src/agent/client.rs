@@ -341,7 +341,9 @@ pub fn dead_mount(path: &Path) -> Result<Option<PathBuf>> {
 
 /// Takes away what an agent of ours that was killed left over `over`; false when it is none of ours.
 pub fn clear_dead_mount(state: &Path, over: &Path) -> Result<bool> {
-    let Some(root) = StateRoot::open_existing(state)? else { return Ok(false) };
+    let Some(root) = StateRoot::open_existing(state)? else {
+        return Ok(false);
+    };
     for place in root.places()? {
         let Some(card) = place
             .card()

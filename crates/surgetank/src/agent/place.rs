@@ -151,7 +151,10 @@ impl StateRoot {
 /// By its birth too: a file system gives the inode number of a directory that is gone to the next one, and what an
 /// agent left of the first must never be taken for the second's.
 fn key(directory: &fs::Metadata) -> String {
-    let born = directory.created().ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
+    let born = directory
+        .created()
+        .ok()
+        .and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
     format!(
         "{}-{:x}-{:x}-{:x}",
         rustix::process::geteuid().as_raw(),
@@ -377,7 +380,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let first = dir.path().join("first");
         // File systems give a freed inode number to the next file; one of a few tries meets that.
-        let (mut keys, mut inodes) = (std::collections::BTreeSet::new(), std::collections::BTreeSet::new());
+        let (mut keys, mut inodes) = (
+            std::collections::BTreeSet::new(),
+            std::collections::BTreeSet::new(),
+        );
         for _ in 0..50 {
             fs::create_dir(&first).unwrap();
             let directory = first.metadata().unwrap();

@@ -40,7 +40,10 @@ struct Backings {
 
 impl namespace::Door for Backings {
     fn back(&self, file: BorrowedFd<'_>) -> std::io::Result<u32> {
-        let notifier = self.notifier.get().ok_or_else(|| std::io::Error::from(Errno::NOTCONN))?;
+        let notifier = self
+            .notifier
+            .get()
+            .ok_or_else(|| std::io::Error::from(Errno::NOTCONN))?;
         let id = notifier.backing_open(file)?;
         let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
         let slot = match ids.iter().position(Option::is_none) {
@@ -57,7 +60,12 @@ impl namespace::Door for Backings {
     }
 
     fn unback(&self, backing: u32) {
-        let id = self.ids.lock().unwrap_or_else(PoisonError::into_inner).get_mut(backing as usize).and_then(Option::take);
+        let id = self
+            .ids
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get_mut(backing as usize)
+            .and_then(Option::take);
         if let (Some(id), Some(notifier)) = (id, self.notifier.get())
             && let Err(why) = notifier.backing_close(id)
         {
@@ -81,7 +89,12 @@ impl namespace::Door for Backings {
 
 impl Backings {
     fn id(&self, slot: u32) -> Option<BackingId> {
-        self.ids.lock().unwrap_or_else(PoisonError::into_inner).get(slot as usize).copied().flatten()
+        self.ids
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(slot as usize)
+            .copied()
+            .flatten()
     }
 }
 
@@ -150,10 +163,14 @@ impl Door {
             Grant::Mediated => None,
         };
         // Pages of an earlier mediated open may be older than what was written directly since: never kept.
-        Opened { fh: opened.handle, backing, no_flush: true, ..Opened::default() }
+        Opened {
+            fh: opened.handle,
+            backing,
+            no_flush: true,
+            ..Opened::default()
+        }
     }
 }
-
 
 /// A file that is being written directly has attributes that change all the time; its name does not.
 const NAME_TTL_MIN: Duration = Duration::from_secs(1);
@@ -176,7 +193,9 @@ impl Filesystem for Door {
         self.serve(|ns| match ns.lookup(caller, FileId(parent), name) {
             Ok(found) => Ok(Looked::Found(self.entry(&found))),
             // Others may make the name in the store at any moment.
-            Err(fault) if fault.errno == Errno::NOENT => Ok(Looked::Missing { ttl: ns.absent_ttl(FileId(parent)) }),
+            Err(fault) if fault.errno == Errno::NOENT => Ok(Looked::Missing {
+                ttl: ns.absent_ttl(FileId(parent)),
+            }),
             Err(fault) => Err(fault),
         })
     }
@@ -186,7 +205,12 @@ impl Filesystem for Door {
     }
 
     fn getattr(&self, _caller: &Caller, id: u64, fh: Option<u64>) -> FsResult<Attributes> {
-        self.serve(|ns| ns.getattr(FileId(id), fh).map(|a| Attributes { attr: self.shown(a.attr), ttl: a.ttl }))
+        self.serve(|ns| {
+            ns.getattr(FileId(id), fh).map(|a| Attributes {
+                attr: self.shown(a.attr),
+                ttl: a.ttl,
+            })
+        })
     }
 
     fn setattr(&self, caller: &Caller, id: u64, change: &SetAttr) -> FsResult<Attributes> {
@@ -204,11 +228,18 @@ impl Filesystem for Door {
             size_bytes: change.size_bytes,
             atime: time(change.atime),
             mtime: time(change.mtime),
-            times_now: !matches!(change.atime, Some(TimeChange::At(_))) && !matches!(change.mtime, Some(TimeChange::At(_))),
+            times_now: !matches!(change.atime, Some(TimeChange::At(_)))
+                && !matches!(change.mtime, Some(TimeChange::At(_))),
             kill_suidgid: change.kill_suidgid,
         };
         self.keep_true_ids(&mut set);
-        self.serve(|ns| ns.setattr(caller, FileId(id), change.fh, &set).map(|a| Attributes { attr: self.shown(a.attr), ttl: a.ttl }))
+        self.serve(|ns| {
+            ns.setattr(caller, FileId(id), change.fh, &set)
+                .map(|a| Attributes {
+                    attr: self.shown(a.attr),
+                    ttl: a.ttl,
+                })
+        })
     }
 
     fn readlink(&self, _caller: &Caller, id: u64) -> FsResult<Vec<u8>> {
@@ -216,15 +247,31 @@ impl Filesystem for Door {
     }
 
     fn symlink(&self, caller: &Caller, parent: u64, name: &[u8], target: &[u8]) -> FsResult<Entry> {
-        self.serve(|ns| ns.symlink(caller, FileId(parent), name, target).map(|found| self.entry(&found)))
+        self.serve(|ns| {
+            ns.symlink(caller, FileId(parent), name, target)
+                .map(|found| self.entry(&found))
+        })
     }
 
-    fn mknod(&self, caller: &Caller, parent: u64, name: &[u8], mode: u32, device: u64) -> FsResult<Entry> {
-        self.serve(|ns| ns.mknod(caller, FileId(parent), name, mode, device).map(|found| self.entry(&found)))
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: u64,
+        name: &[u8],
+        mode: u32,
+        device: u64,
+    ) -> FsResult<Entry> {
+        self.serve(|ns| {
+            ns.mknod(caller, FileId(parent), name, mode, device)
+                .map(|found| self.entry(&found))
+        })
     }
 
     fn mkdir(&self, caller: &Caller, parent: u64, name: &[u8], perm: u32) -> FsResult<Entry> {
-        self.serve(|ns| ns.mkdir(caller, FileId(parent), name, perm).map(|found| self.entry(&found)))
+        self.serve(|ns| {
+            ns.mkdir(caller, FileId(parent), name, perm)
+                .map(|found| self.entry(&found))
+        })
     }
 
     fn unlink(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
@@ -235,15 +282,41 @@ impl Filesystem for Door {
         self.serve(|ns| ns.rmdir(caller, FileId(parent), name))
     }
 
-    fn rename(&self, caller: &Caller, parent: u64, name: &[u8], new_parent: u64, new_name: &[u8], flags: RenameFlags) -> FsResult<()> {
-        self.serve(|ns| ns.rename(caller, FileId(parent), name, FileId(new_parent), new_name, flags.bits()))
+    fn rename(
+        &self,
+        caller: &Caller,
+        parent: u64,
+        name: &[u8],
+        new_parent: u64,
+        new_name: &[u8],
+        flags: RenameFlags,
+    ) -> FsResult<()> {
+        self.serve(|ns| {
+            ns.rename(
+                caller,
+                FileId(parent),
+                name,
+                FileId(new_parent),
+                new_name,
+                flags.bits(),
+            )
+        })
     }
 
     fn link(&self, caller: &Caller, id: u64, new_parent: u64, new_name: &[u8]) -> FsResult<Entry> {
-        self.serve(|ns| ns.link(caller, FileId(id), FileId(new_parent), new_name).map(|found| self.entry(&found)))
+        self.serve(|ns| {
+            ns.link(caller, FileId(id), FileId(new_parent), new_name)
+                .map(|found| self.entry(&found))
+        })
     }
 
-    fn open(&self, caller: &Caller, id: u64, flags: OFlags, kill_suidgid: bool) -> FsResult<Opened> {
+    fn open(
+        &self,
+        caller: &Caller,
+        id: u64,
+        flags: OFlags,
+        kill_suidgid: bool,
+    ) -> FsResult<Opened> {
         self.serve(|ns| {
             let opened = ns.open_file(caller, FileId(id), flags.bits() as i32)?;
             if kill_suidgid {
@@ -253,9 +326,18 @@ impl Filesystem for Door {
         })
     }
 
-    fn create(&self, caller: &Caller, parent: u64, name: &[u8], perm: u32, flags: OFlags, kill_suidgid: bool) -> FsResult<(Entry, Opened)> {
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: u64,
+        name: &[u8],
+        perm: u32,
+        flags: OFlags,
+        kill_suidgid: bool,
+    ) -> FsResult<(Entry, Opened)> {
         self.serve(|ns| {
-            let (found, opened) = ns.create(caller, FileId(parent), name, perm, flags.bits() as i32)?;
+            let (found, opened) =
+                ns.create(caller, FileId(parent), name, perm, flags.bits() as i32)?;
             if kill_suidgid {
                 ns.clear_suidgid(found.id);
             }
@@ -263,18 +345,40 @@ impl Filesystem for Door {
         })
     }
 
-    fn tmpfile(&self, caller: &Caller, parent: u64, perm: u32, flags: OFlags) -> FsResult<(Entry, Opened)> {
+    fn tmpfile(
+        &self,
+        caller: &Caller,
+        parent: u64,
+        perm: u32,
+        flags: OFlags,
+    ) -> FsResult<(Entry, Opened)> {
         self.serve(|ns| {
-            let (found, opened) = ns.create_unnamed(caller, FileId(parent), perm, flags.bits() as i32)?;
+            let (found, opened) =
+                ns.create_unnamed(caller, FileId(parent), perm, flags.bits() as i32)?;
             Ok((self.entry(&found), self.opened(&opened)))
         })
     }
 
-    fn read(&self, _caller: &Caller, _id: u64, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
+    fn read(
+        &self,
+        _caller: &Caller,
+        _id: u64,
+        fh: u64,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> FsResult<usize> {
         self.serve(|ns| ns.read(fh, offset, buffer))
     }
 
-    fn write(&self, _caller: &Caller, id: u64, fh: u64, offset: u64, bytes: &[u8], flags: WriteFlags) -> FsResult<usize> {
+    fn write(
+        &self,
+        _caller: &Caller,
+        id: u64,
+        fh: u64,
+        offset: u64,
+        bytes: &[u8],
+        flags: WriteFlags,
+    ) -> FsResult<usize> {
         self.serve(|ns| {
             let count = ns.write(fh, offset, bytes)?;
             if flags.kill_suidgid {
@@ -296,26 +400,59 @@ impl Filesystem for Door {
         self.serve(|ns| ns.fsync(fh, data_only))
     }
 
-    fn fallocate(&self, _caller: &Caller, _id: u64, fh: u64, mode: u32, offset: u64, length: u64) -> FsResult<()> {
+    fn fallocate(
+        &self,
+        _caller: &Caller,
+        _id: u64,
+        fh: u64,
+        mode: u32,
+        offset: u64,
+        length: u64,
+    ) -> FsResult<()> {
         self.serve(|ns| ns.allocate(fh, mode, offset, length))
     }
 
-    fn lseek(&self, _caller: &Caller, _id: u64, fh: u64, offset: u64, whence: u32) -> FsResult<u64> {
+    fn lseek(
+        &self,
+        _caller: &Caller,
+        _id: u64,
+        fh: u64,
+        offset: u64,
+        whence: u32,
+    ) -> FsResult<u64> {
         self.serve(|ns| ns.seek(fh, offset, whence as i32))
     }
 
-    fn copy_file_range(&self, _caller: &Caller, from: FilePlace, to: FilePlace, length: u64, _flags: u64) -> FsResult<u64> {
+    fn copy_file_range(
+        &self,
+        _caller: &Caller,
+        from: FilePlace,
+        to: FilePlace,
+        length: u64,
+        _flags: u64,
+    ) -> FsResult<u64> {
         self.serve(|ns| ns.copy_range(from.fh, from.offset, to.fh, to.offset, length))
     }
 
     fn opendir(&self, caller: &Caller, id: u64) -> FsResult<OpenedDirectory> {
         self.serve(|ns| {
             let (fh, ours) = ns.opendir(caller, FileId(id))?;
-            Ok(OpenedDirectory { fh, cache: ours, keep_cache: ours })
+            Ok(OpenedDirectory {
+                fh,
+                cache: ours,
+                keep_cache: ours,
+            })
         })
     }
 
-    fn readdir(&self, _caller: &Caller, id: u64, fh: u64, offset: u64, sink: &mut DirectorySink<'_>) -> FsResult<()> {
+    fn readdir(
+        &self,
+        _caller: &Caller,
+        id: u64,
+        fh: u64,
+        offset: u64,
+        sink: &mut DirectorySink<'_>,
+    ) -> FsResult<()> {
         self.serve(|ns| {
             let listing = ns.listing(fh, offset)?;
             if offset == 0 && sink.add(ns.ino(FileId(id)), 1, Kind::Directory, b".") {
@@ -363,7 +500,14 @@ impl Filesystem for Door {
         self.serve(|ns| ns.getxattr(FileId(id), name))
     }
 
-    fn setxattr(&self, caller: &Caller, id: u64, name: &[u8], value: &[u8], flags: u32) -> FsResult<()> {
+    fn setxattr(
+        &self,
+        caller: &Caller,
+        id: u64,
+        name: &[u8],
+        value: &[u8],
+        flags: u32,
+    ) -> FsResult<()> {
         self.serve(|ns| ns.setxattr(caller, FileId(id), name, value, flags as i32))
     }
 

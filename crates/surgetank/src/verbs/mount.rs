@@ -10,7 +10,10 @@ use surgetank_core::report::{Scope, Visibility};
 
 use super::run::final_drain::{self, Drained};
 use super::settings::Settings;
-use super::{Failure, Outcome, Program, agent_of, clear_dead_mount, dead_mount_error, exit, state_root, wait, words};
+use super::{
+    Failure, Outcome, Program, agent_of, clear_dead_mount, dead_mount_error, exit, state_root,
+    wait, words,
+};
 use crate::agent::signals::Signals;
 use crate::agent::wire::{Answer, Request};
 use crate::agent::{client, holders};
@@ -92,7 +95,10 @@ pub fn umount(program: &Program<'_>, args: &UmountArgs) -> Outcome {
     if let Some(dead) = client::dead_mount(&directory)? {
         if !client::clear_dead_mount(&state_root(program, &settings)?, &dead)? {
             return Err(dead_mount_error(&dead)
-                .remedy(format!("no agent of yours left it there: umount {}", dead.display()))
+                .remedy(format!(
+                    "no agent of yours left it there: umount {}",
+                    dead.display()
+                ))
                 .into());
         }
         eprintln!("surgetank: {}", words::left_by_killed(&dead));

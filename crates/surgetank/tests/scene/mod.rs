@@ -117,7 +117,14 @@ impl Scene {
         succeed(Command::new("mknod").args(["-m", "666", "/mnt/fuse", "c", "10", "229"]));
         mount(&["--bind", "/mnt/fuse", "/dev/fuse"]);
         // Where tiers are looked for by those who name none.
-        mount(&["-t", "tmpfs", "-o", "size=64m,mode=1777", "tmpfs", "/dev/shm"]);
+        mount(&[
+            "-t",
+            "tmpfs",
+            "-o",
+            "size=64m,mode=1777",
+            "tmpfs",
+            "/dev/shm",
+        ]);
         let over = PathBuf::from("/mnt/project");
         fs::create_dir(&over).unwrap();
         Some(Self {

@@ -245,7 +245,13 @@ impl Namespace {
     }
 
     /// The store's own file. A mode that its owner gave it may still wait in the queue; who is not root needs it now.
-    fn open_in_store(&self, id: FileId, owner: Cred, path: &StorePath, writes: bool) -> std::io::Result<std::fs::File> {
+    fn open_in_store(
+        &self,
+        id: FileId,
+        owner: Cred,
+        path: &StorePath,
+        writes: bool,
+    ) -> std::io::Result<std::fs::File> {
         let who = self.own_cred(owner);
         let denied = match self.store.open(who, path, writes) {
             Err(why) if why.raw_os_error() == Some(libc::EACCES) => why,
@@ -350,7 +356,9 @@ impl Namespace {
                 inode.replica = Some((device, placed.backing_ino));
                 // Without a name it keeps the hidden one: link may give it a name later.
                 match path {
-                    Some(path) if path != placed.at => self.tiers.device(device).rename(&placed.at, &path)?,
+                    Some(path) if path != placed.at => {
+                        self.tiers.device(device).rename(&placed.at, &path)?
+                    }
                     _ => {}
                 }
             }
@@ -441,15 +449,22 @@ impl Namespace {
                         // Something that the catalog does not know lies there.
                         Err(why) if why.raw_os_error() == Some(libc::EEXIST) => {
                             let hidden = hidden_name(id);
-                            device.create(&hidden, plain_perm).map(|file| (file, hidden))
+                            device
+                                .create(&hidden, plain_perm)
+                                .map(|file| (file, hidden))
                         }
                         other => other.map(|file| (file, at)),
                     };
                     match created {
                         Ok((file, at)) => {
                             let backing_ino = rustix::fs::fstat(&file)?.st_ino;
-                            let direct = direct && self.dirty_room_for_direct(device, reserve_bytes);
-                            let file = if direct { reopen_read_only(&file)? } else { file };
+                            let direct =
+                                direct && self.dirty_room_for_direct(device, reserve_bytes);
+                            let file = if direct {
+                                reopen_read_only(&file)?
+                            } else {
+                                file
+                            };
                             return Ok(Placed {
                                 content: Content {
                                     file: Arc::new(file),
@@ -472,7 +487,9 @@ impl Namespace {
                     }
                 }
                 // In the store it is already.
-                Place::Store if matches!(kind, AskKind::Prefetch { .. }) => return Err(Errno::NOSPC.into()),
+                Place::Store if matches!(kind, AskKind::Prefetch { .. }) => {
+                    return Err(Errno::NOSPC.into());
+                }
                 Place::Store => return self.place_in_store(path, id, perm, &reason.to_string()),
             }
         }
@@ -532,8 +549,15 @@ impl Namespace {
         if device.survives() != crate::config::Survives::Agent {
             return true;
         }
-        let room_bytes = self.config.dirty_bytes_max.saturating_sub(self.volatile_dirty_bytes());
-        let wanted_bytes = if reserve_bytes > 0 { reserve_bytes } else { placement::ample_bytes(&device.view()) };
+        let room_bytes = self
+            .config
+            .dirty_bytes_max
+            .saturating_sub(self.volatile_dirty_bytes());
+        let wanted_bytes = if reserve_bytes > 0 {
+            reserve_bytes
+        } else {
+            placement::ample_bytes(&device.view())
+        };
         room_bytes >= wanted_bytes
     }
 

@@ -78,7 +78,11 @@ impl Namespace {
             let tree = self.tree();
             let inode = tree.get(id).ok_or(Errno::NOENT)?;
             match tree.logical_path(id) {
-                Some(path) => (path.clone(), self.mode_for(&tree, id, &path), inode.attr.perm),
+                Some(path) => (
+                    path.clone(),
+                    self.mode_for(&tree, id, &path),
+                    inode.attr.perm,
+                ),
                 None => (Vec::new(), Mode::Remove, inode.attr.perm),
             }
         };

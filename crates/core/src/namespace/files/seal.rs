@@ -89,7 +89,10 @@ impl Namespace {
 
     /// Waits until something lingers anew, at most so long.
     pub(crate) fn wait_lingering(&self, at_most: Duration, stop: &dyn Fn() -> bool) {
-        let lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
+        let lingering = self
+            .lingering
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if !stop() {
             drop(self.tender.wait_timeout(lingering, at_most));
         }
@@ -247,7 +250,11 @@ impl Namespace {
         self.tiers_unreserve(open);
         if let Lies::Tier(device) = open.content().lies {
             // A file that never had a name, or lost it before it was moved here.
-            drop(self.tiers.device(device).unlink(&super::hidden_name(open.id)));
+            drop(
+                self.tiers
+                    .device(device)
+                    .unlink(&super::hidden_name(open.id)),
+            );
         }
         self.reap(&mut tree, &mut txn, open.id);
         self.commit(&tree, txn);

@@ -248,7 +248,11 @@ impl Namespace {
                 op.last = false;
                 hastened.push(upto);
             }
-            dirs.extend(super::super::tree::places(&op.kind).into_iter().map(|place| place.0));
+            dirs.extend(
+                super::super::tree::places(&op.kind)
+                    .into_iter()
+                    .map(|place| place.0),
+            );
         }
         // What it lies in must be there first.
         for dir in dirs {

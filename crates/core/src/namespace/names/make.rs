@@ -121,9 +121,7 @@ impl Namespace {
         if let Err(fault) = Self::still_absent(&tree, dir, &name) {
             self.undo_placed(&placed);
             if let Lies::Tier(device) = placed.content.lies {
-                drop(
-                    self.tiers.device(device).unlink(&placed.at),
-                );
+                drop(self.tiers.device(device).unlink(&placed.at));
             }
             return Err(fault);
         }
@@ -237,7 +235,7 @@ impl Namespace {
     }
 
     pub fn mkdir(&self, caller: &Caller, dir: FileId, name: &[u8], perm: u32) -> FsResult<Found> {
-        self.make_node(caller, dir, name, Kind::Directory, perm, 0, None)
+        self.make_node(caller, (dir, name), Kind::Directory, perm, 0, None)
     }
     pub fn symlink(
         &self,
@@ -246,7 +244,7 @@ impl Namespace {
         name: &[u8],
         target: &[u8],
     ) -> FsResult<Found> {
-        self.make_node(caller, dir, name, Kind::Symlink, 0o777, 0, Some(target))
+        self.make_node(caller, (dir, name), Kind::Symlink, 0o777, 0, Some(target))
     }
 
     /// Fifos, sockets, devices, empty regular files.
@@ -272,15 +270,14 @@ impl Namespace {
                 let attr = self.getattr(found.id, None)?.attr;
                 Ok(Found { attr, ..found })
             }
-            kind => self.make_node(caller, dir, name, kind, mode & 0o7777, device, None),
+            kind => self.make_node(caller, (dir, name), kind, mode & 0o7777, device, None),
         }
     }
 
     fn make_node(
         &self,
         caller: &Caller,
-        dir: FileId,
-        name: &[u8],
+        (dir, name): (FileId, &[u8]),
         kind: Kind,
         perm: u32,
         device: u64,
@@ -379,7 +376,9 @@ impl Namespace {
         txn.entry(dir, &name);
         if unnamed {
             if let Some(device) = device {
-                self.tiers.device(device).rename(&super::super::files::hidden_name(id), &path)?;
+                self.tiers
+                    .device(device)
+                    .rename(&super::super::files::hidden_name(id), &path)?;
             }
             // Its writer still has it: it is published when that one closes. Without a writer, now.
             let sealed = tree.get(id).is_some_and(|inode| inode.sealed);
@@ -387,7 +386,7 @@ impl Namespace {
                 self.queue_publish(&mut tree, &mut txn, id);
             }
         } else if tree.in_store(id) {
-            let last = self.is_last(&self.decide(&path));
+            let last = false;
             self.hasten_dirs(&mut tree, &mut txn, dir, last);
             self.queue(
                 &mut tree,

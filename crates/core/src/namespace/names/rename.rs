@@ -45,7 +45,7 @@ impl Namespace {
         let (from, to) = (Name::from(from), Name::from(to));
         if flags & EXCHANGE != 0 {
             let other = target.ok_or(Errno::NOENT)?;
-            return self.exchange(from_dir, &from, id, to_dir, &to, other, run);
+            return self.exchange((from_dir, &from), id, (to_dir, &to), other, run);
         }
         if target == Some(id) {
             return Ok(());
@@ -109,14 +109,14 @@ impl Namespace {
         let detached = match target {
             Some(target) if tree.get(target).is_some_and(Inode::is_dir) => {
                 let path = tree.logical_path(target);
-                self.remove_dir_entry(tree, &mut txn, to_dir, &to, target, true, run);
+                self.remove_dir_entry(tree, &mut txn, (to_dir, &to), target, true, run);
                 Self::touch_dir(tree, to_dir, -1);
                 if let Some(path) = path {
                     self.remove_on_tiers(&path);
                 }
                 None
             }
-            Some(target) => Some(self.detach(tree, &mut txn, to_dir, &to, target, true, run)),
+            Some(target) => Some(self.detach(tree, &mut txn, (to_dir, &to), target, true, run)),
             None => None,
         };
         // Then the file gets its new name.
@@ -262,11 +262,9 @@ impl Namespace {
 
     fn exchange(
         &self,
-        a_dir: FileId,
-        a_name: &Name,
+        (a_dir, a_name): (FileId, &Name),
         a: FileId,
-        b_dir: FileId,
-        b_name: &Name,
+        (b_dir, b_name): (FileId, &Name),
         b: FileId,
         run: RunId,
     ) -> FsResult<()> {
