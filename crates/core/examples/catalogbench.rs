@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use surgetank_core::catalog::{Catalog, LogCatalog, Lsn};
 use surgetank_core::model::{
-    Attr, Change, DeviceId, EntryRecord, FileId, FileRecord, Kind, NodeId, OpKind, OpRecord,
-    Replica, RunId, Seq, StoreIdentity, Timestamp,
+    Attr, Change, DeviceId, EntryRecord, FileId, FileRecord, Kind, NodeId, OpKind, OpRecord, Replica, RunId, Seq,
+    StoreIdentity, Timestamp,
 };
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
@@ -20,9 +20,7 @@ const FILES_PER_DIRECTORY: u64 = 1000;
 
 /// A file in the middle of its life: on a tier, published once.
 fn file(id: u64) -> Change {
-    let time = Timestamp {
-        nanos: 1_760_000_000_000_000_000 + id as i64,
-    };
+    let time = Timestamp { nanos: 1_760_000_000_000_000_000 + id as i64 };
     let name = || Some((FileId(2 + id / FILES_PER_DIRECTORY), name(id)));
     let attr = Attr {
         kind: Kind::File,
@@ -38,17 +36,9 @@ fn file(id: u64) -> Change {
         mtime: time,
         ctime: time,
     };
-    let identity = StoreIdentity {
-        ino: 9_000_000 + id,
-        size_bytes: id * 4096,
-        mtime_nanos: time.nanos,
-        ctime_nanos: time.nanos,
-    };
-    let replica = Replica {
-        node: NodeId(0),
-        device: DeviceId { tier: 0, device: 0 },
-        backing_ino: 7_000_000 + id,
-    };
+    let identity =
+        StoreIdentity { ino: 9_000_000 + id, size_bytes: id * 4096, mtime_nanos: time.nanos, ctime_nanos: time.nanos };
+    let replica = Replica { node: NodeId(0), device: DeviceId { tier: 0, device: 0 }, backing_ino: 7_000_000 + id };
     let record = FileRecord {
         attr,
         version: 1,
@@ -73,42 +63,20 @@ fn name(id: u64) -> Box<[u8]> {
 }
 
 fn entry(id: u64) -> Change {
-    let record = EntryRecord {
-        logical: Some(FileId(id)),
-        planned: Some(FileId(id)),
-    };
+    let record = EntryRecord { logical: Some(FileId(id)), planned: Some(FileId(id)) };
     Change::PutEntry(FileId(2 + id / FILES_PER_DIRECTORY), name(id), record)
 }
 
 /// What creating one file commits.
 fn creation(id: u64) -> [Change; 3] {
-    let kind = OpKind::Publish {
-        file: FileId(id),
-        dir: FileId(2 + id / FILES_PER_DIRECTORY),
-        name: name(id),
-        over: None,
-    };
-    [
-        file(id),
-        entry(id),
-        Change::PutOp(
-            Seq(id),
-            OpRecord {
-                kind,
-                run: RunId(1),
-                prepared: None,
-                last: false,
-            },
-        ),
-    ]
+    let kind =
+        OpKind::Publish { file: FileId(id), dir: FileId(2 + id / FILES_PER_DIRECTORY), name: name(id), over: None };
+    [file(id), entry(id), Change::PutOp(Seq(id), OpRecord { kind, run: RunId(1), prepared: None, last: false })]
 }
 
 fn resident_kib() -> Outcome<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status
-        .lines()
-        .find(|line| line.starts_with("VmRSS:"))
-        .ok_or("no VmRSS")?;
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).ok_or("no VmRSS")?;
     Ok(line.split_whitespace().nth(1).ok_or("no number")?.parse()?)
 }
 
@@ -117,24 +85,14 @@ fn bytes_on_disk(dir: &Path) -> Outcome<u64> {
 }
 
 /// Runs `work` in `threads` threads, `count` times each, and returns the time of all.
-fn parallel(
-    threads: u64,
-    count: u64,
-    work: impl Fn(u64) -> Outcome<()> + Sync,
-) -> Outcome<Duration> {
+fn parallel(threads: u64, count: u64, work: impl Fn(u64) -> Outcome<()> + Sync) -> Outcome<Duration> {
     let start = Instant::now();
     std::thread::scope(|scope| {
         let work = &work;
         let handles: Vec<_> = (0..threads)
-            .map(|thread| {
-                scope.spawn(move || {
-                    (0..count).try_for_each(|index| work(1 + thread * count + index))
-                })
-            })
+            .map(|thread| scope.spawn(move || (0..count).try_for_each(|index| work(1 + thread * count + index))))
             .collect();
-        handles
-            .into_iter()
-            .try_for_each(|handle| handle.join().map_err(|_| "a thread panicked")?)
+        handles.into_iter().try_for_each(|handle| handle.join().map_err(|_| "a thread panicked")?)
     })?;
     Ok(start.elapsed())
 }
@@ -148,11 +106,9 @@ fn report(what: &str, operations: u64, elapsed: Duration) {
 }
 
 fn commits(base: &Path) -> Outcome<()> {
-    for (what, count) in [
-        ("one counter", 400_000),
-        ("one file record", 200_000),
-        ("a creation (file, entry, operation)", 200_000),
-    ] {
+    for (what, count) in
+        [("one counter", 400_000), ("one file record", 200_000), ("a creation (file, entry, operation)", 200_000)]
+    {
         for threads in [1, 4] {
             let dir = tempfile::tempdir_in(base)?;
             let catalog = LogCatalog::open(dir.path())?;
@@ -165,10 +121,7 @@ fn commits(base: &Path) -> Outcome<()> {
                 })
                 .collect();
             let times_ns = Mutex::new(Vec::new());
-            times_ns
-                .lock()
-                .map_err(|_| "poisoned")?
-                .reserve(count as usize);
+            times_ns.lock().map_err(|_| "poisoned")?.reserve(count as usize);
             let elapsed = parallel(threads, 1, |thread| {
                 let mut mine_ns = Vec::with_capacity((count / threads) as usize);
                 for index in 0..count / threads {
@@ -179,20 +132,11 @@ fn commits(base: &Path) -> Outcome<()> {
                 times_ns.lock().map_err(|_| "poisoned")?.extend(mine_ns);
                 Ok(())
             })?;
-            report(
-                &format!("commit of {what}, {threads} thread(s)"),
-                count,
-                elapsed,
-            );
+            report(&format!("commit of {what}, {threads} thread(s)"), count, elapsed);
             let mut times_ns = times_ns.into_inner().map_err(|_| "poisoned")?;
             times_ns.sort_unstable();
             let at = |part: f64| times_ns[((times_ns.len() - 1) as f64 * part) as usize];
-            println!(
-                "  median {} ns, 99 % {} ns, slowest {} µs",
-                at(0.5),
-                at(0.99),
-                at(1.0) / 1000
-            );
+            println!("  median {} ns, 99 % {} ns, slowest {} µs", at(0.5), at(0.99), at(1.0) / 1000);
         }
     }
     Ok(())
@@ -207,11 +151,7 @@ fn syncs(base: &Path) -> Outcome<()> {
             let lsn = catalog.commit(&creation(id))?;
             Ok(catalog.sync(lsn)?)
         })?;
-        report(
-            &format!("synced commit of a creation, {threads} thread(s)"),
-            threads * each,
-            elapsed,
-        );
+        report(&format!("synced commit of a creation, {threads} thread(s)"), threads * each, elapsed);
     }
     Ok(())
 }
@@ -251,21 +191,14 @@ fn load(base: &Path, files: u64) -> Outcome<()> {
             catalog.commit(&[file(id - 100), Change::DropOp(Seq(id - 100))])?;
         }
     }
-    println!(
-        "{files} files committed in {:.2} s ({} commits)",
-        start.elapsed().as_secs_f64(),
-        last.0
-    );
+    println!("{files} files committed in {:.2} s ({} commits)", start.elapsed().as_secs_f64(), last.0);
     let peak_kib = resident_kib()?;
     drop(catalog);
     println!(
         "  resident while folding, at the end of it: {peak_kib} KiB; until closed {:.2} s",
         start.elapsed().as_secs_f64()
     );
-    println!(
-        "  on disk: {} bytes a file",
-        bytes_on_disk(dir.path())? / files
-    );
+    println!("  on disk: {} bytes a file", bytes_on_disk(dir.path())? / files);
 
     let before_kib = resident_kib()?;
     let start = Instant::now();
@@ -303,9 +236,7 @@ fn load(base: &Path, files: u64) -> Outcome<()> {
 }
 
 fn main() -> Outcome<()> {
-    let base = std::env::args_os()
-        .nth(1)
-        .map_or_else(std::env::temp_dir, Into::into);
+    let base = std::env::args_os().nth(1).map_or_else(std::env::temp_dir, Into::into);
     let wanted: Vec<String> = std::env::args().skip(2).collect();
     let wants = |part: &str| wanted.is_empty() || wanted.iter().any(|name| name == part);
     println!("in {}", base.display());

@@ -33,7 +33,9 @@ struct Options {
 
 fn options() -> Outcome<Options> {
     let mut words = std::env::args().skip(1);
-    let destination = words.next().ok_or("usage: storebench DIR [--large BYTES] [--small COUNT] [--threads N] [--batch N] [--runs N] [--source DIR]")?;
+    let destination = words.next().ok_or(
+        "usage: storebench DIR [--large BYTES] [--small COUNT] [--threads N] [--batch N] [--runs N] [--source DIR]",
+    )?;
     let mut options = Options {
         destination: destination.into(),
         source: "/dev/shm/surgetank-storebench".into(),
@@ -79,10 +81,7 @@ fn bench(options: &Options) -> Outcome<()> {
                 timed(options, |to| drain(&tree, to, 1, 1, Verify::Reread))?,
             ]);
         }
-        report(
-            &format!("one file of {} bytes", options.large_bytes),
-            &results,
-        );
+        report(&format!("one file of {} bytes", options.large_bytes), &results);
         fs::remove_dir_all(&tree)?;
     }
     if options.small_count > 0 {
@@ -96,33 +95,11 @@ fn bench(options: &Options) -> Outcome<()> {
         for _ in 0..options.runs {
             results.push([
                 timed(options, |to| copy_and_sync(&tree, to))?,
-                timed(options, |to| {
-                    drain(
-                        &tree,
-                        to,
-                        options.threads,
-                        options.batch_files,
-                        Verify::Cache,
-                    )
-                })?,
-                timed(options, |to| {
-                    drain(
-                        &tree,
-                        to,
-                        options.threads,
-                        options.batch_files,
-                        Verify::Reread,
-                    )
-                })?,
+                timed(options, |to| drain(&tree, to, options.threads, options.batch_files, Verify::Cache))?,
+                timed(options, |to| drain(&tree, to, options.threads, options.batch_files, Verify::Reread))?,
             ]);
         }
-        report(
-            &format!(
-                "{} files of {SMALL_BYTES} bytes, {} threads",
-                options.small_count, options.threads
-            ),
-            &results,
-        );
+        report(&format!("{} files of {SMALL_BYTES} bytes, {} threads", options.small_count, options.threads), &results);
     }
     Ok(())
 }
@@ -135,14 +112,7 @@ fn report(what: &str, results: &[[f64; 3]]) {
         (times[times.len() / 2], times)
     };
     let base = median(0).0;
-    for (column, name) in [
-        "cp -r + sync",
-        "drain, verify cache",
-        "drain, verify reread",
-    ]
-    .into_iter()
-    .enumerate()
-    {
+    for (column, name) in ["cp -r + sync", "drain, verify cache", "drain, verify reread"].into_iter().enumerate() {
         let (time, all) = median(column);
         println!(
             "  {name:22} median {time:8.3} s   time ratio {:.2}   bandwidth ratio {:.2}   all {all:.3?}",
@@ -177,10 +147,9 @@ fn timed(options: &Options, run: impl FnOnce(&Path) -> Outcome<()>) -> Outcome<f
 }
 
 fn copy_and_sync(from: &Path, to: &Path) -> Outcome<()> {
-    for (program, args) in [
-        ("cp", vec!["-r".as_ref(), from.as_os_str(), to.as_os_str()]),
-        ("sync", vec!["-f".as_ref(), to.as_os_str()]),
-    ] {
+    for (program, args) in
+        [("cp", vec!["-r".as_ref(), from.as_os_str(), to.as_os_str()]), ("sync", vec!["-f".as_ref(), to.as_os_str()])]
+    {
         if !Command::new(program).args(args).status()?.success() {
             return Err(format!("{program} failed").into());
         }
@@ -239,9 +208,7 @@ fn drain(from: &Path, to: &Path, threads: usize, batch_files: usize, how: Verify
                 })
             })
             .collect();
-        workers
-            .into_iter()
-            .try_for_each(|worker| worker.join().map_err(|_| "a worker panicked")?)
+        workers.into_iter().try_for_each(|worker| worker.join().map_err(|_| "a worker panicked")?)
     })?;
     println!("    {:?}", store.counters());
     Ok(())
@@ -256,10 +223,7 @@ fn deliver(store: &PosixStore, batch: &[(String, PathBuf)], how: Verify) -> Outc
         let staged = store.stage_file(ROOT, &temporary, &File::open(file)?, &meta, &|_| Ok(()))?;
         copies.push((temporary, path(dir).join(name.as_bytes()), staged, meta));
     }
-    let temporaries: Vec<_> = copies
-        .iter()
-        .map(|(temporary, ..)| temporary.clone())
-        .collect();
+    let temporaries: Vec<_> = copies.iter().map(|(temporary, ..)| temporary.clone()).collect();
     store.settle(ROOT, &temporaries)?;
     for (temporary, _, staged, _) in &copies {
         store.verify(ROOT, temporary, staged, how, &|_| Ok(()))?;

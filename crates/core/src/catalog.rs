@@ -55,22 +55,10 @@ pub trait Catalog: Send + Sync {
     /// operations by sequence, then counters. For a million files, where a whole [`Image`] would triple the memory.
     fn load_into(&self, take: &mut dyn FnMut(Loaded)) -> Result<()> {
         let image = self.load()?;
-        image
-            .files
-            .into_iter()
-            .for_each(|(id, record)| take(Loaded::File(id, Box::new(record))));
-        image
-            .entries
-            .into_iter()
-            .for_each(|(dir, name, record)| take(Loaded::Entry(dir, name, record)));
-        image
-            .ops
-            .into_iter()
-            .for_each(|(seq, record)| take(Loaded::Op(seq, record)));
-        image
-            .counters
-            .into_iter()
-            .for_each(|(name, value)| take(Loaded::Counter(name, value)));
+        image.files.into_iter().for_each(|(id, record)| take(Loaded::File(id, Box::new(record))));
+        image.entries.into_iter().for_each(|(dir, name, record)| take(Loaded::Entry(dir, name, record)));
+        image.ops.into_iter().for_each(|(seq, record)| take(Loaded::Op(seq, record)));
+        image.counters.into_iter().for_each(|(name, value)| take(Loaded::Counter(name, value)));
         Ok(())
     }
 }

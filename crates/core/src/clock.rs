@@ -6,12 +6,8 @@ use crate::model::Timestamp;
 
 /// Wall-clock time for timestamps of files.
 pub fn now() -> Timestamp {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or(Duration::ZERO);
-    Timestamp {
-        nanos: i64::try_from(since.as_nanos()).unwrap_or(i64::MAX),
-    }
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    Timestamp { nanos: i64::try_from(since.as_nanos()).unwrap_or(i64::MAX) }
 }
 
 /// Monotonic time for intervals.

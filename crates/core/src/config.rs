@@ -173,10 +173,7 @@ impl Overrides {
             ("copy_up_bytes_max", &self.copy_up_bytes_max),
             ("dirty_bytes_max", &self.dirty_bytes_max),
             ("drain_threads", &self.drain_threads),
-            (
-                "drain_bytes_per_second_max",
-                &self.drain_bytes_per_second_max,
-            ),
+            ("drain_bytes_per_second_max", &self.drain_bytes_per_second_max),
             ("store_ttl", &self.store_ttl),
             ("quiet", &self.quiet),
             ("retry", &self.retry),
@@ -193,18 +190,10 @@ impl Overrides {
             authority: Authority::CommandLine,
         };
         if let Some(over) = &self.over {
-            draft.over = Some(key::Said {
-                value: cwd.join(over),
-                origin: origin("over"),
-            });
+            draft.over = Some(key::Said { value: cwd.join(over), origin: origin("over") });
         }
         if !self.tiers.is_empty() {
-            draft.tiers = Some(
-                self.tiers
-                    .iter()
-                    .map(|text| key::tier(text, &origin("tier")))
-                    .collect::<Result<_>>()?,
-            );
+            draft.tiers = Some(self.tiers.iter().map(|text| key::tier(text, &origin("tier"))).collect::<Result<_>>()?);
         }
         for text in &self.rules {
             draft.rules.push(key::rule(text, &origin("rule"))?);

@@ -82,10 +82,7 @@ impl Drain {
         let mut threads = Vec::new();
         let spawn = |name: &str, run: fn(&Self)| {
             let drain = drain.clone();
-            std::thread::Builder::new()
-                .name(name.to_owned())
-                .stack_size(512 << 10)
-                .spawn(move || run(&drain))
+            std::thread::Builder::new().name(name.to_owned()).stack_size(512 << 10).spawn(move || run(&drain))
         };
         threads.push(spawn("drain", Self::publish_loop)?);
         threads.push(spawn("tender", Self::tend_loop)?);
@@ -103,8 +100,7 @@ impl Drain {
         self.job_came.notify_all();
         self.namespace.wake();
         self.namespace.end_lingering();
-        let threads =
-            std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         for thread in threads {
             if thread.join().is_err() {
                 tracing::error!("a thread of the drain panicked");
@@ -163,9 +159,7 @@ impl Drain {
                 self.namespace.watch_direct_writers();
             }
             let until_poll = POLL_PERIOD.saturating_sub(polled.elapsed());
-            let pause = next
-                .map_or(until_poll, |next| next.min(until_poll))
-                .max(Duration::from_micros(100));
+            let pause = next.map_or(until_poll, |next| next.min(until_poll)).max(Duration::from_micros(100));
             self.namespace.wait_lingering(pause, &|| self.stopping());
         }
     }
@@ -218,13 +212,7 @@ impl Drain {
         let mut staging = false;
         let mut stuck: Vec<crate::model::FileId> = Vec::new();
         let mut seen = 0;
-        let seqs: Vec<Seq> = tree
-            .ops
-            .iter()
-            .filter(|(_, op)| !op.last)
-            .take(WINDOW_OPS)
-            .map(|(seq, _)| *seq)
-            .collect();
+        let seqs: Vec<Seq> = tree.ops.iter().filter(|(_, op)| !op.last).take(WINDOW_OPS).map(|(seq, _)| *seq).collect();
         for seq in seqs {
             seen += 1;
             let Some(op) = tree.ops.get(&seq) else {
@@ -268,32 +256,18 @@ impl Drain {
             }
         }
         // Under the lock: whoever queues something after this sees that we have to be called.
-        self.namespace
-            .drain_asleep
-            .store(seen == 0, Ordering::Relaxed);
+        self.namespace.drain_asleep.store(seen == 0, Ordering::Relaxed);
         drop(tree);
         if more {
-            self.jobs
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .extend(to_stage);
+            self.jobs.lock().unwrap_or_else(PoisonError::into_inner).extend(to_stage);
             self.job_came.notify_all();
         }
         if batch.is_empty() {
-            return if seen == 0 {
-                Next::Sleep
-            } else {
-                Next::Wait(wait)
-            };
+            return if seen == 0 { Next::Sleep } else { Next::Wait(wait) };
         }
         let since = *ready_since.get_or_insert(now);
-        let company =
-            (more || staging) && batch.len() < BATCH_OPS_MAX && since.elapsed() < BATCH_WAIT;
-        if company {
-            Next::Wait(Duration::from_millis(1))
-        } else {
-            Next::Publish(batch)
-        }
+        let company = (more || staging) && batch.len() < BATCH_OPS_MAX && since.elapsed() < BATCH_WAIT;
+        if company { Next::Wait(Duration::from_millis(1)) } else { Next::Publish(batch) }
     }
 
     fn needs_staging(tree: &crate::namespace::tree::Tree, kind: &OpKind) -> bool {
@@ -311,9 +285,7 @@ impl Drain {
             _ => None,
         };
         over.is_some_and(|over| stuck.contains(&over))
-            || crate::namespace::tree::places(kind)
-                .iter()
-                .any(|(dir, _)| stuck.contains(dir))
+            || crate::namespace::tree::places(kind).iter().any(|(dir, _)| stuck.contains(dir))
     }
 
     /// Notes that an operation failed, and when it is tried again.
@@ -324,15 +296,8 @@ impl Drain {
         let errno = errno.raw_os_error();
         let retry = self.namespace.config.retry;
         let mut tree = self.namespace.tree();
-        let path = tree
-            .ops
-            .get(&seq)
-            .map(|op| self.namespace.op_path(&tree, op))
-            .unwrap_or_default();
-        let absent = tree
-            .ops
-            .get(&seq)
-            .and_then(|op| self.namespace.absence(&tree, op.file()));
+        let path = tree.ops.get(&seq).map(|op| self.namespace.op_path(&tree, op)).unwrap_or_default();
+        let absent = tree.ops.get(&seq).and_then(|op| self.namespace.absence(&tree, op.file()));
         let Some(op) = tree.ops.get_mut(&seq) else {
             return;
         };
@@ -353,11 +318,7 @@ impl Drain {
             )
         });
         tracing::warn!(path = %String::from_utf8_lossy(&path), %why, failures = op.failures, lasting, "drain");
-        op.error = Some(Trouble {
-            errno,
-            text,
-            lasting,
-        });
+        op.error = Some(Trouble { errno, text, lasting });
         if op.progress != Progress::Waiting && !matches!(op.progress, Progress::Staged { .. }) {
             op.progress = Progress::Waiting;
         }
@@ -392,9 +353,7 @@ impl Drain {
             let mine = run.is_none_or(|run| op.run == run || op.run == crate::model::RunId(0));
             blocked |= op.error.as_ref().is_some_and(|trouble| trouble.lasting);
             let moving = matches!(op.progress, Progress::Staging | Progress::Committing);
-            if mine
-                && (moving || !(blocked && (self.namespace.config.ordered || op.error.is_some())))
-            {
+            if mine && (moving || !(blocked && (self.namespace.config.ordered || op.error.is_some()))) {
                 return false;
             }
         }

@@ -19,20 +19,13 @@ pub type FsResult<T> = Result<T, Fault>;
 
 impl Fault {
     pub fn new(errno: Errno, note: impl Into<Cow<'static, str>>) -> Self {
-        Self {
-            errno,
-            note: note.into(),
-        }
+        Self { errno, note: note.into() }
     }
 }
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.note.is_empty() {
-            write!(f, "{}", self.errno)
-        } else {
-            write!(f, "{} ({})", self.note, self.errno)
-        }
+        if self.note.is_empty() { write!(f, "{}", self.errno) } else { write!(f, "{} ({})", self.note, self.errno) }
     }
 }
 
@@ -40,24 +33,15 @@ impl std::error::Error for Fault {}
 
 impl From<Errno> for Fault {
     fn from(errno: Errno) -> Self {
-        Self {
-            errno,
-            note: Cow::Borrowed(""),
-        }
+        Self { errno, note: Cow::Borrowed("") }
     }
 }
 
 impl From<std::io::Error> for Fault {
     fn from(error: std::io::Error) -> Self {
         match error.raw_os_error() {
-            Some(code) => Self {
-                errno: Errno::from_raw_os_error(code),
-                note: Cow::Borrowed(""),
-            },
-            None => Self {
-                errno: Errno::IO,
-                note: Cow::Owned(error.to_string()),
-            },
+            Some(code) => Self { errno: Errno::from_raw_os_error(code), note: Cow::Borrowed("") },
+            None => Self { errno: Errno::IO, note: Cow::Owned(error.to_string()) },
         }
     }
 }
@@ -76,21 +60,12 @@ pub struct Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 fn part(label: &str, text: &str) -> String {
-    if text.is_empty() {
-        String::new()
-    } else {
-        format!("{label}{text}")
-    }
+    if text.is_empty() { String::new() } else { format!("{label}{text}") }
 }
 
 impl Error {
     pub fn new(what: impl Into<String>) -> Self {
-        Self {
-            what: what.into(),
-            why: String::new(),
-            remedy: String::new(),
-            data: String::new(),
-        }
+        Self { what: what.into(), why: String::new(), remedy: String::new(), data: String::new() }
     }
     #[must_use]
     pub fn why(mut self, why: impl fmt::Display) -> Self {

@@ -1,7 +1,7 @@
 //! Surgetank's core: everything that decides and remembers, without a mount or a process around it.
 //!
 //! Imports point one way (see `ARCHITECTURE.md`):
-//! `namespace → {placement, drain} → {catalog, store} → {tier, rule} → {model, config, clock, error}`.
+//! `drain → namespace → {placement, report} → {catalog, store} → {tier, rule} → {model, config, clock, error}`.
 
 pub mod catalog;
 pub mod clock;

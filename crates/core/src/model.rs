@@ -4,9 +4,7 @@ pub mod attr;
 pub mod record;
 
 pub use attr::{Attr, Kind, Timestamp};
-pub use record::{
-    Change, EntryRecord, FileRecord, Image, OpKind, OpRecord, Replica, StoreIdentity, Xattrs,
-};
+pub use record::{Change, EntryRecord, FileRecord, Image, OpKind, OpRecord, Replica, StoreIdentity, Xattrs};
 
 use serde::{Deserialize, Serialize};
 
@@ -35,9 +33,7 @@ pub struct DeviceId {
 }
 
 /// One `surgetank run`. 0 is "nobody in particular" (a mount without runs, recovery).
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default)]
 pub struct RunId(pub u32);
 
 /// What happens to a file that a program wrote (Sea, section "memory management modes").

@@ -145,17 +145,12 @@ impl Namespace {
         checks_permissions: bool,
     ) -> Result<Arc<Self>> {
         let rules = RuleSet::new(&config.rules)?;
-        let who = Cred {
-            uid: rustix::process::geteuid().as_raw(),
-            gid: rustix::process::getegid().as_raw(),
-        };
-        let stat = store
-            .stat(who, &crate::store::StorePath::root())
-            .map_err(|why| {
-                Error::new(format!("the store {} cannot be read", store.describe()))
-                    .why(why)
-                    .remedy("check that the directory exists and that you may enter it")
-            })?;
+        let who = Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
+        let stat = store.stat(who, &crate::store::StorePath::root()).map_err(|why| {
+            Error::new(format!("the store {} cannot be read", store.describe()))
+                .why(why)
+                .remedy("check that the directory exists and that you may enter it")
+        })?;
         let mut root = Inode::new(stat.attr);
         root.identity = Some(Box::new(stat.identity));
         root.owned = true;
@@ -184,11 +179,7 @@ impl Namespace {
             final_drain: AtomicBool::new(false),
             counters: Counters::default(),
             checks_permissions,
-            groups: rustix::process::getgroups()
-                .unwrap_or_default()
-                .iter()
-                .map(|gid| gid.as_raw())
-                .collect(),
+            groups: rustix::process::getgroups().unwrap_or_default().iter().map(|gid| gid.as_raw()).collect(),
             started: clock::tick(),
             key,
             config,
@@ -211,9 +202,7 @@ impl Namespace {
     }
     pub(crate) fn lock_inode(&self, id: FileId) -> MutexGuard<'_, ()> {
         let index = (id.0 % self.inode_locks.len() as u64) as usize;
-        self.inode_locks[index]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.inode_locks[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
     /// For one who may hold another inode's lock, or a gate: whoever is busy is passed over instead of waited for.
     pub(crate) fn try_lock_inode(&self, id: FileId) -> Option<MutexGuard<'_, ()>> {
@@ -232,10 +221,7 @@ impl Namespace {
     }
     pub(crate) fn handle(&self, fh: u64) -> FsResult<Arc<Handle>> {
         let handles = self.handles.read().unwrap_or_else(PoisonError::into_inner);
-        handles
-            .get(&fh)
-            .cloned()
-            .ok_or_else(|| Fault::from(Errno::BADF))
+        handles.get(&fh).cloned().ok_or_else(|| Fault::from(Errno::BADF))
     }
     /// Something was queued. The drain looks by itself while it has work, so only a sleeping one is woken:
     /// a wake-up for every operation would cost programs more than it gains. Not under the tree's lock.
@@ -263,15 +249,10 @@ impl Namespace {
         self.next_handle.fetch_add(1, Ordering::Relaxed)
     }
     fn run(&self, caller: &Caller) -> RunId {
-        self.run_of
-            .get()
-            .map_or(RunId(0), |run_of| run_of(caller.pid))
+        self.run_of.get().map_or(RunId(0), |run_of| run_of(caller.pid))
     }
     fn who(caller: &Caller) -> Cred {
-        Cred {
-            uid: caller.uid,
-            gid: caller.gid,
-        }
+        Cred { uid: caller.uid, gid: caller.gid }
     }
 
     /// What the rules say of a path.
@@ -286,16 +267,14 @@ impl Namespace {
         let Some(inode) = tree.get(id) else {
             return ruled;
         };
-        let thrown_away = ruled == Mode::Remove
-            || (ruled == Mode::Keep && self.config.keep_at_exit == KeepAtExit::Drop);
+        let thrown_away =
+            ruled == Mode::Remove || (ruled == Mode::Keep && self.config.keep_at_exit == KeepAtExit::Drop);
         let takes_over = || {
             let (dir, name) = inode.logical.as_ref()?;
             tree.planned(*dir, name).filter(|holder| *holder != id)
         };
         match inode.attr.kind {
-            Kind::File if thrown_away && (inode.applied.is_some() || takes_over().is_some()) => {
-                Mode::Copy
-            }
+            Kind::File if thrown_away && (inode.applied.is_some() || takes_over().is_some()) => Mode::Copy,
             Kind::File => ruled,
             _ if ruled == Mode::Keep => Mode::Copy,
             _ => ruled,
@@ -310,12 +289,7 @@ impl Namespace {
 
     /// How long the kernel may believe what we say of the file.
     fn ttl(&self, id: FileId, inode: &Inode) -> Duration {
-        if inode.handles > 0
-            && self
-                .opens()
-                .get(&id)
-                .is_some_and(|open| open.directly_written())
-        {
+        if inode.handles > 0 && self.opens().get(&id).is_some_and(|open| open.directly_written()) {
             TTL_WRITTEN
         } else if inode.owned && id != FileId::ROOT {
             TTL_OURS
@@ -348,11 +322,7 @@ impl Namespace {
         } else {
             attr.perm
         };
-        if class & want == want {
-            Ok(())
-        } else {
-            Err(Errno::ACCESS.into())
-        }
+        if class & want == want { Ok(()) } else { Err(Errno::ACCESS.into()) }
     }
 
     /// May the caller change attributes of the file?
@@ -391,22 +361,12 @@ impl Namespace {
         let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
         // Bounded: what matters is in the queue too; this is the story around it.
         if troubles.len() < 10_000 {
-            troubles.push(Noted {
-                path,
-                what,
-                run,
-                counts,
-                kept_as,
-                at_unix_seconds,
-            });
+            troubles.push(Noted { path, what, run, counts, kept_as, at_unix_seconds });
         }
     }
 
     pub fn troubles(&self) -> Vec<Noted> {
-        self.troubles
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.troubles.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Names this agent's temporaries in the store.

@@ -100,10 +100,7 @@ pub struct Listing<T> {
 
 impl<T> Default for Listing<T> {
     fn default() -> Self {
-        Self {
-            total: 0,
-            first: Vec::new(),
-        }
+        Self { total: 0, first: Vec::new() }
     }
 }
 
@@ -147,10 +144,7 @@ impl Scope {
         Self::default()
     }
     pub fn run(run: RunId) -> Self {
-        Self {
-            run: Some(run),
-            paths: Vec::new(),
-        }
+        Self { run: Some(run), paths: Vec::new() }
     }
     /// Is `path` one of the scope's paths, or below one?
     pub fn covers(&self, path: &[u8]) -> bool {
@@ -471,37 +465,24 @@ mod tests {
         for bytes in [&b"a/b"[..], b"", b"\xff\x00\x80", "ä".as_bytes(), b"\"\n"] {
             let path = PathText(bytes.to_vec());
             let json = serde_json::to_string(&path).unwrap();
-            assert_eq!(
-                serde_json::from_str::<PathText>(&json).unwrap(),
-                path,
-                "{json}"
-            );
+            assert_eq!(serde_json::from_str::<PathText>(&json).unwrap(), path, "{json}");
         }
     }
 
     #[test]
     fn a_name_cannot_repaint_the_terminal() {
-        assert_eq!(
-            PathText(b"a\x1b[2Jb\n".to_vec()).to_string(),
-            "a\\u{1b}[2Jb\\n"
-        );
+        assert_eq!(PathText(b"a\x1b[2Jb\n".to_vec()).to_string(), "a\\u{1b}[2Jb\\n");
     }
 
     #[test]
     fn a_listing_is_bounded_and_keeps_the_true_total() {
         let listing: Listing<usize> = (0..LISTED_MAX + 7).collect();
-        assert_eq!(
-            (listing.first.len(), listing.total, listing.more()),
-            (LISTED_MAX, LISTED_MAX as u64 + 7, 7)
-        );
+        assert_eq!((listing.first.len(), listing.total, listing.more()), (LISTED_MAX, LISTED_MAX as u64 + 7, 7));
     }
 
     #[test]
     fn a_scope_covers_whole_components_only() {
-        let scope = Scope {
-            run: None,
-            paths: vec![PathText(b"out".to_vec())],
-        };
+        let scope = Scope { run: None, paths: vec![PathText(b"out".to_vec())] };
         assert!(scope.covers(b"out") && scope.covers(b"out/a"));
         assert!(!scope.covers(b"output") && !scope.covers(b"ou"));
         assert!(Scope::everything().covers(b"anything"));
@@ -512,10 +493,7 @@ mod tests {
         let mut verdict = Verdict::default();
         verdict.kept.push(PathText(b"k".to_vec()));
         assert!(verdict.is_durable());
-        verdict.conflicts.push(Conflict {
-            path: PathText::default(),
-            kept_as: PathText::default(),
-        });
+        verdict.conflicts.push(Conflict { path: PathText::default(), kept_as: PathText::default() });
         assert!(!verdict.is_durable());
     }
 }

@@ -67,12 +67,8 @@ impl RuleSet {
     /// Compiles `rules` together with the built-in defaults. An error names the rule and where it was written.
     pub fn new(rules: &[RuleConfig]) -> Result<Self> {
         let all = defaults::rules().into_iter().chain(rules.iter().cloned());
-        let mut rules: Vec<Ranked> = all
-            .map(|config| Ranked {
-                tier: config.tier.as_deref().map(Arc::from),
-                config,
-            })
-            .collect();
+        let mut rules: Vec<Ranked> =
+            all.map(|config| Ranked { tier: config.tier.as_deref().map(Arc::from), config }).collect();
         // Stable: at equal rank the later stays the stronger.
         rules.sort_by_key(|rule| rank(&rule.config));
         let matcher = Matcher::new(rules.iter().map(|rule| &rule.config.pattern)).map_err(|(position, why)| {
@@ -125,9 +121,7 @@ impl RuleSet {
             format!("rule '{}' ({})", spelled(config), config.origin)
         };
         match (reason.rule, reason.with) {
-            (None, _) => {
-                "no rule matches; everything is copied unless a rule says otherwise".to_owned()
-            }
+            (None, _) => "no rule matches; everything is copied unless a rule says otherwise".to_owned(),
             (Some(rule), None) => words(rule),
             (Some(rule), Some(with)) => format!("{} together with {}", words(rule), words(with)),
         }
@@ -136,12 +130,7 @@ impl RuleSet {
     /// Every rule that matches `path`, strongest first, in words.
     pub fn explain(&self, path: &[u8]) -> Vec<String> {
         let mut lines = Vec::new();
-        self.matcher.each_match(path, |id| {
-            lines.push(self.why(Reason {
-                rule: Some(id),
-                with: None,
-            }))
-        });
+        self.matcher.each_match(path, |id| lines.push(self.why(Reason { rule: Some(id), with: None })));
         lines
     }
 
@@ -149,17 +138,13 @@ impl RuleSet {
     /// an empty path is the whole tree. Empty when no rule prefetches.
     pub fn prefetched_below(&self) -> Vec<Vec<u8>> {
         let rules = self.rules().filter(|rule| rule.prefetch);
-        let mut found: Vec<Vec<u8>> = rules
-            .map(|rule| matcher::plain_beginning(&rule.pattern))
-            .collect();
+        let mut found: Vec<Vec<u8>> = rules.map(|rule| matcher::plain_beginning(&rule.pattern)).collect();
         found.sort();
         let mut outermost: Vec<Vec<u8>> = Vec::new();
         for path in found {
             let inside = outermost.iter().any(|outer| {
                 outer.is_empty()
-                    || path
-                        .strip_prefix(outer.as_slice())
-                        .is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+                    || path.strip_prefix(outer.as_slice()).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
             });
             if !inside {
                 outermost.push(path);
@@ -197,11 +182,7 @@ struct ModeVote {
 impl ModeVote {
     fn hear(&mut self, id: u16, rule: &RuleConfig) {
         let Some(mode) = rule.mode else { return };
-        if self.settled.is_some()
-            || self
-                .sea
-                .is_some_and(|authority| authority != rule.authority)
-        {
+        if self.settled.is_some() || self.sea.is_some_and(|authority| authority != rule.authority) {
             return;
         }
         if matches!(rule.pattern, Pattern::Glob(_)) {
@@ -222,35 +203,15 @@ impl ModeVote {
     }
 
     fn outcome(self) -> (Mode, Reason) {
-        let because = |rule| Reason {
-            rule: Some(rule),
-            with: None,
-        };
+        let because = |rule| Reason { rule: Some(rule), with: None };
         match self {
-            Self {
-                settled: Some((mode, id)),
-                ..
-            } => (mode, because(id)),
-            Self {
-                moved: Some(id), ..
-            } => (Mode::Move, because(id)),
-            Self {
-                flushed: Some(flush),
-                evicted: Some(evict),
-                ..
-            } => (
-                Mode::Move,
-                Reason {
-                    rule: Some(flush),
-                    with: Some(evict),
-                },
-            ),
-            Self {
-                flushed: Some(id), ..
-            } => (Mode::Copy, because(id)),
-            Self {
-                evicted: Some(id), ..
-            } => (Mode::Remove, because(id)),
+            Self { settled: Some((mode, id)), .. } => (mode, because(id)),
+            Self { moved: Some(id), .. } => (Mode::Move, because(id)),
+            Self { flushed: Some(flush), evicted: Some(evict), .. } => {
+                (Mode::Move, Reason { rule: Some(flush), with: Some(evict) })
+            }
+            Self { flushed: Some(id), .. } => (Mode::Copy, because(id)),
+            Self { evicted: Some(id), .. } => (Mode::Remove, because(id)),
             Self { kept: Some(id), .. } => (Mode::Keep, because(id)),
             _ => (Mode::default(), Reason::default()),
         }
@@ -267,16 +228,9 @@ fn spelled(rule: &RuleConfig) -> String {
     if rule.timing == Some(Timing::Last) {
         says.push("last".to_owned());
     }
-    says.extend(rule.fsync.map(|target| {
-        format!(
-            "fsync {}",
-            if target == FsyncTarget::Tier {
-                "tier"
-            } else {
-                "store"
-            }
-        )
-    }));
+    says.extend(
+        rule.fsync.map(|target| format!("fsync {}", if target == FsyncTarget::Tier { "tier" } else { "store" })),
+    );
     says.extend(rule.size_bytes.map(|bytes| format!("size {bytes}")));
     says.extend(rule.tier.as_ref().map(|tier| format!("tier {tier}")));
     if rule.prefetch {

@@ -139,50 +139,18 @@ pub trait Store: Send + Sync {
     /// Creates an empty temporary to be written directly (a spill to the store).
     fn create_temporary(&self, who: Cred, path: &StorePath, perm: u32) -> io::Result<File>;
     /// Copies `source` (its holes too) to the temporary `path`, replacing what is there, with `meta`. Not synced yet.
-    fn stage_file(
-        &self,
-        who: Cred,
-        path: &StorePath,
-        source: &File,
-        meta: &Meta,
-        gate: Gate<'_>,
-    ) -> io::Result<Staged>;
+    fn stage_file(&self, who: Cred, path: &StorePath, source: &File, meta: &Meta, gate: Gate<'_>)
+    -> io::Result<Staged>;
     /// For a spilled temporary that already holds the bytes: applies `meta`, computes the checksum.
-    fn stage_in_place(
-        &self,
-        who: Cred,
-        path: &StorePath,
-        meta: &Meta,
-        gate: Gate<'_>,
-    ) -> io::Result<Staged>;
+    fn stage_in_place(&self, who: Cred, path: &StorePath, meta: &Meta, gate: Gate<'_>) -> io::Result<Staged>;
     fn stage_dir(&self, who: Cred, path: &StorePath, meta: &Meta) -> io::Result<Staged>;
-    fn stage_symlink(
-        &self,
-        who: Cred,
-        path: &StorePath,
-        target: &[u8],
-        meta: &Meta,
-    ) -> io::Result<Staged>;
+    fn stage_symlink(&self, who: Cred, path: &StorePath, target: &[u8], meta: &Meta) -> io::Result<Staged>;
     /// Fifos; `kind` and `device` as for mknod.
-    fn stage_node(
-        &self,
-        who: Cred,
-        path: &StorePath,
-        kind: Kind,
-        device: u64,
-        meta: &Meta,
-    ) -> io::Result<Staged>;
+    fn stage_node(&self, who: Cred, path: &StorePath, kind: Kind, device: u64, meta: &Meta) -> io::Result<Staged>;
     /// Makes staged copies survive the store's power loss: one sync for many small ones, fsync for few large ones.
     fn settle(&self, who: Cred, paths: &[StorePath]) -> io::Result<()>;
     /// Compares length and checksum at the destination. `Err(InvalidData)` names the difference.
-    fn verify(
-        &self,
-        who: Cred,
-        path: &StorePath,
-        staged: &Staged,
-        how: Verify,
-        gate: Gate<'_>,
-    ) -> io::Result<()>;
+    fn verify(&self, who: Cred, path: &StorePath, staged: &Staged, how: Verify, gate: Gate<'_>) -> io::Result<()>;
     /// Removes a temporary; absent is fine.
     fn discard(&self, who: Cred, path: &StorePath) -> io::Result<()>;
 
@@ -191,25 +159,13 @@ pub trait Store: Send + Sync {
     fn check(&self, who: Cred, path: &StorePath, expect: &Expect) -> io::Result<bool>;
     /// Renames a temporary over its final name. Absent target or one link, ours: an atomic rename. Otherwise (several links,
     /// another owner) overwrites in place from the temporary, which stays until the target is synced.
-    fn publish(
-        &self,
-        who: Cred,
-        temporary: &StorePath,
-        path: &StorePath,
-        meta: &Meta,
-    ) -> io::Result<StoreIdentity>;
+    fn publish(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity>;
     fn rename(&self, who: Cred, from: &StorePath, to: &StorePath) -> io::Result<()>;
     fn exchange(&self, who: Cred, a: &StorePath, b: &StorePath) -> io::Result<()>;
     fn link(&self, who: Cred, from: &StorePath, to: &StorePath) -> io::Result<()>;
     fn unlink(&self, who: Cred, path: &StorePath) -> io::Result<()>;
     fn remove_dir(&self, who: Cred, path: &StorePath) -> io::Result<()>;
-    fn set_meta(
-        &self,
-        who: Cred,
-        path: &StorePath,
-        kind: Kind,
-        meta: &Meta,
-    ) -> io::Result<StoreIdentity>;
+    fn set_meta(&self, who: Cred, path: &StorePath, kind: Kind, meta: &Meta) -> io::Result<StoreIdentity>;
     /// Makes names in these directories survive power loss.
     fn sync_dirs(&self, who: Cred, paths: &[StorePath]) -> io::Result<()>;
 }

@@ -80,9 +80,7 @@ impl Tiers {
             memory: Memory::of_this_process(),
             polling: Mutex::new(()),
         };
-        let tiers = Self {
-            inner: Arc::new(inner),
-        };
+        let tiers = Self { inner: Arc::new(inner) };
         for device in tiers.devices() {
             device.drop_old_ballast();
         }
@@ -121,20 +119,14 @@ impl Tiers {
 
     /// Looks at every device: room, other users, health, load; takes ballast on or off.
     pub fn poll(&self) {
-        let _one_at_a_time = self
-            .inner
-            .polling
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = self.inner.polling.lock().unwrap_or_else(PoisonError::into_inner);
         let now = crate::clock::tick();
         for device in self.all().filter(|device| device.is_there()) {
             device.measure(now);
             if device.wants_probe(now) {
                 // A sick device may hang whoever touches it; that must not be the monitor.
                 let probed = Arc::clone(device);
-                let spawned = std::thread::Builder::new()
-                    .name("device-probe".into())
-                    .spawn(move || probed.probe());
+                let spawned = std::thread::Builder::new().name("device-probe".into()).spawn(move || probed.probe());
                 if spawned.is_err() {
                     device.probe();
                 }
@@ -159,26 +151,15 @@ impl Tiers {
             *sharers.entry(sighting.file_system).or_default() += 1;
         }
         let in_memory = seen.iter().filter(|(device, _)| device.in_memory()).count() as u64;
-        let memory = if in_memory > 0 {
-            self.inner.memory.room()
-        } else {
-            None
-        };
+        let memory = if in_memory > 0 { self.inner.memory.room() } else { None };
         for (device, sighting) in &seen {
-            let sharing = sharers
-                .get(&sighting.file_system)
-                .copied()
-                .unwrap_or(1)
-                .max(1);
+            let sharing = sharers.get(&sighting.file_system).copied().unwrap_or(1).max(1);
             let floor = floor_bytes(sighting.total_bytes);
             let mut available = sighting.available_bytes.saturating_sub(floor) / sharing;
             if let (true, Some(memory)) = (device.in_memory(), memory) {
-                available = available
-                    .min(memory.available_bytes.saturating_sub(memory.margin_bytes()) / in_memory);
+                available = available.min(memory.available_bytes.saturating_sub(memory.margin_bytes()) / in_memory);
             }
-            device
-                .ledger()
-                .observe(sighting.used_before_bytes, available);
+            device.ledger().observe(sighting.used_before_bytes, available);
         }
         for tier in &self.inner.tiers {
             share_cap(tier);
@@ -187,17 +168,10 @@ impl Tiers {
 }
 
 fn open_tier(index: usize, tier: &TierConfig, key: &str) -> Result<Vec<Arc<Device>>> {
-    let too_many = || {
-        Error::new(format!(
-            "tier {} has too many devices or is one of too many tiers",
-            tier.name
-        ))
-    };
+    let too_many = || Error::new(format!("tier {} has too many devices or is one of too many tiers", tier.name));
     let tier_index = u8::try_from(index).map_err(|_| too_many())?;
     let tier_name: Arc<str> = Arc::from(tier.name.as_str());
-    let shares = tier
-        .cap_bytes
-        .map(|cap| share_out(cap, &vec![1; tier.paths.len()]));
+    let shares = tier.cap_bytes.map(|cap| share_out(cap, &vec![1; tier.paths.len()]));
     let mut devices = Vec::with_capacity(tier.paths.len());
     for (index, path) in tier.paths.iter().enumerate() {
         let scope = Scope::open(&tier.name, path, key)?;
@@ -208,10 +182,7 @@ fn open_tier(index: usize, tier: &TierConfig, key: &str) -> Result<Vec<Arc<Devic
             (None, false) => Ledger::new(CapRule::Sixteenths(DISK_CAP_SIXTEENTHS), 0),
         };
         devices.push(Arc::new(Device::new(Setup {
-            id: DeviceId {
-                tier: tier_index,
-                device: u8::try_from(index).map_err(|_| too_many())?,
-            },
+            id: DeviceId { tier: tier_index, device: u8::try_from(index).map_err(|_| too_many())? },
             standing: Standing::Used,
             tier_name: Arc::clone(&tier_name),
             path: path.clone(),
@@ -229,12 +200,7 @@ fn refuse_twice(tiers: &[Vec<Arc<Device>>]) -> Result<()> {
     let mut seen: HashMap<(u64, u64), &Device> = HashMap::new();
     for device in tiers.iter().flatten() {
         let root = rustix::fs::fstat(device.root()).map_err(|errno| {
-            Error::new(format!(
-                "tier {} cannot look at {}",
-                device.tier_name(),
-                device.path().display()
-            ))
-            .why(errno)
+            Error::new(format!("tier {} cannot look at {}", device.tier_name(), device.path().display())).why(errno)
         })?;
         if let Some(other) = seen.insert((root.st_dev, root.st_ino), device) {
             return Err(Error::new(format!(
@@ -271,11 +237,7 @@ fn kind_of(dir: impl AsFd, path: &Path, tier: &str) -> Result<FileSystemKind> {
         0x0000_517b, // SMB
     ];
     let stat = rustix::fs::fstatfs(dir).map_err(|errno| {
-        Error::new(format!(
-            "tier {tier} cannot tell the kind of file system at {}",
-            path.display()
-        ))
-        .why(errno)
+        Error::new(format!("tier {tier} cannot tell the kind of file system at {}", path.display())).why(errno)
     })?;
     // Magic numbers have 32 bits; the field's width and sign differ between architectures.
     let magic = stat.f_type as u32;
@@ -285,10 +247,7 @@ fn kind_of(dir: impl AsFd, path: &Path, tier: &str) -> Result<FileSystemKind> {
         (false, true) => Survives::Node,
         (false, false) => Survives::Reboot,
     };
-    Ok(FileSystemKind {
-        in_memory,
-        survives,
-    })
+    Ok(FileSystemKind { in_memory, survives })
 }
 
 /// Shares a tier's cap over its devices: each keeps what it has committed, the rest goes by spare room. Only what a
@@ -301,11 +260,7 @@ fn share_cap(tier: &[Arc<Device>]) {
         .iter()
         .map(|device| {
             let ledger = device.ledger();
-            let spare = if device.healthy() {
-                ledger.spare_room_bytes()
-            } else {
-                0
-            };
+            let spare = if device.healthy() { ledger.spare_room_bytes() } else { 0 };
             (ledger.cap_bytes(), ledger.committed_bytes(), spare)
         })
         .collect();
@@ -313,11 +268,7 @@ fn share_cap(tier: &[Arc<Device>]) {
     let committed: u64 = snapshot.iter().map(|(_, committed, _)| committed).sum();
     let spare: Vec<u64> = snapshot.iter().map(|(.., spare)| *spare).collect();
     let extra = share_out(cap.saturating_sub(committed), &spare);
-    let targets: Vec<u64> = snapshot
-        .iter()
-        .zip(&extra)
-        .map(|((_, committed, _), extra)| committed + extra)
-        .collect();
+    let targets: Vec<u64> = snapshot.iter().zip(&extra).map(|((_, committed, _), extra)| committed + extra).collect();
 
     let mut pool = 0;
     for (device, target) in tier.iter().zip(&targets) {
@@ -325,11 +276,8 @@ fn share_cap(tier: &[Arc<Device>]) {
         let surplus = ledger.cap_bytes().saturating_sub(*target);
         pool += ledger.give_cap(surplus);
     }
-    let wants: Vec<u64> = tier
-        .iter()
-        .zip(&targets)
-        .map(|(device, target)| target.saturating_sub(device.ledger().cap_bytes()))
-        .collect();
+    let wants: Vec<u64> =
+        tier.iter().zip(&targets).map(|(device, target)| target.saturating_sub(device.ledger().cap_bytes())).collect();
     for (device, part) in tier.iter().zip(share_out(pool, &wants)) {
         device.ledger().take_cap(part);
     }

@@ -13,35 +13,19 @@ use std::time::Duration;
 use surgetank_core::catalog::{Catalog, LogCatalog, Lsn, Options, decode};
 use surgetank_core::model::{Change, EntryRecord, FileId, Image, OpKind, OpRecord, RunId, Seq};
 
-const SMALL: Options = Options {
-    segment_bytes_max: 32 << 10,
-    snapshot_cache_bytes: 1 << 20,
-};
+const SMALL: Options = Options { segment_bytes_max: 32 << 10, snapshot_cache_bytes: 1 << 20 };
 const CHILD: &str = "CATALOG_CHILD";
 
 /// The batch with this number; every batch also says its number.
 fn batch(number: u64) -> Vec<Change> {
     let id = FileId(number * 7919 % 503);
     let name: Box<[u8]> = format!("name-{}", number % 97).into_bytes().into();
-    let record = EntryRecord {
-        logical: Some(FileId(number)),
-        applied: None,
-    };
-    let kind = OpKind::Unlink {
-        file: id,
-        dir: FileId::ROOT,
-        name: name.clone(),
-    };
+    let record = EntryRecord { logical: Some(FileId(number)), planned: None };
+    let kind = OpKind::Unlink { file: id, dir: FileId::ROOT, name: name.clone() };
     vec![
         Change::PutEntry(id, name.clone(), record),
         Change::DropEntry(FileId(number * 31 % 503), name),
-        Change::PutOp(
-            Seq(number),
-            OpRecord {
-                kind,
-                run: RunId(1),
-            },
-        ),
+        Change::PutOp(Seq(number), OpRecord { kind, run: RunId(1), prepared: None, last: false }),
         Change::DropOp(Seq(number.saturating_sub(40))),
         Change::PutCounter("batch".into(), number),
     ]
@@ -71,10 +55,7 @@ fn state_after(number: u64) -> Image {
             other => panic!("not in a batch: {other:?}"),
         }
     }
-    image.entries = entries
-        .into_iter()
-        .map(|((dir, name), record)| (dir, name, record))
-        .collect();
+    image.entries = entries.into_iter().map(|((dir, name), record)| (dir, name, record)).collect();
     image
 }
 
@@ -105,12 +86,7 @@ fn say(line: &str) {
 /// Commits batch after batch until it is killed, and says so after each.
 fn commit_forever(dir: &Path) {
     let catalog = LogCatalog::open_with(dir, SMALL).unwrap();
-    let mut number = catalog
-        .load()
-        .unwrap()
-        .counters
-        .get("batch")
-        .map_or(0, |number| *number);
+    let mut number = catalog.load().unwrap().counters.get("batch").map_or(0, |number| *number);
     loop {
         number += 1;
         let lsn = catalog.commit(&batch(number)).unwrap();
@@ -129,11 +105,7 @@ fn a_kill_at_any_moment_loses_no_commit_that_returned() {
     let home = tempfile::tempdir().unwrap();
     let mut number = 0;
     for round in 0..12_u64 {
-        let mut process = child(
-            "a_kill_at_any_moment_loses_no_commit_that_returned",
-            "commit",
-            home.path(),
-        );
+        let mut process = child("a_kill_at_any_moment_loses_no_commit_that_returned", "commit", home.path());
         let mut out = process.stdout.take().unwrap();
         // Reading in a thread, so that the pipe never fills.
         let reader = std::thread::spawn(move || {
@@ -156,14 +128,8 @@ fn a_kill_at_any_moment_loses_no_commit_that_returned() {
         let catalog = LogCatalog::open_with(home.path(), SMALL).unwrap();
         let image = catalog.load().unwrap();
         let found = image.counters.get("batch").map_or(0, |number| *number);
-        assert!(
-            found >= promised,
-            "round {round}: {promised} were promised, {found} found"
-        );
-        assert!(
-            found <= promised + 1,
-            "round {round}: more than one commit was on its way"
-        );
+        assert!(found >= promised, "round {round}: {promised} were promised, {found} found");
+        assert!(found <= promised + 1, "round {round}: more than one commit was on its way");
         assert_eq!(image, state_after(found), "round {round}");
         number = found;
     }
@@ -195,18 +161,11 @@ fn committers_share_writes_and_each_keeps_its_order() {
                 })
             })
             .collect();
-        handles
-            .into_iter()
-            .flat_map(|handle| handle.join().unwrap())
-            .collect::<Vec<_>>()
+        handles.into_iter().flat_map(|handle| handle.join().unwrap()).collect::<Vec<_>>()
     });
     positions.sort();
     positions.dedup();
-    assert_eq!(
-        positions.len() as u64,
-        THREADS * COMMITS,
-        "no position is given twice"
-    );
+    assert_eq!(positions.len() as u64, THREADS * COMMITS, "no position is given twice");
     assert_eq!(catalog.position(), *positions.last().unwrap());
 
     // The log itself has each thread's commits in its order.
@@ -215,14 +174,8 @@ fn committers_share_writes_and_each_keeps_its_order() {
     let mut seen = BTreeMap::new();
     while let Some(decoded) = decode(rest) {
         rest = &rest[decoded.bytes..];
-        let [Change::PutCounter(name, number)] = &decoded.changes[..] else {
-            panic!("{decoded:?}")
-        };
-        assert_eq!(
-            seen.insert(name.clone(), *number).unwrap_or(0) + 1,
-            *number,
-            "{name}"
-        );
+        let [Change::PutCounter(name, number)] = &decoded.changes[..] else { panic!("{decoded:?}") };
+        assert_eq!(seen.insert(name.clone(), *number).unwrap_or(0) + 1, *number, "{name}");
     }
     assert!(rest.is_empty());
     assert_eq!(seen.len() as u64, THREADS);
@@ -250,20 +203,14 @@ fn a_second_opener_is_told_who_has_it() {
     let message = LogCatalog::open(home.path()).err().unwrap().to_string();
     holder.kill().unwrap();
     holder.wait().unwrap();
-    assert!(
-        message.contains(&format!("process {}", holder.id())),
-        "{message}"
-    );
+    assert!(message.contains(&format!("process {}", holder.id())), "{message}");
     assert!(message.contains(home.path().to_str().unwrap()), "{message}");
     // The lock dies with its holder.
     LogCatalog::open(home.path()).unwrap();
 }
 
 fn limit_file_size(bytes: Option<u64>) {
-    let limit = rustix::process::Rlimit {
-        current: bytes,
-        maximum: None,
-    };
+    let limit = rustix::process::Rlimit { current: bytes, maximum: None };
     rustix::process::setrlimit(rustix::process::Resource::Fsize, limit).unwrap();
 }
 
@@ -292,18 +239,13 @@ fn commit_against_a_limit(dir: &Path) {
             }
         };
         let handles: Vec<_> = (0..4).map(|thread| scope.spawn(commits(thread))).collect();
-        handles
-            .into_iter()
-            .map(|handle| handle.join().unwrap())
-            .sum::<u64>()
+        handles.into_iter().map(|handle| handle.join().unwrap()).sum::<u64>()
     });
     assert!(refused > 0);
     limit_file_size(None);
     for number in 0..10 {
         let name = format!("after {number}");
-        catalog
-            .commit(&[Change::PutCounter(name.clone(), number)])
-            .unwrap();
+        catalog.commit(&[Change::PutCounter(name.clone(), number)]).unwrap();
         say(&format!("kept {name}"));
     }
     catalog.sync(catalog.position()).unwrap();
@@ -317,19 +259,11 @@ fn refused_writes_leave_no_trace_and_the_log_goes_on() {
         return commit_against_a_limit(&dir);
     }
     let home = tempfile::tempdir().unwrap();
-    let output = child(NAME, "limit", home.path())
-        .wait_with_output()
-        .unwrap();
+    let output = child(NAME, "limit", home.path()).wait_with_output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(
-        output.status.success(),
-        "{text}\n{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let kept: std::collections::BTreeSet<String> = text
-        .lines()
-        .filter_map(|line| Some(line.split_once("kept ")?.1.to_owned()))
-        .collect();
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    let kept: std::collections::BTreeSet<String> =
+        text.lines().filter_map(|line| Some(line.split_once("kept ")?.1.to_owned())).collect();
     assert!(text.contains("refused ") && kept.len() > 10, "{text}");
     let catalog = LogCatalog::open(home.path()).unwrap();
     assert_eq!(catalog.recovery().dropped_bytes, 0);
@@ -361,16 +295,11 @@ impl Drop for Tmpfs {
 #[test]
 fn a_full_disk_stops_folding_and_commits_but_corrupts_nothing() {
     let Some(disk) = Tmpfs::mount() else {
-        eprintln!(
-            "not permitted to mount: the same is shown with a file size limit by the test before"
-        );
+        eprintln!("not permitted to mount: the same is shown with a file size limit by the test before");
         return;
     };
     let dir = disk.0.path().join("catalog");
-    let options = Options {
-        segment_bytes_max: 256 << 10,
-        snapshot_cache_bytes: 1 << 20,
-    };
+    let options = Options { segment_bytes_max: 256 << 10, snapshot_cache_bytes: 1 << 20 };
     let filler = disk.0.path().join("filler");
     std::fs::write(&filler, vec![1; 1 << 20]).unwrap();
     let mut number = 0;

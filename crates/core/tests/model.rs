@@ -21,9 +21,7 @@ use std::time::{Duration, Instant};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-use operation::Operation::{
-    Chmod, Close, Create, Link, List, Mkdir, Open, Rename, Stat, Truncate, Unlink,
-};
+use operation::Operation::{Chmod, Close, Create, Link, List, Mkdir, Open, Rename, Stat, Truncate, Unlink};
 use operation::{Access, Event, Operation, Renaming, Step};
 use world::{Terms, World};
 
@@ -31,24 +29,17 @@ const CASES: u32 = 64;
 const STEPS_MAX: usize = 120;
 
 fn seed() -> u64 {
-    let told = std::env::var("SURGETANK_MODEL_SEED")
-        .ok()
-        .map(|text| text.parse().expect("SURGETANK_MODEL_SEED: a number"));
+    let told =
+        std::env::var("SURGETANK_MODEL_SEED").ok().map(|text| text.parse().expect("SURGETANK_MODEL_SEED: a number"));
     told.unwrap_or_else(|| {
-        std::time::SystemTime::now()
-            .duration_since(std::time::UNIX_EPOCH)
-            .unwrap()
-            .subsec_nanos()
-            .into()
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().subsec_nanos().into()
     })
 }
 
 fn cases() -> u32 {
     std::env::var("SURGETANK_MODEL_CASES")
         .ok()
-        .map_or(CASES, |text| {
-            text.parse().expect("SURGETANK_MODEL_CASES: a number")
-        })
+        .map_or(CASES, |text| text.parse().expect("SURGETANK_MODEL_CASES: a number"))
 }
 
 /// Runs one sequence; a panic anywhere in it is its failure.
@@ -56,9 +47,7 @@ fn run(terms: &Terms, steps: &[Step]) -> Result<(), String> {
     let outcome = std::panic::catch_unwind(|| {
         let mut world = World::new(terms);
         for (index, step) in steps.iter().enumerate() {
-            world
-                .step(step)
-                .map_err(|why| format!("step {index}, {step:?}: {why}"))?;
+            world.step(step).map_err(|why| format!("step {index}, {step:?}: {why}"))?;
         }
         world.finish().map_err(|why| format!("at the end: {why}"))
     });
@@ -89,11 +78,7 @@ fn shrink(terms: &Terms, mut steps: Vec<Step>, mut why: String) -> (Vec<Step>, S
                 None => at += chunk,
             }
         }
-        chunk = if chunk == 1 && steps.len() < before {
-            1
-        } else {
-            chunk / 2
-        };
+        chunk = if chunk == 1 && steps.len() < before { 1 } else { chunk / 2 };
     }
     (steps, why)
 }
@@ -103,22 +88,15 @@ fn the_namespace_is_what_the_reference_says() {
     let seed = seed();
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    let config = Config {
-        failure_persistence: None,
-        ..Config::default()
-    };
-    let mut runner =
-        TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
+    let config = Config { failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
     let strategy = (world::terms(), operation::steps(STEPS_MAX));
     for case in 0..cases() {
         let (terms, steps) = strategy.new_tree(&mut runner).unwrap().current();
         if let Err(why) = run(&terms, &steps) {
             let (steps, why) = shrink(&terms, steps, why);
             let steps: Vec<String> = steps.iter().map(|step| format!("    {step:?},")).collect();
-            panic!(
-                "SURGETANK_MODEL_SEED={seed}, case {case}\n{why}\n{terms:?}\n{}",
-                steps.join("\n")
-            );
+            panic!("SURGETANK_MODEL_SEED={seed}, case {case}\n{why}\n{terms:?}\n{}", steps.join("\n"));
         }
     }
 }
@@ -126,11 +104,7 @@ fn the_namespace_is_what_the_reference_says() {
 /// What once went wrong, as short as it could be made. Each on tiers of both sizes, direct and mediated.
 fn holds(steps: &[Step]) {
     for (direct, caps) in [(false, [256 << 10, 1 << 20]), (true, [4 << 30, 4 << 30])] {
-        let terms = Terms {
-            direct,
-            caps,
-            ..Terms::plain()
-        };
+        let terms = Terms { direct, caps, ..Terms::plain() };
         if let Err(why) = run(&terms, steps) {
             panic!("{why}\n{terms:?}");
         }
@@ -155,50 +129,27 @@ fn close(slot: usize) -> Step {
     does(Close { slot })
 }
 fn rename(from: &str, to: &str) -> Step {
-    does(Rename {
-        from: from.into(),
-        to: to.into(),
-        how: Renaming::Plain,
-    })
+    does(Rename { from: from.into(), to: to.into(), how: Renaming::Plain })
 }
 fn exchange(from: &str, to: &str) -> Step {
-    does(Rename {
-        from: from.into(),
-        to: to.into(),
-        how: Renaming::Exchange,
-    })
+    does(Rename { from: from.into(), to: to.into(), how: Renaming::Exchange })
 }
 
 #[test]
 fn opening_for_writing_keeps_the_times() {
-    let open = Open {
-        path: "b".into(),
-        slot: 0,
-        access: Access::Both,
-        append: false,
-        truncate: false,
-    };
+    let open = Open { path: "b".into(), slot: 0, access: Access::Both, append: false, truncate: false };
     holds(&[does(open), does(Stat { path: "b".into() })]);
 }
 
 #[test]
 fn a_rename_over_a_fresh_hard_link_is_no_conflict() {
-    holds(&[
-        does(Link {
-            from: "a/c".into(),
-            to: "c".into(),
-        }),
-        rename("b", "c"),
-    ]);
+    holds(&[does(Link { from: "a/c".into(), to: "c".into() }), rename("b", "c")]);
 }
 
 #[test]
 fn a_directory_of_ours_in_the_store_is_not_stale() {
     holds(&[
-        does(Mkdir {
-            path: "c".into(),
-            perm: 0o755,
-        }),
+        does(Mkdir { path: "c".into(), perm: 0o755 }),
         Step::Happens(Event::Settle),
         does(List { path: "c".into() }),
     ]);
@@ -206,31 +157,18 @@ fn a_directory_of_ours_in_the_store_is_not_stale() {
 
 #[test]
 fn a_deleted_file_of_the_store_may_be_forgotten_at_once() {
-    holds(&[
-        does(Unlink { path: "b".into() }),
-        Step::Happens(Event::Forget),
-    ]);
+    holds(&[does(Unlink { path: "b".into() }), Step::Happens(Event::Forget)]);
 }
 
 #[test]
 fn both_sides_of_an_exchange_survive_the_agent() {
-    holds(&[
-        exchange("a/c", "b"),
-        Step::Happens(Event::Settle),
-        Step::Happens(Event::Kill),
-    ]);
+    holds(&[exchange("a/c", "b"), Step::Happens(Event::Settle), Step::Happens(Event::Kill)]);
 }
 
 #[test]
 fn a_batch_may_move_the_directories_it_changed() {
-    let steps = [
-        does(Unlink { path: "a/c".into() }),
-        does(Link {
-            from: "b".into(),
-            to: "c".into(),
-        }),
-        exchange("a", "c"),
-    ];
+    let steps =
+        [does(Unlink { path: "a/c".into() }), does(Link { from: "b".into(), to: "c".into() }), exchange("a", "c")];
     holds(&steps);
 }
 
@@ -252,30 +190,16 @@ fn a_batch_that_was_carried_out_may_be_carried_out_again() {
 #[test]
 fn a_deletion_that_was_carried_out_may_be_carried_out_again() {
     for cut in 0..16 {
-        let mkdir = Mkdir {
-            path: "b".into(),
-            perm: 0o755,
-        };
-        holds(&[
-            does(Unlink { path: "b".into() }),
-            does(mkdir),
-            Step::Happens(Event::KillDrain { steps: cut }),
-        ]);
+        let mkdir = Mkdir { path: "b".into(), perm: 0o755 };
+        holds(&[does(Unlink { path: "b".into() }), does(mkdir), Step::Happens(Event::KillDrain { steps: cut })]);
     }
 }
 
 #[test]
 fn a_publication_that_was_carried_out_is_recognised() {
     for cut in 0..12 {
-        let truncate = Truncate {
-            path: "b".into(),
-            size: 7,
-        };
-        holds(&[
-            does(truncate),
-            Step::Happens(Event::Kill),
-            Step::Happens(Event::KillDrain { steps: cut }),
-        ]);
+        let truncate = Truncate { path: "b".into(), size: 7 };
+        holds(&[does(truncate), Step::Happens(Event::Kill), Step::Happens(Event::KillDrain { steps: cut })]);
     }
 }
 
@@ -286,15 +210,8 @@ fn a_new_file_has_no_attributes_of_the_one_it_replaces() {
 
 #[test]
 fn a_renamed_file_that_is_being_written_holds_nobody_up() {
-    let steps = [
-        does(Truncate {
-            path: "b".into(),
-            size: 0,
-        }),
-        create("b", 0),
-        rename("b", "c"),
-        Step::Happens(Event::Settle),
-    ];
+    let steps =
+        [does(Truncate { path: "b".into(), size: 0 }), create("b", 0), rename("b", "c"), Step::Happens(Event::Settle)];
     holds(&steps);
 }
 
@@ -302,19 +219,9 @@ fn a_renamed_file_that_is_being_written_holds_nobody_up() {
 fn a_drain_takes_up_what_another_had_in_hand() {
     let mut steps = vec![Step::Happens(Event::StartDrain)];
     for name in ["d", "e", "f", "g"] {
-        steps.extend([
-            create(name, 0),
-            close(0),
-            does(Chmod {
-                path: name.into(),
-                perm: 0o700,
-            }),
-        ]);
+        steps.extend([create(name, 0), close(0), does(Chmod { path: name.into(), perm: 0o700 })]);
     }
-    steps.extend([
-        Step::Happens(Event::StopDrain),
-        Step::Happens(Event::Settle),
-    ]);
+    steps.extend([Step::Happens(Event::StopDrain), Step::Happens(Event::Settle)]);
     holds(&steps);
 }
 
@@ -323,31 +230,19 @@ fn a_drain_takes_up_what_another_had_in_hand() {
 fn files_are_published_in_close_order() {
     let seed = seed();
     for round in 0..8 {
-        let mut world = World::new(&Terms {
-            drain_at_start: round % 2 == 0,
-            ..Terms::plain()
-        });
+        let mut world = World::new(&Terms { drain_at_start: round % 2 == 0, ..Terms::plain() });
         let mut closed = Vec::new();
         let mut random = seed.wrapping_add(round) | 1;
         let mut open: [Option<String>; operation::SLOTS] = Default::default();
         for number in 0..60 {
-            random = random
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let slot = (random >> 33) as usize % operation::SLOTS;
             let name = format!("file{number}");
             world.step(&close(slot)).unwrap();
             closed.extend(open[slot].replace(name.clone()));
             world.step(&create(&name, slot)).unwrap();
             let length = (random >> 40) as usize % 9000 + 1;
-            world
-                .step(&does(Operation::Write {
-                    slot,
-                    offset: 0,
-                    length,
-                    byte: 1,
-                }))
-                .unwrap();
+            world.step(&does(Operation::Write { slot, offset: 0, length, byte: 1 })).unwrap();
         }
         world.step(&Step::Happens(Event::Settle)).unwrap();
         assert_eq!(world.published(), closed, "SURGETANK_MODEL_SEED={seed}");
@@ -356,23 +251,11 @@ fn files_are_published_in_close_order() {
 
 #[test]
 fn a_file_in_a_directory_that_was_exchanged_is_published() {
-    let write = Operation::Write {
-        slot: 3,
-        offset: 0,
-        length: 143,
-        byte: 1,
-    };
-    let xattr = Operation::SetXattr {
-        path: "b".into(),
-        name: "user.two".into(),
-        byte: 1,
-        how: operation::Setting::Any,
-    };
+    let write = Operation::Write { slot: 3, offset: 0, length: 143, byte: 1 };
+    let xattr =
+        Operation::SetXattr { path: "b".into(), name: "user.two".into(), byte: 1, how: operation::Setting::Any };
     holds(&[
-        does(Mkdir {
-            path: "c".into(),
-            perm: 0o755,
-        }),
+        does(Mkdir { path: "c".into(), perm: 0o755 }),
         exchange("c", "b"),
         create("b/c", 3),
         Step::Happens(Event::Evict),

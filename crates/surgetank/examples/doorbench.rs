@@ -45,9 +45,7 @@ struct Arguments {
 
 fn two_cores(text: &str) -> Result<[usize; 2], String> {
     let number = |text: &str| text.parse().map_err(|error| format!("{error}"));
-    let (own, servers) = text
-        .split_once(',')
-        .ok_or("two numbers are wanted, as in 0,1")?;
+    let (own, servers) = text.split_once(',').ok_or("two numbers are wanted, as in 0,1")?;
     Ok([number(own)?, number(servers)?])
 }
 
@@ -74,11 +72,7 @@ impl Room {
             File::create(directory.join(format!("listed/entry-{index:06}")))?;
         }
         std::fs::write(directory.join("file"), vec![7; WINDOW_PAGES * PAGE_BYTES])?;
-        Ok(Self {
-            directory,
-            repeat: arguments.repeat,
-            stream_mib: arguments.stream_mib,
-        })
+        Ok(Self { directory, repeat: arguments.repeat, stream_mib: arguments.stream_mib })
     }
 
     fn round(&self, only: &str) -> io::Result<Round> {
@@ -89,24 +83,18 @@ impl Room {
             round.push(self.each("open+close", |_| open(&file, OFlags::RDONLY).map(drop))?);
         }
         if wanted("create+close") || wanted("unlink") {
-            let names: Vec<_> = (0..self.repeat)
-                .map(|index| self.directory.join(format!("new-{index}")))
-                .collect();
+            let names: Vec<_> = (0..self.repeat).map(|index| self.directory.join(format!("new-{index}"))).collect();
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
             round.push(self.each("create+close", |index| open(&names[index], flags).map(drop))?);
             round.push(self.each("unlink", |index| std::fs::remove_file(&names[index]))?);
         }
         if wanted("stat") {
-            round.push(self.each("stat, cached", |_| {
-                rustix::fs::stat(&file).map(drop).map_err(Into::into)
-            })?);
+            round.push(self.each("stat, cached", |_| rustix::fs::stat(&file).map(drop).map_err(Into::into))?);
         }
         if wanted("rename") {
             let names = [self.directory.join("one"), self.directory.join("two")];
             File::create(&names[0])?;
-            round.push(self.each("rename", |index| {
-                std::fs::rename(&names[index % 2], &names[(index + 1) % 2])
-            })?);
+            round.push(self.each("rename", |index| std::fs::rename(&names[index % 2], &names[(index + 1) % 2]))?);
             std::fs::remove_file(&names[self.repeat % 2])?;
         }
         if wanted("readdir") {
@@ -116,9 +104,7 @@ impl Room {
             for _ in 0..times {
                 let entries = std::fs::read_dir(&listed)?.count();
                 if entries != LISTED_ENTRIES {
-                    return Err(io::Error::other(format!(
-                        "{entries} entries listed, {LISTED_ENTRIES} are there"
-                    )));
+                    return Err(io::Error::other(format!("{entries} entries listed, {LISTED_ENTRIES} are there")));
                 }
             }
             round.push(("readdir of 1000", "ns", nanos(start) / times as f64));
@@ -127,14 +113,10 @@ impl Room {
         let mut page = vec![1; PAGE_BYTES];
         let offset = |index: usize| (index % WINDOW_PAGES * PAGE_BYTES) as u64;
         if wanted("pwrite") {
-            round.push(self.each("pwrite 4 KiB", |index| {
-                held.write_all_at(&page, offset(index))
-            })?);
+            round.push(self.each("pwrite 4 KiB", |index| held.write_all_at(&page, offset(index)))?);
         }
         if wanted("pread") {
-            round.push(self.each("pread 4 KiB", |index| {
-                held.read_exact_at(&mut page, offset(index))
-            })?);
+            round.push(self.each("pread 4 KiB", |index| held.read_exact_at(&mut page, offset(index)))?);
         }
         if wanted("stream") {
             self.stream(&mut round)?;
@@ -157,32 +139,19 @@ impl Room {
     fn stream(&self, round: &mut Round) -> io::Result<()> {
         let path = self.directory.join("stream");
         let mut block = vec![3; MIB];
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .open(&path)?;
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
         let start = Instant::now();
         for index in 0..self.stream_mib {
             file.write_all_at(&block, (index * MIB) as u64)?;
         }
-        round.push((
-            "stream write 1 MiB",
-            "GB/s",
-            (self.stream_mib * MIB) as f64 / nanos(start),
-        ));
+        round.push(("stream write 1 MiB", "GB/s", (self.stream_mib * MIB) as f64 / nanos(start)));
         drop(file);
         let file = File::open(&path)?;
         let start = Instant::now();
         for index in 0..self.stream_mib {
             file.read_exact_at(&mut block, (index * MIB) as u64)?;
         }
-        round.push((
-            "stream read 1 MiB",
-            "GB/s",
-            (self.stream_mib * MIB) as f64 / nanos(start),
-        ));
+        round.push(("stream read 1 MiB", "GB/s", (self.stream_mib * MIB) as f64 / nanos(start)));
         std::fs::remove_file(&path)
     }
 }
@@ -190,20 +159,13 @@ impl Room {
 impl Drop for Room {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_dir_all(&self.directory) {
-            eprintln!(
-                "doorbench: {} stays behind: {error}",
-                self.directory.display()
-            );
+            eprintln!("doorbench: {} stays behind: {error}", self.directory.display());
         }
     }
 }
 
 fn open(path: &Path, flags: OFlags) -> io::Result<std::os::fd::OwnedFd> {
-    Ok(rustix::fs::open(
-        path,
-        flags | OFlags::CLOEXEC,
-        Mode::from_raw_mode(0o644),
-    )?)
+    Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::from_raw_mode(0o644))?)
 }
 
 fn nanos(start: Instant) -> f64 {
@@ -230,12 +192,7 @@ fn pin(arguments: &Arguments) -> io::Result<()> {
     rustix::thread::sched_setaffinity(None, &only(own))?;
     for pid in &arguments.server_pid {
         for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
-            let task = task?
-                .file_name()
-                .to_string_lossy()
-                .parse()
-                .ok()
-                .and_then(Pid::from_raw);
+            let task = task?.file_name().to_string_lossy().parse().ok().and_then(Pid::from_raw);
             rustix::thread::sched_setaffinity(task, &only(servers))?;
         }
     }
@@ -244,10 +201,7 @@ fn pin(arguments: &Arguments) -> io::Result<()> {
 
 fn run(arguments: &Arguments) -> io::Result<()> {
     pin(arguments)?;
-    let rooms = [
-        Room::prepare(&arguments.a, arguments)?,
-        Room::prepare(&arguments.b, arguments)?,
-    ];
+    let rooms = [Room::prepare(&arguments.a, arguments)?, Room::prepare(&arguments.b, arguments)?];
     let mut rounds: [Vec<Round>; 2] = Default::default();
     for number in 0..=arguments.rounds {
         for (room, rounds) in rooms.iter().zip(&mut rounds) {
@@ -261,20 +215,11 @@ fn run(arguments: &Arguments) -> io::Result<()> {
     let mut figures = Vec::new();
     println!("{:<20} {:>5} {:>36} {:>36} {:>7}", "", "", "A", "B", "A/B");
     for (index, (name, unit, _)) in rounds[0][0].iter().enumerate() {
-        let [a, b] = [0, 1].map(|side: usize| {
-            quartiles(rounds[side].iter().map(|round| round[index].2).collect())
-        });
+        let [a, b] = [0, 1].map(|side: usize| quartiles(rounds[side].iter().map(|round| round[index].2).collect()));
         let digits = if *unit == "ns" { 0 } else { 2 };
-        let show =
-            |q: [f64; 3]| format!("{:.digits$} ({:.digits$} – {:.digits$})", q[1], q[0], q[2]);
-        println!(
-            "{name:<20} {unit:>5} {:>36} {:>36} {:>7.2}",
-            show(a),
-            show(b),
-            a[1] / b[1]
-        );
-        let side =
-            |q: [f64; 3]| json!({ "median": q[1], "lower_quartile": q[0], "upper_quartile": q[2] });
+        let show = |q: [f64; 3]| format!("{:.digits$} ({:.digits$} – {:.digits$})", q[1], q[0], q[2]);
+        println!("{name:<20} {unit:>5} {:>36} {:>36} {:>7.2}", show(a), show(b), a[1] / b[1]);
+        let side = |q: [f64; 3]| json!({ "median": q[1], "lower_quartile": q[0], "upper_quartile": q[2] });
         figures.push(json!({ "operation": name, "unit": unit, "a": side(a), "b": side(b) }));
     }
     let report = json!({

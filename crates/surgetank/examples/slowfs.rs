@@ -28,11 +28,7 @@ struct Arguments {
 }
 
 fn go_private() -> std::io::Result<()> {
-    if rustix::process::geteuid().is_root() {
-        private_namespace_root()
-    } else {
-        private_namespace_user()
-    }
+    if rustix::process::geteuid().is_root() { private_namespace_root() } else { private_namespace_user() }
 }
 
 fn main() -> ExitCode {
@@ -43,9 +39,7 @@ fn main() -> ExitCode {
         eprintln!("slowfs: no private namespace: {error}");
         return ExitCode::FAILURE;
     }
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .init();
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let options = MirrorOptions {
         latency_metadata: Duration::from_micros(arguments.latency_us),
         passthrough: arguments.passthrough,

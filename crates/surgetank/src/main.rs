@@ -9,14 +9,8 @@ use surgetank::verbs::{self, Program};
 use surgetank_core::config::Config;
 
 fn main() -> ExitCode {
-    let configure = |settings: &verbs::settings::Settings| {
-        Config::load(&settings.clone().overrides()).map(|loaded| loaded.config)
-    };
-    let state_root =
-        |settings: &verbs::settings::Settings| Config::state_root(&settings.clone().overrides());
-    ExitCode::from(verbs::main(&Program {
-        backend: &Service,
-        configure,
-        state_root,
-    }))
+    let configure =
+        |settings: &verbs::settings::Settings| Config::load(&settings.clone().overrides()).map(|loaded| loaded.config);
+    let state_root = |settings: &verbs::settings::Settings| Config::state_root(&settings.clone().overrides());
+    ExitCode::from(verbs::main(&Program { backend: &Service, configure, state_root }))
 }

@@ -28,8 +28,7 @@ pub mod session;
 pub use attach::{AttachOptions, attach, detach};
 pub use crew::interrupted;
 pub use filesystem::{
-    Attributes, Entry, Filesystem, Looked, Opened, OpenedDirectory, SetAttr, SpaceReport,
-    TimeChange, WriteFlags,
+    Attributes, Entry, Filesystem, Looked, Opened, OpenedDirectory, SetAttr, SpaceReport, TimeChange, WriteFlags,
 };
 pub use notifier::{BackingId, Notifier};
 pub use reply::{DirectoryPlusSink, DirectorySink};

@@ -32,25 +32,13 @@ const END_PATIENCE: Duration = Duration::from_secs(10);
 
 impl Backend for Service {
     fn start(&self, opening: Opening) -> Result<Running> {
-        let Opening {
-            config,
-            directory,
-            store,
-            state,
-            visibility,
-            on_lost,
-        } = opening;
+        let Opening { config, directory, store, state, visibility, on_lost } = opening;
         let over = config.over.clone();
         let root = rustix::process::geteuid().is_root() && in_initial_user_namespace();
         let key = key_of(&directory, &state)?;
         let label = format!("file://{}", config.store.display());
-        let store = PosixStore::new(store, label).map_err(|why| {
-            Error::new(format!(
-                "the store {} cannot be used",
-                config.store.display()
-            ))
-            .why(why)
-        })?;
+        let store = PosixStore::new(store, label)
+            .map_err(|why| Error::new(format!("the store {} cannot be used", config.store.display())).why(why))?;
         let tiers = Arc::new(Tiers::open(&config.tiers, &key)?);
         let catalog = Arc::new(LogCatalog::open(&state.join("catalog"))?);
         let direct = config.direct && root;
@@ -65,24 +53,13 @@ impl Backend for Service {
             ..AttachOptions::default()
         };
         let device = attach(&over, &attach_options)?;
-        let filesystem = Arc::new(door::Door::new(
-            namespace.clone(),
-            direct,
-            only_ids(),
-            on_lost,
-        ));
-        let options = Options {
-            passthrough: direct,
-            ..Options::default()
-        };
+        let filesystem = Arc::new(door::Door::new(namespace.clone(), direct, only_ids(), on_lost));
+        let options = Options { passthrough: direct, ..Options::default() };
         let session = Session::start(device, &filesystem, &options).map_err(|why| {
             drop(detach(&over, true));
-            Error::new(format!(
-                "the mount over {} cannot be served",
-                over.display()
-            ))
-            .why(why)
-            .data("nothing was changed")
+            Error::new(format!("the mount over {} cannot be served", over.display()))
+                .why(why)
+                .data("nothing was changed")
         })?;
         let drain = Drain::start(namespace.clone()).map_err(|why| {
             drop(detach(&over, true));
@@ -93,21 +70,8 @@ impl Backend for Service {
             drop(detach(&over, true));
             Error::new("prefetching could not be started").why(why)
         })?;
-        let engine = Arc::new(engine::Served::new(
-            namespace,
-            drain,
-            runs,
-            filesystem.clone(),
-            prefetcher,
-        ));
-        Ok(Running {
-            engine,
-            mount: Box::new(OverMount {
-                over,
-                session,
-                filesystem,
-            }),
-        })
+        let engine = Arc::new(engine::Served::new(namespace, drain, runs, filesystem.clone(), prefetcher));
+        Ok(Running { engine, mount: Box::new(OverMount { over, session, filesystem }) })
     }
 }
 
@@ -121,8 +85,7 @@ impl Mounted for OverMount {
     fn detach(&mut self) -> io::Result<()> {
         self.filesystem.expect_end();
         // An mmap or a descriptor that was just closed may take an instant to let go.
-        if let Err(error) = rustix::mount::unmount(&self.over, rustix::mount::UnmountFlags::empty())
-        {
+        if let Err(error) = rustix::mount::unmount(&self.over, rustix::mount::UnmountFlags::empty()) {
             if error != rustix::io::Errno::PERM {
                 self.filesystem.expect_more();
                 return Err(error.into());
@@ -143,8 +106,8 @@ impl Mounted for OverMount {
 /// Names what this agent puts elsewhere: scope directories on tiers, temporaries in the store. The same at every start
 /// over the directory, and another for every other agent that may serve it: of another node, user or state directory.
 fn key_of(directory: &OwnedFd, state: &std::path::Path) -> Result<String> {
-    let stat = rustix::fs::fstat(directory.as_fd())
-        .map_err(|why| Error::new("the directory cannot be examined").why(why))?;
+    let stat =
+        rustix::fs::fstat(directory.as_fd()).map_err(|why| Error::new("the directory cannot be examined").why(why))?;
     let node = rustix::system::uname();
     let mut who = node.nodename().to_bytes().to_vec();
     who.push(0);

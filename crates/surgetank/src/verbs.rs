@@ -94,10 +94,7 @@ enum Verb {
 /// Parses the command line, does what it says, and returns the exit code.
 pub fn main(program: &Program<'_>) -> u8 {
     // The agent is on the way of every start: it is recognised before anything else is set up.
-    if std::env::args_os()
-        .nth(1)
-        .is_some_and(|verb| verb == "agent")
-    {
+    if std::env::args_os().nth(1).is_some_and(|verb| verb == "agent") {
         return life::main(program.backend);
     }
     let cli = match Cli::try_parse() {
@@ -105,11 +102,7 @@ pub fn main(program: &Program<'_>) -> u8 {
         Err(error) => {
             // Help and version come this way too; nothing can be done when the terminal is gone.
             let _ = error.print();
-            return if error.use_stderr() {
-                exit::USAGE
-            } else {
-                exit::OK
-            };
+            return if error.use_stderr() { exit::USAGE } else { exit::OK };
         }
     };
     let outcome = match cli.verb {
@@ -141,19 +134,13 @@ pub struct Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self {
-            error,
-            exit: exit::FAILED,
-        }
+        Self { error, exit: exit::FAILED }
     }
 }
 
 impl Failure {
     pub fn usage(error: Error) -> Self {
-        Self {
-            error,
-            exit: exit::USAGE,
-        }
+        Self { error, exit: exit::USAGE }
     }
 }
 
@@ -185,14 +172,8 @@ fn dead_mount_error(dead: &Path) -> Error {
 
 /// For verbs that start an agent: nothing can be looked up in a dead mount, not even the configuration.
 fn clear_dead_mount(program: &Program<'_>, settings: &Settings) -> Outcome<()> {
-    let said = std::env::var_os("SURGETANK_OVER")
-        .filter(|over| !over.is_empty())
-        .map(PathBuf::from);
-    let over = settings
-        .over
-        .clone()
-        .or(said)
-        .unwrap_or_else(|| PathBuf::from("."));
+    let said = std::env::var_os("SURGETANK_OVER").filter(|over| !over.is_empty()).map(PathBuf::from);
+    let over = settings.over.clone().or(said).unwrap_or_else(|| PathBuf::from("."));
     let Some(dead) = client::dead_mount(&over)? else {
         return Ok(());
     };
@@ -203,11 +184,7 @@ fn clear_dead_mount(program: &Program<'_>, settings: &Settings) -> Outcome<()> {
     }
     if let Ok(here) = here {
         std::env::set_current_dir(&here).map_err(|error| {
-            Error::new(format!(
-                "the working directory {} is not in the store",
-                here.display()
-            ))
-            .why(error)
+            Error::new(format!("the working directory {} is not in the store", here.display())).why(error)
         })?;
     }
     Ok(())

@@ -37,33 +37,22 @@ const STEPS: usize = 150;
 const INSIDE: &str = "SURGETANK_MODEL_INSIDE";
 
 fn number(name: &str) -> Option<u64> {
-    std::env::var(name)
-        .ok()
-        .map(|text| text.parse().expect("a number"))
+    std::env::var(name).ok().map(|text| text.parse().expect("a number"))
 }
 
 /// The same seed, the same operations: inside and outside agree on them without a word.
 fn operations(seed: u64) -> Vec<Operation> {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    let config = Config {
-        failure_persistence: None,
-        ..Config::default()
-    };
-    let mut runner =
-        TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
-    vec(operation::operation(), STEPS)
-        .new_tree(&mut runner)
-        .unwrap()
-        .current()
+    let config = Config { failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
+    vec(operation::operation(), STEPS).new_tree(&mut runner).unwrap().current()
 }
 
 #[test]
 fn the_mount_is_what_the_reference_says() {
     let seed = number("SURGETANK_MODEL_SEED");
-    let now = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let first = seed.unwrap_or_else(|| u64::from(now.subsec_nanos()));
     for seed in first..first + number("SURGETANK_MODEL_CASES").unwrap_or(CASES) {
         let scratch = disk::Scratch::new();
@@ -75,14 +64,8 @@ fn the_mount_is_what_the_reference_says() {
             .arg(&store)
             .arg("--state")
             .arg(scratch.join("state"))
-            .args([
-                "--tier",
-                &format!("fast={}:1MiB", scratch.join("fast").display()),
-            ])
-            .args([
-                "--tier",
-                &format!("slow={}:4GiB", scratch.join("slow").display()),
-            ])
+            .args(["--tier", &format!("fast={}:1MiB", scratch.join("fast").display())])
+            .args(["--tier", &format!("slow={}:4GiB", scratch.join("slow").display())])
             .arg("--")
             .arg(std::env::current_exe().unwrap())
             .args(["--exact", "inside_the_mount", "--ignored", "--nocapture"])
@@ -90,22 +73,12 @@ fn the_mount_is_what_the_reference_says() {
             .current_dir(&store)
             .output()
             .unwrap();
-        let told =
-            String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-        assert!(
-            output.status.success(),
-            "SURGETANK_MODEL_SEED={seed}: {}\n{told}",
-            output.status
-        );
-        operations(seed)
-            .iter()
-            .for_each(|operation| drop(reference.apply(operation)));
+        let told = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "SURGETANK_MODEL_SEED={seed}: {}\n{told}", output.status);
+        operations(seed).iter().for_each(|operation| drop(reference.apply(operation)));
         reference.close_all();
         let found = disk::differences(&store, &reference, &BTreeSet::new());
-        assert!(
-            found.is_empty(),
-            "SURGETANK_MODEL_SEED={seed}: the store: {found:#?}\n{told}"
-        );
+        assert!(found.is_empty(), "SURGETANK_MODEL_SEED={seed}: the store: {found:#?}\n{told}");
     }
 }
 
@@ -129,14 +102,8 @@ fn inside_the_mount() {
             got.mtime = None;
         }
         if want != got {
-            let before: Vec<String> = operations[..=index]
-                .iter()
-                .map(|one| format!("    {one:?},"))
-                .collect();
-            panic!(
-                "operation {index}, {operation:?}: {got:?}, not {want:?}\n{}",
-                before.join("\n")
-            );
+            let before: Vec<String> = operations[..=index].iter().map(|one| format!("    {one:?},")).collect();
+            panic!("operation {index}, {operation:?}: {got:?}, not {want:?}\n{}", before.join("\n"));
         }
     }
 }
@@ -149,14 +116,7 @@ fn errno(why: &std::io::Error) -> Errno {
     Errno::from_io_error(why).unwrap_or(Errno::IO)
 }
 
-fn open(
-    at: &str,
-    access: Access,
-    append: bool,
-    truncate: bool,
-    more: i32,
-    perm: u32,
-) -> Result<File, Errno> {
+fn open(at: &str, access: Access, append: bool, truncate: bool, more: i32, perm: u32) -> Result<File, Errno> {
     let mut flags = more | libc::O_NOFOLLOW;
     if append {
         flags |= libc::O_APPEND;
@@ -177,11 +137,7 @@ fn open(
     )?;
     let file = File::from(file);
     // The reference knows no open directories.
-    if file.metadata().map_err(|why| errno(&why))?.is_dir() {
-        Err(Errno::ISDIR)
-    } else {
-        Ok(file)
-    }
+    if file.metadata().map_err(|why| errno(&why))?.is_dir() { Err(Errno::ISDIR) } else { Ok(file) }
 }
 
 fn seen(metadata: &fs::Metadata) -> Seen {
@@ -190,11 +146,7 @@ fn seen(metadata: &fs::Metadata) -> Seen {
         kind,
         perm: metadata.mode() & 0o7777,
         links: metadata.nlink() as u32,
-        size: if kind == Kind::Directory {
-            0
-        } else {
-            metadata.len()
-        },
+        size: if kind == Kind::Directory { 0 } else { metadata.len() },
         mtime: (kind == Kind::File).then_some(metadata.mtime()),
     }
 }
@@ -202,39 +154,18 @@ fn seen(metadata: &fs::Metadata) -> Seen {
 fn apply(files: &mut [Option<File>; SLOTS], operation: &Operation) -> Answer {
     let at = |slot: &usize| files[*slot].as_ref().ok_or(Errno::BADF);
     match operation {
-        Operation::Create {
-            path,
-            slot,
-            perm,
-            access,
-            exclusive,
-            append,
-            truncate,
-        } => {
+        Operation::Create { path, slot, perm, access, exclusive, append, truncate } => {
             let more = libc::O_CREAT | if *exclusive { libc::O_EXCL } else { 0 };
             files[*slot] = Some(open(path, *access, *append, *truncate, more, *perm)?);
         }
-        Operation::Open {
-            path,
-            slot,
-            access,
-            append,
-            truncate,
-        } => {
+        Operation::Open { path, slot, access, append, truncate } => {
             files[*slot] = Some(open(path, *access, *append, *truncate, 0, 0)?);
         }
-        Operation::Read {
-            slot,
-            offset,
-            length,
-        } => {
+        Operation::Read { slot, offset, length } => {
             let mut bytes = vec![0; *length];
             let mut done = 0;
             while done < bytes.len() {
-                match at(slot)?
-                    .read_at(&mut bytes[done..], offset + done as u64)
-                    .map_err(|why| errno(&why))?
-                {
+                match at(slot)?.read_at(&mut bytes[done..], offset + done as u64).map_err(|why| errno(&why))? {
                     0 => break,
                     count => done += count,
                 }
@@ -242,15 +173,8 @@ fn apply(files: &mut [Option<File>; SLOTS], operation: &Operation) -> Answer {
             bytes.truncate(done);
             return Ok(Outcome::Bytes(bytes));
         }
-        Operation::Write {
-            slot,
-            offset,
-            length,
-            byte,
-        } => {
-            at(slot)?
-                .write_all_at(&vec![*byte; *length], *offset)
-                .map_err(|why| errno(&why))?;
+        Operation::Write { slot, offset, length, byte } => {
+            at(slot)?.write_all_at(&vec![*byte; *length], *offset).map_err(|why| errno(&why))?;
         }
         Operation::Truncate { path: at, size } => {
             let at = std::ffi::CString::new(path(at).as_os_str().as_encoded_bytes()).unwrap();
@@ -260,12 +184,7 @@ fn apply(files: &mut [Option<File>; SLOTS], operation: &Operation) -> Answer {
             }
         }
         Operation::TruncateOpen { slot, size } => rustix::fs::ftruncate(at(slot)?, *size)?,
-        Operation::Allocate {
-            slot,
-            offset,
-            length,
-            how,
-        } => {
+        Operation::Allocate { slot, offset, length, how } => {
             let flags = match how {
                 Allocating::Extend => FallocateFlags::empty(),
                 Allocating::KeepSize => FallocateFlags::KEEP_SIZE,
@@ -275,9 +194,7 @@ fn apply(files: &mut [Option<File>; SLOTS], operation: &Operation) -> Answer {
         }
         Operation::Close { slot } => files[*slot] = None,
         Operation::Unlink { path: at } => rustix::fs::unlink(path(at))?,
-        Operation::Mkdir { path: at, perm } => {
-            rustix::fs::mkdir(path(at), rustix::fs::Mode::from_raw_mode(*perm))?
-        }
+        Operation::Mkdir { path: at, perm } => rustix::fs::mkdir(path(at), rustix::fs::Mode::from_raw_mode(*perm))?,
         Operation::Rmdir { path: at } => rustix::fs::rmdir(path(at))?,
         Operation::Rename { from, to, how } => {
             let flags = match how {
@@ -287,24 +204,15 @@ fn apply(files: &mut [Option<File>; SLOTS], operation: &Operation) -> Answer {
             };
             rustix::fs::renameat_with(CWD, path(from), CWD, path(to), flags)?;
         }
-        Operation::Link { from, to } => {
-            rustix::fs::linkat(CWD, path(from), CWD, path(to), AtFlags::empty())?
-        }
+        Operation::Link { from, to } => rustix::fs::linkat(CWD, path(from), CWD, path(to), AtFlags::empty())?,
         Operation::Symlink { path: at } => rustix::fs::symlink(LINK_TARGET, path(at))?,
         Operation::Readlink { path: at } => {
             let target = rustix::fs::readlink(path(at), Vec::new())?;
             return Ok(Outcome::Target(target.into_string().unwrap()));
         }
-        Operation::Chmod { path: at, perm } => {
-            rustix::fs::chmod(path(at), rustix::fs::Mode::from_raw_mode(*perm))?
-        }
+        Operation::Chmod { path: at, perm } => rustix::fs::chmod(path(at), rustix::fs::Mode::from_raw_mode(*perm))?,
         Operation::Utimens { path: at, seconds } => disk::set_mtime(path(at), *seconds)?,
-        Operation::SetXattr {
-            path: at,
-            name,
-            byte,
-            how,
-        } => {
+        Operation::SetXattr { path: at, name, byte, how } => {
             let flags = match how {
                 Setting::Any => XattrFlags::empty(),
                 Setting::Create => XattrFlags::CREATE,
@@ -312,33 +220,22 @@ fn apply(files: &mut [Option<File>; SLOTS], operation: &Operation) -> Answer {
             };
             rustix::fs::setxattr(path(at), name.as_str(), &[*byte; 3], flags)?;
         }
-        Operation::RemoveXattr { path: at, name } => {
-            rustix::fs::removexattr(path(at), name.as_str())?
-        }
+        Operation::RemoveXattr { path: at, name } => rustix::fs::removexattr(path(at), name.as_str())?,
         Operation::ListXattr { path: at } => return Ok(Outcome::Xattrs(disk::xattrs(path(at))?)),
         Operation::List { path: at } => {
             let mut names = BTreeMap::new();
             for entry in fs::read_dir(path(at)).map_err(|why| errno(&why))? {
                 let entry = entry.map_err(|why| errno(&why))?;
                 let kind = disk::kind_of(entry.file_type().map_err(|why| errno(&why))?).unwrap();
-                assert!(
-                    names
-                        .insert(entry.file_name().into_string().unwrap(), kind)
-                        .is_none(),
-                    "listed twice"
-                );
+                assert!(names.insert(entry.file_name().into_string().unwrap(), kind).is_none(), "listed twice");
             }
             return Ok(Outcome::Names(names));
         }
         Operation::Stat { path: at } => {
-            return Ok(Outcome::Seen(seen(
-                &fs::symlink_metadata(path(at)).map_err(|why| errno(&why))?,
-            )));
+            return Ok(Outcome::Seen(seen(&fs::symlink_metadata(path(at)).map_err(|why| errno(&why))?)));
         }
         Operation::StatOpen { slot } => {
-            return Ok(Outcome::Seen(seen(
-                &at(slot)?.metadata().map_err(|why| errno(&why))?,
-            )));
+            return Ok(Outcome::Seen(seen(&at(slot)?.metadata().map_err(|why| errno(&why))?)));
         }
         Operation::Fsync { slot } => rustix::fs::fsync(at(slot)?)?,
         Operation::FsyncDir { path: at } => {

@@ -17,9 +17,7 @@ use std::process::Command;
 use std::sync::atomic::Ordering;
 
 use mounted::{Mounted, permitted};
-use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, Timespec, Timestamps, XattrFlags,
-};
+use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, Timespec, Timestamps, XattrFlags};
 
 /// What a scenario saw, line by line.
 #[derive(Default)]
@@ -31,11 +29,7 @@ impl Story {
     }
 
     /// The outcome of something that may fail.
-    fn outcome<T: std::fmt::Debug, E: Into<io::Error>>(
-        &mut self,
-        what: &str,
-        outcome: Result<T, E>,
-    ) {
+    fn outcome<T: std::fmt::Debug, E: Into<io::Error>>(&mut self, what: &str, outcome: Result<T, E>) {
         match outcome.map_err(Into::into) {
             Ok(value) => self.say(format_args!("{what}: {value:?}")),
             Err(error) => self.say(format_args!("{what}: errno {:?}", error.raw_os_error())),
@@ -46,11 +40,7 @@ impl Story {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         match fs::symlink_metadata(path) {
             Ok(m) => {
-                let mtime = if m.mtime() < 1_000_000_000 {
-                    (m.mtime(), m.mtime_nsec())
-                } else {
-                    (0, 0)
-                };
+                let mtime = if m.mtime() < 1_000_000_000 { (m.mtime(), m.mtime_nsec()) } else { (0, 0) };
                 let links = if m.is_dir() { 0 } else { m.nlink() };
                 self.say(format_args!(
                     "{name}: {:o} {}:{} links {links} size {} blocks {} mtime {mtime:?}",
@@ -73,8 +63,7 @@ fn same_everywhere(scenario: impl Fn(&Path, &mut Story) -> io::Result<()>) {
     }
     let tell = |directory: &Path| {
         let mut story = Story::default();
-        scenario(directory, &mut story)
-            .unwrap_or_else(|error| panic!("{error}, after {:#?}", story.0));
+        scenario(directory, &mut story).unwrap_or_else(|error| panic!("{error}, after {:#?}", story.0));
         story.0
     };
     let native = tempfile::tempdir().unwrap();
@@ -90,13 +79,7 @@ fn same_everywhere(scenario: impl Fn(&Path, &mut Story) -> io::Result<()>) {
 fn create_append_truncate() {
     same_everywhere(|dir, story| {
         let path = dir.join("file");
-        let exclusive = || {
-            OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .mode(0o640)
-                .open(&path)
-        };
+        let exclusive = || OpenOptions::new().write(true).create_new(true).mode(0o640).open(&path);
         story.outcome("exclusive", exclusive().map(drop));
         story.outcome("exclusive again", exclusive().map(drop));
         story.attributes(&path);
@@ -112,35 +95,16 @@ fn create_append_truncate() {
         story.say(fs::read_to_string(&path)?);
         two.write_all(b"after")?;
         story.say(fs::read_to_string(&path)?);
-        story.outcome(
-            "open with truncate",
-            OpenOptions::new()
-                .write(true)
-                .truncate(true)
-                .open(&path)
-                .map(drop),
-        );
+        story.outcome("open with truncate", OpenOptions::new().write(true).truncate(true).open(&path).map(drop));
         story.attributes(&path);
         let by_path = CString::new(path.as_os_str().as_encoded_bytes())?;
         // SAFETY: the path is a string ended by a NUL that lives across the call.
         story.say(unsafe { libc::truncate(by_path.as_ptr(), 5000) });
         story.attributes(&path);
         story.say(fs::read(&path)?.iter().all(|&byte| byte == 0));
-        story.outcome(
-            "a directory that is missing",
-            File::create(dir.join("no/file")).map(drop),
-        );
-        story.outcome(
-            "write to a directory",
-            OpenOptions::new().write(true).open(dir).map(drop),
-        );
-        story.outcome(
-            "append only, read",
-            OpenOptions::new()
-                .append(true)
-                .open(&path)?
-                .read(&mut [0; 4]),
-        );
+        story.outcome("a directory that is missing", File::create(dir.join("no/file")).map(drop));
+        story.outcome("write to a directory", OpenOptions::new().write(true).open(dir).map(drop));
+        story.outcome("append only, read", OpenOptions::new().append(true).open(&path)?.read(&mut [0; 4]));
         Ok(())
     });
 }
@@ -149,43 +113,32 @@ fn create_append_truncate() {
 fn large_and_random_writes() {
     same_everywhere(|dir, story| {
         let path = dir.join("file");
-        let block: Vec<u8> = (0..3_000_000u32)
-            .map(|index| ((index * 31) >> 3) as u8)
-            .collect();
+        let block: Vec<u8> = (0..3_000_000u32).map(|index| ((index * 31) >> 3) as u8).collect();
         fs::write(&path, &block)?;
         let file = OpenOptions::new().read(true).write(true).open(&path)?;
         let mut place = 12345u64;
         for index in 0..300u64 {
-            place = place
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
+            place = place.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let place = (place >> 20) % 2_900_000;
             file.write_all_at(&[index as u8; 777], place)?;
         }
         file.sync_all()?;
-        let sum = fs::read(&path)?.iter().fold(0u64, |sum, &byte| {
-            sum.wrapping_mul(31).wrapping_add(byte.into())
-        });
+        let sum = fs::read(&path)?.iter().fold(0u64, |sum, &byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
         story.say(sum);
         let mut tail = [0; 10];
         story.outcome("read over the end", file.read_at(&mut tail, 2_999_995));
         story.outcome("read behind the end", file.read_at(&mut tail, 3_000_001));
-        let direct = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_DIRECT)
-            .open(&path)
-            .and_then(|file| {
-                let layout = std::alloc::Layout::from_size_align(8192, 4096).unwrap();
-                // SAFETY: the layout has a size; the memory is freed with the same layout after the slice is gone.
-                unsafe {
-                    let memory = std::alloc::alloc_zeroed(layout);
-                    let outcome =
-                        file.read_exact_at(std::slice::from_raw_parts_mut(memory, 8192), 4096);
-                    let same = *memory.add(17) == fs::read(&path)?[4096 + 17];
-                    std::alloc::dealloc(memory, layout);
-                    outcome.map(|()| same)
-                }
-            });
+        let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&path).and_then(|file| {
+            let layout = std::alloc::Layout::from_size_align(8192, 4096).unwrap();
+            // SAFETY: the layout has a size; the memory is freed with the same layout after the slice is gone.
+            unsafe {
+                let memory = std::alloc::alloc_zeroed(layout);
+                let outcome = file.read_exact_at(std::slice::from_raw_parts_mut(memory, 8192), 4096);
+                let same = *memory.add(17) == fs::read(&path)?[4096 + 17];
+                std::alloc::dealloc(memory, layout);
+                outcome.map(|()| same)
+            }
+        });
         story.outcome("O_DIRECT", direct);
         Ok(())
     });
@@ -195,37 +148,18 @@ fn large_and_random_writes() {
 fn sparse_files_and_space() {
     same_everywhere(|dir, story| {
         let path = dir.join("sparse");
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .open(&path)?;
+        let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
         file.write_all_at(&[1; 4096], 1 << 20)?;
         file.write_all_at(&[2; 4096], 8 << 20)?;
         file.sync_all()?;
         story.attributes(&path);
-        for (what, offset) in [
-            ("data", 0u64),
-            ("data", 2 << 20),
-            ("data", 9 << 20),
-            ("hole", 0),
-            ("hole", 1 << 20),
-        ] {
-            let place = if what == "data" {
-                rustix::fs::SeekFrom::Data(offset)
-            } else {
-                rustix::fs::SeekFrom::Hole(offset)
-            };
-            story.outcome(
-                &format!("{what} from {offset}"),
-                rustix::fs::seek(&file, place),
-            );
+        for (what, offset) in [("data", 0u64), ("data", 2 << 20), ("data", 9 << 20), ("hole", 0), ("hole", 1 << 20)] {
+            let place =
+                if what == "data" { rustix::fs::SeekFrom::Data(offset) } else { rustix::fs::SeekFrom::Hole(offset) };
+            story.outcome(&format!("{what} from {offset}"), rustix::fs::seek(&file, place));
         }
         story.outcome("end", file.seek(SeekFrom::End(-4096)));
-        story.outcome(
-            "allocate",
-            rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 12 << 20),
-        );
+        story.outcome("allocate", rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 12 << 20));
         story.attributes(&path);
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         story.outcome("punch", rustix::fs::fallocate(&file, punch, 1 << 20, 4096));
@@ -235,14 +169,9 @@ fn sparse_files_and_space() {
         file.read_exact_at(&mut page, 8 << 20)?;
         story.say(format_args!("{page:?}"));
         story.attributes(&path);
-        let target = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .open(dir.join("copy"))?;
+        let target = OpenOptions::new().read(true).write(true).create_new(true).open(dir.join("copy"))?;
         let (mut from, mut to) = (8 << 20, 100);
-        let copied =
-            rustix::fs::copy_file_range(&file, Some(&mut from), &target, Some(&mut to), 3000);
+        let copied = rustix::fs::copy_file_range(&file, Some(&mut from), &target, Some(&mut to), 3000);
         story.outcome("copy_file_range", copied);
         story.say(format_args!("{:?}", &fs::read(dir.join("copy"))?[90..110]));
         Ok(())
@@ -305,22 +234,13 @@ fn links_and_unlinked_files() {
         file.set_permissions(fs::Permissions::from_mode(0o604))?;
         story.say(file.metadata()?.mode());
         story.outcome("gone", fs::read(at("file")));
-        story.outcome(
-            "symlink",
-            std::os::unix::fs::symlink("target/../nowhere", at("symlink")),
-        );
+        story.outcome("symlink", std::os::unix::fs::symlink("target/../nowhere", at("symlink")));
         story.outcome("readlink", fs::read_link(at("symlink")));
         story.attributes(&at("symlink"));
         story.outcome("follow", fs::read(at("symlink")));
         story.outcome("loop", std::os::unix::fs::symlink("loop", at("loop")));
         story.outcome("follow loop", fs::read(at("loop")));
-        let fifo = rustix::fs::mknodat(
-            CWD,
-            at("fifo"),
-            rustix::fs::FileType::Fifo,
-            Mode::from_raw_mode(0o620),
-            0,
-        );
+        let fifo = rustix::fs::mknodat(CWD, at("fifo"), rustix::fs::FileType::Fifo, Mode::from_raw_mode(0o620), 0);
         story.outcome("mkfifo", fifo);
         story.attributes(&at("fifo"));
         Ok(())
@@ -330,12 +250,7 @@ fn links_and_unlinked_files() {
 #[test]
 fn files_without_a_name() {
     same_everywhere(|dir, story| {
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .custom_flags(libc::O_TMPFILE)
-            .mode(0o600)
-            .open(dir)?;
+        let mut file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_TMPFILE).mode(0o600).open(dir)?;
         file.write_all(b"hidden")?;
         story.say(file.metadata()?.nlink());
         story.say(fs::read_dir(dir)?.count());
@@ -355,29 +270,14 @@ fn owners_modes_times() {
     same_everywhere(|dir, story| {
         let path = dir.join("file");
         fs::write(&path, b"content")?;
-        story.outcome(
-            "chmod",
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o6751)),
-        );
+        story.outcome("chmod", fs::set_permissions(&path, fs::Permissions::from_mode(0o6751)));
         story.attributes(&path);
-        story.outcome(
-            "chown",
-            std::os::unix::fs::chown(&path, Some(1234), Some(4321)),
-        );
+        story.outcome("chown", std::os::unix::fs::chown(&path, Some(1234), Some(4321)));
         story.attributes(&path);
-        let time = |secs, nanos| Timespec {
-            tv_sec: secs,
-            tv_nsec: nanos,
-        };
+        let time = |secs, nanos| Timespec { tv_sec: secs, tv_nsec: nanos };
         for (secs, nanos) in [(123_456_789, 987_654_321), (0, 0), (1, 1)] {
-            let times = Timestamps {
-                last_access: time(77, 5),
-                last_modification: time(secs, nanos),
-            };
-            story.outcome(
-                "utimens",
-                rustix::fs::utimensat(CWD, &path, &times, AtFlags::empty()),
-            );
+            let times = Timestamps { last_access: time(77, 5), last_modification: time(secs, nanos) };
+            story.outcome("utimens", rustix::fs::utimensat(CWD, &path, &times, AtFlags::empty()));
             story.attributes(&path);
             story.say(fs::metadata(&path)?.atime_nsec());
         }
@@ -386,16 +286,9 @@ fn owners_modes_times() {
         let after = fs::metadata(&path)?;
         story.say(after.ctime_nsec() != before.ctime_nsec() || after.ctime() != before.ctime());
         std::os::unix::fs::symlink("file", dir.join("symlink"))?;
-        story.outcome(
-            "lchown",
-            std::os::unix::fs::lchown(dir.join("symlink"), Some(5), Some(6)),
-        );
-        let times = Timestamps {
-            last_access: time(1, 1),
-            last_modification: time(2, 2),
-        };
-        let touched =
-            rustix::fs::utimensat(CWD, dir.join("symlink"), &times, AtFlags::SYMLINK_NOFOLLOW);
+        story.outcome("lchown", std::os::unix::fs::lchown(dir.join("symlink"), Some(5), Some(6)));
+        let times = Timestamps { last_access: time(1, 1), last_modification: time(2, 2) };
+        let touched = rustix::fs::utimensat(CWD, dir.join("symlink"), &times, AtFlags::SYMLINK_NOFOLLOW);
         story.outcome("touch symlink", touched);
         story.attributes(&dir.join("symlink"));
         story.attributes(&path);
@@ -416,14 +309,10 @@ fn ordinary_users() {
         fs::set_permissions(dir.join("of-a-group"), fs::Permissions::from_mode(0o2777))?;
         fs::write(dir.join("private"), b"secret")?;
         fs::set_permissions(dir.join("private"), fs::Permissions::from_mode(0o600))?;
-        let script = "umask 027; echo y >> shared; echo z > own; mkdir made; echo w > of-a-group/own; mkdir of-a-group/made
+        let script =
+            "umask 027; echo y >> shared; echo z > own; mkdir made; echo w > of-a-group/own; mkdir of-a-group/made
             cat private; rm -f private && echo removed; echo status $?";
-        let output = Command::new("/bin/sh")
-            .args(["-c", script])
-            .current_dir(dir)
-            .uid(1000)
-            .gid(1000)
-            .output()?;
+        let output = Command::new("/bin/sh").args(["-c", script]).current_dir(dir).uid(1000).gid(1000).output()?;
         story.say(String::from_utf8_lossy(&output.stdout));
         for name in ["shared", "own", "made", "of-a-group/own", "of-a-group/made"] {
             story.attributes(&dir.join(name));
@@ -443,38 +332,17 @@ fn extended_attributes() {
             rustix::fs::getxattr(&path, name, &mut value).map(|bytes| value[..bytes].to_vec())
         };
         story.outcome("none", get("user.a"));
-        story.outcome(
-            "set",
-            rustix::fs::setxattr(&path, "user.a", b"value", XattrFlags::empty()),
-        );
-        story.outcome(
-            "create again",
-            rustix::fs::setxattr(&path, "user.a", b"other", XattrFlags::CREATE),
-        );
-        story.outcome(
-            "replace none",
-            rustix::fs::setxattr(&path, "user.b", b"other", XattrFlags::REPLACE),
-        );
-        story.outcome(
-            "set empty",
-            rustix::fs::setxattr(&path, "user.b", b"", XattrFlags::empty()),
-        );
+        story.outcome("set", rustix::fs::setxattr(&path, "user.a", b"value", XattrFlags::empty()));
+        story.outcome("create again", rustix::fs::setxattr(&path, "user.a", b"other", XattrFlags::CREATE));
+        story.outcome("replace none", rustix::fs::setxattr(&path, "user.b", b"other", XattrFlags::REPLACE));
+        story.outcome("set empty", rustix::fs::setxattr(&path, "user.b", b"", XattrFlags::empty()));
         story.outcome("get", get("user.a"));
         story.outcome("get empty", get("user.b"));
-        story.outcome(
-            "size",
-            rustix::fs::getxattr(&path, "user.a", &mut [0; 0][..]),
-        );
-        story.outcome(
-            "too small",
-            rustix::fs::getxattr(&path, "user.a", &mut [0; 3][..]),
-        );
+        story.outcome("size", rustix::fs::getxattr(&path, "user.a", &mut [0; 0][..]));
+        story.outcome("too small", rustix::fs::getxattr(&path, "user.a", &mut [0; 3][..]));
         let mut names = [0; 200];
         let bytes = rustix::fs::listxattr(&path, &mut names)?;
-        let mut names: Vec<_> = names[..bytes]
-            .split(|&byte| byte == 0)
-            .map(<[u8]>::to_vec)
-            .collect();
+        let mut names: Vec<_> = names[..bytes].split(|&byte| byte == 0).map(<[u8]>::to_vec).collect();
         names.sort();
         story.say(format_args!("{names:?}"));
         story.outcome("remove", rustix::fs::removexattr(&path, "user.a"));
@@ -492,14 +360,7 @@ fn shared_mappings() {
         // SAFETY: a fresh mapping of 10,000 bytes of a file that long; unmapped before the end; nobody else truncates it.
         unsafe {
             let (read_write, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-            let memory = libc::mmap(
-                std::ptr::null_mut(),
-                10_000,
-                read_write,
-                shared,
-                file.as_raw_fd(),
-                0,
-            );
+            let memory = libc::mmap(std::ptr::null_mut(), 10_000, read_write, shared, file.as_raw_fd(), 0);
             assert_ne!(memory, libc::MAP_FAILED, "{}", io::Error::last_os_error());
             let bytes = std::slice::from_raw_parts_mut(memory.cast::<u8>(), 10_000);
             bytes[5000..5005].copy_from_slice(b"by it");
@@ -522,15 +383,7 @@ fn listings() {
     same_everywhere(|dir, story| {
         let names = |dir: &Path| -> io::Result<Vec<String>> {
             let mut names: Vec<_> = fs::read_dir(dir)?
-                .map(|entry| {
-                    entry.map(|e| {
-                        format!(
-                            "{} {:?}",
-                            e.file_name().to_string_lossy(),
-                            e.file_type().ok()
-                        )
-                    })
-                })
+                .map(|entry| entry.map(|e| format!("{} {:?}", e.file_name().to_string_lossy(), e.file_type().ok())))
                 .collect::<Result<_, _>>()?;
             names.sort();
             Ok(names)
@@ -547,8 +400,7 @@ fn listings() {
         story.say(listed.join("\n"));
         story.say(fs::read_dir(&many)?.all(|entry| {
             let entry = entry.unwrap();
-            std::os::unix::fs::DirEntryExt::ino(&entry)
-                == fs::symlink_metadata(entry.path()).unwrap().ino()
+            std::os::unix::fs::DirEntryExt::ino(&entry) == fs::symlink_metadata(entry.path()).unwrap().ino()
         }));
         // Deleting while listing loses and repeats nothing.
         let mut deleted = 0;
@@ -572,13 +424,7 @@ fn long_names_and_statfs() {
     same_everywhere(|dir, story| {
         story.outcome("255 bytes", fs::write(dir.join("n".repeat(255)), b"x"));
         story.outcome("256 bytes", fs::write(dir.join("n".repeat(256)), b"x"));
-        story.outcome(
-            "listed",
-            fs::read_dir(dir)?
-                .next()
-                .unwrap()
-                .map(|entry| entry.file_name().len()),
-        );
+        story.outcome("listed", fs::read_dir(dir)?.next().unwrap().map(|entry| entry.file_name().len()));
         let odd = CString::new(b"\xff\xfe \n\\".to_vec()).unwrap();
         let open = rustix::fs::openat(
             rustix::fs::open(dir, OFlags::RDONLY, Mode::empty())?,
@@ -589,10 +435,7 @@ fn long_names_and_statfs() {
         story.outcome("bytes that are no text", open.map(drop));
         story.say(fs::read_dir(dir)?.count());
         let space = rustix::fs::statvfs(dir)?;
-        story.say(format_args!(
-            "{} {} {} {}",
-            space.f_bsize, space.f_frsize, space.f_blocks, space.f_namemax
-        ));
+        story.say(format_args!("{} {} {} {}", space.f_bsize, space.f_frsize, space.f_blocks, space.f_namemax));
         story.say(format_args!("{} {}", space.f_files, space.f_bfree > 0));
         Ok(())
     });
@@ -622,34 +465,22 @@ fn passthrough_reads_and_writes_do_not_arrive() {
     for passthrough in [false, true] {
         let mounted = Mounted::new(passthrough);
         let path = mounted.path().join("file");
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .open(&path)
-            .unwrap();
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
         let again = File::open(&path).unwrap();
         let mut page = [0; 4096];
         for index in 0..100u64 {
-            file.write_all_at(&[index as u8; 4096], index * 4096)
-                .unwrap();
+            file.write_all_at(&[index as u8; 4096], index * 4096).unwrap();
             again.read_exact_at(&mut page, index * 4096).unwrap();
             assert_eq!(page, [index as u8; 4096]);
         }
         assert_eq!(file.metadata().unwrap().len(), 409_600);
         let traffic = mounted.mirror.traffic();
-        let (reads, writes) = (
-            traffic.reads.load(Ordering::SeqCst),
-            traffic.writes.load(Ordering::SeqCst),
-        );
+        let (reads, writes) = (traffic.reads.load(Ordering::SeqCst), traffic.writes.load(Ordering::SeqCst));
         if passthrough {
             assert_eq!((reads, writes), (0, 0));
         } else {
             assert!(writes >= 100, "{writes} writes of 100 came");
         }
-        assert_eq!(
-            fs::read(mounted.source().join("file")).unwrap().len(),
-            409_600
-        );
+        assert_eq!(fs::read(mounted.source().join("file")).unwrap().len(), 409_600);
     }
 }

@@ -63,11 +63,7 @@ fn valid() -> Vec<Vec<u8>> {
     vec![
         message(opcode::LOOKUP, 0, b"name\0"),
         message(opcode::FORGET, 0, &header(8)),
-        message(
-            opcode::BATCH_FORGET,
-            0,
-            &[vec![2, 0, 0, 0, 0, 0, 0, 0], header(32)].concat(),
-        ),
+        message(opcode::BATCH_FORGET, 0, &[vec![2, 0, 0, 0, 0, 0, 0, 0], header(32)].concat()),
         message(opcode::GETATTR, 0, &header(16)),
         message(opcode::SETATTR, 0, &setattr_payload()),
         message(opcode::SYMLINK, 0, b"name\0target/../x\0"),
@@ -91,11 +87,7 @@ fn valid() -> Vec<Vec<u8>> {
         message(opcode::COPY_FILE_RANGE_64, 0, &header(56)),
         message(opcode::READDIR, 0, &header(40)),
         message(opcode::GETXATTR, 0, &with(8, b"user.x\0")),
-        message(
-            opcode::SETXATTR,
-            0,
-            &[vec![3, 0, 0, 0, 0, 0, 0, 0], b"user.x\0abc".to_vec()].concat(),
-        ),
+        message(opcode::SETXATTR, 0, &[vec![3, 0, 0, 0, 0, 0, 0, 0], b"user.x\0abc".to_vec()].concat()),
         message(opcode::LISTXATTR, 0, &header(8)),
         message(opcode::REMOVEXATTR, 0, b"user.x\0"),
         message(opcode::ACCESS, 0, &header(8)),
@@ -109,15 +101,8 @@ fn complete_requests_are_understood() {
     for bytes in valid() {
         let request = decode(&bytes).unwrap();
         assert_eq!((request.header.unique, request.header.node), (7, 1));
-        assert_eq!(
-            (request.header.uid, request.header.gid, request.header.pid),
-            (1000, 100, 4242)
-        );
-        assert!(
-            !matches!(request.operation, Operation::Unknown),
-            "opcode {}",
-            request.header.opcode
-        );
+        assert_eq!((request.header.uid, request.header.gid, request.header.pid), (1000, 100, 4242));
+        assert!(!matches!(request.operation, Operation::Unknown), "opcode {}", request.header.opcode);
         touch(&request);
     }
 }
@@ -125,82 +110,36 @@ fn complete_requests_are_understood() {
 #[test]
 fn fields_arrive_where_they_belong() {
     let bytes = message(opcode::WRITE, 0, &write_payload(b"some data"));
-    let Operation::Write {
-        fh,
-        offset,
-        bytes,
-        flags,
-    } = decode(&bytes).unwrap().operation
-    else {
-        panic!("no write")
-    };
-    assert_eq!(
-        (fh, offset, bytes, flags.cached),
-        (3, 8192, &b"some data"[..], false)
-    );
+    let Operation::Write { fh, offset, bytes, flags } = decode(&bytes).unwrap().operation else { panic!("no write") };
+    assert_eq!((fh, offset, bytes, flags.cached), (3, 8192, &b"some data"[..], false));
 
     let bytes = message(opcode::SETATTR, 0, &setattr_payload());
-    let Operation::Setattr { change } = decode(&bytes).unwrap().operation else {
-        panic!("no setattr")
-    };
-    assert_eq!(
-        (change.perm, change.size_bytes, change.uid, change.fh),
-        (Some(0o640), Some(1 << 40), None, None)
-    );
+    let Operation::Setattr { change } = decode(&bytes).unwrap().operation else { panic!("no setattr") };
+    assert_eq!((change.perm, change.size_bytes, change.uid, change.fh), (Some(0o640), Some(1 << 40), None, None));
     assert_eq!(change.atime, Some(TimeChange::Now));
-    let Some(TimeChange::At(time)) = change.mtime else {
-        panic!("no mtime")
-    };
+    let Some(TimeChange::At(time)) = change.mtime else { panic!("no mtime") };
     assert_eq!((time.secs(), time.subsec_nanos()), (-5, 250_000_000));
 
-    let bytes = message(
-        opcode::RENAME,
-        0,
-        &[&9u64.to_ne_bytes()[..], b"old\0new\0"].concat(),
-    );
-    let Operation::Rename {
-        name,
-        new_parent,
-        new_name,
-        flags,
-    } = decode(&bytes).unwrap().operation
-    else {
+    let bytes = message(opcode::RENAME, 0, &[&9u64.to_ne_bytes()[..], b"old\0new\0"].concat());
+    let Operation::Rename { name, new_parent, new_name, flags } = decode(&bytes).unwrap().operation else {
         panic!("no rename")
     };
-    assert_eq!(
-        (name, new_parent, new_name, flags.bits()),
-        (&b"old"[..], 9, &b"new"[..], 0)
-    );
+    assert_eq!((name, new_parent, new_name, flags.bits()), (&b"old"[..], 9, &b"new"[..], 0));
 }
 
 #[test]
 fn extensions_are_cut_off() {
-    let bytes = message(
-        opcode::LOOKUP,
-        2,
-        &[b"name\0".to_vec(), vec![0xff; 16]].concat(),
-    );
-    let Operation::Lookup { name } = decode(&bytes).unwrap().operation else {
-        panic!("no lookup")
-    };
+    let bytes = message(opcode::LOOKUP, 2, &[b"name\0".to_vec(), vec![0xff; 16]].concat());
+    let Operation::Lookup { name } = decode(&bytes).unwrap().operation else { panic!("no lookup") };
     assert_eq!(name, b"name");
-    assert!(
-        decode(&message(opcode::LOOKUP, 9, b"name\0")).is_err(),
-        "more extension than message"
-    );
+    assert!(decode(&message(opcode::LOOKUP, 9, b"name\0")).is_err(), "more extension than message");
 }
 
 #[test]
 fn names_lead_nowhere_else() {
     for name in [&b"\0"[..], b".\0", b"..\0", b"a/b\0", b"/\0", b"unended"] {
-        assert!(
-            decode(&message(opcode::LOOKUP, 0, name)).is_err(),
-            "{name:?}"
-        );
-        assert!(
-            decode(&message(opcode::UNLINK, 0, name)).is_err(),
-            "{name:?}"
-        );
+        assert!(decode(&message(opcode::LOOKUP, 0, name)).is_err(), "{name:?}");
+        assert!(decode(&message(opcode::UNLINK, 0, name)).is_err(), "{name:?}");
     }
 }
 
@@ -221,22 +160,11 @@ fn truncated_requests_do_not_pass_as_whole() {
             }
         }
     }
-    let cut = |opcode: u32, payload: &[u8]| {
-        decode(&message(opcode, 0, &payload[..payload.len() - 1])).is_err()
-    };
-    assert!(
-        cut(opcode::WRITE, &write_payload(b"some data")),
-        "data that is not there"
-    );
+    let cut = |opcode: u32, payload: &[u8]| decode(&message(opcode, 0, &payload[..payload.len() - 1])).is_err();
+    assert!(cut(opcode::WRITE, &write_payload(b"some data")), "data that is not there");
     assert!(cut(opcode::SETATTR, &setattr_payload()));
-    assert!(cut(
-        opcode::BATCH_FORGET,
-        &[vec![2, 0, 0, 0, 0, 0, 0, 0], vec![0; 32]].concat()
-    ));
-    assert!(cut(
-        opcode::RENAME2,
-        &[&[0; 16][..], b"old\0new\0"].concat()
-    ));
+    assert!(cut(opcode::BATCH_FORGET, &[vec![2, 0, 0, 0, 0, 0, 0, 0], vec![0; 32]].concat()));
+    assert!(cut(opcode::RENAME2, &[&[0; 16][..], b"old\0new\0"].concat()));
 }
 
 proptest! {

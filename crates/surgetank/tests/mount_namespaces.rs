@@ -34,13 +34,7 @@ impl Drop for Server {
 
 fn example(name: &str) -> PathBuf {
     let tests = std::env::current_exe().unwrap();
-    tests
-        .parent()
-        .unwrap()
-        .parent()
-        .unwrap()
-        .join("examples")
-        .join(name)
+    tests.parent().unwrap().parent().unwrap().join("examples").join(name)
 }
 
 /// What the user has: a server to run, a directory to show, a place to show it, and a FUSE device.
@@ -65,32 +59,16 @@ impl Room {
         let server = room.path().join("slowfs");
         fs::copy(example("slowfs"), &server).unwrap();
         let device = room.path().join("fuse");
-        let made = Command::new("mknod")
-            .arg(&device)
-            .args(["-m", "666", "c", "10", "229"])
-            .status()
-            .unwrap();
+        let made = Command::new("mknod").arg(&device).args(["-m", "666", "c", "10", "229"]).status().unwrap();
         assert!(made.success());
         fs::write(source.join("there"), "seen").unwrap();
-        Self {
-            server,
-            source,
-            mountpoint,
-            device,
-            _directory: room,
-        }
+        Self { server, source, mountpoint, device, _directory: room }
     }
 }
 
 /// `/dev/fuse` is for everybody where users may mount; here a private copy of it is made so.
 fn start(room: &Room, options: &str) -> Server {
-    let Room {
-        server,
-        source,
-        mountpoint,
-        device,
-        ..
-    } = room;
+    let Room { server, source, mountpoint, device, .. } = room;
     let script = format!(
         "mount --bind {device} /dev/fuse && exec setpriv --reuid {USER} --regid {USER} --clear-groups \
          {server} {source} {mountpoint} {options}",
@@ -99,23 +77,13 @@ fn start(room: &Room, options: &str) -> Server {
         source = source.display(),
         mountpoint = mountpoint.display(),
     );
-    let child = Command::new("unshare")
-        .args(["--mount", "sh", "-c", &script])
-        .spawn()
-        .unwrap();
+    let child = Command::new("unshare").args(["--mount", "sh", "-c", &script]).spawn().unwrap();
     let mut server = Server { child };
     let since = Instant::now();
     let table = format!("/proc/{}/mountinfo", server.child.id());
     let place = format!(" {} ", mountpoint.display());
-    while !fs::read_to_string(&table)
-        .unwrap_or_default()
-        .lines()
-        .any(|l| l.contains(&place) && l.contains("fuse."))
-    {
-        assert!(
-            server.child.try_wait().unwrap().is_none(),
-            "the server ended"
-        );
+    while !fs::read_to_string(&table).unwrap_or_default().lines().any(|l| l.contains(&place) && l.contains("fuse.")) {
+        assert!(server.child.try_wait().unwrap().is_none(), "the server ended");
         assert!(since.elapsed() < PATIENCE, "no mount appeared");
         thread::sleep(Duration::from_millis(5));
     }
@@ -125,11 +93,7 @@ fn start(room: &Room, options: &str) -> Server {
 fn inside(pid: u32, script: &str, dir: &Path) -> Output {
     let namespaces = Namespaces::of(pid).unwrap();
     let mut command = Command::new("/bin/sh");
-    command
-        .args(["-c", script, "sh"])
-        .arg(dir)
-        .uid(USER)
-        .gid(USER);
+    command.args(["-c", script, "sh"]).arg(dir).uid(USER).gid(USER);
     // SAFETY: between fork and exec only setns is called, on descriptors opened before.
     unsafe { command.pre_exec(move || namespaces.enter()) };
     command.output().unwrap()
@@ -148,38 +112,16 @@ fn a_private_mount_of_an_ordinary_user() {
     let (source, mountpoint) = (&room.source, &room.mountpoint);
     let running = start(&room, "--private");
     let pid = running.child.id();
-    let output = inside(
-        pid,
-        "cd \"$1\" && cat there && echo new > made && mkdir d && mv made d && cat d/made",
-        mountpoint,
-    );
-    assert_eq!(
-        String::from_utf8_lossy(&output.stdout),
-        "seennew\n",
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let output =
+        inside(pid, "cd \"$1\" && cat there && echo new > made && mkdir d && mv made d && cat d/made", mountpoint);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "seennew\n", "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(fs::read_to_string(source.join("d/made")).unwrap(), "new\n");
-    assert_eq!(
-        fs::metadata(source.join("d/made"))
-            .unwrap()
-            .permissions()
-            .mode()
-            & 0o777,
-        0o644
-    );
+    assert_eq!(fs::metadata(source.join("d/made")).unwrap().permissions().mode() & 0o777, 0o644);
     // The ids are those of the outside.
     let output = inside(pid, "id -u; stat -c %u \"$1/there\" \"$1/d\"", mountpoint);
-    assert_eq!(
-        String::from_utf8_lossy(&output.stdout),
-        format!("{USER}\n65534\n{USER}\n")
-    );
+    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{USER}\n65534\n{USER}\n"));
 
-    assert_eq!(
-        fs::read_dir(mountpoint).unwrap().count(),
-        0,
-        "outside it is not seen"
-    );
+    assert_eq!(fs::read_dir(mountpoint).unwrap().count(), 0, "outside it is not seen");
     drop(running);
 }
 
@@ -189,11 +131,7 @@ fn a_mount_by_the_helper() {
     if !permitted() {
         return;
     }
-    if Command::new("fusermount3")
-        .arg("--version")
-        .output()
-        .is_err()
-    {
+    if Command::new("fusermount3").arg("--version").output().is_err() {
         eprintln!("skipped: fusermount3 is not installed");
         return;
     }
@@ -201,31 +139,12 @@ fn a_mount_by_the_helper() {
     let mut running = start(&room, "");
     let pid = running.child.id().to_string();
     let output = Command::new("nsenter")
-        .args([
-            "--target",
-            &pid,
-            "--mount",
-            "setpriv",
-            "--reuid",
-            "1000",
-            "--regid",
-            "1000",
-            "--clear-groups",
-            "cat",
-        ])
+        .args(["--target", &pid, "--mount", "setpriv", "--reuid", "1000", "--regid", "1000", "--clear-groups", "cat"])
         .arg(room.mountpoint.join("there"))
         .output()
         .unwrap();
-    assert_eq!(
-        String::from_utf8_lossy(&output.stdout),
-        "seen",
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "seen", "{}", String::from_utf8_lossy(&output.stderr));
     // SAFETY: the child is ours and not yet waited for.
     unsafe { libc::kill(running.child.id() as i32, libc::SIGTERM) };
-    assert!(
-        running.child.wait().unwrap().success(),
-        "it unmounted through the helper"
-    );
+    assert!(running.child.wait().unwrap().success(), "it unmounted through the helper");
 }

@@ -19,8 +19,8 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use surgetank::mount::reply::DirectorySink;
 use surgetank::mount::{
-    Agreed, Attributes, BackingId, Entry, Filesystem, Looked, Notifier, Opened, OpenedDirectory,
-    Options, SpaceReport, WriteFlags, interrupted,
+    Agreed, Attributes, BackingId, Entry, Filesystem, Looked, Notifier, Opened, OpenedDirectory, Options, SpaceReport,
+    WriteFlags, interrupted,
 };
 use surgetank_core::error::FsResult;
 use surgetank_core::model::{Attr, Caller, Kind, Timestamp};
@@ -50,11 +50,7 @@ impl Stage {
     fn attr(&self, id: u64) -> Attr {
         let kind = if id == 1 { Kind::Directory } else { Kind::File };
         let time = Timestamp::from_parts(1_000_000_000, 0);
-        let size_bytes = if id == 1 {
-            4096
-        } else {
-            self.value.load(Ordering::SeqCst)
-        };
+        let size_bytes = if id == 1 { 4096 } else { self.value.load(Ordering::SeqCst) };
         let perm = if id == 1 { 0o755 } else { 0o644 };
         let (uid, gid, links, blocks, device) = (0, 0, 1, 8, 0);
         Attr {
@@ -110,31 +106,18 @@ impl Filesystem for Stage {
             Some(index) => {
                 let id = index as u64 + 2;
                 let attr = self.attr(id);
-                Ok(Looked::Found(Entry {
-                    id,
-                    generation: 0,
-                    attr,
-                    entry_ttl: FOREVER,
-                    attr_ttl: FOREVER,
-                }))
+                Ok(Looked::Found(Entry { id, generation: 0, attr, entry_ttl: FOREVER, attr_ttl: FOREVER }))
             }
             None => Ok(Looked::Missing { ttl: FOREVER }),
         }
     }
 
     fn getattr(&self, _: &Caller, id: u64, _: Option<u64>) -> FsResult<Attributes> {
-        Ok(Attributes {
-            attr: self.attr(id),
-            ttl: FOREVER,
-        })
+        Ok(Attributes { attr: self.attr(id), ttl: FOREVER })
     }
 
     fn open(&self, _: &Caller, id: u64, flags: OFlags, _: bool) -> FsResult<Opened> {
-        let mut opened = Opened {
-            fh: id,
-            no_flush: true,
-            ..Opened::default()
-        };
+        let mut opened = Opened { fh: id, no_flush: true, ..Opened::default() };
         if FILES[id as usize - 2] == "twofold" {
             opened.backing = self.backing.get().map(|(_, id)| *id);
             // Writers are mediated, readers are not.
@@ -155,20 +138,8 @@ impl Filesystem for Stage {
         }
     }
 
-    fn write(
-        &self,
-        _: &Caller,
-        _: u64,
-        _: u64,
-        offset: u64,
-        bytes: &[u8],
-        _: WriteFlags,
-    ) -> FsResult<usize> {
-        assert_eq!(
-            bytes.as_ptr() as usize % 4096,
-            0,
-            "data starts on a page boundary"
-        );
+    fn write(&self, _: &Caller, _: u64, _: u64, offset: u64, bytes: &[u8], _: WriteFlags) -> FsResult<usize> {
+        assert_eq!(bytes.as_ptr() as usize % 4096, 0, "data starts on a page boundary");
         self.writes.fetch_add(1, Ordering::SeqCst);
         Ok(self.backing.get().unwrap().0.write_at(bytes, offset)?)
     }
@@ -177,21 +148,9 @@ impl Filesystem for Stage {
         Ok(OpenedDirectory::default())
     }
 
-    fn readdir(
-        &self,
-        _: &Caller,
-        _: u64,
-        _: u64,
-        offset: u64,
-        sink: &mut DirectorySink<'_>,
-    ) -> FsResult<()> {
+    fn readdir(&self, _: &Caller, _: u64, _: u64, offset: u64, sink: &mut DirectorySink<'_>) -> FsResult<()> {
         for (index, name) in FILES.iter().enumerate().skip(offset as usize) {
-            if sink.add(
-                index as u64 + 1002,
-                index as u64 + 1,
-                Kind::File,
-                name.as_bytes(),
-            ) {
+            if sink.add(index as u64 + 1002, index as u64 + 1, Kind::File, name.as_bytes()) {
                 break;
             }
         }
@@ -204,17 +163,8 @@ impl Filesystem for Stage {
 }
 
 fn stage() -> (Arc<Stage>, Place) {
-    let stage = Arc::new(Stage {
-        value: AtomicU64::new(5),
-        ..Stage::default()
-    });
-    let place = Place::new(
-        &stage,
-        &Options {
-            passthrough: true,
-            ..Options::default()
-        },
-    );
+    let stage = Arc::new(Stage { value: AtomicU64::new(5), ..Stage::default() });
+    let place = Place::new(&stage, &Options { passthrough: true, ..Options::default() });
     (stage, place)
 }
 
@@ -229,14 +179,8 @@ fn a_panic_is_an_io_error_and_nothing_more() {
     }
     let (_stage, place) = stage();
     for _ in 0..3 {
-        assert_eq!(
-            errno(fs::metadata(place.path().join("panic"))),
-            Some(libc::EIO)
-        );
-        assert_eq!(
-            errno(fs::read(place.path().join("panic on read"))),
-            Some(libc::EIO)
-        );
+        assert_eq!(errno(fs::metadata(place.path().join("panic"))), Some(libc::EIO));
+        assert_eq!(errno(fs::read(place.path().join("panic on read"))), Some(libc::EIO));
         assert_eq!(fs::read(place.path().join("quick")).unwrap(), b"vvvvv");
     }
     assert!(place.session.running());
@@ -273,13 +217,7 @@ fn too_many_sleepers_only_delay() {
         return;
     }
     let stage = Arc::<Stage>::default();
-    let place = Place::new(
-        &stage,
-        &Options {
-            threads_max: 2,
-            ..Options::default()
-        },
-    );
+    let place = Place::new(&stage, &Options { threads_max: 2, ..Options::default() });
     let waiters: Vec<_> = (0..6)
         .map(|index| {
             let path = place.path().join(format!("gate {index}"));
@@ -304,11 +242,7 @@ fn a_killed_program_does_not_hang() {
     let (stage, place) = stage();
     for signal in [libc::SIGINT, libc::SIGKILL] {
         stage.hanging.store(false, Ordering::SeqCst);
-        let mut child = Command::new("cat")
-            .arg(place.path().join("hang"))
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut child = Command::new("cat").arg(place.path().join("hang")).stdout(Stdio::null()).spawn().unwrap();
         while !stage.hanging.load(Ordering::SeqCst) {
             thread::sleep(Duration::from_millis(1));
         }
@@ -321,11 +255,7 @@ fn a_killed_program_does_not_hang() {
 
     // Whoever waits when the mount is torn away needs not wait on.
     stage.hanging.store(false, Ordering::SeqCst);
-    let mut child = Command::new("cat")
-        .arg(place.path().join("hang"))
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut child = Command::new("cat").arg(place.path().join("hang")).stderr(Stdio::null()).spawn().unwrap();
     while !stage.hanging.load(Ordering::SeqCst) {
         thread::sleep(Duration::from_millis(1));
     }
@@ -353,15 +283,8 @@ fn stopping_and_unmounting_end_the_session() {
     surgetank::mount::detach(place.path(), false).unwrap();
     assert!(place.session.wait(Some(Duration::from_secs(20))));
     assert!(unmounted.ended.load(Ordering::SeqCst));
-    assert_eq!(
-        fs::read_dir(place.path()).unwrap().count(),
-        0,
-        "the bare directory is back"
-    );
-    assert!(
-        surgetank::mount::detach(place.path(), false).is_err(),
-        "nothing is mounted there any more"
-    );
+    assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0, "the bare directory is back");
+    assert!(surgetank::mount::detach(place.path(), false).is_err(), "nothing is mounted there any more");
     // What is left for the end of the test to unmount.
     let device = surgetank::mount::attach(place.path(), &Default::default()).unwrap();
     drop(device);
@@ -423,24 +346,13 @@ fn a_writer_can_be_mediated_beside_passthrough_readers() {
     let mut reader = File::open(&path).unwrap();
     let writer = OpenOptions::new().write(true).open(&path).unwrap();
     writer.write_all_at(&[b'n'; 4096], 0).unwrap();
-    assert_eq!(
-        stage.writes.load(Ordering::SeqCst),
-        1,
-        "the write came to us"
-    );
+    assert_eq!(stage.writes.load(Ordering::SeqCst), 1, "the write came to us");
     let mut content = Vec::new();
     reader.read_to_end(&mut content).unwrap();
-    assert_eq!(
-        content,
-        [[b'n'; 4096], [b'o'; 4096]].concat(),
-        "the reader reads the backing file"
-    );
+    assert_eq!(content, [[b'n'; 4096], [b'o'; 4096]].concat(), "the reader reads the backing file");
     drop((reader, writer));
     stage.notifier.get().unwrap().backing_close(id).unwrap();
-    assert!(
-        stage.notifier.get().unwrap().backing_close(id).is_err(),
-        "it is closed already"
-    );
+    assert!(stage.notifier.get().unwrap().backing_close(id).is_err(), "it is closed already");
 }
 
 /// Many threads at once: names, contents and errors stay with those who asked.
@@ -456,10 +368,7 @@ fn a_crowd() {
                 let dir = mounted.path().to_owned();
                 thread::spawn(move || {
                     for index in 0..150 {
-                        let (one, two) = (
-                            dir.join(format!("{worker}-{index}")),
-                            dir.join(format!("{worker}+{index}")),
-                        );
+                        let (one, two) = (dir.join(format!("{worker}-{index}")), dir.join(format!("{worker}+{index}")));
                         let text = format!("{worker} {index} ").repeat(1000);
                         fs::write(&one, &text).unwrap();
                         fs::rename(&one, &two).unwrap();

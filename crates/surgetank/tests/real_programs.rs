@@ -67,10 +67,7 @@ struct Outcome {
 
 fn run_case(name: &str, script: &str) {
     if let Some(missing) = missing_needs(script) {
-        assert!(
-            std::env::var_os("CI").is_none(),
-            "{name} needs {missing}: scripts/setup test installs it"
-        );
+        assert!(std::env::var_os("CI").is_none(), "{name} needs {missing}: scripts/setup test installs it");
         eprintln!("skipped: {name} needs {missing}");
         return;
     }
@@ -110,19 +107,9 @@ fn run_case(name: &str, script: &str) {
         (outcome, kept)
     });
 
-    let words = format!(
-        "\nstderr, plain:\n{}\nstderr, under surgetank:\n{}",
-        plain.0.stderr, buffered.0.stderr
-    );
-    assert_eq!(
-        plain.0.stdout, buffered.0.stdout,
-        "{name}: standard output{words}"
-    );
-    assert_eq!(
-        plain.0.status.code(),
-        buffered.0.status.code(),
-        "{name}: exit code{words}"
-    );
+    let words = format!("\nstderr, plain:\n{}\nstderr, under surgetank:\n{}", plain.0.stderr, buffered.0.stderr);
+    assert_eq!(plain.0.stdout, buffered.0.stdout, "{name}: standard output{words}");
+    assert_eq!(plain.0.status.code(), buffered.0.status.code(), "{name}: exit code{words}");
     compare_trees(name, &plain.1, &buffered.1, started, &words);
 }
 
@@ -142,10 +129,7 @@ fn missing_needs(script: &str) -> Option<String> {
     missing.push("bash".into());
     missing.retain(|program| !have(program));
     missing.extend(wanted("# python: ").into_iter().filter(|module| {
-        let import = Command::new(python())
-            .args(["-c", &format!("import {module}")])
-            .stderr(Stdio::null())
-            .status();
+        let import = Command::new(python()).args(["-c", &format!("import {module}")]).stderr(Stdio::null()).status();
         !import.is_ok_and(|status| status.success())
     }));
     (!missing.is_empty()).then(|| missing.join(", "))
@@ -154,11 +138,7 @@ fn missing_needs(script: &str) -> Option<String> {
 /// The interpreter that `scripts/setup` made, with numpy; else the system's.
 fn python() -> PathBuf {
     let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/venv/bin/python");
-    if ours.exists() {
-        ours
-    } else {
-        "python3".into()
-    }
+    if ours.exists() { ours } else { "python3".into() }
 }
 
 /// Runs a script in a directory, with `words` before it, in an environment that is the same everywhere.
@@ -201,11 +181,7 @@ fn shell(script: &str, scratch: &TempDir, side: &str, place: &Path, words: &[&st
         }
         std::thread::sleep(Duration::from_millis(10));
     };
-    Outcome {
-        stdout: read_text(&file("stdout")),
-        stderr: read_text(&file("stderr")),
-        status,
-    }
+    Outcome { stdout: read_text(&file("stdout")), stderr: read_text(&file("stderr")), status }
 }
 
 fn end_group(child: &mut std::process::Child) {
@@ -290,12 +266,7 @@ fn tree(root: &Path, started: SystemTime) -> BTreeMap<PathBuf, Entry> {
         .collect()
 }
 
-fn look(
-    root: &Path,
-    path: &Path,
-    started: SystemTime,
-    first_names: &mut BTreeMap<u64, PathBuf>,
-) -> Entry {
+fn look(root: &Path, path: &Path, started: SystemTime, first_names: &mut BTreeMap<u64, PathBuf>) -> Entry {
     let full = root.join(path);
     let meta = fs::symlink_metadata(&full).unwrap();
     let kind = match meta.file_type() {
@@ -315,10 +286,7 @@ fn look(
         size: if file { meta.size() } else { 0 },
         content: if file { checksum(&full) } else { 0 },
         target: fs::read_link(&full).ok(),
-        same_as: first_names
-            .entry(meta.ino())
-            .or_insert_with(|| path.to_owned())
-            .clone(),
+        same_as: first_names.entry(meta.ino()).or_insert_with(|| path.to_owned()).clone(),
         xattrs: xattrs(&full),
         mtime: (meta.mtime() < began - 3600).then(|| (meta.mtime(), meta.mtime_nsec())),
         sparse: file && meta.size() >= 1 << 20 && meta.blocks() * 512 < meta.size() / 2,

@@ -42,7 +42,7 @@ impl Scene {
     }
 
     #[track_caller]
-    fn from_root(&self, verb: &str, words: &[&str]) -> scene::Ended {
+    fn asked_at_root(&self, verb: &str, words: &[&str]) -> scene::Ended {
         let mut all = vec![verb, "--state", self.state.to_str().unwrap()];
         all.extend(words);
         let mut command = self.surgetank(&all);
@@ -66,11 +66,7 @@ fn prefetch_rules_were_not_carried_out() {
     for name in ["in/a.bin", "in/deep/b.bin", "in/c.txt", "other/d.bin"] {
         fs::write(scene.path(name), scene::noise(1, 100_000)).unwrap();
     }
-    fs::write(
-        scene.path("surgetank.toml"),
-        "[[rules]]\nmatch = \"in/**/*.bin\"\nprefetch = true\n",
-    )
-    .unwrap();
+    fs::write(scene.path("surgetank.toml"), "[[rules]]\nmatch = \"in/**/*.bin\"\nprefetch = true\n").unwrap();
     let tier = "getfattr --absolute-names -n user.surgetank.tier --only-values";
     scene
         .run(
@@ -88,9 +84,7 @@ fn prefetch_rules_were_not_carried_out() {
             ),
         )
         .exits(0)
-        .prints(
-            "in/a.bin fast\nin/deep/b.bin fast\nin/c.txt store\nother/d.bin store\nevicted store\n",
-        );
+        .prints("in/a.bin fast\nin/deep/b.bin fast\nin/c.txt store\nother/d.bin store\nevicted store\n");
     assert_eq!(scene.tier_files(), Vec::<std::path::PathBuf>::new());
     scene.is_clean();
 }
@@ -127,11 +121,7 @@ fn prefetching_ends_with_the_agent() {
     for n in 0..2000 {
         fs::write(scene.path(&format!("in/{n}")), "x").unwrap();
     }
-    fs::write(
-        scene.path("surgetank.toml"),
-        "[[rules]]\nmatch = \"in/\"\nprefetch = true\n",
-    )
-    .unwrap();
+    fs::write(scene.path("surgetank.toml"), "[[rules]]\nmatch = \"in/\"\nprefetch = true\n").unwrap();
     scene.run(&[], "echo mine >in/7; echo new >out").exits(0);
     scene.holds("in/7", b"mine\n");
     scene.holds("out", b"new\n");
@@ -145,11 +135,7 @@ fn pin_rules_were_not_carried_out() {
     let Some(scene) = prepare("pin_rules") else {
         return;
     };
-    fs::write(
-        scene.path("surgetank.toml"),
-        "[[rules]]\nmatch = \"model*\"\npin = true\n",
-    )
-    .unwrap();
+    fs::write(scene.path("surgetank.toml"), "[[rules]]\nmatch = \"model*\"\npin = true\n").unwrap();
     let tier = "getfattr -n user.surgetank.tier --only-values";
     let state = "getfattr -n user.surgetank.state --only-values";
     scene
@@ -181,31 +167,14 @@ fn keep_lost_links_and_fifos() {
         return;
     };
     scene
-        .run(
-            &["--rule", "k/=keep"],
-            "mkdir k; ln -s nowhere k/link; mkfifo k/fifo; echo data >k/file",
-        )
+        .run(&["--rule", "k/=keep"], "mkdir k; ln -s nowhere k/link; mkfifo k/fifo; echo data >k/file")
         .exits(0)
         .says(&["NOT in the store", "k/file"]);
-    assert_eq!(
-        fs::read_link(scene.path("k/link")).unwrap(),
-        std::path::Path::new("nowhere")
-    );
-    assert!(
-        fs::metadata(scene.path("k/fifo"))
-            .unwrap()
-            .file_type()
-            .is_fifo()
-    );
+    assert_eq!(fs::read_link(scene.path("k/link")).unwrap(), std::path::Path::new("nowhere"));
+    assert!(fs::metadata(scene.path("k/fifo")).unwrap().file_type().is_fifo());
     assert!(!scene.path("k/file").exists());
     // Nothing was forgotten, and nothing comes twice.
-    scene
-        .run(
-            &["--rule", "k/=keep"],
-            "readlink k/link; [ -p k/fifo ]; cat k/file",
-        )
-        .exits(0)
-        .prints("nowhere\ndata\n");
+    scene.run(&["--rule", "k/=keep"], "readlink k/link; [ -p k/fifo ]; cat k/file").exits(0).prints("nowhere\ndata\n");
 }
 
 #[test]
@@ -251,25 +220,14 @@ fn wait_said_durable_over_a_dead_mount() {
     fs::write(scene.path("sub/file"), "undrained").unwrap();
     scene.kill_agent();
     eventually("the mount is dead", || scene.is_dead());
-    scene
-        .from_root("wait", &[over])
-        .exits(3)
-        .says(&["killed", "surgetank run --over"]);
-    scene
-        .from_root("wait", &[scene.path("sub/file").to_str().unwrap()])
-        .exits(3);
-    scene
-        .from_root("status", &[over])
-        .exits(1)
-        .says(&["dead mount", "surgetank umount"]);
+    scene.asked_at_root("wait", &[over]).exits(3).says(&["killed", "surgetank run --over"]);
+    scene.asked_at_root("wait", &[scene.path("sub/file").to_str().unwrap()]).exits(3);
+    scene.asked_at_root("status", &[over]).exits(1).says(&["dead mount", "surgetank umount"]);
     // `mount` takes it away, begins anew, and finds the file.
-    scene
-        .mount_again(&[])
-        .exits(0)
-        .says(&["dead mount is taken away"]);
+    scene.mount_again(&[]).exits(0).says(&["dead mount is taken away"]);
     assert_eq!(scene.read("sub/file"), b"undrained");
-    scene.from_root("wait", &[over]).exits(0);
-    scene.from_root("umount", &[over]).exits(0);
+    scene.asked_at_root("wait", &[over]).exits(0);
+    scene.asked_at_root("umount", &[over]).exits(0);
     scene.holds("sub/file", b"undrained");
     scene.is_clean();
 }
@@ -284,15 +242,12 @@ fn a_dead_mount_could_only_be_taken_away_by_hand() {
     fs::write(scene.path("file"), "undrained").unwrap();
     scene.kill_agent();
     eventually("the mount is dead", || scene.is_dead());
-    scene
-        .from_root("umount", &[over])
-        .exits(3)
-        .says(&["killed", "surgetank run --over"]);
+    scene.asked_at_root("umount", &[over]).exits(3).says(&["killed", "surgetank run --over"]);
     assert!(!scene.is_dead());
-    scene.from_root("wait", &[over]).exits(3);
+    scene.asked_at_root("wait", &[over]).exits(3);
     scene.drain_what_is_left().exits(0);
     scene.holds("file", b"undrained");
-    scene.from_root("wait", &[over]).exits(0);
+    scene.asked_at_root("wait", &[over]).exits(0);
 }
 
 /// A run begun inside the dead mount goes on in the directory underneath it.
@@ -333,15 +288,11 @@ fn asking_was_refused_where_nothing_could_be_served() {
         return;
     };
     let over = scene.over.to_str().unwrap();
-    scene.from_root("status", &[]).exits(0);
-    scene.from_root("wait", &[over]).exits(0);
+    scene.asked_at_root("status", &[]).exits(0);
+    scene.asked_at_root("wait", &[over]).exits(0);
     scene.mounted(&[]);
     for here in ["/", "/mnt"] {
-        for (verb, words) in [
-            ("status", vec![]),
-            ("status", vec![over]),
-            ("wait", vec![over]),
-        ] {
+        for (verb, words) in [("status", vec![]), ("status", vec![over]), ("wait", vec![over])] {
             let mut all = vec![verb, "--state", "/mnt/state"];
             all.extend(words);
             let mut command = scene.surgetank(&all);
@@ -349,5 +300,5 @@ fn asking_was_refused_where_nothing_could_be_served() {
             Running::of(command).ends().exits(0);
         }
     }
-    scene.from_root("umount", &[over]).exits(0);
+    scene.asked_at_root("umount", &[over]).exits(0);
 }

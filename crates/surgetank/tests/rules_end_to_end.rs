@@ -18,9 +18,7 @@ fn prepare(name: &str) -> Option<Scene> {
 
 fn names(scene: &Scene) -> Vec<String> {
     let files = scene.store_files().into_keys();
-    files
-        .map(|path| path.to_string_lossy().into_owned())
-        .collect()
+    files.map(|path| path.to_string_lossy().into_owned()).collect()
 }
 
 fn beside(name: &str) -> Value {
@@ -28,16 +26,8 @@ fn beside(name: &str) -> Value {
     serde_json::from_slice(&bytes).unwrap_or_else(|why| panic!("{name}: {why}"))
 }
 
-const MODES: [&str; 8] = [
-    "--rule",
-    "*.keep=keep",
-    "--rule",
-    "*.move=move",
-    "--rule",
-    "*.tmp=remove",
-    "--rule",
-    "*.copy=copy",
-];
+const MODES: [&str; 8] =
+    ["--rule", "*.keep=keep", "--rule", "*.move=move", "--rule", "*.tmp=remove", "--rule", "*.copy=copy"];
 const WRITE: &str = "for mode in keep move tmp copy; do echo $mode > file.$mode; done";
 /// For scripts: a verb asked from inside a run.
 const ASK: &str = "ask() { verb=$1; shift; /mnt/surgetank $verb --state /mnt/state \"$@\"; }";
@@ -60,32 +50,18 @@ fn the_four_modes() {
         )
         .exits(0)
         .says(&["NOT in the store", "file.keep"]);
-    for (mode, state, replicas) in [
-        ("keep", "sealed", 1),
-        ("move", "evicted", 0),
-        ("tmp", "sealed", 1),
-        ("copy", "durable", 1),
-    ] {
+    for (mode, state, replicas) in
+        [("keep", "sealed", 1), ("move", "evicted", 0), ("tmp", "sealed", 1), ("copy", "durable", 1)]
+    {
         let why = beside(mode);
         assert_eq!(why["state"], state, "{why}");
         assert_eq!(why["replicas"].as_array().unwrap().len(), replicas, "{why}");
-        assert!(
-            why["rule"].as_str().unwrap().contains(&format!("*.{mode}")),
-            "{why}"
-        );
+        assert!(why["rule"].as_str().unwrap().contains(&format!("*.{mode}")), "{why}");
     }
     assert_eq!(names(&scene), ["file.copy", "file.move"]);
     // What is kept is there for the next run; a temporary is not.
-    scene
-        .run(
-            &MODES,
-            "test \"$(cat file.keep)\" = keep; ! test -e file.tmp; ls > /mnt/beside/listed",
-        )
-        .exits(0);
-    assert_eq!(
-        fs::read_to_string("/mnt/beside/listed").unwrap(),
-        "file.copy\nfile.keep\nfile.move\n"
-    );
+    scene.run(&MODES, "test \"$(cat file.keep)\" = keep; ! test -e file.tmp; ls > /mnt/beside/listed").exits(0);
+    assert_eq!(fs::read_to_string("/mnt/beside/listed").unwrap(), "file.copy\nfile.keep\nfile.move\n");
     assert_eq!(names(&scene), ["file.copy", "file.move"]);
 }
 
@@ -93,28 +69,14 @@ fn the_four_modes() {
 fn kept_files_at_the_exit() {
     let Some(scene) = prepare("kept") else { return };
     let with = |what: &'static str| [&MODES[..2], &["--keep-at-exit", what]].concat();
-    scene
-        .run(&with("leave"), "echo 1 > a.keep")
-        .exits(0)
-        .says(&["NOT in the store", "a.keep"]);
+    scene.run(&with("leave"), "echo 1 > a.keep").exits(0).says(&["NOT in the store", "a.keep"]);
     assert_eq!(names(&scene), [""; 0]);
-    assert!(
-        scene
-            .tier_files()
-            .iter()
-            .any(|path| path.ends_with("a.keep"))
-    );
+    assert!(scene.tier_files().iter().any(|path| path.ends_with("a.keep")));
     let ended = scene.run(&with("drain"), "echo 2 > b.keep").exits(0);
-    assert!(
-        !ended.stderr.contains("NOT in the store"),
-        "{}",
-        ended.stderr
-    );
+    assert!(!ended.stderr.contains("NOT in the store"), "{}", ended.stderr);
     scene.holds("a.keep", b"1\n");
     scene.holds("b.keep", b"2\n");
-    scene
-        .run(&with("drop"), "echo 3 > c.keep; cat a.keep b.keep")
-        .exits(0);
+    scene.run(&with("drop"), "echo 3 > c.keep; cat a.keep b.keep").exits(0);
     assert_eq!(names(&scene), ["a.keep", "b.keep"]);
     assert_eq!(scene.tier_files(), Vec::<PathBuf>::new());
 }
@@ -141,12 +103,7 @@ fn the_lists_of_sea() {
             ),
         )
         .exits(0);
-    for (kind, mode) in [
-        ("result", "copy"),
-        ("both", "move"),
-        ("scratch", "remove"),
-        ("neither", "keep"),
-    ] {
+    for (kind, mode) in [("result", "copy"), ("both", "move"), ("scratch", "remove"), ("neither", "keep")] {
         assert_eq!(beside(kind)["mode"], mode, "{}", beside(kind));
     }
     assert_eq!(beside("other")["replicas"].as_array().unwrap().len(), 0);
@@ -183,19 +140,9 @@ fn files_are_tended() {
     assert_eq!(beside("file")["state"], "evicted");
     assert_eq!(beside("pinned")["state"], "durable");
     assert_eq!(beside("pinned")["pinned"], true);
-    assert_eq!(
-        beside("only.keep")["replicas"][0]["tier"],
-        "fast",
-        "{}",
-        beside("only.keep")
-    );
+    assert_eq!(beside("only.keep")["replicas"][0]["tier"], "fast", "{}", beside("only.keep"));
     assert_eq!(beside("unpinned")["state"], "evicted");
-    assert_eq!(
-        beside("there")["replicas"][0]["tier"],
-        "fast",
-        "{}",
-        beside("there")
-    );
+    assert_eq!(beside("there")["replicas"][0]["tier"], "fast", "{}", beside("there"));
 }
 
 /// What status says while files wait, and that wait gives up with the truth.
@@ -212,13 +159,8 @@ fn status_and_wait() {
          touch /mnt/beside/written
          while ! test -e /mnt/beside/asked; do sleep 0.01; done",
     );
-    eventually("it is written", || {
-        Path::new("/mnt/beside/written").exists()
-    });
-    let status = scene
-        .verb("status", &["--json", "/mnt/project"])
-        .exits(0)
-        .json();
+    eventually("it is written", || Path::new("/mnt/beside/written").exists());
+    let status = scene.verb("status", &["--json", "/mnt/project"]).exits(0).json();
     let agent = &status[0];
     assert_eq!(agent["over"], "/mnt/project");
     assert_eq!(agent["phase"], "serving");
@@ -231,13 +173,7 @@ fn status_and_wait() {
     for word in ["/mnt/project", "fast", "large"] {
         assert!(words.contains(word), "{word}: {words}");
     }
-    scene
-        .verb(
-            "wait",
-            &["--quiet", "--timeout", "50ms", "/mnt/project/large"],
-        )
-        .exits(3)
-        .says(&["large"]);
+    scene.verb("wait", &["--quiet", "--timeout", "50ms", "/mnt/project/large"]).exits(3).says(&["large"]);
     fs::write("/mnt/beside/asked", "").unwrap();
     running.ends().exits(0);
     scene.holds("large", &noise(3, 16 * MIB)[..12 << 20]);
@@ -253,29 +189,15 @@ fn plan_tells_and_does_nothing() {
         fs::write(scene.path(&format!("file.{mode}")), mode).unwrap();
     }
     let plan = |words: &[&str]| -> Ended {
-        let all = [
-            &["plan", "--over", "/mnt/project", "--state", "/mnt/state"],
-            words,
-            &MODES,
-        ]
-        .concat();
+        let all = [&["plan", "--over", "/mnt/project", "--state", "/mnt/state"], words, &MODES].concat();
         Running::of(scene.surgetank(&all)).ends().exits(0)
     };
     let lines = plan(&["--files", "--json"]).stdout;
     let planned = |name: &str| -> String {
-        let line = lines
-            .lines()
-            .find(|line| line.contains(&format!("\"{name}\"")))
-            .unwrap();
-        serde_json::from_str::<Value>(line).unwrap()["mode"]
-            .as_str()
-            .unwrap()
-            .to_owned()
+        let line = lines.lines().find(|line| line.contains(&format!("\"{name}\""))).unwrap();
+        serde_json::from_str::<Value>(line).unwrap()["mode"].as_str().unwrap().to_owned()
     };
-    assert_eq!(
-        ["file.keep", "file.move", "file.tmp", "file.copy"].map(planned),
-        ["keep", "move", "remove", "copy"]
-    );
+    assert_eq!(["file.keep", "file.move", "file.tmp", "file.copy"].map(planned), ["keep", "move", "remove", "copy"]);
     assert!(plan(&[]).stdout.contains("*.keep"));
     assert_eq!(scene.agent(), None);
     assert_eq!(names(&scene).len(), 4);
@@ -289,22 +211,12 @@ fn two_runs_over_one_directory() {
         return;
     };
     fs::write(scene.path("contested"), "of old").unwrap();
-    let hold = |name: &str| {
-        format!(
-            "touch /mnt/beside/{name}; while ! test -e /mnt/beside/go-{name}; do sleep 0.01; done"
-        )
-    };
-    let unlucky = scene.start(
-        &[],
-        &format!("exec 3>> contested; echo ours >&3; {}", hold("unlucky")),
-    );
-    eventually("the first writes", || {
-        Path::new("/mnt/beside/unlucky").exists()
-    });
+    let hold =
+        |name: &str| format!("touch /mnt/beside/{name}; while ! test -e /mnt/beside/go-{name}; do sleep 0.01; done");
+    let unlucky = scene.start(&[], &format!("exec 3>> contested; echo ours >&3; {}", hold("unlucky")));
+    eventually("the first writes", || Path::new("/mnt/beside/unlucky").exists());
     let lucky = scene.start(&[], &format!("echo fine > fine; {}", hold("lucky")));
-    eventually("the second writes", || {
-        Path::new("/mnt/beside/lucky").exists()
-    });
+    eventually("the second writes", || Path::new("/mnt/beside/lucky").exists());
     let status = scene.verb("status", &["--json"]).exits(0).json();
     assert_eq!(status[0]["runs"].as_array().unwrap().len(), 2, "{status}");
     fs::write(scene.path("contested"), "by somebody else").unwrap();

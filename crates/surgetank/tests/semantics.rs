@@ -69,17 +69,11 @@ fn scenes(document: &str) -> Vec<Scene> {
     let mut scenes: Vec<Scene> = Vec::new();
     let mut lines = document.lines();
     let fenced = |lines: &mut std::str::Lines<'_>| -> String {
-        lines
-            .take_while(|line| *line != "```")
-            .map(|line| format!("{line}\n"))
-            .collect()
+        lines.take_while(|line| *line != "```").map(|line| format!("{line}\n")).collect()
     };
     while let Some(line) = lines.next() {
         let Some(head) = line.strip_prefix("```sh semantics ") else {
-            assert!(
-                !line.contains("semantics name="),
-                "a block without its time: {line}"
-            );
+            assert!(!line.contains("semantics name="), "a block without its time: {line}");
             continue;
         };
         let (mut when, mut name, mut options, mut exit) = (None, None, Vec::new(), 0);
@@ -97,25 +91,12 @@ fn scenes(document: &str) -> Vec<Scene> {
         }
         let name = name.unwrap_or_else(|| panic!("no name: {line}"));
         let script = fenced(&mut lines);
-        assert_eq!(
-            lines.next(),
-            Some("```output"),
-            "{name}: a block without output"
-        );
+        assert_eq!(lines.next(), Some("```output"), "{name}: a block without output");
         let output = fenced(&mut lines);
-        let block = Block {
-            when: when.unwrap(),
-            script,
-            output,
-            options,
-            exit,
-        };
+        let block = Block { when: when.unwrap(), script, output, options, exit };
         match scenes.iter_mut().find(|scene| scene.name == name) {
             Some(scene) => scene.blocks.push(block),
-            None => scenes.push(Scene {
-                name,
-                blocks: vec![block],
-            }),
+            None => scenes.push(Scene { name, blocks: vec![block] }),
         }
     }
     scenes
@@ -134,12 +115,8 @@ impl Stage {
         Self {
             project: TempDir::with_prefix("semantics-").unwrap(),
             scratch: TempDir::with_prefix("semantics-scratch-").unwrap(),
-            tier: if memory.is_dir() {
-                TempDir::with_prefix_in("semantics-tier-", memory)
-            } else {
-                TempDir::new()
-            }
-            .unwrap(),
+            tier: if memory.is_dir() { TempDir::with_prefix_in("semantics-tier-", memory) } else { TempDir::new() }
+                .unwrap(),
         }
     }
 
@@ -147,26 +124,16 @@ impl Stage {
         let mut words: Vec<String> = Vec::new();
         if block.when == When::Run {
             let tier = self.tier.path().display().to_string();
-            words.extend(
-                [env!("CARGO_BIN_EXE_surgetank"), "run", "--quiet", "--state"].map(str::to_owned),
-            );
+            words.extend([env!("CARGO_BIN_EXE_surgetank"), "run", "--quiet", "--state"].map(str::to_owned));
             words.push(self.scratch.path().join("state").display().to_string());
-            let options: Vec<String> = block
-                .options
-                .iter()
-                .map(|word| word.replace("$TIER", &tier))
-                .collect();
+            let options: Vec<String> = block.options.iter().map(|word| word.replace("$TIER", &tier)).collect();
             if !options.iter().any(|word| word == "--tier") {
                 words.extend(["--tier".to_owned(), format!("ram={tier}:64M")]);
             }
             words.extend(options);
             words.push("--".to_owned());
         }
-        words.extend([
-            "bash".to_owned(),
-            "-c".to_owned(),
-            format!("{PRELUDE}{}", block.script),
-        ]);
+        words.extend(["bash".to_owned(), "-c".to_owned(), format!("{PRELUDE}{}", block.script)]);
         Command::new(&words[0])
             .args(&words[1..])
             .current_dir(self.project.path())
@@ -231,9 +198,7 @@ fn play(scene: &Scene) -> Result<(), String> {
     for block in of(When::Before) {
         outcome = outcome.and(finish(stage.start(block), block));
     }
-    let beside: Vec<_> = of(When::Beside)
-        .map(|block| (stage.start(block), block))
-        .collect();
+    let beside: Vec<_> = of(When::Beside).map(|block| (stage.start(block), block)).collect();
     for block in of(When::Run) {
         outcome = outcome.and(finish(stage.start(block), block));
     }
@@ -256,36 +221,16 @@ fn play(scene: &Scene) -> Result<(), String> {
 #[test]
 fn every_example_of_the_semantics_is_true() {
     let scenes = scenes(DOCUMENT);
-    assert!(
-        scenes.len() >= 10,
-        "only {} scenes were found in docs/semantics.md",
-        scenes.len()
-    );
-    let wrong: Vec<String> = scenes
-        .iter()
-        .filter_map(|scene| {
-            play(scene)
-                .err()
-                .map(|why| format!("== {}: {why}", scene.name))
-        })
-        .collect();
-    assert!(
-        wrong.is_empty(),
-        "{} of {} scenes:\n{}",
-        wrong.len(),
-        scenes.len(),
-        wrong.join("\n")
-    );
+    assert!(scenes.len() >= 10, "only {} scenes were found in docs/semantics.md", scenes.len());
+    let wrong: Vec<String> =
+        scenes.iter().filter_map(|scene| play(scene).err().map(|why| format!("== {}: {why}", scene.name))).collect();
+    assert!(wrong.is_empty(), "{} of {} scenes:\n{}", wrong.len(), scenes.len(), wrong.join("\n"));
 }
 
 #[test]
 fn a_scene_without_a_run_is_a_mistake_of_the_document() {
     for scene in scenes(DOCUMENT) {
-        assert!(
-            scene.blocks.iter().any(|block| block.when == When::Run),
-            "{}: nothing is run",
-            scene.name
-        );
+        assert!(scene.blocks.iter().any(|block| block.when == When::Run), "{}: nothing is run", scene.name);
     }
 }
 
@@ -296,16 +241,8 @@ fn blocks_are_taken_apart() {
         when: When::Run,
         script: "echo hi\n".into(),
         output: "hi\n".into(),
-        options: ["--rule", "*.x=keep", "--fsync", "store"]
-            .map(str::to_owned)
-            .to_vec(),
+        options: ["--rule", "*.x=keep", "--fsync", "store"].map(str::to_owned).to_vec(),
         exit: 3,
     };
-    assert_eq!(
-        scenes(document),
-        [Scene {
-            name: "a".into(),
-            blocks: vec![expected]
-        }]
-    );
+    assert_eq!(scenes(document), [Scene { name: "a".into(), blocks: vec![expected] }]);
 }

@@ -93,9 +93,7 @@ fn here_and_there(scene: Option<Scene>, direct: &str) {
     let Some(scene) = small(scene) else { return };
     scene.beside("beside");
     fs::write("/mnt/program.py", HERE_AND_THERE).unwrap();
-    scene
-        .run(&["--direct", direct], "python3 /mnt/program.py")
-        .exits(0);
+    scene.run(&["--direct", direct], "python3 /mnt/program.py").exits(0);
     scene.holds("scattered", &fs::read("/mnt/beside/model").unwrap());
     scene.is_clean();
 }
@@ -179,20 +177,11 @@ fn eviction_makes_room() {
         serde_json::from_slice(&fs::read(format!("/mnt/beside/{name}")).unwrap()).unwrap()
     };
     assert_eq!(json("first")["state"], "evicted", "{}", ended.stderr);
-    assert_eq!(
-        json("last")["state"],
-        "durable",
-        "{} {}",
-        json("last"),
-        json("status")
-    );
+    assert_eq!(json("last")["state"], "durable", "{} {}", json("last"), json("status"));
     let report = json("report");
     assert_eq!(report["summary"]["tiers"][0]["spills"], 0, "{report}");
     let status = &json("status")[0]["tiers"][0];
-    assert!(
-        status["used_bytes"].as_u64().unwrap() <= 16 * MIB,
-        "{status}"
-    );
+    assert!(status["used_bytes"].as_u64().unwrap() <= 16 * MIB, "{status}");
     for (i, part) in bytes.chunks(4 << 20).enumerate() {
         scene.holds(&format!("part{i}"), part);
     }

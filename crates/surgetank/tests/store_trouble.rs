@@ -15,12 +15,7 @@ use scene::{MIB, Scene, eventually, mount, noise, succeed};
 /// So that a store that fails for ever is given up within the patience of a test.
 const SHORT: [&str; 2] = ["--retry", "500ms"];
 /// What every account of a store that refuses has to say, besides the particulars.
-const ALWAYS: [&str; 4] = [
-    "not durable",
-    "safe at",
-    "/mnt/tier-fast",
-    "run --over /mnt/project -- true",
-];
+const ALWAYS: [&str; 4] = ["not durable", "safe at", "/mnt/tier-fast", "run --over /mnt/project -- true"];
 
 fn prepare(name: &str) -> Option<Scene> {
     let mut scene = Scene::new(name)?;
@@ -38,11 +33,7 @@ const WRITE: &str = "mkdir out
 fn all_is_there(scene: &Scene) {
     let bytes = noise(5, 64 * MIB);
     for (i, part) in bytes.chunks(4 << 20).take(8).enumerate() {
-        let name = if i == 7 {
-            "out/last".into()
-        } else {
-            format!("out/part{i}")
-        };
+        let name = if i == 7 { "out/last".into() } else { format!("out/part{i}") };
         scene.holds(&name, part);
     }
     assert!(!scene.path("out/part7").exists());
@@ -53,24 +44,9 @@ fn all_is_there(scene: &Scene) {
 fn full(name: &str, fill: impl FnOnce(&Scene) -> PathBuf) {
     let Some(scene) = prepare(name) else { return };
     let ballast = fill(&scene);
-    scene.run(&SHORT, WRITE).exits(3).says(&ALWAYS).says(&[
-        "out/part",
-        "/mnt/project",
-        "full",
-        "Make room",
-    ]);
-    for path in scene
-        .store_files()
-        .into_keys()
-        .filter(|path| path.starts_with("out"))
-    {
-        assert_eq!(
-            fs::metadata(scene.path(path.to_str().unwrap()))
-                .unwrap()
-                .len(),
-            4 * MIB,
-            "{path:?}"
-        );
+    scene.run(&SHORT, WRITE).exits(3).says(&ALWAYS).says(&["out/part", "/mnt/project", "full", "Make room"]);
+    for path in scene.store_files().into_keys().filter(|path| path.starts_with("out")) {
+        assert_eq!(fs::metadata(scene.path(path.to_str().unwrap())).unwrap().len(), 4 * MIB, "{path:?}");
     }
     // Still full: still the truth.
     scene.run(&SHORT, "true").exits(3).says(&ALWAYS);
@@ -146,12 +122,7 @@ fn a_store_that_turns_read_only() {
             .unwrap()
             .success()
     });
-    running.ends().exits(3).says(&ALWAYS).says(&[
-        "out/",
-        "/mnt/project",
-        "read-only",
-        "Mount it read-write",
-    ]);
+    running.ends().exits(3).says(&ALWAYS).says(&["out/", "/mnt/project", "read-only", "Mount it read-write"]);
     mount(&["-o", "remount,rw", "/mnt/project"]);
     scene.drain_what_is_left().exits(0);
     all_is_there(&scene);
@@ -188,12 +159,7 @@ struct Server {
 impl Server {
     fn start(at: &Path, options: &[&str]) -> Self {
         let tests = std::env::current_exe().unwrap();
-        let program = tests
-            .parent()
-            .unwrap()
-            .parent()
-            .unwrap()
-            .join("examples/slowfs");
+        let program = tests.parent().unwrap().parent().unwrap().join("examples/slowfs");
         let child = Command::new(program)
             .args(["/mnt/behind", at.to_str().unwrap()])
             .args(["--ttl-ms", "0"])
@@ -235,24 +201,11 @@ fn a_store_that_goes_away() {
     let store = PathBuf::from("/mnt/store");
     fs::create_dir(&store).unwrap();
     let mut server = Server::start(&store, &[]);
-    let slow = [
-        "--store",
-        "/mnt/store",
-        "--drain-bytes-per-second-max",
-        "8M",
-        SHORT[0],
-        SHORT[1],
-    ];
+    let slow = ["--store", "/mnt/store", "--drain-bytes-per-second-max", "8M", SHORT[0], SHORT[1]];
     let running = scene.start(&slow, WRITE);
-    eventually("the drain goes on", || {
-        Path::new("/mnt/behind/out/part0").exists()
-    });
+    eventually("the drain goes on", || Path::new("/mnt/behind/out/part0").exists());
     server.kill();
-    running
-        .ends()
-        .exits(3)
-        .says(&ALWAYS)
-        .says(&["out/", "/mnt/store", "mounted"]);
+    running.ends().exits(3).says(&ALWAYS).says(&["out/", "/mnt/store", "mounted"]);
     unmount(&store);
     let _server = Server::start(&store, &[]);
     scene.run(&["--store", "/mnt/store"], "true").exits(0);
@@ -277,12 +230,7 @@ fn a_slow_store() {
     assert!(!ended.stderr.contains("not durable"), "{}", ended.stderr);
     unmount(&store);
     for i in 0..7 {
-        assert_eq!(
-            fs::metadata(format!("/mnt/behind/out/part{i}"))
-                .unwrap()
-                .len(),
-            4 * MIB
-        );
+        assert_eq!(fs::metadata(format!("/mnt/behind/out/part{i}")).unwrap().len(), 4 * MIB);
     }
 }
 
@@ -305,12 +253,7 @@ fn a_directory_that_is_removed() {
         let _ = fs::remove_dir_all(scene.path("out"));
         !scene.path("out").exists()
     });
-    running.ends().exits(3).says(&ALWAYS).says(&[
-        "out/",
-        "/mnt/project",
-        "no longer there",
-        "Make it again",
-    ]);
+    running.ends().exits(3).says(&ALWAYS).says(&["out/", "/mnt/project", "no longer there", "Make it again"]);
     fs::create_dir(scene.path("out")).unwrap();
     scene.drain_what_is_left().exits(0);
     // What was durable and removed by somebody else afterwards stays removed.
@@ -338,34 +281,18 @@ fn somebody_else_writes_too() {
          touch /mnt/beside/written
          while ! test -e /mnt/beside/meddled; do sleep 0.01; done",
     );
-    eventually("ours are written", || {
-        Path::new("/mnt/beside/written").exists()
-    });
-    OpenOptions::new()
-        .append(true)
-        .open(scene.path("changed"))
-        .unwrap()
-        .write_all(b" theirs")
-        .unwrap();
+    eventually("ours are written", || Path::new("/mnt/beside/written").exists());
+    OpenOptions::new().append(true).open(scene.path("changed")).unwrap().write_all(b" theirs").unwrap();
     fs::write(scene.path("new"), "theirs").unwrap();
     fs::rename(scene.path("new"), scene.path("replaced")).unwrap();
     fs::write(scene.path("made"), "theirs").unwrap();
     fs::write("/mnt/beside/meddled", "").unwrap();
-    let ended = running.ends().exits(3).says(&[
-        "changed",
-        "replaced",
-        "made",
-        "both kept",
-        ".surgetank-conflict-",
-    ]);
+    let ended = running.ends().exits(3).says(&["changed", "replaced", "made", "both kept", ".surgetank-conflict-"]);
     let files = scene.store_files();
     let ours = |name: &str| {
         let kept: Vec<_> = files
             .keys()
-            .filter(|path| {
-                path.to_string_lossy()
-                    .starts_with(&format!("{name}.surgetank-conflict-"))
-            })
+            .filter(|path| path.to_string_lossy().starts_with(&format!("{name}.surgetank-conflict-")))
             .collect();
         assert_eq!(kept.len(), 1, "{name}: {files:?}\n{}", ended.stderr);
         fs::read_to_string(scene.over.join(kept[0])).unwrap()
@@ -397,9 +324,7 @@ fn permission_denied() {
          touch /mnt/beside/written
          while ! test -e /mnt/beside/meddled; do sleep 0.01; done",
     );
-    eventually("it is written", || {
-        Path::new("/mnt/beside/written").exists()
-    });
+    eventually("it is written", || Path::new("/mnt/beside/written").exists());
     std::os::unix::fs::chown(scene.path("out"), Some(0), Some(0)).unwrap();
     fs::set_permissions(scene.path("out"), fs::Permissions::from_mode(0o755)).unwrap();
     fs::write("/mnt/beside/meddled", "").unwrap();

@@ -39,17 +39,10 @@ exit 5' > dir/program
         .exits(0);
     for (name, mode) in [("dir", 0o750), ("dir/file", 0o640), ("dir/program", 0o750)] {
         let meta = fs::metadata(scene.path(name)).unwrap();
-        assert_eq!(
-            (meta.uid(), meta.gid(), meta.mode() & 0o7777),
-            (USER, USER, mode),
-            "{name}"
-        );
+        assert_eq!((meta.uid(), meta.gid(), meta.mode() & 0o7777), (USER, USER, mode), "{name}");
     }
     assert_eq!(fs::metadata(scene.path("dir/again")).unwrap().nlink(), 2);
-    assert_eq!(
-        fs::read_link(scene.path("dir/symbolic")).unwrap().to_str(),
-        Some("file")
-    );
+    assert_eq!(fs::read_link(scene.path("dir/symbolic")).unwrap().to_str(), Some("file"));
     scene.holds("dir/file", b"text\n");
     scene.is_clean();
 }
@@ -62,9 +55,7 @@ fn exit_codes_are_the_commands() {
     scene.run(&[], "echo x > made; exit 41").exits(41);
     scene.holds("made", b"x\n");
     scene.run(&[], "kill -TERM $$").exits(128 + 15);
-    Running::of(scene.surgetank(&["run", "--state", "/mnt/state", "--", "/nowhere/to/be/found"]))
-        .ends()
-        .exits(127);
+    Running::of(scene.surgetank(&["run", "--state", "/mnt/state", "--", "/nowhere/to/be/found"])).ends().exits(127);
 }
 
 /// What a plain directory refuses is refused here too, in the same words; a plain run is the model.
@@ -123,15 +114,10 @@ fn permission_errors_are_the_native_ones() {
     fs::write(script_path, script).unwrap();
     let native = {
         let mut shell = scene.command("bash");
-        shell
-            .args([script_path, "/mnt/plain"])
-            .env("ERR", "/mnt/beside/err");
+        shell.args([script_path, "/mnt/plain"]).env("ERR", "/mnt/beside/err");
         Running::of(shell).ends()
     };
-    let ours = scene.run(
-        &[],
-        &format!("set +eu; ERR=/mnt/beside/err; export ERR; bash {script_path} /mnt/project"),
-    );
+    let ours = scene.run(&[], &format!("set +eu; ERR=/mnt/beside/err; export ERR; bash {script_path} /mnt/project"));
     assert_eq!(native.stdout, ours.stdout, "{}", ours.stderr);
     ours.exits(0);
     // In a directory of the group new files are the group's.
@@ -139,13 +125,7 @@ fn permission_errors_are_the_native_ones() {
         let meta = fs::metadata(scene.path(name)).unwrap();
         assert_eq!((meta.uid(), meta.gid()), (USER, TEAM), "{name}");
     }
-    assert!(
-        native
-            .stdout
-            .contains("no: cat unreadable: Permission denied"),
-        "{}",
-        native.stdout
-    );
+    assert!(native.stdout.contains("no: cat unreadable: Permission denied"), "{}", native.stdout);
 }
 
 #[test]
@@ -155,9 +135,7 @@ fn a_file_larger_than_the_tiers() {
     };
     let bytes = noise(8, 40 * MIB);
     fs::write("/mnt/source", &bytes).unwrap();
-    scene
-        .run(&[], "cp /mnt/source large; cmp large /mnt/source")
-        .exits(0);
+    scene.run(&[], "cp /mnt/source large; cmp large /mnt/source").exits(0);
     scene.holds("large", &bytes);
     assert_eq!(fs::metadata(scene.path("large")).unwrap().uid(), USER);
     scene.is_clean();
@@ -177,13 +155,8 @@ fn nobody_outside_sees_the_mount() {
          while ! test -e /mnt/beside/looked; do sleep 0.01; done
          test \"$(cat held)\" = inside",
     );
-    eventually("it is written", || {
-        std::path::Path::new("/mnt/beside/written").exists()
-    });
-    assert!(
-        !scene.path("held").exists(),
-        "the file is open: the store has nothing to show"
-    );
+    eventually("it is written", || std::path::Path::new("/mnt/beside/written").exists());
+    assert!(!scene.path("held").exists(), "the file is open: the store has nothing to show");
     let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     assert!(!mounts.contains(" /mnt/project "), "{mounts}");
     fs::write("/mnt/beside/looked", "").unwrap();
@@ -197,18 +170,8 @@ fn the_doctor_knows() {
         return;
     };
     let ended = Running::of(scene.surgetank(&["doctor"])).ends();
-    assert_eq!(
-        ended.status.code(),
-        Some(0),
-        "{}\n{}",
-        ended.stdout,
-        ended.stderr
-    );
-    for word in [
-        "user name spaces",
-        "a private mount",
-        "surgetank run works here",
-    ] {
+    assert_eq!(ended.status.code(), Some(0), "{}\n{}", ended.stdout, ended.stderr);
+    for word in ["user name spaces", "a private mount", "surgetank run works here"] {
         assert!(ended.stdout.contains(word), "{word}: {}", ended.stdout);
     }
 }

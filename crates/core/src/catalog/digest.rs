@@ -37,19 +37,13 @@ impl Digest {
     pub fn add(&mut self, segment: &Arc<Segment>, end: Option<u64>) -> Result<()> {
         let index = self.segments.len() as u32;
         self.segments.push(Arc::clone(segment));
-        let mut reader = segment
-            .read(end)
-            .map_err(|error| unreadable(segment, error))?;
+        let mut reader = segment.read(end).map_err(|error| unreadable(segment, error))?;
         loop {
             let offset = reader.offset;
             match reader.step().map_err(|error| unreadable(segment, error))? {
                 Step::End => return Ok(()),
                 Step::Bad(why) => return Err(damaged(segment, offset, why)),
-                Step::Record {
-                    lsn: _,
-                    payload,
-                    payload_offset,
-                } => {
+                Step::Record { lsn: _, payload, payload_offset } => {
                     self.absorb(index, payload, payload_offset)
                         .map_err(|error| damaged(segment, offset, &error.to_string()))?;
                 }
@@ -57,12 +51,7 @@ impl Digest {
         }
     }
 
-    fn absorb(
-        &mut self,
-        segment: u32,
-        payload: &[u8],
-        payload_offset: u64,
-    ) -> postcard::Result<()> {
+    fn absorb(&mut self, segment: u32, payload: &[u8], payload_offset: u64) -> postcard::Result<()> {
         let (count, mut rest) = postcard::take_from_bytes::<u64>(payload)?;
         for _ in 0..count {
             let (change, after) = postcard::take_from_bytes::<Change>(rest)?;
@@ -72,14 +61,7 @@ impl Digest {
                     let ((_, _), record) = postcard::take_from_bytes::<(u32, FileId)>(rest)?;
                     let offset = payload_offset + (payload.len() - record.len()) as u64;
                     let bytes = (record.len() - after.len()) as u32;
-                    self.files.insert(
-                        file,
-                        Some(Span {
-                            segment,
-                            bytes,
-                            offset,
-                        }),
-                    );
+                    self.files.insert(file, Some(Span { segment, bytes, offset }));
                 }
                 Change::DropFile(file) => {
                     self.files.insert(file, None);
@@ -102,31 +84,19 @@ impl Digest {
             }
             rest = after;
         }
-        if rest.is_empty() {
-            Ok(())
-        } else {
-            Err(postcard::Error::DeserializeBadEncoding)
-        }
+        if rest.is_empty() { Ok(()) } else { Err(postcard::Error::DeserializeBadEncoding) }
     }
 
     /// Fetches the record at `span` into `buffer`.
     pub fn fetch(&self, span: Span, buffer: &mut Vec<u8>) -> io::Result<()> {
         buffer.resize(span.bytes as usize, 0);
-        let segment = self
-            .segments
-            .get(span.segment as usize)
-            .ok_or(io::ErrorKind::NotFound)?;
+        let segment = self.segments.get(span.segment as usize).ok_or(io::ErrorKind::NotFound)?;
         segment.file.read_exact_at(buffer, span.offset)
     }
 }
 
 pub(super) fn unreadable(segment: &Segment, error: io::Error) -> Error {
-    Error::new(format!(
-        "The catalog log {} cannot be read",
-        segment.path.display()
-    ))
-    .why(error)
-    .data(DATA_IS_SAFE)
+    Error::new(format!("The catalog log {} cannot be read", segment.path.display())).why(error).data(DATA_IS_SAFE)
 }
 
 pub(super) fn damaged(segment: &Segment, offset: u64, why: &str) -> Error {

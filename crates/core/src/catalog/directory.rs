@@ -25,7 +25,8 @@ use super::snapshot::Snapshot;
 use crate::error::{Errno, Error, Result};
 
 pub(super) const TEMPORARY_EXTENSION: &str = "new";
-pub(super) const DATA_IS_SAFE: &str = "files in the tiers' directories and in the store are plain files under their own names and were not touched";
+pub(super) const DATA_IS_SAFE: &str =
+    "files in the tiers' directories and in the store are plain files under their own names and were not touched";
 
 /// What the last death cost.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -54,33 +55,17 @@ pub(super) struct Found {
 /// entry by this.
 pub(super) fn create(dir: &Path) -> Result<Vec<PathBuf>> {
     let failed = |error: io::Error| {
-        Error::new(format!(
-            "The catalog's directory {} cannot be used",
-            dir.display()
-        ))
-        .why(error)
-        .remedy("choose another place for the state, on a local disk, owned by you")
+        Error::new(format!("The catalog's directory {} cannot be used", dir.display()))
+            .why(error)
+            .remedy("choose another place for the state, on a local disk, owned by you")
     };
-    let absent = dir
-        .ancestors()
-        .take_while(|ancestor| !ancestor.as_os_str().is_empty() && !ancestor.exists());
+    let absent = dir.ancestors().take_while(|ancestor| !ancestor.as_os_str().is_empty() && !ancestor.exists());
     let here = Path::new(".");
     let parents = absent
         .filter_map(Path::parent)
-        .map(|parent| {
-            if parent.as_os_str().is_empty() {
-                here
-            } else {
-                parent
-            }
-            .to_owned()
-        })
+        .map(|parent| if parent.as_os_str().is_empty() { here } else { parent }.to_owned())
         .collect();
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)
-        .map_err(failed)?;
+    DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)?;
     let mode = std::fs::metadata(dir).map_err(failed)?.permissions().mode() & 0o7777;
     if mode != 0o700 {
         std::fs::set_permissions(dir, Permissions::from_mode(0o700)).map_err(failed)?;
@@ -91,13 +76,8 @@ pub(super) fn create(dir: &Path) -> Result<Vec<PathBuf>> {
 /// Takes the directory for this process, as long as the file lives.
 pub(super) fn lock(dir: &Path) -> Result<File> {
     let path = dir.join("lock");
-    let failed = |error: io::Error| {
-        Error::new(format!(
-            "The catalog's lock {} cannot be taken",
-            path.display()
-        ))
-        .why(error)
-    };
+    let failed =
+        |error: io::Error| Error::new(format!("The catalog's lock {} cannot be taken", path.display())).why(error);
     let mut file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -114,32 +94,21 @@ pub(super) fn lock(dir: &Path) -> Result<File> {
                 Ok(_) if !holder.trim().is_empty() => format!("process {}", holder.trim()),
                 _ => "another process".to_owned(),
             };
-            return Err(
-                Error::new(format!("The catalog {} is in use", dir.display()))
-                    .why(format!("{holder} holds {}", path.display()))
-                    .remedy(
-                        "let that agent finish, or join it; one agent serves a directory on a node",
-                    )
-                    .data(DATA_IS_SAFE),
-            );
+            return Err(Error::new(format!("The catalog {} is in use", dir.display()))
+                .why(format!("{holder} holds {}", path.display()))
+                .remedy("let that agent finish, or join it; one agent serves a directory on a node")
+                .data(DATA_IS_SAFE));
         }
         Err(errno) => return Err(failed(errno.into())),
     }
-    file.set_len(0)
-        .and_then(|()| writeln!(file, "{}", std::process::id()))
-        .map_err(failed)?;
+    file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(failed)?;
     Ok(file)
 }
 
 /// Looks through the directory, puts right what a death left, and says what there is.
 pub(super) fn recover(dir: &Path, snapshot: &Snapshot) -> Result<Found> {
     let failed = |error: io::Error| {
-        Error::new(format!(
-            "The catalog's directory {} cannot be read",
-            dir.display()
-        ))
-        .why(error)
-        .data(DATA_IS_SAFE)
+        Error::new(format!("The catalog's directory {} cannot be read", dir.display())).why(error).data(DATA_IS_SAFE)
     };
     let mut segments = list(dir).map_err(failed)?;
     let mut folded = snapshot.exists().then(|| snapshot.folded()).transpose()?;
@@ -150,10 +119,7 @@ pub(super) fn recover(dir: &Path, snapshot: &Snapshot) -> Result<Found> {
         for segment in segments.drain(..index) {
             std::fs::remove_file(&segment.path).map_err(failed)?;
         }
-        let begin = segments
-            .first()
-            .and_then(|segment| segment.header)
-            .map_or(Lsn(0), |header| header.after);
+        let begin = segments.first().and_then(|segment| segment.header).map_or(Lsn(0), |header| header.after);
         if folded.is_some_and(|folded| folded <= begin) {
             snapshot.delete().map_err(failed)?;
             folded = None;
@@ -183,11 +149,7 @@ pub(super) fn recover(dir: &Path, snapshot: &Snapshot) -> Result<Found> {
             return Err(damaged(segment, good, why));
         }
         if let Some(marked) = segment.marked_bytes.filter(|marked| good < *marked) {
-            return Err(damaged(
-                segment,
-                good,
-                &format!("{why}, yet {marked} bytes were safely on the disk"),
-            ));
+            return Err(damaged(segment, good, &format!("{why}, yet {marked} bytes were safely on the disk")));
         }
         recovery = cut(segments.split_off(index), good).map_err(failed)?;
         if let Some(segment) = recovery.cut.as_ref().filter(|_| good >= HEADER_BYTES) {
@@ -197,20 +159,11 @@ pub(super) fn recover(dir: &Path, snapshot: &Snapshot) -> Result<Found> {
         break;
     }
     // A marked segment is never appended to: its mark would be wrong.
-    if segments
-        .last()
-        .is_none_or(|segment| segment.marked_bytes.is_some())
-    {
+    if segments.last().is_none_or(|segment| segment.marked_bytes.is_some()) {
         segments.push(Segment::create(dir, last, false).map_err(failed)?);
         end = HEADER_BYTES;
     }
-    Ok(Found {
-        segments: segments.into_iter().map(Arc::new).collect(),
-        end,
-        folded,
-        last,
-        recovery,
-    })
+    Ok(Found { segments: segments.into_iter().map(Arc::new).collect(), end, folded, last, recovery })
 }
 
 /// All segments, oldest first; removes files that a death left half-made.
@@ -218,60 +171,36 @@ fn list(dir: &Path) -> io::Result<Vec<Segment>> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
-        if Path::new(&entry.file_name())
-            .extension()
-            .is_some_and(|extension| extension == TEMPORARY_EXTENSION)
-        {
+        if Path::new(&entry.file_name()).extension().is_some_and(|extension| extension == TEMPORARY_EXTENSION) {
             std::fs::remove_file(entry.path())?;
-        } else if let Some(name) = entry
-            .file_name()
-            .to_str()
-            .filter(|name| segment::is_segment(name))
-        {
+        } else if let Some(name) = entry.file_name().to_str().filter(|name| segment::is_segment(name)) {
             names.push(name.to_owned());
         }
     }
     names.sort_unstable();
-    names
-        .into_iter()
-        .map(|name| Segment::open(dir.join(name)))
-        .collect()
+    names.into_iter().map(|name| Segment::open(dir.join(name))).collect()
 }
 
 /// Where the intact records of `segment` end and what, if anything, is wrong there; moves `last` on.
-fn examine(
-    segment: &Segment,
-    last: &mut Lsn,
-    is_first: bool,
-) -> Result<(u64, Option<&'static str>)> {
+fn examine(segment: &Segment, last: &mut Lsn, is_first: bool) -> Result<(u64, Option<&'static str>)> {
     let Some(header) = segment.header else {
         return Ok((0, Some("the header is damaged or was never written")));
     };
     if header.format > FORMAT {
-        return Err(Error::new(format!(
-            "The catalog log {} has format {}",
-            segment.path.display(),
-            header.format
-        ))
-        .why(format!("this version of surgetank knows format {FORMAT}"))
-        .remedy("use the version that wrote it")
-        .data(DATA_IS_SAFE));
+        return Err(Error::new(format!("The catalog log {} has format {}", segment.path.display(), header.format))
+            .why(format!("this version of surgetank knows format {FORMAT}"))
+            .remedy("use the version that wrote it")
+            .data(DATA_IS_SAFE));
     }
     if header.after > *last {
         if is_first && !header.fresh {
-            return Err(damaged(
-                segment,
-                0,
-                "the segment before this one, or the snapshot, is missing",
-            ));
+            return Err(damaged(segment, 0, "the segment before this one, or the snapshot, is missing"));
         } else if !is_first {
             return Ok((0, Some("the segment before this one ends too early")));
         }
         *last = header.after;
     }
-    let mut reader = segment
-        .read(None)
-        .map_err(|error| unreadable(segment, error))?;
+    let mut reader = segment.read(None).map_err(|error| unreadable(segment, error))?;
     let problem = loop {
         match reader.step().map_err(|error| unreadable(segment, error))? {
             Step::Record { lsn, .. } => *last = lsn.max(*last),
@@ -279,13 +208,8 @@ fn examine(
             Step::Bad(why) => break Some(why),
         }
     };
-    let short = segment
-        .marked_bytes
-        .is_some_and(|marked| reader.offset < marked);
-    Ok((
-        reader.offset,
-        problem.or(short.then_some("records are missing at the end")),
-    ))
+    let short = segment.marked_bytes.is_some_and(|marked| reader.offset < marked);
+    Ok((reader.offset, problem.or(short.then_some("records are missing at the end"))))
 }
 
 /// Cuts the first of `segments` to `good` bytes (0: removes it) and removes the others, the youngest first, so that a

@@ -33,10 +33,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self {
-            segment_bytes_max: 16 << 20,
-            snapshot_cache_bytes: 4 << 20,
-        }
+        Self { segment_bytes_max: 16 << 20, snapshot_cache_bytes: 4 << 20 }
     }
 }
 
@@ -97,34 +94,16 @@ impl LogCatalog {
         let lock = directory::lock(dir)?;
         let snapshot = Snapshot::new(dir, options.snapshot_cache_bytes);
         let mut found = directory::recover(dir, &snapshot)?;
-        let current = found
-            .segments
-            .pop()
-            .ok_or_else(|| Error::new("The catalog has no log"))?;
+        let current = found.segments.pop().ok_or_else(|| Error::new("The catalog has no log"))?;
         // A closed segment ends where the next one begins.
-        let begins: Vec<Lsn> = found
-            .segments
-            .iter()
-            .skip(1)
-            .chain([&current])
-            .map(|segment| segment.after())
-            .collect();
+        let begins: Vec<Lsn> = found.segments.iter().skip(1).chain([&current]).map(|segment| segment.after()).collect();
         let closed = found.segments.into_iter().zip(begins).collect();
-        let writer = Writer::new(
-            dir.to_owned(),
-            options.segment_bytes_max,
-            closed,
-            current,
-            found.end,
-            found.last,
-        );
+        let writer = Writer::new(dir.to_owned(), options.segment_bytes_max, closed, current, found.end, found.last);
         let shared = Arc::new(Shared {
             dir: dir.to_owned(),
             writer,
             snapshot,
-            folding: Mutex::new(Folding {
-                snapshot: found.folded.is_some(),
-            }),
+            folding: Mutex::new(Folding { snapshot: found.folded.is_some() }),
             syncing: Mutex::new(Syncing::default()),
             synced: Condvar::new(),
             parents: Mutex::new(parents),
@@ -139,14 +118,8 @@ impl LogCatalog {
             let shared = Arc::clone(&shared);
             move || shared.fold_when_wished()
         });
-        let folder = folder
-            .map_err(|error| Error::new("The catalog's thread cannot be started").why(error))?;
-        Ok(Self {
-            shared,
-            folder: Some(folder),
-            recovery: found.recovery,
-            _lock: lock,
-        })
+        let folder = folder.map_err(|error| Error::new("The catalog's thread cannot be started").why(error))?;
+        Ok(Self { shared, folder: Some(folder), recovery: found.recovery, _lock: lock })
     }
 
     /// What the last death cost.
@@ -228,18 +201,12 @@ impl Shared {
             return Ok(());
         }
         if upto > self.writer.written() {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "a sync of something that was never committed",
-            ));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a sync of something that was never committed"));
         }
         // One caller syncs for all that committed before it began; the others wait and go together.
         let mut syncing = hold(&self.syncing);
         while syncing.running && self.durable() < upto {
-            syncing = self
-                .synced
-                .wait(syncing)
-                .unwrap_or_else(PoisonError::into_inner);
+            syncing = self.synced.wait(syncing).unwrap_or_else(PoisonError::into_inner);
         }
         if self.durable() >= upto {
             return Ok(());
@@ -275,11 +242,7 @@ impl Shared {
             (pen.closed.clone(), Arc::clone(&pen.current), pen.written)
         };
         let unsettled = |segment: &&Segment| !segment.settled.load(Ordering::Acquire);
-        for segment in closed
-            .iter()
-            .map(|(segment, _)| &**segment)
-            .filter(unsettled)
-        {
+        for segment in closed.iter().map(|(segment, _)| &**segment).filter(unsettled) {
             self.sync_data(segment)?;
             segment.mark();
         }
@@ -305,13 +268,7 @@ impl Shared {
 
     fn sync_data(&self, segment: &Segment) -> io::Result<()> {
         #[cfg(test)]
-        if self
-            .syncs_to_fail
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| {
-                left.checked_sub(1)
-            })
-            .is_ok()
-        {
+        if self.syncs_to_fail.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(1)).is_ok() {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
         segment.file.sync_data()
@@ -336,10 +293,7 @@ impl Shared {
         loop {
             let mut wish = hold(&self.wish);
             while !wish.fold && !wish.stop {
-                wish = self
-                    .wished
-                    .wait(wish)
-                    .unwrap_or_else(PoisonError::into_inner);
+                wish = self.wished.wait(wish).unwrap_or_else(PoisonError::into_inner);
             }
             if wish.stop {
                 return;
@@ -384,9 +338,7 @@ impl Shared {
     fn load_into(&self, take: &mut dyn FnMut(Loaded)) -> Result<()> {
         let mut folding = hold(&self.folding);
         // What a death left unfolded, unless it is little: a digest of many segments would take much memory.
-        while self.writer.pen().closed.len() > CLOSED_SEGMENTS_LOADED_MAX
-            && self.fold_oldest(&mut folding)?
-        {}
+        while self.writer.pen().closed.len() > CLOSED_SEGMENTS_LOADED_MAX && self.fold_oldest(&mut folding)? {}
         let (closed, current, end) = {
             let pen = self.writer.pen();
             (pen.closed.clone(), Arc::clone(&pen.current), pen.end)

@@ -35,11 +35,7 @@ pub fn decode(bytes: &[u8]) -> Option<Decoded> {
     if !rest.is_empty() {
         return None;
     }
-    Some(Decoded {
-        lsn: frame.lsn,
-        changes,
-        bytes: end,
-    })
+    Some(Decoded { lsn: frame.lsn, changes, bytes: end })
 }
 
 /// The fixed part in front of every batch.
@@ -78,10 +74,7 @@ pub(super) fn append(buffer: &mut Vec<u8>, lsn: Lsn, changes: &[Change]) -> std:
     buffer.extend_from_slice(&[0; FRAME_BYTES]);
     let framed = postcard::serialize_with_flavor(changes, Tail(buffer))
         .map_err(|error| error.to_string())
-        .and_then(|()| {
-            u32::try_from(buffer.len() - start - FRAME_BYTES)
-                .map_err(|_| "more than 4 GiB".to_owned())
-        });
+        .and_then(|()| u32::try_from(buffer.len() - start - FRAME_BYTES).map_err(|_| "more than 4 GiB".to_owned()));
     let payload_bytes = match framed {
         Ok(payload_bytes) => payload_bytes,
         Err(why) => {
@@ -126,11 +119,8 @@ mod tests {
 
     fn sample() -> Vec<u8> {
         let mut buffer = Vec::new();
-        let changes = [
-            Change::DropFile(FileId(300)),
-            Change::PutCounter("run".into(), u64::MAX),
-            Change::DropOp(Seq(9)),
-        ];
+        let changes =
+            [Change::DropFile(FileId(300)), Change::PutCounter("run".into(), u64::MAX), Change::DropOp(Seq(9))];
         append(&mut buffer, Lsn(7), &changes).unwrap();
         buffer
     }
@@ -141,10 +131,7 @@ mod tests {
         let length = bytes.len();
         bytes.extend_from_slice(b"what follows");
         let decoded = decode(&bytes).unwrap();
-        assert_eq!(
-            (decoded.lsn, decoded.bytes, decoded.changes.len()),
-            (Lsn(7), length, 3)
-        );
+        assert_eq!((decoded.lsn, decoded.bytes, decoded.changes.len()), (Lsn(7), length, 3));
     }
 
     #[test]

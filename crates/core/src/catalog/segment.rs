@@ -57,10 +57,7 @@ impl Header {
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    bytes[at..at + 4]
-        .iter()
-        .rev()
-        .fold(0, |value, byte| value << 8 | u32::from(*byte))
+    bytes[at..at + 4].iter().rev().fold(0, |value, byte| value << 8 | u32::from(*byte))
 }
 
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
@@ -85,19 +82,10 @@ impl Segment {
     pub fn create(dir: &Path, after: Lsn, fresh: bool) -> io::Result<Self> {
         let path = dir.join(file_name(after));
         let temporary = path.with_extension(super::directory::TEMPORARY_EXTENSION);
-        let header = Header {
-            format: FORMAT,
-            after,
-            fresh,
-        };
+        let header = Header { format: FORMAT, after, fresh };
         let create = || {
-            let file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .mode(0o600)
-                .open(&temporary)?;
+            let file =
+                OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
             file.write_all_at(&header.to_bytes(), 0)?;
             if fresh {
                 file.sync_data()?;
@@ -108,14 +96,7 @@ impl Segment {
         match create() {
             Ok(file) => {
                 let header = Some(header);
-                Ok(Self {
-                    file,
-                    path,
-                    header,
-                    marked_bytes: None,
-                    named: false.into(),
-                    settled: false.into(),
-                })
+                Ok(Self { file, path, header, marked_bytes: None, named: false.into(), settled: false.into() })
             }
             Err(error) => {
                 // The next start removes it when this does not.
@@ -132,24 +113,12 @@ impl Segment {
         if whole {
             file.read_exact_at(&mut bytes, 0)?;
         }
-        let header = if whole {
-            Header::from_bytes(&bytes)
-        } else {
-            None
-        };
+        let header = if whole { Header::from_bytes(&bytes) } else { None };
         let mark = MARK_OFFSET as usize;
-        let marked =
-            whole && crc_fast::crc32_iscsi(&bytes[mark..mark + 8]) == u32_at(&bytes, mark + 8);
+        let marked = whole && crc_fast::crc32_iscsi(&bytes[mark..mark + 8]) == u32_at(&bytes, mark + 8);
         let marked_bytes = marked.then(|| u64_at(&bytes, mark));
         let settled = marked_bytes.is_some().into();
-        Ok(Self {
-            file,
-            path,
-            header,
-            marked_bytes,
-            named: false.into(),
-            settled,
-        })
+        Ok(Self { file, path, header, marked_bytes, named: false.into(), settled })
     }
 
     /// Position of the last record before it.
@@ -175,20 +144,8 @@ impl Segment {
             Some(end) => end,
             None => self.file.metadata()?.len(),
         };
-        let file = BufReader::with_capacity(
-            READ_BYTES,
-            Onward {
-                file: &self.file,
-                offset: HEADER_BYTES,
-            },
-        );
-        Ok(Reader {
-            file,
-            offset: HEADER_BYTES,
-            end,
-            last: Lsn(0),
-            payload: Vec::new(),
-        })
+        let file = BufReader::with_capacity(READ_BYTES, Onward { file: &self.file, offset: HEADER_BYTES });
+        Ok(Reader { file, offset: HEADER_BYTES, end, last: Lsn(0), payload: Vec::new() })
     }
 }
 
@@ -201,9 +158,7 @@ pub(super) fn file_name(after: Lsn) -> String {
 pub(super) fn is_segment(name: &str) -> bool {
     name.strip_prefix("log-")
         .and_then(|rest| rest.strip_suffix(".wal"))
-        .is_some_and(|digits| {
-            digits.len() == 20 && digits.bytes().all(|byte| byte.is_ascii_digit())
-        })
+        .is_some_and(|digits| digits.len() == 20 && digits.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// Reads on from an offset of its own, so that readers and the writer do not share the file's.
@@ -269,10 +224,6 @@ impl Reader<'_> {
         let payload_offset = self.offset + FRAME_BYTES as u64;
         self.offset += whole;
         self.last = frame.lsn;
-        Ok(Step::Record {
-            lsn: frame.lsn,
-            payload: &self.payload,
-            payload_offset,
-        })
+        Ok(Step::Record { lsn: frame.lsn, payload: &self.payload, payload_offset })
     }
 }

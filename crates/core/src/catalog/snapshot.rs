@@ -35,10 +35,7 @@ pub(super) struct Snapshot {
 
 impl Snapshot {
     pub fn new(dir: &Path, cache_bytes: usize) -> Self {
-        Self {
-            path: dir.join("snapshot.redb"),
-            cache_bytes,
-        }
+        Self { path: dir.join("snapshot.redb"), cache_bytes }
     }
 
     pub fn exists(&self) -> bool {
@@ -59,19 +56,15 @@ impl Snapshot {
         }
         let read = || -> Result<(u64, u64), redb::Error> {
             let meta = self.open()?.begin_read()?.open_table(META)?;
-            let number =
-                |name| Ok::<_, redb::Error>(meta.get(name)?.map_or(0, |value| value.value()));
+            let number = |name| Ok::<_, redb::Error>(meta.get(name)?.map_or(0, |value| value.value()));
             Ok((number("format")?, number("folded")?))
         };
         match read().map_err(|error| self.failed("read", error))? {
             (FORMAT, folded) => Ok(Lsn(folded)),
-            (format, _) => Err(Error::new(format!(
-                "The catalog snapshot {} has format {format}",
-                self.path.display()
-            ))
-            .why(format!("this version of surgetank knows format {FORMAT}"))
-            .remedy("use the version that wrote it")
-            .data(DATA_IS_SAFE)),
+            (format, _) => Err(Error::new(format!("The catalog snapshot {} has format {format}", self.path.display()))
+                .why(format!("this version of surgetank knows format {FORMAT}"))
+                .remedy("use the version that wrote it")
+                .data(DATA_IS_SAFE)),
         }
     }
 
@@ -84,8 +77,7 @@ impl Snapshot {
                 let _ = std::fs::remove_file(&temporary);
             })
         } else {
-            self.open()
-                .and_then(|database| apply(&database, digest, last))
+            self.open().and_then(|database| apply(&database, digest, last))
         };
         folded.map_err(|error| self.failed("written", error))
     }
@@ -104,18 +96,10 @@ impl Snapshot {
 
     /// Hands over all that it holds (nothing unless `counts`) with `digest` laid over it, in the order
     /// [`super::Catalog::load_into`] promises.
-    pub fn for_each(
-        &self,
-        digest: &Digest,
-        counts: bool,
-        take: &mut dyn FnMut(Loaded),
-    ) -> Result<()> {
+    pub fn for_each(&self, digest: &Digest, counts: bool, take: &mut dyn FnMut(Loaded)) -> Result<()> {
         let mut read = || -> Result<(), redb::Error> {
             let database = if counts { Some(self.open()?) } else { None };
-            let below = database
-                .as_ref()
-                .map(ReadableDatabase::begin_read)
-                .transpose()?;
+            let below = database.as_ref().map(ReadableDatabase::begin_read).transpose()?;
             files(below.as_ref(), digest, take)?;
             entries(below.as_ref(), digest, take)?;
             ops_and_counters(below.as_ref(), digest, take)
@@ -134,13 +118,10 @@ impl Snapshot {
     }
 
     fn failed(&self, verb: &str, error: redb::Error) -> Error {
-        Error::new(format!(
-            "The catalog snapshot {} cannot be {verb}",
-            self.path.display()
-        ))
-        .why(error)
-        .remedy("look at the disk that holds the catalog: is it full, read-only or failing?")
-        .data(DATA_IS_SAFE)
+        Error::new(format!("The catalog snapshot {} cannot be {verb}", self.path.display()))
+            .why(error)
+            .remedy("look at the disk that holds the catalog: is it full, read-only or failing?")
+            .data(DATA_IS_SAFE)
     }
 }
 
@@ -192,21 +173,16 @@ fn apply(database: &Database, digest: &Digest, last: Lsn) -> Result<(), redb::Er
 
 type Take<'a> = &'a mut dyn FnMut(Loaded);
 
-fn files(
-    below: Option<&ReadTransaction>,
-    digest: &Digest,
-    take: Take<'_>,
-) -> Result<(), redb::Error> {
+fn files(below: Option<&ReadTransaction>, digest: &Digest, take: Take<'_>) -> Result<(), redb::Error> {
     let mut buffer = Vec::new();
     let mut over = digest.files.iter().peekable();
-    let mut put_over =
-        |id: FileId, span: Option<Span>, take: Take<'_>| -> Result<(), redb::Error> {
-            if let Some(span) = span {
-                digest.fetch(span, &mut buffer)?;
-                take(Loaded::File(id, value("file", &buffer)?));
-            }
-            Ok(())
-        };
+    let mut put_over = |id: FileId, span: Option<Span>, take: Take<'_>| -> Result<(), redb::Error> {
+        if let Some(span) = span {
+            digest.fetch(span, &mut buffer)?;
+            take(Loaded::File(id, value("file", &buffer)?));
+        }
+        Ok(())
+    };
     if let Some(table) = below.map(|below| below.open_table(FILES)).transpose()? {
         for row in table.iter()? {
             let (key, bytes) = row?;
@@ -223,11 +199,7 @@ fn files(
     over.try_for_each(|(&id, &span)| put_over(id, span, take))
 }
 
-fn entries(
-    below: Option<&ReadTransaction>,
-    digest: &Digest,
-    take: Take<'_>,
-) -> Result<(), redb::Error> {
+fn entries(below: Option<&ReadTransaction>, digest: &Digest, take: Take<'_>) -> Result<(), redb::Error> {
     let mut over = digest.entries.iter().peekable();
     let put_over = |(dir, name): &(FileId, Box<[u8]>), record: Option<_>, take: Take<'_>| {
         if let Some(record) = record {
@@ -244,11 +216,7 @@ fn entries(
             }
             match over.next_if(|(first, _)| order(first).is_eq()) {
                 Some((first, &record)) => put_over(first, record, take),
-                None => take(Loaded::Entry(
-                    dir,
-                    name.into(),
-                    value("entry", bytes.value())?,
-                )),
+                None => take(Loaded::Entry(dir, name.into(), value("entry", bytes.value())?)),
             }
         }
     }
@@ -257,11 +225,7 @@ fn entries(
 }
 
 /// Operations on their way and counters are few: merged in memory.
-fn ops_and_counters(
-    below: Option<&ReadTransaction>,
-    digest: &Digest,
-    take: Take<'_>,
-) -> Result<(), redb::Error> {
+fn ops_and_counters(below: Option<&ReadTransaction>, digest: &Digest, take: Take<'_>) -> Result<(), redb::Error> {
     let mut ops = BTreeMap::new();
     let mut counters = BTreeMap::new();
     if let Some(below) = below {
@@ -274,33 +238,20 @@ fn ops_and_counters(
             counters.insert(key.value().to_owned(), number.value());
         }
     }
-    ops.extend(
-        digest
-            .ops
-            .iter()
-            .map(|(seq, record)| (*seq, record.clone())),
-    );
-    counters.extend(
-        digest
-            .counters
-            .iter()
-            .map(|(name, number)| (name.clone(), *number)),
-    );
+    ops.extend(digest.ops.iter().map(|(seq, record)| (*seq, record.clone())));
+    counters.extend(digest.counters.iter().map(|(name, number)| (name.clone(), *number)));
     for (seq, record) in ops {
         if let Some(record) = record {
             take(Loaded::Op(seq, record));
         }
     }
-    counters
-        .into_iter()
-        .for_each(|(name, number)| take(Loaded::Counter(name, number)));
+    counters.into_iter().for_each(|(name, number)| take(Loaded::Counter(name, number)));
     Ok(())
 }
 
 fn entry_of(key: &[u8]) -> Result<(FileId, &[u8]), redb::Error> {
-    let (dir, name) = key
-        .split_first_chunk()
-        .ok_or_else(|| redb::Error::Corrupted("an entry's key is short".into()))?;
+    let (dir, name) =
+        key.split_first_chunk().ok_or_else(|| redb::Error::Corrupted("an entry's key is short".into()))?;
     Ok((FileId(u64::from_be_bytes(*dir)), name))
 }
 
@@ -309,6 +260,5 @@ fn bytes<T: serde::Serialize>(record: &T) -> Result<Vec<u8>, redb::Error> {
 }
 
 fn value<T: DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T, redb::Error> {
-    postcard::from_bytes(bytes)
-        .map_err(|error| redb::Error::Corrupted(format!("the record of a {what}: {error}")))
+    postcard::from_bytes(bytes).map_err(|error| redb::Error::Corrupted(format!("the record of a {what}: {error}")))
 }

@@ -91,11 +91,7 @@ impl Writer {
         Self {
             dir,
             segment_bytes_max,
-            pending: Mutex::new(Pending {
-                buffer: Vec::new(),
-                records: 0,
-                last,
-            }),
+            pending: Mutex::new(Pending { buffer: Vec::new(), records: 0, last }),
             pen: Mutex::new(pen),
             written: AtomicU64::new(last.0),
         }
@@ -147,12 +143,7 @@ impl Writer {
             // Positions go up one by one within a group.
             let first = Lsn(last.0 + 1 - u64::from(records));
             if records > 1 {
-                pen.failures.push(Failure {
-                    first,
-                    last,
-                    untold: records - 1,
-                    error: again(&error),
-                });
+                pen.failures.push(Failure { first, last, untold: records - 1, error: again(&error) });
             }
             return Err(error);
         }
@@ -188,10 +179,7 @@ impl Writer {
     /// are to be deleted once that name is on the media.
     pub fn restart(&self, pen: &mut Pen) -> io::Result<Vec<Arc<Segment>>> {
         let segment = Segment::create(&self.dir, pen.written, true)?;
-        let mut void: Vec<_> = std::mem::take(&mut pen.closed)
-            .into_iter()
-            .map(|(segment, _)| segment)
-            .collect();
+        let mut void: Vec<_> = std::mem::take(&mut pen.closed).into_iter().map(|(segment, _)| segment).collect();
         void.push(std::mem::replace(&mut pen.current, Arc::new(segment)));
         pen.end = HEADER_BYTES;
         pen.roll_at = self.segment_bytes_max;
@@ -226,10 +214,7 @@ impl Pen {
     }
 
     fn take_failure(&mut self, lsn: Lsn) -> Option<io::Error> {
-        let index = self
-            .failures
-            .iter()
-            .position(|failure| failure.first <= lsn && lsn <= failure.last)?;
+        let index = self.failures.iter().position(|failure| failure.first <= lsn && lsn <= failure.last)?;
         let failure = &mut self.failures[index];
         failure.untold -= 1;
         if failure.untold == 0 {
@@ -241,8 +226,5 @@ impl Pen {
 
 /// The same error once more, for another committer of the group.
 fn again(error: &io::Error) -> io::Error {
-    error.raw_os_error().map_or_else(
-        || io::Error::new(error.kind(), error.to_string()),
-        io::Error::from_raw_os_error,
-    )
+    error.raw_os_error().map_or_else(|| io::Error::new(error.kind(), error.to_string()), io::Error::from_raw_os_error)
 }

@@ -9,8 +9,8 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::key::{
-    Draft, LISTS, Origin, RULE_KEYS, SCALARS, Said, TIER_KEYS, empty_rule, mode, one_of, refused,
-    rule, tier, tier_name, unknown,
+    Draft, LISTS, Origin, RULE_KEYS, SCALARS, Said, TIER_KEYS, empty_rule, mode, one_of, refused, rule, tier,
+    tier_name, unknown,
 };
 use super::quantity::size_bytes;
 use super::{Authority, Pattern, RuleConfig, Survives, TierConfig, Timing};
@@ -18,19 +18,8 @@ use crate::error::{Error, Result};
 use crate::model::FsyncTarget;
 
 /// Reads the file's `text` into `draft`. `label` is how messages call the file.
-pub fn read(
-    text: &str,
-    path: &Path,
-    label: &str,
-    authority: Authority,
-    draft: &mut Draft,
-) -> Result<()> {
-    let file = File {
-        text,
-        label,
-        base: path.parent().unwrap_or(Path::new("/")),
-        authority,
-    };
+pub fn read(text: &str, path: &Path, label: &str, authority: Authority, draft: &mut Draft) -> Result<()> {
+    let file = File { text, label, base: path.parent().unwrap_or(Path::new("/")), authority };
     let table = DeTable::parse(text).map_err(|error| {
         let line = error.span().map_or(1, |span| line_of(text, span.start));
         Error::new(format!("{label}:{line}: this is not TOML"))
@@ -43,12 +32,7 @@ pub fn read(
         match key {
             "tiers" => {
                 let tiers = file.list(key, value)?;
-                draft.tiers = Some(
-                    tiers
-                        .iter()
-                        .map(|item| file.tier(item))
-                        .collect::<Result<_>>()?,
-                );
+                draft.tiers = Some(tiers.iter().map(|item| file.tier(item)).collect::<Result<_>>()?);
             }
             "rules" => {
                 for item in file.list(key, value)? {
@@ -57,12 +41,7 @@ pub fn read(
             }
             _ if SCALARS.contains(&key) => draft.set(key, &file.scalar(key, value)?, &origin)?,
             _ => {
-                return Err(unknown(
-                    "key",
-                    key,
-                    &origin.label,
-                    SCALARS.iter().chain(&LISTS).copied(),
-                ));
+                return Err(unknown("key", key, &origin.label, SCALARS.iter().chain(&LISTS).copied()));
             }
         }
     }
@@ -100,27 +79,18 @@ impl File<'_> {
     }
 
     fn truth(&self, key: &str, value: &Spanned<DeValue<'_>>) -> Result<bool> {
-        value.get_ref().as_bool().ok_or_else(|| {
-            refused(
-                &self.origin(value.span()),
-                key,
-                "expected true or false, without quotes",
-            )
-        })
+        value
+            .get_ref()
+            .as_bool()
+            .ok_or_else(|| refused(&self.origin(value.span()), key, "expected true or false, without quotes"))
     }
 
-    fn list<'v, 'i>(
-        &self,
-        key: &str,
-        value: &'v Spanned<DeValue<'i>>,
-    ) -> Result<&'v [Spanned<DeValue<'i>>]> {
+    fn list<'v, 'i>(&self, key: &str, value: &'v Spanned<DeValue<'i>>) -> Result<&'v [Spanned<DeValue<'i>>]> {
         match value.get_ref() {
             DeValue::Array(items) => Ok(items),
             other => {
-                let why = format!(
-                    "expected a list, found {}; write [[{key}]] tables or {key} = [\"…\", \"…\"]",
-                    kind(other)
-                );
+                let why =
+                    format!("expected a list, found {}; write [[{key}]] tables or {key} = [\"…\", \"…\"]", kind(other));
                 Err(refused(&self.origin(value.span()), key, &why))
             }
         }
@@ -132,19 +102,10 @@ impl File<'_> {
             DeValue::String(text) => return tier(text, &origin),
             DeValue::Table(table) => table,
             other => {
-                return Err(refused(
-                    &origin,
-                    "tiers",
-                    &format!("a tier is a string or a table, not {}", kind(other)),
-                ));
+                return Err(refused(&origin, "tiers", &format!("a tier is a string or a table, not {}", kind(other))));
             }
         };
-        let mut made = TierConfig {
-            name: String::new(),
-            paths: Vec::new(),
-            cap_bytes: None,
-            survives: None,
-        };
+        let mut made = TierConfig { name: String::new(), paths: Vec::new(), cap_bytes: None, survives: None };
         for (key, value) in table {
             let at = self.origin(key.span());
             let key: &str = key.get_ref();
@@ -157,35 +118,21 @@ impl File<'_> {
                     }
                 }
                 "size" => {
-                    made.cap_bytes = Some(
-                        size_bytes(&self.scalar(key, value)?)
-                            .map_err(|why| refused(&at, key, &why))?,
-                    );
+                    made.cap_bytes =
+                        Some(size_bytes(&self.scalar(key, value)?).map_err(|why| refused(&at, key, &why))?);
                 }
                 "survives" => {
-                    let choices = [
-                        ("agent", Survives::Agent),
-                        ("reboot", Survives::Reboot),
-                        ("node", Survives::Node),
-                    ];
+                    let choices = [("agent", Survives::Agent), ("reboot", Survives::Reboot), ("node", Survives::Node)];
                     let text = self.scalar(key, value)?;
-                    made.survives =
-                        Some(one_of(&text, &choices).map_err(|why| refused(&at, key, &why))?);
+                    made.survives = Some(one_of(&text, &choices).map_err(|why| refused(&at, key, &why))?);
                 }
                 _ => return Err(unknown("key", key, &at.label, TIER_KEYS.iter().copied())),
             }
         }
         if made.name.is_empty() || made.paths.is_empty() {
-            return Err(refused(
-                &origin,
-                "tiers",
-                "a tier needs name and path (or paths)",
-            ));
+            return Err(refused(&origin, "tiers", "a tier needs name and path (or paths)"));
         }
-        Ok(Said {
-            value: made,
-            origin,
-        })
+        Ok(Said { value: made, origin })
     }
 
     fn rule(&self, item: &Spanned<DeValue<'_>>) -> Result<RuleConfig> {
@@ -194,11 +141,7 @@ impl File<'_> {
             DeValue::String(text) => return rule(text, &origin),
             DeValue::Table(table) => table,
             other => {
-                return Err(refused(
-                    &origin,
-                    "rules",
-                    &format!("a rule is a string or a table, not {}", kind(other)),
-                ));
+                return Err(refused(&origin, "rules", &format!("a rule is a string or a table, not {}", kind(other))));
             }
         };
         let mut made = empty_rule(Pattern::Glob(String::new()), &origin);
@@ -221,9 +164,7 @@ impl File<'_> {
                     let choices = [("tier", FsyncTarget::Tier), ("store", FsyncTarget::Store)];
                     made.fsync = Some(one_of(&self.scalar(key, value)?, &choices).map_err(wrong)?);
                 }
-                "size" => {
-                    made.size_bytes = Some(size_bytes(&self.scalar(key, value)?).map_err(wrong)?)
-                }
+                "size" => made.size_bytes = Some(size_bytes(&self.scalar(key, value)?).map_err(wrong)?),
                 "tier" => made.tier = Some(self.scalar(key, value)?),
                 "prefetch" => made.prefetch = self.truth(key, value)?,
                 "pin" => made.pin = self.truth(key, value)?,
@@ -248,10 +189,5 @@ fn kind(value: &DeValue<'_>) -> &'static str {
 }
 
 fn line_of(text: &str, at: usize) -> usize {
-    1 + text
-        .as_bytes()
-        .iter()
-        .take(at)
-        .filter(|byte| **byte == b'\n')
-        .count()
+    1 + text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count()
 }

@@ -36,9 +36,7 @@ pub const LISTS: [&str; 2] = ["tiers", "rules"];
 /// Keys of one `[[tiers]]` table.
 pub const TIER_KEYS: [&str; 5] = ["name", "path", "paths", "size", "survives"];
 /// Keys of one `[[rules]]` table.
-pub const RULE_KEYS: [&str; 8] = [
-    "match", "mode", "timing", "fsync", "size", "tier", "prefetch", "pin",
-];
+pub const RULE_KEYS: [&str; 8] = ["match", "mode", "timing", "fsync", "size", "tier", "prefetch", "pin"];
 
 /// Where a value was written: `surgetank.toml:12`, `SURGETANK_FSYNC`, `--fsync`; and what relative paths start from.
 #[derive(Debug, Clone)]
@@ -86,10 +84,7 @@ impl Draft {
             if text.is_empty() {
                 return Err(refused("the path is empty".to_owned()));
             }
-            Ok(Some(Said {
-                value: origin.base.join(text),
-                origin: origin.clone(),
-            }))
+            Ok(Some(Said { value: origin.base.join(text), origin: origin.clone() }))
         };
         match key {
             "over" => self.over = path(text)?,
@@ -102,28 +97,17 @@ impl Draft {
                 self.verify = Some(one_of(text, &choices).map_err(refused)?);
             }
             "fsync" => {
-                let choices = [
-                    ("auto", None),
-                    ("tier", Some(FsyncTarget::Tier)),
-                    ("store", Some(FsyncTarget::Store)),
-                ];
+                let choices = [("auto", None), ("tier", Some(FsyncTarget::Tier)), ("store", Some(FsyncTarget::Store))];
                 self.fsync = one_of(text, &choices).map_err(refused)?;
             }
             "keep_at_exit" => {
-                let choices = [
-                    ("leave", KeepAtExit::Leave),
-                    ("drain", KeepAtExit::Drain),
-                    ("drop", KeepAtExit::Drop),
-                ];
+                let choices = [("leave", KeepAtExit::Leave), ("drain", KeepAtExit::Drain), ("drop", KeepAtExit::Drop)];
                 self.keep_at_exit = Some(one_of(text, &choices).map_err(refused)?);
             }
-            "copy_up_bytes_max" => {
-                self.copy_up_bytes_max = Some(size_bytes(text).map_err(refused)?)
-            }
+            "copy_up_bytes_max" => self.copy_up_bytes_max = Some(size_bytes(text).map_err(refused)?),
             "dirty_bytes_max" => self.dirty_bytes_max = Some(size_bytes(text).map_err(refused)?),
             "drain_bytes_per_second_max" => {
-                self.drain_bytes_per_second_max =
-                    Some(size_bytes(text.trim_end_matches("/s")).map_err(refused)?);
+                self.drain_bytes_per_second_max = Some(size_bytes(text.trim_end_matches("/s")).map_err(refused)?);
             }
             "drain_threads" => match text.trim().parse() {
                 Ok(threads @ 1..=256) => self.drain_threads = Some(threads),
@@ -134,12 +118,7 @@ impl Draft {
             "retry" => self.retry = Some(duration(text).map_err(refused)?),
             "grace" => self.grace = Some(duration(text).map_err(refused)?),
             _ => {
-                return Err(unknown(
-                    "key",
-                    key,
-                    &origin.label,
-                    SCALARS.iter().chain(&LISTS).copied(),
-                ));
+                return Err(unknown("key", key, &origin.label, SCALARS.iter().chain(&LISTS).copied()));
             }
         }
         Ok(())
@@ -158,19 +137,11 @@ pub fn refused(origin: &Origin, what: &str, why: &str) -> Error {
 }
 
 /// An unknown name, with the nearest known one.
-pub fn unknown<'a>(
-    kind: &str,
-    name: &str,
-    label: &str,
-    known: impl Iterator<Item = &'a str> + Clone,
-) -> Error {
+pub fn unknown<'a>(kind: &str, name: &str, label: &str, known: impl Iterator<Item = &'a str> + Clone) -> Error {
     let error = Error::new(format!("{label}: there is no {kind} '{name}'"));
     match nearest(name, known.clone()) {
         Some(near) => error.remedy(format!("did you mean '{near}'?")),
-        None => error.remedy(format!(
-            "known are: {}",
-            known.collect::<Vec<_>>().join(", ")
-        )),
+        None => error.remedy(format!("known are: {}", known.collect::<Vec<_>>().join(", "))),
     }
 }
 
@@ -217,32 +188,13 @@ fn truth(text: &str) -> std::result::Result<bool, String> {
 
 /// One of a few words.
 pub fn one_of<T: Clone>(text: &str, choices: &[(&str, T)]) -> std::result::Result<T, String> {
-    choices
-        .iter()
-        .find(|(name, _)| *name == text.trim())
-        .map(|(_, value)| value.clone())
-        .ok_or_else(|| {
-            format!(
-                "'{text}' is none of {}",
-                choices
-                    .iter()
-                    .map(|(name, _)| *name)
-                    .collect::<Vec<_>>()
-                    .join(", ")
-            )
-        })
+    choices.iter().find(|(name, _)| *name == text.trim()).map(|(_, value)| value.clone()).ok_or_else(|| {
+        format!("'{text}' is none of {}", choices.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", "))
+    })
 }
 
 pub fn mode(text: &str) -> std::result::Result<Mode, String> {
-    one_of(
-        text,
-        &[
-            ("keep", Mode::Keep),
-            ("copy", Mode::Copy),
-            ("move", Mode::Move),
-            ("remove", Mode::Remove),
-        ],
-    )
+    one_of(text, &[("keep", Mode::Keep), ("copy", Mode::Copy), ("move", Mode::Move), ("remove", Mode::Remove)])
 }
 
 /// The path of a `file:` URL, or the path itself.
@@ -255,12 +207,8 @@ fn store_path(text: &str) -> std::result::Result<String, String> {
     };
     match (scheme, rest.strip_prefix("localhost").unwrap_or(rest)) {
         ("file", path) if path.starts_with('/') => decoded(path),
-        ("file", _) => Err(format!(
-            "'{text}' names a host; a file URL has three slashes: file:///path"
-        )),
-        _ => Err(format!(
-            "stores of the kind '{scheme}:' are not in this build; use file:///path or a plain path"
-        )),
+        ("file", _) => Err(format!("'{text}' names a host; a file URL has three slashes: file:///path")),
+        _ => Err(format!("stores of the kind '{scheme}:' are not in this build; use file:///path or a plain path")),
     }
 }
 
@@ -278,7 +226,9 @@ fn decoded(path: &str) -> std::result::Result<String, String> {
             .get(..2)
             .and_then(|hex| std::str::from_utf8(hex).ok())
             .and_then(|hex| u8::from_str_radix(hex, 16).ok());
-        let value = value.ok_or_else(|| format!("'{path}' has a '%' that is not followed by two hexadecimal digits (a '%' itself is written %25)"))?;
+        let value = value.ok_or_else(|| {
+            format!("'{path}' has a '%' that is not followed by two hexadecimal digits (a '%' itself is written %25)")
+        })?;
         bytes.push(value);
         rest = &tail[2..];
     }
@@ -291,41 +241,23 @@ pub fn tier(text: &str, origin: &Origin) -> Result<Said<TierConfig>> {
         refused(
             origin,
             "tier",
-            &format!(
-                "'{text}' {why}; a tier is NAME=PATH[,PATH…][:SIZE], for example ram=/dev/shm:4G"
-            ),
+            &format!("'{text}' {why}; a tier is NAME=PATH[,PATH…][:SIZE], for example ram=/dev/shm:4G"),
         )
     };
     let (name, rest) = text.split_once('=').ok_or_else(|| shape("has no '='"))?;
     let (paths, cap_bytes) = match rest.rsplit_once(':') {
-        Some((paths, size)) if !size.contains('/') => (
-            paths,
-            Some(
-                size_bytes(size)
-                    .map_err(|why| refused(origin, "tier", &format!("'{text}': {why}")))?,
-            ),
-        ),
+        Some((paths, size)) if !size.contains('/') => {
+            (paths, Some(size_bytes(size).map_err(|why| refused(origin, "tier", &format!("'{text}': {why}")))?))
+        }
         _ => (rest, None),
     };
-    let paths: Vec<PathBuf> = paths
-        .split(',')
-        .map(str::trim)
-        .filter(|path| !path.is_empty())
-        .map(|path| origin.base.join(path))
-        .collect();
+    let paths: Vec<PathBuf> =
+        paths.split(',').map(str::trim).filter(|path| !path.is_empty()).map(|path| origin.base.join(path)).collect();
     if paths.is_empty() {
         return Err(shape("has no path"));
     }
     let name = tier_name(name.trim(), origin)?;
-    Ok(Said {
-        value: TierConfig {
-            name,
-            paths,
-            cap_bytes,
-            survives: None,
-        },
-        origin: origin.clone(),
-    })
+    Ok(Said { value: TierConfig { name, paths, cap_bytes, survives: None }, origin: origin.clone() })
 }
 
 pub fn tier_name(name: &str, origin: &Origin) -> Result<String> {
@@ -334,9 +266,7 @@ pub fn tier_name(name: &str, origin: &Origin) -> Result<String> {
         return Err(refused(
             origin,
             "tier",
-            &format!(
-                "'{name}' can't be a tier's name; use letters, digits, '-', '_' and '.', and not 'store'"
-            ),
+            &format!("'{name}' can't be a tier's name; use letters, digits, '-', '_' and '.', and not 'store'"),
         ));
     }
     Ok(name.to_owned())
@@ -345,14 +275,14 @@ pub fn tier_name(name: &str, origin: &Origin) -> Result<String> {
 /// `GLOB=keep|copy|move|remove`
 pub fn rule(text: &str, origin: &Origin) -> Result<RuleConfig> {
     let (pattern, mode_text) = text.rsplit_once('=').ok_or_else(|| {
-        refused(origin, "rule", &format!("'{text}' has no '='; a rule is GLOB=keep|copy|move|remove, for example '*.tmp=remove'"))
+        refused(
+            origin,
+            "rule",
+            &format!("'{text}' has no '='; a rule is GLOB=keep|copy|move|remove, for example '*.tmp=remove'"),
+        )
     })?;
-    let mode =
-        mode(mode_text).map_err(|why| refused(origin, "rule", &format!("'{text}': {why}")))?;
-    Ok(RuleConfig {
-        mode: Some(mode),
-        ..empty_rule(Pattern::Glob(pattern.to_owned()), origin)
-    })
+    let mode = mode(mode_text).map_err(|why| refused(origin, "rule", &format!("'{text}': {why}")))?;
+    Ok(RuleConfig { mode: Some(mode), ..empty_rule(Pattern::Glob(pattern.to_owned()), origin) })
 }
 
 /// A rule that says nothing yet.
@@ -373,7 +303,5 @@ pub fn empty_rule(pattern: Pattern, origin: &Origin) -> RuleConfig {
 
 /// Several of them in one environment variable.
 pub fn pieces(text: &str) -> impl Iterator<Item = &str> {
-    text.split(';')
-        .map(str::trim)
-        .filter(|piece| !piece.is_empty())
+    text.split(';').map(str::trim).filter(|piece| !piece.is_empty())
 }

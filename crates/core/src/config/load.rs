@@ -42,9 +42,7 @@ pub struct Surroundings {
 impl Surroundings {
     pub fn of_this_process() -> Result<Self> {
         let cwd = std::env::current_dir().map_err(|error| {
-            Error::new("the current directory can't be found")
-                .why(error)
-                .remedy("change to a directory that exists")
+            Error::new("the current directory can't be found").why(error).remedy("change to a directory that exists")
         })?;
         Ok(Self {
             cwd,
@@ -59,10 +57,7 @@ impl Surroundings {
     /// A variable that is set, not empty, and UTF-8.
     fn var(&self, name: &str) -> Option<String> {
         let (_, value) = self.env.iter().rev().find(|(key, _)| key == name)?;
-        value
-            .to_str()
-            .filter(|text| !text.is_empty())
-            .map(str::to_owned)
+        value.to_str().filter(|text| !text.is_empty()).map(str::to_owned)
     }
 }
 
@@ -89,10 +84,7 @@ pub fn load(overrides: &Overrides, around: &Surroundings) -> Result<Loaded> {
     let home = home(overrides, around);
     let mut project = Draft::default();
     let toml = read_project(given.as_deref(), &home, &mut project)?;
-    let home = project
-        .over
-        .as_ref()
-        .map_or(home, |over| over.value.clone());
+    let home = project.over.as_ref().map_or(home, |over| over.value.clone());
     let sea = read_sea(given_ini, &home, around, &mut files)?;
     files.extend(toml);
     if let Some(sea) = &sea {
@@ -114,33 +106,23 @@ pub fn state_root(overrides: &Overrides, around: &Surroundings) -> Result<PathBu
     let mut draft = Draft::default();
     let said = match &overrides.state {
         Some(text) => Some(("--state", text.clone())),
-        None => around
-            .var("SURGETANK_STATE")
-            .map(|text| ("SURGETANK_STATE", text)),
+        None => around.var("SURGETANK_STATE").map(|text| ("SURGETANK_STATE", text)),
     };
     match said {
         Some((label, text)) => {
-            let origin = Origin {
-                label: label.to_owned(),
-                base: around.cwd.clone(),
-                authority: Authority::CommandLine,
-            };
+            let origin =
+                Origin { label: label.to_owned(), base: around.cwd.clone(), authority: Authority::CommandLine };
             draft.set("state", &text, &origin)?;
         }
         None => {
             read_site(around, &mut draft)?;
             let home = home(overrides, around);
             // What a dead mount hides cannot say anything.
-            let hidden = fs::metadata(&home).is_err_and(|error| {
-                error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error())
-            });
+            let hidden = fs::metadata(&home)
+                .is_err_and(|error| error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error()));
             if !hidden {
                 let mut project = Draft::default();
-                read_project(
-                    given_file(overrides, around).as_deref(),
-                    &home,
-                    &mut project,
-                )?;
+                read_project(given_file(overrides, around).as_deref(), &home, &mut project)?;
                 overlay(&mut draft, project);
             }
         }
@@ -153,23 +135,14 @@ fn read_site(around: &Surroundings, draft: &mut Draft) -> Result<bool> {
     let Some(text) = optional(path)? else {
         return Ok(false);
     };
-    file::read(
-        &text,
-        path,
-        &path.display().to_string(),
-        Authority::Site,
-        draft,
-    )?;
+    file::read(&text, path, &path.display().to_string(), Authority::Site, draft)?;
     forbid_over(draft)?;
     Ok(true)
 }
 
 /// The configuration file that was named: a `surgetank.toml` or a `sea.ini`.
 fn given_file(overrides: &Overrides, around: &Surroundings) -> Option<PathBuf> {
-    let given = overrides
-        .config
-        .clone()
-        .or_else(|| around.var("SURGETANK_CONFIG").map(PathBuf::from));
+    let given = overrides.config.clone().or_else(|| around.var("SURGETANK_CONFIG").map(PathBuf::from));
     given.map(|path| around.cwd.join(path))
 }
 
@@ -179,23 +152,14 @@ fn is_ini(path: &Path) -> bool {
 
 /// Where files of the project are looked for: `over`, as far as it is known without them.
 fn home(overrides: &Overrides, around: &Surroundings) -> PathBuf {
-    let said_over = overrides
-        .over
-        .clone()
-        .or_else(|| around.var("SURGETANK_OVER").map(PathBuf::from));
+    let said_over = overrides.over.clone().or_else(|| around.var("SURGETANK_OVER").map(PathBuf::from));
     around.cwd.join(said_over.unwrap_or_default())
 }
 
 fn read_project(given: Option<&Path>, home: &Path, project: &mut Draft) -> Result<Option<PathBuf>> {
     if let Some(path) = given.filter(|path| !is_ini(path)) {
         let text = optional(path)?.ok_or_else(|| missing_config(path))?;
-        file::read(
-            &text,
-            path,
-            &path.display().to_string(),
-            Authority::Project,
-            project,
-        )?;
+        file::read(&text, path, &path.display().to_string(), Authority::Project, project)?;
         return Ok(Some(path.to_path_buf()));
     }
     let path = home.join(PROJECT_FILE);
@@ -208,40 +172,29 @@ fn read_project(given: Option<&Path>, home: &Path, project: &mut Draft) -> Resul
 }
 
 fn missing_config(path: &Path) -> Error {
-    Error::new(format!(
-        "the configuration file {} does not exist",
-        path.display()
-    ))
-    .remedy("correct --config (or SURGETANK_CONFIG), or leave it out")
+    Error::new(format!("the configuration file {} does not exist", path.display()))
+        .remedy("correct --config (or SURGETANK_CONFIG), or leave it out")
 }
 
 /// `over` is not a matter of files that are found in it, or of the site.
 fn forbid_over(draft: &Draft) -> Result<()> {
     match &draft.over {
         None => Ok(()),
-        Some(over) => Err(
-            Error::new(format!("{}: 'over' can't be set here", over.origin.label))
-                .why("this file is found by the directory that is served, it can't choose it")
-                .remedy("give --over, or name the file with --config"),
-        ),
+        Some(over) => Err(Error::new(format!("{}: 'over' can't be set here", over.origin.label))
+            .why("this file is found by the directory that is served, it can't choose it")
+            .remedy("give --over, or name the file with --config")),
     }
 }
 
 fn optional(path: &Path) -> Result<Option<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-            Ok(None)
-        }
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error()) => {
             let dir = path.parent().unwrap_or(path).display();
-            Err(
-                Error::new(format!("{dir} is a dead mount, its server is gone"))
-                    .why(error)
-                    .remedy(format!(
-                        "if an agent of yours was killed there: surgetank umount {dir}"
-                    )),
-            )
+            Err(Error::new(format!("{dir} is a dead mount, its server is gone"))
+                .why(error)
+                .remedy(format!("if an agent of yours was killed there: surgetank umount {dir}")))
         }
         Err(error) => Err(Error::new(format!("{} can't be read", path.display())).why(error)),
     }
@@ -260,34 +213,19 @@ fn read_sea(
             if !path.is_file() {
                 return Err(missing_config(path));
             }
-            let name = path
-                .file_name()
-                .map(|name| name.to_string_lossy().into_owned())
-                .unwrap_or_default();
+            let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
             (path.parent().unwrap_or(Path::new("/")).to_path_buf(), name)
         }
         None if sea::is_in(home) => (home.to_path_buf(), sea::INI.to_owned()),
-        None => match around
-            .var("SEA_HOME")
-            .map(|dir| around.cwd.join(dir))
-            .filter(|dir| sea::is_in(dir))
-        {
+        None => match around.var("SEA_HOME").map(|dir| around.cwd.join(dir)).filter(|dir| sea::is_in(dir)) {
             Some(dir) => (dir, sea::INI.to_owned()),
             None => return Ok(None),
         },
     };
     let names = std::iter::once(ini_name.as_str()).chain(sea::FILES.iter().copied().skip(1));
-    files.extend(
-        names
-            .map(|name| dir.join(name))
-            .filter(|path| path.is_file()),
-    );
+    files.extend(names.map(|name| dir.join(name)).filter(|path| path.is_file()));
     let label = |name: &str| {
-        if dir == home {
-            name.to_owned()
-        } else {
-            dir.join(name).display().to_string()
-        }
+        if dir == home { name.to_owned() } else { dir.join(name).display().to_string() }
     };
     sea::read(&dir, &ini_name, label, &env).map(Some)
 }
@@ -330,10 +268,7 @@ fn overlay(draft: &mut Draft, upper: Draft) {
     put(&mut draft.copy_up_bytes_max, copy_up_bytes_max);
     put(&mut draft.dirty_bytes_max, dirty_bytes_max);
     put(&mut draft.drain_threads, drain_threads);
-    put(
-        &mut draft.drain_bytes_per_second_max,
-        drain_bytes_per_second_max,
-    );
+    put(&mut draft.drain_bytes_per_second_max, drain_bytes_per_second_max);
     put(&mut draft.store_ttl, store_ttl);
     put(&mut draft.quiet, quiet);
     put(&mut draft.retry, retry);
@@ -349,11 +284,7 @@ fn environment(around: &Surroundings, draft: &mut Draft, notes: &mut Vec<String>
             continue;
         };
         let key = name[PREFIX.len()..].to_ascii_lowercase();
-        let origin = Origin {
-            label: name.to_owned(),
-            base: around.cwd.clone(),
-            authority: Authority::CommandLine,
-        };
+        let origin = Origin { label: name.to_owned(), base: around.cwd.clone(), authority: Authority::CommandLine };
         let known = key::SCALARS.iter().chain(&key::LISTS).copied();
         if !known.clone().any(|known| known == key) {
             let upper = &name[PREFIX.len()..];
@@ -367,19 +298,13 @@ fn environment(around: &Surroundings, draft: &mut Draft, notes: &mut Vec<String>
             }
             continue;
         }
-        let text = value
-            .to_str()
-            .ok_or_else(|| key::refused(&origin, &key, "the value is not UTF-8"))?;
+        let text = value.to_str().ok_or_else(|| key::refused(&origin, &key, "the value is not UTF-8"))?;
         if text.is_empty() {
             continue;
         }
         match key.as_str() {
             "tiers" => {
-                draft.tiers = Some(
-                    key::pieces(text)
-                        .map(|piece| key::tier(piece, &origin))
-                        .collect::<Result<_>>()?,
-                );
+                draft.tiers = Some(key::pieces(text).map(|piece| key::tier(piece, &origin)).collect::<Result<_>>()?);
             }
             "rules" => {
                 for piece in key::pieces(text) {
@@ -419,9 +344,8 @@ fn resolve(
     }
     let store = match &draft.store {
         None => over.clone(),
-        Some(said) => directory(said, "the store").map_err(|error| {
-            error.remedy(format!("create it: mkdir -p {}", said.value.display()))
-        })?,
+        Some(said) => directory(said, "the store")
+            .map_err(|error| error.remedy(format!("create it: mkdir -p {}", said.value.display())))?,
     };
     if store != over {
         refuse_apart(&over, &store, machine)?;
@@ -437,9 +361,7 @@ fn resolve(
                     store.display()
                 ))
                 .why(passed_over.join("; "))
-                .remedy(
-                    "name one with --tier NAME=PATH[:SIZE], for example --tier disk=/scratch/me",
-                ));
+                .remedy("name one with --tier NAME=PATH[:SIZE], for example --tier disk=/scratch/me"));
             }
             notes.extend(passed_over);
             found
@@ -449,12 +371,7 @@ fn resolve(
         if let Some(name) = &rule.tier
             && !tiers.iter().any(|tier| tier.name == *name)
         {
-            return Err(key::unknown(
-                "tier",
-                name,
-                &rule.origin,
-                tiers.iter().map(|tier| tier.name.as_str()),
-            ));
+            return Err(key::unknown("tier", name, &rule.origin, tiers.iter().map(|tier| tier.name.as_str())));
         }
     }
     RuleSet::new(&draft.rules)?;
@@ -468,9 +385,7 @@ fn resolve(
         verify: draft.verify.unwrap_or(Verify::Cache),
         fsync: draft.fsync,
         copy_up_bytes_max: draft.copy_up_bytes_max.unwrap_or(64 << 20),
-        dirty_bytes_max: draft
-            .dirty_bytes_max
-            .unwrap_or_else(|| tiers::dirty_bytes_max(machine)),
+        dirty_bytes_max: draft.dirty_bytes_max.unwrap_or_else(|| tiers::dirty_bytes_max(machine)),
         drain_threads: draft.drain_threads.unwrap_or(4),
         drain_bytes_per_second_max: draft.drain_bytes_per_second_max.unwrap_or(0),
         store_ttl: draft.store_ttl.unwrap_or(Duration::from_secs(1)),
@@ -480,11 +395,7 @@ fn resolve(
         keep_at_exit: draft.keep_at_exit.unwrap_or_default(),
         direct: draft.direct.unwrap_or(true),
     };
-    Ok(Loaded {
-        config,
-        notes,
-        files,
-    })
+    Ok(Loaded { config, notes, files })
 }
 
 fn resolve_over(draft: &Draft, around: &Surroundings) -> Result<PathBuf> {
@@ -500,12 +411,9 @@ fn resolve_over(draft: &Draft, around: &Surroundings) -> Result<PathBuf> {
     let over = directory(said, "the directory to serve")
         .map_err(|error| error.remedy("give a directory that exists with --over"))?;
     if over == Path::new("/") {
-        return Err(Error::new(format!(
-            "{}: the root directory can't be served",
-            said.origin.label
-        ))
-        .why("the programs, the tiers and our own state lie under it")
-        .remedy("change to the project's directory, or give it with --over"));
+        return Err(Error::new(format!("{}: the root directory can't be served", said.origin.label))
+            .why("the programs, the tiers and our own state lie under it")
+            .remedy("change to the project's directory, or give it with --over"));
     }
     Ok(over)
 }
@@ -513,22 +421,9 @@ fn resolve_over(draft: &Draft, around: &Surroundings) -> Result<PathBuf> {
 /// The physical path of a directory that exists.
 fn directory(said: &Said<PathBuf>, what: &str) -> Result<PathBuf> {
     let label = &said.origin.label;
-    let failed = |why: String| {
-        Error::new(format!(
-            "{label}: {what} {} can't be used",
-            said.value.display()
-        ))
-        .why(why)
-    };
-    let path = said
-        .value
-        .canonicalize()
-        .map_err(|error| failed(error.to_string()))?;
-    if path.is_dir() {
-        Ok(path)
-    } else {
-        Err(failed("it is not a directory".to_owned()))
-    }
+    let failed = |why: String| Error::new(format!("{label}: {what} {} can't be used", said.value.display())).why(why);
+    let path = said.value.canonicalize().map_err(|error| failed(error.to_string()))?;
+    if path.is_dir() { Ok(path) } else { Err(failed("it is not a directory".to_owned())) }
 }
 
 /// A store elsewhere: nothing may be hidden, nothing may contain itself.
@@ -552,17 +447,12 @@ fn refuse_apart(over: &Path, store: &Path, machine: &Machine) -> Result<()> {
     }
     match first_file(over) {
         None => Ok(()),
-        Some(file) => Err(Error::new(format!(
-            "{} has files of its own, and the store is {}",
-            over.display(),
-            store.display()
-        ))
-        .why(format!(
-            "the mount would hide them, for example {}",
-            file.display()
-        ))
-        .remedy("serve an empty directory, move the files into the store, or leave --store out")
-        .data("nothing was changed")),
+        Some(file) => {
+            Err(Error::new(format!("{} has files of its own, and the store is {}", over.display(), store.display()))
+                .why(format!("the mount would hide them, for example {}", file.display()))
+                .remedy("serve an empty directory, move the files into the store, or leave --store out")
+                .data("nothing was changed"))
+        }
     }
 }
 
@@ -581,18 +471,17 @@ fn first_file(dir: &Path) -> Option<PathBuf> {
     None
 }
 
-fn resolve_state(
-    draft: &Draft,
-    around: &Surroundings,
-    over: &Path,
-    store: &Path,
-) -> Result<PathBuf> {
+fn resolve_state(draft: &Draft, around: &Surroundings, over: &Path, store: &Path) -> Result<PathBuf> {
     let (path, label) = said_state(draft, around);
     for (what, other) in [("the directory to serve", over), ("the store", store)] {
         if path.starts_with(other) {
-            return Err(Error::new(format!("{label}: the state directory {} lies inside {what}, {}", path.display(), other.display()))
-                .why("journal and socket would be seen, drained and hidden by our own mount")
-                .remedy("put it elsewhere with --state or SURGETANK_STATE, on a local disk that survives a reboot"));
+            return Err(Error::new(format!(
+                "{label}: the state directory {} lies inside {what}, {}",
+                path.display(),
+                other.display()
+            ))
+            .why("journal and socket would be seen, drained and hidden by our own mount")
+            .remedy("put it elsewhere with --state or SURGETANK_STATE, on a local disk that survives a reboot"));
         }
     }
     Ok(path)
@@ -602,10 +491,7 @@ fn resolve_state(
 fn said_state<'a>(draft: &'a Draft, around: &Surroundings) -> (PathBuf, &'a str) {
     match &draft.state {
         Some(said) => (physical(&said.value), said.origin.label.as_str()),
-        None => (
-            physical(Path::new(&format!("/var/tmp/surgetank-{}", around.uid))),
-            "the default",
-        ),
+        None => (physical(Path::new(&format!("/var/tmp/surgetank-{}", around.uid))), "the default"),
     }
 }
 
@@ -627,65 +513,38 @@ fn physical(path: &Path) -> PathBuf {
     }
 }
 
-fn given_tiers(
-    machine: &Machine,
-    said: Vec<Said<TierConfig>>,
-    over: &Path,
-    store: &Path,
-) -> Result<Vec<TierConfig>> {
+fn given_tiers(machine: &Machine, said: Vec<Said<TierConfig>>, over: &Path, store: &Path) -> Result<Vec<TierConfig>> {
     let mut tiers: Vec<TierConfig> = Vec::new();
     let Some(first) = said.first() else {
         return Err(Error::new("the list of tiers is empty")
             .remedy("leave it out to have tiers found, or name one: ram=/dev/shm:4G"));
     };
     if said.len() > DEVICES_MAX {
-        return Err(Error::new(format!(
-            "{}: {} tiers are more than {DEVICES_MAX}",
-            first.origin.label,
-            said.len()
-        )));
+        return Err(Error::new(format!("{}: {} tiers are more than {DEVICES_MAX}", first.origin.label, said.len())));
     }
     let mut used: Vec<PathBuf> = Vec::new();
-    for Said {
-        value: mut tier,
-        origin,
-    } in said
-    {
+    for Said { value: mut tier, origin } in said {
         let label = &origin.label;
         let name = tier.name.clone();
         if tiers.iter().any(|known| known.name == name) {
-            return Err(
-                Error::new(format!("{label}: there are two tiers of the name '{name}'")).remedy(
-                    format!("give one tier several devices instead: {name}=PATH,PATH"),
-                ),
-            );
+            return Err(Error::new(format!("{label}: there are two tiers of the name '{name}'"))
+                .remedy(format!("give one tier several devices instead: {name}=PATH,PATH")));
         }
         if tier.paths.len() > DEVICES_MAX {
-            return Err(Error::new(format!(
-                "{label}: tier '{name}' has more than {DEVICES_MAX} devices"
-            )));
+            return Err(Error::new(format!("{label}: tier '{name}' has more than {DEVICES_MAX} devices")));
         }
         for path in &mut tier.paths {
-            let said = Said {
-                value: path.clone(),
-                origin: origin.clone(),
-            };
-            *path =
-                directory(&said, &format!("the directory of tier '{name}',")).map_err(|error| {
-                    error.remedy(format!("create it: mkdir -p {}", said.value.display()))
-                })?;
+            let said = Said { value: path.clone(), origin: origin.clone() };
+            *path = directory(&said, &format!("the directory of tier '{name}',"))
+                .map_err(|error| error.remedy(format!("create it: mkdir -p {}", said.value.display())))?;
             refuse_tier(path, &name, label, over, store)?;
             if used.contains(path) {
-                return Err(Error::new(format!(
-                    "{label}: {} is used twice",
-                    path.display()
-                )));
+                return Err(Error::new(format!("{label}: {} is used twice", path.display())));
             }
             used.push(path.clone());
         }
-        let completed = tiers::completed(machine, tier).map_err(|error| {
-            Error::new(format!("{label}: tier '{name}' can't be looked at")).why(error)
-        })?;
+        let completed = tiers::completed(machine, tier)
+            .map_err(|error| Error::new(format!("{label}: tier '{name}' can't be looked at")).why(error))?;
         tiers.push(completed);
     }
     Ok(tiers)
@@ -700,23 +559,14 @@ fn refuse_tier(path: &Path, name: &str, label: &str, over: &Path, store: &Path) 
         } else {
             continue;
         };
-        return Err(Error::new(format!(
-            "{label}: the directory {} of tier '{name}' {clash}",
-            path.display()
-        ))
-        .why("a tier must be apart from what it speeds up")
-        .remedy("use a directory of its own, for example one beside it"));
+        return Err(Error::new(format!("{label}: the directory {} of tier '{name}' {clash}", path.display()))
+            .why("a tier must be apart from what it speeds up")
+            .remedy("use a directory of its own, for example one beside it"));
     }
-    if let Err(error) = rustix::fs::access(
-        path,
-        rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK,
-    ) {
-        return Err(Error::new(format!(
-            "{label}: the directory {} of tier '{name}' can't be written",
-            path.display()
-        ))
-        .why(error)
-        .remedy("choose one that is yours, or leave the tier out"));
+    if let Err(error) = rustix::fs::access(path, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK) {
+        return Err(Error::new(format!("{label}: the directory {} of tier '{name}' can't be written", path.display()))
+            .why(error)
+            .remedy("choose one that is yours, or leave the tier out"));
     }
     Ok(())
 }
@@ -727,8 +577,5 @@ fn candidates(around: &Surroundings) -> Candidates {
         .into_iter()
         .filter_map(|name| Some((format!("${name}"), around.cwd.join(around.var(name)?))));
     let usual = ["/tmp", "/var/tmp"].map(|path| ("a usual place".to_owned(), PathBuf::from(path)));
-    Candidates {
-        ram: around.ram.clone(),
-        disks: named.chain(usual).collect(),
-    }
+    Candidates { ram: around.ram.clone(), disks: named.chain(usual).collect() }
 }

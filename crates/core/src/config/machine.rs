@@ -15,9 +15,7 @@ pub struct Machine {
 
 impl Default for Machine {
     fn default() -> Self {
-        Self {
-            root: PathBuf::from("/"),
-        }
+        Self { root: PathBuf::from("/") }
     }
 }
 
@@ -58,20 +56,10 @@ impl Machine {
         let text = self.text("/proc/meminfo")?;
         let field = |name: &str| -> Option<u64> {
             let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-            Some(
-                line.trim_start_matches(':')
-                    .split_whitespace()
-                    .next()?
-                    .parse::<u64>()
-                    .ok()?
-                    << 10,
-            )
+            Some(line.trim_start_matches(':').split_whitespace().next()?.parse::<u64>().ok()? << 10)
         };
         let total_bytes = field("MemTotal")?;
-        Some(Memory {
-            total_bytes,
-            available_bytes: field("MemAvailable").or_else(|| field("MemFree"))?,
-        })
+        Some(Memory { total_bytes, available_bytes: field("MemAvailable").or_else(|| field("MemFree"))? })
     }
 
     /// The tightest limit among our cgroup and those above it, of version 1 or 2. `None`: unlimited.
@@ -81,27 +69,18 @@ impl Machine {
         let mut tightest: Option<MemoryLimit> = None;
         for line in groups.lines() {
             let mut parts = line.splitn(3, ':');
-            let (Some(_), Some(controllers), Some(path)) =
-                (parts.next(), parts.next(), parts.next())
-            else {
+            let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else {
                 continue;
             };
             let (files, mount) = if controllers.is_empty() {
                 (&V2, mounts.iter().find(|mount| mount.kind == "cgroup2"))
             } else if controllers.split(',').any(|name| name == "memory") {
-                (
-                    &V1,
-                    mounts
-                        .iter()
-                        .find(|mount| mount.kind == "cgroup" && mount.at.ends_with("memory")),
-                )
+                (&V1, mounts.iter().find(|mount| mount.kind == "cgroup" && mount.at.ends_with("memory")))
             } else {
                 continue;
             };
             let Some(mount) = mount else { continue };
-            let base = self
-                .root
-                .join(mount.at.strip_prefix("/").unwrap_or(&mount.at));
+            let base = self.root.join(mount.at.strip_prefix("/").unwrap_or(&mount.at));
             // In a container the path may be that of the host; then only the top is visible.
             let mut group = base.join(path.trim_start_matches('/'));
             while group.starts_with(&base) {
@@ -141,46 +120,21 @@ struct Files {
     reclaimable: &'static str,
 }
 
-const V1: Files = Files {
-    limit: "memory.limit_in_bytes",
-    used: "memory.usage_in_bytes",
-    reclaimable: "total_inactive_file",
-};
-const V2: Files = Files {
-    limit: "memory.max",
-    used: "memory.current",
-    reclaimable: "inactive_file",
-};
+const V1: Files =
+    Files { limit: "memory.limit_in_bytes", used: "memory.usage_in_bytes", reclaimable: "total_inactive_file" };
+const V2: Files = Files { limit: "memory.max", used: "memory.current", reclaimable: "inactive_file" };
 /// Version 1 says "unlimited" with a number near 2⁶³.
 const UNLIMITED_BYTES: u64 = 1 << 60;
 
 impl Files {
     fn read(&self, group: &Path) -> Option<MemoryLimit> {
-        let number = |name: &str| {
-            fs::read_to_string(group.join(name))
-                .ok()?
-                .trim()
-                .parse::<u64>()
-                .ok()
-        };
+        let number = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
         let limit_bytes = number(self.limit).filter(|limit| *limit < UNLIMITED_BYTES)?;
-        let reclaimable = fs::read_to_string(group.join("memory.stat"))
-            .ok()
-            .and_then(|text| {
-                text.lines().find_map(|line| {
-                    line.strip_prefix(self.reclaimable)?
-                        .trim()
-                        .parse::<u64>()
-                        .ok()
-                })
-            });
-        let used = number(self.used)
-            .unwrap_or(0)
-            .saturating_sub(reclaimable.unwrap_or(0));
-        Some(MemoryLimit {
-            limit_bytes,
-            room_bytes: limit_bytes.saturating_sub(used),
-        })
+        let reclaimable = fs::read_to_string(group.join("memory.stat")).ok().and_then(|text| {
+            text.lines().find_map(|line| line.strip_prefix(self.reclaimable)?.trim().parse::<u64>().ok())
+        });
+        let used = number(self.used).unwrap_or(0).saturating_sub(reclaimable.unwrap_or(0));
+        Some(MemoryLimit { limit_bytes, room_bytes: limit_bytes.saturating_sub(used) })
     }
 }
 
@@ -188,11 +142,7 @@ fn mounted(line: &str) -> Option<Mounted> {
     let (front, back) = line.split_once(" - ")?;
     let at = unescaped(front.split(' ').nth(4)?);
     let mut back = back.split(' ');
-    Some(Mounted {
-        at: PathBuf::from(at),
-        kind: back.next()?.to_owned(),
-        source: unescaped(back.next().unwrap_or("")),
-    })
+    Some(Mounted { at: PathBuf::from(at), kind: back.next()?.to_owned(), source: unescaped(back.next().unwrap_or("")) })
 }
 
 /// `\040` and the like.
@@ -201,10 +151,7 @@ fn unescaped(text: &str) -> String {
     let mut rest = text;
     while let Some((before, after)) = rest.split_once('\\') {
         out.push_str(before);
-        match after
-            .get(..3)
-            .and_then(|octal| u8::from_str_radix(octal, 8).ok())
-        {
+        match after.get(..3).and_then(|octal| u8::from_str_radix(octal, 8).ok()) {
             Some(byte) => {
                 out.push(char::from(byte));
                 rest = &after[3..];
@@ -269,13 +216,7 @@ const KINDS: [(i64, &str, Survives); 24] = [
 ];
 const FUSE: i64 = 0x6573_5546;
 /// FUSE file systems over a local disk; any other is taken for shared.
-const LOCAL_FUSE: [&str; 5] = [
-    "fuseblk",
-    "virtiofs",
-    "fuse.fuse-overlayfs",
-    "fuse.mergerfs",
-    "fuse.bindfs",
-];
+const LOCAL_FUSE: [&str; 5] = ["fuseblk", "virtiofs", "fuse.fuse-overlayfs", "fuse.mergerfs", "fuse.bindfs"];
 
 impl Machine {
     /// What `path` lies on.
@@ -284,14 +225,8 @@ impl Machine {
         let device = rustix::fs::stat(path)?.st_dev;
         let number = stat.f_type & 0xffff_ffff;
         let (kind, survives) = if number == FUSE {
-            let kind = self
-                .mount_of(path)
-                .map_or_else(|| "fuse".to_owned(), |mount| mount.kind);
-            let survives = if LOCAL_FUSE.contains(&kind.as_str()) {
-                Survives::Reboot
-            } else {
-                Survives::Node
-            };
+            let kind = self.mount_of(path).map_or_else(|| "fuse".to_owned(), |mount| mount.kind);
+            let survives = if LOCAL_FUSE.contains(&kind.as_str()) { Survives::Reboot } else { Survives::Node };
             (kind, survives)
         } else {
             match KINDS.iter().find(|(known, ..)| *known == number) {
@@ -330,57 +265,27 @@ mod tests {
     fn limits_of_both_cgroup_versions() {
         let (_dir, v2) = machine(&[
             ("proc/self/cgroup", "0::/slurm/job7/step0\n"),
-            (
-                "proc/self/mountinfo",
-                "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
-            ),
+            ("proc/self/mountinfo", "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"),
             ("sys/fs/cgroup/slurm/memory.max", "max\n"),
             ("sys/fs/cgroup/slurm/job7/memory.max", "1000000\n"),
             ("sys/fs/cgroup/slurm/job7/memory.current", "600000\n"),
-            (
-                "sys/fs/cgroup/slurm/job7/memory.stat",
-                "anon 1\ninactive_file 100000\n",
-            ),
+            ("sys/fs/cgroup/slurm/job7/memory.stat", "anon 1\ninactive_file 100000\n"),
             ("sys/fs/cgroup/slurm/job7/step0/memory.max", "max\n"),
         ]);
-        assert_eq!(
-            v2.memory_limit(),
-            Some(MemoryLimit {
-                limit_bytes: 1_000_000,
-                room_bytes: 500_000
-            })
-        );
+        assert_eq!(v2.memory_limit(), Some(MemoryLimit { limit_bytes: 1_000_000, room_bytes: 500_000 }));
 
         let (_dir, v1) = machine(&[
-            (
-                "proc/self/cgroup",
-                "5:cpu:/x\n4:memory:/not/visible\n0::/\n",
-            ),
-            (
-                "proc/self/mountinfo",
-                "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
-            ),
+            ("proc/self/cgroup", "5:cpu:/x\n4:memory:/not/visible\n0::/\n"),
+            ("proc/self/mountinfo", "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"),
             ("sys/fs/cgroup/memory/memory.limit_in_bytes", "4096\n"),
             ("sys/fs/cgroup/memory/memory.usage_in_bytes", "96\n"),
         ]);
-        assert_eq!(
-            v1.memory_limit(),
-            Some(MemoryLimit {
-                limit_bytes: 4096,
-                room_bytes: 4000
-            })
-        );
+        assert_eq!(v1.memory_limit(), Some(MemoryLimit { limit_bytes: 4096, room_bytes: 4000 }));
 
         let (_dir, unlimited) = machine(&[
             ("proc/self/cgroup", "4:memory:/\n"),
-            (
-                "proc/self/mountinfo",
-                "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
-            ),
-            (
-                "sys/fs/cgroup/memory/memory.limit_in_bytes",
-                "9223372036854771712\n",
-            ),
+            ("proc/self/mountinfo", "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
         ]);
         assert_eq!(unlimited.memory_limit(), None);
     }
@@ -388,30 +293,15 @@ mod tests {
     #[test]
     fn memory_and_mounts() {
         let (_dir, machine) = machine(&[
-            (
-                "proc/meminfo",
-                "MemTotal:       2048 kB\nMemFree: 1 kB\nMemAvailable:   1024 kB\n",
-            ),
+            ("proc/meminfo", "MemTotal:       2048 kB\nMemFree: 1 kB\nMemAvailable:   1024 kB\n"),
             (
                 "proc/self/mountinfo",
                 "27 1 254:0 / / rw - ext4 /dev/vda rw\n30 27 0:9 / /a\\040b rw shared:1 - fuse.sshfs host:/x rw\n31 27 0:9 / /a\\040b rw - tmpfs t rw\n",
             ),
         ]);
-        assert_eq!(
-            machine.memory(),
-            Some(Memory {
-                total_bytes: 2 << 20,
-                available_bytes: 1 << 20
-            })
-        );
-        assert_eq!(
-            machine.mount_of(Path::new("/a b/c")).expect("mount").kind,
-            "tmpfs"
-        );
-        assert_eq!(
-            machine.mount_of(Path::new("/a")).expect("mount").source,
-            "/dev/vda"
-        );
+        assert_eq!(machine.memory(), Some(Memory { total_bytes: 2 << 20, available_bytes: 1 << 20 }));
+        assert_eq!(machine.mount_of(Path::new("/a b/c")).expect("mount").kind, "tmpfs");
+        assert_eq!(machine.mount_of(Path::new("/a")).expect("mount").source, "/dev/vda");
     }
 
     #[test]

@@ -6,30 +6,15 @@
 
 use std::time::Duration;
 
-const SIZE_UNITS: [(&str, u32); 6] = [
-    ("", 0),
-    ("k", 10),
-    ("m", 20),
-    ("g", 30),
-    ("t", 40),
-    ("p", 50),
-];
+const SIZE_UNITS: [(&str, u32); 6] = [("", 0), ("k", 10), ("m", 20), ("g", 30), ("t", 40), ("p", 50)];
 
 /// Bytes of `64M`, `1.5G`, `10GiB`, `4096`, `1T`. The error says what is wrong, without the place.
 pub fn size_bytes(text: &str) -> Result<u64, String> {
     let (number, unit) = split(text);
     let unit = unit.to_ascii_lowercase();
-    let unit = unit
-        .strip_suffix("ib")
-        .or_else(|| unit.strip_suffix('b'))
-        .unwrap_or(&unit);
-    let refused =
-        || format!("'{text}' is not a size; write for example 4096, 64M, 1.5G, 10GiB or 1T");
-    let shift = SIZE_UNITS
-        .iter()
-        .find(|(name, _)| *name == unit)
-        .map(|(_, shift)| *shift)
-        .ok_or_else(refused)?;
+    let unit = unit.strip_suffix("ib").or_else(|| unit.strip_suffix('b')).unwrap_or(&unit);
+    let refused = || format!("'{text}' is not a size; write for example 4096, 64M, 1.5G, 10GiB or 1T");
+    let shift = SIZE_UNITS.iter().find(|(name, _)| *name == unit).map(|(_, shift)| *shift).ok_or_else(refused)?;
     scaled(number, 1u64 << shift).ok_or_else(refused)
 }
 
@@ -46,14 +31,10 @@ pub fn duration(text: &str) -> Result<Duration, String> {
         "d" => 86_400_000_000_000,
         "" if number == "0" => 1,
         "" if !number.is_empty() => {
-            return Err(format!(
-                "'{text}' has no unit; write for example {text}s or {text}ms"
-            ));
+            return Err(format!("'{text}' has no unit; write for example {text}s or {text}ms"));
         }
         _ => {
-            return Err(format!(
-                "'{text}' is not a duration; write for example 100ms, 5s, 2m or 1h"
-            ));
+            return Err(format!("'{text}' is not a duration; write for example 100ms, 5s, 2m or 1h"));
         }
     };
     scaled(number, nanos_of_unit)
@@ -70,19 +51,13 @@ pub fn show_bytes(bytes: u64) -> String {
         value /= 1024.0;
         unit += 1;
     }
-    if unit == 0 {
-        format!("{bytes} B")
-    } else {
-        format!("{value:.1} {}", NAMES[unit])
-    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", NAMES[unit]) }
 }
 
 /// Splits `1.5GiB` into `1.5` and `GiB`.
 fn split(text: &str) -> (&str, &str) {
     let text = text.trim();
-    let end = text
-        .find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_')
-        .unwrap_or(text.len());
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_').unwrap_or(text.len());
     (&text[..end], text[end..].trim_start())
 }
 
@@ -124,19 +99,7 @@ mod tests {
         ] {
             assert_eq!(size_bytes(text), Ok(bytes), "{text}");
         }
-        for text in [
-            "",
-            "M",
-            "-1",
-            "1.",
-            "1.2.3G",
-            "1X",
-            "1e9",
-            "20000P",
-            "18446744073709551616",
-            "1 2",
-            "٣",
-        ] {
+        for text in ["", "M", "-1", "1.", "1.2.3G", "1X", "1e9", "20000P", "18446744073709551616", "1 2", "٣"] {
             let error = size_bytes(text).expect_err(text);
             assert!(error.contains(text) && error.contains("64M"), "{error}");
         }

@@ -56,11 +56,7 @@ pub fn read(
         Ok(contents(&dir.join(name))?.map(|text| lines(&text, dir, &label(name))))
     };
     let (flush, evict, prefetch) = (list(FLUSH)?, list(EVICT)?, list(PREFETCH)?);
-    let evicted = if flush.is_some() {
-        Mode::Remove
-    } else {
-        Mode::Move
-    };
+    let evicted = if flush.is_some() { Mode::Remove } else { Mode::Move };
     if flush.is_none() && evict.as_ref().is_some_and(|entries| !entries.is_empty()) {
         sea.notes.push(format!(
             "{}: there is no {FLUSH}, so what is listed is moved to the store and not removed; an empty {FLUSH} beside it makes Sea's 'remove' of it",
@@ -68,16 +64,11 @@ pub fn read(
         ));
     }
     // `.*` lists everything: nothing is left to keep.
-    let keeps = flush
-        .as_ref()
-        .is_some_and(|entries| !entries.is_empty() && entries.iter().all(|(text, _)| text != ".*"));
+    let keeps =
+        flush.as_ref().is_some_and(|entries| !entries.is_empty() && entries.iter().all(|(text, _)| text != ".*"));
     let mut add = |entries: Option<Vec<(String, Origin)>>, mode: Option<Mode>| {
         for (text, origin) in entries.unwrap_or_default() {
-            sea.rules.push(RuleConfig {
-                mode,
-                prefetch: mode.is_none(),
-                ..empty_rule(Pattern::Regex(text), &origin)
-            });
+            sea.rules.push(RuleConfig { mode, prefetch: mode.is_none(), ..empty_rule(Pattern::Regex(text), &origin) });
         }
     };
     add(flush, Some(Mode::Copy));
@@ -89,10 +80,7 @@ pub fn read(
             base: dir.to_path_buf(),
             authority: Authority::Project,
         };
-        sea.rules.push(RuleConfig {
-            mode: Some(Mode::Keep),
-            ..empty_rule(Pattern::Regex(".*".to_owned()), &origin)
-        });
+        sea.rules.push(RuleConfig { mode: Some(Mode::Keep), ..empty_rule(Pattern::Regex(".*".to_owned()), &origin) });
         sea.notes.push(format!(
             "{}: files that it does not list stay in the tiers (keep) and are NOT in the store at the end, as in Sea; --keep-at-exit=drain brings them over",
             label(FLUSH)
@@ -105,10 +93,8 @@ pub fn read(
 fn contents(path: &Path) -> Result<Option<String>> {
     match fs::read(path) {
         Ok(bytes) => String::from_utf8(bytes).map(Some).map_err(|error| {
-            let line = 1 + error.as_bytes()[..error.utf8_error().valid_up_to()]
-                .iter()
-                .filter(|byte| **byte == b'\n')
-                .count();
+            let line =
+                1 + error.as_bytes()[..error.utf8_error().valid_up_to()].iter().filter(|byte| **byte == b'\n').count();
             Error::new(format!("{}:{line}: this line is not UTF-8", path.display()))
                 .remedy("write such bytes as '.' in a list")
         }),
@@ -118,11 +104,7 @@ fn contents(path: &Path) -> Result<Option<String>> {
 }
 
 fn origin(dir: &Path, label: &str, line: usize) -> Origin {
-    Origin {
-        label: format!("{label}:{line}"),
-        base: dir.to_path_buf(),
-        authority: Authority::Project,
-    }
+    Origin { label: format!("{label}:{line}"), base: dir.to_path_buf(), authority: Authority::Project }
 }
 
 /// The entries of a list; Sea knows no comments there.
@@ -134,13 +116,7 @@ fn lines(text: &str, dir: &Path, label: &str) -> Vec<(String, Origin)> {
         .collect()
 }
 
-fn read_ini(
-    text: &str,
-    dir: &Path,
-    label: &str,
-    env: &dyn Fn(&str) -> Option<String>,
-    sea: &mut Sea,
-) -> Result<()> {
+fn read_ini(text: &str, dir: &Path, label: &str, env: &dyn Fn(&str) -> Option<String>, sea: &mut Sea) -> Result<()> {
     let mut keys: BTreeMap<String, (String, usize)> = BTreeMap::new();
     let mut inside = false;
     for (at, line) in text.lines().enumerate() {
@@ -149,17 +125,11 @@ fn read_ini(
             continue;
         }
         if let Some(section) = line.strip_prefix('[') {
-            inside = section
-                .trim_end_matches(']')
-                .trim()
-                .eq_ignore_ascii_case("sea");
+            inside = section.trim_end_matches(']').trim().eq_ignore_ascii_case("sea");
             continue;
         }
         let Some((key, value)) = line.split_once('=') else {
-            return Err(Error::new(format!(
-                "{label}:{}: '{line}' is neither [section] nor key = value",
-                at + 1
-            )));
+            return Err(Error::new(format!("{label}:{}: '{line}' is neither [section] nor key = value", at + 1)));
         };
         if inside {
             let value = value.trim().trim_matches(['"', '\'']).trim();
@@ -167,43 +137,27 @@ fn read_ini(
         }
     }
     // Older files call the levels source_N.
-    let level = |n: usize| {
-        keys.get(&format!("cache_{n}"))
-            .or_else(|| keys.get(&format!("source_{n}")))
-    };
+    let level = |n: usize| keys.get(&format!("cache_{n}")).or_else(|| keys.get(&format!("source_{n}")));
     let count = match keys.get("n_levels") {
-        Some((text, line)) => text
-            .parse::<usize>()
-            .ok()
-            .filter(|count| (1..=255).contains(count))
-            .ok_or_else(|| {
-                Error::new(format!(
-                    "{label}:{line}: n_levels = '{text}' is not a number from 1 to 255"
-                ))
-            })?,
+        Some((text, line)) => {
+            text.parse::<usize>().ok().filter(|count| (1..=255).contains(count)).ok_or_else(|| {
+                Error::new(format!("{label}:{line}: n_levels = '{text}' is not a number from 1 to 255"))
+            })?
+        }
         None => (0..).take_while(|n| level(*n).is_some()).count(),
     };
     let resolved = |value: &str| env(value).unwrap_or_else(|| value.to_owned());
     for n in 0..count {
         let (value, line) = level(n).ok_or_else(|| {
-            Error::new(format!(
-                "{label}: cache_{n} is missing, but n_levels says that there are {count} levels"
-            ))
-            .remedy("add it, or lower n_levels; the last level is the store")
+            Error::new(format!("{label}: cache_{n} is missing, but n_levels says that there are {count} levels"))
+                .remedy("add it, or lower n_levels; the last level is the store")
         })?;
         let origin = origin(dir, label, *line);
         let value = resolved(value);
-        let paths: Vec<PathBuf> = value
-            .split(',')
-            .map(str::trim)
-            .filter(|path| !path.is_empty())
-            .map(|path| dir.join(path))
-            .collect();
+        let paths: Vec<PathBuf> =
+            value.split(',').map(str::trim).filter(|path| !path.is_empty()).map(|path| dir.join(path)).collect();
         let Some(first) = paths.first() else {
-            return Err(Error::new(format!(
-                "{}: cache_{n} has no path",
-                origin.label
-            )));
+            return Err(Error::new(format!("{}: cache_{n} has no path", origin.label)));
         };
         if n + 1 == count {
             if paths.len() > 1 {
@@ -212,25 +166,14 @@ fn read_ini(
                     origin.label
                 )));
             }
-            sea.store = Some(Said {
-                value: first.clone(),
-                origin,
-            });
+            sea.store = Some(Said { value: first.clone(), origin });
         } else {
-            let value = TierConfig {
-                name: format!("cache_{n}"),
-                paths,
-                cap_bytes: None,
-                survives: None,
-            };
+            let value = TierConfig { name: format!("cache_{n}"), paths, cap_bytes: None, survives: None };
             sea.tiers.push(Said { value, origin });
         }
     }
     if let Some((value, line)) = keys.get("mount_dir") {
-        sea.over = Some(Said {
-            value: dir.join(resolved(value)),
-            origin: origin(dir, label, *line),
-        });
+        sea.over = Some(Said { value: dir.join(resolved(value)), origin: origin(dir, label, *line) });
     }
     Ok(())
 }

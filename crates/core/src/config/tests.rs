@@ -33,11 +33,7 @@ impl Place {
         Self { dir, around }
     }
     fn path(&self, name: &str) -> PathBuf {
-        self.dir
-            .path()
-            .canonicalize()
-            .expect("canonical")
-            .join(name)
+        self.dir.path().canonicalize().expect("canonical").join(name)
     }
     fn write(&self, name: &str, text: &str) -> &Self {
         fs::write(self.path(name), text).expect("write");
@@ -52,11 +48,7 @@ impl Place {
     }
     /// With a tier on the command line, so that nothing depends on the machine.
     fn load(&self, overrides: Overrides) -> Result<Loaded> {
-        let tiers = if overrides.tiers.is_empty() {
-            vec![self.tier()]
-        } else {
-            overrides.tiers.clone()
-        };
+        let tiers = if overrides.tiers.is_empty() { vec![self.tier()] } else { overrides.tiers.clone() };
         Config::load_in(&Overrides { tiers, ..overrides }, &self.around)
     }
     fn load_as_found(&self) -> Result<Loaded> {
@@ -66,12 +58,7 @@ impl Place {
         self.load(overrides).expect_err("refused").to_string()
     }
     fn mode(&self, loaded: &Loaded, path: &str) -> &'static str {
-        mode_name(
-            RuleSet::new(&loaded.config.rules)
-                .expect("rules")
-                .decide(path.as_bytes())
-                .mode,
-        )
+        mode_name(RuleSet::new(&loaded.config.rules).expect("rules").decide(path.as_bytes()).mode)
     }
 }
 
@@ -86,66 +73,31 @@ fn nothing_said() {
     assert_eq!(config.over, place.path("project"));
     assert_eq!(config.store, config.over);
     assert_eq!(config.state, PathBuf::from("/var/tmp/surgetank-7"));
-    assert_eq!(
-        (config.ordered, config.direct, config.verify),
-        (true, true, Verify::Cache)
-    );
-    assert_eq!(
-        (config.fsync, config.keep_at_exit, config.drain_threads),
-        (None, KeepAtExit::Leave, 4)
-    );
-    assert_eq!(
-        (config.copy_up_bytes_max, config.drain_bytes_per_second_max),
-        (64 << 20, 0)
-    );
+    assert_eq!((config.ordered, config.direct, config.verify), (true, true, Verify::Cache));
+    assert_eq!((config.fsync, config.keep_at_exit, config.drain_threads), (None, KeepAtExit::Leave, 4));
+    assert_eq!((config.copy_up_bytes_max, config.drain_bytes_per_second_max), (64 << 20, 0));
     assert_eq!(config.store_ttl, Duration::from_secs(1));
     assert_eq!(
         (config.quiet, config.retry, config.grace),
-        (
-            Duration::from_millis(50),
-            Duration::from_secs(30),
-            Duration::from_secs(5)
-        )
+        (Duration::from_millis(50), Duration::from_secs(30), Duration::from_secs(5))
     );
     assert!(
         config.dirty_bytes_max > 0
-            && config.dirty_bytes_max
-                <= Machine::default().memory().expect("memory").total_bytes / 4
+            && config.dirty_bytes_max <= Machine::default().memory().expect("memory").total_bytes / 4
     );
 }
 
 #[test]
 fn later_sources_win() {
     let mut place = Place::new();
-    place.write(
-        "site.toml",
-        "quiet = \"1s\"\nretry = \"1s\"\ngrace = \"1s\"\nstore_ttl = \"1s\"\ndirect = false\n",
-    );
-    place.write(
-        "project/surgetank.toml",
-        "quiet = \"2s\"\nretry = \"2s\"\ngrace = \"2s\"\n",
-    );
-    place
-        .env("SURGETANK_QUIET", "3s")
-        .env("SURGETANK_RETRY", "3s")
-        .env("SURGETANK_GRACE", "");
-    let loaded = place
-        .load(Overrides {
-            quiet: some("4s"),
-            ..Overrides::default()
-        })
-        .expect("load");
+    place.write("site.toml", "quiet = \"1s\"\nretry = \"1s\"\ngrace = \"1s\"\nstore_ttl = \"1s\"\ndirect = false\n");
+    place.write("project/surgetank.toml", "quiet = \"2s\"\nretry = \"2s\"\ngrace = \"2s\"\n");
+    place.env("SURGETANK_QUIET", "3s").env("SURGETANK_RETRY", "3s").env("SURGETANK_GRACE", "");
+    let loaded = place.load(Overrides { quiet: some("4s"), ..Overrides::default() }).expect("load");
     let config = loaded.config;
-    let seconds =
-        [config.quiet, config.retry, config.grace, config.store_ttl].map(|time| time.as_secs());
+    let seconds = [config.quiet, config.retry, config.grace, config.store_ttl].map(|time| time.as_secs());
     assert_eq!((seconds, config.direct), ([4, 3, 2, 1], false));
-    assert_eq!(
-        loaded.files,
-        [
-            place.path("site.toml"),
-            place.path("project/surgetank.toml")
-        ]
-    );
+    assert_eq!(loaded.files, [place.path("site.toml"), place.path("project/surgetank.toml")]);
 }
 
 #[test]
@@ -172,113 +124,40 @@ fn every_key_in_every_source() {
             .replace("{root}", &place.path("").to_string_lossy())
     };
     let check = |place: &Place, config: &Config| {
-        assert_eq!(
-            (&config.store, &config.over),
-            (&place.path("elsewhere"), &place.path("empty"))
-        );
+        assert_eq!((&config.store, &config.over), (&place.path("elsewhere"), &place.path("empty")));
         assert_eq!(config.state, place.path("state"));
-        assert_eq!(
-            (config.ordered, config.direct, config.verify),
-            (false, false, Verify::Reread)
-        );
-        assert_eq!(
-            (config.fsync, config.keep_at_exit),
-            (Some(FsyncTarget::Store), KeepAtExit::Drain)
-        );
-        assert_eq!(
-            (
-                config.copy_up_bytes_max,
-                config.dirty_bytes_max,
-                config.drain_threads
-            ),
-            (3 << 29, 10 << 30, 9)
-        );
-        assert_eq!(
-            (
-                config.drain_bytes_per_second_max,
-                config.store_ttl.as_millis()
-            ),
-            (5 << 20, 100)
-        );
-        assert_eq!(
-            (
-                config.quiet.as_secs(),
-                config.retry.as_secs(),
-                config.grace.as_secs()
-            ),
-            (0, 120, 3600)
-        );
+        assert_eq!((config.ordered, config.direct, config.verify), (false, false, Verify::Reread));
+        assert_eq!((config.fsync, config.keep_at_exit), (Some(FsyncTarget::Store), KeepAtExit::Drain));
+        assert_eq!((config.copy_up_bytes_max, config.dirty_bytes_max, config.drain_threads), (3 << 29, 10 << 30, 9));
+        assert_eq!((config.drain_bytes_per_second_max, config.store_ttl.as_millis()), (5 << 20, 100));
+        assert_eq!((config.quiet.as_secs(), config.retry.as_secs(), config.grace.as_secs()), (0, 120, 3600));
         assert_eq!(config.tiers.len(), 2);
         assert_eq!(config.tiers[1].cap_bytes, Some(2 << 30));
-        assert_eq!(
-            config
-                .rules
-                .iter()
-                .filter(|rule| rule.mode == Some(Mode::Remove))
-                .count(),
-            1
-        );
+        assert_eq!(config.rules.iter().filter(|rule| rule.mode == Some(Mode::Remove)).count(), 1);
     };
     let place = Place::new();
-    let tiers = [
-        place.tier(),
-        format!("u={}:2G", place.path("fast2").display()),
-    ];
+    let tiers = [place.tier(), format!("u={}:2G", place.path("fast2").display())];
     let known: BTreeSet<&str> = key::SCALARS.into_iter().collect();
-    assert_eq!(
-        values
-            .iter()
-            .map(|(key, _)| *key)
-            .chain(["over"])
-            .collect::<BTreeSet<_>>(),
-        known
-    );
+    assert_eq!(values.iter().map(|(key, _)| *key).chain(["over"]).collect::<BTreeSet<_>>(), known);
 
-    let mut text: String = values
-        .iter()
-        .map(|(key, value)| format!("{key} = \"{}\"\n", filled(&place, value)))
-        .collect();
-    text += &format!(
-        "over = \"empty\"\ntiers = [\"{}\", \"{}\"]\nrules = [\"*.tmp=remove\"]\n",
-        tiers[0], tiers[1]
-    );
+    let mut text: String =
+        values.iter().map(|(key, value)| format!("{key} = \"{}\"\n", filled(&place, value))).collect();
+    text += &format!("over = \"empty\"\ntiers = [\"{}\", \"{}\"]\nrules = [\"*.tmp=remove\"]\n", tiers[0], tiers[1]);
     place.write("given.toml", &text);
-    let given = Overrides {
-        config: Some(place.path("given.toml")),
-        ..Overrides::default()
-    };
-    check(
-        &place,
-        &Config::load_in(&given, &place.around).expect("file").config,
-    );
+    let given = Overrides { config: Some(place.path("given.toml")), ..Overrides::default() };
+    check(&place, &Config::load_in(&given, &place.around).expect("file").config);
 
-    let mut by_env = Place {
-        dir: tempfile::tempdir().expect("tempdir"),
-        around: place.around.clone(),
-    };
+    let mut by_env = Place { dir: tempfile::tempdir().expect("tempdir"), around: place.around.clone() };
     for (key, value) in values {
-        by_env.env(
-            &format!("SURGETANK_{}", key.to_uppercase()),
-            filled(&place, value),
-        );
+        by_env.env(&format!("SURGETANK_{}", key.to_uppercase()), filled(&place, value));
     }
     by_env
         .env("SURGETANK_OVER", place.path("empty"))
         .env("SURGETANK_TIERS", tiers.join("; "))
         .env("SURGETANK_RULES", "*.tmp=remove;");
-    check(
-        &place,
-        &Config::load_in(&Overrides::default(), &by_env.around)
-            .expect("environment")
-            .config,
-    );
+    check(&place, &Config::load_in(&Overrides::default(), &by_env.around).expect("environment").config);
 
-    let value = |key: &str| {
-        values
-            .iter()
-            .find(|(name, _)| *name == key)
-            .map(|(_, value)| filled(&place, value))
-    };
+    let value = |key: &str| values.iter().find(|(name, _)| *name == key).map(|(_, value)| filled(&place, value));
     let all = Overrides {
         over: Some(place.path("empty")),
         config: None,
@@ -300,12 +179,7 @@ fn every_key_in_every_source() {
         keep_at_exit: value("keep_at_exit"),
         direct: value("direct"),
     };
-    check(
-        &place,
-        &Config::load_in(&all, &place.around)
-            .expect("command line")
-            .config,
-    );
+    check(&place, &Config::load_in(&all, &place.around).expect("command line").config);
 }
 
 #[test]
@@ -317,38 +191,17 @@ fn tables_of_tiers_and_rules() {
     );
     let loaded = place.load_as_found().expect("load");
     let tier = &loaded.config.tiers[0];
-    assert_eq!(
-        (tier.name.as_str(), tier.cap_bytes, tier.survives),
-        ("a", Some(3 << 30), Some(Survives::Agent))
-    );
+    assert_eq!((tier.name.as_str(), tier.cap_bytes, tier.survives), ("a", Some(3 << 30), Some(Survives::Agent)));
     assert_eq!(tier.paths, [place.path("fast"), place.path("fast2")]);
     let rule = &loaded.config.rules[0];
+    assert_eq!((rule.mode, rule.timing, rule.fsync), (Some(Mode::Move), Some(Timing::Last), Some(FsyncTarget::Tier)));
     assert_eq!(
-        (rule.mode, rule.timing, rule.fsync),
-        (
-            Some(Mode::Move),
-            Some(Timing::Last),
-            Some(FsyncTarget::Tier)
-        )
-    );
-    assert_eq!(
-        (
-            rule.size_bytes,
-            rule.tier.as_deref(),
-            rule.prefetch,
-            rule.pin
-        ),
+        (rule.size_bytes, rule.tier.as_deref(), rule.prefetch, rule.pin),
         (Some(2 << 30), Some("a"), true, true)
     );
-    assert_eq!(
-        (rule.authority, rule.origin.as_str()),
-        (Authority::Project, "surgetank.toml:7")
-    );
+    assert_eq!((rule.authority, rule.origin.as_str()), (Authority::Project, "surgetank.toml:7"));
     let set = RuleSet::new(&loaded.config.rules).expect("rules");
-    assert!(
-        set.why(set.decide(b"x.dat").reason)
-            .contains("(surgetank.toml:7)")
-    );
+    assert!(set.why(set.decide(b"x.dat").reason).contains("(surgetank.toml:7)"));
 }
 
 #[test]
@@ -356,89 +209,36 @@ fn site_rules_win() {
     let mut place = Place::new();
     place
         .write("site.toml", "rules = [\"scratch/=copy\"]\n")
-        .write(
-            "project/surgetank.toml",
-            "rules = [\"scratch/**/*.tmp=remove\", \"*.log=keep\"]\n",
-        );
+        .write("project/surgetank.toml", "rules = [\"scratch/**/*.tmp=remove\", \"*.log=keep\"]\n");
     place.env("SURGETANK_RULES", "*.log=move");
-    let loaded = place
-        .load(Overrides {
-            rules: vec!["*.l*=remove".to_owned()],
-            ..Overrides::default()
-        })
-        .expect("load");
+    let loaded = place.load(Overrides { rules: vec!["*.l*=remove".to_owned()], ..Overrides::default() }).expect("load");
     assert_eq!(place.mode(&loaded, "scratch/a.tmp"), "copy");
-    assert_eq!(
-        place.mode(&loaded, "a.log"),
-        "move",
-        "the longer of the user's two"
-    );
-    let origins: Vec<&str> = loaded
-        .config
-        .rules
-        .iter()
-        .map(|rule| rule.origin.as_str())
-        .collect();
+    assert_eq!(place.mode(&loaded, "a.log"), "move", "the longer of the user's two");
+    let origins: Vec<&str> = loaded.config.rules.iter().map(|rule| rule.origin.as_str()).collect();
     let site = format!("{}:1", place.path("site.toml").display());
-    assert_eq!(
-        origins,
-        [
-            site.as_str(),
-            "surgetank.toml:1",
-            "surgetank.toml:1",
-            "SURGETANK_RULES",
-            "--rule"
-        ]
-    );
+    assert_eq!(origins, [site.as_str(), "surgetank.toml:1", "surgetank.toml:1", "SURGETANK_RULES", "--rule"]);
 }
 
 #[test]
 fn errors_name_place_and_remedy() {
     for (text, expected) in [
         ("quiet = \"5\"", &["surgetank.toml:1", "quiet", "5s"][..]),
-        (
-            "\nfsnyc = \"store\"",
-            &["surgetank.toml:2", "'fsnyc'", "'fsync'"],
-        ),
+        ("\nfsnyc = \"store\"", &["surgetank.toml:2", "'fsnyc'", "'fsync'"]),
         ("zzz = 1", &["surgetank.toml:1", "known are: over, store"]),
         ("quiet = ", &["surgetank.toml:1", "not TOML"]),
         ("\n\nquiet = [1]", &["surgetank.toml:3", "quiet", "a list"]),
-        (
-            "drain_threads = 0",
-            &["surgetank.toml:1", "drain_threads", "1 to 256"],
-        ),
+        ("drain_threads = 0", &["surgetank.toml:1", "drain_threads", "1 to 256"]),
         ("rules = \"x=copy\"", &["surgetank.toml:1", "[[rules]]"]),
-        (
-            "rules = [\"x=copy\",\n\"y=burn\"]",
-            &["surgetank.toml:2", "'burn'", "remove"],
-        ),
-        (
-            "[[rules]]\nmatch = \"x\"\nmdoe = \"copy\"",
-            &["surgetank.toml:3", "'mode'"],
-        ),
+        ("rules = [\"x=copy\",\n\"y=burn\"]", &["surgetank.toml:2", "'burn'", "remove"]),
+        ("[[rules]]\nmatch = \"x\"\nmdoe = \"copy\"", &["surgetank.toml:3", "'mode'"]),
         ("[[rules]]\nmode = \"copy\"", &["surgetank.toml:1", "match"]),
-        (
-            "[[rules]]\nmatch = \"x\"\ntier = \"tt\"",
-            &["surgetank.toml:1", "no tier 'tt'", "'t'"],
-        ),
+        ("[[rules]]\nmatch = \"x\"\ntier = \"tt\"", &["surgetank.toml:1", "no tier 'tt'", "'t'"]),
         ("rules = [\"a[=copy\"]", &["surgetank.toml:1", "a[=copy"]),
-        (
-            "[[rules]]\nmatch = \"x\"\npin = \"yes\"",
-            &["surgetank.toml:3", "without quotes"],
-        ),
-        (
-            "[[tiers]]\nname = \"x\"",
-            &["surgetank.toml:1", "name and path"],
-        ),
-        (
-            "[[tiers]]\nname = \"x\"\npaht = \"/x\"",
-            &["surgetank.toml:3", "'path"],
-        ),
+        ("[[rules]]\nmatch = \"x\"\npin = \"yes\"", &["surgetank.toml:3", "without quotes"]),
+        ("[[tiers]]\nname = \"x\"", &["surgetank.toml:1", "name and path"]),
+        ("[[tiers]]\nname = \"x\"\npaht = \"/x\"", &["surgetank.toml:3", "'path"]),
         ("over = \"x\"", &["surgetank.toml:1", "over", "--config"]),
-        (
-            "copy_up_bytes_max = -1",
-            &["surgetank.toml:1", "'-1' is not a size"],
-        ),
+        ("copy_up_bytes_max = -1", &["surgetank.toml:1", "'-1' is not a size"]),
     ] {
         let place = Place::new();
         place.write("project/surgetank.toml", text);
@@ -451,19 +251,11 @@ fn errors_name_place_and_remedy() {
     let mut place = Place::new();
     place.env("SURGETANK_VERIFY", "maybe");
     let error = place.error(Overrides::default());
-    assert!(
-        error.starts_with("SURGETANK_VERIFY: 'maybe' is none of cache, reread"),
-        "{error}"
-    );
+    assert!(error.starts_with("SURGETANK_VERIFY: 'maybe' is none of cache, reread"), "{error}");
     place.around.env.clear();
-    place
-        .env("SURGETANK_FSNYC", "store")
-        .env("SURGETANK_SOCKET_FD", "3");
+    place.env("SURGETANK_FSNYC", "store").env("SURGETANK_SOCKET_FD", "3");
     let notes = place.load(Overrides::default()).expect("load").notes;
-    assert_eq!(
-        notes,
-        ["SURGETANK_FSNYC means nothing to this program; did you mean SURGETANK_FSYNC?"]
-    );
+    assert_eq!(notes, ["SURGETANK_FSNYC means nothing to this program; did you mean SURGETANK_FSYNC?"]);
 }
 
 #[test]
@@ -475,21 +267,11 @@ fn stores() {
         format!("file://{}", elsewhere.display()),
         format!("file://localhost{}", elsewhere.display()),
         "../elsewhere".to_owned(),
-        format!(
-            "file://{}",
-            elsewhere.display().to_string().replace('w', "%77")
-        ),
+        format!("file://{}", elsewhere.display().to_string().replace('w', "%77")),
     ] {
-        let overrides = Overrides {
-            over: Some(place.path("empty")),
-            store: Some(text.clone()),
-            ..Overrides::default()
-        };
-        assert_eq!(
-            place.load(overrides).expect(&text).config.store,
-            elsewhere,
-            "{text}"
-        );
+        let overrides =
+            Overrides { over: Some(place.path("empty")), store: Some(text.clone()), ..Overrides::default() };
+        assert_eq!(place.load(overrides).expect(&text).config.store, elsewhere, "{text}");
     }
     for (text, part) in [
         ("s3://bucket", "not in this build"),
@@ -498,15 +280,9 @@ fn stores() {
         ("../absent", "mkdir -p"),
         ("", "empty"),
     ] {
-        let error = place.error(Overrides {
-            over: Some(place.path("empty")),
-            store: some(text),
-            ..Overrides::default()
-        });
-        assert!(
-            error.contains(part) && error.contains("--store"),
-            "{text}: {error}"
-        );
+        let error =
+            place.error(Overrides { over: Some(place.path("empty")), store: some(text), ..Overrides::default() });
+        assert!(error.contains(part) && error.contains("--store"), "{text}: {error}");
     }
 }
 
@@ -519,48 +295,12 @@ fn directories_in_each_others_way_are_refused() {
     let tier = |path: &str| vec![format!("t={}", place.path(path).display())];
     let base = Overrides::default;
     for (overrides, part) in [
-        (
-            Overrides {
-                over: Some("/".into()),
-                ..base()
-            },
-            "root directory",
-        ),
-        (
-            Overrides {
-                over: Some(place.path("project/data.txt")),
-                ..base()
-            },
-            "not a directory",
-        ),
-        (
-            Overrides {
-                over: Some(place.path("absent")),
-                ..base()
-            },
-            "No such file",
-        ),
-        (
-            Overrides {
-                tiers: tier("project/sub"),
-                ..base()
-            },
-            "lies inside the directory to serve",
-        ),
-        (
-            Overrides {
-                tiers: tier(""),
-                ..base()
-            },
-            "contains the directory to serve",
-        ),
-        (
-            Overrides {
-                tiers: tier("absent"),
-                ..base()
-            },
-            "mkdir -p",
-        ),
+        (Overrides { over: Some("/".into()), ..base() }, "root directory"),
+        (Overrides { over: Some(place.path("project/data.txt")), ..base() }, "not a directory"),
+        (Overrides { over: Some(place.path("absent")), ..base() }, "No such file"),
+        (Overrides { tiers: tier("project/sub"), ..base() }, "lies inside the directory to serve"),
+        (Overrides { tiers: tier(""), ..base() }, "contains the directory to serve"),
+        (Overrides { tiers: tier("absent"), ..base() }, "mkdir -p"),
         (
             Overrides {
                 over: Some(place.path("empty")),
@@ -570,98 +310,26 @@ fn directories_in_each_others_way_are_refused() {
             },
             "inside the store",
         ),
-        (
-            Overrides {
-                state: some("sub/state"),
-                ..base()
-            },
-            "state directory",
-        ),
-        (
-            Overrides {
-                store: some("../elsewhere"),
-                ..base()
-            },
-            "data.txt",
-        ),
-        (
-            Overrides {
-                store: some("sub"),
-                ..base()
-            },
-            "the store lies inside",
-        ),
-        (
-            Overrides {
-                over: Some(place.path("project/sub")),
-                store: some("."),
-                ..base()
-            },
-            "lies inside the store",
-        ),
-        (
-            Overrides {
-                tiers: [tier("fast"), tier("fast2")].concat(),
-                ..base()
-            },
-            "two tiers",
-        ),
-        (
-            Overrides {
-                tiers: vec![format!("t={0},{0}", place.path("fast").display())],
-                ..base()
-            },
-            "used twice",
-        ),
-        (
-            Overrides {
-                tiers: (0..256).map(|n| format!("t{n}=/x")).collect(),
-                ..base()
-            },
-            "more than 255",
-        ),
-        (
-            Overrides {
-                tiers: vec![format!("t={}", vec!["/x"; 256].join(","))],
-                ..base()
-            },
-            "more than 255",
-        ),
-        (
-            Overrides {
-                tiers: vec!["store=/x".to_owned()],
-                ..base()
-            },
-            "tier's name",
-        ),
+        (Overrides { state: some("sub/state"), ..base() }, "state directory"),
+        (Overrides { store: some("../elsewhere"), ..base() }, "data.txt"),
+        (Overrides { store: some("sub"), ..base() }, "the store lies inside"),
+        (Overrides { over: Some(place.path("project/sub")), store: some("."), ..base() }, "lies inside the store"),
+        (Overrides { tiers: [tier("fast"), tier("fast2")].concat(), ..base() }, "two tiers"),
+        (Overrides { tiers: vec![format!("t={0},{0}", place.path("fast").display())], ..base() }, "used twice"),
+        (Overrides { tiers: (0..256).map(|n| format!("t{n}=/x")).collect(), ..base() }, "more than 255"),
+        (Overrides { tiers: vec![format!("t={}", vec!["/x"; 256].join(","))], ..base() }, "more than 255"),
+        (Overrides { tiers: vec!["store=/x".to_owned()], ..base() }, "tier's name"),
     ] {
         let error = place.error(overrides.clone());
-        assert!(
-            error.contains(part),
-            "{overrides:?}: {part} is not in\n{error}"
-        );
+        assert!(error.contains(part), "{overrides:?}: {part} is not in\n{error}");
     }
     // Directories without files hide nothing.
-    let apart = Overrides {
-        over: Some(place.path("empty")),
-        store: some("../elsewhere"),
-        ..base()
-    };
-    assert_eq!(
-        place.load(apart).expect("load").config.store,
-        place.path("elsewhere")
-    );
+    let apart = Overrides { over: Some(place.path("empty")), store: some("../elsewhere"), ..base() };
+    assert_eq!(place.load(apart).expect("load").config.store, place.path("elsewhere"));
     // A link to the directory is the directory.
     std::os::unix::fs::symlink(place.path("project"), place.path("link")).expect("symlink");
     assert_eq!(
-        place
-            .load(Overrides {
-                over: Some(place.path("link")),
-                ..base()
-            })
-            .expect("load")
-            .config
-            .over,
+        place.load(Overrides { over: Some(place.path("link")), ..base() }).expect("load").config.over,
         place.path("project")
     );
 }
@@ -673,26 +341,17 @@ fn found_tiers_are_explained() {
     place.env("SLURM_TMPDIR", place.path("fast2"));
     match place.load_as_found() {
         Ok(loaded) => {
-            let paths: Vec<_> = loaded
-                .config
-                .tiers
-                .iter()
-                .flat_map(|tier| tier.paths.clone())
-                .collect();
+            let paths: Vec<_> = loaded.config.tiers.iter().flat_map(|tier| tier.paths.clone()).collect();
             assert!(!paths.contains(&place.path("fast2")), "{paths:?}");
             assert!(
-                loaded
-                    .notes
-                    .iter()
-                    .any(|note| note.contains("$SLURM_TMPDIR") && note.contains("no speed")),
+                loaded.notes.iter().any(|note| note.contains("$SLURM_TMPDIR") && note.contains("no speed")),
                 "{:?}",
                 loaded.notes
             );
         }
-        Err(error) => assert!(
-            error.to_string().contains("--tier") && error.to_string().contains("$SLURM_TMPDIR"),
-            "{error}"
-        ),
+        Err(error) => {
+            assert!(error.to_string().contains("--tier") && error.to_string().contains("$SLURM_TMPDIR"), "{error}")
+        }
     }
 }
 
@@ -704,19 +363,12 @@ fn memory_is_a_tier_on_its_own() {
     let mut place = Place::new();
     place.around.ram = PathBuf::from("/dev/shm");
     let machine = Machine::default();
-    if machine
-        .file_system(&place.path("project"))
-        .expect("statfs")
-        .is_memory()
-    {
+    if machine.file_system(&place.path("project")).expect("statfs").is_memory() {
         return;
     }
     let loaded = place.load_as_found().expect("load");
     let ram = &loaded.config.tiers[0];
-    assert_eq!(
-        (ram.name.as_str(), ram.survives),
-        ("ram", Some(Survives::Agent))
-    );
+    assert_eq!((ram.name.as_str(), ram.survives), ("ram", Some(Survives::Agent)));
     let memory = machine.memory().expect("memory");
     assert!(ram.cap_bytes.expect("cap") <= memory.total_bytes / 2);
 }
@@ -724,108 +376,40 @@ fn memory_is_a_tier_on_its_own() {
 const INI: &str = "# Sea configuration\n[Sea]\nmount_dir = {root}/empty ;\nn_levels = 3 ;\ncache_0 = {root}/fast ;\ncache_1 = SEA_LOCALDIR ; # by name\ncache_2 = {root}/elsewhere\nlog_level = 0 ; # 4 crashes tests\nlog_file = {root}/sea.log ;\nmax_fs = 646971392 ;\nn_threads = 16 ;\n";
 
 fn ini(place: &Place) -> String {
-    INI.replace(
-        "{root}",
-        place
-            .path("")
-            .to_str()
-            .expect("utf-8")
-            .trim_end_matches('/'),
-    )
+    INI.replace("{root}", place.path("").to_str().expect("utf-8").trim_end_matches('/'))
 }
 
 #[test]
 fn sea_ini() {
     let mut place = Place::new();
     fs::create_dir(place.path("home")).expect("mkdir");
-    place
-        .write("home/sea.ini", &ini(&place))
-        .write("home/.sea_flushlist", ".*\\.nii\n");
-    place.env(
-        "SEA_LOCALDIR",
-        format!(
-            "{},{}/",
-            place.path("fast2").display(),
-            place.path("project").display()
-        ),
-    );
-    let by_config = Overrides {
-        config: Some(place.path("home/sea.ini")),
-        ..Overrides::default()
-    };
-    let mut by_home = Place {
-        dir: tempfile::tempdir().expect("tempdir"),
-        around: place.around.clone(),
-    };
+    place.write("home/sea.ini", &ini(&place)).write("home/.sea_flushlist", ".*\\.nii\n");
+    place.env("SEA_LOCALDIR", format!("{},{}/", place.path("fast2").display(), place.path("project").display()));
+    let by_config = Overrides { config: Some(place.path("home/sea.ini")), ..Overrides::default() };
+    let mut by_home = Place { dir: tempfile::tempdir().expect("tempdir"), around: place.around.clone() };
     by_home.env("SEA_HOME", place.path("home"));
-    for loaded in [
-        Config::load_in(&by_config, &place.around),
-        Config::load_in(&Overrides::default(), &by_home.around),
-    ] {
+    for loaded in [Config::load_in(&by_config, &place.around), Config::load_in(&Overrides::default(), &by_home.around)]
+    {
         let loaded = loaded.expect("load");
         let config = &loaded.config;
-        assert_eq!(
-            (&config.over, &config.store),
-            (&place.path("empty"), &place.path("elsewhere"))
-        );
-        let tiers: Vec<_> = config
-            .tiers
-            .iter()
-            .map(|tier| (tier.name.as_str(), tier.paths.clone()))
-            .collect();
+        assert_eq!((&config.over, &config.store), (&place.path("empty"), &place.path("elsewhere")));
+        let tiers: Vec<_> = config.tiers.iter().map(|tier| (tier.name.as_str(), tier.paths.clone())).collect();
         assert_eq!(
             tiers,
-            [
-                ("cache_0", vec![place.path("fast")]),
-                ("cache_1", vec![place.path("fast2"), place.path("project")])
-            ]
+            [("cache_0", vec![place.path("fast")]), ("cache_1", vec![place.path("fast2"), place.path("project")])]
         );
         assert_eq!(place.mode(&loaded, "d/a.nii"), "copy");
-        assert_eq!(
-            loaded.files,
-            [
-                place.path("home/sea.ini"),
-                place.path("home/.sea_flushlist")
-            ]
-        );
-        assert!(
-            config.rules[0].origin.ends_with("home/.sea_flushlist:1"),
-            "{}",
-            config.rules[0].origin
-        );
+        assert_eq!(loaded.files, [place.path("home/sea.ini"), place.path("home/.sea_flushlist")]);
+        assert!(config.rules[0].origin.ends_with("home/.sea_flushlist:1"), "{}", config.rules[0].origin);
     }
     // Served where Sea's last level is: it is its own store. Anywhere else: not Sea's store.
-    let over = |name: &str| Overrides {
-        over: Some(place.path(name)),
-        ..by_config.clone()
-    };
+    let over = |name: &str| Overrides { over: Some(place.path(name)), ..by_config.clone() };
     let tier = vec![place.tier()];
-    let there = Config::load_in(
-        &Overrides {
-            tiers: tier.clone(),
-            ..over("elsewhere")
-        },
-        &place.around,
-    )
-    .expect("load");
+    let there = Config::load_in(&Overrides { tiers: tier.clone(), ..over("elsewhere") }, &place.around).expect("load");
     assert_eq!(there.config.store, place.path("elsewhere"));
-    let apart = Config::load_in(
-        &Overrides {
-            tiers: tier,
-            ..over("home")
-        },
-        &place.around,
-    )
-    .expect("load");
+    let apart = Config::load_in(&Overrides { tiers: tier, ..over("home") }, &place.around).expect("load");
     assert_eq!(apart.config.store, place.path("home"));
-    assert!(
-        apart
-            .notes
-            .iter()
-            .any(|note| note.contains("not taken as the store")),
-        "{:?}",
-        apart.notes
-    );
+    assert!(apart.notes.iter().any(|note| note.contains("not taken as the store")), "{:?}", apart.notes);
 }
 
 #[test]
@@ -836,19 +420,10 @@ fn sea_ini_errors() {
         ("[Sea]", "[Sea]\nnonsense", "sea.ini:3"),
         ("{root}/elsewhere", "/a,/b", "sea.ini:7"),
         ("{root}/fast ;", ";", "cache_0 has no path"),
-        (
-            "mount_dir = {root}/empty",
-            "mount_dir = /absent",
-            "sea.ini:3",
-        ),
+        ("mount_dir = {root}/empty", "mount_dir = /absent", "sea.ini:3"),
     ] {
         let place = Place::new();
-        let root = place
-            .path("")
-            .to_str()
-            .expect("utf-8")
-            .trim_end_matches('/')
-            .to_owned();
+        let root = place.path("").to_str().expect("utf-8").trim_end_matches('/').to_owned();
         let text = INI.replace(from, to).replace("{root}", &root);
         place.write("project/sea.ini", &text);
         let error = place.load_as_found().expect_err(part).to_string();
@@ -864,33 +439,20 @@ fn sea_lists() {
     for (lists, modes) in [
         ([flush, evict, None], ["copy", "move", "remove", "keep"]),
         ([flush, None, None], ["copy", "copy", "keep", "keep"]),
-        (
-            [Some(".*\n"), evict, None],
-            ["copy", "move", "move", "copy"],
-        ),
+        ([Some(".*\n"), evict, None], ["copy", "move", "move", "copy"]),
         ([None, evict, None], ["copy", "move", "move", "copy"]),
-        (
-            [Some("\n \n"), evict, None],
-            ["copy", "remove", "remove", "copy"],
-        ),
-        (
-            [Some(""), Some(""), Some("")],
-            ["copy", "copy", "copy", "copy"],
-        ),
+        ([Some("\n \n"), evict, None], ["copy", "remove", "remove", "copy"]),
+        ([Some(""), Some(""), Some("")], ["copy", "copy", "copy", "copy"]),
         ([None, None, Some("a.*")], ["copy", "copy", "copy", "copy"]),
     ] {
         let place = Place::new();
-        for (name, text) in [".sea_flushlist", ".sea_evictlist", ".sea_prefetchlist"]
-            .iter()
-            .zip(lists)
-        {
+        for (name, text) in [".sea_flushlist", ".sea_evictlist", ".sea_prefetchlist"].iter().zip(lists) {
             if let Some(text) = text {
                 place.write(&format!("project/{name}"), text);
             }
         }
         let loaded = place.load(Overrides::default()).expect("load");
-        let found =
-            ["a.nii", "last.nii", "x.log", "dir/other"].map(|path| place.mode(&loaded, path));
+        let found = ["a.nii", "last.nii", "x.log", "dir/other"].map(|path| place.mode(&loaded, path));
         assert_eq!(found, modes, "{lists:?}");
         let set = RuleSet::new(&loaded.config.rules).expect("rules");
         assert_eq!(set.decide(b"a.nii").prefetch, lists[2] == Some("a.*"));
@@ -905,10 +467,9 @@ fn sea_lists() {
 
 #[test]
 fn sea_lists_with_errors() {
-    for (text, parts) in [
-        ("ok\n(\n", &[".sea_flushlist:2", "unclosed group"][..]),
-        ("*.nii$\n", &[".sea_flushlist:1", "'.*.nii$'"]),
-    ] {
+    for (text, parts) in
+        [("ok\n(\n", &[".sea_flushlist:2", "unclosed group"][..]), ("*.nii$\n", &[".sea_flushlist:1", "'.*.nii$'"])]
+    {
         let place = Place::new();
         place.write("project/.sea_flushlist", text);
         let error = place.error(Overrides::default());
@@ -919,10 +480,7 @@ fn sea_lists_with_errors() {
     let place = Place::new();
     fs::write(place.path("project/.sea_evictlist"), b"ok\nbad\xff\n").expect("write");
     let error = place.error(Overrides::default());
-    assert!(
-        error.contains(".sea_evictlist:2") && error.contains("UTF-8"),
-        "{error}"
-    );
+    assert!(error.contains(".sea_evictlist:2") && error.contains("UTF-8"), "{error}");
 }
 
 #[test]
@@ -932,55 +490,29 @@ fn surgetank_toml_is_stronger_than_sea() {
         .write("project/sea.ini", &ini(&place))
         .write("project/.sea_evictlist", ".*\\.log\n")
         .write("project/.sea_flushlist", ".*\\.nii\n");
-    place.write(
-        "project/surgetank.toml",
-        &format!("tiers = [\"{}\"]\nrules = [\"*.log=copy\"]\n", place.tier()),
-    );
+    place.write("project/surgetank.toml", &format!("tiers = [\"{}\"]\nrules = [\"*.log=copy\"]\n", place.tier()));
     place.env("SEA_LOCALDIR", place.path("fast2"));
     let loaded = place.load_as_found().expect("load");
     assert_eq!(loaded.config.tiers.len(), 1);
-    assert_eq!(
-        ["a.log", "a.nii", "b"].map(|path| place.mode(&loaded, path)),
-        ["copy", "copy", "keep"]
-    );
+    assert_eq!(["a.log", "a.nii", "b"].map(|path| place.mode(&loaded, path)), ["copy", "copy", "keep"]);
 }
 
 #[test]
 fn every_key_is_documented() {
     let page = include_str!("../../../../docs/configuration.md");
     let rows: Vec<&str> = page.lines().filter(|line| line.starts_with('|')).collect();
-    let row_of = |key: &str| {
-        rows.iter().any(|row| {
-            row.split('|')
-                .nth(1)
-                .is_some_and(|cell| cell.contains(&format!("`{key}`")))
-        })
-    };
-    for key in key::SCALARS
-        .iter()
-        .chain(&key::LISTS)
-        .chain(&key::TIER_KEYS)
-        .chain(&key::RULE_KEYS)
-    {
+    let row_of =
+        |key: &str| rows.iter().any(|row| row.split('|').nth(1).is_some_and(|cell| cell.contains(&format!("`{key}`"))));
+    for key in key::SCALARS.iter().chain(&key::LISTS).chain(&key::TIER_KEYS).chain(&key::RULE_KEYS) {
         assert!(row_of(key), "docs/configuration.md has no row for `{key}`");
     }
     let place = Place::new();
-    let config =
-        serde_json::to_value(place.load(Overrides::default()).expect("load").config).expect("json");
+    let config = serde_json::to_value(place.load(Overrides::default()).expect("load").config).expect("json");
     for field in config.as_object().expect("object").keys() {
-        assert!(
-            key::SCALARS
-                .iter()
-                .chain(&key::LISTS)
-                .any(|key| key == field),
-            "Config::{field} is no key"
-        );
+        assert!(key::SCALARS.iter().chain(&key::LISTS).any(|key| key == field), "Config::{field} is no key");
     }
     for name in crate::rule::defaults::LAST_NAMES {
-        assert!(
-            page.contains(&format!("`{name}`")),
-            "the built-in rule {name} is not documented"
-        );
+        assert!(page.contains(&format!("`{name}`")), "the built-in rule {name} is not documented");
     }
 }
 
@@ -988,14 +520,9 @@ fn every_key_is_documented() {
 #[test]
 fn the_state_root_is_known_where_nothing_can_be_served() {
     let mut place = Place::new();
-    let asked = |place: &Place, overrides: &Overrides| {
-        load::state_root(overrides, &place.around).expect("state root")
-    };
+    let asked = |place: &Place, overrides: &Overrides| load::state_root(overrides, &place.around).expect("state root");
     place.around.cwd = "/".into();
-    assert_eq!(
-        asked(&place, &Overrides::default()),
-        PathBuf::from("/var/tmp/surgetank-7")
-    );
+    assert_eq!(asked(&place, &Overrides::default()), PathBuf::from("/var/tmp/surgetank-7"));
     place.around.cwd = place.path("");
     place.write("surgetank.toml", "state = \"here\"\n");
     assert_eq!(asked(&place, &Overrides::default()), place.path("here"));
@@ -1004,9 +531,6 @@ fn the_state_root_is_known_where_nothing_can_be_served() {
     assert!(load::state_root(&Overrides::default(), &place.around).is_err());
     place.env("SURGETANK_STATE", "there");
     assert_eq!(asked(&place, &Overrides::default()), place.path("there"));
-    let said = Overrides {
-        state: Some("said".to_owned()),
-        ..Overrides::default()
-    };
+    let said = Overrides { state: Some("said".to_owned()), ..Overrides::default() };
     assert_eq!(asked(&place, &said), place.path("said"));
 }

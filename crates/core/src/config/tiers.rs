@@ -37,18 +37,10 @@ pub fn cap_bytes(machine: &Machine, path: &Path) -> std::io::Result<u64> {
 /// Undrained bytes allowed in memory: a quarter of the memory we may use. It bounds both what the death of the node can
 /// cost and how long the final drain takes; the kernel risks about as much in its own page cache (`dirty_ratio`, 20 %).
 pub fn dirty_bytes_max(machine: &Machine) -> u64 {
-    let total = machine
-        .memory()
-        .map_or(u64::MAX, |memory| memory.total_bytes);
-    let limit = machine
-        .memory_limit()
-        .map_or(u64::MAX, |limit| limit.limit_bytes);
+    let total = machine.memory().map_or(u64::MAX, |memory| memory.total_bytes);
+    let limit = machine.memory_limit().map_or(u64::MAX, |limit| limit.limit_bytes);
     let usable = total.min(limit);
-    if usable == u64::MAX {
-        1 << 30
-    } else {
-        usable / 4
-    }
+    if usable == u64::MAX { 1 << 30 } else { usable / 4 }
 }
 
 /// Fills in what a tier's configuration left open: the cap over its distinct devices, and what it survives.
@@ -77,37 +69,18 @@ pub struct Candidates {
 }
 
 /// Tiers for a directory and its store, fastest first, and a note for every candidate that was passed over.
-pub fn found(
-    machine: &Machine,
-    candidates: &Candidates,
-    over: &Path,
-    store: &Path,
-) -> (Vec<TierConfig>, Vec<String>) {
+pub fn found(machine: &Machine, candidates: &Candidates, over: &Path, store: &Path) -> (Vec<TierConfig>, Vec<String>) {
     let mut notes = Vec::new();
     let mut tiers = Vec::new();
-    let site = Site {
-        machine,
-        over,
-        store,
-        store_device: machine.file_system(store).ok().map(|system| system.device),
-    };
+    let site = Site { machine, over, store, store_device: machine.file_system(store).ok().map(|system| system.device) };
     match site.judge(&candidates.ram, true) {
-        Ok(tier) => tiers.push(TierConfig {
-            name: "ram".to_owned(),
-            ..tier
-        }),
-        Err(why) => notes.push(format!(
-            "no tier in memory: {}: {why}",
-            candidates.ram.display()
-        )),
+        Ok(tier) => tiers.push(TierConfig { name: "ram".to_owned(), ..tier }),
+        Err(why) => notes.push(format!("no tier in memory: {}: {why}", candidates.ram.display())),
     }
     for (named_by, path) in &candidates.disks {
         match site.judge(path, false) {
             Ok(tier) => {
-                tiers.push(TierConfig {
-                    name: "disk".to_owned(),
-                    ..tier
-                });
+                tiers.push(TierConfig { name: "disk".to_owned(), ..tier });
                 break;
             }
             Err(why) => notes.push(format!("no tier on {} ({named_by}): {why}", path.display())),
@@ -126,30 +99,17 @@ struct Site<'a> {
 impl Site<'_> {
     fn judge(&self, path: &Path, memory: bool) -> Result<TierConfig, String> {
         let path = path.canonicalize().map_err(|error| error.to_string())?;
-        let system = self
-            .machine
-            .file_system(&path)
-            .map_err(|error| error.to_string())?;
+        let system = self.machine.file_system(&path).map_err(|error| error.to_string())?;
         if !path.is_dir() {
             return Err("it is not a directory".to_owned());
         }
         if memory != system.is_memory() {
-            return Err(format!(
-                "it is {}, not {}",
-                system.kind,
-                if memory { "memory (tmpfs)" } else { "a disk" }
-            ));
+            return Err(format!("it is {}, not {}", system.kind, if memory { "memory (tmpfs)" } else { "a disk" }));
         }
         if system.is_shared() {
-            return Err(format!(
-                "{} is shared storage, not a local disk",
-                system.kind
-            ));
+            return Err(format!("{} is shared storage, not a local disk", system.kind));
         }
-        for (name, other) in [
-            ("the directory that is served", self.over),
-            ("the store", self.store),
-        ] {
+        for (name, other) in [("the directory that is served", self.over), ("the store", self.store)] {
             if path.starts_with(other) {
                 return Err(format!("it lies inside {name}"));
             }
@@ -158,26 +118,20 @@ impl Site<'_> {
             }
         }
         if self.store_device == Some(system.device) {
-            return Err("it is on the very file system of the store, so it would bring no speed (--tier takes it all the same)".to_owned());
+            return Err(
+                "it is on the very file system of the store, so it would bring no speed (--tier takes it all the same)"
+                    .to_owned(),
+            );
         }
-        if let Err(error) = rustix::fs::access(
-            &path,
-            rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK,
-        ) {
+        if let Err(error) = rustix::fs::access(&path, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK) {
             return Err(format!("we may not write there ({error})"));
         }
-        let tier = TierConfig {
-            name: String::new(),
-            paths: vec![path],
-            cap_bytes: None,
-            survives: None,
-        };
+        let tier = TierConfig { name: String::new(), paths: vec![path], cap_bytes: None, survives: None };
         let tier = completed(self.machine, tier).map_err(|error| error.to_string())?;
         match tier.cap_bytes {
-            Some(cap) if cap < CAP_BYTES_MIN => Err(format!(
-                "only {} could be used without crowding others",
-                show_bytes(cap)
-            )),
+            Some(cap) if cap < CAP_BYTES_MIN => {
+                Err(format!("only {} could be used without crowding others", show_bytes(cap)))
+            }
             _ => Ok(tier),
         }
     }

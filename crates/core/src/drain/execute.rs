@@ -38,13 +38,7 @@ fn expectation(tree: &Tree, over: Option<FileId>, at: (FileId, &[u8])) -> Expect
     match &inode.identity {
         // Under whichever of its names: a hard link is the same file.
         Some(identity) => Expect::Identity(**identity),
-        None if inode
-            .applied
-            .as_ref()
-            .is_some_and(|(dir, name)| *dir == at.0 && **name == *at.1) =>
-        {
-            Expect::Unknown
-        }
+        None if inode.applied.as_ref().is_some_and(|(dir, name)| *dir == at.0 && **name == *at.1) => Expect::Unknown,
         None => Expect::Absent,
     }
 }
@@ -59,12 +53,7 @@ impl Drain {
             (op.kind.clone(), op.run)
         };
         match kind {
-            OpKind::Publish {
-                file,
-                dir,
-                name,
-                over,
-            } => {
+            OpKind::Publish { file, dir, name, over } => {
                 let what = self.namespace.tree().get(file).map(|inode| inode.attr.kind);
                 match what {
                     Some(Kind::File) => self.publish_file(seq, file, (dir, &name), over, run),
@@ -75,33 +64,19 @@ impl Drain {
             }
             OpKind::SetMeta { file } => self.set_meta(file),
             OpKind::Link { file, dir, name } => self.link(seq, file, (dir, &name), run),
-            OpKind::Rename {
-                file,
-                from_dir,
-                from,
-                to_dir,
-                to,
-                over,
-            } => self.rename(seq, file, (from_dir, &from), (to_dir, &to), over, run),
-            OpKind::Exchange {
-                a,
-                a_dir,
-                a_name,
-                b,
-                b_dir,
-                b_name,
-            } => self.exchange(a, (a_dir, &a_name), b, (b_dir, &b_name)),
+            OpKind::Rename { file, from_dir, from, to_dir, to, over } => {
+                self.rename(seq, file, (from_dir, &from), (to_dir, &to), over, run)
+            }
+            OpKind::Exchange { a, a_dir, a_name, b, b_dir, b_name } => {
+                self.exchange(a, (a_dir, &a_name), b, (b_dir, &b_name))
+            }
             OpKind::Unlink { file, dir, name } => self.unlink(seq, file, (dir, &name), run),
             OpKind::RemoveDir { file, dir, name } => self.remove_dir(seq, file, (dir, &name), run),
         }
     }
 
     fn place(&self, at: (FileId, &[u8])) -> io::Result<(StorePath, StorePath)> {
-        let dir = self
-            .namespace
-            .tree()
-            .applied_path(at.0)
-            .ok_or_else(no_place)?;
+        let dir = self.namespace.tree().applied_path(at.0).ok_or_else(no_place)?;
         let path = dir.join(at.1);
         Ok((dir, path))
     }
@@ -115,12 +90,7 @@ impl Drain {
 
     /// The store is not as the operation should find it. Where it may have been carried out before, that was us.
     fn stranger(&self, seq: Seq, run: RunId, path: &StorePath, what: &str) {
-        let doubtful = self
-            .namespace
-            .tree()
-            .ops
-            .get(&seq)
-            .is_some_and(|op| op.doubtful);
+        let doubtful = self.namespace.tree().ops.get(&seq).is_some_and(|op| op.doubtful);
         if doubtful {
             tracing::info!(%path, what, "an operation that an earlier agent may have carried out");
         } else {
@@ -129,13 +99,7 @@ impl Drain {
     }
 
     /// The file is in the store under this name now; whoever was there is not any more.
-    fn applied(
-        &self,
-        file: FileId,
-        at: (FileId, &[u8]),
-        over: Option<FileId>,
-        identity: StoreIdentity,
-    ) -> Done {
+    fn applied(&self, file: FileId, at: (FileId, &[u8]), over: Option<FileId>, identity: StoreIdentity) -> Done {
         let mut tree = self.namespace.tree();
         let mut done = Done::default();
         let name = Name::from(at.1);
@@ -169,17 +133,10 @@ impl Drain {
     /// A file loses one of its names in the store; another one, if it has one, stands for it.
     fn leaves(tree: &mut Tree, id: FileId, at: (FileId, &Name)) {
         let Some(inode) = tree.get(id) else { return };
-        if !inode
-            .applied
-            .as_ref()
-            .is_some_and(|(dir, name)| *dir == at.0 && name == at.1)
-        {
+        if !inode.applied.as_ref().is_some_and(|(dir, name)| *dir == at.0 && name == at.1) {
             return;
         }
-        let names = inode
-            .logical
-            .iter()
-            .chain(inode.extra.iter().flat_map(|extra| &extra.more_names));
+        let names = inode.logical.iter().chain(inode.extra.iter().flat_map(|extra| &extra.more_names));
         let other = names
             .filter(|(dir, name)| !(*dir == at.0 && name == at.1))
             .find(|(dir, name)| tree.planned(*dir, name) == Some(id))
@@ -197,42 +154,22 @@ impl Drain {
         over: Option<FileId>,
         run: RunId,
     ) -> io::Result<Done> {
-        let staged = self
-            .staged
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&seq)
-            .cloned();
+        let staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner).get(&seq).cloned();
         let (at, expect, owner, meta, temporary, is_again) = {
             let tree = self.namespace.tree();
             let inode = tree.get(file).ok_or_else(no_place)?;
             // A file that the store has is published where it is now.
-            let at = inode
-                .applied
-                .clone()
-                .unwrap_or_else(|| (at.0, Name::from(at.1)));
+            let at = inode.applied.clone().unwrap_or_else(|| (at.0, Name::from(at.1)));
             let expect = if inode.applied.is_some() {
-                inode
-                    .identity
-                    .as_ref()
-                    .map_or(Expect::Unknown, |identity| Expect::Identity(**identity))
+                inode.identity.as_ref().map_or(Expect::Unknown, |identity| Expect::Identity(**identity))
             } else {
                 expectation(&tree, over, (at.0, &at.1))
             };
             let temporary = match &staged {
-                Some((dir, name, ..)) => {
-                    Some(tree.applied_path(*dir).ok_or_else(no_place)?.join(name))
-                }
+                Some((dir, name, ..)) => Some(tree.applied_path(*dir).ok_or_else(no_place)?.join(name)),
                 None => None,
             };
-            (
-                at,
-                expect,
-                inode.cred(),
-                meta_of(inode),
-                temporary,
-                inode.applied.is_some(),
-            )
+            (at, expect, inode.cred(), meta_of(inode), temporary, inode.applied.is_some())
         };
         let at = (at.0, &*at.1);
         let mut meta = meta;
@@ -248,22 +185,14 @@ impl Drain {
         let mut target = path.clone();
         let mut name_used: Box<[u8]> = Box::from(at.1);
         if !self.as_owner(owner, |who| store.check(who, &path, &expect))? {
-            let op_prepared = self
-                .namespace
-                .tree()
-                .ops
-                .get(&seq)
-                .and_then(|op| op.prepared);
-            let ours = self
-                .as_owner(owner, |who| store.stat(who, &path))
-                .ok()
-                .filter(|stat| {
-                    op_prepared.is_some_and(|prepared| {
-                        prepared.ino == stat.identity.ino
-                            && prepared.size_bytes == stat.identity.size_bytes
-                            && prepared.mtime_nanos == stat.identity.mtime_nanos
-                    })
-                });
+            let op_prepared = self.namespace.tree().ops.get(&seq).and_then(|op| op.prepared);
+            let ours = self.as_owner(owner, |who| store.stat(who, &path)).ok().filter(|stat| {
+                op_prepared.is_some_and(|prepared| {
+                    prepared.ino == stat.identity.ino
+                        && prepared.size_bytes == stat.identity.size_bytes
+                        && prepared.mtime_nanos == stat.identity.mtime_nanos
+                })
+            });
             if let Some(stat) = ours {
                 // Renamed before a crash or a failed sync; only the books were behind.
                 if let Some((dir, name, ..)) = staged {
@@ -275,9 +204,7 @@ impl Drain {
                 return Ok(done);
             }
             // Published before, and the store broke off before it said so: the same bytes are no conflict.
-            let same = staged
-                .as_ref()
-                .is_some_and(|(_, _, staged, _)| self.has_these_bytes(owner, &path, staged));
+            let same = staged.as_ref().is_some_and(|(_, _, staged, _)| self.has_these_bytes(owner, &path, staged));
             if !same {
                 name_used = conflict_name(at.1, self.namespace.key(), run);
                 target = dir.join(&name_used);
@@ -290,14 +217,8 @@ impl Drain {
             }
         }
         self.write_down(seq, &staged);
-        let identity =
-            self.as_owner(owner, |who| store.publish(who, &temporary, &target, &meta))?;
-        let mut done = self.applied(
-            file,
-            (at.0, &name_used),
-            over.filter(|_| !is_again),
-            identity,
-        );
+        let identity = self.as_owner(owner, |who| store.publish(who, &temporary, &target, &meta))?;
+        let mut done = self.applied(file, (at.0, &name_used), over.filter(|_| !is_again), identity);
         if let Some(inode) = self.namespace.tree().get_mut(file)
             && let Some(extra) = inode.extra.as_mut()
         {
@@ -315,10 +236,7 @@ impl Drain {
             expected.identity.ino = there.identity.ino;
             let is_file = there.attr.kind == Kind::File;
             let verify = self.namespace.config.verify;
-            Ok(is_file
-                && store
-                    .verify(who, path, &expected, verify, &|_| Ok(()))
-                    .is_ok())
+            Ok(is_file && store.verify(who, path, &expected, verify, &|_| Ok(())).is_ok())
         });
         compared.unwrap_or(false)
     }
@@ -388,19 +306,13 @@ impl Drain {
             let tree = self.namespace.tree();
             let inode = tree.get(file).ok_or_else(no_place)?;
             let target = inode.extra.as_ref().and_then(|extra| extra.target.clone());
-            (
-                inode.attr.kind,
-                inode.attr.device,
-                target,
-                expectation(&tree, over, at),
-            )
+            (inode.attr.kind, inode.attr.device, target, expectation(&tree, over, at))
         };
         let store = &self.namespace.store;
         let temporary = dir.join(&self.temporary(seq));
         let mut name: Box<[u8]> = Box::from(at.1);
         if !self.as_owner(owner, |who| store.check(who, &path, &expect))? {
-            let same = kind == Kind::Symlink
-                && self.as_owner(owner, |who| store.read_link(who, &path)).ok() == target;
+            let same = kind == Kind::Symlink && self.as_owner(owner, |who| store.read_link(who, &path)).ok() == target;
             if same {
                 let stat = self.as_owner(owner, |who| store.stat(who, &path))?;
                 let mut done = self.applied(file, at, over, stat.identity);
@@ -419,9 +331,7 @@ impl Drain {
         let identity = self.as_owner(owner, |who| {
             store.discard(who, &temporary)?;
             match (&target, kind) {
-                (Some(target), Kind::Symlink) => {
-                    store.stage_symlink(who, &temporary, target, &meta)?
-                }
+                (Some(target), Kind::Symlink) => store.stage_symlink(who, &temporary, target, &meta)?,
                 _ => store.stage_node(who, &temporary, kind, device, &meta)?,
             };
             store.publish(who, &temporary, &final_path, &meta)
@@ -442,14 +352,8 @@ impl Drain {
             return Ok(Done::default());
         };
         let (owner, meta) = self.owner_and_meta(file)?;
-        let kind = self
-            .namespace
-            .tree()
-            .get(file)
-            .map_or(Kind::File, |inode| inode.attr.kind);
-        match self.as_owner(owner, |who| {
-            self.namespace.store.set_meta(who, &path, kind, &meta)
-        }) {
+        let kind = self.namespace.tree().get(file).map_or(Kind::File, |inode| inode.attr.kind);
+        match self.as_owner(owner, |who| self.namespace.store.set_meta(who, &path, kind, &meta)) {
             Ok(identity) => {
                 if let Some(inode) = self.namespace.tree().get_mut(file)
                     && !inode.is_dir()
@@ -488,17 +392,11 @@ impl Drain {
         }
         // A link changes ctime (and the number of links): that was us.
         self.reidentify(file, &path, owner);
-        Ok(Done {
-            dirs: vec![at.0],
-            gone: Vec::new(),
-        })
+        Ok(Done { dirs: vec![at.0], gone: Vec::new() })
     }
 
     fn identity(&self, file: FileId) -> Option<StoreIdentity> {
-        self.namespace
-            .tree()
-            .get(file)
-            .and_then(|inode| inode.identity.as_deref().copied())
+        self.namespace.tree().get(file).and_then(|inode| inode.identity.as_deref().copied())
     }
 
     /// After we changed something of a file in the store other than its content.
@@ -534,12 +432,7 @@ impl Drain {
         let store = &self.namespace.store;
         let is_dir = self.namespace.tree().get(file).is_some_and(Inode::is_dir);
         // Look-ups must not resolve a path that is moving under them.
-        let moving = is_dir.then(|| {
-            self.namespace
-                .moving
-                .write()
-                .unwrap_or_else(PoisonError::into_inner)
-        });
+        let moving = is_dir.then(|| self.namespace.moving.write().unwrap_or_else(PoisonError::into_inner));
         let free = is_dir || self.as_owner(owner, |who| store.check(who, &to_path, &expect))?;
         // Only the file itself is renamed: after a crash the name it had may be another's already.
         let present = self.is_there(file, &from_path, owner);
@@ -566,7 +459,12 @@ impl Drain {
         match renamed {
             Ok(()) => {}
             Err(why) if gone_already(&why) => {
-                self.stranger(seq, run, &from_path, &format!("somebody else removed it in the store before it could be renamed to {to_path}"));
+                self.stranger(
+                    seq,
+                    run,
+                    &from_path,
+                    &format!("somebody else removed it in the store before it could be renamed to {to_path}"),
+                );
             }
             Err(why) => return Err(why),
         }
@@ -577,10 +475,7 @@ impl Drain {
             }
             if let Some(inode) = tree.get_mut(file) {
                 let from_name = Name::from(from.1);
-                let stood = inode
-                    .applied
-                    .as_ref()
-                    .is_some_and(|(dir, name)| *dir == from.0 && *name == from_name);
+                let stood = inode.applied.as_ref().is_some_and(|(dir, name)| *dir == from.0 && *name == from_name);
                 if stood || inode.applied.is_none() {
                     inode.applied = Some((to.0, Name::from(&*name)));
                 }
@@ -592,28 +487,15 @@ impl Drain {
             self.lost_a_link(over);
         }
         let gone = over.filter(|over| *over != file).into_iter().collect();
-        Ok(Done {
-            dirs: vec![from.0, to.0],
-            gone,
-        })
+        Ok(Done { dirs: vec![from.0, to.0], gone })
     }
 
-    fn exchange(
-        &self,
-        a: FileId,
-        a_at: (FileId, &[u8]),
-        b: FileId,
-        b_at: (FileId, &[u8]),
-    ) -> io::Result<Done> {
+    fn exchange(&self, a: FileId, a_at: (FileId, &[u8]), b: FileId, b_at: (FileId, &[u8])) -> io::Result<Done> {
         let (_, a_path) = self.place(a_at)?;
         let (_, b_path) = self.place(b_at)?;
         let (owner, _) = self.owner_and_meta(a)?;
         let store = &self.namespace.store;
-        let moving = self
-            .namespace
-            .moving
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let moving = self.namespace.moving.write().unwrap_or_else(PoisonError::into_inner);
         // Otherwise it was done before a crash, and later operations on these names perhaps too.
         if self.is_there(a, &a_path, owner) && self.is_there(b, &b_path, owner) {
             self.as_owner(owner, |who| store.exchange(who, &a_path, &b_path))?;
@@ -629,22 +511,16 @@ impl Drain {
         drop(moving);
         self.reidentify(a, &b_path, owner);
         self.reidentify(b, &a_path, owner);
-        Ok(Done {
-            dirs: vec![a_at.0, b_at.0],
-            gone: Vec::new(),
-        })
+        Ok(Done { dirs: vec![a_at.0, b_at.0], gone: Vec::new() })
     }
 
     fn unlink(&self, seq: Seq, file: FileId, at: (FileId, &[u8]), run: RunId) -> io::Result<Done> {
         let (_, path) = self.place(at)?;
         let (owner, _) = self.owner_and_meta(file)?;
-        let expect = self
-            .identity(file)
-            .map_or(Expect::Unknown, Expect::Identity);
+        let expect = self.identity(file).map_or(Expect::Unknown, Expect::Identity);
         let store = &self.namespace.store;
         // A directory may have the name by now, if this was carried out before a crash.
-        let ours = self.as_owner(owner, |who| store.check(who, &path, &expect))?
-            && self.is_there(file, &path, owner);
+        let ours = self.as_owner(owner, |who| store.check(who, &path, &expect))? && self.is_there(file, &path, owner);
         let there = ours || self.as_owner(owner, |who| store.stat(who, &path)).is_ok();
         if ours {
             match self.as_owner(owner, |who| store.unlink(who, &path)) {
@@ -664,19 +540,10 @@ impl Drain {
             Self::leaves(&mut tree, file, (at.0, &Name::from(at.1)));
         }
         self.lost_a_link(file);
-        Ok(Done {
-            dirs: vec![at.0],
-            gone: vec![file],
-        })
+        Ok(Done { dirs: vec![at.0], gone: vec![file] })
     }
 
-    fn remove_dir(
-        &self,
-        seq: Seq,
-        file: FileId,
-        at: (FileId, &[u8]),
-        run: RunId,
-    ) -> io::Result<Done> {
+    fn remove_dir(&self, seq: Seq, file: FileId, at: (FileId, &[u8]), run: RunId) -> io::Result<Done> {
         let (_, path) = self.place(at)?;
         let (owner, _) = self.owner_and_meta(file)?;
         let removed = if self.is_there(file, &path, owner) {
@@ -701,10 +568,7 @@ impl Drain {
         if let Some(inode) = tree.get_mut(file) {
             inode.applied = None;
         }
-        Ok(Done {
-            dirs: vec![at.0],
-            gone: vec![file],
-        })
+        Ok(Done { dirs: vec![at.0], gone: vec![file] })
     }
 }
 

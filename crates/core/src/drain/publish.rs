@@ -50,22 +50,14 @@ impl Drain {
         // By file, not by path: a later operation of the batch may have moved a directory, or removed it.
         let dirs: Vec<StorePath> = {
             let tree = self.namespace.tree();
-            dirs.iter()
-                .filter_map(|dir| tree.applied_path(*dir))
-                .collect()
+            dirs.iter().filter_map(|dir| tree.applied_path(*dir)).collect()
         };
         // A directory may have gone with a later operation of the batch: what was in it needs no sync.
         let synced = self.namespace.store.sync_dirs(who, &dirs).or_else(|why| {
             if why.kind() == std::io::ErrorKind::NotFound {
-                dirs.iter().try_for_each(|dir| {
-                    match self
-                        .namespace
-                        .store
-                        .sync_dirs(who, std::slice::from_ref(dir))
-                    {
-                        Err(why) if why.kind() == std::io::ErrorKind::NotFound => Ok(()),
-                        other => other,
-                    }
+                dirs.iter().try_for_each(|dir| match self.namespace.store.sync_dirs(who, std::slice::from_ref(dir)) {
+                    Err(why) if why.kind() == std::io::ErrorKind::NotFound => Ok(()),
+                    other => other,
                 })
             } else {
                 Err(why)
@@ -89,10 +81,7 @@ impl Drain {
     }
 
     fn owner_of(&self, id: FileId) -> Cred {
-        self.namespace
-            .tree()
-            .get(id)
-            .map_or(Cred { uid: 0, gid: 0 }, crate::namespace::tree::Inode::cred)
+        self.namespace.tree().get(id).map_or(Cred { uid: 0, gid: 0 }, crate::namespace::tree::Inode::cred)
     }
 
     /// Syncs and compares the small copies of the batch. What fails is sent back; in ordered mode the batch ends before it.
@@ -103,23 +92,11 @@ impl Drain {
                 .iter()
                 .filter_map(|seq| {
                     let op = tree.ops.get(seq)?;
-                    let Progress::Staged {
-                        dir,
-                        temporary,
-                        staged,
-                        checked: false,
-                        ..
-                    } = &op.progress
-                    else {
+                    let Progress::Staged { dir, temporary, staged, checked: false, .. } = &op.progress else {
                         return None;
                     };
                     let owner = tree.get(op.file())?.cred();
-                    Some(Small {
-                        seq: *seq,
-                        path: tree.applied_path(*dir)?.join(temporary),
-                        staged: *staged,
-                        owner,
-                    })
+                    Some(Small { seq: *seq, path: tree.applied_path(*dir)?.join(temporary), staged: *staged, owner })
                 })
                 .collect()
         };
@@ -136,13 +113,7 @@ impl Drain {
                     break;
                 }
                 let verified = self.as_owner(one.owner, |who| {
-                    self.namespace.store.verify(
-                        who,
-                        &one.path,
-                        &one.staged,
-                        self.namespace.config.verify,
-                        &|_| Ok(()),
-                    )
+                    self.namespace.store.verify(who, &one.path, &one.staged, self.namespace.config.verify, &|_| Ok(()))
                 });
                 if let Err(why) = verified {
                     self.restage(one.seq, &why);
@@ -177,9 +148,7 @@ impl Drain {
                 if let Progress::Staged { dir, temporary, .. } = progress
                     && !spilled
                 {
-                    let cred = tree
-                        .get(file)
-                        .map_or(Cred { uid: 0, gid: 0 }, crate::namespace::tree::Inode::cred);
+                    let cred = tree.get(file).map_or(Cred { uid: 0, gid: 0 }, crate::namespace::tree::Inode::cred);
                     tree.discards.push((dir, temporary, cred));
                 }
             }
@@ -198,13 +167,7 @@ impl Drain {
                 continue;
             };
             match op.progress.clone() {
-                Progress::Staged {
-                    staged,
-                    dir,
-                    temporary,
-                    version,
-                    ..
-                } => {
+                Progress::Staged { staged, dir, temporary, version, .. } => {
                     // An earlier agent's copy may be in place already: it has to be recognised first.
                     if !(op.doubtful && op.prepared.is_some()) {
                         op.prepared = Some(staged.identity);
@@ -223,20 +186,16 @@ impl Drain {
             let kind = op.kind.clone();
             // Programs' next operations on these names have to build on what the store will have.
             match &kind {
-                OpKind::Publish {
-                    file, dir, name, ..
-                } if tree.get(*file).is_some_and(|inode| inode.applied.is_none()) => {
+                OpKind::Publish { file, dir, name, .. }
+                    if tree.get(*file).is_some_and(|inode| inode.applied.is_none()) =>
+                {
                     let name = crate::namespace::tree::Name::from(&**name);
                     tree.bind(*dir, &name, |entry| entry.set_planned(Some(*file)));
                     txn.entry(*dir, &name);
                 }
                 OpKind::Link { file, dir, name } => {
                     let name = crate::namespace::tree::Name::from(&**name);
-                    if tree
-                        .entry(*dir, &name)
-                        .and_then(crate::namespace::tree::Entry::logical)
-                        == Some(*file)
-                    {
+                    if tree.entry(*dir, &name).and_then(crate::namespace::tree::Entry::logical) == Some(*file) {
                         tree.bind(*dir, &name, |entry| entry.set_planned(Some(*file)));
                         txn.entry(*dir, &name);
                     }
@@ -262,13 +221,9 @@ impl Drain {
                 continue;
             };
             op.progress = match staged.remove(seq) {
-                Some((dir, temporary, staged, version)) => Progress::Staged {
-                    dir,
-                    temporary,
-                    staged,
-                    version,
-                    checked: true,
-                },
+                Some((dir, temporary, staged, version)) => {
+                    Progress::Staged { dir, temporary, staged, version, checked: true }
+                }
                 None => Progress::Waiting,
             };
         }
@@ -289,11 +244,7 @@ impl Drain {
             }
             self.counters.operations.fetch_add(1, Ordering::Relaxed);
             let id = op.file();
-            let staged = self
-                .staged
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .remove(&seq);
+            let staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner).remove(&seq);
             if let Some(inode) = tree.get_mut(id) {
                 match op.kind {
                     OpKind::Publish { .. } => {
@@ -305,9 +256,7 @@ impl Drain {
                             inode.checksum = Some(staged.checksum);
                             inode.reopened = 0;
                             self.counters.files.fetch_add(1, Ordering::Relaxed);
-                            self.counters
-                                .bytes
-                                .fetch_add(staged.identity.size_bytes, Ordering::Relaxed);
+                            self.counters.bytes.fetch_add(staged.identity.size_bytes, Ordering::Relaxed);
                         } else {
                             inode.durable = inode.version;
                         }
@@ -321,15 +270,11 @@ impl Drain {
                 txn.file(id);
             }
             tree.recount(id);
-            let again = tree
-                .get(id)
-                .is_some_and(|inode| inode.sealed && inode.dirty() && inode.publish.is_none());
+            let again = tree.get(id).is_some_and(|inode| inode.sealed && inode.dirty() && inode.publish.is_none());
             if again {
                 self.namespace.queue_publish(&mut tree, &mut txn, id);
             }
-            let file = tree
-                .get(id)
-                .is_some_and(|inode| inode.attr.kind == Kind::File && inode.replica.is_some());
+            let file = tree.get(id).is_some_and(|inode| inode.attr.kind == Kind::File && inode.replica.is_some());
             if file
                 && let Some(path) = tree.logical_path(id)
                 && self.namespace.decide(&path).mode == Mode::Move
@@ -345,26 +290,16 @@ impl Drain {
         self.namespace.commit(&tree, txn);
         drop(tree);
         for id in moved {
-            if let Err(why) = self
-                .namespace
-                .evict(id, "its rule says move: evicted once it was in the store")
-            {
+            if let Err(why) = self.namespace.evict(id, "its rule says move: evicted once it was in the store") {
                 tracing::warn!(%why, "evict");
             }
         }
     }
 
     /// A conflict or a loss of order that somebody else caused: told, counted, not stopped by.
-    pub(super) fn conflict(
-        &self,
-        run: RunId,
-        path: &[u8],
-        what: &str,
-        kept_as: Option<&StorePath>,
-    ) {
+    pub(super) fn conflict(&self, run: RunId, path: &[u8], what: &str, kept_as: Option<&StorePath>) {
         self.counters.conflicts.fetch_add(1, Ordering::Relaxed);
         let path = String::from_utf8_lossy(path).into_owned();
-        self.namespace
-            .note_kept(run, path, what, true, kept_as.map(ToString::to_string));
+        self.namespace.note_kept(run, path, what, true, kept_as.map(ToString::to_string));
     }
 }

@@ -38,13 +38,9 @@ impl Drain {
         let Some(job) = self.job(seq) else { return };
         match self.stage_job(&job) {
             Ok((staged, checked)) => {
-                self.counters
-                    .staged_bytes
-                    .fetch_add(job.size_bytes, Ordering::Relaxed);
+                self.counters.staged_bytes.fetch_add(job.size_bytes, Ordering::Relaxed);
                 let mut tree = self.namespace.tree();
-                let unchanged = tree
-                    .get(job.id)
-                    .is_some_and(|inode| job.eager || inode.epoch == job.epoch);
+                let unchanged = tree.get(job.id).is_some_and(|inode| job.eager || inode.epoch == job.epoch);
                 match tree.ops.get_mut(&seq) {
                     Some(op) if op.progress == Progress::Staging && unchanged => {
                         op.progress = Progress::Staged {
@@ -68,11 +64,7 @@ impl Drain {
             Err(why) => {
                 let cancelled = !self.current(seq, &job);
                 if !job.in_place {
-                    self.namespace.tree().discards.push((
-                        job.dir,
-                        job.temporary.clone(),
-                        job.owner,
-                    ));
+                    self.namespace.tree().discards.push((job.dir, job.temporary.clone(), job.owner));
                 }
                 // Its directory moves, or moved before a crash, by an operation that comes before it.
                 let early = why.kind() == io::ErrorKind::NotFound && !self.is_head(seq);
@@ -87,10 +79,7 @@ impl Drain {
 
     fn is_head(&self, seq: Seq) -> bool {
         let tree = self.namespace.tree();
-        tree.ops
-            .iter()
-            .find(|(_, op)| !op.last)
-            .is_none_or(|(first, _)| *first == seq)
+        tree.ops.iter().find(|(_, op)| !op.last).is_none_or(|(first, _)| *first == seq)
     }
 
     /// Tried again a little later; nothing went wrong.
@@ -114,8 +103,7 @@ impl Drain {
         let inode = tree.get(*id)?;
         let spill = inode.spill().cloned();
         let in_place = spill.is_some();
-        let (dir, temporary) =
-            spill.unwrap_or_else(|| (tree.nearest_applied(*dir), self.temporary(seq)));
+        let (dir, temporary) = spill.unwrap_or_else(|| (tree.nearest_applied(*dir), self.temporary(seq)));
         let path = tree.applied_path(dir)?.join(&temporary);
         Some(Job {
             seq,
@@ -142,35 +130,21 @@ impl Drain {
     /// Is the operation still wanted, for the content that we are copying?
     fn current(&self, seq: Seq, job: &Job) -> bool {
         let tree = self.namespace.tree();
-        tree.ops
-            .get(&seq)
-            .is_some_and(|op| op.progress == Progress::Staging)
-            && tree
-                .get(job.id)
-                .is_some_and(|inode| job.eager || inode.epoch == job.epoch)
+        tree.ops.get(&seq).is_some_and(|op| op.progress == Progress::Staging)
+            && tree.get(job.id).is_some_and(|inode| job.eager || inode.epoch == job.epoch)
     }
 
     fn stage_job(&self, job: &Job) -> io::Result<(crate::store::Staged, bool)> {
         let gate = |bytes: u64| -> io::Result<()> {
             self.throttle.pass(bytes);
-            if !self.stopping() && self.current(job.seq, job) {
-                Ok(())
-            } else {
-                Err(io::ErrorKind::Interrupted.into())
-            }
+            if !self.stopping() && self.current(job.seq, job) { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) }
         };
         let free = |_: u64| {
-            if self.stopping() {
-                Err(io::ErrorKind::Interrupted.into())
-            } else {
-                Ok(())
-            }
+            if self.stopping() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
         };
         let store = &self.namespace.store;
         let staged = if job.in_place {
-            self.as_owner(job.owner, |who| {
-                store.stage_in_place(who, &job.path, &job.meta, &gate)
-            })?
+            self.as_owner(job.owner, |who| store.stage_in_place(who, &job.path, &job.meta, &gate))?
         } else {
             let open = self.namespace.open_of(job.id);
             let content = match open {
@@ -179,9 +153,7 @@ impl Drain {
             };
             let content = content.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))?;
             debug_assert!(matches!(content.lies, Lies::Tier(_) | Lies::Store));
-            self.as_owner(job.owner, |who| {
-                store.stage_file(who, &job.path, &content.file, &job.meta, &gate)
-            })?
+            self.as_owner(job.owner, |who| store.stage_file(who, &job.path, &content.file, &job.meta, &gate))?
         };
         if job.size_bytes < LARGE_BYTES {
             return Ok((staged, false));

@@ -17,10 +17,7 @@ const BURST: Duration = Duration::from_millis(100);
 
 impl Throttle {
     pub fn new(bytes_per_second_max: u64) -> Self {
-        Self {
-            bytes_per_second_max,
-            paid: Mutex::new(clock::tick()),
-        }
+        Self { bytes_per_second_max, paid: Mutex::new(clock::tick()) }
     }
 
     /// Waits until these bytes fit under the rate.

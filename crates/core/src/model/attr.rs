@@ -46,20 +46,14 @@ impl Kind {
 }
 
 /// Nanoseconds since the epoch (covers the years 1678 to 2262).
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default)]
 pub struct Timestamp {
     pub nanos: i64,
 }
 
 impl Timestamp {
     pub fn from_parts(secs: i64, nanos: u32) -> Self {
-        Self {
-            nanos: secs
-                .saturating_mul(1_000_000_000)
-                .saturating_add(i64::from(nanos)),
-        }
+        Self { nanos: secs.saturating_mul(1_000_000_000).saturating_add(i64::from(nanos)) }
     }
     pub fn secs(self) -> i64 {
         self.nanos.div_euclid(1_000_000_000)

@@ -89,7 +89,9 @@ pub enum OpKind {
         over: Option<FileId>,
     },
     /// Bring mode, owner, times and extended attributes over.
-    SetMeta { file: FileId },
+    SetMeta {
+        file: FileId,
+    },
     Link {
         file: FileId,
         dir: FileId,

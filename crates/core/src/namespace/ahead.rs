@@ -34,19 +34,12 @@ pub struct BroughtIn {
 }
 
 fn failed(why: &dyn std::fmt::Display) -> Error {
-    Error::new("a file could not be prefetched")
-        .why(why)
-        .data("the store has it, nothing is lost")
+    Error::new("a file could not be prefetched").why(why).data("the store has it, nothing is lost")
 }
 
 /// The agent itself looks.
 fn ourselves() -> Caller {
-    Caller {
-        uid: rustix::process::geteuid().as_raw(),
-        gid: rustix::process::getegid().as_raw(),
-        pid: 0,
-        umask: 0,
-    }
+    Caller { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw(), pid: 0, umask: 0 }
 }
 
 impl Namespace {
@@ -56,15 +49,11 @@ impl Namespace {
         let Some(source) = self.worth_bringing(&self.tree(), id) else {
             return Ok(0);
         };
-        let from = self
-            .store
-            .open(self.own_cred(source.owner), &source.store_path, false)
-            .map_err(|why| failed(&why))?;
+        let from =
+            self.store.open(self.own_cred(source.owner), &source.store_path, false).map_err(|why| failed(&why))?;
         // An id of its own, and so a hidden name of its own: the file itself may be placed meanwhile.
         let copy = self.tree().new_id();
-        let kind = AskKind::Prefetch {
-            bytes: source.size_bytes,
-        };
+        let kind = AskKind::Prefetch { bytes: source.size_bytes };
         let placed = match self.place(&source.path, copy, kind, Mode::Copy, source.perm) {
             Err(fault) if fault.errno == Errno::NOSPC => return Ok(0),
             other => other.map_err(|why| failed(&why))?,
@@ -74,18 +63,12 @@ impl Namespace {
         };
         let device = self.tiers.device(device);
         let gate = |_| {
-            if stop() {
-                Err(io::ErrorKind::Interrupted.into())
-            } else {
-                Ok(())
-            }
+            if stop() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
         };
         let copied = placed.writable().and_then(|target| {
             crate::tier::ladder::copy_file(&from, &target, source.size_bytes, &gate)?;
             let metadata = from.metadata()?;
-            let times = std::fs::FileTimes::new()
-                .set_modified(metadata.modified()?)
-                .set_accessed(metadata.accessed()?);
+            let times = std::fs::FileTimes::new().set_modified(metadata.modified()?).set_accessed(metadata.accessed()?);
             target.set_times(times)?;
             rustix::fs::fstat(&target).map_err(io::Error::from)
         });
@@ -115,14 +98,10 @@ impl Namespace {
         }
         let mut txn = Txn::default();
         self.own(&mut tree, &mut txn, id);
-        self.adopt(&mut tree, id, &placed)
-            .map_err(|why| failed(&why))?;
+        self.adopt(&mut tree, id, &placed).map_err(|why| failed(&why))?;
         let charged = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
         device.add_used(i64::try_from(charged).unwrap_or(i64::MAX));
-        device
-            .counters()
-            .bytes_in
-            .fetch_add(source.size_bytes, std::sync::atomic::Ordering::Relaxed);
+        device.counters().bytes_in.fetch_add(source.size_bytes, std::sync::atomic::Ordering::Relaxed);
         if let Some(inode) = tree.get_mut(id) {
             inode.charged_bytes = charged;
             inode.prefetched = true;
@@ -200,26 +179,18 @@ impl Namespace {
             child.extend_from_slice(&listed.name);
             match listed.kind {
                 Kind::Directory => todo.push(child),
-                Kind::File if self.decide(&child).prefetch => {
-                    match self.resolve(&ourselves(), id, &listed.name) {
-                        Ok(file) => self.prefetch_ruled(&child, file, done, stop),
-                        Err(fault) if fault.errno == Errno::NOENT => {}
-                        Err(fault) => return Err(fault),
-                    }
-                }
+                Kind::File if self.decide(&child).prefetch => match self.resolve(&ourselves(), id, &listed.name) {
+                    Ok(file) => self.prefetch_ruled(&child, file, done, stop),
+                    Err(fault) if fault.errno == Errno::NOENT => {}
+                    Err(fault) => return Err(fault),
+                },
                 _ => {}
             }
         }
         Ok(())
     }
 
-    fn prefetch_ruled(
-        &self,
-        path: &[u8],
-        id: FileId,
-        done: &mut BroughtIn,
-        stop: &dyn Fn() -> bool,
-    ) {
+    fn prefetch_ruled(&self, path: &[u8], id: FileId, done: &mut BroughtIn, stop: &dyn Fn() -> bool) {
         if !self.decide(path).prefetch {
             return;
         }
@@ -238,9 +209,7 @@ impl Namespace {
     /// Files below a path that the tiers hold or the store has; for evict, pin and prefetch of whole trees.
     pub fn files_below(&self, path: &[u8]) -> Result<Vec<FileId>> {
         let shown = String::from_utf8_lossy(path).into_owned();
-        let failed = |why: &dyn std::fmt::Display| {
-            Error::new(format!("{shown}: cannot be looked up")).why(why)
-        };
+        let failed = |why: &dyn std::fmt::Display| Error::new(format!("{shown}: cannot be looked up")).why(why);
         let caller = ourselves();
         let mut files = Vec::new();
         let mut todo = vec![self.find(path).map_err(|why| failed(&why))?];
@@ -275,10 +244,7 @@ impl Namespace {
             .map_err(|why| Error::new(format!("{text}: not a pattern")).why(why))?;
         let matcher = glob.compile_matcher();
         // Only the part of the tree that the pattern's plain beginning names is walked.
-        let plain: Vec<&str> = text
-            .split('/')
-            .take_while(|part| !part.contains(['*', '?', '[', '{']))
-            .collect();
+        let plain: Vec<&str> = text.split('/').take_while(|part| !part.contains(['*', '?', '[', '{'])).collect();
         let mut files = Vec::new();
         for id in self.files_below(plain.join("/").as_bytes())? {
             let path = self.tree().logical_path(id).unwrap_or_default();

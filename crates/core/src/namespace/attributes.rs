@@ -54,10 +54,7 @@ impl Namespace {
                 attr.size_bytes = u64::try_from(stat.st_size).unwrap_or(0);
                 attr.blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
                 attr.mtime = Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32);
-                attr.ctime = attr.ctime.max(Timestamp::from_parts(
-                    stat.st_ctime,
-                    stat.st_ctime_nsec as u32,
-                ));
+                attr.ctime = attr.ctime.max(Timestamp::from_parts(stat.st_ctime, stat.st_ctime_nsec as u32));
             }
         }
         attr
@@ -67,19 +64,10 @@ impl Namespace {
         self.revalidate(id)?;
         let tree = self.tree();
         let inode = tree.get(id).ok_or(Errno::STALE)?;
-        Ok(Attributes {
-            attr: self.attr_of(id, inode),
-            ttl: self.ttl(id, inode),
-        })
+        Ok(Attributes { attr: self.attr_of(id, inode), ttl: self.ttl(id, inode) })
     }
 
-    pub fn setattr(
-        &self,
-        caller: &Caller,
-        id: FileId,
-        fh: Option<u64>,
-        change: &SetAttr,
-    ) -> FsResult<Attributes> {
+    pub fn setattr(&self, caller: &Caller, id: FileId, fh: Option<u64>, change: &SetAttr) -> FsResult<Attributes> {
         self.permit_setattr(caller, id, fh, change)?;
         if let Some(size_bytes) = change.size_bytes {
             self.truncate(caller, id, fh, size_bytes)?;
@@ -100,11 +88,7 @@ impl Namespace {
         let Some(inode) = tree.get_mut(id) else {
             return;
         };
-        let cleared = if inode.attr.perm & 0o10 != 0 {
-            0o6000
-        } else {
-            0o4000
-        };
+        let cleared = if inode.attr.perm & 0o10 != 0 { 0o6000 } else { 0o4000 };
         if inode.attr.perm & cleared == 0 || inode.attr.kind != Kind::File {
             return;
         }
@@ -115,13 +99,7 @@ impl Namespace {
         self.commit(&tree, txn);
     }
 
-    fn permit_setattr(
-        &self,
-        caller: &Caller,
-        id: FileId,
-        fh: Option<u64>,
-        change: &SetAttr,
-    ) -> FsResult<()> {
+    fn permit_setattr(&self, caller: &Caller, id: FileId, fh: Option<u64>, change: &SetAttr) -> FsResult<()> {
         if !self.checks_permissions {
             return Ok(());
         }
@@ -137,17 +115,12 @@ impl Namespace {
                 return Err(Errno::PERM.into());
             }
             if change.gid.is_some_and(|gid| {
-                gid != attr.gid
-                    && !(caller.uid == attr.uid
-                        && (gid == caller.gid || self.groups.contains(&gid)))
+                gid != attr.gid && !(caller.uid == attr.uid && (gid == caller.gid || self.groups.contains(&gid)))
             }) {
                 return Err(Errno::PERM.into());
             }
         }
-        if (change.atime.is_some() || change.mtime.is_some())
-            && caller.uid != attr.uid
-            && caller.uid != 0
-        {
+        if (change.atime.is_some() || change.mtime.is_some()) && caller.uid != attr.uid && caller.uid != 0 {
             if !change.times_now {
                 return Err(Errno::PERM.into());
             }
@@ -156,22 +129,14 @@ impl Namespace {
         Ok(())
     }
 
-    fn truncate(
-        &self,
-        caller: &Caller,
-        id: FileId,
-        fh: Option<u64>,
-        size_bytes: u64,
-    ) -> FsResult<()> {
+    fn truncate(&self, caller: &Caller, id: FileId, fh: Option<u64>, size_bytes: u64) -> FsResult<()> {
         match self.tree().get(id).map(|inode| inode.attr.kind) {
             Some(Kind::File) => {}
             Some(Kind::Directory) => return Err(Errno::ISDIR.into()),
             Some(_) => return Err(Errno::INVAL.into()),
             None => return Err(Errno::STALE.into()),
         }
-        let handle = fh
-            .and_then(|fh| self.handle(fh).ok())
-            .filter(|handle| handle.writes);
+        let handle = fh.and_then(|fh| self.handle(fh).ok()).filter(|handle| handle.writes);
         match handle {
             Some(handle) => self.truncate_content(&handle.open, size_bytes),
             None => {
@@ -268,11 +233,7 @@ impl Namespace {
             .publish
             .and_then(|seq| tree.ops.get(&seq))
             .is_some_and(|op| op.progress == super::tree::Progress::Waiting);
-        let needed = if inode.is_dir() {
-            true
-        } else {
-            tree.in_store(id) && !waiting
-        };
+        let needed = if inode.is_dir() { true } else { tree.in_store(id) && !waiting };
         let staged = inode.publish.is_some() && !waiting;
         if id == FileId::ROOT && inode.applied.is_some() {
             return;
@@ -280,16 +241,10 @@ impl Namespace {
         if !(needed || staged) {
             return;
         }
-        let last = inode
-            .publish
-            .and_then(|seq| tree.ops.get(&seq))
-            .is_some_and(|op| op.last);
+        let last = inode.publish.and_then(|seq| tree.ops.get(&seq)).is_some_and(|op| op.last);
         // At most one waits; it moves to the end, after whatever would disturb it.
         if let Some(seq) = inode.set_meta
-            && tree
-                .ops
-                .get(&seq)
-                .is_some_and(|op| op.progress == super::tree::Progress::Waiting)
+            && tree.ops.get(&seq).is_some_and(|op| op.progress == super::tree::Progress::Waiting)
         {
             self.cancel(tree, txn, seq);
         }
@@ -316,9 +271,7 @@ impl Namespace {
         };
         match self.store.xattrs(self.own_cred(who), &path) {
             Ok(xattrs) => Ok(xattrs),
-            Err(why) if matches!(why.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOENT)) => {
-                Ok(BTreeMap::new())
-            }
+            Err(why) if matches!(why.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOENT)) => Ok(BTreeMap::new()),
             Err(why) => Err(why.into()),
         }
     }
@@ -337,12 +290,7 @@ impl Namespace {
 
     pub fn getxattr(&self, id: FileId, name: &[u8]) -> FsResult<Vec<u8>> {
         if !name.starts_with(b"user.") {
-            return Err(if name.starts_with(b"security.") {
-                Errno::NODATA
-            } else {
-                Errno::OPNOTSUPP
-            }
-            .into());
+            return Err(if name.starts_with(b"security.") { Errno::NODATA } else { Errno::OPNOTSUPP }.into());
         }
         if let Some(value) = self.virtual_xattr(id, name) {
             return Ok(value);
@@ -360,14 +308,7 @@ impl Namespace {
         Ok(list)
     }
 
-    pub fn setxattr(
-        &self,
-        caller: &Caller,
-        id: FileId,
-        name: &[u8],
-        value: &[u8],
-        flags: i32,
-    ) -> FsResult<()> {
+    pub fn setxattr(&self, caller: &Caller, id: FileId, name: &[u8], value: &[u8], flags: i32) -> FsResult<()> {
         self.may_set_xattr(caller, id, name)?;
         if name.len() > XATTR_NAME_BYTES_MAX || value.len() > XATTR_VALUE_BYTES_MAX {
             return Err(Errno::RANGE.into());
@@ -398,10 +339,7 @@ impl Namespace {
         if !name.starts_with(b"user.") {
             return Err(Errno::OPNOTSUPP.into());
         }
-        if matches!(
-            name,
-            b"user.surgetank.location" | b"user.surgetank.state" | b"user.surgetank.tier"
-        ) {
+        if matches!(name, b"user.surgetank.location" | b"user.surgetank.state" | b"user.surgetank.tier") {
             return Err(Errno::PERM.into());
         }
         if !matches!(attr.kind, Kind::File | Kind::Directory) {

@@ -69,10 +69,7 @@ impl Open {
         }
     }
     pub fn content(&self) -> Content {
-        self.current
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
     pub fn replace(&self, content: Content) {
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = content;
@@ -81,10 +78,7 @@ impl Open {
         self.backing.is_some() && self.direct_writer.load(Ordering::Relaxed)
     }
     pub fn writers(&self) -> u32 {
-        self.users
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .writers
+        self.users.lock().unwrap_or_else(PoisonError::into_inner).writers
     }
 }
 
@@ -102,8 +96,5 @@ pub struct Handle {
 /// they do not stand in the way of our own leases).
 pub fn reopen_writable(file: &File) -> std::io::Result<File> {
     use std::os::fd::AsRawFd;
-    std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
+    std::fs::OpenOptions::new().read(true).write(true).open(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
 }

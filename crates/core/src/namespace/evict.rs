@@ -31,8 +31,7 @@ impl Namespace {
                         id,
                         bytes: inode.charged_bytes,
                         durable: inode.sealed && !inode.dirty() && inode.publish.is_none(),
-                        pinned: inode.pinned
-                            || decision.as_ref().is_some_and(|decision| decision.pin),
+                        pinned: inode.pinned || decision.as_ref().is_some_and(|decision| decision.pin),
                         open: inode.handles > 0 || !inode.sealed,
                         mode: decision.map_or(Mode::Copy, |decision| decision.mode),
                         // A temporary may be read again by the workflow that made it: it goes at the end, not before.
@@ -63,18 +62,11 @@ impl Namespace {
             let Skip::NoRoom { wanted_bytes, .. } = skip else {
                 continue;
             };
-            for device in self
-                .tiers
-                .devices()
-                .filter(|device| *device.tier_name() == **tier)
-            {
+            for device in self.tiers.devices().filter(|device| *device.tier_name() == **tier) {
                 let view = device.view();
                 let clean_bytes = view.used_bytes.saturating_sub(self.dirty_bytes_of(device));
                 if view.healthy && clean_bytes > 0 {
-                    freed += self.make_room(
-                        device.id(),
-                        (*wanted_bytes).max(view.cap_bytes / EVICT_SHARE),
-                    );
+                    freed += self.make_room(device.id(), (*wanted_bytes).max(view.cap_bytes / EVICT_SHARE));
                 }
             }
         }
@@ -90,9 +82,7 @@ impl Namespace {
     /// Pinned by a person (`surgetank pin`) or by a rule.
     pub(crate) fn pinned(&self, tree: &Tree, id: FileId) -> bool {
         tree.get(id).is_some_and(|inode| inode.pinned)
-            || tree
-                .logical_path(id)
-                .is_some_and(|path| self.decide(&path).pin)
+            || tree.logical_path(id).is_some_and(|path| self.decide(&path).pin)
     }
 
     fn evict_locked(&self, id: FileId, reason: &str, even_pinned: bool) -> u64 {
@@ -103,8 +93,7 @@ impl Namespace {
         let Some((device, _)) = inode.replica else {
             return 0;
         };
-        let evictable =
-            inode.sealed && !inode.dirty() && inode.publish.is_none() && inode.applied.is_some();
+        let evictable = inode.sealed && !inode.dirty() && inode.publish.is_none() && inode.applied.is_some();
         let held = !even_pinned && self.pinned(&tree, id);
         if !evictable || held || self.opens().contains_key(&id) {
             return 0;
@@ -125,10 +114,7 @@ impl Namespace {
         }
         device.add_used(-i64::try_from(charged).unwrap_or(i64::MAX));
         device.counters().evictions.fetch_add(1, Ordering::Relaxed);
-        device
-            .counters()
-            .evicted_bytes
-            .fetch_add(charged, Ordering::Relaxed);
+        device.counters().evicted_bytes.fetch_add(charged, Ordering::Relaxed);
         charged
     }
 
@@ -136,12 +122,7 @@ impl Namespace {
     /// until we have looked a few times more: first by eviction, then with the device's ballast. After that the
     /// program sees ENOSPC, as it would without us.
     pub(crate) fn watch_direct_writers(&self) {
-        let writers: Vec<_> = self
-            .opens()
-            .values()
-            .filter(|open| open.directly_written())
-            .cloned()
-            .collect();
+        let writers: Vec<_> = self.opens().values().filter(|open| open.directly_written()).cloned().collect();
         for device in self.tiers.devices() {
             let mut any = false;
             let mut grown_bytes = 0;
@@ -170,12 +151,7 @@ impl Namespace {
     }
 
     /// Moves what a direct writer wrote from reserved to used; returns how much that was.
-    fn charge_growth(
-        &self,
-        open: &super::content::Open,
-        file: &std::fs::File,
-        device: &crate::tier::Device,
-    ) -> u64 {
+    fn charge_growth(&self, open: &super::content::Open, file: &std::fs::File, device: &crate::tier::Device) -> u64 {
         let Ok(stat) = rustix::fs::fstat(file) else {
             return 0;
         };
@@ -194,12 +170,8 @@ impl Namespace {
     /// The end of the agent: everything durable leaves the tiers, temporaries are dropped, and when nothing
     /// is left that only we have, the catalog starts over. Returns whether all is in the store.
     pub fn finish(&self) -> bool {
-        let ids: Vec<FileId> = self
-            .tree()
-            .iter()
-            .filter(|(_, inode)| inode.replica.is_some())
-            .map(|(id, _)| id)
-            .collect();
+        let ids: Vec<FileId> =
+            self.tree().iter().filter(|(_, inode)| inode.replica.is_some()).map(|(id, _)| id).collect();
         for id in &ids {
             self.drop_temporary(*id);
             // A pin is for as long as somebody works here: a copy without an agent would only grow stale.
@@ -208,9 +180,7 @@ impl Namespace {
         }
         let (left, queued) = {
             let tree = self.tree();
-            let left = tree
-                .iter()
-                .any(|(_, inode)| inode.replica.is_some() || inode.spill().is_some());
+            let left = tree.iter().any(|(_, inode)| inode.replica.is_some() || inode.spill().is_some());
             (left, !tree.ops.is_empty())
         };
         if left || queued {
@@ -235,8 +205,7 @@ impl Namespace {
             return;
         };
         let mode = self.mode_for(&tree, id, &path);
-        let droppable = mode == Mode::Remove
-            || (mode == Mode::Keep && self.config.keep_at_exit == KeepAtExit::Drop);
+        let droppable = mode == Mode::Remove || (mode == Mode::Keep && self.config.keep_at_exit == KeepAtExit::Drop);
         let Some(inode) = tree.get(id) else { return };
         let wanted = inode.publish.is_some() || inode.applied.is_some();
         if !droppable || !inode.dirty() || wanted || self.opens().contains_key(&id) {

@@ -1,11 +1,12 @@
 //! Opening, reading, writing, sealing: the life of content between the first open and the last release.
 
 mod open;
+mod place;
 mod room;
 mod seal;
 mod transfer;
 
-pub(crate) use open::{HIDDEN_PREFIX, Placed, hidden_name};
+pub(crate) use place::{HIDDEN_PREFIX, Placed, hidden_name};
 pub(crate) use room::give_times;
 
 /// How a program reaches the content.

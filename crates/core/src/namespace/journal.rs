@@ -50,11 +50,7 @@ impl Namespace {
             };
             if !already {
                 txn.entry(parent, &name);
-                let more = inode
-                    .extra
-                    .as_ref()
-                    .map(|extra| extra.more_names.clone())
-                    .unwrap_or_default();
+                let more = inode.extra.as_ref().map(|extra| extra.more_names.clone()).unwrap_or_default();
                 for (dir, name) in more {
                     txn.entry(dir, &name);
                     self.own(tree, txn, dir);
@@ -87,13 +83,9 @@ impl Namespace {
         let file = super::tree::file_of(kind);
         let places = super::tree::places(kind);
         let of_file = tree.get(file).is_some_and(|inode| {
-            inode.publish.is_some()
-                || inode.set_meta.is_some()
-                || inode.dir.as_ref().is_some_and(|dir| dir.queued > 0)
+            inode.publish.is_some() || inode.set_meta.is_some() || inode.dir.as_ref().is_some_and(|dir| dir.queued > 0)
         });
-        let of_names = places
-            .iter()
-            .any(|(dir, name)| tree.entry(*dir, name).is_some_and(|entry| entry.pins > 0));
+        let of_names = places.iter().any(|(dir, name)| tree.entry(*dir, name).is_some_and(|entry| entry.pins > 0));
         if !of_file && !of_names {
             return;
         }
@@ -103,9 +95,7 @@ impl Namespace {
             .filter(|(_, op)| op.last)
             .filter(|(_, op)| {
                 op.file() == file
-                    || super::tree::places(&op.kind)
-                        .iter()
-                        .any(|place| place.0 == file || places.contains(place))
+                    || super::tree::places(&op.kind).iter().any(|place| place.0 == file || places.contains(place))
             })
             .map(|(seq, _)| *seq)
             .collect();
@@ -136,10 +126,7 @@ impl Namespace {
 
     pub(crate) fn discard_staged(&self, tree: &mut Tree, op: &Op) {
         if let super::tree::Progress::Staged { dir, temporary, .. } = &op.progress {
-            let cred = tree.get(op.file()).map_or(
-                crate::store::Cred { uid: 0, gid: 0 },
-                super::tree::Inode::cred,
-            );
+            let cred = tree.get(op.file()).map_or(crate::store::Cred { uid: 0, gid: 0 }, super::tree::Inode::cred);
             tree.discards.push((*dir, temporary.clone(), cred));
         }
     }
@@ -157,8 +144,7 @@ impl Namespace {
     /// Commits the present values of all that was touched. A catalog that cannot be written does not stop
     /// programs: the changes are kept, tried again with the next commit, and the trouble is shown.
     pub(crate) fn commit(&self, tree: &Tree, txn: Txn) {
-        let mut changes =
-            Vec::with_capacity(txn.files.len() + txn.entries.len() + txn.ops.len() + 1);
+        let mut changes = Vec::with_capacity(txn.files.len() + txn.entries.len() + txn.ops.len() + 1);
         for id in &txn.files {
             if txn.dropped.contains(id) {
                 continue;
@@ -184,12 +170,7 @@ impl Namespace {
             changes.push(match tree.ops.get(seq) {
                 Some(op) => Change::PutOp(
                     *seq,
-                    OpRecord {
-                        kind: op.kind.clone(),
-                        run: op.run,
-                        prepared: op.prepared,
-                        last: op.last,
-                    },
+                    OpRecord { kind: op.kind.clone(), run: op.run, prepared: op.prepared, last: op.last },
                 ),
                 None => Change::DropOp(*seq),
             });
@@ -197,10 +178,7 @@ impl Namespace {
         if changes.is_empty() {
             return;
         }
-        let mut unwritten = self
-            .unwritten
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut unwritten = self.unwritten.lock().unwrap_or_else(PoisonError::into_inner);
         let result = if unwritten.is_empty() {
             self.catalog.commit(&changes)
         } else {

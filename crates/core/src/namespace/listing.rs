@@ -35,28 +35,16 @@ impl Namespace {
             self.permit(caller, &inode.attr, 4)?;
             inode.dir.as_ref().ok_or(Errno::NOTDIR)?.complete
         };
-        let snapshot = Snapshot {
-            dir,
-            caller: *caller,
-            entries: None,
-        };
+        let snapshot = Snapshot { dir, caller: *caller, entries: None };
         let fh = self.new_handle();
-        self.listings
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(fh, Arc::new(Mutex::new(snapshot)));
+        self.listings.lock().unwrap_or_else(PoisonError::into_inner).insert(fh, Arc::new(Mutex::new(snapshot)));
         Ok((fh, ours))
     }
 
     /// The whole listing (without `.` and `..`); position `offset` of it comes first in what the caller wants.
     pub fn listing(&self, fh: u64, offset: u64) -> FsResult<Arc<Vec<Listed>>> {
-        let snapshot = self
-            .listings
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&fh)
-            .cloned()
-            .ok_or(Errno::BADF)?;
+        let snapshot =
+            self.listings.lock().unwrap_or_else(PoisonError::into_inner).get(&fh).cloned().ok_or(Errno::BADF)?;
         let mut snapshot = snapshot.lock().unwrap_or_else(PoisonError::into_inner);
         if let (Some(entries), true) = (&snapshot.entries, offset > 0) {
             return Ok(entries.clone());
@@ -67,17 +55,12 @@ impl Namespace {
     }
 
     pub fn releasedir(&self, fh: u64) {
-        self.listings
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&fh);
+        self.listings.lock().unwrap_or_else(PoisonError::into_inner).remove(&fh);
     }
 
     pub fn parent(&self, dir: FileId) -> FileId {
         let tree = self.tree();
-        tree.get(dir)
-            .and_then(|inode| inode.logical.as_ref())
-            .map_or(FileId::ROOT, |place| place.0)
+        tree.get(dir).and_then(|inode| inode.logical.as_ref()).map_or(FileId::ROOT, |place| place.0)
     }
 
     pub(super) fn merged(&self, caller: &Caller, dir: FileId) -> FsResult<Vec<Listed>> {
@@ -94,16 +77,9 @@ impl Namespace {
                 // What is removed already here may be carried out in the store while it is listed, and then no entry
                 // hides it any more: it must not come back.
                 hidden.extend(
-                    d.children
-                        .iter()
-                        .filter(|(_, entry)| entry.logical().is_none())
-                        .map(|(name, _)| name.clone()),
+                    d.children.iter().filter(|(_, entry)| entry.logical().is_none()).map(|(name, _)| name.clone()),
                 );
-                if d.complete {
-                    None
-                } else {
-                    tree.applied_path(dir)
-                }
+                if d.complete { None } else { tree.applied_path(dir) }
             };
             if let Some(path) = path {
                 self.counters.store_lists.fetch_add(1, Ordering::Relaxed);
@@ -129,10 +105,7 @@ impl Namespace {
                 }
             }
         }
-        Ok(names
-            .into_iter()
-            .map(|(name, (kind, ino))| Listed { name, kind, ino })
-            .collect())
+        Ok(names.into_iter().map(|(name, (kind, ino))| Listed { name, kind, ino }).collect())
     }
 
     /// The listing of a directory that only we know: nothing to ask, nothing to merge.
@@ -144,11 +117,7 @@ impl Namespace {
         }
         let listed = d.children.iter().filter_map(|(name, entry)| {
             let inode = tree.get(entry.logical()?)?;
-            Some(Listed {
-                name: name.clone(),
-                kind: inode.attr.kind,
-                ino: inode.attr.ino,
-            })
+            Some(Listed { name: name.clone(), kind: inode.attr.kind, ino: inode.attr.ino })
         });
         Ok(Some(listed.collect()))
     }

@@ -46,8 +46,7 @@ impl Namespace {
         let (Some(dir), Some(inode)) = (tree.get(dir), tree.get(id)) else {
             return Err(Errno::NOENT.into());
         };
-        if dir.attr.perm & 0o1000 != 0 && caller.uid != dir.attr.uid && caller.uid != inode.attr.uid
-        {
+        if dir.attr.perm & 0o1000 != 0 && caller.uid != dir.attr.uid && caller.uid != inode.attr.uid {
             return Err(Errno::PERM.into());
         }
         Ok(())
@@ -72,17 +71,9 @@ impl Namespace {
         let is_dir = tree.get(occupant).is_some_and(super::tree::Inode::is_dir);
         let name_bytes = Box::from(&**name);
         let kind = if is_dir {
-            OpKind::RemoveDir {
-                file: occupant,
-                dir,
-                name: name_bytes,
-            }
+            OpKind::RemoveDir { file: occupant, dir, name: name_bytes }
         } else {
-            OpKind::Unlink {
-                file: occupant,
-                dir,
-                name: name_bytes,
-            }
+            OpKind::Unlink { file: occupant, dir, name: name_bytes }
         };
         self.own(tree, txn, dir);
         self.own(tree, txn, occupant);
@@ -99,11 +90,7 @@ impl Namespace {
             if inode.applied.is_some() || at == FileId::ROOT {
                 return false;
             }
-            if inode
-                .publish
-                .and_then(|seq| tree.ops.get(&seq))
-                .is_some_and(|op| op.last)
-            {
+            if inode.publish.and_then(|seq| tree.ops.get(&seq)).is_some_and(|op| op.last) {
                 return true;
             }
             match &inode.logical {
@@ -123,15 +110,8 @@ impl Namespace {
         if !inode.is_dir() {
             inode.attr.links = inode.attr.links.saturating_sub(1);
         }
-        if inode
-            .logical
-            .as_ref()
-            .is_some_and(|(d, n)| *d == dir && n == name)
-        {
-            inode.logical = inode
-                .extra
-                .as_mut()
-                .and_then(|extra| extra.more_names.pop());
+        if inode.logical.as_ref().is_some_and(|(d, n)| *d == dir && n == name) {
+            inode.logical = inode.extra.as_mut().and_then(|extra| extra.more_names.pop());
         } else if let Some(extra) = inode.extra.as_mut() {
             extra.more_names.retain(|(d, n)| !(*d == dir && n == name));
         }
@@ -153,17 +133,10 @@ impl Namespace {
         self.own(tree, txn, id);
         self.own(tree, txn, dir);
         txn.entry(dir, name);
-        let was_primary = tree.get(id).is_some_and(|inode| {
-            inode
-                .logical
-                .as_ref()
-                .is_some_and(|(d, n)| *d == dir && n == name)
-        });
+        let was_primary =
+            tree.get(id).is_some_and(|inode| inode.logical.as_ref().is_some_and(|(d, n)| *d == dir && n == name));
         let old_path = was_primary.then(|| tree.child_path(dir, name)).flatten();
-        let device = tree
-            .get(id)
-            .and_then(|inode| inode.replica)
-            .map(|(device, _)| device);
+        let device = tree.get(id).and_then(|inode| inode.replica).map(|(device, _)| device);
         let last = Self::unname(tree, id, dir, name);
         tree.bind(dir, name, |entry| entry.set_logical(None));
         let was_in_store = tree.in_store(id);
@@ -186,19 +159,12 @@ impl Namespace {
         if requeue {
             self.queue_publish(tree, txn, id);
         }
-        let new_path = (!last && was_primary)
-            .then(|| tree.logical_path(id))
-            .flatten();
+        let new_path = (!last && was_primary).then(|| tree.logical_path(id)).flatten();
         if last && !self.opens().contains_key(&id) {
             let charged_bytes = tree.get(id).map_or(0, |inode| inode.charged_bytes);
             self.drop_content(tree, txn, id, charged_bytes);
         }
-        Detached {
-            device,
-            old_path,
-            new_path,
-            last,
-        }
+        Detached { device, old_path, new_path, last }
     }
 
     /// The tier's side of `detach`, after the catalog has it.
@@ -253,10 +219,7 @@ impl Namespace {
             return Err(Errno::NOENT.into());
         }
         self.permit_sticky(&tree, caller, dir, id)?;
-        if tree
-            .dir(id)
-            .is_some_and(|d| d.children.values().any(|entry| entry.logical().is_some()))
-        {
+        if tree.dir(id).is_some_and(|d| d.children.values().any(|entry| entry.logical().is_some())) {
             return Err(Errno::NOTEMPTY.into());
         }
         let path = tree.child_path(dir, &name);
@@ -301,10 +264,7 @@ impl Namespace {
             inode.logical = None;
             inode.attr.links = 0;
             inode.attr.ctime = clock::now();
-            let quiet = inode
-                .dir
-                .as_ref()
-                .is_some_and(|d| d.queued == 0 && !d.moved);
+            let quiet = inode.dir.as_ref().is_some_and(|d| d.queued == 0 && !d.moved);
             never = inode.applied.is_none() && quiet;
         }
         if let Some(seq) = tree.get(id).and_then(|inode| inode.set_meta) {
@@ -316,10 +276,7 @@ impl Namespace {
         // A directory that the store never saw and that no operation needs is simply forgotten.
         if never
             && let Some(seq) = tree.get(id).and_then(|inode| inode.publish)
-            && tree
-                .ops
-                .get(&seq)
-                .is_some_and(|op| op.progress == super::tree::Progress::Waiting)
+            && tree.ops.get(&seq).is_some_and(|op| op.progress == super::tree::Progress::Waiting)
         {
             self.cancel(tree, txn, seq);
             if let Some(inode) = tree.get_mut(id) {
@@ -338,11 +295,7 @@ impl Namespace {
         if !is_dir {
             return Err(Errno::NOTDIR.into());
         }
-        if self.merged(caller, id)?.is_empty() {
-            Ok(())
-        } else {
-            Err(Errno::NOTEMPTY.into())
-        }
+        if self.merged(caller, id)?.is_empty() { Ok(()) } else { Err(Errno::NOTEMPTY.into()) }
     }
 
     pub(super) fn owner_for_new(
@@ -359,18 +312,8 @@ impl Namespace {
             Some(attr) if inherits => attr.gid,
             _ => caller.gid,
         };
-        let perm = if inherits && kind == Kind::Directory {
-            perm | 0o2000
-        } else {
-            perm
-        };
-        (
-            Cred {
-                uid: caller.uid,
-                gid,
-            },
-            perm,
-        )
+        let perm = if inherits && kind == Kind::Directory { perm | 0o2000 } else { perm };
+        (Cred { uid: caller.uid, gid }, perm)
     }
 }
 

@@ -116,11 +116,7 @@ impl Namespace {
             file.push(b'/');
             file.extend_from_slice(&path);
             replica = Some((tier.clone(), file));
-            places.push(format!(
-                "{tier}:{}/{}",
-                device.files_path().display(),
-                String::from_utf8_lossy(&path)
-            ));
+            places.push(format!("{tier}:{}/{}", device.files_path().display(), String::from_utf8_lossy(&path)));
         }
         if let Some((dir, name)) = inode.spill() {
             let at = tree.applied_path(*dir)?.join(name);
@@ -131,13 +127,10 @@ impl Namespace {
         {
             places.push(format!("store:{}/{applied}", self.store.describe()));
         }
-        let pending = inode
-            .publish
-            .and_then(|seq| tree.ops.get(&seq))
-            .map(|op| match &op.error {
-                Some(trouble) => trouble.text.clone(),
-                None => String::from("queued for the store"),
-            });
+        let pending = inode.publish.and_then(|seq| tree.ops.get(&seq)).map(|op| match &op.error {
+            Some(trouble) => trouble.text.clone(),
+            None => String::from("queued for the store"),
+        });
         Some(Where {
             kind: inode.attr.kind,
             size_bytes: self.attr_of(id, inode).size_bytes,
@@ -146,11 +139,7 @@ impl Namespace {
             tier,
             mode,
             rule,
-            placed: inode
-                .extra
-                .as_ref()
-                .map(|extra| extra.placed.clone())
-                .unwrap_or_default(),
+            placed: inode.extra.as_ref().map(|extra| extra.placed.clone()).unwrap_or_default(),
             version: inode.version,
             durable_version: inode.durable,
             checksum: inode.checksum,
@@ -171,10 +160,7 @@ impl Namespace {
             umask: 0,
         };
         let mut at = FileId::ROOT;
-        for name in path
-            .split(|byte| *byte == b'/')
-            .filter(|name| !name.is_empty() && *name != b".")
-        {
+        for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".") {
             if name == b".." {
                 return Err(rustix::io::Errno::INVAL.into());
             }
@@ -185,30 +171,20 @@ impl Namespace {
 
     /// Bytes that a device holds and the store does not.
     pub fn dirty_bytes_on(&self, tree: &Tree, device: &crate::tier::Device) -> u64 {
-        device
-            .used_bytes()
-            .saturating_sub(tree.clean_bytes.get(&device.id()).copied().unwrap_or(0))
+        device.used_bytes().saturating_sub(tree.clean_bytes.get(&device.id()).copied().unwrap_or(0))
     }
 
     /// Bytes on all tiers that the store does not have.
     pub fn dirty_bytes(&self) -> u64 {
         let tree = self.tree();
-        self.tiers
-            .devices()
-            .map(|device| self.dirty_bytes_on(&tree, device))
-            .sum()
+        self.tiers.devices().map(|device| self.dirty_bytes_on(&tree, device)).sum()
     }
 
     /// Those of them on tiers that do not outlive the machine.
     pub fn volatile_dirty_bytes(&self) -> u64 {
         let tree = self.tree();
-        let volatile = self
-            .tiers
-            .devices()
-            .filter(|device| device.survives() == Survives::Agent);
-        volatile
-            .map(|device| self.dirty_bytes_on(&tree, device))
-            .sum()
+        let volatile = self.tiers.devices().filter(|device| device.survives() == Survives::Agent);
+        volatile.map(|device| self.dirty_bytes_on(&tree, device)).sum()
     }
 
     /// Why the content of a file cannot be had now, when its tier is not there.
@@ -230,17 +206,11 @@ impl Namespace {
         let path = tree.logical_path(id).unwrap_or_default();
         match (inode.replica, inode.spill()) {
             (Some((device, _)), _) => {
-                format!(
-                    "{}/{}",
-                    self.tiers.device(device).files_path().display(),
-                    String::from_utf8_lossy(&path)
-                )
+                format!("{}/{}", self.tiers.device(device).files_path().display(), String::from_utf8_lossy(&path))
             }
-            (None, Some((dir, name))) => format!(
-                "{}/{}",
-                self.store.describe(),
-                tree.applied_path(*dir).unwrap_or_default().join(name)
-            ),
+            (None, Some((dir, name))) => {
+                format!("{}/{}", self.store.describe(), tree.applied_path(*dir).unwrap_or_default().join(name))
+            }
             _ => String::new(),
         }
     }
@@ -272,10 +242,7 @@ impl Namespace {
                     operation: self.op_name(&tree, op),
                 });
             }
-            if behind.is_none()
-                && op.error.as_ref().is_some_and(|trouble| trouble.lasting)
-                && self.config.ordered
-            {
+            if behind.is_none() && op.error.as_ref().is_some_and(|trouble| trouble.lasting) && self.config.ordered {
                 behind = Some(String::from_utf8_lossy(&self.op_path(&tree, op)).into_owned());
             }
         }
@@ -283,8 +250,7 @@ impl Namespace {
             for (id, inode) in tree.iter() {
                 // What an earlier run left is everybody's.
                 let others = |inode: &Inode| {
-                    run.is_some_and(|run| inode.run != run)
-                        && (inode.handles > 0 || self.absence(&tree, id).is_none())
+                    run.is_some_and(|run| inode.run != run) && (inode.handles > 0 || self.absence(&tree, id).is_none())
                 };
                 if inode.sealed || inode.logical.is_none() || others(inode) {
                     continue;
@@ -292,9 +258,7 @@ impl Namespace {
                 let path = tree.logical_path(id).unwrap_or_default();
                 if Self::drained(self.mode_for(&tree, id, &path)) {
                     list.push(Undurable {
-                        why: self
-                            .absence(&tree, id)
-                            .unwrap_or_else(|| String::from("still open for writing")),
+                        why: self.absence(&tree, id).unwrap_or_else(|| String::from("still open for writing")),
                         safe_in: self.safe_in(&tree, id),
                         bytes: self.attr_of(id, inode).size_bytes,
                         is_content: true,
@@ -324,15 +288,11 @@ impl Namespace {
                 .unwrap_or_else(|| name.to_vec())
         };
         match &op.kind {
-            OpKind::Publish {
-                file, dir, name, ..
-            } => tree
-                .logical_path(*file)
-                .unwrap_or_else(|| place(*dir, name)),
+            OpKind::Publish { file, dir, name, .. } => tree.logical_path(*file).unwrap_or_else(|| place(*dir, name)),
             OpKind::SetMeta { file } => tree.logical_path(*file).unwrap_or_default(),
-            OpKind::Link { dir, name, .. }
-            | OpKind::Unlink { dir, name, .. }
-            | OpKind::RemoveDir { dir, name, .. } => place(*dir, name),
+            OpKind::Link { dir, name, .. } | OpKind::Unlink { dir, name, .. } | OpKind::RemoveDir { dir, name, .. } => {
+                place(*dir, name)
+            }
             OpKind::Rename { to_dir, to, .. } => place(*to_dir, to),
             OpKind::Exchange { a_dir, a_name, .. } => place(*a_dir, a_name),
         }
@@ -342,23 +302,16 @@ impl Namespace {
     fn op_name(&self, tree: &Tree, op: &Op) -> String {
         let path = self.op_path(tree, op);
         let path = String::from_utf8_lossy(&path);
-        let place =
-            |dir: FileId, name: &[u8]| tree.child_path(dir, name).unwrap_or_else(|| name.to_vec());
+        let place = |dir: FileId, name: &[u8]| tree.child_path(dir, name).unwrap_or_else(|| name.to_vec());
         match &op.kind {
             OpKind::Publish { .. } => format!("publish {path}"),
             OpKind::SetMeta { .. } => format!("set attributes of {path}"),
             OpKind::Link { .. } => format!("link {path}"),
             OpKind::Rename { from_dir, from, .. } => {
-                format!(
-                    "rename {} → {path}",
-                    String::from_utf8_lossy(&place(*from_dir, from))
-                )
+                format!("rename {} → {path}", String::from_utf8_lossy(&place(*from_dir, from)))
             }
             OpKind::Exchange { b_dir, b_name, .. } => {
-                format!(
-                    "exchange {path} and {}",
-                    String::from_utf8_lossy(&place(*b_dir, b_name))
-                )
+                format!("exchange {path} and {}", String::from_utf8_lossy(&place(*b_dir, b_name)))
             }
             OpKind::Unlink { .. } => format!("delete {path}"),
             OpKind::RemoveDir { .. } => format!("remove directory {path}"),
@@ -443,12 +396,7 @@ impl Namespace {
             };
             let run = inode.run;
             let over = tree.planned(dir, &name);
-            let kind = OpKind::Publish {
-                file: id,
-                dir,
-                name: Box::from(&*name),
-                over,
-            };
+            let kind = OpKind::Publish { file: id, dir, name: Box::from(&*name), over };
             let seq = self.queue(&mut tree, &mut txn, kind, run, false, 0);
             if let Some(inode) = tree.get_mut(id) {
                 inode.publish = Some(seq);
@@ -485,8 +433,7 @@ impl Namespace {
                 op.error = None;
             }
             if run.is_none() {
-                self.final_drain
-                    .store(true, std::sync::atomic::Ordering::Relaxed);
+                self.final_drain.store(true, std::sync::atomic::Ordering::Relaxed);
             }
         }
         self.wake();
@@ -495,9 +442,7 @@ impl Namespace {
     /// Is anything queued or still to be sealed, of one run or of all?
     pub fn busy(&self, run: Option<RunId>) -> bool {
         let tree = self.tree();
-        tree.ops
-            .values()
-            .any(|op| run.is_none_or(|run| op.run == run || op.run == RunId(0)))
+        tree.ops.values().any(|op| run.is_none_or(|run| op.run == run || op.run == RunId(0)))
             || !self.lingering_files().is_empty()
     }
 }

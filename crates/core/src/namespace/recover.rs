@@ -44,9 +44,7 @@ impl Namespace {
             inode.version = u32::try_from(record.version).unwrap_or(u32::MAX);
             inode.durable = u32::try_from(record.durable_version).unwrap_or(0);
             inode.sealed = record.sealed;
-            inode.replica = record
-                .replica
-                .and_then(|replica| Some((*ids.get(&replica.device)?, replica.backing_ino)));
+            inode.replica = record.replica.and_then(|replica| Some((*ids.get(&replica.device)?, replica.backing_ino)));
             inode.identity = record.identity.map(Box::new);
             inode.logical = record.logical.map(place);
             inode.applied = record.applied.map(place);
@@ -72,14 +70,10 @@ impl Namespace {
         for (dir, name, record) in image.entries {
             let name = Name::from(name);
             let Some(d) = tree.dir_mut(dir) else { continue };
-            d.children
-                .insert(name.clone(), Entry::new(record.logical, record.planned));
+            d.children.insert(name.clone(), Entry::new(record.logical, record.planned));
             if let Some(id) = record.logical
                 && let Some(inode) = tree.get_mut(id)
-                && inode
-                    .logical
-                    .as_ref()
-                    .is_some_and(|place| *place != (dir, name.clone()))
+                && inode.logical.as_ref().is_some_and(|place| *place != (dir, name.clone()))
             {
                 inode.extra_mut().more_names.push((dir, name));
             }
@@ -106,25 +100,15 @@ impl Namespace {
         self.seal_recovered();
         self.discard_leftovers();
         let tree = self.tree();
-        tracing::info!(
-            files = tree.count(),
-            operations = tree.ops.len(),
-            "took up what an earlier agent left"
-        );
+        tracing::info!(files = tree.count(), operations = tree.ops.len(), "took up what an earlier agent left");
         Ok(())
     }
 
     /// Finds the devices that the catalog's replicas name, wherever they are now, and writes down those that it does not
     /// know yet, before anything is put there. Returns which id each number has now, and the unknown devices.
-    fn take_up_devices(
-        &self,
-        image: &Image,
-    ) -> Result<(HashMap<DeviceId, DeviceId>, HashSet<DeviceId>)> {
-        let named: HashSet<DeviceId> = image
-            .files
-            .iter()
-            .filter_map(|(_, record)| Some(record.replica?.device))
-            .collect();
+    fn take_up_devices(&self, image: &Image) -> Result<(HashMap<DeviceId, DeviceId>, HashSet<DeviceId>)> {
+        let named: HashSet<DeviceId> =
+            image.files.iter().filter_map(|(_, record)| Some(record.replica?.device)).collect();
         let described: Vec<(DeviceId, Remembered)> = image
             .counters
             .iter()
@@ -136,10 +120,7 @@ impl Namespace {
         let mut wanted: Vec<(DeviceId, Remembered)> = Vec::with_capacity(named.len());
         for number in &named {
             let one = described.iter().rev().find(|(other, _)| other == number);
-            wanted.push(
-                one.cloned()
-                    .unwrap_or_else(|| (*number, Remembered::nameless(*number))),
-            );
+            wanted.push(one.cloned().unwrap_or_else(|| (*number, Remembered::nameless(*number))));
         }
         wanted.sort_unstable_by_key(|(number, _)| *number);
         let ids = self.tiers.take_up(&wanted)?;
@@ -156,17 +137,14 @@ impl Namespace {
         let mut changes = Vec::new();
         let mut tree = self.tree();
         for device in self.tiers.devices() {
-            let known = described
-                .iter()
-                .find(|(_, one)| one.token() == device.token());
+            let known = described.iter().find(|(_, one)| one.token() == device.token());
             let number = match ids.iter().find(|(_, id)| **id == device.id()) {
                 Some((number, _)) => *number,
                 None => match known {
                     Some((number, _)) => *number,
                     None => {
                         strange.insert(device.id());
-                        free.next()
-                            .ok_or_else(|| Error::new("the catalog remembers too many tiers"))?
+                        free.next().ok_or_else(|| Error::new("the catalog remembers too many tiers"))?
                     }
                 },
             };
@@ -184,10 +162,7 @@ impl Namespace {
         {
             // Held back: they go in front of the first replica that is written down.
             tracing::warn!(%why, "the tiers could not be written down yet");
-            self.unwritten
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .append(&mut changes);
+            self.unwritten.lock().unwrap_or_else(PoisonError::into_inner).append(&mut changes);
         }
         Ok((ids, strange))
     }
@@ -206,13 +181,7 @@ impl Namespace {
                 continue;
             }
             let result = device.walk(&mut |path: &[u8], ino, _size, blocks_bytes| {
-                found.insert(
-                    (device.id(), ino),
-                    OnTier {
-                        path: path.to_vec(),
-                        blocks_bytes,
-                    },
-                );
+                found.insert((device.id(), ino), OnTier { path: path.to_vec(), blocks_bytes });
             });
             if let Err(why) = result {
                 unread.insert(device.id(), 0);
@@ -226,18 +195,15 @@ impl Namespace {
             }
         }
         let mut tree = self.tree();
-        let replicas: Vec<(FileId, DeviceId, u64)> = tree
-            .iter()
-            .filter_map(|(id, inode)| inode.replica.map(|(device, ino)| (id, device, ino)))
-            .collect();
+        let replicas: Vec<(FileId, DeviceId, u64)> =
+            tree.iter().filter_map(|(id, inode)| inode.replica.map(|(device, ino)| (id, device, ino))).collect();
         // Whatever is in another's place is moved aside first, so that swapped names come right too.
         let mut aside: Vec<(FileId, DeviceId, Vec<u8>)> = Vec::new();
         for (id, device, ino) in replicas {
             let want = tree.logical_path(id);
             let Some(on_tier) = found.remove(&(device, ino)) else {
-                let only_there = tree.get(id).is_some_and(|inode| {
-                    inode.logical.is_some() && (inode.dirty() || !inode.sealed)
-                });
+                let only_there =
+                    tree.get(id).is_some_and(|inode| inode.logical.is_some() && (inode.dirty() || !inode.sealed));
                 if only_there && let Some(files) = unread.get_mut(&device) {
                     *files += 1;
                     continue;
@@ -281,11 +247,7 @@ impl Namespace {
             }
         }
         for (id, device, want) in aside {
-            if let Err(why) = self
-                .tiers
-                .device(device)
-                .rename(&super::files::hidden_name(id), &want)
-            {
+            if let Err(why) = self.tiers.device(device).rename(&super::files::hidden_name(id), &want) {
                 self.note(
                     RunId(0),
                     String::from_utf8_lossy(&want).into_owned(),
@@ -297,9 +259,7 @@ impl Namespace {
     }
 
     fn replica_missing(&self, tree: &mut Tree, id: FileId, path: Option<Vec<u8>>) {
-        let dirty = tree
-            .get(id)
-            .is_some_and(|inode| inode.dirty() || !inode.sealed);
+        let dirty = tree.get(id).is_some_and(|inode| inode.dirty() || !inode.sealed);
         tree.drop_replica(id);
         let Some(path) = path else { return };
         if !dirty {
@@ -317,23 +277,16 @@ impl Namespace {
         }
         self.note(RunId(0), shown, "its newest version is gone from the tier (a volatile tier does not survive a reboot); the store keeps the version before", true);
         let never = tree.get(id).is_some_and(|inode| inode.applied.is_none());
-        if never && let Some((dir, name)) = tree.get_mut(id).and_then(|inode| inode.logical.take())
-        {
+        if never && let Some((dir, name)) = tree.get_mut(id).and_then(|inode| inode.logical.take()) {
             tree.bind(dir, &name, |entry| entry.set_logical(None));
         }
     }
 
     /// Plain files that no record names. On a device that the catalog knows they are unlinks or copies that were cut off;
     /// on one that it does not know, the only copy of what somebody wrote, and the memory of it is gone.
-    fn set_orphans_aside(
-        &self,
-        found: HashMap<(DeviceId, u64), OnTier>,
-        strange: &HashSet<DeviceId>,
-    ) {
+    fn set_orphans_aside(&self, found: HashMap<(DeviceId, u64), OnTier>, strange: &HashSet<DeviceId>) {
         let mut orphans: Vec<_> = found.into_iter().collect();
-        orphans.sort_unstable_by(|(at, one), (other_at, other)| {
-            (at.0, &one.path).cmp(&(other_at.0, &other.path))
-        });
+        orphans.sort_unstable_by(|(at, one), (other_at, other)| (at.0, &one.path).cmp(&(other_at.0, &other.path)));
         let mut told: HashMap<DeviceId, usize> = HashMap::new();
         let mut old: HashMap<DeviceId, usize> = HashMap::new();
         for ((device, ino), orphan) in orphans {
@@ -350,11 +303,7 @@ impl Namespace {
             let told = told.entry(device).or_default();
             *told += 1;
             if *told <= ORPHANS_TOLD_MAX {
-                let now = self
-                    .tiers
-                    .device(device)
-                    .files_path()
-                    .join(OsStr::from_bytes(&aside));
+                let now = self.tiers.device(device).files_path().join(OsStr::from_bytes(&aside));
                 self.note(
                     RunId(0),
                     String::from_utf8_lossy(&orphan.path).into_owned(),
@@ -366,36 +315,24 @@ impl Namespace {
                 );
             }
         }
-        for (device, files) in told
-            .into_iter()
-            .filter(|(_, files)| *files > ORPHANS_TOLD_MAX)
-        {
-            let place = self
-                .tiers
-                .device(device)
-                .files_path()
-                .join(OsStr::from_bytes(ORPHANS));
+        for (device, files) in told.into_iter().filter(|(_, files)| *files > ORPHANS_TOLD_MAX) {
+            let place = self.tiers.device(device).files_path().join(OsStr::from_bytes(ORPHANS));
             let more = files - ORPHANS_TOLD_MAX;
             self.note(
                 RunId(0),
                 place.display().to_string(),
-                format!(
-                    "{more} more file(s) left by an agent whose state is gone: {}",
-                    place.display()
-                ),
+                format!("{more} more file(s) left by an agent whose state is gone: {}", place.display()),
                 true,
             );
         }
         for (device, files) in old {
-            let place = self
-                .tiers
-                .device(device)
-                .files_path()
-                .join(OsStr::from_bytes(ORPHANS));
+            let place = self.tiers.device(device).files_path().join(OsStr::from_bytes(ORPHANS));
             self.note(
                 RunId(0),
                 place.display().to_string(),
-                format!("{files} file(s) that an earlier agent set aside are still there; copy them by hand or remove them"),
+                format!(
+                    "{files} file(s) that an earlier agent set aside are still there; copy them by hand or remove them"
+                ),
                 false,
             );
         }
@@ -442,11 +379,7 @@ impl Namespace {
             tracing::warn!(%why, path = %String::from_utf8_lossy(path), "an orphan could not be set aside");
             self.note(
                 RunId(0),
-                device
-                    .files_path()
-                    .join(OsStr::from_bytes(path))
-                    .display()
-                    .to_string(),
+                device.files_path().join(OsStr::from_bytes(path)).display().to_string(),
                 format!("a file that nobody remembers could not be moved out of the way: {why}"),
                 true,
             );
@@ -483,11 +416,7 @@ impl Namespace {
             tree.iter()
                 .filter(|(_, inode)| !inode.sealed && inode.attr.kind == Kind::File)
                 // What cannot be read now is completed when its tier is back.
-                .filter(|(_, inode)| {
-                    inode
-                        .replica
-                        .is_none_or(|(device, _)| self.tiers.device(device).is_there())
-                })
+                .filter(|(_, inode)| inode.replica.is_none_or(|(device, _)| self.tiers.device(device).is_there()))
                 .map(|(id, _)| id)
                 .collect()
         };
@@ -501,10 +430,7 @@ impl Namespace {
         }
         let dirty: Vec<FileId> = {
             let tree = self.tree();
-            tree.iter()
-                .filter(|(_, inode)| inode.dirty() && inode.publish.is_none())
-                .map(|(id, _)| id)
-                .collect()
+            tree.iter().filter(|(_, inode)| inode.dirty() && inode.publish.is_none()).map(|(id, _)| id).collect()
         };
         let mut tree = self.tree();
         let mut txn = super::journal::Txn::default();
@@ -522,11 +448,7 @@ impl Namespace {
         if let Some((device, _)) = inode.replica {
             let path = tree.logical_path(id)?;
             let file = self.tiers.device(device).open(&path, false).ok()?;
-            return Some(Content {
-                file: Arc::new(file),
-                lies: Lies::Tier(device),
-                writable: false,
-            });
+            return Some(Content { file: Arc::new(file), lies: Lies::Tier(device), writable: false });
         }
         let (path, lies) = match inode.spill() {
             Some((dir, name)) => (tree.applied_path(*dir)?.join(name), Lies::StoreTemporary),
@@ -534,11 +456,7 @@ impl Namespace {
         };
         drop(tree);
         let file = self.store.open(self.own_cred(owner), &path, false).ok()?;
-        Some(Content {
-            file: Arc::new(file),
-            lies,
-            writable: false,
-        })
+        Some(Content { file: Arc::new(file), lies, writable: false })
     }
 
     /// Half-made copies of an earlier agent in the store, wherever a queued operation could have left one.
@@ -551,35 +469,21 @@ impl Namespace {
                     let mut at = tree.nearest_applied(dir);
                     while !dirs.contains(&at) {
                         dirs.push(at);
-                        at = tree
-                            .get(at)
-                            .and_then(|inode| inode.logical.as_ref())
-                            .map_or(FileId::ROOT, |place| place.0);
+                        at =
+                            tree.get(at).and_then(|inode| inode.logical.as_ref()).map_or(FileId::ROOT, |place| place.0);
                     }
                 }
             }
-            let spills: Vec<Name> = tree
-                .iter()
-                .filter_map(|(_, inode)| inode.spill().map(|place| place.1.clone()))
-                .collect();
-            let who = tree
-                .get(FileId::ROOT)
-                .map_or(crate::store::Cred { uid: 0, gid: 0 }, Inode::cred);
-            (
-                dirs.iter()
-                    .filter_map(|dir| tree.applied_path(*dir))
-                    .collect::<Vec<_>>(),
-                spills,
-                self.own_cred(who),
-            )
+            let spills: Vec<Name> =
+                tree.iter().filter_map(|(_, inode)| inode.spill().map(|place| place.1.clone())).collect();
+            let who = tree.get(FileId::ROOT).map_or(crate::store::Cred { uid: 0, gid: 0 }, Inode::cred);
+            (dirs.iter().filter_map(|dir| tree.applied_path(*dir)).collect::<Vec<_>>(), spills, self.own_cred(who))
         };
         let mut prefix = crate::model::STORE_TEMPORARY_PREFIX.to_vec();
         prefix.extend_from_slice(self.key().as_bytes());
         for dir in dirs {
             for entry in self.store.list(who, &dir, true).unwrap_or_default() {
-                if entry.name.starts_with(&prefix)
-                    && !spills.iter().any(|name| **name == *entry.name)
-                {
+                if entry.name.starts_with(&prefix) && !spills.iter().any(|name| **name == *entry.name) {
                     drop(self.store.discard(who, &dir.join(&entry.name)));
                 }
             }

@@ -44,9 +44,7 @@ impl Namespace {
         let Some(inode) = tree.get_mut(id) else {
             return;
         };
-        inode.lookups = inode
-            .lookups
-            .saturating_sub(u32::try_from(count).unwrap_or(u32::MAX));
+        inode.lookups = inode.lookups.saturating_sub(u32::try_from(count).unwrap_or(u32::MAX));
         if inode.lookups == 0 {
             let owned = inode.owned;
             if owned {
@@ -89,8 +87,8 @@ impl Namespace {
             self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
             let result = self.store.stat(Self::who(caller), &path);
             let mut tree = self.tree();
-            let unchanged = tree.dir(dir).is_some_and(|d| d.generation == generation)
-                && tree.entry(dir, &name) == entry;
+            let unchanged =
+                tree.dir(dir).is_some_and(|d| d.generation == generation) && tree.entry(dir, &name) == entry;
             drop(moving);
             if !unchanged {
                 continue;
@@ -116,20 +114,12 @@ impl Namespace {
                 return Ask::Absent;
             };
             let believed = tree.get(id).is_some_and(|inode| {
-                inode.owned
-                    || inode.handles > 0
-                    || inode
-                        .checked
-                        .is_some_and(|at| at.elapsed() < self.config.store_ttl)
+                inode.owned || inode.handles > 0 || inode.checked.is_some_and(|at| at.elapsed() < self.config.store_ttl)
             });
             if believed {
                 return Ask::Known(id);
             }
-        } else if d.complete
-            || d.absent
-                .get(name)
-                .is_some_and(|at| at.elapsed() < self.config.store_ttl)
-        {
+        } else if d.complete || d.absent.get(name).is_some_and(|at| at.elapsed() < self.config.store_ttl) {
             return Ask::Absent;
         }
         match tree.applied_path(dir) {
@@ -142,9 +132,8 @@ impl Namespace {
     fn integrate(&self, tree: &mut Tree, dir: FileId, name: &Name, stat: &StoreStat) -> FileId {
         let known = tree.entry(dir, name).and_then(Entry::logical);
         if let Some(id) = known {
-            let same = tree.get(id).is_some_and(|inode| {
-                inode.attr.ino == stat.attr.ino && inode.attr.kind == stat.attr.kind
-            });
+            let same =
+                tree.get(id).is_some_and(|inode| inode.attr.ino == stat.attr.ino && inode.attr.kind == stat.attr.kind);
             if same {
                 self.refresh(tree, id, stat);
                 return id;
@@ -232,10 +221,7 @@ impl Namespace {
             inode.attr.ctime = inode.attr.ctime.max(stat.attr.ctime);
             return;
         }
-        inode.attr = Attr {
-            ino: inode.attr.ino,
-            ..stat.attr
-        };
+        inode.attr = Attr { ino: inode.attr.ino, ..stat.attr };
         inode.identity = Some(Box::new(stat.identity));
     }
 
@@ -247,9 +233,7 @@ impl Namespace {
             let Some(inode) = tree.get(id) else {
                 return Ok(());
             };
-            let fresh = inode
-                .checked
-                .is_some_and(|at| at.elapsed() < self.config.store_ttl);
+            let fresh = inode.checked.is_some_and(|at| at.elapsed() < self.config.store_ttl);
             let ours = inode.owned && !inode.is_dir();
             if fresh || ours || inode.handles > 0 || inode.set_meta.is_some() {
                 return Ok(());
@@ -267,10 +251,7 @@ impl Namespace {
             Ok(stat) => {
                 let same = id == FileId::ROOT
                     || tree.get(id).is_some_and(|inode| {
-                        let known = inode
-                            .identity
-                            .as_ref()
-                            .map_or(inode.attr.ino, |known| known.ino);
+                        let known = inode.identity.as_ref().map_or(inode.attr.ino, |known| known.ino);
                         known == stat.identity.ino
                     });
                 if !same {
@@ -286,11 +267,7 @@ impl Namespace {
 
     /// Our own credentials, for what is done on nobody's behalf; reading as root where we are root.
     pub(crate) fn own_cred(&self, owner: Cred) -> Cred {
-        if rustix::process::geteuid().is_root() {
-            Cred { uid: 0, gid: 0 }
-        } else {
-            owner
-        }
+        if rustix::process::geteuid().is_root() { Cred { uid: 0, gid: 0 } } else { owner }
     }
 }
 

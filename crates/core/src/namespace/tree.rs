@@ -14,8 +14,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::model::{
-    Attr, DeviceId, EntryRecord, FileId, FileRecord, Kind, NodeId, OpKind, Replica, RunId, Seq,
-    StoreIdentity, Xattrs,
+    Attr, DeviceId, EntryRecord, FileId, FileRecord, Kind, NodeId, OpKind, Replica, RunId, Seq, StoreIdentity, Xattrs,
 };
 use crate::store::{Cred, StorePath};
 
@@ -45,11 +44,7 @@ fn raw(id: Option<FileId>) -> u64 {
 
 impl Entry {
     pub fn new(logical: Option<FileId>, planned: Option<FileId>) -> Self {
-        Self {
-            logical: raw(logical),
-            planned: raw(planned),
-            pins: 0,
-        }
+        Self { logical: raw(logical), planned: raw(planned), pins: 0 }
     }
     pub fn logical(self) -> Option<FileId> {
         some(self.logical)
@@ -194,10 +189,7 @@ impl Inode {
         self.extra.as_ref().and_then(|extra| extra.spill.as_ref())
     }
     pub fn cred(&self) -> Cred {
-        Cred {
-            uid: self.attr.uid,
-            gid: self.attr.gid,
-        }
+        Cred { uid: self.attr.uid, gid: self.attr.gid }
     }
 }
 
@@ -340,11 +332,7 @@ impl Tree {
         let Some((device, _)) = inode.replica else {
             return;
         };
-        let now = if inode.sealed && !inode.dirty() {
-            inode.charged_bytes
-        } else {
-            0
-        };
+        let now = if inode.sealed && !inode.dirty() { inode.charged_bytes } else { 0 };
         let before = std::mem::replace(&mut inode.clean_bytes, now);
         let count = self.clean_bytes.entry(device).or_insert(0);
         *count = (*count + now).saturating_sub(before);
@@ -373,11 +361,7 @@ impl Tree {
         };
         inode.applied.is_some()
             || inode.publish.is_some_and(|seq| {
-                inode.is_dir()
-                    || self
-                        .ops
-                        .get(&seq)
-                        .is_some_and(|op| op.progress == Progress::Committing)
+                inode.is_dir() || self.ops.get(&seq).is_some_and(|op| op.progress == Progress::Committing)
             })
     }
 
@@ -387,15 +371,10 @@ impl Tree {
     }
     /// Path that the store has.
     pub fn applied_path(&self, id: FileId) -> Option<StorePath> {
-        self.path_by(id, |inode| inode.applied.as_ref())
-            .map(StorePath)
+        self.path_by(id, |inode| inode.applied.as_ref()).map(StorePath)
     }
 
-    fn path_by<'a>(
-        &'a self,
-        id: FileId,
-        place: impl Fn(&'a Inode) -> Option<&'a Place>,
-    ) -> Option<Vec<u8>> {
+    fn path_by<'a>(&'a self, id: FileId, place: impl Fn(&'a Inode) -> Option<&'a Place>) -> Option<Vec<u8>> {
         let mut names: Vec<&[u8]> = Vec::new();
         let mut at = id;
         while at != FileId::ROOT {
@@ -473,9 +452,7 @@ impl Tree {
         let op = self.ops.remove(&seq)?;
         let places = places(&op.kind);
         for (dir, name) in &places {
-            self.bind(*dir, name, |entry| {
-                entry.pins = entry.pins.saturating_sub(1)
-            });
+            self.bind(*dir, name, |entry| entry.pins = entry.pins.saturating_sub(1));
             if let Some(d) = self.dir_mut(*dir) {
                 d.queued = d.queued.saturating_sub(1);
             }
@@ -515,12 +492,8 @@ impl Tree {
         if !idle {
             return false;
         }
-        let places: Vec<Place> = inode
-            .logical
-            .iter()
-            .chain(inode.extra.iter().flat_map(|extra| &extra.more_names))
-            .cloned()
-            .collect();
+        let places: Vec<Place> =
+            inode.logical.iter().chain(inode.extra.iter().flat_map(|extra| &extra.more_names)).cloned().collect();
         for (dir, name) in places {
             if self.entry(dir, &name) == Some(Entry::new(Some(id), Some(id)))
                 && let Some(d) = self.dir_mut(dir)
@@ -566,10 +539,7 @@ impl Tree {
     }
 
     pub fn entry_record(&self, dir: FileId, name: &[u8]) -> Option<EntryRecord> {
-        self.entry(dir, name).map(|entry| EntryRecord {
-            logical: entry.logical(),
-            planned: entry.planned(),
-        })
+        self.entry(dir, name).map(|entry| EntryRecord { logical: entry.logical(), planned: entry.planned() })
     }
 }
 
@@ -619,19 +589,7 @@ pub fn places(kind: &OpKind) -> Vec<Place> {
         | OpKind::Link { dir, name, .. }
         | OpKind::Unlink { dir, name, .. }
         | OpKind::RemoveDir { dir, name, .. } => vec![place(dir, name)],
-        OpKind::Rename {
-            from_dir,
-            from,
-            to_dir,
-            to,
-            ..
-        } => vec![place(from_dir, from), place(to_dir, to)],
-        OpKind::Exchange {
-            a_dir,
-            a_name,
-            b_dir,
-            b_name,
-            ..
-        } => vec![place(a_dir, a_name), place(b_dir, b_name)],
+        OpKind::Rename { from_dir, from, to_dir, to, .. } => vec![place(from_dir, from), place(to_dir, to)],
+        OpKind::Exchange { a_dir, a_name, b_dir, b_name, .. } => vec![place(a_dir, a_name), place(b_dir, b_name)],
     }
 }

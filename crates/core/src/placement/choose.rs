@@ -99,10 +99,7 @@ pub fn ample_bytes(view: &DeviceView) -> u64 {
 /// What so many direct writers could write within two polls.
 fn unseen_bytes(view: &DeviceView, writers: u64) -> u64 {
     let period_ms = POLL_PERIOD.as_millis() as u64;
-    let one_writer_bytes = view
-        .bandwidth_bytes_per_second
-        .saturating_mul(2 * period_ms)
-        / 1000;
+    let one_writer_bytes = view.bandwidth_bytes_per_second.saturating_mul(2 * period_ms) / 1000;
     writers.saturating_mul(one_writer_bytes)
 }
 
@@ -114,23 +111,13 @@ pub fn is_ample(view: &DeviceView) -> bool {
 /// What is known of the file's size, and why.
 fn known_size(ask: &Ask) -> Option<(u64, Basis)> {
     match ask.kind {
-        AskKind::Create {
-            expected: Expected::Hint(bytes),
-        } => Some((bytes.max(RESERVE_BYTES_MIN), Basis::Hint)),
-        AskKind::Create {
-            expected: Expected::History { max_bytes, samples },
-        } if samples >= HISTORY_SAMPLES_MIN => {
-            let bytes = max_bytes
-                .saturating_mul(HISTORY_FACTOR)
-                .max(RESERVE_BYTES_MIN);
+        AskKind::Create { expected: Expected::Hint(bytes) } => Some((bytes.max(RESERVE_BYTES_MIN), Basis::Hint)),
+        AskKind::Create { expected: Expected::History { max_bytes, samples } } if samples >= HISTORY_SAMPLES_MIN => {
+            let bytes = max_bytes.saturating_mul(HISTORY_FACTOR).max(RESERVE_BYTES_MIN);
             Some((bytes, Basis::History { max_bytes, samples }))
         }
         AskKind::Create { .. } => None,
-        AskKind::Spill {
-            have_bytes,
-            want_bytes,
-            ..
-        } => Some((have_bytes.saturating_add(want_bytes), Basis::Content)),
+        AskKind::Spill { have_bytes, want_bytes, .. } => Some((have_bytes.saturating_add(want_bytes), Basis::Content)),
         AskKind::CopyUp { bytes } | AskKind::Prefetch { bytes } => Some((bytes, Basis::Content)),
     }
 }
@@ -143,9 +130,7 @@ pub fn choose(ask: &Ask, views: &[DeviceView]) -> (Place, Reason) {
 
     if let Some((bytes, basis)) = size {
         for tier in &order {
-            match best_of(ask, views, *tier, |view| {
-                whole_fits(ask, views, view, bytes)
-            }) {
+            match best_of(ask, views, *tier, |view| whole_fits(ask, views, view, bytes)) {
                 Ok(view) => {
                     let reserved = Guarantee::Reserved { bytes, basis };
                     return placed(
@@ -172,9 +157,7 @@ pub fn choose(ask: &Ask, views: &[DeviceView]) -> (Place, Reason) {
             Ok(view) => {
                 let ample = size.is_none() && ask.direct_possible && ample_for(ask, views, view);
                 let guarantee = match ample {
-                    true => Guarantee::Ample {
-                        bytes: ample_bytes(view),
-                    },
+                    true => Guarantee::Ample { bytes: ample_bytes(view) },
                     false => Guarantee::Mediated,
                 };
                 return placed(ask, view, ample, 0, guarantee, skipped);
@@ -200,14 +183,7 @@ fn placed(
         guarantee,
         skipped,
     };
-    (
-        Place::Device {
-            id: view.id,
-            direct,
-            reserve_bytes,
-        },
-        reason,
-    )
+    (Place::Device { id: view.id, direct, reserve_bytes }, reason)
 }
 
 /// The preferred tier, then the slower ones, then the faster ones; without a preference fastest first.
@@ -248,20 +224,14 @@ fn dirty_allows(ask: &Ask, view: &DeviceView, bytes: u64) -> Result<(), Skip> {
     if !counts || fits {
         return Ok(());
     }
-    Err(Skip::Undrained {
-        dirty_bytes: ask.dirty.bytes,
-        dirty_bytes_max: ask.dirty.bytes_max,
-    })
+    Err(Skip::Undrained { dirty_bytes: ask.dirty.bytes, dirty_bytes_max: ask.dirty.bytes_max })
 }
 
 fn has_room(view: &DeviceView, wanted_bytes: u64) -> Result<(), Skip> {
     if view.free_bytes >= wanted_bytes {
         return Ok(());
     }
-    Err(Skip::NoRoom {
-        free_bytes: view.free_bytes,
-        wanted_bytes,
-    })
+    Err(Skip::NoRoom { free_bytes: view.free_bytes, wanted_bytes })
 }
 
 fn whole_fits(ask: &Ask, views: &[DeviceView], view: &DeviceView, bytes: u64) -> Result<(), Skip> {
@@ -272,18 +242,14 @@ fn whole_fits(ask: &Ask, views: &[DeviceView], view: &DeviceView, bytes: u64) ->
     has_room(view, wanted_bytes)?;
     // A spill between volatile devices moves what is counted already.
     let more_dirty_bytes = match ask.kind {
-        AskKind::Spill {
-            want_bytes, from, ..
-        } if is_volatile(views, from) => want_bytes,
+        AskKind::Spill { want_bytes, from, .. } if is_volatile(views, from) => want_bytes,
         _ => bytes,
     };
     dirty_allows(ask, view, more_dirty_bytes)
 }
 
 fn is_volatile(views: &[DeviceView], id: DeviceId) -> bool {
-    views
-        .iter()
-        .any(|view| view.id == id && view.survives == Survives::Agent)
+    views.iter().any(|view| view.id == id && view.survives == Survives::Agent)
 }
 
 fn can_begin(ask: &Ask, view: &DeviceView) -> Result<(), Skip> {
@@ -298,14 +264,8 @@ fn direct_with_reservation(ask: &Ask, views: &[DeviceView], view: &DeviceView, b
     let guaranteed = match ask.kind {
         AskKind::Create { .. } => true,
         AskKind::CopyUp { .. } => {
-            let rest = DeviceView {
-                free_bytes: view.free_bytes.saturating_sub(bytes),
-                ..view.clone()
-            };
-            let dirty = DirtyRoom {
-                bytes: ask.dirty.bytes.saturating_add(bytes),
-                ..ask.dirty
-            };
+            let rest = DeviceView { free_bytes: view.free_bytes.saturating_sub(bytes), ..view.clone() };
+            let dirty = DirtyRoom { bytes: ask.dirty.bytes.saturating_add(bytes), ..ask.dirty };
             ample_for(&Ask { dirty, ..*ask }, views, &rest)
         }
         AskKind::Spill { .. } | AskKind::Prefetch { .. } => false,
@@ -325,9 +285,7 @@ fn ample_for(ask: &Ask, views: &[DeviceView], view: &DeviceView) -> bool {
 
 /// What the device has for newcomers: free less what its direct writers may take, less for a busy one.
 fn weight(view: &DeviceView) -> u128 {
-    let calm_bytes = view
-        .free_bytes
-        .saturating_sub(unseen_bytes(view, u64::from(view.writers)));
+    let calm_bytes = view.free_bytes.saturating_sub(unseen_bytes(view, u64::from(view.writers)));
     let bandwidth = u128::from(view.bandwidth_bytes_per_second.max(1));
     // Scaled, so that devices whose writers may take everything still differ by what is free.
     let scaled = (u128::from(calm_bytes) << 8) + u128::from(view.free_bytes >> 8);
@@ -350,15 +308,9 @@ fn best_of<'v>(
                 // Of several devices the one that came closest speaks for the tier.
                 let closer = match (&obstacle, skip) {
                     (None, _) => true,
-                    (
-                        Some((
-                            _,
-                            Skip::NoRoom {
-                                free_bytes: best, ..
-                            },
-                        )),
-                        Skip::NoRoom { free_bytes, .. },
-                    ) => free_bytes > *best,
+                    (Some((_, Skip::NoRoom { free_bytes: best, .. })), Skip::NoRoom { free_bytes, .. }) => {
+                        free_bytes > *best
+                    }
                     (Some((_, Skip::Sick | Skip::SpilledFrom)), other) => {
                         !matches!(other, Skip::Sick | Skip::SpilledFrom)
                     }

@@ -51,15 +51,9 @@ pub enum EvictReason {
 impl fmt::Display for EvictReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Droppable => f.write_str(
-                "dropped: a temporary that its rule (remove) lets go when room is wanted",
-            ),
-            Self::Moved => {
-                f.write_str("evicted: it is in the store, and its rule (move) wants it only there")
-            }
-            Self::PrefetchedAndRead => {
-                f.write_str("evicted: it was prefetched, has been read, and is in the store")
-            }
+            Self::Droppable => f.write_str("dropped: a temporary that its rule (remove) lets go when room is wanted"),
+            Self::Moved => f.write_str("evicted: it is in the store, and its rule (move) wants it only there"),
+            Self::PrefetchedAndRead => f.write_str("evicted: it was prefetched, has been read, and is in the store"),
             Self::LeastValuable { idle, reads } => write!(
                 f,
                 "evicted: it is in the store and was the least likely to be missed (read {reads} times, last used {} s ago)",
@@ -102,25 +96,16 @@ impl Candidate {
             Class::Droppable => EvictReason::Droppable,
             Class::Moved => EvictReason::Moved,
             Class::PrefetchedAndRead => EvictReason::PrefetchedAndRead,
-            Class::Ordinary => EvictReason::LeastValuable {
-                idle: self.idle,
-                reads: self.reads,
-            },
+            Class::Ordinary => EvictReason::LeastValuable { idle: self.idle, reads: self.reads },
         }
     }
 
     /// Cost of bringing a byte back × chance of use, in a scale of its own; greater is worth more.
     fn value(&self) -> u128 {
-        let cost_per_mebibyte = u128::from(FETCH_OVERHEAD_BYTES.saturating_add(self.bytes))
-            * (1 << 20)
-            / u128::from(self.bytes.max(1));
+        let cost_per_mebibyte =
+            u128::from(FETCH_OVERHEAD_BYTES.saturating_add(self.bytes)) * (1 << 20) / u128::from(self.bytes.max(1));
         // A prefetched file that nobody read yet is about to be read.
-        let uses = u128::from(self.reads)
-            + if self.prefetched && self.reads == 0 {
-                16
-            } else {
-                1
-            };
+        let uses = u128::from(self.reads) + if self.prefetched && self.reads == 0 { 16 } else { 1 };
         // Idle time in tenths of a second, so that a burst of files of one second still differs.
         let idle = self.idle.as_millis() / 100 + 1;
         cost_per_mebibyte * uses * (1 << 20) / idle
@@ -139,10 +124,7 @@ struct Kept {
 
 /// Who goes so that `want_bytes` are freed, least valuable first; everybody who may go when that is not enough.
 /// No one is in the list without need: without any one of them too little would be freed.
-pub fn victims(
-    candidates: impl Iterator<Item = Candidate>,
-    want_bytes: u64,
-) -> Vec<(FileId, EvictReason)> {
+pub fn victims(candidates: impl Iterator<Item = Candidate>, want_bytes: u64) -> Vec<(FileId, EvictReason)> {
     if want_bytes == 0 {
         return Vec::new();
     }

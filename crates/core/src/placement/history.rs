@@ -35,10 +35,7 @@ impl History {
     /// A file of this path was sealed with this size.
     pub fn observe(&mut self, path: &[u8], size_bytes: u64) {
         let name = name_of(path);
-        for class in [Some(name_class(name)), extension_class(name)]
-            .into_iter()
-            .flatten()
-        {
+        for class in [Some(name_class(name)), extension_class(name)].into_iter().flatten() {
             let mut seen = self.get(&class).unwrap_or_default();
             if seen.samples > 0 && seen.samples.is_multiple_of(WINDOW_SAMPLES) {
                 seen.max_before_bytes = std::mem::take(&mut seen.max_bytes);
@@ -59,19 +56,15 @@ impl History {
         let by_extension = || extension_class(name).and_then(|class| self.get(&class));
         let enough = |seen: &Seen| seen.samples >= HISTORY_SAMPLES_MIN;
         match by_name.filter(enough).or_else(by_extension).or(by_name) {
-            Some(seen) => Expected::History {
-                max_bytes: seen.max_bytes.max(seen.max_before_bytes),
-                samples: seen.samples,
-            },
+            Some(seen) => {
+                Expected::History { max_bytes: seen.max_bytes.max(seen.max_before_bytes), samples: seen.samples }
+            }
             None => Expected::Unknown,
         }
     }
 
     fn get(&self, class: &[u8]) -> Option<Seen> {
-        self.young
-            .get(class)
-            .or_else(|| self.old.get(class))
-            .copied()
+        self.young.get(class).or_else(|| self.old.get(class)).copied()
     }
 }
 
@@ -94,14 +87,10 @@ fn name_class(name: &[u8]) -> Box<[u8]> {
 
 /// `tile_0017.tif` → `*.tif`; none for dot files, and for endings that are numbers or too long to be a kind of file.
 fn extension_class(name: &[u8]) -> Option<Box<[u8]>> {
-    let dot = name
-        .iter()
-        .rposition(|byte| *byte == b'.')
-        .filter(|dot| *dot > 0)?;
+    let dot = name.iter().rposition(|byte| *byte == b'.').filter(|dot| *dot > 0)?;
     let extension = &name[dot + 1..];
-    let kind = !extension.is_empty()
-        && extension.len() <= EXTENSION_BYTES_MAX
-        && !extension.iter().all(u8::is_ascii_digit);
+    let kind =
+        !extension.is_empty() && extension.len() <= EXTENSION_BYTES_MAX && !extension.iter().all(u8::is_ascii_digit);
     // No name class begins with `*` and a dot unless a file is really called so; then they share, harmlessly.
     kind.then(|| [b"*.", extension].concat().into())
 }
@@ -118,28 +107,10 @@ mod tests {
             history.observe(format!("a/tile_{index}.tif").as_bytes(), 100 + index);
         }
         history.observe(b"mosaic.tif", 9000);
-        assert_eq!(
-            history.expected(b"b/c/tile_777.tif"),
-            Expected::History {
-                max_bytes: 102,
-                samples: 3
-            }
-        );
+        assert_eq!(history.expected(b"b/c/tile_777.tif"), Expected::History { max_bytes: 102, samples: 3 });
         // One mosaic says little about mosaics; the extension speaks.
-        assert_eq!(
-            history.expected(b"mosaic.tif"),
-            Expected::History {
-                max_bytes: 9000,
-                samples: 4
-            }
-        );
-        assert_eq!(
-            history.expected(b"new.tif"),
-            Expected::History {
-                max_bytes: 9000,
-                samples: 4
-            }
-        );
+        assert_eq!(history.expected(b"mosaic.tif"), Expected::History { max_bytes: 9000, samples: 4 });
+        assert_eq!(history.expected(b"new.tif"), Expected::History { max_bytes: 9000, samples: 4 });
         assert_eq!(history.expected(b"new.txt"), Expected::Unknown);
     }
 
@@ -150,13 +121,7 @@ mod tests {
         for _ in 0..WINDOW_SAMPLES * 2 {
             history.observe(b"x.dat", 10);
         }
-        assert_eq!(
-            history.expected(b"x.dat"),
-            Expected::History {
-                max_bytes: 10,
-                samples: 2 * WINDOW_SAMPLES + 1
-            }
-        );
+        assert_eq!(history.expected(b"x.dat"), Expected::History { max_bytes: 10, samples: 2 * WINDOW_SAMPLES + 1 });
     }
 
     #[test]
@@ -164,36 +129,19 @@ mod tests {
         let mut history = History::new();
         for index in 0..50_000_u32 {
             // Letters only, so that every name is a class of its own.
-            let name: String = format!("{index:x}")
-                .chars()
-                .map(|c| char::from(b'a' + c.to_digit(16).unwrap() as u8))
-                .collect();
+            let name: String =
+                format!("{index:x}").chars().map(|c| char::from(b'a' + c.to_digit(16).unwrap() as u8)).collect();
             history.observe(format!("{name}.uuid").as_bytes(), 7);
-            assert!(
-                history.young.len() <= CLASSES_PER_GENERATION
-                    && history.old.len() <= CLASSES_PER_GENERATION
-            );
+            assert!(history.young.len() <= CLASSES_PER_GENERATION && history.old.len() <= CLASSES_PER_GENERATION);
         }
-        assert_eq!(
-            history.expected(b"zzz.uuid"),
-            Expected::History {
-                max_bytes: 7,
-                samples: 50_000
-            }
-        );
+        assert_eq!(history.expected(b"zzz.uuid"), Expected::History { max_bytes: 7, samples: 50_000 });
     }
 
     #[test]
     fn classes() {
         assert_eq!(&*name_class(b"a01b22.c3"), b"a#b#.c#");
         assert_eq!(extension_class(b"a.fits").as_deref(), Some(&b"*.fits"[..]));
-        for name in [
-            &b".bashrc"[..],
-            b"part.00017",
-            b"plain",
-            b"dot.",
-            b"x.averyveryverylongending",
-        ] {
+        for name in [&b".bashrc"[..], b"part.00017", b"plain", b"dot.", b"x.averyveryverylongending"] {
             assert_eq!(extension_class(name), None);
         }
     }

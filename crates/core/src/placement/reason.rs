@@ -59,7 +59,9 @@ pub enum Reason {
         skipped: Vec<(Arc<str>, Skip)>,
     },
     /// No tier could take it.
-    Store { skipped: Vec<(Arc<str>, Skip)> },
+    Store {
+        skipped: Vec<(Arc<str>, Skip)>,
+    },
 }
 
 /// Bytes for people: `3.1 GiB`.
@@ -80,11 +82,7 @@ impl fmt::Display for Bytes {
             unit += 1;
         }
         let whole = (value - value.round()).abs() < 0.05;
-        if whole {
-            write!(f, "{value:.0} {}", UNITS[unit])
-        } else {
-            write!(f, "{value:.1} {}", UNITS[unit])
-        }
+        if whole { write!(f, "{value:.0} {}", UNITS[unit]) } else { write!(f, "{value:.1} {}", UNITS[unit]) }
     }
 }
 
@@ -93,21 +91,10 @@ impl fmt::Display for Skip {
         match self {
             Self::Sick => f.write_str("is out of use after errors"),
             Self::Volatile => f.write_str("does not outlive the node and this file must"),
-            Self::NoRoom {
-                free_bytes,
-                wanted_bytes,
-            } => {
-                write!(
-                    f,
-                    "has {} free of the {} wanted",
-                    Bytes(*free_bytes),
-                    Bytes(*wanted_bytes)
-                )
+            Self::NoRoom { free_bytes, wanted_bytes } => {
+                write!(f, "has {} free of the {} wanted", Bytes(*free_bytes), Bytes(*wanted_bytes))
             }
-            Self::Undrained {
-                dirty_bytes,
-                dirty_bytes_max,
-            } => write!(
+            Self::Undrained { dirty_bytes, dirty_bytes_max } => write!(
                 f,
                 "may hold {} that is not in the store yet, and {} are there",
                 Bytes(*dirty_bytes_max),
@@ -121,33 +108,18 @@ impl fmt::Display for Skip {
 impl fmt::Display for Guarantee {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Reserved {
-                bytes,
-                basis: Basis::Hint,
-            } => write!(f, "{} reserved by hint or rule", Bytes(*bytes)),
-            Self::Reserved {
-                bytes,
-                basis: Basis::History { max_bytes, samples },
-            } => write!(
+            Self::Reserved { bytes, basis: Basis::Hint } => write!(f, "{} reserved by hint or rule", Bytes(*bytes)),
+            Self::Reserved { bytes, basis: Basis::History { max_bytes, samples } } => write!(
                 f,
                 "{} reserved because such files reached {} before ({samples} seen)",
                 Bytes(*bytes),
                 Bytes(*max_bytes)
             ),
-            Self::Reserved {
-                bytes,
-                basis: Basis::Content,
-            } => write!(f, "{} reserved for its content", Bytes(*bytes)),
+            Self::Reserved { bytes, basis: Basis::Content } => write!(f, "{} reserved for its content", Bytes(*bytes)),
             Self::Ample { bytes } => {
-                write!(
-                    f,
-                    "room is ample (more than the {} that could be written unseen)",
-                    Bytes(*bytes)
-                )
+                write!(f, "room is ample (more than the {} that could be written unseen)", Bytes(*bytes))
             }
-            Self::Mediated => {
-                f.write_str("writes go through the agent, which moves the file when room runs out")
-            }
+            Self::Mediated => f.write_str("writes go through the agent, which moves the file when room runs out"),
         }
     }
 }
@@ -155,23 +127,9 @@ impl fmt::Display for Guarantee {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let skipped = match self {
-            Self::Tier {
-                tier,
-                preferred,
-                free_bytes,
-                guarantee,
-                skipped,
-            } => {
-                let which = if *preferred {
-                    "preferred tier"
-                } else {
-                    "fastest tier with room"
-                };
-                write!(
-                    f,
-                    "{which}: {tier} has {} free, {guarantee}",
-                    Bytes(*free_bytes)
-                )?;
+            Self::Tier { tier, preferred, free_bytes, guarantee, skipped } => {
+                let which = if *preferred { "preferred tier" } else { "fastest tier with room" };
+                write!(f, "{which}: {tier} has {} free, {guarantee}", Bytes(*free_bytes))?;
                 skipped
             }
             Self::Store { skipped } => {
@@ -198,18 +156,9 @@ mod tests {
             free_bytes: 3_328_599_654,
             guarantee: Guarantee::Reserved {
                 bytes: 12 << 20,
-                basis: Basis::History {
-                    max_bytes: 6 << 20,
-                    samples: 5,
-                },
+                basis: Basis::History { max_bytes: 6 << 20, samples: 5 },
             },
-            skipped: vec![(
-                "ram".into(),
-                Skip::NoRoom {
-                    free_bytes: 1000,
-                    wanted_bytes: 12 << 20,
-                },
-            )],
+            skipped: vec![("ram".into(), Skip::NoRoom { free_bytes: 1000, wanted_bytes: 12 << 20 })],
         };
         assert_eq!(
             reason.to_string(),
@@ -220,13 +169,7 @@ mod tests {
 
     #[test]
     fn bytes_for_people() {
-        for (bytes, text) in [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1024, "1 KiB"),
-            (1536, "1.5 KiB"),
-            (1 << 20, "1 MiB"),
-        ] {
+        for (bytes, text) in [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (1 << 20, "1 MiB")] {
             assert_eq!(Bytes(bytes).to_string(), text);
         }
         assert_eq!(Bytes((1 << 20) - 1).to_string(), "1 MiB");

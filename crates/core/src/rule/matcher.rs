@@ -66,8 +66,7 @@ impl Matcher {
         let mut regexes = Vec::new();
         let mut regex_owner = Vec::new();
         for (position, pattern) in patterns.enumerate() {
-            let owner = u16::try_from(position)
-                .map_err(|_| (position, "more than 65,535 rules".to_owned()))?;
+            let owner = u16::try_from(position).map_err(|_| (position, "more than 65,535 rules".to_owned()))?;
             match pattern {
                 Pattern::Glob(text) => {
                     let forms = forms(text).map_err(|why| (position, why))?;
@@ -77,12 +76,7 @@ impl Matcher {
                     }
                     let made: Result<Vec<Glob>, _> = forms
                         .iter()
-                        .map(|form| {
-                            GlobBuilder::new(form)
-                                .literal_separator(true)
-                                .backslash_escape(true)
-                                .build()
-                        })
+                        .map(|form| GlobBuilder::new(form).literal_separator(true).backslash_escape(true).build())
                         .collect();
                     let made = made.map_err(|error| (position, error.kind().to_string()))?;
                     let prefix = literal_prefix(&forms);
@@ -93,11 +87,7 @@ impl Matcher {
                         }
                     } else {
                         let forms = made.iter().map(Glob::compile_matcher).collect();
-                        anchored.push(Anchored {
-                            owner,
-                            prefix,
-                            forms,
-                        });
+                        anchored.push(Anchored { owner, prefix, forms });
                     }
                 }
                 Pattern::Regex(text) => {
@@ -108,14 +98,7 @@ impl Matcher {
         }
         let globs = globs.build().map_err(|error| (0, error.to_string()))?;
         let regexes = RegexSet::new(&regexes).map_err(|error| (0, error.to_string()))?;
-        Ok(Self {
-            names,
-            anchored,
-            globs,
-            glob_owner,
-            regexes,
-            regex_owner,
-        })
+        Ok(Self { names, anchored, globs, glob_owner, regexes, regex_owner })
     }
 
     /// Calls `found` for every matching pattern, each at most once, highest position first.
@@ -127,43 +110,23 @@ impl Matcher {
                 let end = from.iter().position(|byte| *byte == b'/');
                 let name = &from[..end.unwrap_or(from.len())];
                 rest = end.map(|end| &from[end + 1..]);
-                let names = self
-                    .names
-                    .iter()
-                    .filter(|pattern| pattern.fits(name, rest.is_some()));
+                let names = self.names.iter().filter(|pattern| pattern.fits(name, rest.is_some()));
                 matched.extend(names.map(|pattern| usize::from(pattern.owner)));
             }
             let mut candidate = None;
-            for pattern in self
-                .anchored
-                .iter()
-                .filter(|pattern| path.starts_with(&pattern.prefix))
-            {
+            for pattern in self.anchored.iter().filter(|pattern| path.starts_with(&pattern.prefix)) {
                 let candidate = candidate.get_or_insert_with(|| Candidate::from_bytes(path));
-                if pattern
-                    .forms
-                    .iter()
-                    .any(|form| form.is_match_candidate(candidate))
-                {
+                if pattern.forms.iter().any(|form| form.is_match_candidate(candidate)) {
                     matched.push(usize::from(pattern.owner));
                 }
             }
             if !self.globs.is_empty() {
                 let candidate = candidate.get_or_insert_with(|| Candidate::from_bytes(path));
                 self.globs.matches_candidate_into(candidate, in_set);
-                matched.extend(
-                    in_set
-                        .iter()
-                        .map(|index| usize::from(self.glob_owner[*index])),
-                );
+                matched.extend(in_set.iter().map(|index| usize::from(self.glob_owner[*index])));
             }
             if !self.regex_owner.is_empty() {
-                matched.extend(
-                    self.regexes
-                        .matches(path)
-                        .iter()
-                        .map(|index| usize::from(self.regex_owner[index])),
-                );
+                matched.extend(self.regexes.matches(path).iter().map(|index| usize::from(self.regex_owner[index])));
             }
             matched.sort_unstable_by(|a, b| b.cmp(a));
             matched.dedup();
@@ -187,9 +150,7 @@ impl Name {
 
 const SPECIAL: [char; 7] = ['*', '?', '[', ']', '{', '}', '\\'];
 
-const SPECIAL_IN_REGEX: [char; 14] = [
-    '.', '*', '+', '?', '(', ')', '[', ']', '{', '}', '^', '$', '|', '\\',
-];
+const SPECIAL_IN_REGEX: [char; 14] = ['.', '*', '+', '?', '(', ')', '[', ']', '{', '}', '^', '$', '|', '\\'];
 
 /// A pattern without a slash that is literal but for a star at one end.
 fn plain_name(text: &str, owner: u16) -> Option<Name> {
@@ -203,21 +164,13 @@ fn plain_name(text: &str, owner: u16) -> Option<Name> {
         (None, None) => (Shape::Equals, body),
     };
     let plain = !literal.contains(SPECIAL);
-    plain.then(|| Name {
-        owner,
-        shape,
-        text: literal.into(),
-        inside_only: text.ends_with('/'),
-    })
+    plain.then(|| Name { owner, shape, text: literal.into(), inside_only: text.ends_with('/') })
 }
 
 /// What all forms of one pattern literally begin with.
 fn literal_prefix(forms: &[String]) -> Vec<u8> {
     // The forms differ only behind the pattern itself.
-    let shortest = forms
-        .iter()
-        .min_by_key(|form| form.len())
-        .map_or("", String::as_str);
+    let shortest = forms.iter().min_by_key(|form| form.len()).map_or("", String::as_str);
     let end = shortest.find(SPECIAL).unwrap_or(shortest.len());
     // Without the last slash: `a/**` is not to be missed by a path that ends there.
     shortest[..end].trim_end_matches('/').into()
@@ -227,10 +180,7 @@ fn literal_prefix(forms: &[String]) -> Vec<u8> {
 pub(super) fn plain_beginning(pattern: &Pattern) -> Vec<u8> {
     let (text, special): (String, &[char]) = match pattern {
         Pattern::Glob(text) => {
-            let shortest = forms(text)
-                .unwrap_or_default()
-                .into_iter()
-                .min_by_key(String::len);
+            let shortest = forms(text).unwrap_or_default().into_iter().min_by_key(String::len);
             (shortest.unwrap_or_default(), &SPECIAL)
         }
         Pattern::Regex(text) if text.contains('|') => (String::new(), &[]),
@@ -243,9 +193,7 @@ pub(super) fn plain_beginning(pattern: &Pattern) -> Vec<u8> {
             if matches!(pattern, Pattern::Regex(_)) && text[end..].starts_with(['*', '?', '{']) {
                 end = text[..end].char_indices().last().map_or(0, |(at, _)| at);
             }
-            text[..end]
-                .rfind('/')
-                .map_or_else(Vec::new, |slash| text.as_bytes()[..slash].to_vec())
+            text[..end].rfind('/').map_or_else(Vec::new, |slash| text.as_bytes()[..slash].to_vec())
         }
     }
 }
@@ -264,10 +212,7 @@ fn forms(text: &str) -> Result<Vec<String>, String> {
         return Err("the pattern is empty; '*' matches everything".to_owned());
     }
     if body.split('/').any(|part| part == ".." || part == ".") {
-        return Err(
-            "a pattern has no '.' or '..' parts; it starts at the directory that is served"
-                .to_owned(),
-        );
+        return Err("a pattern has no '.' or '..' parts; it starts at the directory that is served".to_owned());
     }
     if body == "**" || body.ends_with("/**") {
         return Ok(vec![body.to_owned()]);
@@ -285,19 +230,14 @@ fn forms(text: &str) -> Result<Vec<String>, String> {
 fn whole_path(text: &str) -> Result<String, String> {
     // Alone first: `a)(b` would slip through inside the group.
     let first = Regex::new(text).err().map(|error| shortened(&error));
-    for wrapped in [
-        format!(r"(?s-u)\A(?:{text})\z"),
-        format!(r"(?s)\A(?:{text})\z"),
-    ] {
+    for wrapped in [format!(r"(?s-u)\A(?:{text})\z"), format!(r"(?s)\A(?:{text})\z")] {
         if first.is_none() && Regex::new(&wrapped).is_ok() {
             return Ok(wrapped);
         }
     }
     let why = first.unwrap_or_else(|| "it can't be matched against whole paths".to_owned());
     Err(if text.starts_with(['*', '+', '?']) {
-        format!(
-            "{why}; this looks like a shell pattern, as a regular expression it would be '.{text}'"
-        )
+        format!("{why}; this looks like a shell pattern, as a regular expression it would be '.{text}'")
     } else {
         why
     })
@@ -306,9 +246,5 @@ fn whole_path(text: &str) -> Result<String, String> {
 /// The last line of the parser's drawing: the reason.
 fn shortened(error: &regex::Error) -> String {
     let text = error.to_string();
-    text.lines()
-        .last()
-        .unwrap_or_default()
-        .trim_start_matches("error: ")
-        .to_owned()
+    text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
 }

@@ -37,55 +37,22 @@ fn mode_of(name: &str) -> Mode {
 }
 
 fn matches(pattern: &str, path: &[u8]) -> bool {
-    let set =
-        RuleSet::new(&[rule(&format!("{pattern}=remove"), Authority::Project)]).expect(pattern);
+    let set = RuleSet::new(&[rule(&format!("{pattern}=remove"), Authority::Project)]).expect(pattern);
     set.decide(path).mode == Mode::Remove
 }
 
 #[test]
 fn patterns_read_as_in_gitignore() {
     /// Pattern, what it matches, what it does not.
-    type Row = (
-        &'static str,
-        &'static [&'static [u8]],
-        &'static [&'static [u8]],
-    );
+    type Row = (&'static str, &'static [&'static [u8]], &'static [&'static [u8]]);
     let table: [Row; 17] = [
-        (
-            "*.tmp",
-            &[b"a.tmp", b"d/e/a.tmp", b"x.tmp/inside", b".tmp"],
-            &[b"a.tmp2", b"tmp"],
-        ),
-        (
-            "build",
-            &[b"build", b"build/x", b"a/build/x/y", b"a/build"],
-            &[b"builds", b"a/rebuild/x"],
-        ),
-        (
-            "build/",
-            &[b"build/x", b"a/build/x/y"],
-            &[b"build", b"a/build"],
-        ),
-        (
-            "/build",
-            &[b"build", b"build/x/y"],
-            &[b"a/build", b"a/build/x"],
-        ),
-        (
-            "results/raw",
-            &[b"results/raw", b"results/raw/a/b"],
-            &[b"a/results/raw", b"results/rawer"],
-        ),
-        (
-            "results/*.nii",
-            &[b"results/a.nii", b"results/a.nii/b"],
-            &[b"results/sub/a.nii", b"a/results/a.nii"],
-        ),
-        (
-            "results/**/*.nii",
-            &[b"results/a.nii", b"results/s/t/a.nii"],
-            &[b"a.nii"],
-        ),
+        ("*.tmp", &[b"a.tmp", b"d/e/a.tmp", b"x.tmp/inside", b".tmp"], &[b"a.tmp2", b"tmp"]),
+        ("build", &[b"build", b"build/x", b"a/build/x/y", b"a/build"], &[b"builds", b"a/rebuild/x"]),
+        ("build/", &[b"build/x", b"a/build/x/y"], &[b"build", b"a/build"]),
+        ("/build", &[b"build", b"build/x/y"], &[b"a/build", b"a/build/x"]),
+        ("results/raw", &[b"results/raw", b"results/raw/a/b"], &[b"a/results/raw", b"results/rawer"]),
+        ("results/*.nii", &[b"results/a.nii", b"results/a.nii/b"], &[b"results/sub/a.nii", b"a/results/a.nii"]),
+        ("results/**/*.nii", &[b"results/a.nii", b"results/s/t/a.nii"], &[b"a.nii"]),
         ("**/logs", &[b"logs", b"a/logs/x"], &[b"a/logs2"]),
         ("**", &[b"a", b"a/b", b"\xff\xfe"], &[]),
         ("*", &[b"a", b"a/b", b"\xff\xfe", b".hidden"], &[]),
@@ -99,122 +66,49 @@ fn patterns_read_as_in_gitignore() {
     ];
     for (pattern, yes, no) in table {
         for path in yes {
-            assert!(
-                matches(pattern, path),
-                "{pattern} should match {}",
-                path.escape_ascii()
-            );
+            assert!(matches(pattern, path), "{pattern} should match {}", path.escape_ascii());
         }
         for path in no {
-            assert!(
-                !matches(pattern, path),
-                "{pattern} should not match {}",
-                path.escape_ascii()
-            );
+            assert!(!matches(pattern, path), "{pattern} should not match {}", path.escape_ascii());
         }
     }
 }
 
 #[test]
 fn refused_patterns_name_rule_and_origin() {
-    for (pattern, hint) in [
-        ("", "empty"),
-        ("/", "empty"),
-        ("!x", "negated"),
-        ("../x", ".."),
-        ("a[", "class"),
-        ("a{b", ""),
-    ] {
+    for (pattern, hint) in
+        [("", "empty"), ("/", "empty"), ("!x", "negated"), ("../x", ".."), ("a[", "class"), ("a{b", "")]
+    {
         let mut bad = rule(&format!("{pattern}=copy"), Authority::Project);
         bad.origin = "surgetank.toml:7".to_owned();
-        let error = RuleSet::new(&[rule("*=copy", Authority::Project), bad])
-            .expect_err(pattern)
-            .to_string();
+        let error = RuleSet::new(&[rule("*=copy", Authority::Project), bad]).expect_err(pattern).to_string();
         assert!(
-            error.contains("surgetank.toml:7")
-                && error.contains(&format!("{pattern}=copy"))
-                && error.contains(hint),
+            error.contains("surgetank.toml:7") && error.contains(&format!("{pattern}=copy")) && error.contains(hint),
             "{error}"
         );
     }
-    let error = RuleSet::new(&[sea("*.nii$", Mode::Copy, ".sea_flushlist:3")])
-        .expect_err("regex")
-        .to_string();
-    assert!(
-        error.contains(".sea_flushlist:3") && error.contains("'.*.nii$'"),
-        "{error}"
-    );
+    let error = RuleSet::new(&[sea("*.nii$", Mode::Copy, ".sea_flushlist:3")]).expect_err("regex").to_string();
+    assert!(error.contains(".sea_flushlist:3") && error.contains("'.*.nii$'"), "{error}");
     assert!(RuleSet::new(&[sea("a)|(b", Mode::Copy, "l:1")]).is_err());
 }
 
 #[test]
 fn precedence() {
     use Authority::{CommandLine, Project, Site};
-    type Row = (
-        &'static [(&'static str, Authority)],
-        &'static str,
-        &'static str,
-    );
+    type Row = (&'static [(&'static str, Authority)], &'static str, &'static str);
     let table: [Row; 8] = [
-        (
-            &[("*.tmp=remove", Project), ("results/*.tmp=copy", Project)],
-            "results/a.tmp",
-            "copy",
-        ),
-        (
-            &[("results/*.tmp=copy", Project), ("*.tmp=remove", Project)],
-            "results/a.tmp",
-            "copy",
-        ),
-        (
-            &[("*.tmp=remove", Project), ("*.log=keep", Project)],
-            "x.tmp/y.log",
-            "keep",
-        ),
-        (
-            &[("*.tmp=remove", Project), ("*.tmp=move", Project)],
-            "a.tmp",
-            "move",
-        ),
-        (
-            &[("results/**/*.tmp=remove", Project), ("*=copy", Site)],
-            "results/a.tmp",
-            "copy",
-        ),
-        (
-            &[
-                ("results/**/*.tmp=remove", Project),
-                ("*=keep", CommandLine),
-            ],
-            "results/a.tmp",
-            "keep",
-        ),
-        (
-            &[
-                ("*=keep", CommandLine),
-                ("a*=move", Site),
-                ("*=remove", Site),
-            ],
-            "abc",
-            "move",
-        ),
+        (&[("*.tmp=remove", Project), ("results/*.tmp=copy", Project)], "results/a.tmp", "copy"),
+        (&[("results/*.tmp=copy", Project), ("*.tmp=remove", Project)], "results/a.tmp", "copy"),
+        (&[("*.tmp=remove", Project), ("*.log=keep", Project)], "x.tmp/y.log", "keep"),
+        (&[("*.tmp=remove", Project), ("*.tmp=move", Project)], "a.tmp", "move"),
+        (&[("results/**/*.tmp=remove", Project), ("*=copy", Site)], "results/a.tmp", "copy"),
+        (&[("results/**/*.tmp=remove", Project), ("*=keep", CommandLine)], "results/a.tmp", "keep"),
+        (&[("*=keep", CommandLine), ("a*=move", Site), ("*=remove", Site)], "abc", "move"),
         (&[("*.py=move", Project)], ".venv/lib/a.py", "move"),
     ];
     for (rules, path, mode) in table {
-        let rules: Vec<_> = rules
-            .iter()
-            .map(|(text, authority)| rule(text, *authority))
-            .collect();
-        assert_eq!(
-            mode_name(
-                RuleSet::new(&rules)
-                    .expect("rules")
-                    .decide(path.as_bytes())
-                    .mode
-            ),
-            mode,
-            "{rules:?}"
-        );
+        let rules: Vec<_> = rules.iter().map(|(text, authority)| rule(text, *authority)).collect();
+        assert_eq!(mode_name(RuleSet::new(&rules).expect("rules").decide(path.as_bytes()).mode), mode, "{rules:?}");
     }
 }
 
@@ -232,39 +126,23 @@ fn attributes_are_settled_one_by_one() {
     site.fsync = Some(FsyncTarget::Store);
     let set = RuleSet::new(&[narrow, wide, site]).expect("rules");
     let decision = set.decide(b"d/x.dat");
-    assert_eq!(
-        (decision.mode, decision.size_bytes, decision.tier.as_deref()),
-        (Mode::Move, Some(2), Some("nvme"))
-    );
-    assert_eq!(
-        (decision.fsync, decision.prefetch, decision.pin),
-        (Some(FsyncTarget::Store), true, false)
-    );
+    assert_eq!((decision.mode, decision.size_bytes, decision.tier.as_deref()), (Mode::Move, Some(2), Some("nvme")));
+    assert_eq!((decision.fsync, decision.prefetch, decision.pin), (Some(FsyncTarget::Store), true, false));
     assert_eq!(set.explain(b"d/x.dat").len(), 3);
     let git = set.decide(b".git/index");
-    assert_eq!(
-        (git.mode, git.timing, git.tier.as_deref()),
-        (Mode::Copy, Timing::Last, Some("nvme"))
-    );
+    assert_eq!((git.mode, git.timing, git.tier.as_deref()), (Mode::Copy, Timing::Last, Some("nvme")));
 }
 
 #[test]
 fn defaults_lose_nothing() {
     let set = RuleSet::new(&[]).expect("rules");
     let plain = set.decide(b"results/a.nii");
-    assert_eq!(
-        (plain.mode, plain.timing, plain.reason),
-        (Mode::Copy, Timing::Soon, Reason::default())
-    );
+    assert_eq!((plain.mode, plain.timing, plain.reason), (Mode::Copy, Timing::Soon, Reason::default()));
     assert!(set.why(plain.reason).contains("no rule"));
     for name in defaults::LAST_NAMES.map(|name| name.replace('*', ".1")) {
         for path in [format!("{name}/a"), format!("deep/er/{name}/a/b")] {
             let decision = set.decide(path.as_bytes());
-            assert_eq!(
-                (decision.mode, decision.timing),
-                (Mode::Copy, Timing::Last),
-                "{path}"
-            );
+            assert_eq!((decision.mode, decision.timing), (Mode::Copy, Timing::Last), "{path}");
         }
     }
     assert_eq!(set.decide(b"environment/a").timing, Timing::Soon);
@@ -275,14 +153,8 @@ fn reasons_in_words() {
     let mut tmp = rule("*.tmp=remove", Authority::Project);
     tmp.origin = "surgetank.toml:12".to_owned();
     let set = RuleSet::new(&[tmp]).expect("rules");
-    assert_eq!(
-        set.why(set.decide(b"a.tmp").reason),
-        "rule '*.tmp=remove' (surgetank.toml:12)"
-    );
-    assert_eq!(
-        set.why(set.decide(b".git/x").reason),
-        "rule '.git=copy, last' (built in)"
-    );
+    assert_eq!(set.why(set.decide(b"a.tmp").reason), "rule '*.tmp=remove' (surgetank.toml:12)");
+    assert_eq!(set.why(set.decide(b".git/x").reason), "rule '.git=copy, last' (built in)");
 }
 
 #[test]
@@ -305,22 +177,12 @@ fn sea_table() {
         assert_eq!(set.decide(path.as_bytes()).mode, mode, "{path}");
     }
     let why = set.why(set.decide(b"d/a4.nii").reason);
-    assert!(
-        why.contains(".sea_flushlist:1") && why.contains(".sea_evictlist:1"),
-        "{why}"
-    );
-    assert_eq!(
-        set.decide(b"\xff\xfe.nii").mode,
-        Mode::Copy,
-        "a name that isn't UTF-8"
-    );
+    assert!(why.contains(".sea_flushlist:1") && why.contains(".sea_evictlist:1"), "{why}");
+    assert_eq!(set.decide(b"\xff\xfe.nii").mode, Mode::Copy, "a name that isn't UTF-8");
     // A glob of the same authority is the more deliberate one.
     let mut rules = rules.to_vec();
     rules.push(rule("*.log=copy", Authority::Project));
-    assert_eq!(
-        RuleSet::new(&rules).expect("rules").decide(b"a.log").mode,
-        Mode::Copy
-    );
+    assert_eq!(RuleSet::new(&rules).expect("rules").decide(b"a.log").mode, Mode::Copy);
 }
 
 /// Does `pattern` (of `a`, `b`, `*`, `?`, `/`, and `**` as a whole part) match all of `path`?
@@ -340,17 +202,13 @@ fn slow_match(pattern: &[u8], path: &[u8]) -> bool {
                 }
             }
             (_, []) => false,
-            ([part, rest @ ..], [name, names @ ..]) => {
-                name_matches(part, name) && parts_match(rest, names)
-            }
+            ([part, rest @ ..], [name, names @ ..]) => name_matches(part, name) && parts_match(rest, names),
         }
     }
     fn name_matches(part: &[u8], name: &[u8]) -> bool {
         match (part, name) {
             ([], []) => true,
-            ([b'*', rest @ ..], _) => {
-                (0..=name.len()).any(|skip| name_matches(rest, &name[skip..]))
-            }
+            ([b'*', rest @ ..], _) => (0..=name.len()).any(|skip| name_matches(rest, &name[skip..])),
             ([b'?', rest @ ..], [_, name @ ..]) => name_matches(rest, name),
             ([byte, rest @ ..], [first, name @ ..]) => byte == first && name_matches(rest, name),
             _ => false,
@@ -364,55 +222,33 @@ fn slow_rule_match(pattern: &str, path: &str) -> bool {
     let body = pattern.trim_end_matches('/');
     let anchored = body.contains('/');
     let body = body.trim_start_matches('/');
-    let full = if anchored {
-        body.to_owned()
-    } else {
-        format!("**/{body}")
-    };
+    let full = if anchored { body.to_owned() } else { format!("**/{body}") };
     let ends: Vec<usize> = path.match_indices('/').map(|(at, _)| at).collect();
     // `x/**` and `x/**/` both mean what is inside `x`.
     let inside = pattern.ends_with('/') && !body.ends_with("**");
-    let above = ends
-        .iter()
-        .any(|end| slow_match(full.as_bytes(), &path.as_bytes()[..*end]));
+    let above = ends.iter().any(|end| slow_match(full.as_bytes(), &path.as_bytes()[..*end]));
     above || (!inside && slow_match(full.as_bytes(), path.as_bytes()))
 }
 
 fn pattern_strategy() -> impl Strategy<Value = String> {
-    let part =
-        prop_oneof![3 => "[ab]{1,2}", 2 => "[ab?]{0,1}\\*[ab]{0,1}", 1 => Just("**".to_owned())];
-    (
-        prop::collection::vec(part, 1..4),
-        prop::bool::ANY,
-        prop::bool::weighted(0.2),
+    let part = prop_oneof![3 => "[ab]{1,2}", 2 => "[ab?]{0,1}\\*[ab]{0,1}", 1 => Just("**".to_owned())];
+    (prop::collection::vec(part, 1..4), prop::bool::ANY, prop::bool::weighted(0.2)).prop_map(
+        |(parts, rooted, inside)| {
+            format!("{}{}{}", if rooted { "/" } else { "" }, parts.join("/"), if inside { "/" } else { "" })
+        },
     )
-        .prop_map(|(parts, rooted, inside)| {
-            format!(
-                "{}{}{}",
-                if rooted { "/" } else { "" },
-                parts.join("/"),
-                if inside { "/" } else { "" }
-            )
-        })
 }
 
 /// Prints what `decide` costs with forty rules, in processor time.
 #[test]
 #[ignore = "measures; run with --ignored --nocapture"]
 fn cost_of_a_decision() {
-    let mut rules: Vec<_> = (0..20)
-        .map(|n| rule(&format!("*.ext{n}=remove"), Authority::Project))
-        .collect();
-    rules.extend(
-        (0..20).map(|n| rule(&format!("results/run{n}/**/*.dat=move"), Authority::Project)),
-    );
+    let mut rules: Vec<_> = (0..20).map(|n| rule(&format!("*.ext{n}=remove"), Authority::Project)).collect();
+    rules.extend((0..20).map(|n| rule(&format!("results/run{n}/**/*.dat=move"), Authority::Project)));
     let set = RuleSet::new(&rules).expect("rules");
-    for path in [
-        "results/run7/sub/deep/x.dat",
-        "src/a/b/c/file.ext3",
-        "a",
-        ".git/objects/aa/bbccddeeff00112233445566778899",
-    ] {
+    for path in
+        ["results/run7/sub/deep/x.dat", "src/a/b/c/file.ext3", "a", ".git/objects/aa/bbccddeeff00112233445566778899"]
+    {
         let now = || {
             let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
             time.tv_sec * 1_000_000_000 + time.tv_nsec
@@ -439,10 +275,7 @@ fn only_the_plain_beginnings_of_prefetching_rules_are_walked() {
             })
             .collect();
         let found = RuleSet::new(&rules).expect("rules").prefetched_below();
-        found
-            .into_iter()
-            .map(|path| String::from_utf8(path).expect("UTF-8"))
-            .collect::<Vec<_>>()
+        found.into_iter().map(|path| String::from_utf8(path).expect("UTF-8")).collect::<Vec<_>>()
     };
     let glob = |text: &str| Pattern::Glob(text.to_owned());
     let regex = |text: &str| Pattern::Regex(text.to_owned());
@@ -461,28 +294,11 @@ fn only_the_plain_beginnings_of_prefetching_rules_are_walked() {
         (regex("(?i)in/.*"), ""),
         (regex("in/file"), "in/file"),
     ] {
-        assert_eq!(
-            below(std::slice::from_ref(&pattern)),
-            [walked],
-            "{pattern:?}"
-        );
+        assert_eq!(below(std::slice::from_ref(&pattern)), [walked], "{pattern:?}");
     }
-    assert_eq!(
-        below(&[
-            glob("in/**"),
-            glob("in/deep/*"),
-            glob("inner/*"),
-            glob("/out")
-        ]),
-        ["in", "inner", "out"]
-    );
+    assert_eq!(below(&[glob("in/**"), glob("in/deep/*"), glob("inner/*"), glob("/out")]), ["in", "inner", "out"]);
     let rules = [rule("*=keep", Authority::Project)];
-    assert!(
-        RuleSet::new(&rules)
-            .expect("rules")
-            .prefetched_below()
-            .is_empty()
-    );
+    assert!(RuleSet::new(&rules).expect("rules").prefetched_below().is_empty());
 }
 
 proptest! {

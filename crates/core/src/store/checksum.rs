@@ -25,9 +25,7 @@ pub struct Checksum {
 
 impl Default for Checksum {
     fn default() -> Self {
-        Self {
-            digest: Digest::new(CrcAlgorithm::Crc64Nvme),
-        }
+        Self { digest: Digest::new(CrcAlgorithm::Crc64Nvme) }
     }
 }
 
@@ -73,29 +71,19 @@ pub fn checksum(file: &File, gate: Gate<'_>) -> io::Result<u64> {
 }
 
 /// Hands the bytes of `start .. start + len` over in chunks; offsets and lengths of the reads suit direct I/O.
-pub fn read_extent(
-    file: &File,
-    start: u64,
-    len: u64,
-    mut take: impl FnMut(&[u8]) -> io::Result<()>,
-) -> io::Result<()> {
+pub fn read_extent(file: &File, start: u64, len: u64, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
     let (mut at, end) = (start, start + len);
     with_buffer(len + DIRECT_ALIGN_BYTES, |buffer| {
         while at < end {
             let skip = at % DIRECT_ALIGN_BYTES;
-            let want = (end - at + skip)
-                .next_multiple_of(DIRECT_ALIGN_BYTES)
-                .min(buffer.len() as u64);
+            let want = (end - at + skip).next_multiple_of(DIRECT_ALIGN_BYTES).min(buffer.len() as u64);
             let got = match file.read_at(&mut buffer[..want as usize], at - skip) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 result => result?,
             };
             let bytes = &buffer[..got.min((end - at + skip) as usize)];
             if bytes.len() as u64 <= skip {
-                return Err(io::Error::new(
-                    io::ErrorKind::UnexpectedEof,
-                    "the file became shorter while it was read",
-                ));
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter while it was read"));
             }
             let bytes = &bytes[skip as usize..];
             take(bytes)?;
@@ -113,11 +101,7 @@ fn multiply(a: u64, mut b: u64) -> u64 {
         if a & bit != 0 {
             product ^= b;
         }
-        b = if b & 1 == 0 {
-            b >> 1
-        } else {
-            (b >> 1) ^ POLYNOMIAL
-        };
+        b = if b & 1 == 0 { b >> 1 } else { (b >> 1) ^ POLYNOMIAL };
         bit >>= 1;
     }
     product

@@ -20,26 +20,17 @@ type Case = (&'static str, fn(&dyn Store));
 /// Runs every case on an empty store of its own.
 pub fn conform(make: impl Fn() -> Box<dyn Store>) {
     let cases: &[Case] = &[
-        (
-            "a file arrives whole, with its attributes",
-            copies::a_file_arrives_whole,
-        ),
+        ("a file arrives whole, with its attributes", copies::a_file_arrives_whole),
         ("sizes around the chunk", copies::sizes_around_the_chunk),
         ("holes stay holes", copies::holes_stay_holes),
         ("extended attributes", copies::extended_attributes),
         ("times in nanoseconds", copies::times_in_nanoseconds),
         ("every mode", copies::every_mode),
         ("names of any bytes", copies::names_of_any_bytes),
-        (
-            "paths longer than PATH_MAX",
-            copies::paths_longer_than_path_max,
-        ),
+        ("paths longer than PATH_MAX", copies::paths_longer_than_path_max),
         ("plain paths only", copies::plain_paths_only),
         ("temporaries are hidden", copies::temporaries_are_hidden),
-        (
-            "a stopped stage leaves nothing",
-            copies::a_stopped_stage_leaves_nothing,
-        ),
+        ("a stopped stage leaves nothing", copies::a_stopped_stage_leaves_nothing),
         ("leftovers give way", copies::leftovers_give_way),
         ("discard twice", copies::discard_twice),
         ("discard spares what is not ours", copies::discard_spares),
@@ -47,17 +38,11 @@ pub fn conform(make: impl Fn() -> Box<dyn Store>) {
         ("verify finds differences", copies::verify_finds_differences),
         ("verify a replaced copy", copies::verify_a_replaced_copy),
         ("publish over one link", publication::publish_over_one_link),
-        (
-            "publish over several links",
-            publication::publish_over_several_links,
-        ),
+        ("publish over several links", publication::publish_over_several_links),
         ("publish over a link", publication::publish_over_a_symlink),
         ("directories", publication::directories),
         ("a tree in one step", publication::a_tree_in_one_step),
-        (
-            "a directory that is there already",
-            publication::a_directory_that_is_there,
-        ),
+        ("a directory that is there already", publication::a_directory_that_is_there),
         ("links and fifos", names::links_and_fifos),
         ("conflicts are seen", names::conflicts_are_seen),
         ("names move and go", names::names_move_and_go),
@@ -77,10 +62,7 @@ pub fn conform(make: impl Fn() -> Box<dyn Store>) {
 // ---- what the cases are made of
 
 pub fn me() -> Cred {
-    Cred {
-        uid: rustix::process::geteuid().as_raw(),
-        gid: rustix::process::getegid().as_raw(),
-    }
+    Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() }
 }
 
 pub fn path(text: &str) -> StorePath {
@@ -92,17 +74,8 @@ pub fn no_gate() -> Gate<'static> {
 }
 
 pub fn meta(perm: u32) -> Meta {
-    let time = Timestamp {
-        nanos: 1_234_567_890_123_456_789,
-    };
-    Meta {
-        perm,
-        uid: me().uid,
-        gid: me().gid,
-        atime: time,
-        mtime: time,
-        xattrs: Some(BTreeMap::new()),
-    }
+    let time = Timestamp { nanos: 1_234_567_890_123_456_789 };
+    Meta { perm, uid: me().uid, gid: me().gid, atime: time, mtime: time, xattrs: Some(BTreeMap::new()) }
 }
 
 pub fn source(bytes: &[u8]) -> File {
@@ -128,45 +101,28 @@ pub fn noise(len: usize) -> Vec<u8> {
 pub fn staged(store: &dyn Store, to: &str, file: &File, meta: &Meta) -> (StorePath, Staged) {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let parent = to.rfind('/').map_or("", |slash| &to[..=slash]);
-    let temporary = path(&format!(
-        "{parent}.surgetank-tmp-{}",
-        NUMBER.fetch_add(1, Ordering::Relaxed)
-    ));
-    let staged = store
-        .stage_file(me(), &temporary, file, meta, no_gate())
-        .unwrap();
+    let temporary = path(&format!("{parent}.surgetank-tmp-{}", NUMBER.fetch_add(1, Ordering::Relaxed)));
+    let staged = store.stage_file(me(), &temporary, file, meta, no_gate()).unwrap();
     (temporary, staged)
 }
 
 /// The whole way of a file into the store.
 pub fn deliver(store: &dyn Store, to: &str, bytes: &[u8], meta: &Meta) -> StoreIdentity {
     let (temporary, copy) = staged(store, to, &source(bytes), meta);
-    store
-        .settle(me(), std::slice::from_ref(&temporary))
-        .unwrap();
+    store.settle(me(), std::slice::from_ref(&temporary)).unwrap();
     for how in [Verify::Cache, Verify::Reread] {
-        store
-            .verify(me(), &temporary, &copy, how, no_gate())
-            .unwrap();
+        store.verify(me(), &temporary, &copy, how, no_gate()).unwrap();
     }
     let identity = store.publish(me(), &temporary, &path(to), meta).unwrap();
     let parent = to.rfind('/').map_or("", |slash| &to[..slash]);
     store.sync_dirs(me(), &[path(parent)]).unwrap();
-    assert_eq!(
-        store.stat(me(), &temporary).unwrap_err().kind(),
-        io::ErrorKind::NotFound,
-        "the temporary is gone"
-    );
+    assert_eq!(store.stat(me(), &temporary).unwrap_err().kind(), io::ErrorKind::NotFound, "the temporary is gone");
     identity
 }
 
 pub fn read(store: &dyn Store, at: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
-    store
-        .open(me(), &path(at), false)
-        .unwrap()
-        .read_to_end(&mut bytes)
-        .unwrap();
+    store.open(me(), &path(at), false).unwrap().read_to_end(&mut bytes).unwrap();
     bytes
 }
 
@@ -192,7 +148,5 @@ pub fn make_dir(store: &dyn Store, at: &str) {
     let parent = at.rfind('/').map_or("", |slash| &at[..=slash]);
     let temporary = path(&format!("{parent}.surgetank-tmp-dir"));
     store.stage_dir(me(), &temporary, &meta(0o755)).unwrap();
-    store
-        .publish(me(), &temporary, &path(at), &meta(0o755))
-        .unwrap();
+    store.publish(me(), &temporary, &path(at), &meta(0o755)).unwrap();
 }

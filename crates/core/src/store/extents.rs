@@ -66,10 +66,7 @@ impl<'a> Extents<'a> {
             Err(error) => return Err(error.into()),
         };
         if data > start {
-            return Ok(Extent::Hole {
-                start,
-                len: data - start,
-            });
+            return Ok(Extent::Hole { start, len: data - start });
         }
         let hole = match seek(self.file, SeekFrom::Hole(start)) {
             Ok(hole) => hole.clamp(start, self.size),
@@ -77,10 +74,7 @@ impl<'a> Extents<'a> {
             Err(Errno::NXIO) => self.size,
             Err(error) => return Err(error.into()),
         };
-        Ok(Extent::Bytes {
-            start,
-            len: hole - start,
-        })
+        Ok(Extent::Bytes { start, len: hole - start })
     }
 }
 
@@ -114,10 +108,7 @@ thread_local! {
 /// Lends the thread's buffer, aligned for direct I/O: at most 1 MiB, and no larger than `bytes` asks for.
 pub fn with_buffer<T>(bytes: u64, run: impl FnOnce(&mut [u8]) -> io::Result<T>) -> io::Result<T> {
     let align = DIRECT_ALIGN_BYTES as usize;
-    let len = usize::try_from(bytes)
-        .unwrap_or(BUFFER_BYTES)
-        .clamp(1, BUFFER_BYTES)
-        .next_multiple_of(align);
+    let len = usize::try_from(bytes).unwrap_or(BUFFER_BYTES).clamp(1, BUFFER_BYTES).next_multiple_of(align);
     BUFFER.with(|cell| match cell.try_borrow_mut() {
         Ok(mut buffer) => {
             if buffer.len() < len + align {
@@ -160,10 +151,7 @@ mod tests {
             at += len;
         }
         assert_eq!(at, 9 << 20);
-        assert!(
-            (2..1 << 20).contains(&bytes),
-            "holes are seen: {bytes} bytes of data"
-        );
+        assert!((2..1 << 20).contains(&bytes), "holes are seen: {bytes} bytes of data");
     }
 
     #[test]
@@ -171,10 +159,7 @@ mod tests {
         for bytes in [0, 1, 5000, 1 << 30] {
             with_buffer(bytes, |buffer| {
                 assert_eq!(buffer.as_ptr() as u64 % DIRECT_ALIGN_BYTES, 0);
-                assert!(
-                    buffer.len() <= BUFFER_BYTES
-                        && buffer.len() as u64 >= bytes.min(BUFFER_BYTES as u64)
-                );
+                assert!(buffer.len() <= BUFFER_BYTES && buffer.len() as u64 >= bytes.min(BUFFER_BYTES as u64));
                 let outer = buffer.as_ptr();
                 with_buffer(1, |inner| {
                     assert_ne!(inner.as_ptr(), outer);

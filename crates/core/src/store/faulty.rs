@@ -11,9 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{
-    Cred, Expect, Gate, Meta, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Verify,
-};
+use super::{Cred, Expect, Gate, Meta, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Verify};
 use crate::error::Errno;
 use crate::model::{Kind, StoreIdentity};
 
@@ -50,23 +48,14 @@ pub enum Operation {
 impl Operation {
     /// Does it make something new in the store?
     pub fn takes_room(self) -> bool {
-        use Operation::{
-            CreateTemporary, StageDir, StageFile, StageInPlace, StageNode, StageSymlink,
-        };
-        matches!(
-            self,
-            CreateTemporary | StageFile | StageInPlace | StageDir | StageSymlink | StageNode
-        )
+        use Operation::{CreateTemporary, StageDir, StageFile, StageInPlace, StageNode, StageSymlink};
+        matches!(self, CreateTemporary | StageFile | StageInPlace | StageDir | StageSymlink | StageNode)
     }
 
     /// Does it change the store?
     pub fn writes(self) -> bool {
         use Operation::{Discard, Exchange, Link, Publish, RemoveDir, Rename, SetMeta, Unlink};
-        self.takes_room()
-            || matches!(
-                self,
-                Discard | Publish | Rename | Exchange | Link | Unlink | RemoveDir | SetMeta
-            )
+        self.takes_room() || matches!(self, Discard | Publish | Rename | Exchange | Link | Unlink | RemoveDir | SetMeta)
     }
 }
 
@@ -96,16 +85,8 @@ pub struct Rule {
 
 impl Rule {
     /// Fails every time the predicate holds. Operations on several paths are asked about each of them.
-    pub fn when(
-        failure: Failure,
-        fits: impl Fn(Operation, &StorePath) -> bool + Send + 'static,
-    ) -> Self {
-        Self {
-            fits: Box::new(fits),
-            failure,
-            skip: 0,
-            left: u64::MAX,
-        }
+    pub fn when(failure: Failure, fits: impl Fn(Operation, &StorePath) -> bool + Send + 'static) -> Self {
+        Self { fits: Box::new(fits), failure, skip: 0, left: u64::MAX }
     }
 
     pub fn on(operation: Operation, failure: Failure) -> Self {
@@ -114,9 +95,7 @@ impl Rule {
 
     /// Whatever takes room says that there is none.
     pub fn full() -> Self {
-        Self::when(Failure::Errno(Errno::NOSPC), |operation, _| {
-            operation.takes_room()
-        })
+        Self::when(Failure::Errno(Errno::NOSPC), |operation, _| operation.takes_room())
     }
 
     pub fn read_only() -> Self {
@@ -157,11 +136,7 @@ pub struct Faulty<S> {
 
 impl<S: Store> Faulty<S> {
     pub fn new(inner: S) -> Self {
-        Self {
-            inner,
-            rules: Mutex::default(),
-            calls: Mutex::default(),
-        }
+        Self { inner, rules: Mutex::default(), calls: Mutex::default() }
     }
 
     pub fn add(&self, rule: Rule) {
@@ -259,14 +234,10 @@ impl<S: Store> Store for Faulty<S> {
         self.run(Operation::Stat, &[path], || self.inner.stat(who, path))
     }
     fn list(&self, who: Cred, path: &StorePath, temporaries: bool) -> io::Result<Vec<StoreEntry>> {
-        self.run(Operation::List, &[path], || {
-            self.inner.list(who, path, temporaries)
-        })
+        self.run(Operation::List, &[path], || self.inner.list(who, path, temporaries))
     }
     fn read_link(&self, who: Cred, path: &StorePath) -> io::Result<Box<[u8]>> {
-        self.run(Operation::ReadLink, &[path], || {
-            self.inner.read_link(who, path)
-        })
+        self.run(Operation::ReadLink, &[path], || self.inner.read_link(who, path))
     }
     fn xattrs(&self, who: Cred, path: &StorePath) -> io::Result<BTreeMap<Box<[u8]>, Box<[u8]>>> {
         self.run(Operation::Xattrs, &[path], || self.inner.xattrs(who, path))
@@ -275,19 +246,13 @@ impl<S: Store> Store for Faulty<S> {
         self.run(Operation::Space, &[path], || self.inner.space(path))
     }
     fn may_write_dir(&self, who: Cred, path: &StorePath) -> io::Result<()> {
-        self.run(Operation::MayWriteDir, &[path], || {
-            self.inner.may_write_dir(who, path)
-        })
+        self.run(Operation::MayWriteDir, &[path], || self.inner.may_write_dir(who, path))
     }
     fn open(&self, who: Cred, path: &StorePath, write: bool) -> io::Result<File> {
-        self.run(Operation::Open, &[path], || {
-            self.inner.open(who, path, write)
-        })
+        self.run(Operation::Open, &[path], || self.inner.open(who, path, write))
     }
     fn create_temporary(&self, who: Cred, path: &StorePath, perm: u32) -> io::Result<File> {
-        self.run(Operation::CreateTemporary, &[path], || {
-            self.inner.create_temporary(who, path, perm)
-        })
+        self.run(Operation::CreateTemporary, &[path], || self.inner.create_temporary(who, path, perm))
     }
     fn stage_file(
         &self,
@@ -297,127 +262,55 @@ impl<S: Store> Store for Faulty<S> {
         meta: &Meta,
         gate: Gate<'_>,
     ) -> io::Result<Staged> {
-        self.run_copy(Operation::StageFile, who, path, || {
-            self.inner.stage_file(who, path, source, meta, gate)
-        })
+        self.run_copy(Operation::StageFile, who, path, || self.inner.stage_file(who, path, source, meta, gate))
     }
-    fn stage_in_place(
-        &self,
-        who: Cred,
-        path: &StorePath,
-        meta: &Meta,
-        gate: Gate<'_>,
-    ) -> io::Result<Staged> {
-        self.run_copy(Operation::StageInPlace, who, path, || {
-            self.inner.stage_in_place(who, path, meta, gate)
-        })
+    fn stage_in_place(&self, who: Cred, path: &StorePath, meta: &Meta, gate: Gate<'_>) -> io::Result<Staged> {
+        self.run_copy(Operation::StageInPlace, who, path, || self.inner.stage_in_place(who, path, meta, gate))
     }
     fn stage_dir(&self, who: Cred, path: &StorePath, meta: &Meta) -> io::Result<Staged> {
-        self.run(Operation::StageDir, &[path], || {
-            self.inner.stage_dir(who, path, meta)
-        })
+        self.run(Operation::StageDir, &[path], || self.inner.stage_dir(who, path, meta))
     }
-    fn stage_symlink(
-        &self,
-        who: Cred,
-        path: &StorePath,
-        target: &[u8],
-        meta: &Meta,
-    ) -> io::Result<Staged> {
-        self.run(Operation::StageSymlink, &[path], || {
-            self.inner.stage_symlink(who, path, target, meta)
-        })
+    fn stage_symlink(&self, who: Cred, path: &StorePath, target: &[u8], meta: &Meta) -> io::Result<Staged> {
+        self.run(Operation::StageSymlink, &[path], || self.inner.stage_symlink(who, path, target, meta))
     }
-    fn stage_node(
-        &self,
-        who: Cred,
-        path: &StorePath,
-        kind: Kind,
-        device: u64,
-        meta: &Meta,
-    ) -> io::Result<Staged> {
-        self.run(Operation::StageNode, &[path], || {
-            self.inner.stage_node(who, path, kind, device, meta)
-        })
+    fn stage_node(&self, who: Cred, path: &StorePath, kind: Kind, device: u64, meta: &Meta) -> io::Result<Staged> {
+        self.run(Operation::StageNode, &[path], || self.inner.stage_node(who, path, kind, device, meta))
     }
     fn settle(&self, who: Cred, paths: &[StorePath]) -> io::Result<()> {
-        self.run(Operation::Settle, &paths.iter().collect::<Vec<_>>(), || {
-            self.inner.settle(who, paths)
-        })
+        self.run(Operation::Settle, &paths.iter().collect::<Vec<_>>(), || self.inner.settle(who, paths))
     }
-    fn verify(
-        &self,
-        who: Cred,
-        path: &StorePath,
-        staged: &Staged,
-        how: Verify,
-        gate: Gate<'_>,
-    ) -> io::Result<()> {
-        self.run(Operation::Verify, &[path], || {
-            self.inner.verify(who, path, staged, how, gate)
-        })
+    fn verify(&self, who: Cred, path: &StorePath, staged: &Staged, how: Verify, gate: Gate<'_>) -> io::Result<()> {
+        self.run(Operation::Verify, &[path], || self.inner.verify(who, path, staged, how, gate))
     }
     fn discard(&self, who: Cred, path: &StorePath) -> io::Result<()> {
-        self.run(Operation::Discard, &[path], || {
-            self.inner.discard(who, path)
-        })
+        self.run(Operation::Discard, &[path], || self.inner.discard(who, path))
     }
     fn check(&self, who: Cred, path: &StorePath, expect: &Expect) -> io::Result<bool> {
-        self.run(Operation::Check, &[path], || {
-            self.inner.check(who, path, expect)
-        })
+        self.run(Operation::Check, &[path], || self.inner.check(who, path, expect))
     }
-    fn publish(
-        &self,
-        who: Cred,
-        temporary: &StorePath,
-        path: &StorePath,
-        meta: &Meta,
-    ) -> io::Result<StoreIdentity> {
-        self.run(Operation::Publish, &[path, temporary], || {
-            self.inner.publish(who, temporary, path, meta)
-        })
+    fn publish(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity> {
+        self.run(Operation::Publish, &[path, temporary], || self.inner.publish(who, temporary, path, meta))
     }
     fn rename(&self, who: Cred, from: &StorePath, to: &StorePath) -> io::Result<()> {
-        self.run(Operation::Rename, &[from, to], || {
-            self.inner.rename(who, from, to)
-        })
+        self.run(Operation::Rename, &[from, to], || self.inner.rename(who, from, to))
     }
     fn exchange(&self, who: Cred, a: &StorePath, b: &StorePath) -> io::Result<()> {
-        self.run(Operation::Exchange, &[a, b], || {
-            self.inner.exchange(who, a, b)
-        })
+        self.run(Operation::Exchange, &[a, b], || self.inner.exchange(who, a, b))
     }
     fn link(&self, who: Cred, from: &StorePath, to: &StorePath) -> io::Result<()> {
-        self.run(Operation::Link, &[from, to], || {
-            self.inner.link(who, from, to)
-        })
+        self.run(Operation::Link, &[from, to], || self.inner.link(who, from, to))
     }
     fn unlink(&self, who: Cred, path: &StorePath) -> io::Result<()> {
         self.run(Operation::Unlink, &[path], || self.inner.unlink(who, path))
     }
     fn remove_dir(&self, who: Cred, path: &StorePath) -> io::Result<()> {
-        self.run(Operation::RemoveDir, &[path], || {
-            self.inner.remove_dir(who, path)
-        })
+        self.run(Operation::RemoveDir, &[path], || self.inner.remove_dir(who, path))
     }
-    fn set_meta(
-        &self,
-        who: Cred,
-        path: &StorePath,
-        kind: Kind,
-        meta: &Meta,
-    ) -> io::Result<StoreIdentity> {
-        self.run(Operation::SetMeta, &[path], || {
-            self.inner.set_meta(who, path, kind, meta)
-        })
+    fn set_meta(&self, who: Cred, path: &StorePath, kind: Kind, meta: &Meta) -> io::Result<StoreIdentity> {
+        self.run(Operation::SetMeta, &[path], || self.inner.set_meta(who, path, kind, meta))
     }
     fn sync_dirs(&self, who: Cred, paths: &[StorePath]) -> io::Result<()> {
-        self.run(
-            Operation::SyncDirs,
-            &paths.iter().collect::<Vec<_>>(),
-            || self.inner.sync_dirs(who, paths),
-        )
+        self.run(Operation::SyncDirs, &paths.iter().collect::<Vec<_>>(), || self.inner.sync_dirs(who, paths))
     }
 }
 
@@ -438,31 +331,18 @@ mod tests {
         let plain = Plain::new();
         let store = Faulty::new(plain.posix());
         let root = StorePath::root();
-        store.add(
-            Rule::on(Operation::Stat, Failure::Errno(Errno::STALE))
-                .from_call(2)
-                .times(1),
-        );
+        store.add(Rule::on(Operation::Stat, Failure::Errno(Errno::STALE)).from_call(2).times(1));
         assert!(store.stat(me(), &root).is_ok());
-        assert_eq!(
-            store.stat(me(), &root).unwrap_err().raw_os_error(),
-            Some(libc::ESTALE)
-        );
+        assert_eq!(store.stat(me(), &root).unwrap_err().raw_os_error(), Some(libc::ESTALE));
         assert!(store.stat(me(), &root).is_ok());
         assert_eq!(store.calls(Operation::Stat), 3);
         store.add(Rule::gone());
-        assert_eq!(
-            store.list(me(), &root, false).unwrap_err().raw_os_error(),
-            Some(libc::ENOTCONN)
-        );
+        assert_eq!(store.list(me(), &root, false).unwrap_err().raw_os_error(), Some(libc::ENOTCONN));
         store.heal();
         assert!(store.list(me(), &root, false).is_ok());
         store.add(Rule::full());
         assert_eq!(
-            store
-                .stage_dir(me(), &path(".surgetank-tmp-d"), &meta(0o755))
-                .unwrap_err()
-                .raw_os_error(),
+            store.stage_dir(me(), &path(".surgetank-tmp-d"), &meta(0o755)).unwrap_err().raw_os_error(),
             Some(libc::ENOSPC)
         );
         assert!(store.list(me(), &root, true).unwrap().is_empty());
@@ -476,25 +356,13 @@ mod tests {
             store.add(Rule::on(Operation::StageFile, failure).times(1));
             let temporary = path(".surgetank-tmp-1");
             let file = source(b"some bytes that matter");
-            let staged = store
-                .stage_file(me(), &temporary, &file, &meta(0o644), no_gate())
-                .unwrap();
+            let staged = store.stage_file(me(), &temporary, &file, &meta(0o644), no_gate()).unwrap();
             for how in [Verify::Cache, Verify::Reread] {
-                let error = store
-                    .verify(me(), &temporary, &staged, how, no_gate())
-                    .unwrap_err();
-                assert_eq!(
-                    error.kind(),
-                    io::ErrorKind::InvalidData,
-                    "{failure:?}: {error}"
-                );
+                let error = store.verify(me(), &temporary, &staged, how, no_gate()).unwrap_err();
+                assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{failure:?}: {error}");
             }
-            let again = store
-                .stage_file(me(), &temporary, &file, &meta(0o644), no_gate())
-                .unwrap();
-            store
-                .verify(me(), &temporary, &again, Verify::Reread, no_gate())
-                .unwrap();
+            let again = store.stage_file(me(), &temporary, &file, &meta(0o644), no_gate()).unwrap();
+            store.verify(me(), &temporary, &again, Verify::Reread, no_gate()).unwrap();
         }
     }
 }

@@ -29,16 +29,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
 use rustix::fs::{
-    Access, AtFlags, FileType, Mode, OFlags, RenameFlags, StatxFlags, accessat, fadvise, fstat,
-    fstatvfs, fsync, linkat, mkdirat, mknodat, openat, readlinkat, renameat, renameat_with, statx,
-    symlinkat, unlinkat,
+    Access, AtFlags, FileType, Mode, OFlags, RenameFlags, StatxFlags, accessat, fadvise, fstat, fstatvfs, fsync,
+    linkat, mkdirat, mknodat, openat, readlinkat, renameat, renameat_with, statx, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
 
 use super::checksum::checksum;
-use super::{
-    Cred, Expect, Gate, Meta, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Verify,
-};
+use super::{Cred, Expect, Gate, Meta, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Verify};
 use crate::model::{Kind, STORE_TEMPORARY_PREFIX, StoreIdentity};
 use attributes::{Xattrs, attr_of, identity_of, is_denied, read_xattrs, subject};
 use beneath::{Place, Root, open_file_at};
@@ -66,10 +63,7 @@ impl PosixStore {
         }
         let root = Root::new(root);
         // A root that cannot be read (a squashed agent) can still be used, only not synced as a whole.
-        let file_system = root
-            .open_dir(&StorePath::root())
-            .ok()
-            .and_then(FileSystem::honouring);
+        let file_system = root.open_dir(&StorePath::root()).ok().and_then(FileSystem::honouring);
         Ok(Self {
             label,
             root,
@@ -105,12 +99,7 @@ impl PosixStore {
     }
 
     /// Runs `fill`, and takes the new name away again if that fails.
-    fn or_remove<T>(
-        &self,
-        who: Cred,
-        place: &Place<'_>,
-        fill: impl FnOnce() -> io::Result<T>,
-    ) -> io::Result<T> {
+    fn or_remove<T>(&self, who: Cred, place: &Place<'_>, fill: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         fill().inspect_err(|_| {
             // The first error is the one that matters; what stays is hidden, and replaced next time.
             let _ = self.identity.act(who, || remove_tree(place));
@@ -118,24 +107,11 @@ impl PosixStore {
     }
 
     /// Dresses a new name that is no regular file.
-    fn stage_other(
-        &self,
-        who: Cred,
-        place: &Place<'_>,
-        meta: &Meta,
-        keep_perm: u32,
-    ) -> io::Result<Staged> {
+    fn stage_other(&self, who: Cred, place: &Place<'_>, meta: &Meta, keep_perm: u32) -> io::Result<Staged> {
         self.or_remove(who, place, || {
             let pinned = beneath::pin_at(place)?;
-            subject(&*pinned, &self.identity, who, true).dress(
-                meta,
-                place.dir.as_fd(),
-                keep_perm,
-            )?;
-            Ok(Staged {
-                identity: identity_of(&pinned.stat()?),
-                checksum: 0,
-            })
+            subject(&*pinned, &self.identity, who, true).dress(meta, place.dir.as_fd(), keep_perm)?;
+            Ok(Staged { identity: identity_of(&pinned.stat()?), checksum: 0 })
         })
     }
 
@@ -143,11 +119,7 @@ impl PosixStore {
         let place = self.identity.act(who, || self.root.place(path))?;
         let file = match self.open_ours(who, &place) {
             Err(error) if error.raw_os_error() == Some(libc::EISDIR) => {
-                return if together {
-                    Ok(())
-                } else {
-                    self.sync_dir(who, path)
-                };
+                return if together { Ok(()) } else { self.sync_dir(who, path) };
             }
             // Links and fifos are names only: the sync of their directory keeps them.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::EINVAL)) => {
@@ -164,10 +136,7 @@ impl PosixStore {
     }
 
     fn sync_dir(&self, who: Cred, path: &StorePath) -> io::Result<()> {
-        match (
-            self.identity.act(who, || self.root.open_dir(path)),
-            &self.file_system,
-        ) {
+        match (self.identity.act(who, || self.root.open_dir(path)), &self.file_system) {
             (Ok(dir), _) => {
                 self.counters.fsyncs.add(1);
                 Ok(fsync(dir)?)
@@ -198,16 +167,9 @@ impl Store for PosixStore {
     fn stat(&self, who: Cred, path: &StorePath) -> io::Result<StoreStat> {
         self.counters.stats.add(1);
         let stat = self.identity.act(who, || {
-            if path.0.is_empty() {
-                Ok(fstat(self.root.handle())?)
-            } else {
-                self.root.place(path)?.stat()
-            }
+            if path.0.is_empty() { Ok(fstat(self.root.handle())?) } else { self.root.place(path)?.stat() }
         })?;
-        Ok(StoreStat {
-            attr: attr_of(&stat),
-            identity: identity_of(&stat),
-        })
+        Ok(StoreStat { attr: attr_of(&stat), identity: identity_of(&stat) })
     }
 
     fn list(&self, who: Cred, path: &StorePath, temporaries: bool) -> io::Result<Vec<StoreEntry>> {
@@ -222,15 +184,12 @@ impl Store for PosixStore {
     fn read_link(&self, who: Cred, path: &StorePath) -> io::Result<Box<[u8]>> {
         self.identity.act(who, || {
             let place = self.root.place(path)?;
-            Ok(readlinkat(&place.dir, place.name, Vec::new())?
-                .into_bytes()
-                .into())
+            Ok(readlinkat(&place.dir, place.name, Vec::new())?.into_bytes().into())
         })
     }
 
     fn xattrs(&self, who: Cred, path: &StorePath) -> io::Result<Xattrs> {
-        self.identity
-            .act(who, || read_xattrs(&self.root.pin(path)?.path()?))
+        self.identity.act(who, || read_xattrs(&self.root.pin(path)?.path()?))
     }
 
     fn space(&self, path: &StorePath) -> io::Result<Space> {
@@ -247,34 +206,19 @@ impl Store for PosixStore {
     }
 
     fn may_write_dir(&self, who: Cred, path: &StorePath) -> io::Result<()> {
-        self.identity.act(who, || {
-            Ok(accessat(
-                self.root.dir(path)?,
-                ".",
-                Access::WRITE_OK | Access::EXEC_OK,
-                AtFlags::EACCESS,
-            )?)
-        })
+        self.identity
+            .act(who, || Ok(accessat(self.root.dir(path)?, ".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)?))
     }
 
     fn open(&self, who: Cred, path: &StorePath, write: bool) -> io::Result<File> {
-        self.identity.act(who, || {
-            self.root
-                .open_file(path, if write { OFlags::RDWR } else { OFlags::RDONLY })
-        })
+        self.identity.act(who, || self.root.open_file(path, if write { OFlags::RDWR } else { OFlags::RDONLY }))
     }
 
     fn create_temporary(&self, who: Cred, path: &StorePath, perm: u32) -> io::Result<File> {
         self.identity.act(who, || {
             let place = self.root.place(path)?;
             // Its owner must be able to open it again after a restart; `stage_in_place` gives it its own mode.
-            Ok(openat(
-                &place.dir,
-                place.name,
-                CREATE | OFlags::RDWR,
-                Mode::from_raw_mode(perm & 0o777 | 0o600),
-            )?
-            .into())
+            Ok(openat(&place.dir, place.name, CREATE | OFlags::RDWR, Mode::from_raw_mode(perm & 0o777 | 0o600))?.into())
         })
     }
 
@@ -286,39 +230,20 @@ impl Store for PosixStore {
         meta: &Meta,
         gate: Gate<'_>,
     ) -> io::Result<Staged> {
-        let attributes_follow = meta
-            .xattrs
-            .as_ref()
-            .is_some_and(|xattrs| !xattrs.is_empty());
-        let mode =
-            Mode::from_raw_mode(meta.perm & 0o777 | if attributes_follow { 0o200 } else { 0 });
-        let (place, target) = self.replacing(who, path, |place| {
-            openat(&place.dir, place.name, CREATE | OFlags::WRONLY, mode)
-        })?;
+        let attributes_follow = meta.xattrs.as_ref().is_some_and(|xattrs| !xattrs.is_empty());
+        let mode = Mode::from_raw_mode(meta.perm & 0o777 | if attributes_follow { 0o200 } else { 0 });
+        let (place, target) =
+            self.replacing(who, path, |place| openat(&place.dir, place.name, CREATE | OFlags::WRONLY, mode))?;
         let target = File::from(target);
         self.or_remove(who, &place, || {
-            let checksum = self.copier.copy(
-                source,
-                &target,
-                &|write| self.identity.act(who, write),
-                &self.counters,
-                gate,
-            )?;
+            let checksum =
+                self.copier.copy(source, &target, &|write| self.identity.act(who, write), &self.counters, gate)?;
             subject(&target, &self.identity, who, true).dress(meta, place.dir.as_fd(), 0)?;
-            Ok(Staged {
-                identity: identity_of(&fstat(&target)?),
-                checksum,
-            })
+            Ok(Staged { identity: identity_of(&fstat(&target)?), checksum })
         })
     }
 
-    fn stage_in_place(
-        &self,
-        who: Cred,
-        path: &StorePath,
-        meta: &Meta,
-        gate: Gate<'_>,
-    ) -> io::Result<Staged> {
+    fn stage_in_place(&self, who: Cred, path: &StorePath, meta: &Meta, gate: Gate<'_>) -> io::Result<Staged> {
         let place = self.identity.act(who, || self.root.place(path))?;
         let file = self.open_ours(who, &place)?;
         let counted = |bytes| {
@@ -327,61 +252,25 @@ impl Store for PosixStore {
         };
         let checksum = checksum(&file, &counted)?;
         subject(&file, &self.identity, who, true).dress(meta, place.dir.as_fd(), 0)?;
-        Ok(Staged {
-            identity: identity_of(&fstat(&file)?),
-            checksum,
-        })
+        Ok(Staged { identity: identity_of(&fstat(&file)?), checksum })
     }
 
     fn stage_dir(&self, who: Cred, path: &StorePath, meta: &Meta) -> io::Result<Staged> {
         let mode = Mode::from_raw_mode(meta.perm & 0o777 | 0o700);
-        let (place, ()) =
-            self.replacing(who, path, |place| mkdirat(&place.dir, place.name, mode))?;
+        let (place, ()) = self.replacing(who, path, |place| mkdirat(&place.dir, place.name, mode))?;
         self.stage_other(who, &place, meta, 0o700)
     }
 
-    fn stage_symlink(
-        &self,
-        who: Cred,
-        path: &StorePath,
-        target: &[u8],
-        meta: &Meta,
-    ) -> io::Result<Staged> {
-        let (place, ()) =
-            self.replacing(who, path, |place| symlinkat(target, &place.dir, place.name))?;
-        self.stage_other(
-            who,
-            &place,
-            &Meta {
-                xattrs: None,
-                ..meta.clone()
-            },
-            0,
-        )
+    fn stage_symlink(&self, who: Cred, path: &StorePath, target: &[u8], meta: &Meta) -> io::Result<Staged> {
+        let (place, ()) = self.replacing(who, path, |place| symlinkat(target, &place.dir, place.name))?;
+        self.stage_other(who, &place, &Meta { xattrs: None, ..meta.clone() }, 0)
     }
 
-    fn stage_node(
-        &self,
-        who: Cred,
-        path: &StorePath,
-        kind: Kind,
-        device: u64,
-        meta: &Meta,
-    ) -> io::Result<Staged> {
+    fn stage_node(&self, who: Cred, path: &StorePath, kind: Kind, device: u64, meta: &Meta) -> io::Result<Staged> {
         let kind = FileType::from_raw_mode(kind.type_bits());
         let mode = Mode::from_raw_mode(meta.perm & 0o777);
-        let (place, ()) = self.replacing(who, path, |place| {
-            mknodat(&place.dir, place.name, kind, mode, device)
-        })?;
-        self.stage_other(
-            who,
-            &place,
-            &Meta {
-                xattrs: None,
-                ..meta.clone()
-            },
-            0,
-        )
+        let (place, ()) = self.replacing(who, path, |place| mknodat(&place.dir, place.name, kind, mode, device))?;
+        self.stage_other(who, &place, &Meta { xattrs: None, ..meta.clone() }, 0)
     }
 
     fn settle(&self, who: Cred, paths: &[StorePath]) -> io::Result<()> {
@@ -389,26 +278,13 @@ impl Store for PosixStore {
         if let Some(whole) = whole {
             whole.sync(&self.counters)?;
         }
-        paths
-            .iter()
-            .try_for_each(|path| self.settle_one(who, path, whole.is_some()))
+        paths.iter().try_for_each(|path| self.settle_one(who, path, whole.is_some()))
     }
 
-    fn verify(
-        &self,
-        who: Cred,
-        path: &StorePath,
-        staged: &Staged,
-        how: Verify,
-        gate: Gate<'_>,
-    ) -> io::Result<()> {
+    fn verify(&self, who: Cred, path: &StorePath, staged: &Staged, how: Verify, gate: Gate<'_>) -> io::Result<()> {
         let place = self.identity.act(who, || self.root.place(path))?;
-        let different = |why: String| {
-            io::Error::new(
-                io::ErrorKind::InvalidData,
-                format!("{path} in {}: {why}", self.label),
-            )
-        };
+        let different =
+            |why: String| io::Error::new(io::ErrorKind::InvalidData, format!("{path} in {}: {why}", self.label));
         let ours = |ino: u64| match ino == staged.identity.ino {
             true => Ok(()),
             false => Err(different("the copy was replaced by another file".into())),
@@ -427,10 +303,7 @@ impl Store for PosixStore {
         ours(present.st_ino)?;
         let len = attr_of(&present).size_bytes;
         if len != staged.identity.size_bytes {
-            return Err(different(format!(
-                "{len} bytes instead of {}",
-                staged.identity.size_bytes
-            )));
+            return Err(different(format!("{len} bytes instead of {}", staged.identity.size_bytes)));
         }
         if how == Verify::Reread {
             fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
@@ -455,10 +328,7 @@ impl Store for PosixStore {
         if sum == staged.checksum {
             Ok(())
         } else {
-            Err(different(format!(
-                "checksum {sum:016x} instead of {:016x}",
-                staged.checksum
-            )))
+            Err(different(format!("checksum {sum:016x} instead of {:016x}", staged.checksum)))
         }
     }
 
@@ -466,10 +336,7 @@ impl Store for PosixStore {
         if !is_temporary(path) {
             return Err(Errno::INVAL.into());
         }
-        match self
-            .identity
-            .act(who, || remove_tree(&self.root.place(path)?))
-        {
+        match self.identity.act(who, || remove_tree(&self.root.place(path)?)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             result => result,
         }
@@ -477,29 +344,18 @@ impl Store for PosixStore {
 
     fn check(&self, who: Cred, path: &StorePath, expect: &Expect) -> io::Result<bool> {
         self.counters.stats.add(1);
-        let found = match self
-            .identity
-            .act(who, || present_now(&self.root.place(path)?))
-        {
+        let found = match self.identity.act(who, || present_now(&self.root.place(path)?)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             result => Some(result?),
         };
         Ok(match (expect, found) {
             (Expect::Absent | Expect::Unknown, found) => found.is_none(),
             (Expect::Identity(_), None) => false,
-            (Expect::Identity(known), Some((kind, identity))) => {
-                kind == Kind::Directory || identity == *known
-            }
+            (Expect::Identity(known), Some((kind, identity))) => kind == Kind::Directory || identity == *known,
         })
     }
 
-    fn publish(
-        &self,
-        who: Cred,
-        temporary: &StorePath,
-        path: &StorePath,
-        meta: &Meta,
-    ) -> io::Result<StoreIdentity> {
+    fn publish(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity> {
         self.publish_at(who, temporary, path, meta)
     }
 
@@ -515,26 +371,14 @@ impl Store for PosixStore {
         self.counters.renames.add(1);
         self.identity.act(who, || {
             let (a, b) = (self.root.place(a)?, self.root.place(b)?);
-            Ok(renameat_with(
-                &a.dir,
-                a.name,
-                &b.dir,
-                b.name,
-                RenameFlags::EXCHANGE,
-            )?)
+            Ok(renameat_with(&a.dir, a.name, &b.dir, b.name, RenameFlags::EXCHANGE)?)
         })
     }
 
     fn link(&self, who: Cred, from: &StorePath, to: &StorePath) -> io::Result<()> {
         self.identity.act(who, || {
             let (from, to) = (self.root.place(from)?, self.root.place(to)?);
-            Ok(linkat(
-                &from.dir,
-                from.name,
-                &to.dir,
-                to.name,
-                AtFlags::empty(),
-            )?)
+            Ok(linkat(&from.dir, from.name, &to.dir, to.name, AtFlags::empty())?)
         })
     }
 
@@ -546,13 +390,7 @@ impl Store for PosixStore {
         self.remove(who, path, AtFlags::REMOVEDIR)
     }
 
-    fn set_meta(
-        &self,
-        who: Cred,
-        path: &StorePath,
-        kind: Kind,
-        meta: &Meta,
-    ) -> io::Result<StoreIdentity> {
+    fn set_meta(&self, who: Cred, path: &StorePath, kind: Kind, meta: &Meta) -> io::Result<StoreIdentity> {
         let pinned = self.identity.act(who, || self.root.pin(path))?;
         let stat = pinned.stat()?;
         if Kind::from_mode(stat.st_mode) != kind {
@@ -570,23 +408,16 @@ impl Store for PosixStore {
         let paths: BTreeSet<_> = paths.iter().collect();
         match self.whole(paths.len()) {
             Some(whole) => whole.sync(&self.counters),
-            None => paths
-                .into_iter()
-                .try_for_each(|path| self.sync_dir(who, path)),
+            None => paths.into_iter().try_for_each(|path| self.sync_dir(who, path)),
         }
     }
 }
 
-const CREATE: OFlags = OFlags::CREATE
-    .union(OFlags::EXCL)
-    .union(OFlags::NOFOLLOW)
-    .union(OFlags::CLOEXEC);
+const CREATE: OFlags = OFlags::CREATE.union(OFlags::EXCL).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Some component says that all below is ours to replace and remove.
 fn is_temporary(path: &StorePath) -> bool {
-    path.0
-        .split(|byte| *byte == b'/')
-        .any(|name| name.starts_with(STORE_TEMPORARY_PREFIX))
+    path.0.split(|byte| *byte == b'/').any(|name| name.starts_with(STORE_TEMPORARY_PREFIX))
 }
 
 /// Kind and identity as the server has them now, not as this node's attribute cache remembers.
@@ -601,9 +432,7 @@ fn present_now(place: &Place<'_>) -> io::Result<(Kind, StoreIdentity)> {
         }
         Err(error) => return Err(error.into()),
     };
-    let nanos = |time: rustix::fs::StatxTimestamp| {
-        crate::model::Timestamp::from_parts(time.tv_sec, time.tv_nsec).nanos
-    };
+    let nanos = |time: rustix::fs::StatxTimestamp| crate::model::Timestamp::from_parts(time.tv_sec, time.tv_nsec).nanos;
     let identity = StoreIdentity {
         ino: found.stx_ino,
         size_bytes: found.stx_size,

@@ -42,16 +42,8 @@ pub fn errno_of(error: &io::Error) -> Errno {
 }
 
 pub fn advise(errno: Errno) -> Advice {
-    let retry = |meaning, remedy| Advice {
-        verdict: Verdict::Retry,
-        meaning,
-        remedy,
-    };
-    let refuse = |meaning, remedy| Advice {
-        verdict: Verdict::Refuse,
-        meaning,
-        remedy,
-    };
+    let retry = |meaning, remedy| Advice { verdict: Verdict::Retry, meaning, remedy };
+    let refuse = |meaning, remedy| Advice { verdict: Verdict::Refuse, meaning, remedy };
     match errno {
         // ---- passes, or passes when somebody helps
         Errno::NOSPC => retry(
@@ -75,15 +67,12 @@ pub fn advise(errno: Errno) -> Advice {
             "The store's server does not answer.",
             "Check the network and the server; the drain goes on when it is back.",
         ),
-        Errno::CONNREFUSED
-        | Errno::CONNRESET
-        | Errno::CONNABORTED
-        | Errno::NOTCONN
-        | Errno::PIPE
-        | Errno::SHUTDOWN => retry(
-            "The connection to the store is broken, or the file system shut itself down.",
-            "Check that the store is still mounted and its server runs; it may have to be mounted again.",
-        ),
+        Errno::CONNREFUSED | Errno::CONNRESET | Errno::CONNABORTED | Errno::NOTCONN | Errno::PIPE | Errno::SHUTDOWN => {
+            retry(
+                "The connection to the store is broken, or the file system shut itself down.",
+                "Check that the store is still mounted and its server runs; it may have to be mounted again.",
+            )
+        }
         Errno::NODEV | Errno::NXIO | Errno::NOMEDIUM => retry(
             "The store's device is gone.",
             "Bring the device back; if it has to be mounted again, restart the agent afterwards: nothing in the tiers is lost by that.",
@@ -93,10 +82,7 @@ pub fn advise(errno: Errno) -> Advice {
             "See whether the directory is still there on the server; mount it again if it was exported anew.",
         ),
         Errno::AGAIN | Errno::BUSY | Errno::INTR | Errno::TXTBSY | Errno::DEADLK | Errno::NOLCK => {
-            retry(
-                "The store, or somebody who uses this file, is busy.",
-                "Nothing, as a rule: it is tried again.",
-            )
+            retry("The store, or somebody who uses this file, is busy.", "Nothing, as a rule: it is tried again.")
         }
         Errno::NOMEM | Errno::NOBUFS | Errno::MFILE | Errno::NFILE => retry(
             "This node is short of memory or of open files.",
@@ -115,10 +101,9 @@ pub fn advise(errno: Errno) -> Advice {
             "The store is mounted read-only.",
             "Mount it read-write; if it turned read-only by itself, its device has failed: check it first.",
         ),
-        Errno::NAMETOOLONG => refuse(
-            "The name is longer than the store's file system takes.",
-            "Rename the file to something shorter.",
-        ),
+        Errno::NAMETOOLONG => {
+            refuse("The name is longer than the store's file system takes.", "Rename the file to something shorter.")
+        }
         Errno::INVAL | Errno::ILSEQ => refuse(
             "The store's file system does not take this name or this kind of file.",
             "Rename the file, or keep it out with a rule (keep or remove).",
@@ -139,10 +124,9 @@ pub fn advise(errno: Errno) -> Advice {
             "The file is larger than the store's file system takes.",
             "Use a store that takes larger files, or split the file.",
         ),
-        Errno::MLINK => refuse(
-            "The store's file system takes no more links to this file.",
-            "Copy the file instead of linking it.",
-        ),
+        Errno::MLINK => {
+            refuse("The store's file system takes no more links to this file.", "Copy the file instead of linking it.")
+        }
         Errno::XDEV => refuse(
             "The two places lie on different file systems of the store.",
             "Copy instead of linking or renaming across them.",
@@ -155,10 +139,9 @@ pub fn advise(errno: Errno) -> Advice {
             "The extended attributes are larger than the store's file system takes.",
             "Remove some of the file's attributes (setfattr -x).",
         ),
-        Errno::UCLEAN => refuse(
-            "The store's file system is damaged.",
-            "Have it checked (fsck) before anything else is written.",
-        ),
+        Errno::UCLEAN => {
+            refuse("The store's file system is damaged.", "Have it checked (fsck) before anything else is written.")
+        }
         _ => refuse(
             "The store answered with an error that is not expected.",
             "Look into the kernel log (dmesg) and report it.",
@@ -183,11 +166,7 @@ mod tests {
             libc::ENOTCONN,
             libc::ENODEV,
         ] {
-            assert_eq!(
-                classify(Errno::from_raw_os_error(errno)),
-                Verdict::Retry,
-                "{errno}"
-            );
+            assert_eq!(classify(Errno::from_raw_os_error(errno)), Verdict::Retry, "{errno}");
         }
         for errno in [
             libc::EACCES,
@@ -200,11 +179,7 @@ mod tests {
             libc::EEXIST,
             libc::EOPNOTSUPP,
         ] {
-            assert_eq!(
-                classify(Errno::from_raw_os_error(errno)),
-                Verdict::Refuse,
-                "{errno}"
-            );
+            assert_eq!(classify(Errno::from_raw_os_error(errno)), Verdict::Refuse, "{errno}");
         }
     }
 
@@ -213,10 +188,7 @@ mod tests {
         for code in 1..=133 {
             let advice = advise(Errno::from_raw_os_error(code));
             for text in [advice.meaning, advice.remedy] {
-                assert!(
-                    text.ends_with('.') && text.starts_with(char::is_uppercase),
-                    "{code}: {text}"
-                );
+                assert!(text.ends_with('.') && text.starts_with(char::is_uppercase), "{code}: {text}");
             }
         }
     }
@@ -227,9 +199,6 @@ mod tests {
         assert_eq!(of(io::ErrorKind::InvalidData), Errno::IO);
         assert_eq!(classify(of(io::ErrorKind::InvalidData)), Verdict::Retry);
         assert_eq!(of(io::ErrorKind::UnexpectedEof), Errno::AGAIN);
-        assert_eq!(
-            errno_of(&io::Error::from_raw_os_error(libc::EROFS)),
-            Errno::ROFS
-        );
+        assert_eq!(errno_of(&io::Error::from_raw_os_error(libc::EROFS)), Errno::ROFS);
     }
 }

@@ -27,11 +27,10 @@ pub(super) fn affordable(ballast_bytes: u64, free_bytes: u64) -> bool {
 pub(super) fn refill(scope: BorrowedFd<'_>, bytes: u64) -> Result<(), Errno> {
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file: OwnedFd = rustix::fs::openat(scope, NAME, flags, Mode::RUSR | Mode::WUSR)?;
-    rustix::io::retry_on_intr(|| rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes))
-        .inspect_err(|_| {
-            // Half an allocation would be use that nobody accounts for.
-            let _ = rustix::fs::unlinkat(scope, NAME, AtFlags::empty());
-        })
+    rustix::io::retry_on_intr(|| rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes)).inspect_err(|_| {
+        // Half an allocation would be use that nobody accounts for.
+        let _ = rustix::fs::unlinkat(scope, NAME, AtFlags::empty());
+    })
 }
 
 /// Gives the blocks back; absent is fine.

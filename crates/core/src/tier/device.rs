@@ -310,12 +310,7 @@ impl Device {
         let file = self.create_unnamed(0o600).map_err(errno)?;
         match file.write_all_at(&page, 0) {
             // Full is not sick.
-            Err(error)
-                if error
-                    .raw_os_error()
-                    .map(Errno::from_raw_os_error)
-                    .is_some_and(health::is_full) =>
-            {
+            Err(error) if error.raw_os_error().map(Errno::from_raw_os_error).is_some_and(health::is_full) => {
                 return Ok(());
             }
             outcome => outcome.map_err(errno)?,
@@ -326,16 +321,13 @@ impl Device {
     }
 
     fn read_only(&self) -> Result<bool, Errno> {
-        Ok(rustix::fs::fstatvfs(self.root())?
-            .f_flag
-            .contains(StatVfsMountFlags::RDONLY))
+        Ok(rustix::fs::fstatvfs(self.root())?.f_flag.contains(StatVfsMountFlags::RDONLY))
     }
 
     /// Asks the file system; `None` (and out of use) when it does not answer well.
     pub(super) fn look(&self) -> Option<Sighting> {
         let used_before_bytes = self.used_bytes();
-        let answer = rustix::fs::fstatvfs(self.root())
-            .and_then(|space| Ok((space, rustix::fs::fstat(self.root())?)));
+        let answer = rustix::fs::fstatvfs(self.root()).and_then(|space| Ok((space, rustix::fs::fstat(self.root())?)));
         let (space, root) = match answer {
             Ok(answer) => answer,
             Err(errno) => {
@@ -358,20 +350,12 @@ impl Device {
         // ramfs tells nothing at all: only the memory's own limit counts then.
         let unlimited = space.f_blocks == 0;
         let bytes = |blocks: u64| {
-            if unlimited {
-                u64::MAX / 2
-            } else {
-                blocks.saturating_mul(space.f_frsize)
-            }
+            if unlimited { u64::MAX / 2 } else { blocks.saturating_mul(space.f_frsize) }
         };
         Some(Sighting {
             file_system: root.st_dev,
             total_bytes: if unlimited { 0 } else { bytes(space.f_blocks) },
-            available_bytes: if inodes_short {
-                0
-            } else {
-                bytes(space.f_bavail)
-            },
+            available_bytes: if inodes_short { 0 } else { bytes(space.f_bavail) },
             used_before_bytes,
         })
     }
@@ -419,15 +403,9 @@ impl Device {
     pub(super) fn keep_ballast(&self) {
         let (wanted_bytes, free_bytes, excess) = {
             let ledger = lock(&self.ledger);
-            (
-                ballast::size_bytes(ledger.cap_bytes()),
-                ledger.free_bytes(),
-                ledger.excess_bytes() > 0,
-            )
+            (ballast::size_bytes(ledger.cap_bytes()), ledger.free_bytes(), ledger.excess_bytes() > 0)
         };
-        let wanted = self.ballast_wanted.load(Ordering::Relaxed)
-            && self.healthy()
-            && self.standing == Standing::Used;
+        let wanted = self.ballast_wanted.load(Ordering::Relaxed) && self.healthy() && self.standing == Standing::Used;
         let carried_bytes = *lock(&self.ballast_bytes);
         if excess && carried_bytes > 0 {
             self.release_ballast();
@@ -465,11 +443,7 @@ impl Device {
 
     /// On a device that is not there, names change in the catalog only; they are put right when it is back.
     fn change(&self, change: impl FnOnce(Tree<'_>) -> io::Result<()>) -> io::Result<()> {
-        if self.is_there() {
-            change(self.tree())
-        } else {
-            Ok(())
-        }
+        if self.is_there() { change(self.tree()) } else { Ok(()) }
     }
 
     /// Makes a new file and what is missing of its directories. A leftover tree of empty directories in its place
@@ -483,9 +457,7 @@ impl Device {
         let mode = Mode::from_raw_mode(perm);
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         match rustix::fs::openat(self.root(), ".", flags, mode) {
-            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => {
-                self.create_unlinked(mode)
-            }
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => self.create_unlinked(mode),
             outcome => Ok(File::from(outcome?)),
         }
     }
@@ -493,15 +465,10 @@ impl Device {
     /// For file systems without `O_TMPFILE`; such a file cannot be given a name later.
     pub(super) fn create_unlinked(&self, mode: Mode) -> io::Result<File> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let flags =
-            OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         loop {
             // Beside `files`, so that no walk sees it.
-            let name = format!(
-                "unnamed-{}-{}",
-                std::process::id(),
-                NEXT.fetch_add(1, Ordering::Relaxed)
-            );
+            let name = format!("unnamed-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
             match rustix::fs::openat(&self.scope.dir, name.as_str(), flags, mode) {
                 Err(Errno::EXIST) => {
                     // Left by a process of the same number that died between its two calls.

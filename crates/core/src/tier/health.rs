@@ -54,11 +54,7 @@ pub(super) struct Health {
 
 impl Health {
     pub fn new() -> Self {
-        Self {
-            state: State::Healthy,
-            back_off: BACK_OFF_MIN,
-            recovered_at: None,
-        }
+        Self { state: State::Healthy, back_off: BACK_OFF_MIN, recovered_at: None }
     }
 
     pub fn errno(&self) -> Option<Errno> {
@@ -72,18 +68,9 @@ impl Health {
     pub fn fail(&mut self, errno: Errno, now: Instant) -> bool {
         let was_healthy = self.state == State::Healthy;
         if was_healthy {
-            let relapse = self
-                .recovered_at
-                .is_some_and(|at| now.duration_since(at) < self.back_off * 4);
-            self.back_off = if relapse {
-                (self.back_off * 2).min(BACK_OFF_MAX)
-            } else {
-                BACK_OFF_MIN
-            };
-            self.state = State::Sick {
-                errno,
-                retry_at: now + self.back_off,
-            };
+            let relapse = self.recovered_at.is_some_and(|at| now.duration_since(at) < self.back_off * 4);
+            self.back_off = if relapse { (self.back_off * 2).min(BACK_OFF_MAX) } else { BACK_OFF_MIN };
+            self.state = State::Sick { errno, retry_at: now + self.back_off };
         }
         was_healthy
     }
@@ -107,10 +94,7 @@ impl Health {
             }
             Err(errno) => {
                 self.back_off = (self.back_off * 2).min(BACK_OFF_MAX);
-                self.state = State::Sick {
-                    errno,
-                    retry_at: now + self.back_off,
-                };
+                self.state = State::Sick { errno, retry_at: now + self.back_off };
             }
         }
     }
@@ -125,17 +109,12 @@ mod tests {
         let start = crate::clock::tick();
         let mut health = Health::new();
         assert!(health.fail(Errno::IO, start));
-        assert!(
-            !health.fail(Errno::ROFS, start),
-            "it was out of use already"
-        );
+        assert!(!health.fail(Errno::ROFS, start), "it was out of use already");
         assert_eq!(health.errno(), Some(Errno::IO));
 
         let mut now = start;
         for seconds in [1, 2, 4, 8, 16, 32, 64, 64] {
-            assert!(
-                !health.begin_probe(now + Duration::from_secs(seconds) - Duration::from_millis(1))
-            );
+            assert!(!health.begin_probe(now + Duration::from_secs(seconds) - Duration::from_millis(1)));
             now += Duration::from_secs(seconds);
             assert!(health.begin_probe(now));
             assert!(!health.begin_probe(now), "one probe at a time");
@@ -166,15 +145,8 @@ mod tests {
 
     #[test]
     fn errors_of_one_file_or_of_room_are_no_sickness() {
-        for errno in [
-            Errno::NOSPC,
-            Errno::DQUOT,
-            Errno::NOENT,
-            Errno::ACCESS,
-            Errno::EXIST,
-            Errno::INTR,
-            Errno::MFILE,
-        ] {
+        for errno in [Errno::NOSPC, Errno::DQUOT, Errno::NOENT, Errno::ACCESS, Errno::EXIST, Errno::INTR, Errno::MFILE]
+        {
             assert!(!is_sickness(errno), "{errno:?}");
         }
         assert!(is_sickness(Errno::IO) && is_sickness(Errno::ROFS));

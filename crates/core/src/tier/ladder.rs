@@ -63,13 +63,7 @@ pub fn copy_file(from: &File, to: &File, len: u64, gate: Gate<'_>) -> io::Result
 
 /// Copies the bytes of one range to the same offsets, holes written out as zeros; returns the bytes moved, less than
 /// asked when `from` ends before.
-pub fn copy_range(
-    from: &File,
-    to: &File,
-    offset: u64,
-    len: u64,
-    gate: Gate<'_>,
-) -> io::Result<u64> {
+pub fn copy_range(from: &File, to: &File, offset: u64, len: u64, gate: Gate<'_>) -> io::Result<u64> {
     refuse_append(to)?;
     Transfer::new().copy(from, to, offset, offset.saturating_add(len), gate)
 }
@@ -133,22 +127,11 @@ struct Transfer {
 
 impl Transfer {
     fn new() -> Self {
-        Self {
-            rung: Rung::CopyFileRange,
-            pipe: None,
-            buffer: Vec::new(),
-        }
+        Self { rung: Rung::CopyFileRange, pipe: None, buffer: Vec::new() }
     }
 
     /// Moves `start..end`; stops early at the end of `from`.
-    fn copy(
-        &mut self,
-        from: &File,
-        to: &File,
-        start: u64,
-        end: u64,
-        gate: Gate<'_>,
-    ) -> io::Result<u64> {
+    fn copy(&mut self, from: &File, to: &File, start: u64, end: u64, gate: Gate<'_>) -> io::Result<u64> {
         let mut offset = start;
         while offset < end {
             let chunk_end = end.min(offset.saturating_add(CHUNK_BYTES));
@@ -214,27 +197,13 @@ impl Transfer {
         let wanted = usize::try_from(len).unwrap_or(usize::MAX).min(PIPE_BYTES);
         let filled = rustix::io::retry_on_intr(|| {
             let mut from_offset = offset;
-            rustix::pipe::splice(
-                from,
-                Some(&mut from_offset),
-                &write_end,
-                None,
-                wanted,
-                SpliceFlags::MOVE,
-            )
+            rustix::pipe::splice(from, Some(&mut from_offset), &write_end, None, wanted, SpliceFlags::MOVE)
         })?;
         let mut moved = 0;
         while moved < filled {
             let outcome = rustix::io::retry_on_intr(|| {
                 let mut to_offset = offset + moved as u64;
-                rustix::pipe::splice(
-                    &read_end,
-                    None,
-                    to,
-                    Some(&mut to_offset),
-                    filled - moved,
-                    SpliceFlags::MOVE,
-                )
+                rustix::pipe::splice(&read_end, None, to, Some(&mut to_offset), filled - moved, SpliceFlags::MOVE)
             });
             match outcome {
                 Ok(0) => return Ok(moved as u64),
@@ -263,13 +232,7 @@ fn copy_file_range(from: &File, to: &File, offset: u64, len: u64) -> Result<u64,
     let wanted = usize::try_from(len).unwrap_or(usize::MAX);
     rustix::io::retry_on_intr(|| {
         let (mut from_offset, mut to_offset) = (offset, offset);
-        rustix::fs::copy_file_range(
-            from,
-            Some(&mut from_offset),
-            to,
-            Some(&mut to_offset),
-            wanted,
-        )
+        rustix::fs::copy_file_range(from, Some(&mut from_offset), to, Some(&mut to_offset), wanted)
     })
     .map(|moved| moved as u64)
 }
@@ -288,9 +251,7 @@ fn copy_without_zeros(from: &File, to: &File, len: u64, gate: Gate<'_>) -> io::R
     let mut buffer = vec![0_u8; BUFFER_BYTES];
     let mut offset = 0;
     while offset < len {
-        let wanted = usize::try_from(len - offset)
-            .unwrap_or(usize::MAX)
-            .min(BUFFER_BYTES);
+        let wanted = usize::try_from(len - offset).unwrap_or(usize::MAX).min(BUFFER_BYTES);
         let got = read_at(from, &mut buffer[..wanted], offset)?;
         if got == 0 {
             break;

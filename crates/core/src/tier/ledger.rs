@@ -12,9 +12,7 @@
 /// so that a tmpfs of 16 MiB can be used at all.
 pub(super) fn floor_bytes(total_bytes: u64) -> u64 {
     const FLOOR_BYTES_MIN: u64 = 64 << 20;
-    (total_bytes / 50)
-        .max(FLOOR_BYTES_MIN)
-        .min(total_bytes / 16)
+    (total_bytes / 50).max(FLOOR_BYTES_MIN).min(total_bytes / 16)
 }
 
 /// How the cap of a device comes about.
@@ -41,15 +39,7 @@ pub(super) struct Ledger {
 
 impl Ledger {
     pub fn new(rule: CapRule, cap_bytes: u64) -> Self {
-        Self {
-            rule,
-            used_bytes: 0,
-            reserved_bytes: 0,
-            ballast_bytes: 0,
-            cap_bytes,
-            room_bytes: 0,
-            quota_bytes: None,
-        }
+        Self { rule, used_bytes: 0, reserved_bytes: 0, ballast_bytes: 0, cap_bytes, room_bytes: 0, quota_bytes: None }
     }
 
     pub fn used_bytes(&self) -> u64 {
@@ -64,15 +54,11 @@ impl Ledger {
 
     /// Everything that counts against cap and room.
     pub fn committed_bytes(&self) -> u64 {
-        self.used_bytes
-            .saturating_add(self.reserved_bytes)
-            .saturating_add(self.ballast_bytes)
+        self.used_bytes.saturating_add(self.reserved_bytes).saturating_add(self.ballast_bytes)
     }
 
     fn limit_bytes(&self) -> u64 {
-        self.cap_bytes
-            .min(self.room_bytes)
-            .min(self.quota_bytes.unwrap_or(u64::MAX))
+        self.cap_bytes.min(self.room_bytes).min(self.quota_bytes.unwrap_or(u64::MAX))
     }
 
     pub fn free_bytes(&self) -> u64 {
@@ -81,18 +67,12 @@ impl Ledger {
 
     /// What should be evicted so that the cap is kept and others get their room; the ballast yields by itself.
     pub fn excess_bytes(&self) -> u64 {
-        self.used_bytes
-            .saturating_add(self.reserved_bytes)
-            .saturating_sub(self.limit_bytes())
+        self.used_bytes.saturating_add(self.reserved_bytes).saturating_sub(self.limit_bytes())
     }
 
     pub fn add_used(&mut self, bytes: i64) {
         let used_bytes = self.used_bytes.checked_add_signed(bytes);
-        debug_assert!(
-            used_bytes.is_some(),
-            "more freed ({bytes}) than used ({})",
-            self.used_bytes
-        );
+        debug_assert!(used_bytes.is_some(), "more freed ({bytes}) than used ({})", self.used_bytes);
         self.used_bytes = used_bytes.unwrap_or(if bytes < 0 { 0 } else { u64::MAX });
     }
 
@@ -120,9 +100,7 @@ impl Ledger {
     /// Takes in what the device has for us beyond what we have (its floor is off already). `used_before_bytes` was read before the device was asked: bytes that
     /// were written or freed meanwhile are counted so that room comes out too small rather than too large.
     pub fn observe(&mut self, used_before_bytes: u64, available_bytes: u64) {
-        let ours_bytes = used_before_bytes
-            .min(self.used_bytes)
-            .saturating_add(self.ballast_bytes);
+        let ours_bytes = used_before_bytes.min(self.used_bytes).saturating_add(self.ballast_bytes);
         self.room_bytes = ours_bytes.saturating_add(available_bytes);
         if let CapRule::Sixteenths(parts) = self.rule {
             self.cap_bytes = (self.room_bytes / 16).saturating_mul(parts);
@@ -182,9 +160,7 @@ pub(super) fn share_out(whole: u64, weights: &[u64]) -> Vec<u64> {
         })
         .collect();
     // What rounding left over goes to the first of the heaviest.
-    if let Some(heaviest) =
-        (0..weights.len()).max_by_key(|index| (weights[*index], std::cmp::Reverse(*index)))
-    {
+    if let Some(heaviest) = (0..weights.len()).max_by_key(|index| (weights[*index], std::cmp::Reverse(*index))) {
         parts[heaviest] += left;
     }
     parts

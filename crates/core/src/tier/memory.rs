@@ -40,28 +40,18 @@ struct Group {
 impl Memory {
     pub fn of_this_process() -> Self {
         let membership = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        Self::from(
-            Path::new("/proc/meminfo"),
-            Path::new("/sys/fs/cgroup"),
-            &membership,
-        )
+        Self::from(Path::new("/proc/meminfo"), Path::new("/sys/fs/cgroup"), &membership)
     }
 
     fn from(meminfo: &Path, cgroup_root: &Path, membership: &str) -> Self {
         let mut groups = Vec::new();
         for line in membership.lines() {
             let mut fields = line.splitn(3, ':');
-            let (Some(_), Some(controllers), Some(path)) =
-                (fields.next(), fields.next(), fields.next())
-            else {
+            let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
                 continue;
             };
             let version_2 = controllers.is_empty();
-            if !version_2
-                && !controllers
-                    .split(',')
-                    .any(|controller| controller == "memory")
-            {
+            if !version_2 && !controllers.split(',').any(|controller| controller == "memory") {
                 continue;
             }
             let root = match version_2 {
@@ -92,10 +82,7 @@ impl Memory {
             }
         }
         groups.retain(|group| group.limit.exists());
-        Self {
-            meminfo: meminfo.to_path_buf(),
-            groups,
-        }
+        Self { meminfo: meminfo.to_path_buf(), groups }
     }
 
     /// `None` when the kernel does not tell (no /proc): the file system's own word must do then.
@@ -105,19 +92,11 @@ impl Memory {
             available_bytes: line_value(&meminfo, "MemAvailable:")? << 10,
             total_bytes: line_value(&meminfo, "MemTotal:")? << 10,
         };
-        let tightest = self
-            .groups
-            .iter()
-            .filter_map(Group::room)
-            .chain([machine])
-            .min_by_key(|room| {
-                // By what is left after the margin, which is what counts.
-                room.available_bytes.saturating_sub(room.margin_bytes())
-            });
-        tightest.map(|room| MemoryRoom {
-            total_bytes: room.total_bytes.min(machine.total_bytes),
-            ..room
-        })
+        let tightest = self.groups.iter().filter_map(Group::room).chain([machine]).min_by_key(|room| {
+            // By what is left after the margin, which is what counts.
+            room.available_bytes.saturating_sub(room.margin_bytes())
+        });
+        tightest.map(|room| MemoryRoom { total_bytes: room.total_bytes.min(machine.total_bytes), ..room })
     }
 }
 
@@ -126,15 +105,10 @@ impl Group {
         // "max" does not parse: no limit. Version 1 says a number near 2⁶³ instead, which is never the tightest.
         let limit_bytes: u64 = fs::read_to_string(&self.limit).ok()?.trim().parse().ok()?;
         let usage_bytes: u64 = fs::read_to_string(&self.usage).ok()?.trim().parse().ok()?;
-        let cache_bytes = fs::read_to_string(&self.stat)
-            .ok()
-            .and_then(|stat| line_value(&stat, self.cache_key))
-            .unwrap_or(0);
+        let cache_bytes =
+            fs::read_to_string(&self.stat).ok().and_then(|stat| line_value(&stat, self.cache_key)).unwrap_or(0);
         let held_bytes = usage_bytes.saturating_sub(cache_bytes);
-        Some(MemoryRoom {
-            available_bytes: limit_bytes.saturating_sub(held_bytes),
-            total_bytes: limit_bytes,
-        })
+        Some(MemoryRoom { available_bytes: limit_bytes.saturating_sub(held_bytes), total_bytes: limit_bytes })
     }
 }
 
@@ -142,9 +116,7 @@ impl Group {
 fn line_value(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let mut words = line.split_ascii_whitespace();
-        (words.next() == Some(key))
-            .then(|| words.next())?
-            .and_then(|number| number.parse().ok())
+        (words.next() == Some(key)).then(|| words.next())?.and_then(|number| number.parse().ok())
     })
 }
 
@@ -154,11 +126,7 @@ mod tests {
 
     fn machine(dir: &Path) -> PathBuf {
         let meminfo = dir.join("meminfo");
-        fs::write(
-            &meminfo,
-            "MemTotal:  1048576 kB\nMemFree: 1 kB\nMemAvailable:  524288 kB\n",
-        )
-        .unwrap();
+        fs::write(&meminfo, "MemTotal:  1048576 kB\nMemFree: 1 kB\nMemAvailable:  524288 kB\n").unwrap();
         meminfo
     }
 
@@ -173,13 +141,7 @@ mod tests {
         fs::write(job.join("memory.stat"), "anon 5\ninactive_file 20971520\n").unwrap();
         fs::write(dir.path().join("cg/slurm/memory.max"), "max\n").unwrap();
         let memory = Memory::from(&meminfo, &dir.path().join("cg"), "0::/slurm/job_7\n");
-        assert_eq!(
-            memory.room(),
-            Some(MemoryRoom {
-                available_bytes: 40 << 20,
-                total_bytes: 100 << 20
-            })
-        );
+        assert_eq!(memory.room(), Some(MemoryRoom { available_bytes: 40 << 20, total_bytes: 100 << 20 }));
 
         // The limit of a parent group counts as well.
         fs::write(dir.path().join("cg/slurm/memory.max"), "104857600\n").unwrap();
@@ -196,25 +158,11 @@ mod tests {
         fs::create_dir_all(&group).unwrap();
         fs::write(group.join("memory.limit_in_bytes"), "104857600\n").unwrap();
         fs::write(group.join("memory.usage_in_bytes"), "94371840\n").unwrap();
-        let memory = Memory::from(
-            &meminfo,
-            &dir.path().join("cg"),
-            "4:cpu:/\n3:memory:/a\n0::/\n",
-        );
+        let memory = Memory::from(&meminfo, &dir.path().join("cg"), "4:cpu:/\n3:memory:/a\n0::/\n");
         assert_eq!(memory.room().unwrap().available_bytes, 10 << 20);
 
         let alone = Memory::from(&meminfo, &dir.path().join("cg"), "");
-        assert_eq!(
-            alone.room(),
-            Some(MemoryRoom {
-                available_bytes: 512 << 20,
-                total_bytes: 1 << 30
-            })
-        );
-        assert!(
-            Memory::of_this_process()
-                .room()
-                .is_some_and(|room| room.available_bytes > 0)
-        );
+        assert_eq!(alone.room(), Some(MemoryRoom { available_bytes: 512 << 20, total_bytes: 1 << 30 }));
+        assert!(Memory::of_this_process().room().is_some_and(|room| room.available_bytes > 0));
     }
 }

@@ -22,11 +22,8 @@ pub(super) struct Rate {
 
 impl Rate {
     pub fn new(in_memory: bool) -> Self {
-        let start_bytes_per_second = if in_memory {
-            START_MEMORY_BYTES_PER_SECOND
-        } else {
-            START_DISK_BYTES_PER_SECOND
-        };
+        let start_bytes_per_second =
+            if in_memory { START_MEMORY_BYTES_PER_SECOND } else { START_DISK_BYTES_PER_SECOND };
         Self {
             start_bytes_per_second,
             bandwidth_bytes_per_second: start_bytes_per_second,
@@ -60,16 +57,10 @@ impl Rate {
         let rate_in = per_second(bytes_in.saturating_sub(last_in));
         let rate_out = per_second(bytes_out.saturating_sub(last_out));
         let one_writer = rate_in / u64::from(writers.max(1));
-        let most = self
-            .start_bytes_per_second
-            .saturating_mul(BANDWIDTH_OVER_START_MAX);
+        let most = self.start_bytes_per_second.saturating_mul(BANDWIDTH_OVER_START_MAX);
         let faded = self.bandwidth_bytes_per_second - self.bandwidth_bytes_per_second / 32;
-        self.bandwidth_bytes_per_second = one_writer
-            .min(most)
-            .max(faded)
-            .max(self.start_bytes_per_second);
-        self.load_bytes_per_second =
-            self.load_bytes_per_second / 2 + rate_in.saturating_add(rate_out) / 2;
+        self.bandwidth_bytes_per_second = one_writer.min(most).max(faded).max(self.start_bytes_per_second);
+        self.load_bytes_per_second = self.load_bytes_per_second / 2 + rate_in.saturating_add(rate_out) / 2;
     }
 }
 
@@ -90,10 +81,7 @@ mod tests {
             now += Duration::from_millis(100);
             rate.measure(600_000_000, 0, 0, now);
         }
-        assert_eq!(
-            rate.bandwidth_bytes_per_second(),
-            START_DISK_BYTES_PER_SECOND
-        );
+        assert_eq!(rate.bandwidth_bytes_per_second(), START_DISK_BYTES_PER_SECOND);
         assert_eq!(rate.load_bytes_per_second(), 0);
         // Three writers share what was seen; a file of a terabyte that closes is no bandwidth.
         now += Duration::from_millis(100);

@@ -69,13 +69,9 @@ impl Remembered {
     /// The name of the counter that stands for it.
     pub fn counter(&self) -> Result<String> {
         let text = serde_json::to_string(self).map_err(|why| {
-            Error::new(format!(
-                "tier {} at {} cannot be remembered",
-                self.tier,
-                self.path.display()
-            ))
-            .why(why)
-            .remedy("give the tier a path that is valid UTF-8")
+            Error::new(format!("tier {} at {} cannot be remembered", self.tier, self.path.display()))
+                .why(why)
+                .remedy("give the tier a path that is valid UTF-8")
         })?;
         Ok(format!("{COUNTER_PREFIX}{text}"))
     }
@@ -86,19 +82,12 @@ impl Remembered {
     }
 
     fn standing(&self, key: &str) -> Standing {
-        if !self.token.is_empty()
-            && Scope::token_at(&self.path, key).as_deref() == Some(&*self.token)
-        {
+        if !self.token.is_empty() && Scope::token_at(&self.path, key).as_deref() == Some(&*self.token) {
             return Standing::Drained;
         }
         // Memory does not come back after a restart, nor where its file system is there without our directory.
-        let restarted =
-            self.boot.is_some() && boot_id().is_some_and(|now| self.boot.as_ref() != Some(&now));
-        if self.in_memory && (restarted || is_memory(&self.path)) {
-            Standing::Lost
-        } else {
-            Standing::Absent
-        }
+        let restarted = self.boot.is_some() && boot_id().is_some_and(|now| self.boot.as_ref() != Some(&now));
+        if self.in_memory && (restarted || is_memory(&self.path)) { Standing::Lost } else { Standing::Absent }
     }
 }
 
@@ -106,10 +95,7 @@ impl Tiers {
     /// Finds the devices that replicas in the catalog name by number, and says which id each has now. Those that the
     /// configuration does not name are opened where they were, to be emptied; what cannot be opened gets a stand-in.
     /// Once, before anything else is done with the tiers.
-    pub fn take_up(
-        &self,
-        remembered: &[(DeviceId, Remembered)],
-    ) -> Result<HashMap<DeviceId, DeviceId>> {
+    pub fn take_up(&self, remembered: &[(DeviceId, Remembered)]) -> Result<HashMap<DeviceId, DeviceId>> {
         let mut ids = HashMap::with_capacity(remembered.len());
         let mut left: Vec<Arc<Device>> = Vec::new();
         for (number, one) in remembered {

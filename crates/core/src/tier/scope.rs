@@ -15,10 +15,7 @@ use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 
-const DIRECTORY: OFlags = OFlags::RDONLY
-    .union(OFlags::DIRECTORY)
-    .union(OFlags::NOFOLLOW)
-    .union(OFlags::CLOEXEC);
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 const FILES: &str = "files";
 const TOKEN_PREFIX: &str = "device-";
 
@@ -40,15 +37,11 @@ pub(super) struct Scope {
 
 impl Scope {
     pub fn open(tier: &str, path: &Path, key: &str) -> Result<Self> {
-        let refuse = |what: &Path, why: &dyn Display| {
-            Error::new(format!("tier {tier} cannot use {}", what.display())).why(why)
-        };
+        let refuse =
+            |what: &Path, why: &dyn Display| Error::new(format!("tier {tier} cannot use {}", what.display())).why(why);
         let unsuitable = "give another directory for this tier (--tier NAME=PATH), on a file system you may write to";
         if key.is_empty() || key.contains(['/', '\0']) || key == "." || key == ".." {
-            return Err(refuse(
-                path,
-                &format!("\"{key}\" is no name for a directory"),
-            ));
+            return Err(refuse(path, &format!("\"{key}\" is no name for a directory")));
         }
         // The configured directory itself may be reached by a symlink ($TMPDIR often is one).
         let base = rustix::fs::open(path, DIRECTORY.difference(OFlags::NOFOLLOW), Mode::empty())
@@ -58,10 +51,7 @@ impl Scope {
             private_dir(dir, name).map_err(|refusal| {
                 let error = refuse(at, &refusal.why);
                 match refusal.foreign {
-                    true => error.remedy(format!(
-                        "look at {} and remove it if nobody needs it",
-                        at.display()
-                    )),
+                    true => error.remedy(format!("look at {} and remove it if nobody needs it", at.display())),
                     false => error.remedy(unsuitable),
                 }
             })
@@ -74,20 +64,9 @@ impl Scope {
         let files = descend(&dir, FILES, &files_path)?;
         let token = match token_in(&dir).map_err(|errno| refuse(&key_path, &errno))? {
             Some(token) => token,
-            None => {
-                make_token(&dir).map_err(|errno| refuse(&key_path, &errno).remedy(unsuitable))?
-            }
+            None => make_token(&dir).map_err(|errno| refuse(&key_path, &errno).remedy(unsuitable))?,
         };
-        Ok(Self {
-            user_dir,
-            base,
-            user_name,
-            key: key.to_owned(),
-            dir,
-            files,
-            files_path,
-            token,
-        })
+        Ok(Self { user_dir, base, user_name, key: key.to_owned(), dir, files, files_path, token })
     }
 
     /// The token of a scope that an earlier agent left below `path`; makes nothing.
@@ -99,12 +78,9 @@ impl Scope {
     /// Stands for a scope that cannot be reached: a directory that exists no more, in which nothing can be made.
     pub fn nowhere(path: &Path, key: &str, token: &str) -> Result<Self> {
         let failed = |why: &dyn Display| {
-            Error::new(format!(
-                "the tier at {} is not there, and no stand-in could be made",
-                path.display()
-            ))
-            .why(why)
-            .remedy("make the directory for temporary files writable (TMPDIR)")
+            Error::new(format!("the tier at {} is not there, and no stand-in could be made", path.display()))
+                .why(why)
+                .remedy("make the directory for temporary files writable (TMPDIR)")
         };
         let name = std::env::temp_dir().join(format!("surgetank-nowhere-{}", new_token()));
         rustix::fs::mkdir(&name, Mode::RWXU).map_err(|errno| failed(&errno))?;
@@ -125,8 +101,7 @@ impl Scope {
     }
 
     fn path_of(path: &Path, key: &str) -> PathBuf {
-        path.join(format!("surgetank-{}", rustix::process::geteuid().as_raw()))
-            .join(key)
+        path.join(format!("surgetank-{}", rustix::process::geteuid().as_raw())).join(key)
     }
 
     /// Removes the scope's directories as far as they are empty.
@@ -138,11 +113,7 @@ impl Scope {
             Err(errno) => return Err(errno),
         }
         let token = format!("{TOKEN_PREFIX}{}", self.token);
-        for (dir, name) in [
-            (&self.dir, &*token),
-            (&self.user_dir, &*self.key),
-            (&self.base, &*self.user_name),
-        ] {
+        for (dir, name) in [(&self.dir, &*token), (&self.user_dir, &*self.key), (&self.base, &*self.user_name)] {
             match rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR) {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(Errno::NOTEMPTY | Errno::EXIST) => return Ok(()),
@@ -157,11 +128,7 @@ fn token_in(dir: &OwnedFd) -> Result<Option<String>, Errno> {
     let mut token: Option<String> = None;
     for entry in rustix::fs::Dir::read_from(dir)? {
         let entry = entry?;
-        let found = entry
-            .file_name()
-            .to_str()
-            .ok()
-            .and_then(|name| name.strip_prefix(TOKEN_PREFIX));
+        let found = entry.file_name().to_str().ok().and_then(|name| name.strip_prefix(TOKEN_PREFIX));
         // Never two, but should there be: always the same one.
         if let Some(found) = found
             && token.as_deref().is_none_or(|token| found < token)
@@ -184,9 +151,7 @@ fn make_token(dir: &OwnedFd) -> Result<String, Errno> {
 fn new_token() -> String {
     use std::hash::{BuildHasher, RandomState};
     // Keyed by the system's random numbers, each time anew.
-    let random = |salt: u8| {
-        RandomState::new().hash_one((salt, std::process::id(), std::time::SystemTime::now()))
-    };
+    let random = |salt: u8| RandomState::new().hash_one((salt, std::process::id(), std::time::SystemTime::now()));
     format!("{:016x}{:016x}", random(0), random(1))
 }
 
@@ -197,36 +162,24 @@ struct Refusal {
 }
 
 fn private_dir(dir: &OwnedFd, name: &str) -> Result<OwnedFd, Refusal> {
-    let plain = |errno: Errno| Refusal {
-        why: errno.to_string(),
-        foreign: false,
-    };
+    let plain = |errno: Errno| Refusal { why: errno.to_string(), foreign: false };
     match rustix::fs::mkdirat(dir, name, Mode::RWXU) {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(errno) => return Err(plain(errno)),
     }
     let opened = match rustix::fs::openat(dir.as_fd(), name, DIRECTORY, Mode::empty()) {
         Err(Errno::LOOP | Errno::NOTDIR) => {
-            return Err(Refusal {
-                why: "it is a symbolic link or no directory".to_owned(),
-                foreign: true,
-            });
+            return Err(Refusal { why: "it is a symbolic link or no directory".to_owned(), foreign: true });
         }
         outcome => outcome.map_err(plain)?,
     };
     let stat = rustix::fs::fstat(&opened).map_err(plain)?;
     let own_uid = rustix::process::geteuid().as_raw();
     if stat.st_uid != own_uid {
-        return Err(Refusal {
-            why: format!("it belongs to user {}, not to {own_uid}", stat.st_uid),
-            foreign: true,
-        });
+        return Err(Refusal { why: format!("it belongs to user {}, not to {own_uid}", stat.st_uid), foreign: true });
     }
     if stat.st_mode & 0o077 != 0 {
-        let why = format!(
-            "it is open to others (mode {:o} instead of 700)",
-            stat.st_mode & 0o7777
-        );
+        let why = format!("it is open to others (mode {:o} instead of 700)", stat.st_mode & 0o7777);
         return Err(Refusal { why, foreign: true });
     }
     Ok(opened)
@@ -248,10 +201,7 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let scope = Scope::open("ram", base.path(), "k1").unwrap();
         for dir in ["", "k1", "k1/files"] {
-            let mode = fs::metadata(user_dir(base.path()).join(dir))
-                .unwrap()
-                .permissions()
-                .mode();
+            let mode = fs::metadata(user_dir(base.path()).join(dir)).unwrap().permissions().mode();
             assert_eq!(mode & 0o7777, 0o700, "{dir}");
         }
         let file = user_dir(base.path()).join("k1/files/f");
@@ -273,26 +223,17 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let elsewhere = tempfile::tempdir().unwrap();
         symlink(elsewhere.path(), user_dir(base.path())).unwrap();
-        let text = Scope::open("ram", base.path(), "k")
-            .unwrap_err()
-            .to_string();
-        assert!(
-            text.contains("tier ram") && text.contains("symbolic link"),
-            "{text}"
-        );
+        let text = Scope::open("ram", base.path(), "k").unwrap_err().to_string();
+        assert!(text.contains("tier ram") && text.contains("symbolic link"), "{text}");
         assert_eq!(fs::read_dir(elsewhere.path()).unwrap().count(), 0);
 
         fs::remove_file(user_dir(base.path())).unwrap();
         fs::create_dir(user_dir(base.path())).unwrap();
         fs::set_permissions(user_dir(base.path()), fs::Permissions::from_mode(0o777)).unwrap();
-        let text = Scope::open("ram", base.path(), "k")
-            .unwrap_err()
-            .to_string();
+        let text = Scope::open("ram", base.path(), "k").unwrap_err().to_string();
         assert!(text.contains("777 instead of 700"), "{text}");
 
-        let text = Scope::open("ram", &base.path().join("absent"), "k")
-            .unwrap_err()
-            .to_string();
+        let text = Scope::open("ram", &base.path().join("absent"), "k").unwrap_err().to_string();
         assert!(text.contains("absent") && text.contains("try:"), "{text}");
         assert!(Scope::open("ram", base.path(), "../x").is_err());
     }

@@ -34,17 +34,10 @@ fn with_tmpfs(sizes: &[&str], test: impl FnOnce(&[PathBuf]) + Send) {
         let thread = scope.spawn(|| {
             // SAFETY: gives this thread a mount namespace of its own; no memory is touched.
             if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
-                eprintln!(
-                    "left out: needs root to mount a tmpfs ({})",
-                    io::Error::last_os_error()
-                );
+                eprintln!("left out: needs root to mount a tmpfs ({})", io::Error::last_os_error());
                 return;
             }
-            mount_change(
-                "/",
-                MountPropagationFlags::REC | MountPropagationFlags::PRIVATE,
-            )
-            .unwrap();
+            mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE).unwrap();
             let paths: Vec<PathBuf> = sizes
                 .iter()
                 .enumerate()
@@ -52,14 +45,7 @@ fn with_tmpfs(sizes: &[&str], test: impl FnOnce(&[PathBuf]) + Send) {
                     let path = base.path().join(index.to_string());
                     fs::create_dir(&path).unwrap();
                     let options = std::ffi::CString::new(format!("size={size}")).unwrap();
-                    mount(
-                        "surgetank-test",
-                        &path,
-                        "tmpfs",
-                        MountFlags::empty(),
-                        options.as_c_str(),
-                    )
-                    .unwrap();
+                    mount("surgetank-test", &path, "tmpfs", MountFlags::empty(), options.as_c_str()).unwrap();
                     path
                 })
                 .collect();
@@ -73,10 +59,7 @@ fn with_tmpfs(sizes: &[&str], test: impl FnOnce(&[PathBuf]) + Send) {
 }
 
 fn ballast_of(path: &Path) -> PathBuf {
-    path.join(format!(
-        "surgetank-{}/k/ballast",
-        rustix::process::geteuid().as_raw()
-    ))
+    path.join(format!("surgetank-{}/k/ballast", rustix::process::geteuid().as_raw()))
 }
 
 #[test]
@@ -84,10 +67,7 @@ fn a_capped_tier_counts_and_cleans_up_after_itself() {
     let dir = shm();
     let tiers = Tiers::open(&[tier("ram", &[dir.path()], Some(10 * MIB))], "k").unwrap();
     let device = tiers.device(FIRST);
-    assert_eq!(
-        (device.tier_name(), device.survives(), device.in_memory()),
-        ("ram", Survives::Agent, true)
-    );
+    assert_eq!((device.tier_name(), device.survives(), device.in_memory()), ("ram", Survives::Agent, true));
     assert!(device.leases());
     assert_eq!(device.free_bytes(), 10 * MIB);
     assert!(device.try_reserve(4 * MIB));
@@ -99,17 +79,11 @@ fn a_capped_tier_counts_and_cleans_up_after_itself() {
     tiers.poll();
     let view = &tiers.views()[0];
     let ballast_bytes = 10 * MIB / 100;
-    assert_eq!(
-        (view.used_bytes, view.reserved_bytes, view.cap_bytes),
-        (4 * MIB, 0, 10 * MIB)
-    );
+    assert_eq!((view.used_bytes, view.reserved_bytes, view.cap_bytes), (4 * MIB, 0, 10 * MIB));
     assert_eq!(view.free_bytes, 6 * MIB - ballast_bytes);
 
     device.sweep().unwrap();
-    assert!(
-        dir.path().read_dir().unwrap().next().is_some(),
-        "a file is left, so the scope is"
-    );
+    assert!(dir.path().read_dir().unwrap().next().is_some(), "a file is left, so the scope is");
     device.unlink(b"a/b").unwrap();
     device.sweep().unwrap();
     assert_eq!(dir.path().read_dir().unwrap().count(), 0);
@@ -120,10 +94,7 @@ fn ballast_is_taken_on_given_up_and_taken_on_again() {
     let dir = shm();
     let tiers = Tiers::open(&[tier("ram", &[dir.path()], Some(100 * MIB))], "k").unwrap();
     let device = tiers.device(FIRST);
-    assert!(
-        !device.release_ballast(),
-        "none is there before the first poll"
-    );
+    assert!(!device.release_ballast(), "none is there before the first poll");
     tiers.poll();
     assert_eq!(fs::metadata(ballast_of(dir.path())).unwrap().len(), MIB);
     assert_eq!(device.free_bytes(), 99 * MIB);
@@ -228,22 +199,13 @@ fn threads_that_reserve_write_and_free_leave_exact_sums() {
             })
             .collect();
         let poller = scope.spawn(|| (0..200).for_each(|_| tiers.poll()));
-        let totals = threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap())
-            .collect();
+        let totals = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
         poller.join().unwrap();
         totals
     });
     let view = device.view();
-    assert_eq!(
-        view.used_bytes,
-        totals.iter().map(|(used, _)| used).sum::<u64>()
-    );
-    assert_eq!(
-        view.reserved_bytes,
-        totals.iter().map(|(_, reserved)| reserved).sum::<u64>()
-    );
+    assert_eq!(view.used_bytes, totals.iter().map(|(used, _)| used).sum::<u64>());
+    assert_eq!(view.reserved_bytes, totals.iter().map(|(_, reserved)| reserved).sum::<u64>());
     assert!(view.used_bytes + view.reserved_bytes <= cap);
     device.sweep().unwrap();
 }
@@ -263,15 +225,10 @@ fn a_cap_is_shared_by_free_space_and_never_exceeded_while_shares_move() {
         assert!(devices[0].try_reserve(20 * MIB));
         // A stranger takes most of the larger device: the smaller one's share grows, what is promised stays.
         let stranger = fs::File::create(paths[1].join("stranger")).unwrap();
-        stranger
-            .write_all_at(&vec![1; 170 * MIB as usize], 0)
-            .unwrap();
+        stranger.write_all_at(&vec![1; 170 * MIB as usize], 0).unwrap();
         tiers.poll();
         let views = tiers.views();
-        assert_eq!(
-            views.iter().map(|view| view.cap_bytes).sum::<u64>(),
-            100 * MIB
-        );
+        assert_eq!(views.iter().map(|view| view.cap_bytes).sum::<u64>(), 100 * MIB);
         assert!(views[0].cap_bytes > 80 * MIB, "{}", views[0].cap_bytes);
         assert!(views[1].free_bytes <= 10 * MIB);
 
@@ -279,27 +236,16 @@ fn a_cap_is_shared_by_free_space_and_never_exceeded_while_shares_move() {
         let granted: u64 = std::thread::scope(|scope| {
             let threads: Vec<_> = devices
                 .iter()
-                .map(|device| {
-                    scope
-                        .spawn(|| (0..4000).filter(|_| device.try_reserve(MIB / 16)).count() as u64)
-                })
+                .map(|device| scope.spawn(|| (0..4000).filter(|_| device.try_reserve(MIB / 16)).count() as u64))
                 .collect();
             for round in 0..50 {
-                stranger
-                    .set_len(if round % 2 == 0 { 0 } else { 170 * MIB })
-                    .unwrap();
+                stranger.set_len(if round % 2 == 0 { 0 } else { 170 * MIB }).unwrap();
                 tiers.poll();
             }
-            threads
-                .into_iter()
-                .map(|thread| thread.join().unwrap())
-                .sum()
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
         });
         assert!(20 * MIB + granted * (MIB / 16) <= 100 * MIB);
-        assert_eq!(
-            tiers.views().iter().map(|view| view.cap_bytes).sum::<u64>(),
-            100 * MIB
-        );
+        assert_eq!(tiers.views().iter().map(|view| view.cap_bytes).sum::<u64>(), 100 * MIB);
     });
 }
 
@@ -309,11 +255,7 @@ fn strangers_on_a_tiny_device_are_seen_and_yielded_to() {
         let tiers = Tiers::open(&[tier("ram", &[&paths[0]], Some(1 << 40))], "k").unwrap();
         let device = tiers.device(FIRST);
         device.want_ballast(false);
-        assert_eq!(
-            device.free_bytes(),
-            15 * MIB,
-            "a sixteenth stays for others"
-        );
+        assert_eq!(device.free_bytes(), 15 * MIB, "a sixteenth stays for others");
         let file = device.create(b"f", 0o600).unwrap();
         file.write_all_at(&vec![1; 8 * MIB as usize], 0).unwrap();
         device.add_used(8 * MIB as i64);
@@ -341,10 +283,7 @@ fn two_devices_on_one_file_system_do_not_count_its_room_twice() {
         let (a, b) = (paths[0].join("a"), paths[0].join("b"));
         fs::create_dir(&a).unwrap();
         fs::create_dir(&b).unwrap();
-        let config = [
-            tier("one", &[&a], Some(1 << 40)),
-            tier("two", &[&b], Some(1 << 40)),
-        ];
+        let config = [tier("one", &[&a], Some(1 << 40)), tier("two", &[&b], Some(1 << 40))];
         let tiers = Tiers::open(&config, "k").unwrap();
         let free: u64 = tiers.views().iter().map(|view| view.free_bytes).sum();
         assert_eq!(free, 60 * MIB);
@@ -372,13 +311,9 @@ fn a_full_device_is_full_but_not_sick() {
 fn a_device_that_turns_read_only_is_taken_out_of_use_and_comes_back() {
     use rustix::mount::{MountFlags, mount_remount};
     with_tmpfs(&["16m", "16m"], |paths| {
-        let tiers =
-            Tiers::open(&[tier("ram", &[&paths[0], &paths[1]], Some(20 * MIB))], "k").unwrap();
+        let tiers = Tiers::open(&[tier("ram", &[&paths[0], &paths[1]], Some(20 * MIB))], "k").unwrap();
         tiers.poll();
-        let (sick, sound) = (
-            tiers.device(FIRST),
-            tiers.device(DeviceId { tier: 0, device: 1 }),
-        );
+        let (sick, sound) = (tiers.device(FIRST), tiers.device(DeviceId { tier: 0, device: 1 }));
         mount_remount(&paths[0], MountFlags::RDONLY, c"").unwrap();
         let refused = sick.create(b"f", 0o600).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
@@ -388,11 +323,7 @@ fn a_device_that_turns_read_only_is_taken_out_of_use_and_comes_back() {
         assert!(!tiers.views()[0].healthy);
         tiers.poll();
         // The cap follows those that can take something.
-        assert!(
-            tiers.views()[1].cap_bytes > 14 * MIB,
-            "{}",
-            tiers.views()[1].cap_bytes
-        );
+        assert!(tiers.views()[1].cap_bytes > 14 * MIB, "{}", tiers.views()[1].cap_bytes);
 
         sick.probe();
         assert_eq!(sick.sickness(), Some(Errno::ROFS), "still read-only");
@@ -440,19 +371,9 @@ fn the_files_lie_under_their_own_path_and_are_private() {
     let tiers = Tiers::open(&[tier("ram", &[dir.path()], None)], "key").unwrap();
     let device = tiers.device(FIRST);
     device.create(b"results/tile_1.tif", 0o640).unwrap();
-    let files = dir.path().join(format!(
-        "surgetank-{}/key/files",
-        rustix::process::geteuid().as_raw()
-    ));
+    let files = dir.path().join(format!("surgetank-{}/key/files", rustix::process::geteuid().as_raw()));
     assert!(files.join("results/tile_1.tif").is_file());
-    assert_eq!(
-        fs::metadata(files.join("results"))
-            .unwrap()
-            .permissions()
-            .mode()
-            & 0o7777,
-        0o700
-    );
+    assert_eq!(fs::metadata(files.join("results")).unwrap().permissions().mode() & 0o7777, 0o700);
     assert!(device.view().cap_bytes > 0, "a cap was chosen");
     device.rename_dir(b"results", b"moved").unwrap();
     device.open(b"moved/tile_1.tif", true).unwrap();
@@ -463,15 +384,9 @@ fn the_files_lie_under_their_own_path_and_are_private() {
 #[test]
 fn one_directory_is_not_two_devices() {
     let dir = shm();
-    let config = [
-        tier("ram", &[dir.path()], None),
-        tier("disk", &[&dir.path().join(".")], None),
-    ];
+    let config = [tier("ram", &[dir.path()], None), tier("disk", &[&dir.path().join(".")], None)];
     let text = Tiers::open(&config, "k").unwrap_err().to_string();
-    assert!(
-        text.contains("tier ram and tier disk use the same directory"),
-        "{text}"
-    );
+    assert!(text.contains("tier ram and tier disk use the same directory"), "{text}");
 }
 
 #[test]
@@ -491,15 +406,8 @@ fn a_refusal_by_quota_is_believed_beyond_the_next_poll() {
 #[test]
 fn an_unusable_path_is_an_error_that_names_tier_and_path() {
     let missing = Path::new("/dev/shm/surgetank-test-not-there");
-    let text = Tiers::open(&[tier("nvme", &[missing], None)], "k")
-        .unwrap_err()
-        .to_string();
-    assert!(
-        text.contains("tier nvme")
-            && text.contains("surgetank-test-not-there")
-            && text.contains("try:"),
-        "{text}"
-    );
+    let text = Tiers::open(&[tier("nvme", &[missing], None)], "k").unwrap_err().to_string();
+    assert!(text.contains("tier nvme") && text.contains("surgetank-test-not-there") && text.contains("try:"), "{text}");
 }
 
 /// Figures for `docs/performance.md`: `cargo test -p surgetank-core how_dear -- --ignored --nocapture`.
@@ -513,28 +421,17 @@ fn how_dear_are_the_steps() {
     let measure = |name: &str, rounds: u32, step: &mut dyn FnMut(u32)| {
         let start = crate::clock::tick();
         (0..rounds).for_each(step);
-        println!(
-            "{name}: {:.2} µs",
-            start.elapsed().as_secs_f64() * 1e6 / f64::from(rounds)
-        );
+        println!("{name}: {:.2} µs", start.elapsed().as_secs_f64() * 1e6 / f64::from(rounds));
     };
     let path = |round: u32| format!("results/run/tile_{round}.tif").into_bytes();
-    measure("create + close", 20_000, &mut |round| {
-        drop(device.create(&path(round), 0o600).unwrap())
-    });
-    measure("open + close", 20_000, &mut |round| {
-        drop(device.open(&path(round), false).unwrap())
-    });
-    measure("unlink", 20_000, &mut |round| {
-        device.unlink(&path(round)).unwrap()
-    });
+    measure("create + close", 20_000, &mut |round| drop(device.create(&path(round), 0o600).unwrap()));
+    measure("open + close", 20_000, &mut |round| drop(device.open(&path(round), false).unwrap()));
+    measure("unlink", 20_000, &mut |round| device.unlink(&path(round)).unwrap());
     measure("reserve + unreserve", 1_000_000, &mut |_| {
         assert!(device.try_reserve(4096));
         device.unreserve(4096);
     });
-    measure("views", 100_000, &mut |_| {
-        assert_eq!(tiers.views().len(), 1)
-    });
+    measure("views", 100_000, &mut |_| assert_eq!(tiers.views().len(), 1));
     measure("poll", 1_000, &mut |_| tiers.poll());
     device.sweep().unwrap();
 }

@@ -19,10 +19,7 @@ const PIECE_BYTES_MAX: usize = 4000;
 const ATTEMPTS: usize = 32;
 /// Beneath the root, no symlinks of any kind.
 const RESOLVE: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS);
-const DIRECTORY: OFlags = OFlags::PATH
-    .union(OFlags::DIRECTORY)
-    .union(OFlags::NOFOLLOW)
-    .union(OFlags::CLOEXEC);
+const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 const PRIVATE_DIR: Mode = Mode::RWXU;
 
 static OPENAT2_MISSING: AtomicBool = AtomicBool::new(false);
@@ -62,23 +59,12 @@ fn split(path: &[u8]) -> (&[u8], &[u8]) {
 /// Paths come from the catalog and are clean; one that is not must not reach the file system.
 fn check(path: &[u8]) -> io::Result<()> {
     let clean = !path.contains(&0)
-        && path
-            .split(|byte| *byte == b'/')
-            .all(|name| !name.is_empty() && name != b"." && name != b"..");
-    if clean {
-        Ok(())
-    } else {
-        Err(Errno::INVAL.into())
-    }
+        && path.split(|byte| *byte == b'/').all(|name| !name.is_empty() && name != b"." && name != b"..");
+    if clean { Ok(()) } else { Err(Errno::INVAL.into()) }
 }
 
 /// One step of resolution. `path` may have several components and is at most a piece long.
-fn open_beneath(
-    dir: BorrowedFd<'_>,
-    path: &[u8],
-    flags: OFlags,
-    mode: Mode,
-) -> Result<OwnedFd, Errno> {
+fn open_beneath(dir: BorrowedFd<'_>, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
     if !OPENAT2_MISSING.load(Ordering::Relaxed) {
         loop {
             match rustix::fs::openat2(dir, path, flags | OFlags::CLOEXEC, mode, RESOLVE) {
@@ -101,26 +87,16 @@ fn openat2_works(dir: BorrowedFd<'_>) -> bool {
 }
 
 /// The same without `openat2`: every component on its own, none of them a symlink.
-fn open_step_by_step(
-    dir: BorrowedFd<'_>,
-    path: &[u8],
-    flags: OFlags,
-    mode: Mode,
-) -> Result<OwnedFd, Errno> {
+fn open_step_by_step(dir: BorrowedFd<'_>, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
     let (parents, name) = split(path);
     let mut held: Option<OwnedFd> = None;
-    for parent in parents
-        .split(|byte| *byte == b'/')
-        .filter(|parent| !parent.is_empty())
-    {
+    for parent in parents.split(|byte| *byte == b'/').filter(|parent| !parent.is_empty()) {
         let from = held.as_ref().map_or(dir, AsFd::as_fd);
         let next = rustix::fs::openat(from, parent, DIRECTORY, Mode::empty())?;
         held = Some(next);
     }
     let from = held.as_ref().map_or(dir, AsFd::as_fd);
-    rustix::io::retry_on_intr(|| {
-        rustix::fs::openat(from, name, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, mode)
-    })
+    rustix::io::retry_on_intr(|| rustix::fs::openat(from, name, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, mode))
 }
 
 impl<'a> Tree<'a> {
@@ -146,10 +122,7 @@ impl<'a> Tree<'a> {
                 rest
             } else {
                 // A name has at most 255 bytes, so there is a slash unless the path is too long for any file system.
-                let slash = rest[..PIECE_BYTES_MAX]
-                    .iter()
-                    .rposition(|byte| *byte == b'/')
-                    .ok_or(Errno::NAMETOOLONG)?;
+                let slash = rest[..PIECE_BYTES_MAX].iter().rposition(|byte| *byte == b'/').ok_or(Errno::NAMETOOLONG)?;
                 &rest[..slash]
             };
             held = Parent::Below(open_beneath(held.as_fd(), piece, DIRECTORY, Mode::empty())?);
@@ -161,10 +134,7 @@ impl<'a> Tree<'a> {
     /// Makes what is missing of the directory `path`, private to us.
     fn make_dirs(self, path: &[u8]) -> Result<Parent<'a>, Errno> {
         let mut held = Parent::Root(self.root);
-        for name in path
-            .split(|byte| *byte == b'/')
-            .filter(|name| !name.is_empty())
-        {
+        for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
             let next = match open_beneath(held.as_fd(), name, DIRECTORY, Mode::empty()) {
                 Err(Errno::NOENT) => {
                     match rustix::fs::mkdirat(held.as_fd(), name, PRIVATE_DIR) {
@@ -182,12 +152,7 @@ impl<'a> Tree<'a> {
 
     /// Runs `act`; on ENOENT the directories of `path` are made first, and an empty directory left over where
     /// the file shall be is removed. `leftover` is the errno by which `act` reports such a directory.
-    fn with_parents<T>(
-        self,
-        path: &[u8],
-        leftover: Errno,
-        mut act: impl FnMut() -> Result<T, Errno>,
-    ) -> io::Result<T> {
+    fn with_parents<T>(self, path: &[u8], leftover: Errno, mut act: impl FnMut() -> Result<T, Errno>) -> io::Result<T> {
         let mut attempts = 0;
         loop {
             let errno = match act() {
@@ -217,10 +182,7 @@ impl<'a> Tree<'a> {
     pub fn create(self, path: &[u8], perm: u32) -> io::Result<File> {
         check(path)?;
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR;
-        self.with_parents(path, Errno::EXIST, || {
-            self.open_at(path, flags, Mode::from_raw_mode(perm))
-        })
-        .map(File::from)
+        self.with_parents(path, Errno::EXIST, || self.open_at(path, flags, Mode::from_raw_mode(perm))).map(File::from)
     }
 
     pub fn open(self, path: &[u8], write: bool) -> io::Result<File> {
@@ -317,13 +279,7 @@ impl<'a> Tree<'a> {
         // Resolved first: below, ENOENT shall mean the file itself.
         let link = || {
             let dir = self.open_dir(dir)?;
-            rustix::fs::linkat(
-                CWD,
-                unnamed.as_str(),
-                dir.as_fd(),
-                name,
-                AtFlags::SYMLINK_FOLLOW,
-            )
+            rustix::fs::linkat(CWD, unnamed.as_str(), dir.as_fd(), name, AtFlags::SYMLINK_FOLLOW)
         };
         self.with_parents(path, Errno::EXIST, link)
     }
@@ -331,9 +287,7 @@ impl<'a> Tree<'a> {
     pub fn unlink(self, path: &[u8]) -> io::Result<()> {
         check(path)?;
         let (dir, name) = split(path);
-        let outcome = self
-            .open_dir(dir)
-            .and_then(|dir| rustix::fs::unlinkat(dir.as_fd(), name, AtFlags::empty()));
+        let outcome = self.open_dir(dir).and_then(|dir| rustix::fs::unlinkat(dir.as_fd(), name, AtFlags::empty()));
         match outcome {
             Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => Ok(()),
             Err(errno) => Err(errno.into()),
@@ -344,17 +298,10 @@ impl<'a> Tree<'a> {
     pub fn remove_dir(self, path: &[u8]) -> io::Result<()> {
         check(path)?;
         let mut outcome = Ok(());
-        for dir in self
-            .directories_below(path)?
-            .iter()
-            .rev()
-            .map(Vec::as_slice)
-            .chain([path])
-        {
+        for dir in self.directories_below(path)?.iter().rev().map(Vec::as_slice).chain([path]) {
             let (parent, name) = split(dir);
-            let removed = self
-                .open_dir(parent)
-                .and_then(|parent| rustix::fs::unlinkat(parent.as_fd(), name, AtFlags::REMOVEDIR));
+            let removed =
+                self.open_dir(parent).and_then(|parent| rustix::fs::unlinkat(parent.as_fd(), name, AtFlags::REMOVEDIR));
             match removed {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(Errno::NOTEMPTY | Errno::EXIST) => outcome = Err(Errno::NOTEMPTY.into()),
@@ -368,9 +315,8 @@ impl<'a> Tree<'a> {
     pub fn remove_empty_dirs(self) -> io::Result<()> {
         for dir in self.directories_below(&[])?.iter().rev() {
             let (parent, name) = split(dir);
-            let removed = self
-                .open_dir(parent)
-                .and_then(|parent| rustix::fs::unlinkat(parent.as_fd(), name, AtFlags::REMOVEDIR));
+            let removed =
+                self.open_dir(parent).and_then(|parent| rustix::fs::unlinkat(parent.as_fd(), name, AtFlags::REMOVEDIR));
             match removed {
                 Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => {}
                 Err(errno) => return Err(errno.into()),
@@ -386,10 +332,7 @@ impl<'a> Tree<'a> {
         let mut here = path.to_vec();
         loop {
             let opened = self.open_dir(&here);
-            match opened
-                .map_err(io::Error::from)
-                .and_then(|dir| entries(dir.as_fd()))
-            {
+            match opened.map_err(io::Error::from).and_then(|dir| entries(dir.as_fd())) {
                 Ok(entries) => all.extend(
                     entries
                         .into_iter()
@@ -420,11 +363,7 @@ impl<'a> Tree<'a> {
                 if kind == FileType::Directory {
                     pending.push(path);
                 } else if kind == FileType::RegularFile {
-                    match rustix::fs::statat(
-                        dir.as_fd(),
-                        name.as_slice(),
-                        AtFlags::SYMLINK_NOFOLLOW,
-                    ) {
+                    match rustix::fs::statat(dir.as_fd(), name.as_slice(), AtFlags::SYMLINK_NOFOLLOW) {
                         Ok(stat) => each(
                             &path,
                             stat.st_ino,
@@ -458,12 +397,7 @@ fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
 
 /// Names and kinds in a directory held by an `O_PATH` handle.
 fn entries(dir: BorrowedFd<'_>) -> io::Result<Vec<(Vec<u8>, FileType)>> {
-    let listing = rustix::fs::openat(
-        dir,
-        ".",
-        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?;
+    let listing = rustix::fs::openat(dir, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let mut found = Vec::new();
     for entry in Dir::new(listing)? {
         let entry = entry?;
@@ -473,13 +407,11 @@ fn entries(dir: BorrowedFd<'_>) -> io::Result<Vec<(Vec<u8>, FileType)>> {
         }
         let kind = match entry.file_type() {
             // Some file systems do not say.
-            FileType::Unknown => {
-                match rustix::fs::statat(dir, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) {
-                    Ok(stat) => FileType::from_raw_mode(stat.st_mode),
-                    Err(Errno::NOENT) => continue,
-                    Err(errno) => return Err(errno.into()),
-                }
-            }
+            FileType::Unknown => match rustix::fs::statat(dir, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) => FileType::from_raw_mode(stat.st_mode),
+                Err(Errno::NOENT) => continue,
+                Err(errno) => return Err(errno.into()),
+            },
             kind => kind,
         };
         found.push((name.to_vec(), kind));

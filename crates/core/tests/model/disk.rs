@@ -23,22 +23,11 @@ pub fn lay_out(root: &Path, reference: &mut Reference) {
         append: false,
         truncate: false,
     };
-    let write = |length, byte| Write {
-        slot: 0,
-        offset: 0,
-        length,
-        byte,
-    };
+    let write = |length, byte| Write { slot: 0, offset: 0, length, byte };
     let close = || Close { slot: 0 };
     let operations = [
-        Mkdir {
-            path: "a".into(),
-            perm: 0o755,
-        },
-        Mkdir {
-            path: "a/b".into(),
-            perm: 0o750,
-        },
+        Mkdir { path: "a".into(), perm: 0o755 },
+        Mkdir { path: "a/b".into(), perm: 0o750 },
         create("b"),
         write(100, 1),
         close(),
@@ -49,23 +38,10 @@ pub fn lay_out(root: &Path, reference: &mut Reference) {
         create("a/c"),
         write(100_000, 3),
         close(),
-        Symlink {
-            path: "a/b/b".into(),
-        },
-        Chmod {
-            path: "b".into(),
-            perm: 0o640,
-        },
-        SetXattr {
-            path: "b".into(),
-            name: "user.one".into(),
-            byte: 9,
-            how: Setting::Any,
-        },
-        Utimens {
-            path: "b".into(),
-            seconds: 1_234_567_890,
-        },
+        Symlink { path: "a/b/b".into() },
+        Chmod { path: "b".into(), perm: 0o640 },
+        SetXattr { path: "b".into(), name: "user.one".into(), byte: 9, how: Setting::Any },
+        Utimens { path: "b".into(), seconds: 1_234_567_890 },
     ];
     for operation in &operations {
         reference.apply(operation);
@@ -109,18 +85,9 @@ fn write_out(at: &Path, reference: &Reference, id: usize, made: &mut HashMap<usi
 }
 
 pub fn set_mtime(path: &Path, seconds: i64) -> rustix::io::Result<()> {
-    let mtime = Timespec {
-        tv_sec: seconds,
-        tv_nsec: 0,
-    };
-    let atime = Timespec {
-        tv_sec: 0,
-        tv_nsec: rustix::fs::UTIME_OMIT,
-    };
-    let times = Timestamps {
-        last_access: atime,
-        last_modification: mtime,
-    };
+    let mtime = Timespec { tv_sec: seconds, tv_nsec: 0 };
+    let atime = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
+    let times = Timestamps { last_access: atime, last_modification: mtime };
     rustix::fs::utimensat(rustix::fs::CWD, path, &times, AtFlags::empty())
 }
 
@@ -128,10 +95,7 @@ pub fn xattrs(path: &Path) -> rustix::io::Result<BTreeMap<String, Vec<u8>>> {
     let mut names = vec![0; 4096];
     let length = rustix::fs::listxattr(path, &mut names)?;
     let mut found = BTreeMap::new();
-    for name in names[..length]
-        .split(|byte| *byte == 0)
-        .filter(|name| !name.is_empty())
-    {
+    for name in names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
         let name = String::from_utf8(name.to_vec()).unwrap();
         let mut value = vec![0; 4096];
         let length = rustix::fs::getxattr(path, name.as_str(), &mut value)?;
@@ -145,15 +109,7 @@ pub fn xattrs(path: &Path) -> rustix::io::Result<BTreeMap<String, Vec<u8>>> {
 pub fn differences(root: &Path, reference: &Reference, unsettled: &BTreeSet<usize>) -> Vec<String> {
     let mut found = Vec::new();
     let mut inodes = HashMap::new();
-    compare(
-        root,
-        "",
-        reference,
-        ROOT,
-        unsettled,
-        &mut inodes,
-        &mut found,
-    );
+    compare(root, "", reference, ROOT, unsettled, &mut inodes, &mut found);
     found
 }
 
@@ -187,11 +143,7 @@ fn compare(
         found.push(format!("{path}: a hard link of another file"));
     }
     if node.kind != Kind::Directory && metadata.nlink() != u64::from(node.links) {
-        found.push(format!(
-            "{path}: {} links, not {}",
-            metadata.nlink(),
-            node.links
-        ));
+        found.push(format!("{path}: {} links, not {}", metadata.nlink(), node.links));
     }
     match node.kind {
         Kind::Symlink => {
@@ -204,44 +156,21 @@ fn compare(
         Kind::File => {
             let content = fs::read(at).unwrap();
             if content != node.content {
-                found.push(format!(
-                    "{path}: holds {}, not {}",
-                    shown(&content),
-                    shown(&node.content)
-                ));
+                found.push(format!("{path}: holds {}, not {}", shown(&content), shown(&node.content)));
             }
             if let Some(mtime) = node.mtime
                 && mtime != metadata.mtime()
             {
-                found.push(format!(
-                    "{path}: modified at {}, not {mtime}",
-                    metadata.mtime()
-                ));
+                found.push(format!("{path}: modified at {}, not {mtime}", metadata.mtime()));
             }
         }
         Kind::Directory => {
             let mut names: BTreeSet<String> = node.children.keys().cloned().collect();
-            names.extend(
-                fs::read_dir(at)
-                    .unwrap()
-                    .map(|entry| entry.unwrap().file_name().into_string().unwrap()),
-            );
+            names.extend(fs::read_dir(at).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()));
             for name in names {
-                let below = if path.is_empty() {
-                    name.clone()
-                } else {
-                    format!("{path}/{name}")
-                };
+                let below = if path.is_empty() { name.clone() } else { format!("{path}/{name}") };
                 match node.children.get(&name) {
-                    Some(child) => compare(
-                        &at.join(&name),
-                        &below,
-                        reference,
-                        *child,
-                        unsettled,
-                        inodes,
-                        found,
-                    ),
+                    Some(child) => compare(&at.join(&name), &below, reference, *child, unsettled, inodes, found),
                     // Files that are being written may lie in the store under a temporary name.
                     None if name.starts_with(".surgetank-tmp-") && !unsettled.is_empty() => {}
                     None => found.push(format!("{below}: should not be there")),
@@ -251,10 +180,7 @@ fn compare(
     }
     match xattrs(at) {
         Ok(xattrs) if xattrs == node.xattrs => {}
-        other => found.push(format!(
-            "{path}: extended attributes {other:?}, not {:?}",
-            node.xattrs
-        )),
+        other => found.push(format!("{path}: extended attributes {other:?}, not {:?}", node.xattrs)),
     }
 }
 
@@ -276,26 +202,14 @@ impl Scratch {
         let prefix = "surgetank-model-";
         // Extended attributes on tmpfs are of this decade; elsewhere the usual place will do.
         let shm = Path::new("/dev/shm");
-        let fits = rustix::fs::setxattr(
-            shm,
-            "user.surgetank-model",
-            b"1",
-            rustix::fs::XattrFlags::empty(),
-        )
-        .is_ok();
-        let parent = if fits {
-            shm.to_owned()
-        } else {
-            std::env::temp_dir()
-        };
+        let fits = rustix::fs::setxattr(shm, "user.surgetank-model", b"1", rustix::fs::XattrFlags::empty()).is_ok();
+        let parent = if fits { shm.to_owned() } else { std::env::temp_dir() };
         if fits {
             rustix::fs::removexattr(shm, "user.surgetank-model").unwrap();
         }
         for entry in std::fs::read_dir(&parent).unwrap().flatten() {
             let name = entry.file_name().into_string().unwrap_or_default();
-            let pid = name
-                .strip_prefix(prefix)
-                .and_then(|rest| rest.split('-').next());
+            let pid = name.strip_prefix(prefix).and_then(|rest| rest.split('-').next());
             if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
                 drop(std::fs::remove_dir_all(entry.path()));
             }

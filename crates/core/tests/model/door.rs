@@ -57,9 +57,7 @@ fn kind_of(kind: model::Kind) -> Kind {
 impl Mounted {
     pub fn new(namespace: Arc<Namespace>, direct: bool, forgets: bool) -> Self {
         if direct {
-            namespace.set_door(Arc::new(Kernel {
-                backed: AtomicU32::new(0),
-            }));
+            namespace.set_door(Arc::new(Kernel { backed: AtomicU32::new(0) }));
         }
         let caller = Caller {
             uid: rustix::process::geteuid().as_raw(),
@@ -67,20 +65,12 @@ impl Mounted {
             pid: std::process::id(),
             umask: 0,
         };
-        Self {
-            namespace,
-            caller,
-            slots: [None; SLOTS],
-            lookups: HashMap::new(),
-            forgets,
-        }
+        Self { namespace, caller, slots: [None; SLOTS], lookups: HashMap::new(), forgets }
     }
 
     pub fn apply(&mut self, operation: &Operation) -> (Outcome, Option<Attr>) {
         let mut attr = None;
-        let outcome = self
-            .answer(operation, &mut attr)
-            .unwrap_or_else(Outcome::Failed);
+        let outcome = self.answer(operation, &mut attr).unwrap_or_else(Outcome::Failed);
         if self.forgets {
             self.forget();
         }
@@ -108,10 +98,7 @@ impl Mounted {
     /// All bytes of a file, read through a handle of its own.
     pub fn content(&mut self, path: &str) -> Result<Vec<u8>, Errno> {
         let there = self.find(path)?;
-        let opened = told(
-            self.namespace
-                .open_file(&self.caller, there.id, libc::O_RDONLY),
-        )?;
+        let opened = told(self.namespace.open_file(&self.caller, there.id, libc::O_RDONLY))?;
         let mut bytes = vec![0; there.attr.size_bytes as usize + 1];
         let count = told(self.namespace.read(opened.handle, 0, &mut bytes));
         self.namespace.release(opened.handle);
@@ -132,28 +119,14 @@ impl Mounted {
             Kind::File => return Err(Errno::NOTDIR),
             Kind::Symlink => return Err(Errno::NOENT),
         }
-        let found = self
-            .namespace
-            .lookup(&self.caller, dir, name.as_bytes())
-            .map_err(|fault| fault.errno)?;
+        let found = self.namespace.lookup(&self.caller, dir, name.as_bytes()).map_err(|fault| fault.errno)?;
         self.met(found.id);
-        Ok(Met {
-            id: found.id,
-            kind: kind_of(found.attr.kind),
-            attr: found.attr,
-        })
+        Ok(Met { id: found.id, kind: kind_of(found.attr.kind), attr: found.attr })
     }
 
     fn find(&mut self, path: &str) -> Result<Met, Errno> {
-        let root = self
-            .namespace
-            .getattr(FileId::ROOT, None)
-            .map_err(|fault| fault.errno)?;
-        let mut at = Met {
-            id: FileId::ROOT,
-            kind: Kind::Directory,
-            attr: root.attr,
-        };
+        let root = self.namespace.getattr(FileId::ROOT, None).map_err(|fault| fault.errno)?;
+        let mut at = Met { id: FileId::ROOT, kind: Kind::Directory, attr: root.attr };
         for name in path.split('/').filter(|name| !name.is_empty()) {
             at = self.child(at.id, at.kind, name)?;
         }
@@ -162,11 +135,7 @@ impl Mounted {
 
     fn find_followed(&mut self, path: &str) -> Result<Met, Errno> {
         let found = self.find(path)?;
-        if found.kind == Kind::Symlink {
-            Err(Errno::NOENT)
-        } else {
-            Ok(found)
-        }
+        if found.kind == Kind::Symlink { Err(Errno::NOENT) } else { Ok(found) }
     }
 
     fn place<'a>(&mut self, path: &'a str) -> Result<(FileId, &'a [u8], Option<Met>), Errno> {
@@ -196,11 +165,7 @@ impl Mounted {
             kind,
             perm: attr.perm,
             links: attr.links,
-            size: if kind == Kind::Directory {
-                0
-            } else {
-                attr.size_bytes
-            },
+            size: if kind == Kind::Directory { 0 } else { attr.size_bytes },
             mtime: (kind == Kind::File).then_some(attr.mtime.secs()),
         }
     }
@@ -209,64 +174,25 @@ impl Mounted {
         let caller = self.caller;
         let namespace = self.namespace.clone();
         match operation {
-            Operation::Create {
-                path,
-                slot,
-                perm,
-                access,
-                exclusive,
-                append,
-                truncate,
-            } => {
+            Operation::Create { path, slot, perm, access, exclusive, append, truncate } => {
                 let (dir, name, there) = self.place(path)?;
                 if !exclusive && there.is_some_and(|there| there.kind == Kind::Symlink) {
                     return Err(Errno::LOOP);
                 }
-                let flags =
-                    flags(*access, *append, *truncate) | if *exclusive { libc::O_EXCL } else { 0 };
+                let flags = flags(*access, *append, *truncate) | if *exclusive { libc::O_EXCL } else { 0 };
                 let (found, opened) = told(namespace.create(&caller, dir, name, *perm, flags))?;
                 self.met(found.id);
-                self.opened(
-                    *slot,
-                    Slot {
-                        handle: opened.handle,
-                        id: found.id,
-                        access: *access,
-                        append: *append,
-                    },
-                );
+                self.opened(*slot, Slot { handle: opened.handle, id: found.id, access: *access, append: *append });
             }
-            Operation::Open {
-                path,
-                slot,
-                access,
-                append,
-                truncate,
-            } => {
+            Operation::Open { path, slot, access, append, truncate } => {
                 let there = self.find(path)?;
                 if there.kind == Kind::Symlink {
                     return Err(Errno::LOOP);
                 }
-                let opened = told(namespace.open_file(
-                    &caller,
-                    there.id,
-                    flags(*access, *append, *truncate),
-                ))?;
-                self.opened(
-                    *slot,
-                    Slot {
-                        handle: opened.handle,
-                        id: there.id,
-                        access: *access,
-                        append: *append,
-                    },
-                );
+                let opened = told(namespace.open_file(&caller, there.id, flags(*access, *append, *truncate)))?;
+                self.opened(*slot, Slot { handle: opened.handle, id: there.id, access: *access, append: *append });
             }
-            Operation::Read {
-                slot,
-                offset,
-                length,
-            } => {
+            Operation::Read { slot, offset, length } => {
                 let slot = self.slot(*slot)?;
                 if !slot.access.reads() {
                     return Err(Errno::BADF);
@@ -276,34 +202,22 @@ impl Mounted {
                 buffer.truncate(count);
                 return Ok(Outcome::Bytes(buffer));
             }
-            Operation::Write {
-                slot,
-                offset,
-                length,
-                byte,
-            } => {
+            Operation::Write { slot, offset, length, byte } => {
                 let slot = self.slot(*slot)?;
                 if !slot.access.writes() {
                     return Err(Errno::BADF);
                 }
                 let data = vec![*byte; *length];
-                let offset = if slot.append {
-                    told(namespace.getattr(slot.id, None))?.attr.size_bytes
-                } else {
-                    *offset
-                };
+                let offset =
+                    if slot.append { told(namespace.getattr(slot.id, None))?.attr.size_bytes } else { *offset };
                 let mut done = 0;
                 while done < data.len() {
-                    done +=
-                        told(namespace.write(slot.handle, offset + done as u64, &data[done..]))?;
+                    done += told(namespace.write(slot.handle, offset + done as u64, &data[done..]))?;
                 }
             }
             Operation::Truncate { path, size } => {
                 let there = self.find_followed(path)?;
-                let change = SetAttr {
-                    size_bytes: Some(*size),
-                    ..SetAttr::default()
-                };
+                let change = SetAttr { size_bytes: Some(*size), ..SetAttr::default() };
                 told(namespace.setattr(&caller, there.id, None, &change))?;
             }
             Operation::TruncateOpen { slot, size } => {
@@ -311,18 +225,10 @@ impl Mounted {
                 if !slot.access.writes() {
                     return Err(Errno::INVAL);
                 }
-                let change = SetAttr {
-                    size_bytes: Some(*size),
-                    ..SetAttr::default()
-                };
+                let change = SetAttr { size_bytes: Some(*size), ..SetAttr::default() };
                 told(namespace.setattr(&caller, slot.id, Some(slot.handle), &change))?;
             }
-            Operation::Allocate {
-                slot,
-                offset,
-                length,
-                how,
-            } => {
+            Operation::Allocate { slot, offset, length, how } => {
                 let slot = self.slot(*slot)?;
                 if !slot.access.writes() {
                     return Err(Errno::BADF);
@@ -376,41 +282,18 @@ impl Mounted {
             Operation::Readlink { path } => {
                 let there = self.find(path)?;
                 let target = told(namespace.readlink(there.id))?;
-                return Ok(Outcome::Target(
-                    String::from_utf8(target.into_vec()).unwrap(),
-                ));
+                return Ok(Outcome::Target(String::from_utf8(target.into_vec()).unwrap()));
             }
             Operation::Chmod { path, perm } => {
                 let there = self.find_followed(path)?;
-                told(namespace.setattr(
-                    &caller,
-                    there.id,
-                    None,
-                    &SetAttr {
-                        perm: Some(*perm),
-                        ..SetAttr::default()
-                    },
-                ))?;
+                told(namespace.setattr(&caller, there.id, None, &SetAttr { perm: Some(*perm), ..SetAttr::default() }))?;
             }
             Operation::Utimens { path, seconds } => {
                 let there = self.find_followed(path)?;
                 let mtime = Some(Timestamp::from_parts(*seconds, 0));
-                told(namespace.setattr(
-                    &caller,
-                    there.id,
-                    None,
-                    &SetAttr {
-                        mtime,
-                        ..SetAttr::default()
-                    },
-                ))?;
+                told(namespace.setattr(&caller, there.id, None, &SetAttr { mtime, ..SetAttr::default() }))?;
             }
-            Operation::SetXattr {
-                path,
-                name,
-                byte,
-                how,
-            } => {
+            Operation::SetXattr { path, name, byte, how } => {
                 let there = self.find_followed(path)?;
                 let flags = match how {
                     Setting::Any => 0,
@@ -427,10 +310,7 @@ impl Mounted {
                 let there = self.find_followed(path)?;
                 let names = told(namespace.listxattr(there.id))?;
                 let mut found = BTreeMap::new();
-                for name in names
-                    .split(|byte| *byte == 0)
-                    .filter(|name| !name.is_empty())
-                {
+                for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
                     let value = told(namespace.getxattr(there.id, name))?;
                     found.insert(String::from_utf8(name.to_vec()).unwrap(), value);
                 }
@@ -443,11 +323,7 @@ impl Mounted {
             Operation::Stat { path } => {
                 let there = self.find(path)?;
                 let again = told(namespace.getattr(there.id, None))?.attr;
-                assert_eq!(
-                    Self::seen(&again),
-                    Self::seen(&there.attr),
-                    "lookup and getattr of {path} differ"
-                );
+                assert_eq!(Self::seen(&again), Self::seen(&there.attr), "lookup and getattr of {path} differ");
                 *attr = Some(again);
                 return Ok(Outcome::Seen(Self::seen(&again)));
             }
@@ -479,13 +355,9 @@ impl Mounted {
         let mut names = BTreeMap::new();
         for entry in entries.iter() {
             let name = String::from_utf8(entry.name.to_vec()).unwrap();
-            let found = self
-                .child(dir.id, dir.kind, &name)
-                .unwrap_or_else(|errno| panic!("{name} is listed but {errno:?}"));
-            assert_eq!(
-                found.attr.ino, entry.ino,
-                "the listing has another inode number for {name}"
-            );
+            let found =
+                self.child(dir.id, dir.kind, &name).unwrap_or_else(|errno| panic!("{name} is listed but {errno:?}"));
+            assert_eq!(found.attr.ino, entry.ino, "the listing has another inode number for {name}");
             let before = names.insert(name, kind_of(entry.kind));
             assert!(before.is_none(), "listed twice");
         }

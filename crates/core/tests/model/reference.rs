@@ -57,9 +57,7 @@ impl std::fmt::Debug for Outcome {
 
 /// Bytes as runs: `12×0x00 100×0x07`.
 pub fn shown(bytes: &[u8]) -> String {
-    let runs = bytes
-        .chunk_by(|a, b| a == b)
-        .map(|run| format!("{}×{:#04x}", run.len(), run[0]));
+    let runs = bytes.chunk_by(|a, b| a == b).map(|run| format!("{}×{:#04x}", run.len(), run[0]));
     format!("[{}]", runs.collect::<Vec<_>>().join(" "))
 }
 
@@ -98,11 +96,7 @@ pub const ROOT: usize = 0;
 impl Reference {
     pub fn new() -> Self {
         let root = Node::new(Kind::Directory, 0o755);
-        Self {
-            nodes: HashMap::from([(ROOT, root)]),
-            next: 1,
-            handles: [None; SLOTS],
-        }
+        Self { nodes: HashMap::from([(ROOT, root)]), next: 1, handles: [None; SLOTS] }
     }
 
     fn node(&self, id: usize) -> &Node {
@@ -133,11 +127,7 @@ impl Reference {
     /// The same, but a link at the end is followed: to nowhere.
     fn find_followed(&self, path: &str) -> Result<usize, Errno> {
         let id = self.find(path)?;
-        if self.node(id).kind == Kind::Symlink {
-            Err(Errno::NOENT)
-        } else {
-            Ok(id)
-        }
+        if self.node(id).kind == Kind::Symlink { Err(Errno::NOENT) } else { Ok(id) }
     }
 
     /// Directory, last name, and what is there.
@@ -186,11 +176,7 @@ impl Reference {
     }
 
     fn reap(&mut self, id: usize) {
-        let open = self
-            .handles
-            .iter()
-            .flatten()
-            .any(|handle| handle.node == id);
+        let open = self.handles.iter().flatten().any(|handle| handle.node == id);
         if self.node(id).links == 0 && !open {
             self.nodes.remove(&id);
         }
@@ -227,11 +213,7 @@ impl Reference {
                 Kind::Directory => 0,
                 Kind::Symlink => LINK_TARGET.len() as u64,
             },
-            mtime: if node.kind == Kind::File {
-                node.mtime
-            } else {
-                None
-            },
+            mtime: if node.kind == Kind::File { node.mtime } else { None },
         }
     }
 
@@ -240,18 +222,12 @@ impl Reference {
     }
 
     fn is_below(&self, id: usize, above: usize) -> bool {
-        id == above
-            || self
-                .node(above)
-                .children
-                .values()
-                .any(|child| self.is_below(id, *child))
+        id == above || self.node(above).children.values().any(|child| self.is_below(id, *child))
     }
 
     /// Is the kernel's answer certain before anybody else is asked: a directory into itself, or over its own ancestor?
     pub fn knots(&self, from: &str, to: &str) -> bool {
-        let (Ok((_, _, Some(id))), Ok((dir, _, target))) = (self.place(from), self.place(to))
-        else {
+        let (Ok((_, _, Some(id))), Ok((dir, _, target))) = (self.place(from), self.place(to)) else {
             return false;
         };
         let from_dir = self.place(from).unwrap().0;
@@ -264,55 +240,21 @@ impl Reference {
 
     fn answer(&mut self, operation: &Operation) -> Answer {
         match operation {
-            Operation::Create {
-                path,
-                slot,
-                perm,
-                access,
-                exclusive,
-                append,
-                truncate,
-            } => {
+            Operation::Create { path, slot, perm, access, exclusive, append, truncate } => {
                 let (dir, name, there) = self.place(path)?;
                 let id = match there {
                     Some(_) if *exclusive => return Err(Errno::EXIST),
                     Some(id) => self.openable(id, *truncate)?,
                     None => self.enter(dir, name, Node::new(Kind::File, *perm)),
                 };
-                self.opened(
-                    *slot,
-                    Handle {
-                        node: id,
-                        access: *access,
-                        append: *append,
-                        made: there.is_none(),
-                    },
-                );
+                self.opened(*slot, Handle { node: id, access: *access, append: *append, made: there.is_none() });
             }
-            Operation::Open {
-                path,
-                slot,
-                access,
-                append,
-                truncate,
-            } => {
+            Operation::Open { path, slot, access, append, truncate } => {
                 let id = self.find(path)?;
                 let id = self.openable(id, *truncate)?;
-                self.opened(
-                    *slot,
-                    Handle {
-                        node: id,
-                        access: *access,
-                        append: *append,
-                        made: false,
-                    },
-                );
+                self.opened(*slot, Handle { node: id, access: *access, append: *append, made: false });
             }
-            Operation::Read {
-                slot,
-                offset,
-                length,
-            } => {
+            Operation::Read { slot, offset, length } => {
                 let handle = self.file_at(*slot)?;
                 if !handle.access.reads() {
                     return Err(Errno::BADF);
@@ -322,23 +264,14 @@ impl Reference {
                 let to = (from + length).min(content.len());
                 return Ok(Outcome::Bytes(content[from..to].to_vec()));
             }
-            Operation::Write {
-                slot,
-                offset,
-                length,
-                byte,
-            } => {
+            Operation::Write { slot, offset, length, byte } => {
                 let handle = self.file_at(*slot)?;
                 if !handle.access.writes() {
                     return Err(Errno::BADF);
                 }
                 self.touch(handle.node);
                 let content = &mut self.node_mut(handle.node).content;
-                let from = if handle.append {
-                    content.len()
-                } else {
-                    *offset as usize
-                };
+                let from = if handle.append { content.len() } else { *offset as usize };
                 if content.len() < from + length {
                     content.resize(from + length, 0);
                 }
@@ -358,12 +291,7 @@ impl Reference {
                 }
                 self.cut(handle.node, *size);
             }
-            Operation::Allocate {
-                slot,
-                offset,
-                length,
-                how,
-            } => {
+            Operation::Allocate { slot, offset, length, how } => {
                 let handle = self.file_at(*slot)?;
                 if !handle.access.writes() {
                     return Err(Errno::BADF);
@@ -439,12 +367,7 @@ impl Reference {
                 let id = self.find_followed(path)?;
                 self.node_mut(id).mtime = Some(*seconds);
             }
-            Operation::SetXattr {
-                path,
-                name,
-                byte,
-                how,
-            } => {
+            Operation::SetXattr { path, name, byte, how } => {
                 let id = self.find_followed(path)?;
                 let xattrs = &mut self.node_mut(id).xattrs;
                 match how {
@@ -466,11 +389,7 @@ impl Reference {
                 if self.node(id).kind != Kind::Directory {
                     return Err(Errno::NOTDIR);
                 }
-                let names = self
-                    .node(id)
-                    .children
-                    .iter()
-                    .map(|(name, id)| (name.clone(), self.node(*id).kind));
+                let names = self.node(id).children.iter().map(|(name, id)| (name.clone(), self.node(*id).kind));
                 return Ok(Outcome::Names(names.collect()));
             }
             Operation::Stat { path } => return Ok(Outcome::Seen(self.seen(self.find(path)?))),
@@ -537,11 +456,7 @@ impl Reference {
             return Err(Errno::INVAL);
         }
         if target.is_some_and(|target| self.is_below(from_dir, target)) {
-            return Err(if how == Renaming::Exchange {
-                Errno::INVAL
-            } else {
-                Errno::NOTEMPTY
-            });
+            return Err(if how == Renaming::Exchange { Errno::INVAL } else { Errno::NOTEMPTY });
         }
         if target == Some(id) {
             return Ok(Outcome::Fine);
@@ -549,12 +464,8 @@ impl Reference {
         let is_dir = |node: usize| self.node(node).kind == Kind::Directory;
         if let (Renaming::Exchange, Some(target)) = (how, target) {
             let shift = i32::from(is_dir(target)) - i32::from(is_dir(id));
-            self.node_mut(from_dir)
-                .children
-                .insert(from_name.to_owned(), target);
-            self.node_mut(to_dir)
-                .children
-                .insert(to_name.to_owned(), id);
+            self.node_mut(from_dir).children.insert(from_name.to_owned(), target);
+            self.node_mut(to_dir).children.insert(to_name.to_owned(), id);
             let links = &mut self.node_mut(from_dir).links;
             *links = links.saturating_add_signed(shift);
             let links = &mut self.node_mut(to_dir).links;
@@ -574,9 +485,7 @@ impl Reference {
         let moves_dir = is_dir(id);
         self.remove(to_dir, to_name);
         self.node_mut(from_dir).children.remove(from_name);
-        self.node_mut(to_dir)
-            .children
-            .insert(to_name.to_owned(), id);
+        self.node_mut(to_dir).children.insert(to_name.to_owned(), id);
         self.touch(from_dir);
         self.touch(to_dir);
         if moves_dir {

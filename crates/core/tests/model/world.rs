@@ -64,37 +64,18 @@ pub fn terms() -> impl Strategy<Value = Terms> {
     let quiet = prop::sample::select(vec![Duration::ZERO, Duration::from_millis(5)]);
     let copy_up = prop::sample::select(vec![64 << 10, 1 << 20]);
     let fsync = prop::sample::select(vec![FsyncTarget::Tier, FsyncTarget::Store]);
-    (
-        caps,
-        any::<bool>(),
-        any::<bool>(),
-        ttl,
-        quiet,
-        copy_up,
-        fsync,
-        any::<bool>(),
+    (caps, any::<bool>(), any::<bool>(), ttl, quiet, copy_up, fsync, any::<bool>()).prop_map(
+        |(caps, direct, forgets, store_ttl, quiet, copy_up_bytes_max, fsync, drain_at_start)| Terms {
+            caps,
+            direct,
+            forgets,
+            store_ttl,
+            quiet,
+            copy_up_bytes_max,
+            fsync,
+            drain_at_start,
+        },
     )
-        .prop_map(
-            |(
-                caps,
-                direct,
-                forgets,
-                store_ttl,
-                quiet,
-                copy_up_bytes_max,
-                fsync,
-                drain_at_start,
-            )| Terms {
-                caps,
-                direct,
-                forgets,
-                store_ttl,
-                quiet,
-                copy_up_bytes_max,
-                fsync,
-                drain_at_start,
-            },
-        )
 }
 
 /// Lets so many steps through and nothing after, in store and catalog alike: how an agent ends that is killed.
@@ -106,8 +87,7 @@ struct Fuse {
 
 impl Fuse {
     fn light(&self, steps: u64) {
-        self.left
-            .store(i64::try_from(steps).unwrap(), Ordering::SeqCst);
+        self.left.store(i64::try_from(steps).unwrap(), Ordering::SeqCst);
         self.lit.store(true, Ordering::SeqCst);
     }
     fn blown(&self) -> bool {
@@ -219,10 +199,7 @@ impl World {
             // These wait for the drain.
             Operation::Fsync { .. }
             | Operation::FsyncDir { .. }
-            | Operation::Rename {
-                how: Renaming::Exchange,
-                ..
-            } => self.start_drain(),
+            | Operation::Rename { how: Renaming::Exchange, .. } => self.start_drain(),
             _ => {}
         }
         let mut want = self.reference.apply(operation);
@@ -247,26 +224,16 @@ impl World {
                 Operation::StatOpen { slot } => self.reference.handles[*slot].unwrap().node,
                 _ => unreachable!(),
             };
-            self.inodes
-                .retain(|node, _| self.reference.nodes.contains_key(node));
+            self.inodes.retain(|node, _| self.reference.nodes.contains_key(node));
             let ino = *self.inodes.entry(node).or_insert(attr.ino);
             if ino != attr.ino {
                 return Err(format!("inode number {}, before {ino}", attr.ino));
             }
-            if let Some((other, _)) = self
-                .inodes
-                .iter()
-                .find(|(other, ino)| **other != node && **ino == attr.ino)
-            {
-                return Err(format!(
-                    "inode number {} is also that of another file ({other})",
-                    attr.ino
-                ));
+            if let Some((other, _)) = self.inodes.iter().find(|(other, ino)| **other != node && **ino == attr.ino) {
+                return Err(format!("inode number {} is also that of another file ({other})", attr.ino));
             }
         }
-        if let (Operation::Fsync { slot }, FsyncTarget::Store, Outcome::Fine) =
-            (operation, self.terms.fsync, want)
-        {
+        if let (Operation::Fsync { slot }, FsyncTarget::Store, Outcome::Fine) = (operation, self.terms.fsync, want) {
             self.must_be_stored(*slot)?;
         }
         Ok(())
@@ -277,31 +244,18 @@ impl World {
         let node = self.reference.handles[slot].unwrap().node;
         let paths = self.paths_of(node);
         let content = &self.reference.nodes[&node].content;
-        let has = |path: &String| {
-            std::fs::read(self.base.join("store").join(path)).is_ok_and(|bytes| bytes == *content)
-        };
+        let has =
+            |path: &String| std::fs::read(self.base.join("store").join(path)).is_ok_and(|bytes| bytes == *content);
         if paths.is_empty() || paths.iter().any(has) {
             return Ok(());
         }
-        Err(format!(
-            "synced, but the store does not have it under any of {paths:?}"
-        ))
+        Err(format!("synced, but the store does not have it under any of {paths:?}"))
     }
 
     fn paths_of(&self, node: usize) -> Vec<String> {
-        fn walk(
-            reference: &Reference,
-            at: usize,
-            path: &str,
-            node: usize,
-            found: &mut Vec<String>,
-        ) {
+        fn walk(reference: &Reference, at: usize, path: &str, node: usize, found: &mut Vec<String>) {
             for (name, child) in &reference.nodes[&at].children {
-                let below = if path.is_empty() {
-                    name.clone()
-                } else {
-                    format!("{path}/{name}")
-                };
+                let below = if path.is_empty() { name.clone() } else { format!("{path}/{name}") };
                 if *child == node {
                     found.push(below.clone());
                 }
@@ -309,13 +263,7 @@ impl World {
             }
         }
         let mut found = Vec::new();
-        walk(
-            &self.reference,
-            crate::reference::ROOT,
-            "",
-            node,
-            &mut found,
-        );
+        walk(&self.reference, crate::reference::ROOT, "", node, &mut found);
         found
     }
 
@@ -335,27 +283,15 @@ impl World {
             }
             Event::Evict => {
                 self.mounted().forget();
-                for id in self
-                    .namespace()
-                    .files_below(b"")
-                    .map_err(|why| why.to_string())?
-                {
-                    self.namespace()
-                        .evict(id, "the model wants it")
-                        .map_err(|why| why.to_string())?;
+                for id in self.namespace().files_below(b"").map_err(|why| why.to_string())? {
+                    self.namespace().evict(id, "the model wants it").map_err(|why| why.to_string())?;
                 }
                 self.check_every_file()
             }
             Event::Prefetch => {
                 self.mounted().forget();
-                for id in self
-                    .namespace()
-                    .files_below(b"")
-                    .map_err(|why| why.to_string())?
-                {
-                    self.namespace()
-                        .prefetch(id, &|| false)
-                        .map_err(|why| why.to_string())?;
+                for id in self.namespace().files_below(b"").map_err(|why| why.to_string())? {
+                    self.namespace().prefetch(id, &|| false).map_err(|why| why.to_string())?;
                 }
                 self.check_every_file()
             }
@@ -432,21 +368,18 @@ impl World {
     fn check_every_file(&mut self) -> Result<(), String> {
         let mut todo = vec![String::new()];
         while let Some(path) = todo.pop() {
-            self.operate(&Operation::Stat { path: path.clone() })
-                .map_err(|why| format!("then {path}: {why}"))?;
+            self.operate(&Operation::Stat { path: path.clone() }).map_err(|why| format!("then {path}: {why}"))?;
             let id = self.reference.find(&path).unwrap();
             match self.reference.nodes[&id].kind {
                 Kind::Directory => {
                     self.operate(&Operation::List { path: path.clone() })
                         .map_err(|why| format!("then listing {path}: {why}"))?;
                     let names = self.reference.nodes[&id].children.keys();
-                    todo.extend(names.map(|name| {
-                        if path.is_empty() {
-                            name.clone()
-                        } else {
-                            format!("{path}/{name}")
-                        }
-                    }));
+                    todo.extend(names.map(
+                        |name| {
+                            if path.is_empty() { name.clone() } else { format!("{path}/{name}") }
+                        },
+                    ));
                 }
                 Kind::File => {
                     let want = self.reference.nodes[&id].content.clone();
@@ -489,26 +422,14 @@ impl World {
                         device.used_bytes()
                     ));
                 }
-                let strangers: Vec<&String> = paths
-                    .keys()
-                    .filter(|path| self.reference.find(path).is_err())
-                    .collect();
+                let strangers: Vec<&String> = paths.keys().filter(|path| self.reference.find(path).is_err()).collect();
                 if !strangers.is_empty() {
                     found.push(format!("tier {}: holds {strangers:?}", device.tier_name()));
                 }
             }
         }
-        found.extend(
-            self.namespace()
-                .troubles()
-                .iter()
-                .map(|noted| format!("noted: {}: {}", noted.path, noted.what)),
-        );
-        if found.is_empty() {
-            Ok(())
-        } else {
-            Err(found.join("; "))
-        }
+        found.extend(self.namespace().troubles().iter().map(|noted| format!("noted: {}: {}", noted.path, noted.what)));
+        if found.is_empty() { Ok(()) } else { Err(found.join("; ")) }
     }
 
     pub fn published(&self) -> Vec<String> {
@@ -529,18 +450,12 @@ impl World {
         }
         for device in self.namespace().tiers.devices() {
             if device.used_bytes() != 0 {
-                return Err(format!(
-                    "tier {}: {} bytes used of nothing",
-                    device.tier_name(),
-                    device.used_bytes()
-                ));
+                return Err(format!("tier {}: {} bytes used of nothing", device.tier_name(), device.used_bytes()));
             }
         }
         for tier in ["fast", "slow"] {
-            let left: BTreeSet<_> = std::fs::read_dir(self.base.join(tier))
-                .unwrap()
-                .map(|entry| entry.unwrap().path())
-                .collect();
+            let left: BTreeSet<_> =
+                std::fs::read_dir(self.base.join(tier)).unwrap().map(|entry| entry.unwrap().path()).collect();
             if !left.is_empty() {
                 return Err(format!("left on a tier: {left:?}"));
             }
@@ -555,12 +470,7 @@ impl Drop for World {
     }
 }
 
-fn open(
-    terms: &Terms,
-    base: &Scratch,
-    fuse: &Arc<Fuse>,
-    published: &Arc<Mutex<Vec<String>>>,
-) -> Mounted {
+fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Arc<Mutex<Vec<String>>>) -> Mounted {
     let tier = |name: &str, cap_bytes| TierConfig {
         name: name.into(),
         paths: vec![base.join(name)],
@@ -594,29 +504,19 @@ fn open(
     );
     let store = Faulty::new(PosixStore::new(root.unwrap(), "file:store".into()).unwrap());
     let burning = fuse.clone();
-    store.add(Rule::when(
-        Failure::Errno(Errno::IO),
-        move |operation, _| operation.writes() && burning.step(),
-    ));
+    store.add(Rule::when(Failure::Errno(Errno::IO), move |operation, _| operation.writes() && burning.step()));
     let published = published.clone();
     // Never fails: it only looks on.
-    store.add(Rule::when(
-        Failure::Errno(Errno::IO),
-        move |operation, path| {
-            let name = path.to_string();
-            if operation == faulty::Operation::Publish && !name.contains(".surgetank-tmp-") {
-                published.lock().unwrap().push(name);
-            }
-            false
-        },
-    ));
+    store.add(Rule::when(Failure::Errno(Errno::IO), move |operation, path| {
+        let name = path.to_string();
+        if operation == faulty::Operation::Publish && !name.contains(".surgetank-tmp-") {
+            published.lock().unwrap().push(name);
+        }
+        false
+    }));
     let store: Arc<dyn Store> = Arc::new(store);
     let tiers = Arc::new(Tiers::open(&config.tiers, KEY).unwrap());
-    let catalog = FusedCatalog {
-        inner: LogCatalog::open(&config.state.join("catalog")).unwrap(),
-        fuse: fuse.clone(),
-    };
-    let namespace =
-        Namespace::open(config, store, tiers, Arc::new(catalog), KEY.into(), false).unwrap();
+    let catalog = FusedCatalog { inner: LogCatalog::open(&config.state.join("catalog")).unwrap(), fuse: fuse.clone() };
+    let namespace = Namespace::open(config, store, tiers, Arc::new(catalog), KEY.into(), false).unwrap();
     Mounted::new(namespace, terms.direct, terms.forgets)
 }

@@ -40,42 +40,27 @@ impl Connection {
     /// `None`: nobody listens there (never did, or was killed).
     pub fn open(place: &Place) -> Result<Option<Self>> {
         let lost = |why: String| {
-            Error::new(format!(
-                "the agent at {} does not answer",
-                place.path().display()
-            ))
-            .why(why)
-            .remedy(format!("look into {}", place.log_path().display()))
+            Error::new(format!("the agent at {} does not answer", place.path().display()))
+                .why(why)
+                .remedy(format!("look into {}", place.log_path().display()))
         };
         let stream = match UnixStream::connect(place.socket()) {
             Ok(stream) => stream,
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
-                ) =>
-            {
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
                 return Ok(None);
             }
             Err(error) => return Err(lost(error.to_string())),
         };
-        let peer = rustix::net::sockopt::socket_peercred(&stream)
-            .map_err(|errno| lost(errno.to_string()))?;
+        let peer = rustix::net::sockopt::socket_peercred(&stream).map_err(|errno| lost(errno.to_string()))?;
         let pid = peer.pid.as_raw_nonzero().get().cast_unsigned();
-        let mut writer = stream
-            .try_clone()
-            .map_err(|error| lost(error.to_string()))?;
+        let mut writer = stream.try_clone().map_err(|error| lost(error.to_string()))?;
         let mut reader = BufReader::new(stream);
         let greeting = wire::write(&mut writer, &Request::Hello { protocol: PROTOCOL })
             .and_then(|()| wire::read(&mut reader, ANSWER_BYTES_MAX));
         match greeting {
-            Ok(Some(Answer::Hello(hello))) => Ok(Some(Self {
-                reader,
-                writer,
-                hello,
-                pid,
-                place: place.path().to_path_buf(),
-            })),
+            Ok(Some(Answer::Hello(hello))) => {
+                Ok(Some(Self { reader, writer, hello, pid, place: place.path().to_path_buf() }))
+            }
             Ok(Some(Answer::Error(refusal))) => Err(refusal.into()),
             Ok(Some(other)) => Err(lost(format!("it greets with {other:?}"))),
             // It was on its way out.
@@ -142,10 +127,7 @@ impl Connection {
     pub fn is_closed(&mut self) -> bool {
         match self.reader.fill_buf() {
             Ok(bytes) => bytes.is_empty(),
-            Err(error) => {
-                error.kind() != io::ErrorKind::WouldBlock
-                    && error.kind() != io::ErrorKind::Interrupted
-            }
+            Err(error) => error.kind() != io::ErrorKind::WouldBlock && error.kind() != io::ErrorKind::Interrupted,
         }
     }
 
@@ -154,12 +136,8 @@ impl Connection {
         let over = self.hello.over.to_path_buf();
         match absolute(path)?.strip_prefix(&over) {
             Ok(rest) => Ok(rest.into()),
-            Err(_) => Err(Error::new(format!(
-                "{} is not below {}",
-                path.display(),
-                over.display()
-            ))
-            .why("the agent serves that directory only")),
+            Err(_) => Err(Error::new(format!("{} is not below {}", path.display(), over.display()))
+                .why("the agent serves that directory only")),
         }
     }
 }
@@ -171,17 +149,13 @@ impl AsFd for Connection {
 }
 
 fn is_hangup(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof
-    )
+    matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof)
 }
 
 /// Absolute, with symlinks resolved as far down as the path exists outside the mount.
 pub fn absolute(path: &Path) -> Result<PathBuf> {
-    let whole = std::path::absolute(path).map_err(|error| {
-        Error::new(format!("{} has no absolute form", path.display())).why(error)
-    })?;
+    let whole = std::path::absolute(path)
+        .map_err(|error| Error::new(format!("{} has no absolute form", path.display())).why(error))?;
     let mut clean = PathBuf::new();
     for part in whole.components() {
         match part {
@@ -198,11 +172,7 @@ pub fn absolute(path: &Path) -> Result<PathBuf> {
     for existing in parent.ancestors() {
         if let Ok(real) = existing.canonicalize() {
             let below = parent.strip_prefix(existing).unwrap_or(Path::new(""));
-            return Ok(if below.as_os_str().is_empty() {
-                real.join(name)
-            } else {
-                real.join(below).join(name)
-            });
+            return Ok(if below.as_os_str().is_empty() { real.join(name) } else { real.join(below).join(name) });
         }
     }
     Ok(clean)
@@ -237,10 +207,7 @@ pub fn serving(state: &Path, path: &Path) -> Result<Option<Connection>> {
     let real = path.canonicalize().unwrap_or_else(|_| path.clone());
     Ok(all(state)?
         .into_iter()
-        .filter(|agent| {
-            path.starts_with(agent.hello.over.as_path())
-                || real.starts_with(agent.hello.over.as_path())
-        })
+        .filter(|agent| path.starts_with(agent.hello.over.as_path()) || real.starts_with(agent.hello.over.as_path()))
         .max_by_key(|agent| agent.hello.over.0.len()))
 }
 
@@ -277,40 +244,23 @@ pub fn find_or_start(config: &Config, wanted: Visibility) -> Result<Found> {
         }
         other => other,
     }
-    .map_err(|error| {
-        Error::new(format!("the directory {} cannot be used", over.display())).why(error)
-    })?;
+    .map_err(|error| Error::new(format!("the directory {} cannot be used", over.display())).why(error))?;
     if !meta.is_dir() {
         return Err(Error::new(format!("{} is not a directory", over.display())));
     }
     if let Some(connection) = around(&config.state, over, meta.dev())? {
-        return Ok(Found {
-            connection,
-            started: false,
-            start: None,
-            _turn: None,
-        });
+        return Ok(Found { connection, started: false, start: None, _turn: None });
     }
     let place = root.place(&meta)?;
     let turn = place.start_turn()?;
     if let Some(connection) = Connection::open(&place)? {
-        return Ok(Found {
-            connection,
-            started: false,
-            start: None,
-            _turn: Some(turn),
-        });
+        return Ok(Found { connection, started: false, start: None, _turn: Some(turn) });
     }
     // One that is on its way out, or one that was killed a moment ago.
     place.await_no_agent()?;
     let start = spawn(config, &place, wanted)?;
     match Connection::open(&place)? {
-        Some(connection) => Ok(Found {
-            connection,
-            started: true,
-            start: Some(start),
-            _turn: Some(turn),
-        }),
+        Some(connection) => Ok(Found { connection, started: true, start: Some(start), _turn: Some(turn) }),
         None => Err(died(&place)),
     }
 }
@@ -321,9 +271,9 @@ fn around(state: &Path, over: &Path, device: u64) -> Result<Option<Connection>> 
     if libc::major(device) != 0 {
         return Ok(None);
     }
-    Ok(all(state)?.into_iter().find(|agent| {
-        agent.hello.mount_device == device && over.starts_with(agent.hello.over.as_path())
-    }))
+    Ok(all(state)?
+        .into_iter()
+        .find(|agent| agent.hello.mount_device == device && over.starts_with(agent.hello.over.as_path())))
 }
 
 fn is_dead(error: &io::Error) -> bool {
@@ -333,9 +283,7 @@ fn is_dead(error: &io::Error) -> bool {
 /// The mount over `path` whose server is gone.
 pub fn dead_mount(path: &Path) -> Result<Option<PathBuf>> {
     let path = absolute(path)?;
-    let dead = path
-        .ancestors()
-        .filter(|at| fs::symlink_metadata(at).is_err_and(|error| is_dead(&error)));
+    let dead = path.ancestors().filter(|at| fs::symlink_metadata(at).is_err_and(|error| is_dead(&error)));
     Ok(dead.last().map(Path::to_path_buf))
 }
 
@@ -345,10 +293,7 @@ pub fn clear_dead_mount(state: &Path, over: &Path) -> Result<bool> {
         return Ok(false);
     };
     for place in root.places()? {
-        let Some(card) = place
-            .card()
-            .filter(|card| card.global && card.over.as_path() == over)
-        else {
+        let Some(card) = place.card().filter(|card| card.global && card.over.as_path() == over) else {
             continue;
         };
         if place.try_agent_lock()?.is_some() {
@@ -366,21 +311,9 @@ pub fn clear_dead_mount(state: &Path, over: &Path) -> Result<bool> {
 }
 
 fn spawn(config: &Config, place: &Place, wanted: Visibility) -> Result<Start> {
-    let fail = |why: String| {
-        Error::new(format!(
-            "no agent could be started for {}",
-            config.over.display()
-        ))
-        .why(why)
-    };
-    let log = place
-        .log()
-        .map_err(|error| fail(format!("{}: {error}", place.log_path().display())))?;
-    let startup = Startup {
-        config: config.clone(),
-        place: place.path().into(),
-        wanted,
-    };
+    let fail = |why: String| Error::new(format!("no agent could be started for {}", config.over.display())).why(why);
+    let log = place.log().map_err(|error| fail(format!("{}: {error}", place.log_path().display())))?;
+    let startup = Startup { config: config.clone(), place: place.path().into(), wanted };
     let mut message = serde_json::to_vec(&startup).map_err(|error| fail(error.to_string()))?;
     message.push(b'\n');
     let mut child = Command::new("/proc/self/exe")
@@ -396,10 +329,7 @@ fn spawn(config: &Config, place: &Place, wanted: Visibility) -> Result<Start> {
         // If it died already, reading says why.
         let _ = stdin.write_all(&message);
     }
-    let outcome = child
-        .stdout
-        .take()
-        .map(|stdout| wire::read(&mut BufReader::new(stdout), ANSWER_BYTES_MAX));
+    let outcome = child.stdout.take().map(|stdout| wire::read(&mut BufReader::new(stdout), ANSWER_BYTES_MAX));
     match outcome {
         Some(Ok(Some(Outcome::Ready))) => Ok(Start { child }),
         Some(Ok(Some(Outcome::Failed(refusal)))) => {
@@ -430,17 +360,10 @@ fn died(place: &Place) -> Error {
     }
     let tail = String::from_utf8_lossy(&tail);
     let last: Vec<&str> = tail.lines().rev().take(3).collect();
-    let why = last
-        .into_iter()
-        .rev()
-        .collect::<Vec<_>>()
-        .join("\n        ");
+    let why = last.into_iter().rev().collect::<Vec<_>>().join("\n        ");
     Error::new("the agent died while it started")
         .why(why)
-        .remedy(format!(
-            "look into {}; SURGETANK_LOG=debug tells more",
-            place.log_path().display()
-        ))
+        .remedy(format!("look into {}; SURGETANK_LOG=debug tells more", place.log_path().display()))
         .data("nothing was begun")
 }
 
@@ -453,18 +376,13 @@ pub enum Joined {
 
 impl Connection {
     pub fn join(&mut self, command: &str) -> Result<Joined> {
-        let request = Request::Join {
-            pid: std::process::id(),
-            command: command.to_owned(),
-        };
+        let request = Request::Join { pid: std::process::id(), command: command.to_owned() };
         if self.send(&request).is_err() {
             return Ok(Joined::Leaving);
         }
         match wire::read(&mut self.reader, ANSWER_BYTES_MAX) {
             Ok(Some(Answer::Joined { run })) => Ok(Joined::As(run)),
-            Ok(Some(Answer::Error(refusal))) if refusal.kind == RefusalKind::Leaving => {
-                Ok(Joined::Leaving)
-            }
+            Ok(Some(Answer::Error(refusal))) if refusal.kind == RefusalKind::Leaving => Ok(Joined::Leaving),
             Ok(Some(Answer::Error(refusal))) => Err(refusal.into()),
             Ok(Some(other)) => Err(self.confused(&other)),
             Ok(None) => Ok(Joined::Leaving),

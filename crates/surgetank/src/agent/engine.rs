@@ -12,9 +12,7 @@ use std::time::Duration;
 use surgetank_core::config::Config;
 use surgetank_core::error::Result;
 use surgetank_core::model::RunId;
-use surgetank_core::report::{
-    Prefetch, Progress, Scope, Status, Summary, Verdict, Visibility, Why,
-};
+use surgetank_core::report::{Prefetch, Progress, Scope, Status, Summary, Verdict, Visibility, Why};
 
 /// What serves one directory. Paths are relative to it.
 pub trait Engine: Send + Sync {

@@ -17,33 +17,21 @@ fn pids() -> Vec<u32> {
     let Ok(entries) = fs::read_dir("/proc") else {
         return Vec::new();
     };
-    entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .collect()
+    entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
 /// `python3 train.py --epochs 4`, cut to a sensible length.
 pub fn command_line(pid: u32) -> String {
     const SHOWN_CHARS_MAX: usize = 120;
     let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let words: Vec<_> = bytes
-        .split(|byte| *byte == 0)
-        .filter(|word| !word.is_empty())
-        .map(String::from_utf8_lossy)
-        .collect();
+    let words: Vec<_> =
+        bytes.split(|byte| *byte == 0).filter(|word| !word.is_empty()).map(String::from_utf8_lossy).collect();
     let text = if words.is_empty() {
-        fs::read_to_string(format!("/proc/{pid}/comm"))
-            .unwrap_or_default()
-            .trim()
-            .to_owned()
+        fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
     } else {
         words.join(" ")
     };
-    let clean: String = text
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect();
+    let clean: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     if clean.chars().count() > SHOWN_CHARS_MAX {
         clean.chars().take(SHOWN_CHARS_MAX).chain(['…']).collect()
     } else {
@@ -58,11 +46,7 @@ pub fn of_directory(directory: &Path) -> Vec<Holder> {
     let mut holders = Vec::new();
     for pid in pids().into_iter().filter(|pid| *pid != me) {
         if let Some(holds) = held(pid, &inside) {
-            holders.push(Holder {
-                pid,
-                command: command_line(pid),
-                holds,
-            });
+            holders.push(Holder { pid, command: command_line(pid), holds });
         }
     }
     holders
@@ -81,11 +65,7 @@ fn held(pid: u32, inside: &dyn Fn(&Path) -> bool) -> Option<String> {
             if let Ok(path) = fs::read_link(entry.path())
                 && inside(&path)
             {
-                return Some(format!(
-                    "descriptor {} {}",
-                    entry.file_name().display(),
-                    path.display()
-                ));
+                return Some(format!("descriptor {} {}", entry.file_name().display(), path.display()));
             }
         }
     }
@@ -106,14 +86,8 @@ pub fn of_our_namespace() -> Vec<Holder> {
     pids()
         .into_iter()
         .filter(|pid| *pid != me)
-        .filter(|pid| {
-            fs::metadata(format!("/proc/{pid}/ns/mnt")).is_ok_and(|meta| meta.ino() == ours)
-        })
-        .map(|pid| Holder {
-            pid,
-            command: command_line(pid),
-            holds: String::new(),
-        })
+        .filter(|pid| fs::metadata(format!("/proc/{pid}/ns/mnt")).is_ok_and(|meta| meta.ino() == ours))
+        .map(|pid| Holder { pid, command: command_line(pid), holds: String::new() })
         .collect()
 }
 
@@ -129,10 +103,7 @@ pub fn await_one_gone(holders: &[Holder], at_most: Duration) {
             _ => {}
         }
     }
-    let mut fds: Vec<_> = watched
-        .iter()
-        .map(|fd| PollFd::new(fd, PollFlags::IN))
-        .collect();
+    let mut fds: Vec<_> = watched.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
     let timeout = rustix::time::Timespec::try_from(at_most).ok();
     // An interrupted poll only makes the caller look again.
     let _ = rustix::event::poll(&mut fds, timeout.as_ref());
@@ -149,11 +120,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().canonicalize().unwrap();
         assert!(of_directory(&path).is_empty());
-        let mut child = Command::new("sleep")
-            .arg("60")
-            .current_dir(&path)
-            .spawn()
-            .unwrap();
+        let mut child = Command::new("sleep").arg("60").current_dir(&path).spawn().unwrap();
         let holders = of_directory(&path);
         child.kill().unwrap();
         child.wait().unwrap();

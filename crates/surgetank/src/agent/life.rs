@@ -68,8 +68,7 @@ pub fn main(backend: &dyn Backend) -> u8 {
         }
     };
     // Whoever started us may be gone already; then nobody joins, and we leave again.
-    let _ =
-        wire::write(&mut io::stdout(), &outcome).and_then(|()| io::Write::flush(&mut io::stdout()));
+    let _ = wire::write(&mut io::stdout(), &outcome).and_then(|()| io::Write::flush(&mut io::stdout()));
     match begun {
         Ok(agent) => agent.live(),
         Err(_) => 1,
@@ -77,12 +76,7 @@ pub fn main(backend: &dyn Backend) -> u8 {
 }
 
 fn copy_of(error: &Error) -> Error {
-    Error {
-        what: error.what.clone(),
-        why: error.why.clone(),
-        remedy: error.remedy.clone(),
-        data: error.data.clone(),
-    }
+    Error { what: error.what.clone(), why: error.why.clone(), remedy: error.remedy.clone(), data: error.data.clone() }
 }
 
 /// A long-lived process must not keep a stranger's pipe open.
@@ -95,11 +89,7 @@ fn start_log() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("SURGETANK_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     // Fails only when a subscriber is set already.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(false)
-        .try_init();
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(false).try_init();
     std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
 }
 
@@ -107,22 +97,11 @@ fn start_log() {
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let now = getrlimit(Resource::Nofile);
-    let system = std::fs::read_to_string("/proc/sys/fs/nr_open")
-        .ok()
-        .and_then(|text| text.trim().parse().ok());
+    let system = std::fs::read_to_string("/proc/sys/fs/nr_open").ok().and_then(|text| text.trim().parse().ok());
     // Beyond the hard limit only with CAP_SYS_RESOURCE; otherwise up to it.
-    let all = Rlimit {
-        current: system,
-        maximum: system,
-    };
+    let all = Rlimit { current: system, maximum: system };
     if (system.is_none() || setrlimit(Resource::Nofile, all).is_err())
-        && let Err(error) = setrlimit(
-            Resource::Nofile,
-            Rlimit {
-                current: now.maximum,
-                maximum: now.maximum,
-            },
-        )
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: now.maximum, maximum: now.maximum })
     {
         tracing::warn!(%error, "the descriptor limit stays at {:?}", now.current);
     }
@@ -132,11 +111,7 @@ fn raise_descriptor_limit() {
 /// everything but the right to mount goes: the agent checks permissions itself, and must not be above them.
 fn drop_capabilities(in_user_namespace: bool) -> io::Result<()> {
     let mut sets = rustix::thread::capabilities(None)?;
-    let kept = if in_user_namespace {
-        CapabilitySet::SYS_ADMIN
-    } else {
-        !CapabilitySet::SYS_RESOURCE
-    };
+    let kept = if in_user_namespace { CapabilitySet::SYS_ADMIN } else { !CapabilitySet::SYS_RESOURCE };
     sets.effective &= kept;
     sets.permitted &= kept;
     sets.inheritable &= kept;
@@ -149,12 +124,8 @@ fn namespace_inode(which: &str) -> io::Result<u64> {
 }
 
 fn open_directory(path: &Path, role: &str) -> Result<OwnedFd> {
-    rustix::fs::open(
-        path,
-        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .map_err(|errno| Error::new(format!("{role} {} cannot be opened", path.display())).why(errno))
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| Error::new(format!("{role} {} cannot be opened", path.display())).why(errno))
 }
 
 struct Agent {
@@ -174,20 +145,12 @@ fn begin(backend: &dyn Backend) -> Result<Agent> {
     let fail = |why: String| Error::new("the agent cannot start").why(why);
     let mut starter = BufReader::new(io::stdin());
     let mut line = Vec::new();
-    starter
-        .read_until(b'\n', &mut line)
-        .map_err(|error| fail(error.to_string()))?;
-    let Startup {
-        config,
-        place,
-        wanted,
-    } = serde_json::from_slice(&line)
-        .map_err(|error| fail(format!("the start-up message: {error}")))?;
+    starter.read_until(b'\n', &mut line).map_err(|error| fail(error.to_string()))?;
+    let Startup { config, place, wanted } =
+        serde_json::from_slice(&line).map_err(|error| fail(format!("the start-up message: {error}")))?;
 
     let place = Place::open(place.as_path())?;
-    let lock = place
-        .try_agent_lock()?
-        .ok_or_else(|| fail("another agent serves this directory".into()))?;
+    let lock = place.try_agent_lock()?.ok_or_else(|| fail("another agent serves this directory".into()))?;
     let signals = Signals::block(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT])
         .map_err(|error| fail(error.to_string()))?;
     raise_descriptor_limit();
@@ -198,19 +161,14 @@ fn begin(backend: &dyn Backend) -> Result<Agent> {
         Visibility::Global => Visibility::Global,
     };
     let user_namespace = namespace_inode("user").map_err(|error| fail(error.to_string()))?;
-    drop_capabilities(user_namespace != user_before)
-        .map_err(|error| fail(format!("capabilities: {error}")))?;
+    drop_capabilities(user_namespace != user_before).map_err(|error| fail(format!("capabilities: {error}")))?;
 
     let over = config.over.clone();
     let directory = open_directory(&over, "the directory")?;
     let store = open_directory(&config.store, "the store")?;
-    let may_mount = rustix::thread::capabilities(None)
-        .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
-    let taken = if may_mount {
-        submounts::take(&over)?
-    } else {
-        refuse_submounts(&over)?
-    };
+    let may_mount =
+        rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
+    let taken = if may_mount { submounts::take(&over)? } else { refuse_submounts(&over)? };
 
     let users = Arc::new(Users::new(wanted == Visibility::Global));
     let lost = Arc::clone(&users);
@@ -240,16 +198,9 @@ fn begin(backend: &dyn Backend) -> Result<Agent> {
     };
 
     place.clear();
-    let listener =
-        UnixListener::bind(place.socket()).map_err(|error| fail(format!("socket: {error}")))?;
-    let card = Card {
-        over: over.as_path().into(),
-        pid: std::process::id(),
-        global: visibility == Visibility::Global,
-    };
-    place
-        .put_card(&card)
-        .map_err(|error| fail(format!("{}: {error}", place.path().display())))?;
+    let listener = UnixListener::bind(place.socket()).map_err(|error| fail(format!("socket: {error}")))?;
+    let card = Card { over: over.as_path().into(), pid: std::process::id(), global: visibility == Visibility::Global };
+    place.put_card(&card).map_err(|error| fail(format!("{}: {error}", place.path().display())))?;
     let desk = Desk {
         engine,
         users,
@@ -265,22 +216,10 @@ fn begin(backend: &dyn Backend) -> Result<Agent> {
             inherited: inherited(&place),
         },
         since_unix_seconds: clock::now().secs(),
-        bypassed: taken
-            .iter()
-            .map(|taken| taken.path.as_path().into())
-            .collect(),
+        bypassed: taken.iter().map(|taken| taken.path.as_path().into()).collect(),
     };
     tracing::info!(over = %over.display(), ?visibility, "serving");
-    Ok(Agent {
-        desk: Arc::new(desk),
-        mount,
-        taken,
-        place,
-        signals: Arc::new(signals),
-        listener,
-        starter,
-        _lock: lock,
-    })
+    Ok(Agent { desk: Arc::new(desk), mount, taken, place, signals: Arc::new(signals), listener, starter, _lock: lock })
 }
 
 /// The device number of the mount, without a request to ourselves: one killed while it waits for its own answer holds
@@ -292,16 +231,12 @@ fn device_of(over: &Path) -> io::Result<u64> {
 }
 
 fn refuse_submounts(over: &Path) -> Result<Vec<Taken>> {
-    let below = submounts::below(over)
-        .map_err(|error| Error::new("the mount table cannot be read").why(error))?;
+    let below = submounts::below(over).map_err(|error| Error::new("the mount table cannot be read").why(error))?;
     match below.first() {
         None => Ok(Vec::new()),
-        Some(path) => Err(Error::new(format!(
-            "{} is mounted below the served directory",
-            path.display()
-        ))
-        .why("without user namespaces an ordinary user cannot bind it through")
-        .remedy("serve a directory that does not contain it (--over)")),
+        Some(path) => Err(Error::new(format!("{} is mounted below the served directory", path.display()))
+            .why("without user namespaces an ordinary user cannot bind it through")
+            .remedy("serve a directory that does not contain it (--over)")),
     }
 }
 
@@ -381,12 +316,7 @@ impl Agent {
     fn drain_all(&self) -> bool {
         const LOOK_EVERY: Duration = Duration::from_millis(500);
         let everything = Scope::everything();
-        let Desk {
-            engine,
-            users,
-            hello,
-            ..
-        } = &*self.desk;
+        let Desk { engine, users, hello, .. } = &*self.desk;
         if hello.visibility == Visibility::Private {
             let residents: Vec<Holder> = holders::of_our_namespace();
             if !residents.is_empty() {
@@ -419,10 +349,7 @@ impl Agent {
         let verdict = self.desk.engine.verdict(&Scope::everything());
         let clean = verdict.is_durable();
         if !clean {
-            tracing::error!(
-                ?verdict,
-                "not everything could be made durable; state and tiers stay for the next start"
-            );
+            tracing::error!(?verdict, "not everything could be made durable; state and tiers stay for the next start");
         }
         self.desk.engine.shutdown();
         if let Err(error) = self.place.put_undrained((!clean).then_some(&verdict)) {

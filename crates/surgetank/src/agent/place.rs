@@ -50,14 +50,8 @@ impl StateRoot {
         let root = Self::make(path)?;
         let real = fs::canonicalize(path).map_err(|error| refuse(path, &error.to_string()))?;
         if real.starts_with(over) {
-            return Err(refuse(
-                path,
-                &format!(
-                    "it lies below the directory that is served, {}",
-                    over.display()
-                ),
-            )
-            .remedy("set `state` (or SURGETANK_STATE) to a directory elsewhere"));
+            return Err(refuse(path, &format!("it lies below the directory that is served, {}", over.display()))
+                .remedy("set `state` (or SURGETANK_STATE) to a directory elsewhere"));
         }
         Ok(root)
     }
@@ -71,11 +65,7 @@ impl StateRoot {
     }
 
     fn make(path: &Path) -> Result<Self> {
-        match fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(path)
-        {
+        match fs::DirBuilder::new().recursive(true).mode(0o700).create(path) {
             Ok(()) => {}
             // A dangling symlink or a file in the way; `checked` says which.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -97,10 +87,7 @@ impl StateRoot {
             refuse(path, &why)
         })?;
         check_owner(path, &dir)?;
-        Ok(Self {
-            path: path.to_path_buf(),
-            dir,
-        })
+        Ok(Self { path: path.to_path_buf(), dir })
     }
 
     /// The place for a directory, made if need be.
@@ -126,9 +113,7 @@ impl StateRoot {
     pub fn places(&self) -> Result<Vec<Place>> {
         let ours = format!("{}-", rustix::process::geteuid().as_raw());
         let mut places = Vec::new();
-        for entry in
-            fs::read_dir(&self.path).map_err(|error| refuse(&self.path, &error.to_string()))?
-        {
+        for entry in fs::read_dir(&self.path).map_err(|error| refuse(&self.path, &error.to_string()))? {
             let Ok(entry) = entry else { continue };
             let name = entry.file_name();
             if let Some(name) = name.to_str().filter(|name| name.starts_with(&ours)) {
@@ -151,10 +136,7 @@ impl StateRoot {
 /// By its birth too: a file system gives the inode number of a directory that is gone to the next one, and what an
 /// agent left of the first must never be taken for the second's.
 fn key(directory: &fs::Metadata) -> String {
-    let born = directory
-        .created()
-        .ok()
-        .and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
+    let born = directory.created().ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
     format!(
         "{}-{:x}-{:x}-{:x}",
         rustix::process::geteuid().as_raw(),
@@ -169,44 +151,28 @@ fn check_owner(path: &Path, dir: &OwnedFd) -> Result<()> {
     let stat = rustix::fs::fstat(dir).map_err(|errno| refuse(path, &errno.to_string()))?;
     let me = rustix::process::geteuid().as_raw();
     if stat.st_uid != me {
-        return Err(refuse(
-            path,
-            &format!("it belongs to user {}, and this is user {me}", stat.st_uid),
-        ));
+        return Err(refuse(path, &format!("it belongs to user {}, and this is user {me}", stat.st_uid)));
     }
     if stat.st_mode & 0o077 != 0 {
-        return Err(refuse(
-            path,
-            &format!(
-                "its mode is {:04o}: others can reach into it",
-                stat.st_mode & 0o7777
-            ),
-        )
-        .remedy(format!("chmod 700 {}", path.display())));
+        return Err(refuse(path, &format!("its mode is {:04o}: others can reach into it", stat.st_mode & 0o7777))
+            .remedy(format!("chmod 700 {}", path.display())));
     }
     Ok(())
 }
 
 fn refuse(path: &Path, why: &str) -> Error {
-    Error::new(format!(
-        "the state directory {} cannot be used",
-        path.display()
-    ))
-    .why(why)
-    .remedy("set `state` (or SURGETANK_STATE) to a directory of your own with mode 0700")
+    Error::new(format!("the state directory {} cannot be used", path.display()))
+        .why(why)
+        .remedy("set `state` (or SURGETANK_STATE) to a directory of your own with mode 0700")
 }
 
 impl Place {
     /// A place by its path, as handed down in `SURGETANK_AGENT` or to the agent itself.
     pub fn open(path: &Path) -> Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let dir = rustix::fs::open(path, flags, Mode::empty())
-            .map_err(|errno| refuse(path, &errno.to_string()))?;
+        let dir = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| refuse(path, &errno.to_string()))?;
         check_owner(path, &dir)?;
-        Ok(Self {
-            path: path.to_path_buf(),
-            dir,
-        })
+        Ok(Self { path: path.to_path_buf(), dir })
     }
 
     pub fn path(&self) -> &Path {
@@ -236,8 +202,7 @@ impl Place {
     /// Waits for its turn to start or join an agent.
     pub fn start_turn(&self) -> Result<File> {
         let file = self.lock_file("start.lock")?;
-        lock(&file, FlockOperation::LockExclusive)
-            .map_err(|error| refuse(&self.path, &error.to_string()))?;
+        lock(&file, FlockOperation::LockExclusive).map_err(|error| refuse(&self.path, &error.to_string()))?;
         Ok(file)
     }
 
@@ -254,8 +219,7 @@ impl Place {
     /// Returns when no agent lives.
     pub fn await_no_agent(&self) -> Result<()> {
         let file = self.lock_file("agent.lock")?;
-        lock(&file, FlockOperation::LockExclusive)
-            .map_err(|error| refuse(&self.path, &error.to_string()))
+        lock(&file, FlockOperation::LockExclusive).map_err(|error| refuse(&self.path, &error.to_string()))
     }
 
     /// The log, opened for appending. A log that grew large is set aside once.
@@ -265,12 +229,7 @@ impl Place {
         if fs::metadata(&path).is_ok_and(|meta| meta.size() > LOG_BYTES_MAX) {
             fs::rename(&path, self.inner("agent.log.1"))?;
         }
-        OpenOptions::new()
-            .create(true)
-            .append(true)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(path)
+        OpenOptions::new().create(true).append(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(path)
     }
 
     pub fn log_path(&self) -> PathBuf {
@@ -317,12 +276,7 @@ impl Place {
     fn put(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let temporary = self.inner(&format!("{name}.new"));
         let mut options = OpenOptions::new();
-        options
-            .create(true)
-            .truncate(true)
-            .write(true)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW);
+        options.create(true).truncate(true).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         io::Write::write_all(&mut options.open(&temporary)?, bytes)?;
         fs::rename(temporary, self.inner(name))
     }
@@ -348,17 +302,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("state");
         assert!(StateRoot::open(&root, Path::new("/nowhere")).is_ok());
-        assert_eq!(
-            fs::metadata(&root).unwrap().permissions().mode() & 0o7777,
-            0o700
-        );
+        assert_eq!(fs::metadata(&root).unwrap().permissions().mode() & 0o7777, 0o700);
 
         fs::set_permissions(&root, fs::Permissions::from_mode(0o750)).unwrap();
         let error = StateRoot::open(&root, Path::new("/nowhere")).err().unwrap();
-        assert!(
-            error.why.contains("0750") && error.remedy.contains("chmod 700"),
-            "{error}"
-        );
+        assert!(error.why.contains("0750") && error.remedy.contains("chmod 700"), "{error}");
 
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(dir.path(), &link).unwrap();
@@ -369,9 +317,7 @@ mod tests {
     #[test]
     fn a_state_root_below_the_served_directory_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let error = StateRoot::open(&dir.path().join("s"), dir.path())
-            .err()
-            .unwrap();
+        let error = StateRoot::open(&dir.path().join("s"), dir.path()).err().unwrap();
         assert!(error.why.contains("below the directory"), "{error}");
     }
 
@@ -380,10 +326,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let first = dir.path().join("first");
         // File systems give a freed inode number to the next file; one of a few tries meets that.
-        let (mut keys, mut inodes) = (
-            std::collections::BTreeSet::new(),
-            std::collections::BTreeSet::new(),
-        );
+        let (mut keys, mut inodes) = (std::collections::BTreeSet::new(), std::collections::BTreeSet::new());
         for _ in 0..50 {
             fs::create_dir(&first).unwrap();
             let directory = first.metadata().unwrap();

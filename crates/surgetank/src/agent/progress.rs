@@ -23,9 +23,7 @@ impl Display {
             return Self::Quiet;
         }
         if !std::io::stderr().is_terminal() {
-            return Self::Lines {
-                last: clock::tick(),
-            };
+            return Self::Lines { last: clock::tick() };
         }
         let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
         // The template is a constant; a broken one would show in the first test run as the default style.
@@ -42,8 +40,7 @@ impl Display {
                 // A small share for each file, so that a thousand empty ones move the bar too.
                 const FILE_WEIGHT_BYTES: u64 = 64 << 10;
                 let left = progress.undrained_bytes
-                    + FILE_WEIGHT_BYTES
-                        * (progress.undrained_files + progress.undrained_operations);
+                    + FILE_WEIGHT_BYTES * (progress.undrained_files + progress.undrained_operations);
                 let done = progress.done_bytes + FILE_WEIGHT_BYTES * progress.done_files;
                 bar.set_length(left + done);
                 bar.set_position(done);
@@ -83,10 +80,7 @@ pub fn sentence(progress: &Progress) -> String {
         count(progress.done_files + progress.undrained_files),
     );
     if progress.undrained_operations > 0 {
-        text.push_str(&format!(
-            ", {} operations",
-            count(progress.undrained_operations)
-        ));
+        text.push_str(&format!(", {} operations", count(progress.undrained_operations)));
     }
     if progress.bytes_per_second > 0 {
         text.push_str(&format!(", {}/s", bytes(progress.bytes_per_second)));
@@ -115,9 +109,6 @@ mod tests {
             bytes_per_second: 200 << 20,
             ..Progress::default()
         };
-        assert_eq!(
-            sentence(&progress),
-            "1.00 GiB of 3.00 GiB, 12 of 80 files, 200.00 MiB/s, 10 s left"
-        );
+        assert_eq!(sentence(&progress), "1.00 GiB of 3.00 GiB, 12 of 80 files, 200.00 MiB/s, 10 s left");
     }
 }

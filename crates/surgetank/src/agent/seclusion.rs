@@ -17,8 +17,8 @@ use crate::mount::namespaces;
 
 /// Must be called while the process has a single thread.
 pub fn seclude() -> Result<Visibility> {
-    let privileged = rustix::thread::capabilities(None)
-        .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
+    let privileged =
+        rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
     if privileged {
         return match namespaces::private_namespace_root() {
             Ok(()) => Ok(Visibility::Private),
@@ -29,17 +29,13 @@ pub fn seclude() -> Result<Visibility> {
     match namespaces::private_namespace_user() {
         Ok(()) => Ok(Visibility::Private),
         // Half inside: nothing that works out here can be done any more.
-        Err(error) if user_namespace() != before => {
-            Err(refused(&format!("the ids of a user namespace: {error}")))
-        }
+        Err(error) if user_namespace() != before => Err(refused(&format!("the ids of a user namespace: {error}"))),
         Err(error) => match fusermount() {
             Some(helper) => {
                 tracing::warn!(%error, helper = %helper.display(), "no user namespace: the mount is visible to all of this user's programs");
                 Ok(Visibility::Global)
             }
-            None => Err(refused(&format!(
-                "user namespaces: {error}; fusermount3: not found in PATH"
-            ))),
+            None => Err(refused(&format!("user namespaces: {error}; fusermount3: not found in PATH"))),
         },
     }
 }
@@ -49,9 +45,7 @@ fn user_namespace() -> Option<PathBuf> {
 }
 
 fn fusermount() -> Option<PathBuf> {
-    std::env::split_paths(&std::env::var_os("PATH")?)
-        .map(|dir| dir.join("fusermount3"))
-        .find(|path| path.is_file())
+    std::env::split_paths(&std::env::var_os("PATH")?).map(|dir| dir.join("fusermount3")).find(|path| path.is_file())
 }
 
 fn refused(why: &str) -> Error {

@@ -35,14 +35,12 @@ impl Signals {
             }
         }
         // SAFETY: both sets are initialised and live during the call.
-        let code =
-            unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, &raw mut before) };
+        let code = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, &raw mut before) };
         if code != 0 {
             return Err(io::Error::from_raw_os_error(code));
         }
         // SAFETY: `set` is initialised; -1 asks for a new descriptor.
-        let fd =
-            unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+        let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -65,10 +63,7 @@ impl Signals {
                 _ => Err(error),
             };
         }
-        Ok(Some(Arrived {
-            number: info.ssi_signo.cast_signed(),
-            from_terminal: info.ssi_code == SI_KERNEL,
-        }))
+        Ok(Some(Arrived { number: info.ssi_signo.cast_signed(), from_terminal: info.ssi_code == SI_KERNEL }))
     }
 
     /// Blocks until a signal arrives.
@@ -90,14 +85,8 @@ impl Signals {
         let before = self.before;
         move || {
             // SAFETY: `before` was filled by pthread_sigmask; the call is async-signal-safe.
-            let code = unsafe {
-                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut())
-            };
-            if code == 0 {
-                Ok(())
-            } else {
-                Err(io::Error::from_raw_os_error(code))
-            }
+            let code = unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
+            if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(code)) }
         }
     }
 }
@@ -119,11 +108,7 @@ pub fn send(pid: u32, number: i32) -> io::Result<()> {
         return Ok(());
     }
     let error = io::Error::last_os_error();
-    if error.raw_os_error() == Some(libc::ESRCH) {
-        Ok(())
-    } else {
-        Err(error)
-    }
+    if error.raw_os_error() == Some(libc::ESRCH) { Ok(()) } else { Err(error) }
 }
 
 /// `SIGTERM` as people write it.

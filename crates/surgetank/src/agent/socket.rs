@@ -35,9 +35,7 @@ pub fn serve(listener: &UnixListener, desk: &Arc<Desk>) {
         match listener.accept() {
             Ok((stream, _)) => {
                 let desk = Arc::clone(desk);
-                let thread = std::thread::Builder::new()
-                    .name("client".into())
-                    .stack_size(512 << 10);
+                let thread = std::thread::Builder::new().name("client".into()).stack_size(512 << 10);
                 if let Err(error) = thread.spawn(move || talk(&desk, stream)) {
                     tracing::error!(%error, "no thread for a client");
                 }
@@ -91,13 +89,7 @@ impl<'a> Client<'a> {
         // A client that stops reading must not hold the agent for ever.
         stream.set_write_timeout(Some(Duration::from_secs(30)))?;
         let writer = stream.try_clone()?;
-        Ok(Self {
-            desk,
-            reader: BufReader::new(stream),
-            writer,
-            greeted: false,
-            run: None,
-        })
+        Ok(Self { desk, reader: BufReader::new(stream), writer, greeted: false, run: None })
     }
 
     fn say(&mut self, answer: &Answer) -> io::Result<()> {
@@ -115,10 +107,7 @@ impl<'a> Client<'a> {
                 Ok(None) => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     // Where the next request begins is unknown: say so and hang up.
-                    self.refuse(
-                        RefusalKind::Malformed,
-                        format!("the request is refused: {error}"),
-                    )?;
+                    self.refuse(RefusalKind::Malformed, format!("the request is refused: {error}"))?;
                     return Err(error);
                 }
                 Err(error) => return Err(error),
@@ -126,9 +115,7 @@ impl<'a> Client<'a> {
             match wire::decode_request(&line) {
                 Err(refusal) => self.say(&Answer::Error(refusal))?,
                 Ok(Request::Hello { protocol }) => self.greet(protocol)?,
-                Ok(_) if !self.greeted => {
-                    self.refuse(RefusalKind::Malformed, "the first request must be `hello`")?
-                }
+                Ok(_) if !self.greeted => self.refuse(RefusalKind::Malformed, "the first request must be `hello`")?,
                 Ok(request) => self.answer(request)?,
             }
         }
@@ -159,10 +146,9 @@ impl<'a> Client<'a> {
                 Err(error) => Answer::Error(error.into()),
             },
             Request::Wait { scope, timeout_ms } => return self.wait(&scope, timeout_ms),
-            Request::Verdict { scope } => Answer::Verdict {
-                verdict: Box::new(engine.verdict(&scope)),
-                timed_out: false,
-            },
+            Request::Verdict { scope } => {
+                Answer::Verdict { verdict: Box::new(engine.verdict(&scope)), timed_out: false }
+            }
             Request::Summary { run } => Answer::Summary(Box::new(engine.summary(run))),
             Request::Evict { path } => match engine.evict(&path.0) {
                 Ok(bytes) => Answer::Evicted { bytes },
@@ -173,8 +159,7 @@ impl<'a> Client<'a> {
                 Err(error) => Answer::Error(error.into()),
             },
             Request::Prefetch { patterns } => {
-                let patterns: Vec<Vec<u8>> =
-                    patterns.into_iter().map(|pattern| pattern.0).collect();
+                let patterns: Vec<Vec<u8>> = patterns.into_iter().map(|pattern| pattern.0).collect();
                 match engine.prefetch(&patterns) {
                     Ok(begun) => Answer::Prefetching(begun),
                     Err(error) => Answer::Error(error.into()),
@@ -186,9 +171,7 @@ impl<'a> Client<'a> {
                 };
                 engine.release_run(run);
                 let last = self.desk.users.leave(run);
-                Answer::Released {
-                    last: last && self.goes_at_once(),
-                }
+                Answer::Released { last: last && self.goes_at_once() }
             }
             Request::Unmount { timeout_ms } => return self.unmount(timeout_ms),
         };
@@ -198,8 +181,7 @@ impl<'a> Client<'a> {
     /// Is the end a matter of a moment, or are there others' files to drain, others' children to wait for?
     fn goes_at_once(&self) -> bool {
         self.desk.engine.progress(&Scope::everything()).settled
-            && (self.desk.hello.visibility == Visibility::Global
-                || holders::of_our_namespace().is_empty())
+            && (self.desk.hello.visibility == Visibility::Global || holders::of_our_namespace().is_empty())
     }
 
     fn join(&mut self, pid: u32, command: String) -> io::Result<()> {
@@ -207,12 +189,7 @@ impl<'a> Client<'a> {
             return self.refuse(RefusalKind::Malformed, "this connection has joined already");
         }
         let run = self.desk.engine.register_run(pid);
-        let status = RunStatus {
-            run,
-            pid,
-            command,
-            since_unix_seconds: clock::now().secs(),
-        };
+        let status = RunStatus { run, pid, command, since_unix_seconds: clock::now().secs() };
         if !self.desk.users.join(status) {
             self.desk.engine.release_run(run);
             return self.refuse(RefusalKind::Leaving, "the agent is about to go");
@@ -257,10 +234,8 @@ impl<'a> Client<'a> {
         let begun = clock::tick();
         engine.begin_final_drain(scope);
         loop {
-            let left =
-                timeout_ms.map(|ms| Duration::from_millis(ms).saturating_sub(begun.elapsed()));
-            let progress =
-                engine.await_settled(scope, left.unwrap_or(PROGRESS_EVERY).min(PROGRESS_EVERY));
+            let left = timeout_ms.map(|ms| Duration::from_millis(ms).saturating_sub(begun.elapsed()));
+            let progress = engine.await_settled(scope, left.unwrap_or(PROGRESS_EVERY).min(PROGRESS_EVERY));
             let settled = progress.settled;
             self.say(&Answer::Progress(progress))?;
             if settled {
@@ -275,8 +250,7 @@ impl<'a> Client<'a> {
     fn unmount(&mut self, timeout_ms: Option<u64>) -> io::Result<()> {
         let desk = self.desk;
         if desk.hello.visibility == Visibility::Private {
-            let mut refusal =
-                Refusal::new(RefusalKind::Failed, "this mount is private to its runs");
+            let mut refusal = Refusal::new(RefusalKind::Failed, "this mount is private to its runs");
             refusal.remedy = "it goes when they end; `surgetank status` lists them".into();
             return self.say(&Answer::Error(refusal));
         }
@@ -285,11 +259,7 @@ impl<'a> Client<'a> {
             .users
             .runs()
             .into_iter()
-            .map(|run| Holder {
-                pid: run.pid,
-                command: run.command,
-                holds: format!("run {}", run.run.0),
-            })
+            .map(|run| Holder { pid: run.pid, command: run.command, holds: format!("run {}", run.run.0) })
             .collect();
         busy.extend(holders::of_directory(&over));
         if !busy.is_empty() {
@@ -304,10 +274,7 @@ impl<'a> Client<'a> {
         let timed_out = drained?;
         let verdict = desk.engine.verdict(&everything);
         let durable = verdict.is_durable();
-        self.say(&Answer::Verdict {
-            verdict: Box::new(verdict),
-            timed_out,
-        })?;
+        self.say(&Answer::Verdict { verdict: Box::new(verdict), timed_out })?;
         if timed_out || !durable {
             return Ok(());
         }

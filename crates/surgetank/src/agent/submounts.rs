@@ -26,10 +26,7 @@ pub fn below(directory: &Path) -> io::Result<Vec<PathBuf>> {
             continue;
         };
         let path = PathBuf::from(std::ffi::OsString::from_vec(unescape(field)));
-        if path != directory
-            && path.starts_with(directory)
-            && !found.iter().any(|seen| path.starts_with(seen))
-        {
+        if path != directory && path.starts_with(directory) && !found.iter().any(|seen| path.starts_with(seen)) {
             found.retain(|seen| !seen.starts_with(&path));
             found.push(path);
         }
@@ -43,8 +40,7 @@ fn unescape(field: &[u8]) -> Vec<u8> {
     let mut rest = field;
     while let Some((&first, tail)) = rest.split_first() {
         let octal = (first == b'\\').then(|| tail.get(..3)).flatten();
-        match octal.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok())
-        {
+        match octal.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok()) {
             Some(byte) => {
                 bytes.push(byte);
                 rest = &tail[3..];
@@ -60,11 +56,7 @@ fn unescape(field: &[u8]) -> Vec<u8> {
 
 /// Clones every mount below `directory`. Needs a mount namespace that is ours.
 pub fn take(directory: &Path) -> Result<Vec<Taken>> {
-    below(directory)
-        .map_err(|error| fail(directory, error))?
-        .iter()
-        .map(|path| copy(path))
-        .collect()
+    below(directory).map_err(|error| fail(directory, error))?.iter().map(|path| copy(path)).collect()
 }
 
 /// Attaches them at their old paths, which now lead through our own mount.
@@ -79,37 +71,25 @@ pub fn put_back(taken: &[Taken]) -> Result<()> {
 /// Before we unmount, what lies on top has to go. Returns fresh copies, to be put back should the unmount be refused.
 /// Detaching lazily loses nothing here: these are copies of mounts that live on elsewhere, with their open files.
 pub fn take_away(taken: &[Taken]) -> Result<Vec<Taken>> {
-    let copies = taken
-        .iter()
-        .map(|Taken { path, .. }| copy(path))
-        .collect::<Result<Vec<_>>>()?;
+    let copies = taken.iter().map(|Taken { path, .. }| copy(path)).collect::<Result<Vec<_>>>()?;
     for Taken { path, .. } in taken.iter().rev() {
-        rustix::mount::unmount(path, rustix::mount::UnmountFlags::DETACH)
-            .map_err(|errno| fail(path, errno))?;
+        rustix::mount::unmount(path, rustix::mount::UnmountFlags::DETACH).map_err(|errno| fail(path, errno))?;
     }
     Ok(copies)
 }
 
 fn copy(path: &Path) -> Result<Taken> {
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE
-        | OpenTreeFlags::OPEN_TREE_CLOEXEC
-        | OpenTreeFlags::AT_RECURSIVE;
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
     match rustix::mount::open_tree(CWD, path, flags) {
-        Ok(tree) => Ok(Taken {
-            path: path.to_path_buf(),
-            tree,
-        }),
+        Ok(tree) => Ok(Taken { path: path.to_path_buf(), tree }),
         Err(errno) => Err(fail(path, errno)),
     }
 }
 
 fn fail(path: &Path, why: impl std::fmt::Display) -> Error {
-    Error::new(format!(
-        "the mount {} below the served directory cannot be bound through",
-        path.display()
-    ))
-    .why(why)
-    .remedy("unmount it, or serve a directory that does not contain it (--over)")
+    Error::new(format!("the mount {} below the served directory cannot be bound through", path.display()))
+        .why(why)
+        .remedy("unmount it, or serve a directory that does not contain it (--over)")
 }
 
 #[cfg(test)]
@@ -126,10 +106,6 @@ mod tests {
     fn only_mounts_strictly_below_count() {
         let below_proc = below(Path::new("/proc")).unwrap();
         assert!(!below_proc.contains(&PathBuf::from("/proc")));
-        assert!(
-            below(Path::new("/"))
-                .unwrap()
-                .contains(&PathBuf::from("/proc"))
-        );
+        assert!(below(Path::new("/")).unwrap().contains(&PathBuf::from("/proc")));
     }
 }

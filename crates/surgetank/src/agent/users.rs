@@ -93,10 +93,7 @@ impl Users {
             waiters: 0,
             unmount: Unmount::NotAsked,
         };
-        Self {
-            inner: Mutex::new(inner),
-            changed: Condvar::new(),
-        }
+        Self { inner: Mutex::new(inner), changed: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -193,10 +190,7 @@ impl Users {
                 }
                 other => inner.unmount = other,
             }
-            inner = self
-                .changed
-                .wait(inner)
-                .unwrap_or_else(PoisonError::into_inner);
+            inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -213,10 +207,7 @@ impl Users {
             inner.unmount = Unmount::Detached;
             self.changed.notify_all();
             while matches!(inner.unmount, Unmount::Detached) {
-                inner = self
-                    .changed
-                    .wait(inner)
-                    .unwrap_or_else(PoisonError::into_inner);
+                inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
             }
         }
     }
@@ -225,10 +216,7 @@ impl Users {
     pub fn await_leaving(&self) {
         let mut inner = self.lock();
         while inner.phase == Phase::Serving {
-            inner = self
-                .changed
-                .wait(inner)
-                .unwrap_or_else(PoisonError::into_inner);
+            inner = self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -237,10 +225,8 @@ impl Users {
         let mut inner = self.lock();
         if inner.waiters > 0 {
             // Their answers are being written; they say when they are done.
-            let (guard, _) = self
-                .changed
-                .wait_timeout(inner, Duration::from_millis(100))
-                .unwrap_or_else(PoisonError::into_inner);
+            let (guard, _) =
+                self.changed.wait_timeout(inner, Duration::from_millis(100)).unwrap_or_else(PoisonError::into_inner);
             inner = guard;
         }
         inner.waiters == 0 && inner.step(Event::Drained)
@@ -264,12 +250,7 @@ mod tests {
     use super::*;
 
     fn run(number: u32) -> RunStatus {
-        RunStatus {
-            run: RunId(number),
-            pid: 1,
-            command: String::new(),
-            since_unix_seconds: 0,
-        }
+        RunStatus { run: RunId(number), pid: 1, command: String::new(), since_unix_seconds: 0 }
     }
 
     #[test]
@@ -278,11 +259,7 @@ mod tests {
             assert_eq!(next(Phase::Closed, event), None);
         }
         assert_eq!(next(Phase::Closed, Event::Busy), Some(Phase::Leaving));
-        assert_eq!(
-            next(Phase::Serving, Event::Drained),
-            None,
-            "closing while somebody uses it"
-        );
+        assert_eq!(next(Phase::Serving, Event::Drained), None, "closing while somebody uses it");
     }
 
     #[test]
@@ -338,11 +315,7 @@ mod tests {
             let asker = scope.spawn(|| users.ask_unmount());
             users.await_leaving();
             assert!(users.close());
-            users.reopen(vec![Holder {
-                pid: 7,
-                command: "sh".into(),
-                holds: "cwd".into(),
-            }]);
+            users.reopen(vec![Holder { pid: 7, command: "sh".into(), holds: "cwd".into() }]);
             asker.join().unwrap()
         });
         assert_eq!(answer.unwrap_err()[0].pid, 7);

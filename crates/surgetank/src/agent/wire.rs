@@ -143,36 +143,19 @@ pub struct Refusal {
 
 impl Refusal {
     pub fn new(kind: RefusalKind, what: impl Into<String>) -> Self {
-        Self {
-            kind,
-            what: what.into(),
-            why: String::new(),
-            remedy: String::new(),
-            data: String::new(),
-        }
+        Self { kind, what: what.into(), why: String::new(), remedy: String::new(), data: String::new() }
     }
 }
 
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
-        Self {
-            kind: RefusalKind::Failed,
-            what: error.what,
-            why: error.why,
-            remedy: error.remedy,
-            data: error.data,
-        }
+        Self { kind: RefusalKind::Failed, what: error.what, why: error.why, remedy: error.remedy, data: error.data }
     }
 }
 
 impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Self {
-        Self {
-            what: refusal.what,
-            why: refusal.why,
-            remedy: refusal.remedy,
-            data: refusal.data,
-        }
+        Self { what: refusal.what, why: refusal.why, remedy: refusal.remedy, data: refusal.data }
     }
 }
 
@@ -188,10 +171,7 @@ pub fn decode_request(line: &[u8]) -> Result<Request, Refusal> {
 /// Reads one line of at most `bytes_max`. `None` at the end of the stream.
 pub fn read_line(from: &mut impl BufRead, bytes_max: usize) -> io::Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
-    let got = from
-        .by_ref()
-        .take(bytes_max as u64 + 1)
-        .read_until(b'\n', &mut line)?;
+    let got = from.by_ref().take(bytes_max as u64 + 1).read_until(b'\n', &mut line)?;
     if got == 0 {
         return Ok(None);
     }
@@ -200,19 +180,13 @@ pub fn read_line(from: &mut impl BufRead, bytes_max: usize) -> io::Result<Option
         return Ok(Some(line));
     }
     if got > bytes_max {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            format!("a line longer than {bytes_max} bytes"),
-        ));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a line longer than {bytes_max} bytes")));
     }
     Err(io::ErrorKind::UnexpectedEof.into())
 }
 
 /// Reads one message; `None` at the end of the stream.
-pub fn read<T: DeserializeOwned>(
-    from: &mut impl BufRead,
-    bytes_max: usize,
-) -> io::Result<Option<T>> {
+pub fn read<T: DeserializeOwned>(from: &mut impl BufRead, bytes_max: usize) -> io::Result<Option<T>> {
     match read_line(from, bytes_max)? {
         None => Ok(None),
         Some(line) => Ok(Some(serde_json::from_slice(&line)?)),
@@ -237,13 +211,8 @@ mod tests {
         for request in [
             Request::Hello { protocol: PROTOCOL },
             Request::Status,
-            Request::Why {
-                path: PathText(b"a\xff".to_vec()),
-            },
-            Request::Wait {
-                scope: Scope::run(RunId(3)),
-                timeout_ms: Some(5),
-            },
+            Request::Why { path: PathText(b"a\xff".to_vec()) },
+            Request::Wait { scope: Scope::run(RunId(3)), timeout_ms: Some(5) },
             Request::Release,
         ] {
             let mut line = Vec::new();
@@ -256,18 +225,9 @@ mod tests {
 
     #[test]
     fn a_line_too_long_or_cut_off_is_an_error() {
-        assert_eq!(
-            read_line(&mut &b"12345\n"[..], 4).unwrap_err().kind(),
-            io::ErrorKind::InvalidData
-        );
-        assert_eq!(
-            read_line(&mut &b"12345\n"[..], 6).unwrap().unwrap(),
-            b"12345"
-        );
-        assert_eq!(
-            read_line(&mut &b"123"[..], 6).unwrap_err().kind(),
-            io::ErrorKind::UnexpectedEof
-        );
+        assert_eq!(read_line(&mut &b"12345\n"[..], 4).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(read_line(&mut &b"12345\n"[..], 6).unwrap().unwrap(), b"12345");
+        assert_eq!(read_line(&mut &b"123"[..], 6).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
         assert!(read_line(&mut &b""[..], 6).unwrap().is_none());
     }
 

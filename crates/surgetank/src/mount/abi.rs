@@ -178,11 +178,7 @@ impl<'a> Fields<'a> {
 
     /// Bytes up to a NUL, which is taken too.
     pub fn text(&mut self) -> Result<&'a [u8], Errno> {
-        let end = self
-            .rest
-            .iter()
-            .position(|&byte| byte == 0)
-            .ok_or(Errno::INVAL)?;
+        let end = self.rest.iter().position(|&byte| byte == 0).ok_or(Errno::INVAL)?;
         let text = self.take(end)?;
         self.take(1)?;
         Ok(text)

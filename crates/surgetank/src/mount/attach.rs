@@ -14,9 +14,7 @@ use std::process::{Command, Stdio};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
-};
+use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType};
 use surgetank_core::error::{Error, Result};
 
 const SOURCE: &str = "surgetank";
@@ -36,11 +34,7 @@ pub struct AttachOptions {
 
 impl Default for AttachOptions {
     fn default() -> Self {
-        Self {
-            subtype: "surgetank".to_owned(),
-            allow_other: true,
-            default_permissions: true,
-        }
+        Self { subtype: "surgetank".to_owned(), allow_other: true, default_permissions: true }
     }
 }
 
@@ -62,11 +56,7 @@ pub fn attach_directory(directory: BorrowedFd<'_>, options: &AttachOptions) -> R
 /// Unmounts. `lazy` takes it out of sight at once, also when in use; the session ends when the last user has gone.
 pub fn detach(directory: impl AsRef<Path>, lazy: bool) -> Result<()> {
     let directory = directory.as_ref();
-    let flags = if lazy {
-        UnmountFlags::DETACH
-    } else {
-        UnmountFlags::empty()
-    };
+    let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     let failed = |why: String| {
         Error::new(format!("cannot unmount {}", directory.display()))
             .why(why)
@@ -76,20 +66,9 @@ pub fn detach(directory: impl AsRef<Path>, lazy: bool) -> Result<()> {
         Ok(()) => Ok(()),
         Err(Errno::PERM) => {
             let mut helper = Command::new(HELPER);
-            helper
-                .arg("-u")
-                .args(lazy.then_some("-z"))
-                .arg("--")
-                .arg(directory);
-            let outcome = helper
-                .stdin(Stdio::null())
-                .output()
-                .map_err(|error| failed(format!("{HELPER}: {error}")))?;
-            if outcome.status.success() {
-                Ok(())
-            } else {
-                Err(failed(last_line(&outcome.stderr)))
-            }
+            helper.arg("-u").args(lazy.then_some("-z")).arg("--").arg(directory);
+            let outcome = helper.stdin(Stdio::null()).output().map_err(|error| failed(format!("{HELPER}: {error}")))?;
+            if outcome.status.success() { Ok(()) } else { Err(failed(last_line(&outcome.stderr))) }
         }
         Err(errno) => Err(failed(errno.to_string())),
     }
@@ -98,24 +77,12 @@ pub fn detach(directory: impl AsRef<Path>, lazy: bool) -> Result<()> {
 fn attach_ourselves(directory: &Path, options: &AttachOptions) -> Result<OwnedFd, Errno> {
     let device = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let kind = rustix::fs::stat(directory)?.st_mode & libc::S_IFMT;
-    let (uid, gid) = (
-        rustix::process::getuid().as_raw(),
-        rustix::process::getgid().as_raw(),
-    );
-    let mut text = format!(
-        "fd={},rootmode={kind:o},user_id={uid},group_id={gid}",
-        device.as_raw_fd()
-    );
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    let mut text = format!("fd={},rootmode={kind:o},user_id={uid},group_id={gid}", device.as_raw_fd());
     text.push_str(&switches(options));
     let text = CString::new(text).map_err(|_nul| Errno::INVAL)?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
-    rustix::mount::mount(
-        SOURCE,
-        directory,
-        format!("fuse.{}", options.subtype),
-        flags,
-        &*text,
-    )?;
+    rustix::mount::mount(SOURCE, directory, format!("fuse.{}", options.subtype), flags, &*text)?;
     Ok(device)
 }
 
@@ -131,16 +98,9 @@ fn switches(options: &AttachOptions) -> String {
 }
 
 fn attach_by_helper(directory: &Path, options: &AttachOptions, direct: Errno) -> Result<OwnedFd> {
-    let place: PathBuf = directory
-        .canonicalize()
-        .map_err(|error| refused(directory).why(error))?;
-    let (ours, theirs) = rustix::net::socketpair(
-        AddressFamily::UNIX,
-        SocketType::STREAM,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-    .map_err(|errno| refused(directory).why(errno))?;
+    let place: PathBuf = directory.canonicalize().map_err(|error| refused(directory).why(error))?;
+    let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+        .map_err(|errno| refused(directory).why(errno))?;
     // The helper must inherit its end: a duplicate without close-on-exec, alive until it has run.
     let inherited = rustix::io::dup(&theirs).map_err(|errno| refused(directory).why(errno))?;
     drop(theirs);
@@ -171,12 +131,7 @@ fn receive_descriptor(channel: &OwnedFd) -> io::Result<OwnedFd> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC;
-    rustix::net::recvmsg(
-        channel.as_fd(),
-        &mut [IoSliceMut::new(&mut byte)],
-        &mut ancillary,
-        flags,
-    )?;
+    rustix::net::recvmsg(channel.as_fd(), &mut [IoSliceMut::new(&mut byte)], &mut ancillary, flags)?;
     let descriptor = ancillary.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
         _ => None,

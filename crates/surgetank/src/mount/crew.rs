@@ -55,11 +55,7 @@ thread_local! {
 /// Operations that wait long look at it and give up with EINTR; the program hangs unkillable until they return. Reads and
 /// writes through the page cache are never interrupted: the kernel asks for them on its own behalf.
 pub fn interrupted() -> bool {
-    BERTH.with(|berth| {
-        berth
-            .get()
-            .is_some_and(|berth| berth.interrupted.load(Ordering::Relaxed))
-    })
+    BERTH.with(|berth| berth.get().is_some_and(|berth| berth.interrupted.load(Ordering::Relaxed)))
 }
 
 /// What the session and the threads share.
@@ -101,9 +97,7 @@ impl Crew {
         install_wake_signal();
         let (crew, own) = (Arc::clone(self), Arc::clone(filesystem));
         self.hire(filesystem)?;
-        std::thread::Builder::new()
-            .name("fuse-lookout".to_owned())
-            .spawn(move || lookout::watch(&crew, &own))?;
+        std::thread::Builder::new().name("fuse-lookout".to_owned()).spawn(move || lookout::watch(&crew, &own))?;
         Ok(())
     }
 
@@ -120,21 +114,12 @@ impl Crew {
         let going_on = |roll: &mut Roll| !roll.over;
         match patience {
             None => {
-                drop(
-                    self.left
-                        .wait_while(self.roll(), going_on)
-                        .unwrap_or_else(PoisonError::into_inner),
-                );
+                drop(self.left.wait_while(self.roll(), going_on).unwrap_or_else(PoisonError::into_inner));
                 true
             }
             Some(patience) => {
-                let outcome = self
-                    .left
-                    .wait_timeout_while(self.roll(), patience, going_on);
-                !outcome
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .1
-                    .timed_out()
+                let outcome = self.left.wait_timeout_while(self.roll(), patience, going_on);
+                !outcome.unwrap_or_else(PoisonError::into_inner).1.timed_out()
             }
         }
     }
@@ -161,8 +146,7 @@ impl Crew {
             return Ok(());
         }
         let berth = Arc::<Berth>::default();
-        let (crew, filesystem, own) =
-            (Arc::clone(self), Arc::clone(filesystem), Arc::clone(&berth));
+        let (crew, filesystem, own) = (Arc::clone(self), Arc::clone(filesystem), Arc::clone(&berth));
         std::thread::Builder::new()
             .name(format!("fuse-{}", roll.hired))
             .spawn(move || crew.serve(&filesystem, &own))?;
@@ -174,37 +158,22 @@ impl Crew {
     /// Lets the newest of the waiting threads go.
     fn dismiss_one(&self) {
         let roll = self.roll();
-        let staying = roll
-            .berths
-            .iter()
-            .filter(|berth| !berth.let_go.load(Ordering::SeqCst))
-            .count();
-        let idle = |berth: &&Arc<Berth>| {
-            berth.waiting.load(Ordering::SeqCst) && !berth.let_go.load(Ordering::SeqCst)
-        };
+        let staying = roll.berths.iter().filter(|berth| !berth.let_go.load(Ordering::SeqCst)).count();
+        let idle = |berth: &&Arc<Berth>| berth.waiting.load(Ordering::SeqCst) && !berth.let_go.load(Ordering::SeqCst);
         if staying > 1
             && let Some(berth) = roll.berths.iter().rev().find(idle)
         {
             berth.let_go.store(true, Ordering::SeqCst);
         }
-        for berth in roll
-            .berths
-            .iter()
-            .filter(|berth| berth.let_go.load(Ordering::SeqCst))
-        {
+        for berth in roll.berths.iter().filter(|berth| berth.let_go.load(Ordering::SeqCst)) {
             berth.wake();
         }
     }
 
     fn serve<F: Filesystem>(self: &Arc<Self>, filesystem: &Arc<F>, berth: &Arc<Berth>) {
         // SAFETY: pthread_self has no preconditions.
-        berth
-            .pthread
-            .store(unsafe { libc::pthread_self() }, Ordering::SeqCst);
-        berth.tid.store(
-            rustix::thread::gettid().as_raw_nonzero().get(),
-            Ordering::SeqCst,
-        );
+        berth.pthread.store(unsafe { libc::pthread_self() }, Ordering::SeqCst);
+        berth.tid.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::SeqCst);
         BERTH.with(|own| own.set(Arc::clone(berth)).ok());
         let mut inbox = Inbox::new(Arc::clone(&self.device), self.bulk_bytes_max);
         let mut reply = Reply::default();
@@ -228,10 +197,7 @@ impl Crew {
                 Err(Errno::INTR | Errno::NOENT | Errno::AGAIN) => {}
                 Err(Errno::NODEV) => {
                     // Nobody waits for what the others are doing any more.
-                    self.roll()
-                        .berths
-                        .iter()
-                        .for_each(|berth| berth.interrupted.store(true, Ordering::Relaxed));
+                    self.roll().berths.iter().for_each(|berth| berth.interrupted.store(true, Ordering::Relaxed));
                     break None;
                 }
                 Err(errno) => {
@@ -248,28 +214,16 @@ impl Crew {
         outcome.map(|place| inbox.received(place))
     }
 
-    fn handle<F: Filesystem>(
-        &self,
-        filesystem: &F,
-        berth: &Berth,
-        received: &Received<'_>,
-        reply: &mut Reply,
-    ) {
+    fn handle<F: Filesystem>(&self, filesystem: &F, berth: &Berth, received: &Received<'_>, reply: &mut Reply) {
         let Ok(header) = Header::decode(received.bytes) else {
-            tracing::error!(
-                bytes = received.bytes.len(),
-                "a request of the kernel is too short to be answered"
-            );
+            tracing::error!(bytes = received.bytes.len(), "a request of the kernel is too short to be answered");
             return;
         };
         reply.clear();
         let request = match request::decode(received.bytes) {
             Ok(request) => request,
             Err(errno) => {
-                tracing::error!(
-                    opcode = header.opcode,
-                    "a request of the kernel is malformed"
-                );
+                tracing::error!(opcode = header.opcode, "a request of the kernel is malformed");
                 return send(received, &header, errno.raw_os_error(), &[]);
             }
         };
@@ -282,9 +236,8 @@ impl Crew {
         }
         berth.interrupted.store(false, Ordering::Relaxed);
         berth.unique.store(header.unique, Ordering::Release);
-        let outcome = catch_unwind(AssertUnwindSafe(|| {
-            dispatch::answer(filesystem, &request, reply, self.bulk_bytes_max)
-        }));
+        let outcome =
+            catch_unwind(AssertUnwindSafe(|| dispatch::answer(filesystem, &request, reply, self.bulk_bytes_max)));
         berth.unique.store(0, Ordering::Release);
         match outcome {
             Ok(Ok(())) => send(received, &header, 0, reply.body()),
@@ -295,11 +248,7 @@ impl Crew {
                 send(received, &header, fault.errno.raw_os_error(), &[]);
             }
             Err(_panic) => {
-                tracing::error!(
-                    node = header.node,
-                    opcode = header.opcode,
-                    "an operation panicked: EIO"
-                );
+                tracing::error!(node = header.node, opcode = header.opcode, "an operation panicked: EIO");
                 send(received, &header, Errno::IO.raw_os_error(), &[]);
             }
         }
@@ -307,13 +256,8 @@ impl Crew {
 
     fn interrupt(&self, unique: u64) -> bool {
         let roll = self.roll();
-        let berth = roll
-            .berths
-            .iter()
-            .find(|berth| berth.unique.load(Ordering::Acquire) == unique);
-        berth
-            .inspect(|berth| berth.interrupted.store(true, Ordering::Relaxed))
-            .is_some()
+        let berth = roll.berths.iter().find(|berth| berth.unique.load(Ordering::Acquire) == unique);
+        berth.inspect(|berth| berth.interrupted.store(true, Ordering::Relaxed)).is_some()
     }
 
     fn leave<F: Filesystem>(&self, filesystem: &Arc<F>, berth: &Arc<Berth>) {

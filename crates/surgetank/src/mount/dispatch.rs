@@ -23,19 +23,12 @@ pub fn answer<F: Filesystem + ?Sized>(
     match request.operation {
         Operation::Lookup { name } => reply.looked(&fs.lookup(caller, id, name)?),
         Operation::Forget { count } => fs.forget(id, count),
-        Operation::BatchForget { forgets } => {
-            forgets.iter().for_each(|(id, count)| fs.forget(id, count))
-        }
+        Operation::BatchForget { forgets } => forgets.iter().for_each(|(id, count)| fs.forget(id, count)),
         Operation::Getattr { fh } => reply.attributes(&fs.getattr(caller, id, fh)?),
         Operation::Setattr { change } => reply.attributes(&fs.setattr(caller, id, &change)?),
         Operation::Readlink => reply.bytes(&fs.readlink(caller, id)?),
         Operation::Symlink { name, target } => reply.entry(&fs.symlink(caller, id, name, target)?),
-        Operation::Mknod {
-            name,
-            mode,
-            device,
-            umask,
-        } => {
+        Operation::Mknod { name, mode, device, umask } => {
             reply.entry(&fs.mknod(&request.header.caller(umask), id, name, mode, device)?);
         }
         Operation::Mkdir { name, perm, umask } => {
@@ -43,28 +36,12 @@ pub fn answer<F: Filesystem + ?Sized>(
         }
         Operation::Unlink { name } => fs.unlink(caller, id, name)?,
         Operation::Rmdir { name } => fs.rmdir(caller, id, name)?,
-        Operation::Rename {
-            name,
-            new_parent,
-            new_name,
-            flags,
-        } => {
+        Operation::Rename { name, new_parent, new_name, flags } => {
             fs.rename(caller, id, name, new_parent, new_name, flags)?;
         }
-        Operation::Link { source, new_name } => {
-            reply.entry(&fs.link(caller, source, id, new_name)?)
-        }
-        Operation::Open {
-            flags,
-            kill_suidgid,
-        } => reply.opened(&fs.open(caller, id, flags, kill_suidgid)?),
-        Operation::Create {
-            name,
-            perm,
-            umask,
-            flags,
-            kill_suidgid,
-        } => {
+        Operation::Link { source, new_name } => reply.entry(&fs.link(caller, source, id, new_name)?),
+        Operation::Open { flags, kill_suidgid } => reply.opened(&fs.open(caller, id, flags, kill_suidgid)?),
+        Operation::Create { name, perm, umask, flags, kill_suidgid } => {
             let caller = &request.header.caller(umask);
             let (entry, opened) = fs.create(caller, id, name, perm, flags, kill_suidgid)?;
             reply.entry(&entry);
@@ -80,46 +57,20 @@ pub fn answer<F: Filesystem + ?Sized>(
             let used = fs.read(caller, id, fh, offset, buffer)?.min(buffer.len());
             reply.use_bulk(used);
         }
-        Operation::Write {
-            fh,
-            offset,
-            bytes,
-            flags,
-        } => {
+        Operation::Write { fh, offset, bytes, flags } => {
             let written = fs.write(caller, id, fh, offset, bytes, flags)?;
             count(reply, written as u64);
         }
         Operation::Flush { fh, lock_owner } => fs.flush(caller, id, fh, lock_owner)?,
         Operation::Release { fh, flags } => fs.release(id, fh, flags),
         Operation::Fsync { fh, data_only } => fs.fsync(caller, id, fh, data_only)?,
-        Operation::Fallocate {
-            fh,
-            mode,
-            offset,
-            length,
-        } => fs.fallocate(caller, id, fh, mode, offset, length)?,
-        Operation::Lseek { fh, offset, whence } => {
-            reply.u64(fs.lseek(caller, id, fh, offset, whence)?)
-        }
-        Operation::CopyFileRange {
-            from,
-            to,
-            length,
-            flags,
-            wide,
-        } => {
+        Operation::Fallocate { fh, mode, offset, length } => fs.fallocate(caller, id, fh, mode, offset, length)?,
+        Operation::Lseek { fh, offset, whence } => reply.u64(fs.lseek(caller, id, fh, offset, whence)?),
+        Operation::CopyFileRange { from, to, length, flags, wide } => {
             // The older answer has 32 bits for the count: never copy more than it can say.
-            let length = if wide {
-                length
-            } else {
-                length.min(u64::from(u32::MAX) & !0xfff)
-            };
+            let length = if wide { length } else { length.min(u64::from(u32::MAX) & !0xfff) };
             let copied = fs.copy_file_range(caller, from, to, length, flags)?;
-            if wide {
-                reply.u64(copied)
-            } else {
-                count(reply, copied)
-            }
+            if wide { reply.u64(copied) } else { count(reply, copied) }
         }
         Operation::Opendir => reply.opened_directory(&fs.opendir(caller, id)?),
         Operation::Readdir { fh, offset, size } => {
@@ -138,9 +89,7 @@ pub fn answer<F: Filesystem + ?Sized>(
         Operation::Fsyncdir { fh, data_only } => fs.fsyncdir(caller, id, fh, data_only)?,
         Operation::Statfs => reply.space(&fs.statfs(caller, id)?),
         Operation::Getxattr { name, size } => sized(reply, &fs.getxattr(caller, id, name)?, size)?,
-        Operation::Setxattr { name, value, flags } => {
-            fs.setxattr(caller, id, name, value, flags)?
-        }
+        Operation::Setxattr { name, value, flags } => fs.setxattr(caller, id, name, value, flags)?,
         Operation::Listxattr { size } => sized(reply, &fs.listxattr(caller, id)?, size)?,
         Operation::Removexattr { name } => fs.removexattr(caller, id, name)?,
         Operation::Access { mask } => fs.access(caller, id, mask)?,

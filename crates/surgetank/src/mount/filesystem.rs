@@ -166,14 +166,7 @@ pub trait Filesystem: Send + Sync + 'static {
     }
 
     /// `mode` has the file type; the caller's umask is already taken off.
-    fn mknod(
-        &self,
-        caller: &Caller,
-        parent: u64,
-        name: &[u8],
-        mode: u32,
-        device: u64,
-    ) -> FsResult<Entry> {
+    fn mknod(&self, caller: &Caller, parent: u64, name: &[u8], mode: u32, device: u64) -> FsResult<Entry> {
         absent()
     }
 
@@ -206,8 +199,7 @@ pub trait Filesystem: Send + Sync + 'static {
     }
 
     /// `flags` never has O_CREAT; O_TRUNC is to be obeyed here, and clears setuid/setgid when `kill_suidgid`.
-    fn open(&self, caller: &Caller, id: u64, flags: OFlags, kill_suidgid: bool)
-    -> FsResult<Opened>;
+    fn open(&self, caller: &Caller, id: u64, flags: OFlags, kill_suidgid: bool) -> FsResult<Opened>;
 
     /// Makes and opens. Without O_EXCL the name may exist by now, and is then opened.
     fn create(
@@ -223,25 +215,12 @@ pub trait Filesystem: Send + Sync + 'static {
     }
 
     /// O_TMPFILE: a file without a name (`link` may give it one).
-    fn tmpfile(
-        &self,
-        caller: &Caller,
-        parent: u64,
-        perm: u32,
-        flags: OFlags,
-    ) -> FsResult<(Entry, Opened)> {
+    fn tmpfile(&self, caller: &Caller, parent: u64, perm: u32, flags: OFlags) -> FsResult<(Entry, Opened)> {
         Err(Errno::OPNOTSUPP.into())
     }
 
     /// Fills `buffer` from `offset`; fewer bytes than its length mean the end of the file.
-    fn read(
-        &self,
-        caller: &Caller,
-        id: u64,
-        fh: u64,
-        offset: u64,
-        buffer: &mut [u8],
-    ) -> FsResult<usize>;
+    fn read(&self, caller: &Caller, id: u64, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize>;
 
     /// `bytes` starts on a page boundary of memory. Returns how many were taken.
     fn write(
@@ -268,15 +247,7 @@ pub trait Filesystem: Send + Sync + 'static {
         absent()
     }
 
-    fn fallocate(
-        &self,
-        caller: &Caller,
-        id: u64,
-        fh: u64,
-        mode: u32,
-        offset: u64,
-        length: u64,
-    ) -> FsResult<()> {
+    fn fallocate(&self, caller: &Caller, id: u64, fh: u64, mode: u32, offset: u64, length: u64) -> FsResult<()> {
         absent()
     }
 
@@ -300,14 +271,7 @@ pub trait Filesystem: Send + Sync + 'static {
     fn opendir(&self, caller: &Caller, id: u64) -> FsResult<OpenedDirectory>;
 
     /// Adds entries from `offset` (0, or the `next_offset` of an entry) until the sink is full or none is left.
-    fn readdir(
-        &self,
-        caller: &Caller,
-        id: u64,
-        fh: u64,
-        offset: u64,
-        sink: &mut DirectorySink<'_>,
-    ) -> FsResult<()>;
+    fn readdir(&self, caller: &Caller, id: u64, fh: u64, offset: u64, sink: &mut DirectorySink<'_>) -> FsResult<()>;
 
     /// Only asked for with [`super::Options::readdirplus`]. Every entry the sink took counts as a look-up.
     fn readdirplus(
@@ -334,14 +298,7 @@ pub trait Filesystem: Send + Sync + 'static {
     }
 
     /// `flags`: XATTR_CREATE, XATTR_REPLACE.
-    fn setxattr(
-        &self,
-        caller: &Caller,
-        id: u64,
-        name: &[u8],
-        value: &[u8],
-        flags: u32,
-    ) -> FsResult<()> {
+    fn setxattr(&self, caller: &Caller, id: u64, name: &[u8], value: &[u8], flags: u32) -> FsResult<()> {
         absent()
     }
 

@@ -62,11 +62,7 @@ struct Handle {
 
 impl Mirror {
     pub fn new(source: &Path, options: MirrorOptions) -> io::Result<Self> {
-        let root = rustix::fs::open(
-            source,
-            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )?;
+        let root = rustix::fs::open(source, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         Ok(Self {
             options,
             nodes: Nodes::new(root)?,
@@ -94,10 +90,7 @@ impl Mirror {
     }
 
     fn drop_handle(&self, fh: u64) -> Option<Arc<Handle>> {
-        self.handles
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&fh)
+        self.handles.write().unwrap_or_else(PoisonError::into_inner).remove(&fh)
     }
 
     fn metadata_delay(&self) {
@@ -111,12 +104,7 @@ impl Mirror {
 /// lazily). To be called before any other thread exists: it changes the umask, the signal mask and limits of the process.
 pub fn serve_mirror(source: &Path, mountpoint: &Path, options: MirrorOptions) -> Result<()> {
     let failed = |why: &dyn std::fmt::Display| {
-        Error::new(format!(
-            "cannot mirror {} at {}",
-            source.display(),
-            mountpoint.display()
-        ))
-        .why(why)
+        Error::new(format!("cannot mirror {} at {}", source.display(), mountpoint.display())).why(why)
     };
     rustix::process::umask(Mode::empty());
     raise_descriptor_limit();
@@ -126,18 +114,10 @@ pub fn serve_mirror(source: &Path, mountpoint: &Path, options: MirrorOptions) ->
     // The mounting helper refuses to open an ordinary user's mount to others.
     let allow_other = rustix::process::geteuid().is_root();
     let subtype = "surgetank-mirror".to_owned();
-    let attach_options = AttachOptions {
-        subtype,
-        allow_other,
-        default_permissions: true,
-    };
+    let attach_options = AttachOptions { subtype, allow_other, default_permissions: true };
     let device = attach::attach(mountpoint, &attach_options)?;
-    let session_options = Options {
-        passthrough: options.passthrough,
-        ..Options::default()
-    };
-    let session =
-        Session::start(device, &mirror, &session_options).map_err(|error| failed(&error))?;
+    let session_options = Options { passthrough: options.passthrough, ..Options::default() };
+    let session = Session::start(device, &mirror, &session_options).map_err(|error| failed(&error))?;
     if options.passthrough && !session.agreed().passthrough {
         attach::detach(mountpoint, true)?;
         return Err(failed(&"the kernel does not grant passthrough"));
@@ -153,19 +133,10 @@ pub fn serve_mirror(source: &Path, mountpoint: &Path, options: MirrorOptions) ->
 
 /// One descriptor is held for every file that the kernel knows.
 fn raise_descriptor_limit() {
-    let wanted = Rlimit {
-        current: Some(1 << 20),
-        maximum: Some(1 << 20),
-    };
+    let wanted = Rlimit { current: Some(1 << 20), maximum: Some(1 << 20) };
     if rustix::process::setrlimit(Resource::Nofile, wanted).is_err() {
         let maximum = rustix::process::getrlimit(Resource::Nofile).maximum;
-        let outcome = rustix::process::setrlimit(
-            Resource::Nofile,
-            Rlimit {
-                current: maximum,
-                maximum,
-            },
-        );
+        let outcome = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
         if let Err(error) = outcome {
             tracing::warn!(%error, "the limit of open files stays low; the mirror may run out of them");
         }
@@ -193,10 +164,7 @@ fn block_signals() -> libc::sigset_t {
 }
 
 fn signal_came(signals: &libc::sigset_t, patience: Duration) -> bool {
-    let patience = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: libc::c_long::from(patience.subsec_nanos() as i32),
-    };
+    let patience = libc::timespec { tv_sec: 0, tv_nsec: libc::c_long::from(patience.subsec_nanos() as i32) };
     // SAFETY: both pointers are to living values; no information about the signal is asked for.
     unsafe { libc::sigtimedwait(signals, std::ptr::null_mut(), &raw const patience) > 0 }
 }

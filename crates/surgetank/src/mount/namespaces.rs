@@ -26,10 +26,7 @@ pub fn private_namespace_root() -> io::Result<()> {
 
 /// The same for an ordinary user: inside a user namespace in which the process may mount, and everybody keeps their ids.
 pub fn private_namespace_user() -> io::Result<()> {
-    let (uid, gid) = (
-        rustix::process::geteuid().as_raw(),
-        rustix::process::getegid().as_raw(),
-    );
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS)?;
     // A group map may be written only after setgroups is given up for good.
     std::fs::write("/proc/self/setgroups", "deny")?;
@@ -43,10 +40,7 @@ impl Namespaces {
         let open = |kind: &str| File::open(format!("/proc/{pid}/ns/{kind}"));
         let user = open("user")?;
         let foreign = !same(user.as_fd(), File::open("/proc/self/ns/user")?.as_fd())?;
-        Ok(Self {
-            user: foreign.then_some(user),
-            mount: open("mnt")?,
-        })
+        Ok(Self { user: foreign.then_some(user), mount: open("mnt")? })
     }
 
     /// Enters them. Async-signal-safe, made for the moment between fork and exec. The working directory is lost: change to
@@ -68,28 +62,17 @@ pub fn enter_namespaces(user: Option<BorrowedFd<'_>>, mount: BorrowedFd<'_>) -> 
 fn set_namespace(namespace: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
     // SAFETY: setns takes plain integers; the descriptor is open for the call.
     let outcome = unsafe { libc::setns(namespace.as_raw_fd(), kind) };
-    if outcome == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn unshare(what: libc::c_int) -> io::Result<()> {
     // SAFETY: unshare takes a plain integer; none of the kinds used here changes memory or descriptors.
     let outcome = unsafe { libc::unshare(what) };
-    if outcome == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn keep_mounts_inside() -> io::Result<()> {
-    mount_change(
-        "/",
-        MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
-    )?;
+    mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?;
     Ok(())
 }
 

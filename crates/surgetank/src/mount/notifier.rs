@@ -70,38 +70,16 @@ impl Notifier {
     /// ordinary user would leave the setuid bit of the backing file standing.
     pub fn backing_open(&self, file: impl AsFd) -> io::Result<BackingId> {
         let _aside = FsetidAside::put()?;
-        let map = device::BackingMap {
-            fd: file.as_fd().as_raw_fd(),
-            flags: 0,
-            padding: 0,
-        };
+        let map = device::BackingMap { fd: file.as_fd().as_raw_fd(), flags: 0, padding: 0 };
         // SAFETY: the ioctl reads one `BackingMap` through the pointer, which lives across the call.
-        let id = unsafe {
-            libc::ioctl(
-                self.device.as_raw_fd(),
-                device::BACKING_OPEN.into(),
-                &raw const map,
-            )
-        };
-        u32::try_from(id)
-            .map(BackingId)
-            .map_err(|_negative| io::Error::last_os_error())
+        let id = unsafe { libc::ioctl(self.device.as_raw_fd(), device::BACKING_OPEN.into(), &raw const map) };
+        u32::try_from(id).map(BackingId).map_err(|_negative| io::Error::last_os_error())
     }
 
     pub fn backing_close(&self, id: BackingId) -> io::Result<()> {
         // SAFETY: the ioctl reads one `u32` through the pointer, which lives across the call.
-        let outcome = unsafe {
-            libc::ioctl(
-                self.device.as_raw_fd(),
-                device::BACKING_CLOSE.into(),
-                &raw const id.0,
-            )
-        };
-        if outcome == 0 {
-            Ok(())
-        } else {
-            Err(io::Error::last_os_error())
-        }
+        let outcome = unsafe { libc::ioctl(self.device.as_raw_fd(), device::BACKING_CLOSE.into(), &raw const id.0) };
+        if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     /// A node or name that the kernel doesn't know needs no invalidation: that is success.
@@ -123,13 +101,7 @@ impl FsetidAside {
     fn put() -> io::Result<Self> {
         let before = rustix::thread::capabilities(None)?;
         let effective = before.effective.difference(CapabilitySet::FSETID);
-        rustix::thread::set_capabilities(
-            None,
-            CapabilitySets {
-                effective,
-                ..before
-            },
-        )?;
+        rustix::thread::set_capabilities(None, CapabilitySets { effective, ..before })?;
         Ok(Self { before })
     }
 }

@@ -31,11 +31,7 @@ impl Reply {
     }
 
     pub fn body(&self) -> &[u8] {
-        if self.bulk_used > 0 {
-            &self.bulk[..self.bulk_used]
-        } else {
-            &self.fields
-        }
+        if self.bulk_used > 0 { &self.bulk[..self.bulk_used] } else { &self.fields }
     }
 
     /// Room for a bulk answer of at most `size` bytes; [`Reply::use_bulk`] says how many became it.
@@ -144,11 +140,7 @@ pub fn slices<'a>(header: &'a [u8], body: &'a [u8]) -> [IoSlice<'a>; 2] {
 }
 
 fn validity(ttl: Duration) -> (u64, u32) {
-    if ttl.as_secs() >= TTL_SECS_MAX {
-        (TTL_SECS_MAX, 0)
-    } else {
-        (ttl.as_secs(), ttl.subsec_nanos())
-    }
+    if ttl.as_secs() >= TTL_SECS_MAX { (TTL_SECS_MAX, 0) } else { (ttl.as_secs(), ttl.subsec_nanos()) }
 }
 
 /// Writes fields one after another into a fixed array whose size the caller got right.
@@ -166,10 +158,7 @@ impl Pen<'_> {
 
 fn attr_bytes(attr: &Attr) -> [u8; 88] {
     let mut page = [0; 88];
-    let mut pen = Pen {
-        page: &mut page,
-        at: 0,
-    };
+    let mut pen = Pen { page: &mut page, at: 0 };
     let times = [attr.atime, attr.mtime, attr.ctime];
     for value in [attr.ino, attr.size_bytes, attr.blocks] {
         pen.put(&value.to_ne_bytes());
@@ -182,15 +171,7 @@ fn attr_bytes(attr: &Attr) -> [u8; 88] {
     }
     let block_bytes = abi::PAGE_BYTES as u32;
     let device = device_to_wire(attr.device);
-    for value in [
-        attr.mode(),
-        attr.links,
-        attr.uid,
-        attr.gid,
-        device,
-        block_bytes,
-        0,
-    ] {
+    for value in [attr.mode(), attr.links, attr.uid, attr.gid, device, block_bytes, 0] {
         pen.put(&value.to_ne_bytes());
     }
     page
@@ -198,10 +179,7 @@ fn attr_bytes(attr: &Attr) -> [u8; 88] {
 
 fn entry_bytes(entry: &Entry) -> [u8; ENTRY_BYTES] {
     let mut page = [0; ENTRY_BYTES];
-    let mut pen = Pen {
-        page: &mut page,
-        at: 0,
-    };
+    let mut pen = Pen { page: &mut page, at: 0 };
     let (entry_secs, entry_nanos) = validity(entry.entry_ttl);
     let (attr_secs, attr_nanos) = validity(entry.attr_ttl);
     for value in [entry.id, entry.generation, entry_secs, attr_secs] {
@@ -238,14 +216,7 @@ impl<'a> DirectorySink<'a> {
         self.used
     }
 
-    fn append(
-        &mut self,
-        prefix: &[u8],
-        ino: u64,
-        next_offset: u64,
-        kind: Kind,
-        name: &[u8],
-    ) -> bool {
+    fn append(&mut self, prefix: &[u8], ino: u64, next_offset: u64, kind: Kind, name: &[u8]) -> bool {
         let bytes = (prefix.len() + DIRENT_BYTES + name.len()).next_multiple_of(8);
         let Some(page) = self.page.get_mut(self.used..self.used + bytes) else {
             return true;
@@ -272,26 +243,17 @@ pub struct DirectoryPlusSink<'a> {
 
 impl<'a> DirectoryPlusSink<'a> {
     pub fn new(page: &'a mut [u8]) -> Self {
-        Self {
-            plain: DirectorySink::new(page),
-        }
+        Self { plain: DirectorySink::new(page) }
     }
 
     /// As [`DirectorySink::add`]; an entry that was taken counts as one look-up.
     pub fn add(&mut self, entry: &Entry, next_offset: u64, name: &[u8]) -> bool {
-        self.plain.append(
-            &entry_bytes(entry),
-            entry.attr.ino,
-            next_offset,
-            entry.attr.kind,
-            name,
-        )
+        self.plain.append(&entry_bytes(entry), entry.attr.ino, next_offset, entry.attr.kind, name)
     }
 
     /// An entry without a look-up: `.` and `..`, or one that could not be looked up.
     pub fn add_bare(&mut self, ino: u64, next_offset: u64, kind: Kind, name: &[u8]) -> bool {
-        self.plain
-            .append(&[0; ENTRY_BYTES], ino, next_offset, kind, name)
+        self.plain.append(&[0; ENTRY_BYTES], ino, next_offset, kind, name)
     }
 
     pub fn used(&self) -> usize {

@@ -49,12 +49,7 @@ impl Header {
     }
 
     pub fn caller(&self, umask: u32) -> Caller {
-        Caller {
-            uid: self.uid,
-            gid: self.gid,
-            pid: self.pid,
-            umask,
-        }
+        Caller { uid: self.uid, gid: self.gid, pid: self.pid, umask }
     }
 }
 
@@ -251,10 +246,7 @@ pub fn decode(bytes: &[u8]) -> Result<Request<'_>, Errno> {
     if header.bytes as usize != bytes.len() {
         return Err(Errno::INVAL);
     }
-    let payload = bytes
-        .len()
-        .checked_sub(abi::IN_HEADER_BYTES + header.extension_bytes)
-        .ok_or(Errno::INVAL)?;
+    let payload = bytes.len().checked_sub(abi::IN_HEADER_BYTES + header.extension_bytes).ok_or(Errno::INVAL)?;
     let mut fields = Fields::new(bytes);
     fields.take(abi::IN_HEADER_BYTES)?;
     let operation = decode_operation(&header, Fields::new(fields.take(payload)?))?;
@@ -271,87 +263,45 @@ fn decode_operation<'a>(header: &Header, mut fields: Fields<'a>) -> Result<Opera
             let flags = f.u32()?;
             f.u32()?;
             let fh = f.u64()?;
-            Operation::Getattr {
-                fh: (flags & abi::GETATTR_FH != 0).then_some(fh),
-            }
+            Operation::Getattr { fh: (flags & abi::GETATTR_FH != 0).then_some(fh) }
         }
-        opcode::SETATTR => Operation::Setattr {
-            change: setattr(f)?,
-        },
+        opcode::SETATTR => Operation::Setattr { change: setattr(f)? },
         opcode::READLINK => Operation::Readlink,
-        opcode::SYMLINK => Operation::Symlink {
-            name: f.name()?,
-            target: f.text()?,
-        },
+        opcode::SYMLINK => Operation::Symlink { name: f.name()?, target: f.text()? },
         opcode::MKNOD => {
             let (mode, device, umask) = (f.u32()?, f.u32()?, f.u32()?);
             f.u32()?;
-            Operation::Mknod {
-                name: f.name()?,
-                mode,
-                device: device_from_wire(device),
-                umask,
-            }
+            Operation::Mknod { name: f.name()?, mode, device: device_from_wire(device), umask }
         }
         opcode::MKDIR => {
             let (mode, umask) = (f.u32()?, f.u32()?);
-            Operation::Mkdir {
-                name: f.name()?,
-                perm: mode & 0o7777,
-                umask,
-            }
+            Operation::Mkdir { name: f.name()?, perm: mode & 0o7777, umask }
         }
         opcode::UNLINK => Operation::Unlink { name: f.name()? },
         opcode::RMDIR => Operation::Rmdir { name: f.name()? },
         opcode::RENAME => {
             let new_parent = f.u64()?;
-            Operation::Rename {
-                new_parent,
-                name: f.name()?,
-                new_name: f.name()?,
-                flags: RenameFlags::empty(),
-            }
+            Operation::Rename { new_parent, name: f.name()?, new_name: f.name()?, flags: RenameFlags::empty() }
         }
         opcode::RENAME2 => {
             let (new_parent, flags) = (f.u64()?, f.u32()?);
             f.u32()?;
             let flags = RenameFlags::from_bits_retain(flags);
-            Operation::Rename {
-                new_parent,
-                name: f.name()?,
-                new_name: f.name()?,
-                flags,
-            }
+            Operation::Rename { new_parent, name: f.name()?, new_name: f.name()?, flags }
         }
-        opcode::LINK => Operation::Link {
-            source: f.u64()?,
-            new_name: f.name()?,
-        },
+        opcode::LINK => Operation::Link { source: f.u64()?, new_name: f.name()? },
         opcode::OPEN => {
             let (flags, extra) = (open_flags(f)?, f.u32()?);
-            Operation::Open {
-                flags,
-                kill_suidgid: extra & abi::OPEN_KILL_SUIDGID != 0,
-            }
+            Operation::Open { flags, kill_suidgid: extra & abi::OPEN_KILL_SUIDGID != 0 }
         }
         opcode::CREATE => {
             let (flags, mode, umask, extra) = (open_flags(f)?, f.u32()?, f.u32()?, f.u32()?);
             let kill_suidgid = extra & abi::OPEN_KILL_SUIDGID != 0;
-            Operation::Create {
-                name: f.name()?,
-                perm: mode & 0o7777,
-                umask,
-                flags,
-                kill_suidgid,
-            }
+            Operation::Create { name: f.name()?, perm: mode & 0o7777, umask, flags, kill_suidgid }
         }
         opcode::TMPFILE => {
             let (flags, mode, umask) = (open_flags(f)?, f.u32()?, f.u32()?);
-            Operation::Tmpfile {
-                perm: mode & 0o7777,
-                umask,
-                flags,
-            }
+            Operation::Tmpfile { perm: mode & 0o7777, umask, flags }
         }
         opcode::READ => {
             let (fh, offset, size) = list_place(f)?;
@@ -361,41 +311,20 @@ fn decode_operation<'a>(header: &Header, mut fields: Fields<'a>) -> Result<Opera
         opcode::FLUSH => {
             let fh = f.u64()?;
             f.u64()?;
-            Operation::Flush {
-                fh,
-                lock_owner: f.u64()?,
-            }
+            Operation::Flush { fh, lock_owner: f.u64()? }
         }
         opcode::RELEASE => {
             let (fh, _open_flags, flags) = (f.u64()?, f.u32()?, f.u32()?);
             let flush = flags & abi::RELEASE_FLUSH != 0;
             let flock_unlock = flags & abi::RELEASE_FLOCK_UNLOCK != 0;
-            Operation::Release {
-                fh,
-                flags: ReleaseFlags {
-                    flush,
-                    flock_unlock,
-                },
-            }
+            Operation::Release { fh, flags: ReleaseFlags { flush, flock_unlock } }
         }
-        opcode::FSYNC => Operation::Fsync {
-            fh: f.u64()?,
-            data_only: f.u32()? & abi::FSYNC_DATA_ONLY != 0,
-        },
+        opcode::FSYNC => Operation::Fsync { fh: f.u64()?, data_only: f.u32()? & abi::FSYNC_DATA_ONLY != 0 },
         opcode::FALLOCATE => {
             let (fh, offset, length, mode) = (f.u64()?, f.u64()?, f.u64()?, f.u32()?);
-            Operation::Fallocate {
-                fh,
-                mode,
-                offset,
-                length,
-            }
+            Operation::Fallocate { fh, mode, offset, length }
         }
-        opcode::LSEEK => Operation::Lseek {
-            fh: f.u64()?,
-            offset: f.u64()?,
-            whence: f.u32()?,
-        },
+        opcode::LSEEK => Operation::Lseek { fh: f.u64()?, offset: f.u64()?, whence: f.u32()? },
         opcode::COPY_FILE_RANGE => copy_file_range(header, f, false)?,
         opcode::COPY_FILE_RANGE_64 => copy_file_range(header, f, true)?,
         opcode::OPENDIR => Operation::Opendir,
@@ -408,26 +337,16 @@ fn decode_operation<'a>(header: &Header, mut fields: Fields<'a>) -> Result<Opera
             Operation::Readdirplus { fh, offset, size }
         }
         opcode::RELEASEDIR => Operation::Releasedir { fh: f.u64()? },
-        opcode::FSYNCDIR => Operation::Fsyncdir {
-            fh: f.u64()?,
-            data_only: f.u32()? & abi::FSYNC_DATA_ONLY != 0,
-        },
+        opcode::FSYNCDIR => Operation::Fsyncdir { fh: f.u64()?, data_only: f.u32()? & abi::FSYNC_DATA_ONLY != 0 },
         opcode::STATFS => Operation::Statfs,
         opcode::GETXATTR => {
             let size = f.u32()?;
             f.u32()?;
-            Operation::Getxattr {
-                name: f.text()?,
-                size,
-            }
+            Operation::Getxattr { name: f.text()?, size }
         }
         opcode::SETXATTR => {
             let (size, flags) = (f.u32()?, f.u32()?);
-            Operation::Setxattr {
-                name: f.text()?,
-                value: f.take(size as usize)?,
-                flags,
-            }
+            Operation::Setxattr { name: f.text()?, value: f.take(size as usize)?, flags }
         }
         opcode::LISTXATTR => Operation::Listxattr { size: f.u32()? },
         opcode::REMOVEXATTR => Operation::Removexattr { name: f.text()? },
@@ -455,52 +374,22 @@ fn write<'a>(f: &mut Fields<'a>) -> Result<Operation<'a>, Errno> {
     let _lock_owner = f.u64()?;
     let open = f.u32()?;
     f.u32()?;
-    let flags = WriteFlags {
-        cached: flags & abi::WRITE_CACHE != 0,
-        kill_suidgid: flags & abi::WRITE_KILL_SUIDGID != 0,
-        open,
-    };
-    Ok(Operation::Write {
-        fh,
-        offset,
-        bytes: f.take(size as usize)?,
-        flags,
-    })
+    let flags =
+        WriteFlags { cached: flags & abi::WRITE_CACHE != 0, kill_suidgid: flags & abi::WRITE_KILL_SUIDGID != 0, open };
+    Ok(Operation::Write { fh, offset, bytes: f.take(size as usize)?, flags })
 }
 
 fn batch_forget<'a>(f: &mut Fields<'a>) -> Result<Operation<'a>, Errno> {
     let count = f.u32()? as usize;
     f.u32()?;
     let bytes = f.take(count.checked_mul(16).ok_or(Errno::INVAL)?)?;
-    Ok(Operation::BatchForget {
-        forgets: Forgets {
-            pairs: bytes.as_chunks().0,
-        },
-    })
+    Ok(Operation::BatchForget { forgets: Forgets { pairs: bytes.as_chunks().0 } })
 }
 
-fn copy_file_range<'a>(
-    header: &Header,
-    f: &mut Fields<'a>,
-    wide: bool,
-) -> Result<Operation<'a>, Errno> {
-    let from = FilePlace {
-        id: header.node,
-        fh: f.u64()?,
-        offset: f.u64()?,
-    };
-    let to = FilePlace {
-        id: f.u64()?,
-        fh: f.u64()?,
-        offset: f.u64()?,
-    };
-    Ok(Operation::CopyFileRange {
-        from,
-        to,
-        length: f.u64()?,
-        flags: f.u64()?,
-        wide,
-    })
+fn copy_file_range<'a>(header: &Header, f: &mut Fields<'a>, wide: bool) -> Result<Operation<'a>, Errno> {
+    let from = FilePlace { id: header.node, fh: f.u64()?, offset: f.u64()? };
+    let to = FilePlace { id: f.u64()?, fh: f.u64()?, offset: f.u64()? };
+    Ok(Operation::CopyFileRange { from, to, length: f.u64()?, flags: f.u64()?, wide })
 }
 
 fn offer(f: &mut Fields<'_>) -> Result<Offer, Errno> {
@@ -509,12 +398,7 @@ fn offer(f: &mut Fields<'_>) -> Result<Offer, Errno> {
     if flags & abi::init::INIT_EXT != 0 {
         flags |= u64::from(f.u32()?) << 32;
     }
-    Ok(Offer {
-        major,
-        minor,
-        readahead_bytes_max,
-        flags,
-    })
+    Ok(Offer { major, minor, readahead_bytes_max, flags })
 }
 
 fn setattr(f: &mut Fields<'_>) -> Result<SetAttr, Errno> {
@@ -532,13 +416,7 @@ fn setattr(f: &mut Fields<'_>) -> Result<SetAttr, Errno> {
     // The kernel sends signed seconds in an unsigned field.
     let stamp = |which: usize| Timestamp::from_parts(secs[which] as i64, nanos[which]);
     let time = |set: u32, now: u32, which: usize| {
-        has(set).then(|| {
-            if has(now) {
-                TimeChange::Now
-            } else {
-                TimeChange::At(stamp(which))
-            }
-        })
+        has(set).then(|| if has(now) { TimeChange::Now } else { TimeChange::At(stamp(which)) })
     };
     Ok(SetAttr {
         perm: has(fattr::MODE).then_some(mode & 0o7777),
@@ -556,8 +434,5 @@ fn setattr(f: &mut Fields<'_>) -> Result<SetAttr, Errno> {
 
 /// 12 bits of major number amid 20 bits of minor number, to `dev_t`.
 fn device_from_wire(wire: u32) -> u64 {
-    rustix::fs::makedev(
-        (wire >> 8) & 0xfff,
-        (wire & 0xff) | ((wire >> 12) & 0xf_ff00),
-    )
+    rustix::fs::makedev((wire >> 8) & 0xfff, (wire & 0xff) | ((wire >> 12) & 0xf_ff00))
 }

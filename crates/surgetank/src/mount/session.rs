@@ -77,26 +77,14 @@ pub struct Session {
 
 impl Session {
     /// Shakes hands on a freshly mounted descriptor and hires the crew. Returns when requests are being served.
-    pub fn start<F: Filesystem>(
-        device: OwnedFd,
-        filesystem: &Arc<F>,
-        options: &Options,
-    ) -> io::Result<Self> {
+    pub fn start<F: Filesystem>(device: OwnedFd, filesystem: &Arc<F>, options: &Options) -> io::Result<Self> {
         let agreed = handshake(&device, options)?;
         let device = Arc::new(device);
         let notifier = Notifier::new(Arc::clone(&device));
         filesystem.started(&notifier, &agreed);
-        let crew = Arc::new(Crew::new(
-            device,
-            options.threads_max,
-            agreed.transfer_bytes_max,
-        ));
+        let crew = Arc::new(Crew::new(device, options.threads_max, agreed.transfer_bytes_max));
         crew.start(filesystem)?;
-        Ok(Self {
-            crew,
-            notifier,
-            agreed,
-        })
+        Ok(Self { crew, notifier, agreed })
     }
 
     pub fn notifier(&self) -> &Notifier {
@@ -138,9 +126,7 @@ fn handshake(device: &OwnedFd, options: &Options) -> io::Result<Agreed> {
     };
     let request = request::decode(&buffer[..bytes])?;
     let Operation::Init { offer } = request.operation else {
-        return Err(io::Error::other(
-            "the kernel's first request is not the handshake: is the descriptor in use?",
-        ));
+        return Err(io::Error::other("the kernel's first request is not the handshake: is the descriptor in use?"));
     };
     if offer.major != abi::VERSION_MAJOR || offer.minor < abi::VERSION_MINOR_MIN {
         let text = format!(
@@ -150,12 +136,7 @@ fn handshake(device: &OwnedFd, options: &Options) -> io::Result<Agreed> {
             abi::VERSION_MAJOR,
             abi::VERSION_MINOR_MIN
         );
-        send(
-            device,
-            request.header.unique,
-            Errno::PROTO.raw_os_error(),
-            &[],
-        )?;
+        send(device, request.header.unique, Errno::PROTO.raw_os_error(), &[])?;
         return Err(io::Error::new(io::ErrorKind::Unsupported, text));
     }
     let (agreed, answer) = agree(&offer, options);

@@ -13,8 +13,8 @@ use surgetank_core::namespace::{self, Found, Grant, Namespace};
 
 use crate::mount::filesystem::{FilePlace, ReleaseFlags};
 use crate::mount::{
-    Agreed, Attributes, BackingId, DirectorySink, Entry, Filesystem, Looked, Notifier, Opened,
-    OpenedDirectory, SetAttr, SpaceReport, TimeChange, WriteFlags,
+    Agreed, Attributes, BackingId, DirectorySink, Entry, Filesystem, Looked, Notifier, Opened, OpenedDirectory,
+    SetAttr, SpaceReport, TimeChange, WriteFlags,
 };
 
 pub struct Door {
@@ -40,10 +40,7 @@ struct Backings {
 
 impl namespace::Door for Backings {
     fn back(&self, file: BorrowedFd<'_>) -> std::io::Result<u32> {
-        let notifier = self
-            .notifier
-            .get()
-            .ok_or_else(|| std::io::Error::from(Errno::NOTCONN))?;
+        let notifier = self.notifier.get().ok_or_else(|| std::io::Error::from(Errno::NOTCONN))?;
         let id = notifier.backing_open(file)?;
         let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
         let slot = match ids.iter().position(Option::is_none) {
@@ -60,12 +57,8 @@ impl namespace::Door for Backings {
     }
 
     fn unback(&self, backing: u32) {
-        let id = self
-            .ids
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get_mut(backing as usize)
-            .and_then(Option::take);
+        let id =
+            self.ids.lock().unwrap_or_else(PoisonError::into_inner).get_mut(backing as usize).and_then(Option::take);
         if let (Some(id), Some(notifier)) = (id, self.notifier.get())
             && let Err(why) = notifier.backing_close(id)
         {
@@ -89,12 +82,7 @@ impl namespace::Door for Backings {
 
 impl Backings {
     fn id(&self, slot: u32) -> Option<BackingId> {
-        self.ids
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(slot as usize)
-            .copied()
-            .flatten()
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner).get(slot as usize).copied().flatten()
     }
 }
 
@@ -163,12 +151,7 @@ impl Door {
             Grant::Mediated => None,
         };
         // Pages of an earlier mediated open may be older than what was written directly since: never kept.
-        Opened {
-            fh: opened.handle,
-            backing,
-            no_flush: true,
-            ..Opened::default()
-        }
+        Opened { fh: opened.handle, backing, no_flush: true, ..Opened::default() }
     }
 }
 
@@ -193,9 +176,7 @@ impl Filesystem for Door {
         self.serve(|ns| match ns.lookup(caller, FileId(parent), name) {
             Ok(found) => Ok(Looked::Found(self.entry(&found))),
             // Others may make the name in the store at any moment.
-            Err(fault) if fault.errno == Errno::NOENT => Ok(Looked::Missing {
-                ttl: ns.absent_ttl(FileId(parent)),
-            }),
+            Err(fault) if fault.errno == Errno::NOENT => Ok(Looked::Missing { ttl: ns.absent_ttl(FileId(parent)) }),
             Err(fault) => Err(fault),
         })
     }
@@ -205,12 +186,7 @@ impl Filesystem for Door {
     }
 
     fn getattr(&self, _caller: &Caller, id: u64, fh: Option<u64>) -> FsResult<Attributes> {
-        self.serve(|ns| {
-            ns.getattr(FileId(id), fh).map(|a| Attributes {
-                attr: self.shown(a.attr),
-                ttl: a.ttl,
-            })
-        })
+        self.serve(|ns| ns.getattr(FileId(id), fh).map(|a| Attributes { attr: self.shown(a.attr), ttl: a.ttl }))
     }
 
     fn setattr(&self, caller: &Caller, id: u64, change: &SetAttr) -> FsResult<Attributes> {
@@ -234,11 +210,7 @@ impl Filesystem for Door {
         };
         self.keep_true_ids(&mut set);
         self.serve(|ns| {
-            ns.setattr(caller, FileId(id), change.fh, &set)
-                .map(|a| Attributes {
-                    attr: self.shown(a.attr),
-                    ttl: a.ttl,
-                })
+            ns.setattr(caller, FileId(id), change.fh, &set).map(|a| Attributes { attr: self.shown(a.attr), ttl: a.ttl })
         })
     }
 
@@ -247,31 +219,15 @@ impl Filesystem for Door {
     }
 
     fn symlink(&self, caller: &Caller, parent: u64, name: &[u8], target: &[u8]) -> FsResult<Entry> {
-        self.serve(|ns| {
-            ns.symlink(caller, FileId(parent), name, target)
-                .map(|found| self.entry(&found))
-        })
+        self.serve(|ns| ns.symlink(caller, FileId(parent), name, target).map(|found| self.entry(&found)))
     }
 
-    fn mknod(
-        &self,
-        caller: &Caller,
-        parent: u64,
-        name: &[u8],
-        mode: u32,
-        device: u64,
-    ) -> FsResult<Entry> {
-        self.serve(|ns| {
-            ns.mknod(caller, FileId(parent), name, mode, device)
-                .map(|found| self.entry(&found))
-        })
+    fn mknod(&self, caller: &Caller, parent: u64, name: &[u8], mode: u32, device: u64) -> FsResult<Entry> {
+        self.serve(|ns| ns.mknod(caller, FileId(parent), name, mode, device).map(|found| self.entry(&found)))
     }
 
     fn mkdir(&self, caller: &Caller, parent: u64, name: &[u8], perm: u32) -> FsResult<Entry> {
-        self.serve(|ns| {
-            ns.mkdir(caller, FileId(parent), name, perm)
-                .map(|found| self.entry(&found))
-        })
+        self.serve(|ns| ns.mkdir(caller, FileId(parent), name, perm).map(|found| self.entry(&found)))
     }
 
     fn unlink(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
@@ -291,32 +247,14 @@ impl Filesystem for Door {
         new_name: &[u8],
         flags: RenameFlags,
     ) -> FsResult<()> {
-        self.serve(|ns| {
-            ns.rename(
-                caller,
-                FileId(parent),
-                name,
-                FileId(new_parent),
-                new_name,
-                flags.bits(),
-            )
-        })
+        self.serve(|ns| ns.rename(caller, FileId(parent), name, FileId(new_parent), new_name, flags.bits()))
     }
 
     fn link(&self, caller: &Caller, id: u64, new_parent: u64, new_name: &[u8]) -> FsResult<Entry> {
-        self.serve(|ns| {
-            ns.link(caller, FileId(id), FileId(new_parent), new_name)
-                .map(|found| self.entry(&found))
-        })
+        self.serve(|ns| ns.link(caller, FileId(id), FileId(new_parent), new_name).map(|found| self.entry(&found)))
     }
 
-    fn open(
-        &self,
-        caller: &Caller,
-        id: u64,
-        flags: OFlags,
-        kill_suidgid: bool,
-    ) -> FsResult<Opened> {
+    fn open(&self, caller: &Caller, id: u64, flags: OFlags, kill_suidgid: bool) -> FsResult<Opened> {
         self.serve(|ns| {
             let opened = ns.open_file(caller, FileId(id), flags.bits() as i32)?;
             if kill_suidgid {
@@ -336,8 +274,7 @@ impl Filesystem for Door {
         kill_suidgid: bool,
     ) -> FsResult<(Entry, Opened)> {
         self.serve(|ns| {
-            let (found, opened) =
-                ns.create(caller, FileId(parent), name, perm, flags.bits() as i32)?;
+            let (found, opened) = ns.create(caller, FileId(parent), name, perm, flags.bits() as i32)?;
             if kill_suidgid {
                 ns.clear_suidgid(found.id);
             }
@@ -345,28 +282,14 @@ impl Filesystem for Door {
         })
     }
 
-    fn tmpfile(
-        &self,
-        caller: &Caller,
-        parent: u64,
-        perm: u32,
-        flags: OFlags,
-    ) -> FsResult<(Entry, Opened)> {
+    fn tmpfile(&self, caller: &Caller, parent: u64, perm: u32, flags: OFlags) -> FsResult<(Entry, Opened)> {
         self.serve(|ns| {
-            let (found, opened) =
-                ns.create_unnamed(caller, FileId(parent), perm, flags.bits() as i32)?;
+            let (found, opened) = ns.create_unnamed(caller, FileId(parent), perm, flags.bits() as i32)?;
             Ok((self.entry(&found), self.opened(&opened)))
         })
     }
 
-    fn read(
-        &self,
-        _caller: &Caller,
-        _id: u64,
-        fh: u64,
-        offset: u64,
-        buffer: &mut [u8],
-    ) -> FsResult<usize> {
+    fn read(&self, _caller: &Caller, _id: u64, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
         self.serve(|ns| ns.read(fh, offset, buffer))
     }
 
@@ -400,26 +323,11 @@ impl Filesystem for Door {
         self.serve(|ns| ns.fsync(fh, data_only))
     }
 
-    fn fallocate(
-        &self,
-        _caller: &Caller,
-        _id: u64,
-        fh: u64,
-        mode: u32,
-        offset: u64,
-        length: u64,
-    ) -> FsResult<()> {
+    fn fallocate(&self, _caller: &Caller, _id: u64, fh: u64, mode: u32, offset: u64, length: u64) -> FsResult<()> {
         self.serve(|ns| ns.allocate(fh, mode, offset, length))
     }
 
-    fn lseek(
-        &self,
-        _caller: &Caller,
-        _id: u64,
-        fh: u64,
-        offset: u64,
-        whence: u32,
-    ) -> FsResult<u64> {
+    fn lseek(&self, _caller: &Caller, _id: u64, fh: u64, offset: u64, whence: u32) -> FsResult<u64> {
         self.serve(|ns| ns.seek(fh, offset, whence as i32))
     }
 
@@ -437,22 +345,11 @@ impl Filesystem for Door {
     fn opendir(&self, caller: &Caller, id: u64) -> FsResult<OpenedDirectory> {
         self.serve(|ns| {
             let (fh, ours) = ns.opendir(caller, FileId(id))?;
-            Ok(OpenedDirectory {
-                fh,
-                cache: ours,
-                keep_cache: ours,
-            })
+            Ok(OpenedDirectory { fh, cache: ours, keep_cache: ours })
         })
     }
 
-    fn readdir(
-        &self,
-        _caller: &Caller,
-        id: u64,
-        fh: u64,
-        offset: u64,
-        sink: &mut DirectorySink<'_>,
-    ) -> FsResult<()> {
+    fn readdir(&self, _caller: &Caller, id: u64, fh: u64, offset: u64, sink: &mut DirectorySink<'_>) -> FsResult<()> {
         self.serve(|ns| {
             let listing = ns.listing(fh, offset)?;
             if offset == 0 && sink.add(ns.ino(FileId(id)), 1, Kind::Directory, b".") {
@@ -500,14 +397,7 @@ impl Filesystem for Door {
         self.serve(|ns| ns.getxattr(FileId(id), name))
     }
 
-    fn setxattr(
-        &self,
-        caller: &Caller,
-        id: u64,
-        name: &[u8],
-        value: &[u8],
-        flags: u32,
-    ) -> FsResult<()> {
+    fn setxattr(&self, caller: &Caller, id: u64, name: &[u8], value: &[u8], flags: u32) -> FsResult<()> {
         self.serve(|ns| ns.setxattr(caller, FileId(id), name, value, flags as i32))
     }
 

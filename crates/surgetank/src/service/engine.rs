@@ -12,9 +12,9 @@ use surgetank_core::model::{Mode, RunId};
 use surgetank_core::namespace::tree::State;
 use surgetank_core::namespace::{Namespace, Undurable};
 use surgetank_core::report::{
-    Conflict, DeviceStatus, DrainSummary, FileState, Health, MountSummary, NotDurable, Oldest,
-    PathText, Prefetch, Progress, Queue, ReplicaStatus, Scope, Status, Summary, TierStatus,
-    TierSummary, Trouble, Undelivered, Verdict, Why,
+    Conflict, DeviceStatus, DrainSummary, FileState, Health, MountSummary, NotDurable, Oldest, PathText, Prefetch,
+    Progress, Queue, ReplicaStatus, Scope, Status, Summary, TierStatus, TierSummary, Trouble, Undelivered, Verdict,
+    Why,
 };
 use surgetank_core::store::StorePath;
 
@@ -60,20 +60,8 @@ impl Served {
         door: Arc<Door>,
         prefetcher: Prefetcher,
     ) -> Self {
-        let rate = Mutex::new(Rate {
-            at: Instant::now(),
-            bytes: 0,
-            per_second: 0,
-        });
-        Self {
-            namespace,
-            drain,
-            runs,
-            door,
-            prefetcher,
-            begun: Mutex::default(),
-            rate,
-        }
+        let rate = Mutex::new(Rate { at: Instant::now(), bytes: 0, per_second: 0 });
+        Self { namespace, drain, runs, door, prefetcher, begun: Mutex::default(), rate }
     }
 
     fn mark(&self) -> Mark {
@@ -90,8 +78,7 @@ impl Served {
         let mut rate = self.rate.lock().unwrap_or_else(PoisonError::into_inner);
         let elapsed = rate.at.elapsed();
         if elapsed >= RATE_WINDOW {
-            rate.per_second =
-                (now.saturating_sub(rate.bytes) as f64 / elapsed.as_secs_f64()) as u64;
+            rate.per_second = (now.saturating_sub(rate.bytes) as f64 / elapsed.as_secs_f64()) as u64;
             rate.at = Instant::now();
             rate.bytes = now;
         }
@@ -108,11 +95,7 @@ impl Served {
     /// they would be called open, or waiting.
     fn is_releasing(&self, scope: &Scope, begun: Option<Mark>) -> bool {
         begun.is_some_and(|begun| begun.at.elapsed() < RELEASE_PATIENCE)
-            && self
-                .namespace
-                .unsealed(scope.run)
-                .iter()
-                .any(|path| scope.covers(path))
+            && self.namespace.unsealed(scope.run).iter().any(|path| scope.covers(path))
     }
 
     fn trouble(&self) -> Option<Trouble> {
@@ -126,11 +109,7 @@ impl Served {
     }
 
     fn fault(path: &[u8], fault: &surgetank_core::error::Fault) -> Error {
-        Error::new(format!(
-            "{}: cannot be looked up",
-            String::from_utf8_lossy(path)
-        ))
-        .why(fault)
+        Error::new(format!("{}: cannot be looked up", String::from_utf8_lossy(path))).why(fault)
     }
 }
 
@@ -147,9 +126,7 @@ impl Engine for Served {
             let dirty_bytes = namespace.dirty_bytes_of(device);
             let health = match device.sickness() {
                 None => Health::Well,
-                Some(errno) => Health::Sick {
-                    reason: errno.to_string(),
-                },
+                Some(errno) => Health::Sick { reason: errno.to_string() },
             };
             let shown = DeviceStatus {
                 path: PathText::from(device.path()),
@@ -164,11 +141,7 @@ impl Engine for Served {
             if device.survives() != Survives::Node {
                 status.at_risk_node_bytes += dirty_bytes;
             }
-            match status
-                .tiers
-                .iter_mut()
-                .find(|tier| tier.name == device.tier_name())
-            {
+            match status.tiers.iter_mut().find(|tier| tier.name == device.tier_name()) {
                 Some(tier) => {
                     tier.cap_bytes += view.cap_bytes;
                     tier.used_bytes += view.used_bytes;
@@ -192,10 +165,7 @@ impl Engine for Served {
             files: waiting.files,
             bytes: waiting.bytes,
             operations: waiting.operations,
-            oldest: waiting.oldest.map(|(path, age)| Oldest {
-                path: PathText(path),
-                age_seconds: age.as_secs(),
-            }),
+            oldest: waiting.oldest.map(|(path, age)| Oldest { path: PathText(path), age_seconds: age.as_secs() }),
             bytes_per_second: self.bytes_per_second(),
         };
         status.troubles.extend(self.trouble());
@@ -211,22 +181,14 @@ impl Engine for Served {
     }
 
     fn why(&self, path: &[u8]) -> Result<Why> {
-        let id = self
+        let id = self.namespace.find(path).map_err(|fault| Self::fault(path, &fault))?;
+        let answer = self
             .namespace
-            .find(path)
-            .map_err(|fault| Self::fault(path, &fault))?;
-        let answer = self.namespace.where_is(id).ok_or_else(|| {
-            Error::new(format!(
-                "{}: has no name any more",
-                String::from_utf8_lossy(path)
-            ))
-        })?;
+            .where_is(id)
+            .ok_or_else(|| Error::new(format!("{}: has no name any more", String::from_utf8_lossy(path))))?;
         let mut replicas = Vec::new();
         if let Some((tier, file)) = answer.replica {
-            replicas.push(ReplicaStatus {
-                tier,
-                file: PathText(file),
-            });
+            replicas.push(ReplicaStatus { tier, file: PathText(file) });
         }
         let trouble = answer.pending.map(|reason| Trouble {
             path: None,
@@ -257,12 +219,7 @@ impl Engine for Served {
 
     fn progress(&self, scope: &Scope) -> Progress {
         let left = self.undurable(scope, false);
-        let begun = self
-            .begun
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&scope.run)
-            .copied();
+        let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner).get(&scope.run).copied();
         let now = self.mark();
         let since = begun.unwrap_or(now);
         Progress {
@@ -273,8 +230,7 @@ impl Engine for Served {
             done_bytes: now.bytes - since.bytes,
             bytes_per_second: self.bytes_per_second(),
             trouble: self.trouble(),
-            settled: ((left.is_empty() && self.namespace.lingering_none())
-                || self.drain.settled(scope.run))
+            settled: ((left.is_empty() && self.namespace.lingering_none()) || self.drain.settled(scope.run))
                 && !self.is_releasing(scope, begun),
         }
     }
@@ -287,17 +243,13 @@ impl Engine for Served {
             if progress.settled || left.is_zero() {
                 return progress;
             }
-            self.namespace
-                .wait_change(left.min(Duration::from_millis(50)));
+            self.namespace.wait_change(left.min(Duration::from_millis(50)));
         }
     }
 
     fn begin_final_drain(&self, scope: &Scope) {
         let mark = self.mark();
-        self.begun
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(scope.run, mark);
+        self.begun.lock().unwrap_or_else(PoisonError::into_inner).insert(scope.run, mark);
         if self.namespace.config.keep_at_exit == surgetank_core::config::KeepAtExit::Drain {
             self.namespace.drain_kept(scope.run);
         }
@@ -314,21 +266,11 @@ impl Engine for Served {
                     safe_at: PathText(one.safe_in.into_bytes()),
                 });
             } else {
-                verdict.undelivered.push(Undelivered {
-                    operation: one.operation,
-                    why: one.why,
-                });
+                verdict.undelivered.push(Undelivered { operation: one.operation, why: one.why });
             }
         }
-        for noted in self
-            .namespace
-            .troubles()
-            .into_iter()
-            .filter(|noted| noted.counts)
-        {
-            let mine = scope
-                .run
-                .is_none_or(|run| noted.run == run || noted.run == RunId(0));
+        for noted in self.namespace.troubles().into_iter().filter(|noted| noted.counts) {
+            let mine = scope.run.is_none_or(|run| noted.run == run || noted.run == RunId(0));
             if !mine || !scope.covers(noted.path.as_bytes()) {
                 continue;
             }
@@ -337,10 +279,7 @@ impl Engine for Served {
                     path: PathText(noted.path.into_bytes()),
                     kept_as: PathText(kept_as.into_bytes()),
                 }),
-                None => verdict.undelivered.push(Undelivered {
-                    operation: noted.path,
-                    why: noted.what,
-                }),
+                None => verdict.undelivered.push(Undelivered { operation: noted.path, why: noted.what }),
             }
         }
         for (_, path, _) in self.namespace.kept(scope.run, Mode::Keep) {
@@ -379,22 +318,13 @@ impl Engine for Served {
             }
         }
         let now = self.mark();
-        let begun = self
-            .begun
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&run)
-            .copied();
+        let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner).get(&run).copied();
         let tail = begun.map_or(Duration::ZERO, |begun| begun.at.elapsed());
         let tail_bytes = begun.map_or(0, |begun| now.bytes - begun.bytes);
         summary.drain = DrainSummary {
             files: now.files,
             bytes: now.bytes,
-            bytes_per_second: if tail.is_zero() {
-                0
-            } else {
-                (tail_bytes as f64 / tail.as_secs_f64()) as u64
-            },
+            bytes_per_second: if tail.is_zero() { 0 } else { (tail_bytes as f64 / tail.as_secs_f64()) as u64 },
             tail_ms: u64::try_from(tail.as_millis()).unwrap_or(u64::MAX),
         };
         let counters = &self.namespace.counters;
@@ -412,9 +342,7 @@ impl Engine for Served {
     fn evict(&self, path: &[u8]) -> Result<u64> {
         let mut freed = 0;
         for id in self.namespace.files_below(path)? {
-            freed += self
-                .namespace
-                .evict(id, "evicted because a person asked for it")?;
+            freed += self.namespace.evict(id, "evicted because a person asked for it")?;
         }
         Ok(freed)
     }
@@ -454,15 +382,9 @@ impl Engine for Served {
         self.drain.stop();
         let all = self.namespace.finish();
         if !all {
-            tracing::warn!(
-                "not everything is in the store; state and tiers are left for the next agent"
-            );
+            tracing::warn!("not everything is in the store; state and tiers are left for the next agent");
         }
-        if let Err(why) = self
-            .namespace
-            .catalog
-            .sync(self.namespace.catalog.position())
-        {
+        if let Err(why) = self.namespace.catalog.sync(self.namespace.catalog.position()) {
             tracing::warn!(%why, "the catalog could not be synced");
         }
     }

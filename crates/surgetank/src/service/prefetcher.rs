@@ -22,32 +22,17 @@ impl Prefetcher {
             let (namespace, stop) = (namespace.clone(), stop.clone());
             let work = move || {
                 let done = namespace.prefetch_by_rules(&|| stop.load(Ordering::Relaxed));
-                tracing::info!(
-                    files = done.files,
-                    bytes = done.bytes,
-                    "prefetched by rules"
-                );
+                tracing::info!(files = done.files, bytes = done.bytes, "prefetched by rules");
             };
-            thread = Some(
-                std::thread::Builder::new()
-                    .name("prefetch".to_owned())
-                    .spawn(work)?,
-            );
+            thread = Some(std::thread::Builder::new().name("prefetch".to_owned()).spawn(work)?);
         }
-        Ok(Self {
-            stop,
-            thread: Mutex::new(thread),
-        })
+        Ok(Self { stop, thread: Mutex::new(thread) })
     }
 
     /// Returns when nothing is brought in any more.
     pub fn end(&self) {
         self.stop.store(true, Ordering::Relaxed);
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if thread.is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the prefetching thread panicked");
         }

@@ -27,10 +27,7 @@ impl Runs {
 
     pub fn release(&self, run: RunId) {
         self.runs().retain(|(known, _)| *known != run);
-        self.known
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     fn runs(&self) -> std::sync::MutexGuard<'_, Vec<(RunId, u32)>> {
@@ -76,12 +73,7 @@ fn descent(pid: u32, runs: &[(RunId, u32)]) -> RunId {
 fn parent_of(pid: u32) -> Option<u32> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The command's name may hold spaces and parentheses; what follows the last one is plain.
-    stat.rsplit_once(')')?
-        .1
-        .split_whitespace()
-        .nth(1)?
-        .parse()
-        .ok()
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -92,10 +84,7 @@ mod tests {
     fn a_child_belongs_to_the_run_of_its_ancestor() {
         let runs = Runs::default();
         let mine = runs.register(std::process::id());
-        let mut child = std::process::Command::new("sleep")
-            .arg("30")
-            .spawn()
-            .unwrap();
+        let mut child = std::process::Command::new("sleep").arg("30").spawn().unwrap();
         let other = runs.register(u32::MAX - 1);
         assert_eq!(runs.run_of(child.id()), mine);
         assert_eq!(runs.run_of(1), RunId(0));

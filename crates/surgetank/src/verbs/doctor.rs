@@ -54,17 +54,8 @@ pub struct Finding {
 }
 
 impl Finding {
-    pub(super) fn new(
-        about: impl Into<String>,
-        verdict: Verdict,
-        found: impl Into<String>,
-    ) -> Self {
-        Self {
-            about: about.into(),
-            verdict,
-            found: found.into(),
-            remedy: String::new(),
-        }
+    pub(super) fn new(about: impl Into<String>, verdict: Verdict, found: impl Into<String>) -> Self {
+        Self { about: about.into(), verdict, found: found.into(), remedy: String::new() }
     }
     pub(super) fn remedy(mut self, remedy: impl Into<String>) -> Self {
         self.remedy = remedy.into();
@@ -75,15 +66,10 @@ impl Finding {
 /// Exit code 0 when `run` would work, 1 when not.
 pub fn run(args: DoctorArgs) -> Result<u8> {
     let findings = examine(&args);
-    let works = findings
-        .iter()
-        .all(|finding| finding.verdict != Verdict::Bad);
+    let works = findings.iter().all(|finding| finding.verdict != Verdict::Bad);
     let mut out = BufWriter::new(io::stdout().lock());
-    let written = if args.json {
-        write_json(&findings, works, &mut out)
-    } else {
-        write_text(&findings, works, &mut out)
-    };
+    let written =
+        if args.json { write_json(&findings, works, &mut out) } else { write_text(&findings, works, &mut out) };
     match written.and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(Error::new("the findings can't be written").why(error))
@@ -110,22 +96,12 @@ fn examine(args: &DoctorArgs) -> Vec<Finding> {
                 }
             }
             state(&machine, &loaded.config.state, &mut findings);
-            findings.extend(
-                loaded
-                    .notes
-                    .iter()
-                    .map(|note| Finding::new("note", Verdict::Info, note)),
-            );
+            findings.extend(loaded.notes.iter().map(|note| Finding::new("note", Verdict::Info, note)));
         }
         Err(error) => {
-            let found = if error.why.is_empty() {
-                error.what.clone()
-            } else {
-                format!("{} ({})", error.what, error.why)
-            };
-            findings.push(
-                Finding::new("configuration", Verdict::Bad, found).remedy(error.remedy.clone()),
-            );
+            let found =
+                if error.why.is_empty() { error.what.clone() } else { format!("{} ({})", error.what, error.why) };
+            findings.push(Finding::new("configuration", Verdict::Bad, found).remedy(error.remedy.clone()));
         }
     }
     findings
@@ -137,14 +113,8 @@ const DESCRIPTORS_WANTED: u64 = 4096;
 fn limits(machine: &Machine, findings: &mut Vec<Finding>) {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let ceiling = limit.maximum.unwrap_or(u64::MAX);
-    let shown = |limit: Option<u64>| {
-        limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string())
-    };
-    let found = format!(
-        "{} now, may be raised to {}",
-        shown(limit.current),
-        shown(limit.maximum)
-    );
+    let shown = |limit: Option<u64>| limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string());
+    let found = format!("{} now, may be raised to {}", shown(limit.current), shown(limit.maximum));
     findings.push(if ceiling >= DESCRIPTORS_WANTED {
         Finding::new("open files", Verdict::Good, found)
     } else {
@@ -153,11 +123,7 @@ fn limits(machine: &Machine, findings: &mut Vec<Finding>) {
         ))
     });
     if let Some(memory) = machine.memory() {
-        let found = format!(
-            "{} available of {}",
-            show_bytes(memory.available_bytes),
-            show_bytes(memory.total_bytes)
-        );
+        let found = format!("{} available of {}", show_bytes(memory.available_bytes), show_bytes(memory.total_bytes));
         findings.push(Finding::new("memory", Verdict::Info, found));
     }
     let found = match machine.memory_limit() {
@@ -197,48 +163,28 @@ fn store(machine: &Machine, loaded: &Loaded, measure: bool, findings: &mut Vec<F
         show_bytes(system.available_bytes),
         show_bytes(system.total_bytes)
     );
-    let access = rustix::fs::access(
-        path,
-        rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK,
-    );
+    let access = rustix::fs::access(path, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK);
     findings.push(match access {
-        Err(error) => Finding::new(
-            &about,
-            Verdict::Bad,
-            format!("{found}; we may not write there ({error})"),
-        )
-        .remedy("get write permission on it, or give another store with --store"),
-        Ok(()) if system.is_memory() => Finding::new(
-            &about,
-            Verdict::Less,
-            format!("{found}; what is kept there does not survive a reboot"),
-        )
-        .remedy("use a store on a disk"),
+        Err(error) => Finding::new(&about, Verdict::Bad, format!("{found}; we may not write there ({error})"))
+            .remedy("get write permission on it, or give another store with --store"),
+        Ok(()) if system.is_memory() => {
+            Finding::new(&about, Verdict::Less, format!("{found}; what is kept there does not survive a reboot"))
+                .remedy("use a store on a disk")
+        }
         Ok(()) => Finding::new(&about, Verdict::Good, found),
     });
     if let Some(mount) = machine.mount_of(path)
         && let Some(quota) = probe::quota(&mount.source, rustix::process::getuid().as_raw())
     {
         let of = |limit: u64| {
-            if limit == 0 {
-                "no limit".to_owned()
-            } else {
-                show_bytes(limit)
-            }
+            if limit == 0 { "no limit".to_owned() } else { show_bytes(limit) }
         };
-        let verdict = if quota.limit_bytes > 0 && quota.used_bytes >= quota.limit_bytes {
-            Verdict::Bad
-        } else {
-            Verdict::Info
-        };
+        let verdict =
+            if quota.limit_bytes > 0 && quota.used_bytes >= quota.limit_bytes { Verdict::Bad } else { Verdict::Info };
         let finding = Finding::new(
             "quota in the store",
             verdict,
-            format!(
-                "{} used of {}",
-                show_bytes(quota.used_bytes),
-                of(quota.limit_bytes)
-            ),
+            format!("{} used of {}", show_bytes(quota.used_bytes), of(quota.limit_bytes)),
         );
         findings.push(if verdict == Verdict::Bad {
             finding.remedy("remove files there, or ask for more quota")
@@ -251,13 +197,7 @@ fn store(machine: &Machine, loaded: &Loaded, measure: bool, findings: &mut Vec<F
     }
 }
 
-fn device(
-    machine: &Machine,
-    tier: &TierConfig,
-    path: &Path,
-    measure: bool,
-    findings: &mut Vec<Finding>,
-) {
+fn device(machine: &Machine, tier: &TierConfig, path: &Path, measure: bool, findings: &mut Vec<Finding>) {
     let about = format!("tier {} {}", tier.name, path.display());
     let system = match machine.file_system(path) {
         Ok(system) => system,
@@ -282,23 +222,15 @@ fn device(
         show_bytes(tier.cap_bytes.unwrap_or(0))
     );
     findings.push(if system.is_shared() {
-        Finding::new(
-            &about,
-            Verdict::Less,
-            format!("{found}; shared storage is seldom faster than the store"),
-        )
-        .remedy("use memory or a local disk")
+        Finding::new(&about, Verdict::Less, format!("{found}; shared storage is seldom faster than the store"))
+            .remedy("use memory or a local disk")
     } else {
         Finding::new(&about, Verdict::Good, found)
     });
     match probe::abilities(path) {
         Err(error) => findings.push(
-            Finding::new(
-                format!("{about}: writing"),
-                Verdict::Bad,
-                format!("a file can't be made there: {error}"),
-            )
-            .remedy("choose another directory with --tier, or free space and inodes there"),
+            Finding::new(format!("{about}: writing"), Verdict::Bad, format!("a file can't be made there: {error}"))
+                .remedy("choose another directory with --tier, or free space and inodes there"),
         ),
         Ok(abilities) => {
             let lacks: Vec<&str> = [
@@ -338,39 +270,26 @@ fn measured(about: &str, path: &Path, room_bytes: u64) -> Finding {
                 show_bytes(speed.bytes)
             ),
         ),
-        Err(error) => Finding::new(about, Verdict::Less, format!("not measured: {error}"))
-            .remedy("free some space there"),
+        Err(error) => {
+            Finding::new(about, Verdict::Less, format!("not measured: {error}")).remedy("free some space there")
+        }
     }
 }
 
 fn state(machine: &Machine, path: &Path, findings: &mut Vec<Finding>) {
     let about = format!("state {}", path.display());
-    let there = path
-        .ancestors()
-        .find(|path| path.is_dir())
-        .unwrap_or(Path::new("/"));
-    let writable = rustix::fs::access(
-        there,
-        rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK,
-    );
+    let there = path.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
+    let writable = rustix::fs::access(there, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK);
     let system = machine.file_system(there);
     findings.push(match (writable, system) {
-        (Err(error), _) => Finding::new(
-            about,
-            Verdict::Bad,
-            format!("can't be made or written: {error}"),
-        )
-        .remedy("name a directory of yours on a local disk with SURGETANK_STATE"),
-        (_, Ok(system)) if system.survives != Survives::Reboot => Finding::new(
-            about,
-            Verdict::Less,
-            format!("on {}, the journal should be on a local disk", system.kind),
-        )
-        .remedy("name a directory on a local disk with SURGETANK_STATE"),
-        (_, Ok(system)) => Finding::new(about, Verdict::Good, format!("on {}", system.kind)),
-        (_, Err(error)) => {
-            Finding::new(about, Verdict::Less, format!("can't be looked at: {error}"))
+        (Err(error), _) => Finding::new(about, Verdict::Bad, format!("can't be made or written: {error}"))
+            .remedy("name a directory of yours on a local disk with SURGETANK_STATE"),
+        (_, Ok(system)) if system.survives != Survives::Reboot => {
+            Finding::new(about, Verdict::Less, format!("on {}, the journal should be on a local disk", system.kind))
+                .remedy("name a directory on a local disk with SURGETANK_STATE")
         }
+        (_, Ok(system)) => Finding::new(about, Verdict::Good, format!("on {}", system.kind)),
+        (_, Err(error)) => Finding::new(about, Verdict::Less, format!("can't be looked at: {error}")),
     });
 }
 
@@ -390,11 +309,7 @@ fn write_text(findings: &[Finding], works: bool, out: &mut impl Write) -> io::Re
     writeln!(
         out,
         "\n{}",
-        if works {
-            "surgetank run works here."
-        } else {
-            "surgetank run does NOT work here; see BAD above."
-        }
+        if works { "surgetank run works here." } else { "surgetank run does NOT work here; see BAD above." }
     )
 }
 
@@ -422,11 +337,7 @@ mod tests {
     #[test]
     fn everything_is_looked_at_and_nothing_left() {
         let dir = tempfile::tempdir().expect("tempdir");
-        let findings = examine(&DoctorArgs {
-            settings: settings(dir.path()),
-            measure: true,
-            json: false,
-        });
+        let findings = examine(&DoctorArgs { settings: settings(dir.path()), measure: true, json: false });
         let about = |text: &str| {
             findings
                 .iter()
@@ -449,59 +360,32 @@ mod tests {
         ] {
             about(text);
         }
-        assert_eq!(
-            about("store ").verdict,
-            Verdict::Good,
-            "{:?}",
-            about("store ")
-        );
+        assert_eq!(about("store ").verdict, Verdict::Good, "{:?}", about("store "));
         assert!(about("abilities").found.contains("leases"));
         for finding in &findings {
             assert!(
-                !matches!(finding.verdict, Verdict::Bad | Verdict::Less)
-                    || !finding.remedy.is_empty(),
+                !matches!(finding.verdict, Verdict::Bad | Verdict::Less) || !finding.remedy.is_empty(),
                 "no remedy: {finding:?}"
             );
         }
         for name in ["over", "tier"] {
-            assert_eq!(
-                fs::read_dir(dir.path().join(name))
-                    .expect("read_dir")
-                    .count(),
-                0
-            );
+            assert_eq!(fs::read_dir(dir.path().join(name)).expect("read_dir").count(), 0);
         }
     }
 
     #[test]
     fn a_bad_configuration_is_a_finding() {
         let dir = tempfile::tempdir().expect("tempdir");
-        let settings = Settings {
-            fsync: Some("sometimes".to_owned()),
-            ..settings(dir.path())
-        };
-        let findings = examine(&DoctorArgs {
-            settings,
-            measure: false,
-            json: false,
-        });
-        let bad = findings
-            .iter()
-            .find(|finding| finding.about == "configuration")
-            .expect("a finding");
+        let settings = Settings { fsync: Some("sometimes".to_owned()), ..settings(dir.path()) };
+        let findings = examine(&DoctorArgs { settings, measure: false, json: false });
+        let bad = findings.iter().find(|finding| finding.about == "configuration").expect("a finding");
         assert_eq!(bad.verdict, Verdict::Bad);
-        assert!(
-            bad.found.contains("--fsync: 'sometimes'") && !bad.remedy.is_empty(),
-            "{bad:?}"
-        );
+        assert!(bad.found.contains("--fsync: 'sometimes'") && !bad.remedy.is_empty(), "{bad:?}");
         let mut out = Vec::new();
         write_json(&findings, false, &mut out).expect("json");
         let whole: serde_json::Value = serde_json::from_slice(&out).expect("json");
         assert_eq!(whole["works"], false);
-        assert_eq!(
-            whole["findings"].as_array().map(Vec::len),
-            Some(findings.len())
-        );
+        assert_eq!(whole["findings"].as_array().map(Vec::len), Some(findings.len()));
         let mut out = Vec::new();
         write_text(&findings, false, &mut out).expect("text");
         assert!(String::from_utf8_lossy(&out).contains("does NOT work"));

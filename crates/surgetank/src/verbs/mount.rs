@@ -10,10 +10,7 @@ use surgetank_core::report::{Scope, Visibility};
 
 use super::run::final_drain::{self, Drained};
 use super::settings::Settings;
-use super::{
-    Failure, Outcome, Program, agent_of, clear_dead_mount, dead_mount_error, exit, state_root,
-    wait, words,
-};
+use super::{Failure, Outcome, Program, agent_of, clear_dead_mount, dead_mount_error, exit, state_root, wait, words};
 use crate::agent::signals::Signals;
 use crate::agent::wire::{Answer, Request};
 use crate::agent::{client, holders};
@@ -34,17 +31,13 @@ pub fn mount(program: &Program<'_>, args: &MountArgs) -> Outcome {
     let config = (program.configure)(&settings).map_err(Failure::usage)?;
     let over = config.over.clone();
     if let Some(agent) = client::serving(&config.state, &over)? {
-        return Err(Error::new(format!(
-            "{} is served already, by the agent of {}",
-            over.display(),
-            agent.hello.over
-        ))
-        .why(match agent.hello.visibility {
-            Visibility::Global => "it is mounted",
-            Visibility::Private => "a run has a private mount over it",
-        })
-        .remedy("`surgetank status` tells more; `surgetank umount` takes a mount away")
-        .into());
+        return Err(Error::new(format!("{} is served already, by the agent of {}", over.display(), agent.hello.over))
+            .why(match agent.hello.visibility {
+                Visibility::Global => "it is mounted",
+                Visibility::Private => "a run has a private mount over it",
+            })
+            .remedy("`surgetank status` tells more; `surgetank umount` takes a mount away")
+            .into());
     }
     let holding = holders::of_directory(&over);
     if !holding.is_empty() {
@@ -55,12 +48,9 @@ pub fn mount(program: &Program<'_>, args: &MountArgs) -> Outcome {
     }
     let found = client::find_or_start(&config, Visibility::Global)?;
     if !found.started && found.connection.hello.visibility == Visibility::Private {
-        return Err(Error::new(format!(
-            "{} is served by runs with a private mount",
-            over.display()
-        ))
-        .remedy("wait until they are over: `surgetank status`")
-        .into());
+        return Err(Error::new(format!("{} is served by runs with a private mount", over.display()))
+            .remedy("wait until they are over: `surgetank status`")
+            .into());
     }
     let agent = found.settled();
     if !agent.hello.inherited.is_empty() {
@@ -95,10 +85,7 @@ pub fn umount(program: &Program<'_>, args: &UmountArgs) -> Outcome {
     if let Some(dead) = client::dead_mount(&directory)? {
         if !client::clear_dead_mount(&state_root(program, &settings)?, &dead)? {
             return Err(dead_mount_error(&dead)
-                .remedy(format!(
-                    "no agent of yours left it there: umount {}",
-                    dead.display()
-                ))
+                .remedy(format!("no agent of yours left it there: umount {}", dead.display()))
                 .into());
         }
         eprintln!("surgetank: {}", words::left_by_killed(&dead));
@@ -109,9 +96,7 @@ pub fn umount(program: &Program<'_>, args: &UmountArgs) -> Outcome {
         .map_err(|error| Error::new("signals cannot be blocked").why(error))?;
     let over = agent.hello.over.clone();
     let scope = Scope::everything();
-    let request = Request::Unmount {
-        timeout_ms: args.timeout,
-    };
+    let request = Request::Unmount { timeout_ms: args.timeout };
     let verdict = match final_drain::follow(&mut agent, &scope, &request, &signals, args.quiet)? {
         Ok(Drained::Settled(verdict)) if verdict.is_durable() => verdict,
         Ok(Drained::Settled(verdict) | Drained::TimedOut(verdict)) => {

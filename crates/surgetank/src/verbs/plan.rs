@@ -44,13 +44,7 @@ pub fn run(args: PlanArgs) -> Result<u8> {
     let mut out = BufWriter::new(io::stdout().lock());
     let unread = plan(&loaded, args.files, args.json, &mut out)
         .and_then(|unread| out.flush().map(|()| unread))
-        .or_else(|error| {
-            if error.kind() == io::ErrorKind::BrokenPipe {
-                Ok(0)
-            } else {
-                Err(error)
-            }
-        })
+        .or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(0) } else { Err(error) })
         .map_err(|error| Error::new("the plan can't be written").why(error))?;
     Ok(u8::from(unread > 0))
 }
@@ -101,13 +95,7 @@ fn plan(loaded: &Loaded, each_file: bool, as_json: bool, out: &mut impl Write) -
             });
             writeln!(out, "{line}")
         } else {
-            writeln!(
-                out,
-                "{:6} {:>10}  {}  ({why})",
-                mode_name(decision.mode),
-                show_bytes(size),
-                printable(path)
-            )
+            writeln!(out, "{:6} {:>10}  {}  ({why})", mode_name(decision.mode), show_bytes(size), printable(path))
         }
     })?;
     if as_json {
@@ -130,11 +118,7 @@ fn walk(
         .map(|mount| mount.at)
         .filter(|at| at != &config.over && at.starts_with(&config.over))
         .collect();
-    let top = if config.store == config.over {
-        &config.over
-    } else {
-        &config.store
-    };
+    let top = if config.store == config.over { &config.over } else { &config.store };
     // One open directory for each level, and no list of names.
     let mut open = Vec::new();
     let mut path: Vec<u8> = Vec::new();
@@ -210,17 +194,9 @@ impl Tree {
             Mode::Keep => 2,
             Mode::Remove => 3,
         };
-        let key = (
-            order,
-            decision.timing == Timing::Last,
-            decision.reason.rule(),
-        );
+        let key = (order, decision.timing == Timing::Last, decision.reason.rule());
         let (_, sum) = self.sums.entry(key).or_insert_with(|| {
-            let shown = Shown {
-                mode: decision.mode,
-                timing: decision.timing,
-                why: rules.why(decision.reason),
-            };
+            let shown = Shown { mode: decision.mode, timing: decision.timing, why: rules.why(decision.reason) };
             (shown, Sum::default())
         });
         sum.add(path, size);
@@ -243,11 +219,7 @@ impl Sum {
     }
 
     fn sample(&self) -> String {
-        let more = if self.files > self.names.len() as u64 {
-            ", …"
-        } else {
-            ""
-        };
+        let more = if self.files > self.names.len() as u64 { ", …" } else { "" };
         format!("{}{more}", self.names.join(", "))
     }
 
@@ -258,11 +230,7 @@ impl Sum {
 
 /// A path for people: control characters and bytes that are not UTF-8 are made visible.
 fn printable(path: &[u8]) -> String {
-    OsStr::from_bytes(path)
-        .to_string_lossy()
-        .chars()
-        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
-        .collect()
+    OsStr::from_bytes(path).to_string_lossy().chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 /// A path for JSON, which knows only UTF-8.
@@ -283,11 +251,7 @@ fn write_text(loaded: &Loaded, tree: &Tree, out: &mut impl Write) -> io::Result<
     writeln!(out, "directory  {}", config.over.display())?;
     writeln!(out, "store      {}", config.store.display())?;
     for (at, tier) in config.tiers.iter().enumerate() {
-        let paths: Vec<String> = tier
-            .paths
-            .iter()
-            .map(|path| path.display().to_string())
-            .collect();
+        let paths: Vec<String> = tier.paths.iter().map(|path| path.display().to_string()).collect();
         writeln!(
             out,
             "tier {:<5} {} {}  up to {}, {}",
@@ -299,42 +263,16 @@ fn write_text(loaded: &Loaded, tree: &Tree, out: &mut impl Write) -> io::Result<
         )?;
     }
     writeln!(out, "\nWhat is written under these names:")?;
-    writeln!(
-        out,
-        "{:<12} {:>9} {:>11}  by which rule; for example",
-        "", "files", "bytes"
-    )?;
+    writeln!(out, "{:<12} {:>9} {:>11}  by which rule; for example", "", "files", "bytes")?;
     for (shown, sum) in tree.sums.values() {
-        let mode = format!(
-            "{}{}",
-            mode_name(shown.mode),
-            if shown.timing == Timing::Last {
-                ", last"
-            } else {
-                ""
-            }
-        );
-        writeln!(
-            out,
-            "{mode:<12} {:>9} {:>11}  {}; {}",
-            sum.files,
-            show_bytes(sum.bytes),
-            shown.why,
-            sum.sample()
-        )?;
+        let mode = format!("{}{}", mode_name(shown.mode), if shown.timing == Timing::Last { ", last" } else { "" });
+        writeln!(out, "{mode:<12} {:>9} {:>11}  {}; {}", sum.files, show_bytes(sum.bytes), shown.why, sum.sample())?;
     }
     if tree.sums.is_empty() {
-        writeln!(
-            out,
-            "no files yet; everything is copied unless a rule says otherwise"
-        )?;
+        writeln!(out, "no files yet; everything is copied unless a rule says otherwise")?;
     }
     if tree.prefetch.files > 0 {
-        let room: u64 = config
-            .tiers
-            .iter()
-            .filter_map(|tier| tier.cap_bytes)
-            .fold(0, u64::saturating_add);
+        let room: u64 = config.tiers.iter().filter_map(|tier| tier.cap_bytes).fold(0, u64::saturating_add);
         writeln!(
             out,
             "\nPrefetched: {} files, {} ({})",
@@ -343,11 +281,7 @@ fn write_text(loaded: &Loaded, tree: &Tree, out: &mut impl Write) -> io::Result<
             tree.prefetch.sample()
         )?;
         if tree.prefetch.bytes > room {
-            writeln!(
-                out,
-                "  more than the tiers hold ({}): the last of them stay in the store",
-                show_bytes(room)
-            )?;
+            writeln!(out, "  more than the tiers hold ({}): the last of them stay in the store", show_bytes(room))?;
         }
     }
     if tree.pinned.files > 0 {
@@ -363,12 +297,7 @@ fn write_text(loaded: &Loaded, tree: &Tree, out: &mut impl Write) -> io::Result<
         writeln!(out, "bypassed: {} is a mount of its own", path.display())?;
     }
     if tree.unread_count > 0 {
-        writeln!(
-            out,
-            "NOT read: {} ({})",
-            tree.unread_count,
-            tree.unread.join("; ")
-        )?;
+        writeln!(out, "NOT read: {} ({})", tree.unread_count, tree.unread.join("; "))?;
     }
     for note in &loaded.notes {
         writeln!(out, "note: {note}")?;
@@ -413,12 +342,7 @@ mod tests {
     use surgetank_core::config::Overrides;
 
     /// A tree with rules of its own; returns what `plan` prints.
-    fn planned(
-        build: impl Fn(&Path),
-        rules: &[&str],
-        each_file: bool,
-        as_json: bool,
-    ) -> (String, u64) {
+    fn planned(build: impl Fn(&Path), rules: &[&str], each_file: bool, as_json: bool) -> (String, u64) {
         let dir = tempfile::tempdir().expect("tempdir");
         let (over, tier) = (dir.path().join("over"), dir.path().join("tier"));
         fs::create_dir(&over).expect("mkdir");
@@ -437,16 +361,8 @@ mod tests {
     }
 
     fn tree(over: &Path) {
-        for name in [
-            "a.nii",
-            "b.tmp",
-            "sub/c.nii",
-            "sub/d.tmp",
-            "sub/deep/e",
-            ".git/x",
-            "input/f",
-            ".surgetank-tmp-1",
-        ] {
+        for name in ["a.nii", "b.tmp", "sub/c.nii", "sub/d.tmp", "sub/deep/e", ".git/x", "input/f", ".surgetank-tmp-1"]
+        {
             let path = over.join(name);
             fs::create_dir_all(path.parent().expect("parent")).expect("mkdir");
             fs::write(path, [0u8; 100]).expect("write");
@@ -466,12 +382,7 @@ mod tests {
             .iter()
             .map(|sum| {
                 let number = |key: &str| sum[key].as_u64().expect("number");
-                (
-                    sum["mode"].as_str().expect("mode").to_owned(),
-                    sum["last"] == true,
-                    number("files"),
-                    number("bytes"),
-                )
+                (sum["mode"].as_str().expect("mode").to_owned(), sum["last"] == true, number("files"), number("bytes"))
             })
             .collect();
         let of = |mode: &str, last, files, bytes| (mode.to_owned(), last, files, bytes);
@@ -484,53 +395,28 @@ mod tests {
                 of("remove", false, 2, 200)
             ]
         );
-        assert_eq!(
-            (
-                whole["prefetch"]["files"].as_u64(),
-                whole["other"].as_u64(),
-                unread
-            ),
-            (Some(1), Some(1), 0)
-        );
+        assert_eq!((whole["prefetch"]["files"].as_u64(), whole["other"].as_u64(), unread), (Some(1), Some(1), 0));
         assert_eq!(whole["tiers"][0]["name"], "fast");
     }
 
     #[test]
     fn every_file_with_its_reason() {
         let (text, _) = planned(tree, &["*.tmp=remove"], true, true);
-        let lines: Vec<serde_json::Value> = text
-            .lines()
-            .map(|line| serde_json::from_str(line).expect("json"))
-            .collect();
+        let lines: Vec<serde_json::Value> =
+            text.lines().map(|line| serde_json::from_str(line).expect("json")).collect();
         assert_eq!(lines.len(), 9 + 1);
-        let removed = lines
-            .iter()
-            .find(|line| line["path"] == "sub/d.tmp")
-            .expect("the file");
-        assert_eq!(
-            (&removed["mode"], &removed["why"]),
-            (&"remove".into(), &"rule '*.tmp=remove' (--rule)".into())
-        );
-        assert!(
-            !text.contains("surgetank-tmp"),
-            "our own temporaries are hidden"
-        );
+        let removed = lines.iter().find(|line| line["path"] == "sub/d.tmp").expect("the file");
+        assert_eq!((&removed["mode"], &removed["why"]), (&"remove".into(), &"rule '*.tmp=remove' (--rule)".into()));
+        assert!(!text.contains("surgetank-tmp"), "our own temporaries are hidden");
         let (text, _) = planned(tree, &["*.tmp=remove"], true, false);
-        assert!(
-            text.lines()
-                .any(|line| line.starts_with("remove") && line.contains("sub/d.tmp")),
-            "{text}"
-        );
+        assert!(text.lines().any(|line| line.starts_with("remove") && line.contains("sub/d.tmp")), "{text}");
         assert!(text.contains("odd\u{fffd}\u{fffd}.nii"), "{text}");
     }
 
     #[test]
     fn an_empty_tree_is_no_error() {
         let (text, unread) = planned(|_| {}, &[], false, false);
-        assert!(
-            text.contains("no files yet") && text.contains("fast"),
-            "{text}"
-        );
+        assert!(text.contains("no files yet") && text.contains("fast"), "{text}");
         assert_eq!(unread, 0);
     }
 }

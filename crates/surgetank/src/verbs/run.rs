@@ -71,11 +71,8 @@ const PASSED_ON: [i32; 9] = [
 pub fn run(program: &Program<'_>, args: Args) -> Outcome {
     super::clear_dead_mount(program, &args.settings)?;
     let config = (program.configure)(&args.settings).map_err(Failure::usage)?;
-    let cwd = std::env::current_dir().map_err(|error| {
-        Error::new("the working directory is gone")
-            .why(error)
-            .remedy("cd to it again")
-    })?;
+    let cwd = std::env::current_dir()
+        .map_err(|error| Error::new("the working directory is gone").why(error).remedy("cd to it again"))?;
     let inherited = child::inherited_below(&config.over);
     // Before anything is started: a report that cannot be written is to be known now.
     let json = args.json.as_deref().map(open_report).transpose()?;
@@ -83,10 +80,7 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
     let (agent, run, started) = join(&config, &args)?;
     if args.verbose {
         let how = if started { "started" } else { "joined" };
-        eprintln!(
-            "surgetank: {how} the agent of {} (pid {}), run {}",
-            agent.hello.over, agent.pid, run.0
-        );
+        eprintln!("surgetank: {how} the agent of {} (pid {}), run {}", agent.hello.over, agent.pid, run.0);
     }
     check_agent(&agent, &config, &args, started)?;
     tell_descriptors(&inherited, &agent, &config)?;
@@ -96,22 +90,9 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
     let signals = Signals::block(&numbers).map_err(broken)?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(broken)?;
 
-    let mut session = Run {
-        config,
-        args,
-        agent,
-        run,
-        signals,
-        agent_lost: false,
-        begun: clock::tick(),
-        ended: clock::tick(),
-    };
-    let command_exit = match child::spawn(
-        &session.args.command,
-        &cwd,
-        &session.agent,
-        &session.signals,
-    ) {
+    let mut session =
+        Run { config, args, agent, run, signals, agent_lost: false, begun: clock::tick(), ended: clock::tick() };
+    let command_exit = match child::spawn(&session.args.command, &cwd, &session.agent, &session.signals) {
         Ok(pid) => session.attend(pid)?,
         Err(Stillborn::Command { exit, error }) => {
             eprintln!("surgetank: {error}");
@@ -129,18 +110,13 @@ fn broken(error: impl std::fmt::Display) -> Failure {
 }
 
 fn open_report(path: &Path) -> Outcome<std::fs::File> {
-    std::fs::File::create(path).map_err(|error| {
-        Failure::usage(Error::new(format!("{} cannot be written", path.display())).why(error))
-    })
+    std::fs::File::create(path)
+        .map_err(|error| Failure::usage(Error::new(format!("{} cannot be written", path.display())).why(error)))
 }
 
 /// Finds or starts the agent and joins it; again when it was just about to go.
 fn join(config: &Config, args: &Args) -> Result<(Connection, RunId, bool)> {
-    let command: Vec<_> = args
-        .command
-        .iter()
-        .map(|word| word.to_string_lossy())
-        .collect();
+    let command: Vec<_> = args.command.iter().map(|word| word.to_string_lossy()).collect();
     let command = command.join(" ");
     loop {
         let mut found = client::find_or_start(config, Visibility::Private)?;
@@ -165,10 +141,7 @@ fn check_agent(agent: &Connection, config: &Config, args: &Args, started: bool) 
     if args.detach_drain && hello.visibility == Visibility::Private {
         return Err(Failure::usage(
             Error::new("--detach-drain needs a mount that outlives the run")
-                .why(format!(
-                    "the mount over {} is private to its runs",
-                    hello.over
-                ))
+                .why(format!("the mount over {} is private to its runs", hello.over))
                 .remedy(format!("surgetank mount {}", hello.over)),
         ));
     }
@@ -177,12 +150,9 @@ fn check_agent(agent: &Connection, config: &Config, args: &Args, started: bool) 
     }
     if args.settings.store.is_some() && hello.store.as_path() != config.store {
         return Err(Failure::usage(
-            Error::new(format!(
-                "{} is served already, with the store {}",
-                hello.over, hello.store
-            ))
-            .why(format!("--store names another: {}", config.store.display()))
-            .remedy("wait until its runs are over (`surgetank status`), or leave --store out"),
+            Error::new(format!("{} is served already, with the store {}", hello.over, hello.store))
+                .why(format!("--store names another: {}", config.store.display()))
+                .remedy("wait until its runs are over (`surgetank status`), or leave --store out"),
         ));
     }
     let ignored = args.settings.given_at_start();
@@ -197,11 +167,7 @@ fn check_agent(agent: &Connection, config: &Config, args: &Args, started: bool) 
 }
 
 /// Closes what leads underneath the mount, and tells.
-fn tell_descriptors(
-    inherited: &[child::Inherited],
-    agent: &Connection,
-    config: &Config,
-) -> Outcome<()> {
+fn tell_descriptors(inherited: &[child::Inherited], agent: &Connection, config: &Config) -> Outcome<()> {
     // In a globally mounted directory these descriptors are the mount's own.
     if agent.hello.visibility == Visibility::Global {
         return Ok(());
@@ -217,8 +183,7 @@ fn tell_descriptors(
         } else if config.store != config.over {
             eprintln!(
                 "surgetank: {} is redirected to {}, which is not in the store {}",
-                ["stdin", "stdout", "stderr"]
-                    [usize::try_from(descriptor.number).unwrap_or(0).min(2)],
+                ["stdin", "stdout", "stderr"][usize::try_from(descriptor.number).unwrap_or(0).min(2)],
                 descriptor.path.display(),
                 config.store.display()
             );
@@ -244,11 +209,7 @@ impl Run {
     fn attend(&mut self, command: u32) -> Result<u8> {
         loop {
             self.await_event(None)?;
-            while let Some(arrived) = self
-                .signals
-                .next()
-                .map_err(|error| Error::new("signals").why(error))?
-            {
+            while let Some(arrived) = self.signals.next().map_err(|error| Error::new("signals").why(error))? {
                 if arrived.number != libc::SIGCHLD && !arrived.from_terminal {
                     // A command that changed its user may not be ours to signal; nothing else can be done.
                     let _ = signals::send(command, arrived.number);
@@ -306,14 +267,8 @@ impl Run {
                 words::tell(&words::holder_lines(&left));
             }
             self.await_event(Some(until))?;
-            while let Some(arrived) = self
-                .signals
-                .next()
-                .map_err(|error| Error::new("signals").why(error))?
-            {
-                if [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT]
-                    .contains(&arrived.number)
-                {
+            while let Some(arrived) = self.signals.next().map_err(|error| Error::new("signals").why(error))? {
+                if [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT].contains(&arrived.number) {
                     // Enough of waiting; the drain is next.
                     return Ok(offspring::living());
                 }
@@ -321,30 +276,20 @@ impl Run {
         }
     }
 
-    fn finish(
-        mut self,
-        command_exit: u8,
-        left_running: Vec<Holder>,
-        json: Option<std::fs::File>,
-    ) -> Outcome {
+    fn finish(mut self, command_exit: u8, left_running: Vec<Holder>, json: Option<std::fs::File>) -> Outcome {
         let mut detached = self.args.detach_drain;
         let mut gave_up = false;
         let mut verdict: Option<Verdict> = None;
         if !detached {
             match self.drain() {
-                Ok(Drained::Settled(settled) | Drained::TimedOut(settled)) => {
-                    verdict = Some(*settled)
-                }
+                Ok(Drained::Settled(settled) | Drained::TimedOut(settled)) => verdict = Some(*settled),
                 Ok(Drained::GaveUp) => gave_up = true,
                 Err(error) => eprintln!("surgetank: {error}"),
             }
         }
         let drain_ms = millis(self.ended.elapsed());
         let summary = self.summary();
-        let last = matches!(
-            self.agent.ask(&Request::Release),
-            Ok(Answer::Released { last: true })
-        );
+        let last = matches!(self.agent.ask(&Request::Release), Ok(Answer::Released { last: true }));
         detached &= left_running.is_empty();
         let facts = account::Facts {
             command_exit,
@@ -365,12 +310,7 @@ impl Run {
                 version: env!("CARGO_PKG_VERSION").into(),
                 over: self.agent.hello.over.clone(),
                 store: self.agent.hello.store.clone(),
-                command: self
-                    .args
-                    .command
-                    .iter()
-                    .map(|word| PathText(word.as_bytes().to_vec()))
-                    .collect(),
+                command: self.args.command.iter().map(|word| PathText(word.as_bytes().to_vec())).collect(),
                 command_exit,
                 exit,
                 command_ms: millis(self.ended.duration_since(self.begun)),
@@ -390,17 +330,11 @@ impl Run {
         let mut scope = Scope::run(self.run);
         if self.agent_lost {
             let (agent, run, _) = join(&self.config, &self.args)?;
-            eprintln!(
-                "surgetank: a new agent took over (pid {}); all that was left is drained",
-                agent.pid
-            );
+            eprintln!("surgetank: a new agent took over (pid {}); all that was left is drained", agent.pid);
             (self.agent, self.run) = (agent, run);
             scope = Scope::everything();
         }
-        let request = Request::Wait {
-            scope: scope.clone(),
-            timeout_ms: None,
-        };
+        let request = Request::Wait { scope: scope.clone(), timeout_ms: None };
         let quiet = self.args.quiet || self.args.no_progress;
         match final_drain::follow(&mut self.agent, &scope, &request, &self.signals, quiet)? {
             Ok(drained) => Ok(drained),
@@ -409,21 +343,13 @@ impl Run {
     }
 
     fn summary(&mut self) -> Option<Summary> {
-        match self.agent.ask(&Request::Summary {
-            run: Some(self.run),
-        }) {
+        match self.agent.ask(&Request::Summary { run: Some(self.run) }) {
             Ok(Answer::Summary(summary)) => Some(*summary),
             _ => None,
         }
     }
 
-    fn tell(
-        &self,
-        facts: &account::Facts<'_>,
-        summary: Option<&Summary>,
-        drain_ms: u64,
-        reason: &str,
-    ) {
+    fn tell(&self, facts: &account::Facts<'_>, summary: Option<&Summary>, drain_ms: u64, reason: &str) {
         if !self.args.quiet
             && let Some(summary) = summary
         {
@@ -439,21 +365,12 @@ impl Run {
             words::tell(&words::holder_lines(facts.left_running));
         }
         if !reason.is_empty() {
-            eprintln!(
-                "surgetank: {reason} (the command's own exit code was {})",
-                facts.command_exit
-            );
+            eprintln!("surgetank: {reason} (the command's own exit code was {})", facts.command_exit);
         }
         if facts.gave_up || facts.detached {
             let over = &self.agent.hello.over;
-            eprintln!(
-                "surgetank: the agent (pid {}) goes on; wait for it with: surgetank wait {over}",
-                self.agent.pid
-            );
-        } else if facts
-            .verdict
-            .is_some_and(|verdict| !verdict.not_durable.is_empty())
-        {
+            eprintln!("surgetank: the agent (pid {}) goes on; wait for it with: surgetank wait {over}", self.agent.pid);
+        } else if facts.verdict.is_some_and(|verdict| !verdict.not_durable.is_empty()) {
             let over = &self.agent.hello.over;
             eprintln!("surgetank: once the cause is mended: surgetank run --over {over} -- true");
         }
@@ -465,11 +382,7 @@ fn write_report(file: std::fs::File, report: &RunReport) -> Outcome<()> {
     serde_json::to_writer_pretty(&mut file, report)
         .map_err(std::io::Error::from)
         .and_then(|()| std::io::Write::write_all(&mut file, b"\n"))
-        .map_err(|error| {
-            Error::new("the --json file cannot be written")
-                .why(error)
-                .into()
-        })
+        .map_err(|error| Error::new("the --json file cannot be written").why(error).into())
 }
 
 fn millis(duration: Duration) -> u64 {

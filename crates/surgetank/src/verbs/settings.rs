@@ -73,10 +73,7 @@ pub struct Settings {
 impl Settings {
     /// For verbs that only look for an agent.
     pub fn of_state(state: Option<&PathBuf>) -> Self {
-        Self {
-            state: state.map(|path| path.to_string_lossy().into_owned()),
-            ..Self::default()
-        }
+        Self { state: state.map(|path| path.to_string_lossy().into_owned()), ..Self::default() }
     }
 
     /// Options that an agent takes at its start only; named when an agent runs already.
@@ -95,15 +92,9 @@ impl Settings {
             ("--copy-up-bytes-max", self.copy_up_bytes_max.is_some()),
             ("--dirty-bytes-max", self.dirty_bytes_max.is_some()),
             ("--drain-threads", self.drain_threads.is_some()),
-            (
-                "--drain-bytes-per-second-max",
-                self.drain_bytes_per_second_max.is_some(),
-            ),
+            ("--drain-bytes-per-second-max", self.drain_bytes_per_second_max.is_some()),
         ];
-        given
-            .into_iter()
-            .filter_map(|(name, given)| given.then_some(name))
-            .collect()
+        given.into_iter().filter_map(|(name, given)| given.then_some(name)).collect()
     }
 
     pub fn overrides(self) -> Overrides {
@@ -114,11 +105,7 @@ impl Settings {
             tiers: self.tiers,
             rules: self.rules,
             state: self.state,
-            ordered: if self.unordered {
-                Some("false".to_owned())
-            } else {
-                self.ordered
-            },
+            ordered: if self.unordered { Some("false".to_owned()) } else { self.ordered },
             verify: self.verify,
             fsync: self.fsync,
             copy_up_bytes_max: self.copy_up_bytes_max,

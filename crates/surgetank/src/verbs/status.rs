@@ -36,18 +36,11 @@ pub fn status(program: &Program<'_>, args: &Args) -> Outcome {
                 None => client::all(&state)?,
             };
             // One that ends while we ask is no agent any more.
-            agents
-                .into_iter()
-                .filter_map(|agent| ask(agent).ok())
-                .collect()
+            agents.into_iter().filter_map(|agent| ask(agent).ok()).collect()
         }
     };
     if args.json {
-        words::print(
-            &(serde_json::to_string_pretty(&told)
-                .map_err(|error| Error::new("JSON").why(error))?
-                + "\n"),
-        );
+        words::print(&(serde_json::to_string_pretty(&told).map_err(|error| Error::new("JSON").why(error))? + "\n"));
     } else if told.is_empty() {
         words::print("no agent of yours is running\n");
     } else {
@@ -72,11 +65,7 @@ fn text(status: &AgentStatus) -> String {
 }
 
 fn write(out: &mut String, status: &AgentStatus) -> std::fmt::Result {
-    let store = if status.store == status.over {
-        "underneath".to_owned()
-    } else {
-        status.store.to_string()
-    };
+    let store = if status.store == status.over { "underneath".to_owned() } else { status.store.to_string() };
     let seen = match status.visibility {
         Visibility::Private => "private to its runs",
         Visibility::Global => "seen by all programs",
@@ -86,18 +75,10 @@ fn write(out: &mut String, status: &AgentStatus) -> std::fmt::Result {
         Phase::Leaving => ", leaving when drained",
         Phase::Closed => ", unmounting",
     };
-    writeln!(
-        out,
-        "{}  (store {store}; {seen}; agent {}{phase})",
-        status.over, status.pid
-    )?;
+    writeln!(out, "{}  (store {store}; {seen}; agent {}{phase})", status.over, status.pid)?;
     let content = &status.content;
     if !content.tiers.is_empty() {
-        writeln!(
-            out,
-            "  {:<12} {:>11} {:>11} {:>11} {:>11}  survives",
-            "tier", "cap", "used", "reserved", "dirty"
-        )?;
+        writeln!(out, "  {:<12} {:>11} {:>11} {:>11} {:>11}  survives", "tier", "cap", "used", "reserved", "dirty")?;
     }
     for tier in &content.tiers {
         let survives = match tier.survives {
@@ -130,12 +111,7 @@ fn write(out: &mut String, status: &AgentStatus) -> std::fmt::Result {
         words::bytes(queue.bytes_per_second)
     )?;
     if let Some(oldest) = &queue.oldest {
-        writeln!(
-            out,
-            "  oldest undrained: {}, {}",
-            oldest.path,
-            words::seconds(oldest.age_seconds)
-        )?;
+        writeln!(out, "  oldest undrained: {}, {}", oldest.path, words::seconds(oldest.age_seconds))?;
     }
     if content.at_risk_node_bytes > 0 {
         writeln!(
@@ -148,30 +124,15 @@ fn write(out: &mut String, status: &AgentStatus) -> std::fmt::Result {
     let now = clock::now().secs();
     let ago = |since: i64| words::seconds(u64::try_from(now - since).unwrap_or(0));
     for run in &status.runs {
-        writeln!(
-            out,
-            "  run {} (pid {}, {}): {}",
-            run.run.0,
-            run.pid,
-            ago(run.since_unix_seconds),
-            run.command
-        )?;
+        writeln!(out, "  run {} (pid {}, {}): {}", run.run.0, run.pid, ago(run.since_unix_seconds), run.command)?;
     }
     for path in &status.bypassed {
         writeln!(out, "  bypassed, another mount: {path}")?;
     }
     for trouble in &content.troubles {
-        let path = trouble
-            .path
-            .as_ref()
-            .map(|path| format!("{path}: "))
-            .unwrap_or_default();
+        let path = trouble.path.as_ref().map(|path| format!("{path}: ")).unwrap_or_default();
         let since = ago(trouble.since_unix_seconds);
-        writeln!(
-            out,
-            "  trouble for {since}: {path}{}: {}",
-            trouble.place, trouble.reason
-        )?;
+        writeln!(out, "  trouble for {since}: {path}{}: {}", trouble.place, trouble.reason)?;
     }
     Ok(())
 }

@@ -37,10 +37,7 @@ fn each(
     let mut code = exit::OK;
     for path in &args.paths {
         let mut agent = agent_of(program, &Settings::of_state(args.state.as_ref()), path)?;
-        match agent
-            .relative(path)
-            .and_then(|relative| agent.ask(&request(relative)))
-        {
+        match agent.relative(path).and_then(|relative| agent.ask(&request(relative))) {
             Ok(answer) => heard(path, &answer),
             Err(error) => {
                 eprintln!("surgetank: {error}");
@@ -58,11 +55,7 @@ pub fn evict(program: &Program<'_>, args: &PathsArgs) -> Outcome {
         |path| Request::Evict { path },
         |path, answer| {
             if let Answer::Evicted { bytes } = answer {
-                words::print(&format!(
-                    "{}: {} freed\n",
-                    path.display(),
-                    words::bytes(*bytes)
-                ));
+                words::print(&format!("{}: {} freed\n", path.display(), words::bytes(*bytes)));
             }
         },
     )
@@ -75,18 +68,11 @@ pub fn pin(program: &Program<'_>, args: &PathsArgs, on: bool) -> Outcome {
 pub fn prefetch(program: &Program<'_>, args: &PrefetchArgs) -> Outcome {
     let first = args.paths.first().map_or(Path::new("."), PathBuf::as_path);
     let mut agent: Connection = agent_of(program, &Settings::of_state(args.state.as_ref()), first)?;
-    let patterns = args
-        .paths
-        .iter()
-        .map(|path| agent.relative(path))
-        .collect::<Result<_, Error>>()?;
+    let patterns = args.paths.iter().map(|path| agent.relative(path)).collect::<Result<_, Error>>()?;
     match agent.ask(&Request::Prefetch { patterns })? {
         Answer::Prefetching(begun) => {
             let files = words::count(begun.files);
-            words::print(&format!(
-                "{files} files, {} on their way\n",
-                words::bytes(begun.bytes)
-            ));
+            words::print(&format!("{files} files, {} on their way\n", words::bytes(begun.bytes)));
             Ok(exit::OK)
         }
         other => Err(agent.confused(&other).into()),

@@ -31,9 +31,7 @@ pub struct Args {
 
 /// `90s`, `5m`, `1.5h`, `250ms`, or plain seconds.
 pub fn duration_millis(text: &str) -> Result<u64, String> {
-    let split = text
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(text.len());
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let factor = match unit {
         "ms" => 1.0,
@@ -43,9 +41,7 @@ pub fn duration_millis(text: &str) -> Result<u64, String> {
         "d" => 86_400e3,
         _ => return Err(format!("`{unit}` is no unit of time: ms, s, m, h, d")),
     };
-    let value: f64 = number
-        .parse()
-        .map_err(|_| format!("`{number}` is no number"))?;
+    let value: f64 = number.parse().map_err(|_| format!("`{number}` is no number"))?;
     Ok((value * factor) as u64)
 }
 
@@ -58,18 +54,10 @@ pub fn wait(program: &Program<'_>, args: &Args) -> Outcome {
         let Some(mut agent) = client::serving(&state, first)? else {
             return without_agent(&state, first, args.quiet);
         };
-        let paths = args
-            .paths
-            .iter()
-            .map(|path| agent.relative(path))
-            .collect::<Result<_, Error>>()?;
+        let paths = args.paths.iter().map(|path| agent.relative(path)).collect::<Result<_, Error>>()?;
         let scope = Scope { run: None, paths };
-        let request = Request::Wait {
-            scope: scope.clone(),
-            timeout_ms: args.timeout,
-        };
-        let verdict = match final_drain::follow(&mut agent, &scope, &request, &signals, args.quiet)
-        {
+        let request = Request::Wait { scope: scope.clone(), timeout_ms: args.timeout };
+        let verdict = match final_drain::follow(&mut agent, &scope, &request, &signals, args.quiet) {
             Ok(Ok(Drained::Settled(verdict) | Drained::TimedOut(verdict))) => verdict,
             Ok(Ok(Drained::GaveUp)) => return Ok(exit::NOT_DURABLE),
             // On its way out: what it leaves behind is the answer.
@@ -89,11 +77,7 @@ pub fn wait(program: &Program<'_>, args: &Args) -> Outcome {
 }
 
 fn code(verdict: &Verdict) -> u8 {
-    if verdict.is_durable() {
-        exit::OK
-    } else {
-        exit::NOT_DURABLE
-    }
+    if verdict.is_durable() { exit::OK } else { exit::NOT_DURABLE }
 }
 
 /// No agent serves the path: all is durable, unless one was killed or had to leave something.
@@ -123,10 +107,7 @@ fn without_agent(state: &Path, path: &Path, quiet: bool) -> Outcome {
         }
     }
     if !quiet {
-        eprintln!(
-            "surgetank: no agent of yours serves {}, and none left anything undrained",
-            path.display()
-        );
+        eprintln!("surgetank: no agent of yours serves {}, and none left anything undrained", path.display());
     }
     Ok(exit::OK)
 }

@@ -44,26 +44,13 @@ pub fn left_by_killed(over: &Path) -> String {
 /// Entries shown in a message; the JSON output has more.
 const SHOWN_MAX: usize = 10;
 
-fn list<T>(
-    out: &mut Vec<String>,
-    listing: &Listing<T>,
-    heading: &str,
-    line: impl Fn(&T) -> String,
-) {
+fn list<T>(out: &mut Vec<String>, listing: &Listing<T>, heading: &str, line: impl Fn(&T) -> String) {
     if listing.is_empty() {
         return;
     }
     out.push(format!("{heading}: {}", count(listing.total)));
-    out.extend(
-        listing
-            .first
-            .iter()
-            .take(SHOWN_MAX)
-            .map(|entry| format!("  {}", line(entry))),
-    );
-    let more = listing
-        .total
-        .saturating_sub(listing.first.len().min(SHOWN_MAX) as u64);
+    out.extend(listing.first.iter().take(SHOWN_MAX).map(|entry| format!("  {}", line(entry))));
+    let more = listing.total.saturating_sub(listing.first.len().min(SHOWN_MAX) as u64);
     if more > 0 {
         out.push(format!("  … and {} more", count(more)));
     }
@@ -71,56 +58,29 @@ fn list<T>(
 
 fn with(label: &str, value: impl Display) -> String {
     let value = value.to_string();
-    if value.is_empty() {
-        value
-    } else {
-        format!("{label}{value}")
-    }
+    if value.is_empty() { value } else { format!("{label}{value}") }
 }
 
 /// Everything of a verdict that a person has to know; empty when all is well and nothing is kept.
 pub fn verdict_lines(verdict: &Verdict) -> Vec<String> {
     let mut out = Vec::new();
     list(&mut out, &verdict.not_durable, "not durable", |entry| {
-        format!(
-            "{}{}{}",
-            entry.path,
-            with(": ", &entry.why),
-            with("; safe at ", &entry.safe_at)
-        )
+        format!("{}{}{}", entry.path, with(": ", &entry.why), with("; safe at ", &entry.safe_at))
     });
-    list(
-        &mut out,
-        &verdict.conflicts,
-        "changed in the store by somebody else, both kept",
-        |entry| format!("{}; ours is {}", entry.path, entry.kept_as),
-    );
-    list(
-        &mut out,
-        &verdict.undelivered,
-        "not applied to the store",
-        |entry| format!("{}{}", entry.operation, with(": ", &entry.why)),
-    );
-    list(
-        &mut out,
-        &verdict.kept,
-        "NOT in the store (rule `keep`)",
-        ToString::to_string,
-    );
+    list(&mut out, &verdict.conflicts, "changed in the store by somebody else, both kept", |entry| {
+        format!("{}; ours is {}", entry.path, entry.kept_as)
+    });
+    list(&mut out, &verdict.undelivered, "not applied to the store", |entry| {
+        format!("{}{}", entry.operation, with(": ", &entry.why))
+    });
+    list(&mut out, &verdict.kept, "NOT in the store (rule `keep`)", ToString::to_string);
     out
 }
 
 pub fn holder_lines(holders: &[Holder]) -> Vec<String> {
     holders
         .iter()
-        .map(|holder| {
-            format!(
-                "  pid {}: {}{}",
-                holder.pid,
-                holder.command,
-                with("  — ", &holder.holds)
-            )
-        })
+        .map(|holder| format!("  pid {}: {}{}", holder.pid, holder.command, with("  — ", &holder.holds)))
         .collect()
 }
 
@@ -160,10 +120,7 @@ mod tests {
 
     #[test]
     fn times_are_readable() {
-        assert_eq!(
-            (seconds(59), seconds(185), seconds(7440)),
-            ("59 s".into(), "3 min 5 s".into(), "2 h 4 min".into())
-        );
+        assert_eq!((seconds(59), seconds(185), seconds(7440)), ("59 s".into(), "3 min 5 s".into(), "2 h 4 min".into()));
         assert_eq!((millis(35), millis(4210)), ("35 ms".into(), "4.2 s".into()));
     }
 }

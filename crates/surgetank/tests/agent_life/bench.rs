@@ -35,17 +35,10 @@ pub struct Said {
 
 impl Bench {
     pub fn new(who: Who) -> Self {
-        let dir = tempfile::Builder::new()
-            .prefix("surgetank-agent-life-")
-            .tempdir()
-            .unwrap();
+        let dir = tempfile::Builder::new().prefix("surgetank-agent-life-").tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let base = dir.path().canonicalize().unwrap();
-        let bench = Self {
-            who,
-            _dir: dir,
-            base,
-        };
+        let bench = Self { who, _dir: dir, base };
         for path in [bench.over(), bench.outside()] {
             fs::create_dir(&path).unwrap();
             bench.give(&path);
@@ -75,12 +68,8 @@ impl Bench {
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         command.current_dir(self.over()).stdin(Stdio::null());
-        command
-            .env("SURGETANK_TEST_PROGRAM", "1")
-            .env("SURGETANK_STATE", self.state());
-        command
-            .env("SURGETANK", std::env::current_exe().unwrap())
-            .env("OUTSIDE", self.outside());
+        command.env("SURGETANK_TEST_PROGRAM", "1").env("SURGETANK_STATE", self.state());
+        command.env("SURGETANK", std::env::current_exe().unwrap()).env("OUTSIDE", self.outside());
         command.env_remove("SURGETANK_AGENT");
         if self.who == Who::Ordinary && rustix::process::geteuid().is_root() {
             command.uid(NOBODY).gid(NOBODY);
@@ -111,11 +100,7 @@ impl Bench {
 
     /// Started, its streams piped.
     pub fn spawn(&self, mut command: Command) -> Child {
-        command
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap()
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
     /// All agents of `status --json`.
@@ -139,10 +124,7 @@ impl Bench {
 
     /// The state directory of the one agent.
     pub fn place(&self) -> PathBuf {
-        let mut places: Vec<_> = fs::read_dir(self.state())
-            .unwrap()
-            .map(|entry| entry.unwrap().path())
-            .collect();
+        let mut places: Vec<_> = fs::read_dir(self.state()).unwrap().map(|entry| entry.unwrap().path()).collect();
         assert_eq!(places.len(), 1, "{places:?}");
         places.remove(0)
     }
@@ -167,10 +149,8 @@ impl Drop for Bench {
             std::thread::sleep(Duration::from_millis(50 << round));
         }
         for path in [self.over()] {
-            while fs::metadata(&path)
-                .is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN))
-                || fs::metadata(&path)
-                    .is_ok_and(|meta| meta.dev() != fs::metadata(&self.base).unwrap().dev())
+            while fs::metadata(&path).is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN))
+                || fs::metadata(&path).is_ok_and(|meta| meta.dev() != fs::metadata(&self.base).unwrap().dev())
             {
                 if surgetank::mount::detach(&path, true).is_err() {
                     break;
@@ -183,10 +163,7 @@ impl Drop for Bench {
 /// Processes whose environment names this bench's directories.
 fn ours(base: &[u8]) -> Vec<i32> {
     let me = i32::try_from(std::process::id()).unwrap();
-    let pids = fs::read_dir("/proc")
-        .unwrap()
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let pids = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.filter(|pid: &i32| *pid != me)
         .filter(|pid| {
             fs::read(format!("/proc/{pid}/environ"))
@@ -197,10 +174,7 @@ fn ours(base: &[u8]) -> Vec<i32> {
 
 pub fn said(output: Output) -> Said {
     use std::os::unix::process::ExitStatusExt;
-    let code = output
-        .status
-        .code()
-        .or_else(|| output.status.signal().map(|signal| -signal));
+    let code = output.status.code().or_else(|| output.status.signal().map(|signal| -signal));
     Said {
         code,
         out: String::from_utf8_lossy(&output.stdout).into_owned(),

@@ -15,167 +15,69 @@ use crate::bench::{Bench, NOBODY, Who, finish, kill, pid, until, until_exists};
 type Case = (&'static str, fn(&Bench));
 
 pub const ALL: &[Case] = &[
-    (
-        "the_commands_exit_code_is_passed_on",
-        the_commands_exit_code_is_passed_on,
-    ),
-    (
-        "the_command_is_inside_the_mount_and_others_are_not",
-        the_command_is_inside_the_mount_and_others_are_not,
-    ),
-    (
-        "not_durable_is_exit_3_with_names",
-        not_durable_is_exit_3_with_names,
-    ),
-    (
-        "kept_files_are_named_and_no_failure",
-        kept_files_are_named_and_no_failure,
-    ),
+    ("the_commands_exit_code_is_passed_on", the_commands_exit_code_is_passed_on),
+    ("the_command_is_inside_the_mount_and_others_are_not", the_command_is_inside_the_mount_and_others_are_not),
+    ("not_durable_is_exit_3_with_names", not_durable_is_exit_3_with_names),
+    ("kept_files_are_named_and_no_failure", kept_files_are_named_and_no_failure),
     ("signals_reach_the_command", signals_reach_the_command),
-    (
-        "a_background_child_is_waited_for_then_named",
-        a_background_child_is_waited_for_then_named,
-    ),
-    (
-        "eight_runs_at_once_share_one_agent",
-        eight_runs_at_once_share_one_agent,
-    ),
-    (
-        "a_run_leaves_and_the_other_goes_on",
-        a_run_leaves_and_the_other_goes_on,
-    ),
+    ("a_background_child_is_waited_for_then_named", a_background_child_is_waited_for_then_named),
+    ("eight_runs_at_once_share_one_agent", eight_runs_at_once_share_one_agent),
+    ("a_run_leaves_and_the_other_goes_on", a_run_leaves_and_the_other_goes_on),
     ("a_killed_run_is_released", a_killed_run_is_released),
-    (
-        "a_killed_agent_is_told_and_replaced",
-        a_killed_agent_is_told_and_replaced,
-    ),
+    ("a_killed_agent_is_told_and_replaced", a_killed_agent_is_told_and_replaced),
     ("a_run_inside_a_run_joins", a_run_inside_a_run_joins),
-    (
-        "a_state_directory_of_others_is_refused",
-        a_state_directory_of_others_is_refused,
-    ),
-    (
-        "garbage_on_the_socket_is_answered",
-        garbage_on_the_socket_is_answered,
-    ),
-    (
-        "inherited_descriptors_are_closed_and_redirections_kept",
-        inherited_descriptors_are_closed_and_redirections_kept,
-    ),
+    ("a_state_directory_of_others_is_refused", a_state_directory_of_others_is_refused),
+    ("garbage_on_the_socket_is_answered", garbage_on_the_socket_is_answered),
+    ("inherited_descriptors_are_closed_and_redirections_kept", inherited_descriptors_are_closed_and_redirections_kept),
     ("the_command_keeps_its_limits", the_command_keeps_its_limits),
-    (
-        "the_second_interrupt_ends_the_drain",
-        the_second_interrupt_ends_the_drain,
-    ),
-    (
-        "wait_tells_what_is_not_durable",
-        wait_tells_what_is_not_durable,
-    ),
+    ("the_second_interrupt_ends_the_drain", the_second_interrupt_ends_the_drain),
+    ("wait_tells_what_is_not_durable", wait_tells_what_is_not_durable),
     ("why_evict_pin_prefetch", why_evict_pin_prefetch),
-    (
-        "a_failed_start_tells_the_real_reason",
-        a_failed_start_tells_the_real_reason,
-    ),
+    ("a_failed_start_tells_the_real_reason", a_failed_start_tells_the_real_reason),
     ("mount_and_umount", mount_and_umount),
     ("a_subdirectory_is_re_entered", a_subdirectory_is_re_entered),
-    (
-        "sigterm_makes_the_agent_leave_in_order",
-        sigterm_makes_the_agent_leave_in_order,
-    ),
+    ("sigterm_makes_the_agent_leave_in_order", sigterm_makes_the_agent_leave_in_order),
 ];
 
 pub const ROOT_ONLY: &[Case] = &[
-    (
-        "other_mounts_below_are_bound_through",
-        other_mounts_below_are_bound_through,
-    ),
+    ("other_mounts_below_are_bound_through", other_mounts_below_are_bound_through),
     ("a_stranger_is_not_answered", a_stranger_is_not_answered),
-    (
-        "a_dead_global_mount_is_cleared",
-        a_dead_global_mount_is_cleared,
-    ),
+    ("a_dead_global_mount_is_cleared", a_dead_global_mount_is_cleared),
 ];
 
 fn the_commands_exit_code_is_passed_on(bench: &Bench) {
-    for (script, code) in [
-        ("exit 0", 0),
-        ("exit 42", 42),
-        ("kill -TERM $$", 143),
-        ("kill -KILL $$", 137),
-    ] {
+    for (script, code) in [("exit 0", 0), ("exit 42", 42), ("kill -TERM $$", 143), ("kill -KILL $$", 137)] {
         assert_eq!(bench.run(&[], script).code, Some(code), "{script}");
     }
     let missing = bench.say(&["run", "--", "no-such-program-anywhere"]);
     assert_eq!(missing.code, Some(127), "{missing:?}");
-    assert!(
-        missing.err.contains("no-such-program-anywhere"),
-        "{missing:?}"
-    );
+    assert!(missing.err.contains("no-such-program-anywhere"), "{missing:?}");
     fs::write(bench.over().join("data"), "x").unwrap();
     assert_eq!(bench.say(&["run", "--", "./data"]).code, Some(126));
-    assert_eq!(
-        bench.say(&["run"]).code,
-        Some(2),
-        "no command is a usage error"
-    );
-    assert_eq!(
-        bench
-            .say(&["run", "--over", "/does/not/exist", "--", "true"])
-            .code,
-        Some(2)
-    );
+    assert_eq!(bench.say(&["run"]).code, Some(2), "no command is a usage error");
+    assert_eq!(bench.say(&["run", "--over", "/does/not/exist", "--", "true"]).code, Some(2));
     assert!(bench.agents().is_empty(), "the agent outlived its last run");
 }
 
 fn the_command_is_inside_the_mount_and_others_are_not(bench: &Bench) {
-    let said = bench.run(
-        &[],
-        "grep -c ' '$PWD' .* fuse.surgetank ' /proc/self/mountinfo; echo made > new; pwd; id -u",
-    );
+    let said = bench.run(&[], "grep -c ' '$PWD' .* fuse.surgetank ' /proc/self/mountinfo; echo made > new; pwd; id -u");
     assert_eq!(said.code, Some(0), "{said:?}");
-    let expected_uid = if bench.who == Who::Root {
-        rustix::process::geteuid().as_raw()
-    } else {
-        NOBODY
-    };
+    let expected_uid = if bench.who == Who::Root { rustix::process::geteuid().as_raw() } else { NOBODY };
     let lines: Vec<_> = said.out.lines().map(str::to_owned).collect();
-    assert_eq!(
-        lines,
-        [
-            "1".to_owned(),
-            bench.over().display().to_string(),
-            expected_uid.to_string()
-        ]
-    );
-    assert_eq!(
-        fs::read_to_string(bench.over().join("new")).unwrap(),
-        "made\n"
-    );
+    assert_eq!(lines, ["1".to_owned(), bench.over().display().to_string(), expected_uid.to_string()]);
+    assert_eq!(fs::read_to_string(bench.over().join("new")).unwrap(), "made\n");
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    assert!(
-        !mounts.contains(&*bench.over().to_string_lossy()),
-        "the private mount is seen outside"
-    );
+    assert!(!mounts.contains(&*bench.over().to_string_lossy()), "the private mount is seen outside");
 }
 
 fn not_durable_is_exit_3_with_names(bench: &Bench) {
     let report = bench.outside().join("report.json");
-    let said = bench.run(
-        &["--json", report.to_str().unwrap()],
-        "echo > stuck-1; exit 9",
-    );
+    let said = bench.run(&["--json", report.to_str().unwrap()], "echo > stuck-1; exit 9");
     assert_eq!(said.code, Some(3), "{said:?}");
-    assert!(
-        said.err.contains("stuck-1: it is stuck; safe at stuck-1"),
-        "{said:?}"
-    );
+    assert!(said.err.contains("stuck-1: it is stuck; safe at stuck-1"), "{said:?}");
     assert!(said.err.contains("own exit code was 9"), "{said:?}");
     let report: Value = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
-    assert_eq!(
-        (&report["command_exit"], &report["exit"]),
-        (&9.into(), &3.into()),
-        "{report}"
-    );
+    assert_eq!((&report["command_exit"], &report["exit"]), (&9.into(), &3.into()), "{report}");
     assert_eq!(report["verdict"]["not_durable"]["total"], 1, "{report}");
     assert_eq!(report["command"][0], "sh");
     // What was left is told to the next one, and forgotten when it is done.
@@ -186,31 +88,20 @@ fn not_durable_is_exit_3_with_names(bench: &Bench) {
     fs::remove_file(bench.over().join("stuck-1")).unwrap();
     let next = bench.run(&[], "true");
     assert_eq!(next.code, Some(0), "{next:?}");
-    assert!(
-        next.err.contains("an earlier agent had to leave 1 file(s)"),
-        "{next:?}"
-    );
+    assert!(next.err.contains("an earlier agent had to leave 1 file(s)"), "{next:?}");
     assert!(!bench.place().join("undrained.json").exists());
 }
 
 fn kept_files_are_named_and_no_failure(bench: &Bench) {
     let said = bench.run(&[], "echo > kept-cache");
     assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(
-        said.err.contains("NOT in the store") && said.err.contains("kept-cache"),
-        "{said:?}"
-    );
+    assert!(said.err.contains("NOT in the store") && said.err.contains("kept-cache"), "{said:?}");
     let quiet = bench.run(&["--quiet"], "true");
     assert_eq!((quiet.code, quiet.err.as_str()), (Some(0), ""));
 }
 
 fn signals_reach_the_command(bench: &Bench) {
-    for (signal, code) in [
-        (libc::SIGTERM, 11),
-        (libc::SIGHUP, 12),
-        (libc::SIGUSR1, 13),
-        (libc::SIGINT, 14),
-    ] {
+    for (signal, code) in [(libc::SIGTERM, 11), (libc::SIGHUP, 12), (libc::SIGUSR1, 13), (libc::SIGINT, 14)] {
         let ready = bench.outside().join(format!("ready-{signal}"));
         let script = format!(
             "trap 'exit 11' TERM; trap 'exit 12' HUP; trap 'exit 13' USR1; trap 'exit 14' INT; : > {}; while :; do sleep 0.05; done",
@@ -226,10 +117,7 @@ fn signals_reach_the_command(bench: &Bench) {
 
 fn a_background_child_is_waited_for_then_named(bench: &Bench) {
     let done = bench.over().join("late");
-    let said = bench.run(
-        &["--grace", "20000"],
-        "(sleep 0.3; echo > late) >/dev/null 2>&1 &",
-    );
+    let said = bench.run(&["--grace", "20000"], "(sleep 0.3; echo > late) >/dev/null 2>&1 &");
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(done.exists(), "the child was not waited for");
 
@@ -240,10 +128,7 @@ fn a_background_child_is_waited_for_then_named(bench: &Bench) {
     );
     assert_eq!(said.code, Some(3), "{said:?}");
     let left = said.out.trim();
-    assert!(
-        said.err.contains(&format!("pid {left}: sleep 1000")),
-        "{said:?}"
-    );
+    assert!(said.err.contains(&format!("pid {left}: sleep 1000")), "{said:?}");
     let report: Value = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
     assert_eq!(report["left_running"][0]["pid"].to_string(), left);
     // The agent stays for it, and goes with it.
@@ -255,19 +140,11 @@ fn a_background_child_is_waited_for_then_named(bench: &Bench) {
 
 fn eight_runs_at_once_share_one_agent(bench: &Bench) {
     let gate = bench.outside().join("gate");
-    let script = format!(
-        "echo $SURGETANK_AGENT; echo > file-$$; while ! [ -e {} ]; do sleep 0.05; done",
-        gate.display()
-    );
-    let children: Vec<_> = (0..8)
-        .map(|_| bench.spawn(bench.run_command(&["--quiet", "--grace", "10000"], &script)))
-        .collect();
-    until("eight runs", || {
-        bench
-            .agents()
-            .first()
-            .is_some_and(|agent| agent["runs"].as_array().unwrap().len() == 8)
-    });
+    let script =
+        format!("echo $SURGETANK_AGENT; echo > file-$$; while ! [ -e {} ]; do sleep 0.05; done", gate.display());
+    let children: Vec<_> =
+        (0..8).map(|_| bench.spawn(bench.run_command(&["--quiet", "--grace", "10000"], &script))).collect();
+    until("eight runs", || bench.agents().first().is_some_and(|agent| agent["runs"].as_array().unwrap().len() == 8));
     assert_eq!(bench.agents().len(), 1);
     fs::write(&gate, "").unwrap();
     let place = bench.place().display().to_string();
@@ -284,11 +161,7 @@ fn eight_runs_at_once_share_one_agent(bench: &Bench) {
 fn held_run(bench: &Bench, name: &str, after: &str) -> (std::process::Child, std::path::PathBuf) {
     let gate = bench.outside().join(format!("{name}-gate"));
     let ready = bench.outside().join(format!("{name}-ready"));
-    let script = format!(
-        ": > {}; while ! [ -e {} ]; do sleep 0.05; done; {after}",
-        ready.display(),
-        gate.display()
-    );
+    let script = format!(": > {}; while ! [ -e {} ]; do sleep 0.05; done; {after}", ready.display(), gate.display());
     let child = bench.spawn(bench.run_command(&["--grace", "10000"], &script));
     until_exists(&ready);
     (child, gate)
@@ -315,9 +188,7 @@ fn a_killed_run_is_released(bench: &Bench) {
     assert_eq!(bench.the_agent()["runs"].as_array().unwrap().len(), 2);
     kill(pid(&killed), libc::SIGKILL);
     finish_without_pipes(killed);
-    until("the killed run to be released", || {
-        bench.the_agent()["runs"].as_array().unwrap().len() == 1
-    });
+    until("the killed run to be released", || bench.the_agent()["runs"].as_array().unwrap().len() == 1);
     fs::write(staying_gate, "").unwrap();
     // Its orphaned command still is inside: the agent stays for it.
     assert_eq!(finish(staying).code, Some(0));
@@ -337,26 +208,17 @@ fn a_killed_agent_is_told_and_replaced(bench: &Bench) {
     let first = bench.agent_pid();
     kill(first, libc::SIGKILL);
     until("the agent's death", || bench.agents().is_empty());
-    assert!(
-        bench.place().join("agent.sock").exists(),
-        "no stale socket: the test tests nothing"
-    );
+    assert!(bench.place().join("agent.sock").exists(), "no stale socket: the test tests nothing");
     let waited = bench.say(&["wait"]);
     assert_eq!(waited.code, Some(3), "{waited:?}");
     assert!(waited.err.contains("was killed"), "{waited:?}");
     fs::write(gate, "").unwrap();
     let said = finish(child);
     assert_eq!(said.code, Some(3), "{said:?}");
-    assert!(
-        said.err.contains("died") && said.err.contains("a new agent took over"),
-        "{said:?}"
-    );
+    assert!(said.err.contains("died") && said.err.contains("a new agent took over"), "{said:?}");
     let next = bench.run(&[], "echo fine > after");
     assert_eq!(next.code, Some(0), "{next:?}");
-    assert_eq!(
-        fs::read_to_string(bench.over().join("after")).unwrap(),
-        "fine\n"
-    );
+    assert_eq!(fs::read_to_string(bench.over().join("after")).unwrap(), "fine\n");
     assert!(bench.agents().is_empty());
 }
 
@@ -386,10 +248,7 @@ fn a_state_directory_of_others_is_refused(bench: &Bench) {
     fs::set_permissions(bench.state(), fs::Permissions::from_mode(0o777)).unwrap();
     let said = bench.run(&[], "true");
     assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(
-        said.err.contains("0777") && said.err.contains("chmod 700"),
-        "{said:?}"
-    );
+    assert!(said.err.contains("0777") && said.err.contains("chmod 700"), "{said:?}");
 
     if rustix::process::geteuid().is_root() {
         fs::set_permissions(bench.state(), fs::Permissions::from_mode(0o700)).unwrap();
@@ -397,10 +256,7 @@ fn a_state_directory_of_others_is_refused(bench: &Bench) {
         let said = bench.run(&[], "true");
         assert_eq!(said.code, Some(1), "{said:?}");
         // An ordinary user cannot even look into it.
-        assert!(
-            said.err.contains("belongs to user 12345") || said.err.contains("ermission denied"),
-            "{said:?}"
-        );
+        assert!(said.err.contains("belongs to user 12345") || said.err.contains("ermission denied"), "{said:?}");
     }
     fs::remove_dir(bench.state()).unwrap();
     std::os::unix::fs::symlink(bench.outside(), bench.state()).unwrap();
@@ -412,17 +268,13 @@ fn a_state_directory_of_others_is_refused(bench: &Bench) {
     let inside = bench.over().join("state");
     let said = bench.run(&["--state", inside.to_str().unwrap()], "true");
     assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(
-        said.err.contains("below the directory that is served"),
-        "{said:?}"
-    );
+    assert!(said.err.contains("below the directory that is served"), "{said:?}");
 }
 
 fn connect(bench: &Bench) -> (UnixStream, BufReader<UnixStream>) {
     // The path may be longer than a socket address: go by the directory's descriptor.
     let place = fs::File::open(bench.place()).unwrap();
-    let stream =
-        UnixStream::connect(format!("/proc/self/fd/{}/agent.sock", place.as_raw_fd())).unwrap();
+    let stream = UnixStream::connect(format!("/proc/self/fd/{}/agent.sock", place.as_raw_fd())).unwrap();
     (stream.try_clone().unwrap(), BufReader::new(stream))
 }
 
@@ -448,27 +300,15 @@ fn garbage_on_the_socket_is_answered(bench: &Bench) {
         ] {
             writer.write_all(garbage.as_bytes()).unwrap();
             writer.write_all(b"\n").unwrap();
-            assert_eq!(
-                answer(&mut reader)["error"]["kind"],
-                "malformed",
-                "{garbage:?}"
-            );
+            assert_eq!(answer(&mut reader)["error"]["kind"], "malformed", "{garbage:?}");
         }
-        writer
-            .write_all(b"{\"hello\":{\"protocol\":999}}\n")
-            .unwrap();
+        writer.write_all(b"{\"hello\":{\"protocol\":999}}\n").unwrap();
         assert_eq!(answer(&mut reader)["error"]["kind"], "protocol");
         writer.write_all(b"{\"hello\":{\"protocol\":1}}\n").unwrap();
         assert!(answer(&mut reader)["hello"]["pid"].is_null());
         writer.write_all(b"\"release\"\n").unwrap();
-        assert_eq!(
-            answer(&mut reader)["error"]["kind"],
-            "malformed",
-            "released without having joined"
-        );
-        writer
-            .write_all(b"{\"why\":{\"path\":\"../../etc/passwd\"}}\n")
-            .unwrap();
+        assert_eq!(answer(&mut reader)["error"]["kind"], "malformed", "released without having joined");
+        writer.write_all(b"{\"why\":{\"path\":\"../../etc/passwd\"}}\n").unwrap();
         assert_eq!(answer(&mut reader)["error"]["kind"], "failed");
 
         // Longer than any request may be: refused and hung up, without being kept in memory.
@@ -488,11 +328,7 @@ fn garbage_on_the_socket_is_answered(bench: &Bench) {
         let (mut writer, _) = connect(bench);
         let _ = writer.write_all(b"{\n");
     }
-    assert_eq!(
-        bench.the_agent()["runs"].as_array().unwrap().len(),
-        1,
-        "the agent is well"
-    );
+    assert_eq!(bench.the_agent()["runs"].as_array().unwrap().len(), 1, "the agent is well");
     fs::write(gate, "").unwrap();
     assert_eq!(finish(child).code, Some(0));
 }
@@ -506,10 +342,7 @@ fn inherited_descriptors_are_closed_and_redirections_kept(bench: &Bench) {
     ]);
     let said = crate::bench::said(shell.output().unwrap());
     assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(
-        said.err.contains("descriptor 7") && said.err.contains("held"),
-        "{said:?}"
-    );
+    assert!(said.err.contains("descriptor 7") && said.err.contains("held"), "{said:?}");
     let log = fs::read_to_string(bench.over().join("log")).unwrap();
     assert!(log.contains("through\n"), "{log}");
     assert!(!log.contains("/held") && log.contains("/other"), "{log}");
@@ -518,16 +351,10 @@ fn inherited_descriptors_are_closed_and_redirections_kept(bench: &Bench) {
     fs::create_dir(&elsewhere).unwrap();
     bench.give(&elsewhere);
     let mut shell = bench.command("sh");
-    shell.args([
-        "-c",
-        "$SURGETANK run --store $OUTSIDE/store -- sh -c 'echo > made' > stray",
-    ]);
+    shell.args(["-c", "$SURGETANK run --store $OUTSIDE/store -- sh -c 'echo > made' > stray"]);
     let said = crate::bench::said(shell.output().unwrap());
     assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(
-        said.err.contains("stdout is redirected") && said.err.contains("not in the store"),
-        "{said:?}"
-    );
+    assert!(said.err.contains("stdout is redirected") && said.err.contains("not in the store"), "{said:?}");
     assert!(elsewhere.join("made").exists() && !bench.over().join("made").exists());
 }
 
@@ -538,15 +365,9 @@ fn the_command_keeps_its_limits(bench: &Bench) {
     let child = bench.spawn(shell);
     until("the agent", || bench.agents().len() == 1);
     let limits = fs::read_to_string(format!("/proc/{}/limits", bench.agent_pid())).unwrap();
-    let open = limits
-        .lines()
-        .find(|line| line.starts_with("Max open files"))
-        .unwrap();
+    let open = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
     let numbers: Vec<_> = open.split_ascii_whitespace().skip(3).take(2).collect();
-    assert_eq!(
-        numbers[0], numbers[1],
-        "the agent did not raise its limit: {open}"
-    );
+    assert_eq!(numbers[0], numbers[1], "the agent did not raise its limit: {open}");
     fs::write(gate, "").unwrap();
     let said = finish(child);
     assert_eq!(said.out.lines().next(), Some("77"), "{said:?}");
@@ -564,10 +385,7 @@ fn the_second_interrupt_ends_the_drain(bench: &Bench) {
     let children = format!("/proc/{0}/task/{0}/children", child.id());
     let agent = bench.agent_pid().to_string();
     until("the command to end", || {
-        fs::read_to_string(&children)
-            .unwrap()
-            .split_ascii_whitespace()
-            .all(|pid| pid == agent)
+        fs::read_to_string(&children).unwrap().split_ascii_whitespace().all(|pid| pid == agent)
     });
     kill(pid(&child), libc::SIGINT);
     let mut told = String::new();
@@ -575,10 +393,7 @@ fn the_second_interrupt_ends_the_drain(bench: &Bench) {
         assert_ne!(err.read_line(&mut told).unwrap(), 0, "{told}");
     }
     assert!(told.contains("draining goes on"), "{told}");
-    assert!(
-        child.try_wait().unwrap().is_none(),
-        "one interrupt ended it"
-    );
+    assert!(child.try_wait().unwrap().is_none(), "one interrupt ended it");
     kill(pid(&child), libc::SIGINT);
     err.read_to_string(&mut told).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(3), "{told}");
@@ -600,13 +415,7 @@ fn wait_tells_what_is_not_durable(bench: &Bench) {
     assert_eq!(bench.say(&["wait", "done"]).code, Some(0));
     let waiter = bench.spawn(bench.surgetank(&["wait"]));
     let log = bench.place().join("agent.log");
-    until("the third client to wait", || {
-        fs::read_to_string(&log)
-            .unwrap()
-            .matches("a client waits")
-            .count()
-            == 3
-    });
+    until("the third client to wait", || fs::read_to_string(&log).unwrap().matches("a client waits").count() == 3);
     fs::write(gate, "").unwrap();
     let said = finish(waiter);
     assert_eq!(said.code, Some(0), "{said:?}");
@@ -616,10 +425,7 @@ fn wait_tells_what_is_not_durable(bench: &Bench) {
     bench.await_no_agent();
     let said = bench.say(&["wait"]);
     assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(
-        said.err.contains("none left anything undrained"),
-        "{said:?}"
-    );
+    assert!(said.err.contains("none left anything undrained"), "{said:?}");
 }
 
 fn why_evict_pin_prefetch(bench: &Bench) {
@@ -627,33 +433,18 @@ fn why_evict_pin_prefetch(bench: &Bench) {
     let (child, gate) = held_run(bench, "host", "true");
     let said = bench.say(&["why", "a file"]);
     assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(
-        said.out.contains("state    durable") && said.out.contains("the fake has no tiers"),
-        "{said:?}"
-    );
+    assert!(said.out.contains("state    durable") && said.out.contains("the fake has no tiers"), "{said:?}");
     let mut outside = bench.surgetank(&["why", "--json"]);
     outside.arg(bench.over().join("a file")).current_dir("/");
     let said = crate::bench::said(outside.output().unwrap());
-    assert_eq!(
-        serde_json::from_str::<Value>(&said.out).unwrap()["path"],
-        "a file",
-        "{said:?}"
-    );
+    assert_eq!(serde_json::from_str::<Value>(&said.out).unwrap()["path"], "a file", "{said:?}");
     assert_eq!(bench.say(&["why", "nothing"]).code, Some(1));
-    assert!(
-        bench
-            .say(&["evict", "a file"])
-            .out
-            .contains("4.00 KiB freed")
-    );
+    assert!(bench.say(&["evict", "a file"]).out.contains("4.00 KiB freed"));
     assert_eq!(bench.say(&["pin", "a file"]).code, Some(0));
     assert_eq!(bench.say(&["unpin", "a file", "nothing"]).code, Some(1));
     assert!(bench.say(&["prefetch", "a*", "b*"]).out.contains("2 files"));
     let text = bench.say(&["status"]).out;
-    assert!(
-        text.contains("run 1 (pid ") && text.contains("private to its runs"),
-        "{text}"
-    );
+    assert!(text.contains("run 1 (pid ") && text.contains("private to its runs"), "{text}");
     fs::write(gate, "").unwrap();
     assert_eq!(finish(child).code, Some(0));
     assert_eq!(bench.say(&["status"]).out, "no agent of yours is running\n");
@@ -663,33 +454,17 @@ fn a_failed_start_tells_the_real_reason(bench: &Bench) {
     let mut command = bench.run_command(&[], "echo > ran");
     let said = crate::bench::said(command.env("FAKE_START", "refuse").output().unwrap());
     assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(
-        said.err.contains("the tier /fast is on fire") && said.err.contains("water"),
-        "{said:?}"
-    );
+    assert!(said.err.contains("the tier /fast is on fire") && said.err.contains("water"), "{said:?}");
     let mut command = bench.run_command(&[], "echo > ran");
     let said = crate::bench::said(command.env("FAKE_START", "die").output().unwrap());
     assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(
-        said.err.contains("died while it started") && said.err.contains("last words"),
-        "{said:?}"
-    );
+    assert!(said.err.contains("died while it started") && said.err.contains("last words"), "{said:?}");
     let missing = bench.outside().join("no-store");
     let said = bench.run(&["--store", missing.to_str().unwrap()], "echo > ran");
     assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(
-        said.err.contains("no-store") && said.err.contains("o such file"),
-        "{said:?}"
-    );
-    assert!(
-        !bench.over().join("ran").exists(),
-        "the command ran without a mount"
-    );
-    assert_eq!(
-        bench.run(&[], "echo > ran").code,
-        Some(0),
-        "a failed start is in the way of the next"
-    );
+    assert!(said.err.contains("no-store") && said.err.contains("o such file"), "{said:?}");
+    assert!(!bench.over().join("ran").exists(), "the command ran without a mount");
+    assert_eq!(bench.run(&[], "echo > ran").code, Some(0), "a failed start is in the way of the next");
 }
 
 fn mount_and_umount(bench: &Bench) {
@@ -702,21 +477,14 @@ fn mount_and_umount(bench: &Bench) {
     let mut holder = bench.command("sleep").arg("1000").spawn().unwrap();
     let said = away(&["mount", over_text]);
     assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(
-        said.err
-            .contains(&format!("pid {}: sleep 1000", holder.id())),
-        "{said:?}"
-    );
+    assert!(said.err.contains(&format!("pid {}: sleep 1000", holder.id())), "{said:?}");
     holder.kill().unwrap();
     holder.wait().unwrap();
 
     let said = away(&["mount", over_text]);
     assert_eq!(said.code, Some(0), "{said:?}");
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    assert!(
-        mounts.contains(&format!(" {over_text} ")),
-        "not visible to all"
-    );
+    assert!(mounts.contains(&format!(" {over_text} ")), "not visible to all");
     assert_eq!(bench.the_agent()["visibility"], "global");
     assert_eq!(away(&["mount", over_text]).code, Some(1), "mounted twice");
 
@@ -731,11 +499,7 @@ fn mount_and_umount(bench: &Bench) {
     let mut holder = bench.command("sleep").arg("1000").spawn().unwrap();
     let said = away(&["umount", over_text]);
     assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(
-        said.err
-            .contains(&format!("pid {}: sleep 1000", holder.id())),
-        "{said:?}"
-    );
+    assert!(said.err.contains(&format!("pid {}: sleep 1000", holder.id())), "{said:?}");
     holder.kill().unwrap();
     holder.wait().unwrap();
     assert_eq!(bench.agents().len(), 1, "a busy mount went away");
@@ -753,37 +517,20 @@ fn a_subdirectory_is_re_entered(bench: &Bench) {
     fs::create_dir_all(&sub).unwrap();
     bench.give(&sub);
     let over = bench.over();
-    let mut command = bench.surgetank(&[
-        "run",
-        "--over",
-        over.to_str().unwrap(),
-        "--",
-        "sh",
-        "-c",
-        "pwd -P; stat -f -c %T .",
-    ]);
+    let mut command =
+        bench.surgetank(&["run", "--over", over.to_str().unwrap(), "--", "sh", "-c", "pwd -P; stat -f -c %T ."]);
     let said = crate::bench::said(command.current_dir(&sub).output().unwrap());
     assert_eq!(said.code, Some(0), "{said:?}");
-    assert_eq!(
-        said.out,
-        format!("{}\nfuseblk\n", sub.display()),
-        "{said:?}"
-    );
+    assert_eq!(said.out, format!("{}\nfuseblk\n", sub.display()), "{said:?}");
 }
 
 fn sigterm_makes_the_agent_leave_in_order(bench: &Bench) {
     let (child, gate) = held_run(bench, "host", "true");
     kill(bench.agent_pid(), libc::SIGTERM);
     until("the agent to refuse newcomers", || {
-        fs::read_to_string(bench.place().join("agent.log"))
-            .unwrap()
-            .contains("told to stop")
+        fs::read_to_string(bench.place().join("agent.log")).unwrap().contains("told to stop")
     });
-    assert_eq!(
-        bench.the_agent()["runs"].as_array().unwrap().len(),
-        1,
-        "it left its run alone"
-    );
+    assert_eq!(bench.the_agent()["runs"].as_array().unwrap().len(), 1, "it left its run alone");
     fs::write(gate, "").unwrap();
     assert_eq!(finish(child).code, Some(0));
     assert!(bench.agents().is_empty());
@@ -792,27 +539,13 @@ fn sigterm_makes_the_agent_leave_in_order(bench: &Bench) {
 fn other_mounts_below_are_bound_through(bench: &Bench) {
     let other = bench.over().join("scratch");
     fs::create_dir(&other).unwrap();
-    rustix::mount::mount(
-        "tmpfs",
-        &other,
-        "tmpfs",
-        rustix::mount::MountFlags::empty(),
-        None,
-    )
-    .unwrap();
-    let said = bench.run(
-        &["--grace", "10000"],
-        "stat -f -c %T scratch; echo > scratch/file; $SURGETANK status",
-    );
+    rustix::mount::mount("tmpfs", &other, "tmpfs", rustix::mount::MountFlags::empty(), None).unwrap();
+    let said = bench.run(&["--grace", "10000"], "stat -f -c %T scratch; echo > scratch/file; $SURGETANK status");
     let seen = other.join("file").exists();
     rustix::mount::unmount(&other, rustix::mount::UnmountFlags::empty()).unwrap();
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(said.out.starts_with("tmpfs\n"), "{said:?}");
-    assert!(
-        said.out
-            .contains(&format!("bypassed, another mount: {}", other.display())),
-        "{said:?}"
-    );
+    assert!(said.out.contains(&format!("bypassed, another mount: {}", other.display())), "{said:?}");
     assert!(seen, "the write did not reach the other mount");
 }
 
@@ -824,18 +557,9 @@ fn a_stranger_is_not_answered(bench: &Bench) {
     let socket = bench.place().join("agent.sock");
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o777)).unwrap();
     let mut stranger = bench.command(std::env::current_exe().unwrap());
-    let output = stranger
-        .uid(12345)
-        .gid(12345)
-        .env("SURGETANK_TEST_STRANGER", &socket)
-        .output()
-        .unwrap();
+    let output = stranger.uid(12345).gid(12345).env("SURGETANK_TEST_STRANGER", &socket).output().unwrap();
     let said = crate::bench::said(output);
-    assert_eq!(
-        (said.code, said.out.as_str()),
-        (Some(0), "turned away\n"),
-        "{said:?}"
-    );
+    assert_eq!((said.code, said.out.as_str()), (Some(0), "turned away\n"), "{said:?}");
     fs::set_permissions(bench.state(), fs::Permissions::from_mode(0o700)).unwrap();
     fs::set_permissions(bench.place(), fs::Permissions::from_mode(0o700)).unwrap();
     fs::write(gate, "").unwrap();
@@ -846,14 +570,7 @@ fn a_dead_global_mount_is_cleared(bench: &Bench) {
     let over = bench.over();
     let over_text = over.to_str().unwrap();
     let mut mount = bench.surgetank(&["mount", over_text]);
-    assert!(
-        mount
-            .current_dir("/")
-            .stderr(Stdio::null())
-            .status()
-            .unwrap()
-            .success()
-    );
+    assert!(mount.current_dir("/").stderr(Stdio::null()).status().unwrap().success());
     kill(bench.agent_pid(), libc::SIGKILL);
     until("the mount to be dead", || {
         fs::metadata(&over).is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN))

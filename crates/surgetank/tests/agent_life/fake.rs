@@ -48,19 +48,12 @@ impl Backend for FakeBackend {
         let store = PathBuf::from(format!("/proc/self/fd/{}", opening.store.as_raw_fd()));
         let mirror = Arc::new(Mirror::new(&store, MirrorOptions::default()).map_err(fail)?);
         let root = rustix::process::geteuid().is_root();
-        let options = AttachOptions {
-            allow_other: root,
-            default_permissions: root,
-            ..AttachOptions::default()
-        };
+        let options = AttachOptions { allow_other: root, default_permissions: root, ..AttachOptions::default() };
         let over = opening.config.over.clone();
         let device = attach(&over, &options)?;
         let session = Session::start(device, &mirror, &Options::default()).map_err(fail)?;
         Ok(Running {
-            engine: Arc::new(FakeEngine {
-                store: opening.store,
-                runs: AtomicU32::new(0),
-            }),
+            engine: Arc::new(FakeEngine { store: opening.store, runs: AtomicU32::new(0) }),
             mount: Box::new(FakeMount { over, session }),
         })
     }
@@ -79,9 +72,7 @@ impl FakeEngine {
         let entries = fs::read_dir(format!("/proc/self/fd/{}", self.store.as_raw_fd())).unwrap();
         let mut names: Vec<_> = entries
             .map(|entry| entry.unwrap().file_name())
-            .filter(|name| {
-                name.as_bytes().starts_with(prefix.as_bytes()) && scope.covers(name.as_bytes())
-            })
+            .filter(|name| name.as_bytes().starts_with(prefix.as_bytes()) && scope.covers(name.as_bytes()))
             .map(|name| PathText(name.as_bytes().to_vec()))
             .collect();
         names.sort();
@@ -92,25 +83,12 @@ impl FakeEngine {
 impl Engine for FakeEngine {
     fn status(&self) -> Status {
         let files = self.named("slow", &Scope::everything()).len() as u64;
-        Status {
-            queue: Queue {
-                files,
-                ..Queue::default()
-            },
-            ..Status::default()
-        }
+        Status { queue: Queue { files, ..Queue::default() }, ..Status::default() }
     }
 
     fn why(&self, path: &[u8]) -> Result<Why> {
-        if !self
-            .named("", &Scope::everything())
-            .iter()
-            .any(|name| name.0 == path)
-        {
-            return Err(Error::new(format!(
-                "{} does not exist",
-                String::from_utf8_lossy(path)
-            )));
+        if !self.named("", &Scope::everything()).iter().any(|name| name.0 == path) {
+            return Err(Error::new(format!("{} does not exist", String::from_utf8_lossy(path))));
         }
         Ok(Why {
             path: path.into(),
@@ -129,11 +107,7 @@ impl Engine for FakeEngine {
 
     fn progress(&self, scope: &Scope) -> Progress {
         let undrained_files = self.named("slow", scope).len() as u64;
-        Progress {
-            undrained_files,
-            settled: undrained_files == 0,
-            ..Progress::default()
-        }
+        Progress { undrained_files, settled: undrained_files == 0, ..Progress::default() }
     }
 
     fn await_settled(&self, scope: &Scope, at_most: Duration) -> Progress {
@@ -150,21 +124,10 @@ impl Engine for FakeEngine {
     fn begin_final_drain(&self, _: &Scope) {}
 
     fn verdict(&self, scope: &Scope) -> Verdict {
-        let undone = |why: &'static str| {
-            move |path: PathText| NotDurable {
-                safe_at: path.clone(),
-                path,
-                why: why.into(),
-            }
-        };
-        let stuck = self
-            .named("stuck", scope)
-            .into_iter()
-            .map(undone("it is stuck"));
-        let slow = self
-            .named("slow", scope)
-            .into_iter()
-            .map(undone("still draining"));
+        let undone =
+            |why: &'static str| move |path: PathText| NotDurable { safe_at: path.clone(), path, why: why.into() };
+        let stuck = self.named("stuck", scope).into_iter().map(undone("it is stuck"));
+        let slow = self.named("slow", scope).into_iter().map(undone("still draining"));
         Verdict {
             not_durable: stuck.chain(slow).collect(),
             kept: self.named("kept", scope).into_iter().collect(),
@@ -185,10 +148,7 @@ impl Engine for FakeEngine {
     }
 
     fn prefetch(&self, patterns: &[Vec<u8>]) -> Result<Prefetch> {
-        Ok(Prefetch {
-            files: patterns.len() as u64,
-            bytes: 0,
-        })
+        Ok(Prefetch { files: patterns.len() as u64, bytes: 0 })
     }
 
     fn register_run(&self, _: u32) -> RunId {
@@ -211,15 +171,9 @@ pub fn configure(settings: &Settings) -> Result<Config> {
     };
     let state = settings.state.as_ref().map(PathBuf::from);
     let state = state.or_else(|| std::env::var_os("SURGETANK_STATE").map(PathBuf::from));
-    let grace = settings
-        .grace
-        .as_deref()
-        .map(|text| text.parse().map(Duration::from_millis));
+    let grace = settings.grace.as_deref().map(|text| text.parse().map(Duration::from_millis));
     Ok(Config {
-        store: settings
-            .store
-            .as_ref()
-            .map_or_else(|| over.clone(), PathBuf::from),
+        store: settings.store.as_ref().map_or_else(|| over.clone(), PathBuf::from),
         over,
         tiers: Vec::new(),
         rules: Vec::new(),
@@ -234,10 +188,7 @@ pub fn configure(settings: &Settings) -> Result<Config> {
         store_ttl: Duration::ZERO,
         quiet: Duration::ZERO,
         retry: Duration::ZERO,
-        grace: grace
-            .transpose()
-            .map_err(|error| Error::new("--grace").why(error))?
-            .unwrap_or_default(),
+        grace: grace.transpose().map_err(|error| Error::new("--grace").why(error))?.unwrap_or_default(),
         keep_at_exit: KeepAtExit::Leave,
         direct: false,
     })

@@ -58,18 +58,10 @@ fn main() {
 /// A mount namespace for the whole test, in which `/dev/fuse` is open to everybody as on most machines: what the tests
 /// mount stays in here, and goes with them.
 fn step_aside() {
-    let node =
-        std::env::temp_dir().join(format!("surgetank-agent-life-fuse-{}", std::process::id()));
+    let node = std::env::temp_dir().join(format!("surgetank-agent-life-fuse-{}", std::process::id()));
     surgetank::mount::namespaces::private_namespace_root().unwrap();
     let device = rustix::fs::stat("/dev/fuse").unwrap().st_rdev;
-    rustix::fs::mknodat(
-        rustix::fs::CWD,
-        &node,
-        rustix::fs::FileType::CharacterDevice,
-        0o600.into(),
-        device,
-    )
-    .unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, &node, rustix::fs::FileType::CharacterDevice, 0o600.into(), device).unwrap();
     rustix::fs::chmod(&node, 0o666.into()).unwrap();
     rustix::mount::mount_bind(&node, "/dev/fuse").unwrap();
     std::fs::remove_file(&node).unwrap();
@@ -83,12 +75,5 @@ fn be_a_stranger(socket: &std::path::Path) {
     // Both may fail: the agent hangs up without a word.
     let _ = stream.write_all(b"{\"hello\":{\"protocol\":1}}\n");
     let _ = stream.read_to_end(&mut answer);
-    println!(
-        "{}",
-        if answer.is_empty() {
-            "turned away"
-        } else {
-            "answered"
-        }
-    );
+    println!("{}", if answer.is_empty() { "turned away" } else { "answered" });
 }

@@ -1,8 +1,5 @@
 //! A mirror on a temporary directory, mounted for the time of a test.
-#![allow(
-    dead_code,
-    reason = "each test file is compiled with its own copy and uses a part of it"
-)]
+#![allow(dead_code, reason = "each test file is compiled with its own copy and uses a part of it")]
 
 use std::path::Path;
 use std::sync::{Arc, Once};
@@ -37,29 +34,11 @@ impl Mounted {
         });
         let source = tempfile::tempdir().unwrap();
         let ttl = Duration::from_secs(60);
-        let options = MirrorOptions {
-            latency_metadata: Duration::ZERO,
-            passthrough,
-            ttl,
-        };
+        let options = MirrorOptions { latency_metadata: Duration::ZERO, passthrough, ttl };
         let mirror = Arc::new(Mirror::new(source.path(), options).unwrap());
-        let place = Place::new(
-            &mirror,
-            &Options {
-                passthrough,
-                ..Options::default()
-            },
-        );
-        assert_eq!(
-            place.session.agreed().passthrough,
-            passthrough,
-            "passthrough was not granted"
-        );
-        Self {
-            source,
-            place,
-            mirror,
-        }
+        let place = Place::new(&mirror, &Options { passthrough, ..Options::default() });
+        assert_eq!(place.session.agreed().passthrough, passthrough, "passthrough was not granted");
+        Self { source, place, mirror }
     }
 
     pub fn path(&self) -> &Path {
@@ -82,10 +61,7 @@ impl Place {
         let mountpoint = tempfile::tempdir().unwrap();
         let device = attach(mountpoint.path(), &AttachOptions::default()).unwrap();
         let session = Session::start(device, filesystem, options).unwrap();
-        Self {
-            mountpoint,
-            session,
-        }
+        Self { mountpoint, session }
     }
 
     pub fn path(&self) -> &Path {
@@ -97,10 +73,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         detach(self.mountpoint.path(), true).unwrap();
         if !std::thread::panicking() {
-            assert!(
-                self.session.wait(Some(Duration::from_secs(20))),
-                "the session outlives its mount"
-            );
+            assert!(self.session.wait(Some(Duration::from_secs(20))), "the session outlives its mount");
         }
     }
 }

@@ -5,10 +5,7 @@
 //! with the thread, also when the test process is killed. The directory behind it is `target/tmp/NAME`, so that an
 //! earlier run that did not clean up is found by its name, and its processes by a variable in their environment.
 //! Needs root (an ordinary user's scene is made by root, too).
-#![allow(
-    dead_code,
-    reason = "each test file is compiled with its own copy and uses a part of it"
-)]
+#![allow(dead_code, reason = "each test file is compiled with its own copy and uses a part of it")]
 // A test: what cannot be done here is a failure, said where it happened.
 #![allow(clippy::unwrap_used)]
 
@@ -70,11 +67,7 @@ impl Ended {
     #[track_caller]
     pub fn says(self, words: &[&str]) -> Self {
         for word in words {
-            assert!(
-                self.stderr.contains(word),
-                "{word:?} is not said in:\n{}",
-                self.stderr
-            );
+            assert!(self.stderr.contains(word), "{word:?} is not said in:\n{}", self.stderr);
         }
         self
     }
@@ -117,23 +110,10 @@ impl Scene {
         succeed(Command::new("mknod").args(["-m", "666", "/mnt/fuse", "c", "10", "229"]));
         mount(&["--bind", "/mnt/fuse", "/dev/fuse"]);
         // Where tiers are looked for by those who name none.
-        mount(&[
-            "-t",
-            "tmpfs",
-            "-o",
-            "size=64m,mode=1777",
-            "tmpfs",
-            "/dev/shm",
-        ]);
+        mount(&["-t", "tmpfs", "-o", "size=64m,mode=1777", "tmpfs", "/dev/shm"]);
         let over = PathBuf::from("/mnt/project");
         fs::create_dir(&over).unwrap();
-        Some(Self {
-            behind,
-            over,
-            state: "/mnt/state".into(),
-            user: None,
-            tiers: Vec::new(),
-        })
+        Some(Self { behind, over, state: "/mnt/state".into(), user: None, tiers: Vec::new() })
     }
 
     /// The same, belonging to a user without privileges.
@@ -150,8 +130,7 @@ impl Scene {
     /// Adds a tier: a tmpfs with a little more than the cap, for its own directories.
     pub fn tier(&mut self, name: &str, cap_mib: u64) -> &mut Self {
         let path = self.tmpfs(&format!("tier-{name}"), cap_mib + 1);
-        self.tiers
-            .push(format!("{name}={}:{cap_mib}M", path.display()));
+        self.tiers.push(format!("{name}={}:{cap_mib}M", path.display()));
         self
     }
 
@@ -160,14 +139,7 @@ impl Scene {
         let path = Path::new("/mnt").join(name);
         fs::create_dir_all(&path).unwrap();
         let options = format!("size={size_mib}m,mode=0755");
-        mount(&[
-            "-t",
-            "tmpfs",
-            "-o",
-            &options,
-            "tmpfs",
-            path.to_str().unwrap(),
-        ]);
+        mount(&["-t", "tmpfs", "-o", &options, "tmpfs", path.to_str().unwrap()]);
         self.hand_over(&path);
         path
     }
@@ -175,10 +147,7 @@ impl Scene {
     /// An ext4 of its own at `/mnt/NAME`; `again` mounts what an earlier call made.
     pub fn ext4(&self, name: &str, size_mib: u64) -> PathBuf {
         let image = PathBuf::from(format!("/mnt/{name}.img"));
-        File::create(&image)
-            .unwrap()
-            .set_len(size_mib * MIB)
-            .unwrap();
+        File::create(&image).unwrap().set_len(size_mib * MIB).unwrap();
         succeed(Command::new("mkfs.ext4").args(["-q", "-m", "0", image.to_str().unwrap()]));
         let path = self.ext4_again(name);
         fs::remove_dir(path.join("lost+found")).unwrap();
@@ -223,9 +192,7 @@ impl Scene {
                 let mut command = Command::new("setpriv");
                 let groups = format!("{user},{TEAM}");
                 let user = user.to_string();
-                command.args([
-                    "--reuid", &user, "--regid", &user, "--groups", &groups, "--", program,
-                ]);
+                command.args(["--reuid", &user, "--regid", &user, "--groups", &groups, "--", program]);
                 command
             }
         };
@@ -287,9 +254,7 @@ impl Scene {
 
     /// The living agent.
     pub fn agent(&self) -> Option<u32> {
-        marked(&self.behind)
-            .into_iter()
-            .find(|pid| cmdline(*pid).get(1).is_some_and(|word| word == "agent"))
+        marked(&self.behind).into_iter().find(|pid| cmdline(*pid).get(1).is_some_and(|word| word == "agent"))
     }
 
     #[track_caller]
@@ -322,11 +287,7 @@ impl Scene {
     /// Nothing of ours is left in the store.
     #[track_caller]
     pub fn is_clean(&self) {
-        let left: Vec<PathBuf> = self
-            .store_files()
-            .into_keys()
-            .filter(|path| is_ours(path))
-            .collect();
+        let left: Vec<PathBuf> = self.store_files().into_keys().filter(|path| is_ours(path)).collect();
         assert!(left.is_empty(), "left in the store: {left:?}");
     }
 
@@ -348,9 +309,7 @@ impl Scene {
 
     pub fn log(&self) -> String {
         let places = fs::read_dir(&self.state).into_iter().flatten().flatten();
-        places
-            .filter_map(|place| fs::read_to_string(place.path().join("agent.log")).ok())
-            .collect()
+        places.filter_map(|place| fs::read_to_string(place.path().join("agent.log")).ok()).collect()
     }
 }
 
@@ -384,14 +343,9 @@ impl Running {
                 String::from_utf8_lossy(&text).into_owned()
             })
         };
-        let streams = vec![
-            collect(Box::new(child.stdout.take().unwrap())),
-            collect(Box::new(child.stderr.take().unwrap())),
-        ];
-        Self {
-            child: Some(child),
-            streams,
-        }
+        let streams =
+            vec![collect(Box::new(child.stdout.take().unwrap())), collect(Box::new(child.stderr.take().unwrap()))];
+        Self { child: Some(child), streams }
     }
 
     pub fn pid(&self) -> u32 {
@@ -404,11 +358,7 @@ impl Running {
 
     /// What an ended command said.
     pub fn so_far(&mut self) -> String {
-        let texts: Vec<String> = self
-            .streams
-            .drain(..)
-            .map(|stream| stream.join().unwrap())
-            .collect();
+        let texts: Vec<String> = self.streams.drain(..).map(|stream| stream.join().unwrap()).collect();
         texts.join("\n")
     }
 
@@ -425,11 +375,7 @@ impl Running {
                 self.kill();
                 let mut child = self.child.take().unwrap();
                 child.wait().unwrap();
-                let text: Vec<String> = self
-                    .streams
-                    .drain(..)
-                    .map(|stream| stream.join().unwrap())
-                    .collect();
+                let text: Vec<String> = self.streams.drain(..).map(|stream| stream.join().unwrap()).collect();
                 panic!("still running after {LIMIT:?}:\n{}", text.join("\n"));
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -437,11 +383,7 @@ impl Running {
         let status = self.child.take().unwrap().wait().unwrap();
         let mut texts = self.streams.drain(..).map(|stream| stream.join().unwrap());
         let (stdout, stderr) = (texts.next().unwrap(), texts.next().unwrap());
-        Ended {
-            status,
-            stdout,
-            stderr,
-        }
+        Ended { status, stdout, stderr }
     }
 }
 
@@ -489,8 +431,7 @@ pub fn same_bytes(name: &str, is: &[u8], should: &[u8]) {
 }
 
 pub fn is_ours(path: &Path) -> bool {
-    path.file_name()
-        .is_some_and(|name| name.to_string_lossy().starts_with(OURS))
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(OURS))
 }
 
 /// Regular files and links below a directory, by relative path.
@@ -499,11 +440,7 @@ pub fn files_below(root: &Path) -> BTreeMap<PathBuf, u64> {
     let mut directories = vec![PathBuf::new()];
     while let Some(directory) = directories.pop() {
         // A directory that goes while we look is no failure of the looker.
-        for entry in fs::read_dir(root.join(&directory))
-            .into_iter()
-            .flatten()
-            .flatten()
-        {
+        for entry in fs::read_dir(root.join(&directory)).into_iter().flatten().flatten() {
             let path = directory.join(entry.file_name());
             let Ok(meta) = entry.metadata() else { continue };
             if meta.is_dir() {
@@ -519,11 +456,7 @@ pub fn files_below(root: &Path) -> BTreeMap<PathBuf, u64> {
 #[track_caller]
 pub fn succeed(command: &mut Command) {
     let output = command.output().unwrap();
-    assert!(
-        output.status.success(),
-        "{command:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[track_caller]
@@ -538,10 +471,7 @@ fn alive(pid: u32) -> bool {
 
 fn cmdline(pid: u32) -> Vec<String> {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    String::from_utf8_lossy(&line)
-        .split('\0')
-        .map(str::to_owned)
-        .collect()
+    String::from_utf8_lossy(&line).split('\0').map(str::to_owned).collect()
 }
 
 /// Processes that a scene of this name started.
@@ -550,10 +480,8 @@ fn marked(behind: &Path) -> Vec<u32> {
     let pids = fs::read_dir("/proc").unwrap().flatten();
     pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .filter(|pid: &u32| {
-            fs::read(format!("/proc/{pid}/environ")).is_ok_and(|text| {
-                text.split(|byte| *byte == 0)
-                    .any(|one| one == mark.as_bytes())
-            })
+            fs::read(format!("/proc/{pid}/environ"))
+                .is_ok_and(|text| text.split(|byte| *byte == 0).any(|one| one == mark.as_bytes()))
         })
         .collect()
 }
@@ -561,10 +489,7 @@ fn marked(behind: &Path) -> Vec<u32> {
 fn end_marked(behind: &Path) {
     let deadline = Instant::now() + LIMIT;
     loop {
-        let left: Vec<u32> = marked(behind)
-            .into_iter()
-            .filter(|pid| alive(*pid))
-            .collect();
+        let left: Vec<u32> = marked(behind).into_iter().filter(|pid| alive(*pid)).collect();
         if left.is_empty() || Instant::now() > deadline {
             return;
         }

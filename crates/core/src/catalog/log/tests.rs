@@ -9,14 +9,9 @@ use tempfile::TempDir;
 
 use super::super::segment::is_segment;
 use super::*;
-use crate::model::{
-    Attr, EntryRecord, FileId, FileRecord, Kind, OpKind, OpRecord, RunId, Seq, Timestamp,
-};
+use crate::model::{Attr, EntryRecord, FileId, FileRecord, Kind, OpKind, OpRecord, RunId, Seq, Timestamp};
 
-const SMALL: Options = Options {
-    segment_bytes_max: 1 << 10,
-    snapshot_cache_bytes: 1 << 20,
-};
+const SMALL: Options = Options { segment_bytes_max: 1 << 10, snapshot_cache_bytes: 1 << 20 };
 
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Model {
@@ -32,9 +27,7 @@ impl Model {
             match change {
                 Change::PutFile(id, record) => self.files.insert(id, *record).map(drop),
                 Change::DropFile(id) => self.files.remove(&id).map(drop),
-                Change::PutEntry(dir, name, record) => {
-                    self.entries.insert((dir, name), record).map(|_| ())
-                }
+                Change::PutEntry(dir, name, record) => self.entries.insert((dir, name), record).map(|_| ()),
                 Change::DropEntry(dir, name) => self.entries.remove(&(dir, name)).map(|_| ()),
                 Change::PutOp(seq, record) => self.ops.insert(seq, record).map(drop),
                 Change::DropOp(seq) => self.ops.remove(&seq).map(drop),
@@ -47,12 +40,7 @@ impl Model {
     fn image(&self) -> Image {
         Image {
             files: self.files.clone().into_iter().collect(),
-            entries: self
-                .entries
-                .clone()
-                .into_iter()
-                .map(|((dir, name), record)| (dir, name, record))
-                .collect(),
+            entries: self.entries.clone().into_iter().map(|((dir, name), record)| (dir, name, record)).collect(),
             ops: self.ops.clone(),
             counters: self.counters.clone(),
         }
@@ -60,14 +48,8 @@ impl Model {
 }
 
 fn file(seed: u64) -> Box<FileRecord> {
-    let name = |bit: u32| {
-        (seed >> bit & 1 == 1).then(|| {
-            (
-                FileId(seed % 7),
-                vec![seed as u8; seed as usize % 40].into(),
-            )
-        })
-    };
+    let name =
+        |bit: u32| (seed >> bit & 1 == 1).then(|| (FileId(seed % 7), vec![seed as u8; seed as usize % 40].into()));
     let time = Timestamp { nanos: seed as i64 };
     Box::new(FileRecord {
         attr: Attr {
@@ -93,9 +75,7 @@ fn file(seed: u64) -> Box<FileRecord> {
         logical: name(2),
         applied: name(3),
         target: None,
-        xattrs: seed
-            .is_multiple_of(5)
-            .then(|| BTreeMap::from([(b"user.a".to_vec().into(), vec![0; 3].into())])),
+        xattrs: seed.is_multiple_of(5).then(|| BTreeMap::from([(b"user.a".to_vec().into(), vec![0; 3].into())])),
         pinned: false,
         checksum: Some(seed),
         run: RunId(3),
@@ -129,12 +109,8 @@ fn batch() -> impl Strategy<Value = Vec<Change>> {
 }
 
 fn segments(dir: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(dir)
-        .unwrap()
-        .map(|entry| entry.unwrap().path());
-    let mut found: Vec<_> = entries
-        .filter(|path| is_segment(path.file_name().unwrap().to_str().unwrap()))
-        .collect();
+    let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let mut found: Vec<_> = entries.filter(|path| is_segment(path.file_name().unwrap().to_str().unwrap())).collect();
     found.sort();
     found
 }
@@ -307,10 +283,7 @@ fn several_segments(marked: bool) -> (TempDir, Vec<Model>) {
         let catalog = LogCatalog::open_with(home.path(), SMALL).unwrap();
         let _no_fold = hold(&catalog.shared.folding);
         for seed in 0..60 {
-            let changes = [
-                Change::PutFile(FileId(seed), file(seed * 8)),
-                Change::PutCounter("batch".into(), seed + 1),
-            ];
+            let changes = [Change::PutFile(FileId(seed), file(seed * 8)), Change::PutCounter("batch".into(), seed + 1)];
             catalog.commit(&changes).unwrap();
             let mut next = states.last().unwrap().clone();
             next.apply(&changes);
@@ -326,11 +299,7 @@ fn several_segments(marked: bool) -> (TempDir, Vec<Model>) {
 }
 
 fn damage(path: &Path, at: u64) {
-    let file = std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(path)
-        .unwrap();
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
     let mut byte = [0];
     file.read_exact_at(&mut byte, at).unwrap();
     file.write_all_at(&[!byte[0]], at).unwrap();
@@ -342,22 +311,11 @@ fn damage_to_a_segment_that_was_on_the_media_is_refused_with_file_and_offset() {
     let second = segments(home.path()).remove(1);
     damage(&second, HEADER_BYTES + 20);
     let message = LogCatalog::open(home.path()).err().unwrap().to_string();
-    assert!(
-        message.contains(second.to_str().unwrap()) && message.contains("at byte 64"),
-        "{message}"
-    );
+    assert!(message.contains(second.to_str().unwrap()) && message.contains("at byte 64"), "{message}");
     assert!(message.contains("were not touched"), "{message}");
     // Refusing changes nothing: undoing the damage gives everything back.
     damage(&second, HEADER_BYTES + 20);
-    assert_eq!(
-        LogCatalog::open(home.path())
-            .unwrap()
-            .load()
-            .unwrap()
-            .files
-            .len(),
-        60
-    );
+    assert_eq!(LogCatalog::open(home.path()).unwrap().load().unwrap().files.len(), 60);
 }
 
 #[test]
@@ -386,14 +344,9 @@ fn a_power_loss_in_an_older_segment_keeps_a_prefix() {
         assert!(catalog.recovery().dropped_bytes > 0);
         assert!(segments(home.path()).len() <= 2);
         // What is appended now is found again.
-        catalog
-            .commit(&[Change::PutCounter("after".into(), 1)])
-            .unwrap();
+        catalog.commit(&[Change::PutCounter("after".into(), 1)]).unwrap();
         drop(catalog);
-        let image = LogCatalog::open_with(home.path(), SMALL)
-            .unwrap()
-            .load()
-            .unwrap();
+        let image = LogCatalog::open_with(home.path(), SMALL).unwrap().load().unwrap();
         assert_eq!((image.counters["after"], image.files.len()), (1, batches));
     }
 }
@@ -401,16 +354,8 @@ fn a_power_loss_in_an_older_segment_keeps_a_prefix() {
 #[test]
 fn an_unmarked_segment_that_lost_its_end_at_a_record_keeps_a_prefix() {
     let (home, states) = several_segments(false);
-    std::fs::OpenOptions::new()
-        .write(true)
-        .open(&segments(home.path())[1])
-        .unwrap()
-        .set_len(HEADER_BYTES)
-        .unwrap();
-    let image = LogCatalog::open_with(home.path(), SMALL)
-        .unwrap()
-        .load()
-        .unwrap();
+    std::fs::OpenOptions::new().write(true).open(&segments(home.path())[1]).unwrap().set_len(HEADER_BYTES).unwrap();
+    let image = LogCatalog::open_with(home.path(), SMALL).unwrap().load().unwrap();
     assert_eq!(image, states[image.counters["batch"] as usize].image());
 }
 
@@ -419,9 +364,7 @@ fn closed_segments_are_folded_and_deleted_in_the_background() {
     let home = tempfile::tempdir().unwrap();
     let catalog = LogCatalog::open_with(home.path(), SMALL).unwrap();
     for seed in 0..200 {
-        catalog
-            .commit(&[Change::PutFile(FileId(seed % 50), file(seed))])
-            .unwrap();
+        catalog.commit(&[Change::PutFile(FileId(seed % 50), file(seed))]).unwrap();
     }
     // Dropping lets a fold that has begun finish; the next one takes all that are left.
     catalog.shared.fold().unwrap();
@@ -431,12 +374,7 @@ fn closed_segments_are_folded_and_deleted_in_the_background() {
     assert_eq!(mode, 0o700);
     for name in std::fs::read_dir(home.path()).unwrap() {
         let name = name.unwrap();
-        assert_eq!(
-            name.metadata().unwrap().permissions().mode() & 0o777,
-            0o600,
-            "{:?}",
-            name.path()
-        );
+        assert_eq!(name.metadata().unwrap().permissions().mode() & 0o777, 0o600, "{:?}", name.path());
     }
 }
 
@@ -444,20 +382,13 @@ fn closed_segments_are_folded_and_deleted_in_the_background() {
 fn a_failed_sync_is_never_taken_for_a_good_one_later() {
     let home = tempfile::tempdir().unwrap();
     let catalog = LogCatalog::open(home.path()).unwrap();
-    let lsn = catalog
-        .commit(&[Change::PutCounter("a".into(), 1)])
-        .unwrap();
+    let lsn = catalog.commit(&[Change::PutCounter("a".into(), 1)]).unwrap();
     let folding = hold(&catalog.shared.folding);
     catalog.shared.syncs_to_fail.store(1, Ordering::Release);
-    assert_eq!(
-        catalog.sync(lsn).unwrap_err().raw_os_error(),
-        Some(libc::EIO)
-    );
+    assert_eq!(catalog.sync(lsn).unwrap_err().raw_os_error(), Some(libc::EIO));
     // The device works again, yet what the kernel dropped is not on it.
     assert!(catalog.sync(lsn).is_err());
-    let later = catalog
-        .commit(&[Change::PutCounter("b".into(), 2)])
-        .unwrap();
+    let later = catalog.commit(&[Change::PutCounter("b".into(), 2)]).unwrap();
     assert!(catalog.sync(later).is_err());
     drop(folding);
     // Once the snapshot has it, the log is to be trusted again.
@@ -470,21 +401,15 @@ fn a_failed_sync_is_never_taken_for_a_good_one_later() {
 fn a_sync_of_what_was_never_committed_is_refused() {
     let home = tempfile::tempdir().unwrap();
     let catalog = LogCatalog::open(home.path()).unwrap();
-    assert_eq!(
-        catalog.sync(Lsn(1)).unwrap_err().kind(),
-        io::ErrorKind::InvalidInput
-    );
+    assert_eq!(catalog.sync(Lsn(1)).unwrap_err().kind(), io::ErrorKind::InvalidInput);
 }
 
 #[test]
 fn what_was_begun_and_not_finished_is_removed_at_the_start() {
     let home = tempfile::tempdir().unwrap();
     drop(LogCatalog::open(home.path()).unwrap());
-    let leftovers =
-        ["snapshot.new", "log-00000000000000000009.new"].map(|name| home.path().join(name));
-    leftovers
-        .iter()
-        .for_each(|path| std::fs::write(path, "half").unwrap());
+    let leftovers = ["snapshot.new", "log-00000000000000000009.new"].map(|name| home.path().join(name));
+    leftovers.iter().for_each(|path| std::fs::write(path, "half").unwrap());
     LogCatalog::open(home.path()).unwrap();
     assert!(leftovers.iter().all(|path| !path.exists()));
 }

@@ -1,4 +1,4 @@
-//! Open and release. Decides for an inode whether it is direct or mediated, and where a new version goes.
+//! Open and release. Decides for an inode whether it is direct or mediated.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
@@ -7,27 +7,13 @@ use std::sync::{Arc, PoisonError};
 use crate::clock;
 use crate::error::{Errno, Fault, FsResult};
 use crate::model::{Caller, DeviceId, FileId, Kind, Mode, RunId};
-use crate::placement::{self, Ask, AskKind, DirtyRoom, Expected, Place};
+use crate::placement::{self, Ask, AskKind, DirtyRoom, Place};
 use crate::store::{Cred, StorePath};
 
 use super::super::Namespace;
 use super::super::content::{Content, Handle, Lies, Open};
 use super::super::journal::Txn;
-use super::super::tree::{Name, Tree};
-use super::{Grant, Opened};
-
-/// A new version's plain file, before it is bound to an inode.
-pub(crate) struct Placed {
-    pub content: Content,
-    pub direct: bool,
-    pub reserved_bytes: u64,
-    /// Name of the temporary when the store itself was chosen, and its directory.
-    pub spill: Option<(FileId, Name)>,
-    pub reason: String,
-    pub backing_ino: u64,
-    /// Its path on the tier now.
-    pub at: Vec<u8>,
-}
+use super::{Grant, Opened, Placed};
 
 impl Namespace {
     pub fn open_file(&self, caller: &Caller, id: FileId, flags: i32) -> FsResult<Opened> {
@@ -67,32 +53,13 @@ impl Namespace {
             }
         };
         let id = open.id;
-        let handle = Handle {
-            id,
-            open,
-            writes,
-            append: flags & libc::O_APPEND != 0,
-            run,
-        };
-        self.handles
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(fh, Arc::new(handle));
-        Opened {
-            handle: fh,
-            grant,
-            keep_cache: !writes && self.tree().get(id).is_some_and(|inode| inode.owned),
-        }
+        let handle = Handle { id, open, writes, append: flags & libc::O_APPEND != 0, run };
+        self.handles.write().unwrap_or_else(PoisonError::into_inner).insert(fh, Arc::new(handle));
+        Opened { handle: fh, grant, keep_cache: !writes && self.tree().get(id).is_some_and(|inode| inode.owned) }
     }
 
     /// Gets the content of an inode ready and counts one more user. The caller must give it back with `close_inode`.
-    pub(crate) fn open_inode(
-        &self,
-        id: FileId,
-        writes: bool,
-        truncates: bool,
-        run: RunId,
-    ) -> FsResult<Arc<Open>> {
+    pub(crate) fn open_inode(&self, id: FileId, writes: bool, truncates: bool, run: RunId) -> FsResult<Arc<Open>> {
         let _inode = self.lock_inode(id);
         let active = self.opens().get(&id).cloned();
         let open = match active {
@@ -141,9 +108,7 @@ impl Namespace {
             let Some(inode) = tree.get(id) else {
                 return Err(Errno::NOENT.into());
             };
-            let fresh = inode
-                .checked
-                .is_some_and(|at| at.elapsed() < self.config.store_ttl);
+            let fresh = inode.checked.is_some_and(|at| at.elapsed() < self.config.store_ttl);
             if fresh || inode.replica.is_some() || inode.spill().is_some() || inode.dirty() {
                 return Ok(());
             }
@@ -154,11 +119,7 @@ impl Namespace {
         };
         self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
         let stat = self.store.stat(self.own_cred(who), &path).map_err(|why| {
-            if super::super::resolve::is_absent(&why) {
-                Fault::from(Errno::STALE)
-            } else {
-                Fault::from(why)
-            }
+            if super::super::resolve::is_absent(&why) { Fault::from(Errno::STALE) } else { Fault::from(why) }
         })?;
         let mut tree = self.tree();
         let Some(inode) = tree.get_mut(id) else {
@@ -195,35 +156,20 @@ impl Namespace {
             // A direct descriptor of ours is read-only, or our own leases would be refused.
             let direct = self.door.get().is_some()
                 && self.config.direct
-                && (!writes
-                    || self
-                        .room_for_direct(device.id(), &path, size_bytes)
-                        .is_some());
-            let file = device
-                .open(&path, writes && !direct)
-                .inspect_err(|why| self.device_failed(device.id(), why))?;
+                && (!writes || self.room_for_direct(device.id(), &path, size_bytes).is_some());
+            let file = device.open(&path, writes && !direct).inspect_err(|why| self.device_failed(device.id(), why))?;
             drop(tree);
             if !writes {
                 device.counters().hits.fetch_add(1, Ordering::Relaxed);
             }
-            let content = Content {
-                file: Arc::new(file),
-                lies: Lies::Tier(device.id()),
-                writable: writes && !direct,
-            };
-            return self.engage(id, content, writes, direct, charged_bytes, || {
-                device.open(&path, true)
-            });
+            let content = Content { file: Arc::new(file), lies: Lies::Tier(device.id()), writable: writes && !direct };
+            return self.engage(id, content, writes, direct, charged_bytes, || device.open(&path, true));
         }
         if let Some((dir, name)) = inode.spill().cloned() {
             let path = tree.applied_path(dir).ok_or(Errno::NOENT)?.join(&name);
             drop(tree);
             let file = self.store.open(self.own_cred(owner), &path, writes)?;
-            let content = Content {
-                file: Arc::new(file),
-                lies: Lies::StoreTemporary,
-                writable: writes,
-            };
+            let content = Content { file: Arc::new(file), lies: Lies::StoreTemporary, writable: writes };
             return self.engage(id, content, writes, !writes, 0, || Err(Errno::IO.into()));
         }
         let path = tree.applied_path(id).ok_or(Errno::NOENT)?;
@@ -236,22 +182,12 @@ impl Namespace {
             return self.open_placed(id, Some(&source), size_bytes);
         }
         let file = self.open_in_store(id, owner, &path, writes)?;
-        let content = Content {
-            file: Arc::new(file),
-            lies: Lies::Store,
-            writable: writes,
-        };
+        let content = Content { file: Arc::new(file), lies: Lies::Store, writable: writes };
         self.engage(id, content, writes, !writes, 0, || Err(Errno::IO.into()))
     }
 
     /// The store's own file. A mode that its owner gave it may still wait in the queue; who is not root needs it now.
-    fn open_in_store(
-        &self,
-        id: FileId,
-        owner: Cred,
-        path: &StorePath,
-        writes: bool,
-    ) -> std::io::Result<std::fs::File> {
+    fn open_in_store(&self, id: FileId, owner: Cred, path: &StorePath, writes: bool) -> std::io::Result<std::fs::File> {
         let who = self.own_cred(owner);
         let denied = match self.store.open(who, path, writes) {
             Err(why) if why.raw_os_error() == Some(libc::EACCES) => why,
@@ -259,16 +195,16 @@ impl Namespace {
         };
         let waiting = {
             let tree = self.tree();
-            tree.get(id)
-                .filter(|inode| self.checks_permissions && inode.set_meta.is_some())
-                .map(|inode| crate::store::Meta {
+            tree.get(id).filter(|inode| self.checks_permissions && inode.set_meta.is_some()).map(|inode| {
+                crate::store::Meta {
                     perm: inode.attr.perm,
                     uid: inode.attr.uid,
                     gid: inode.attr.gid,
                     atime: inode.attr.atime,
                     mtime: inode.attr.mtime,
                     xattrs: None,
-                })
+                }
+            })
         };
         let Some(meta) = waiting else {
             return Err(denied);
@@ -302,12 +238,7 @@ impl Namespace {
     }
 
     /// Opens a store file whose next version goes to a tier: with the present bytes (copy-up) or empty.
-    fn open_placed(
-        &self,
-        id: FileId,
-        source: Option<&std::fs::File>,
-        size_bytes: u64,
-    ) -> FsResult<Open> {
+    fn open_placed(&self, id: FileId, source: Option<&std::fs::File>, size_bytes: u64) -> FsResult<Open> {
         let (path, mode, attr) = {
             let tree = self.tree();
             let inode = tree.get(id).ok_or(Errno::NOENT)?;
@@ -317,17 +248,14 @@ impl Namespace {
         };
         let kind = match source {
             Some(_) => AskKind::CopyUp { bytes: size_bytes },
-            None => AskKind::Create {
-                expected: self.expected(&path),
-            },
+            None => AskKind::Create { expected: self.expected(&path) },
         };
         let placed = self.place(&path, id, kind, mode, attr.perm)?;
         if let Some(source) = source {
             let target = placed.writable()?;
             // Opening is no change: the copy has the file's times.
-            if let Err(why) =
-                crate::tier::ladder::copy_file(source, &target, size_bytes, &|_| Ok(()))
-                    .and_then(|_| super::room::give_times(&target, &attr))
+            if let Err(why) = crate::tier::ladder::copy_file(source, &target, size_bytes, &|_| Ok(()))
+                .and_then(|_| super::room::give_times(&target, &attr))
             {
                 self.undo_placed(&placed);
                 return Err(why.into());
@@ -344,47 +272,13 @@ impl Namespace {
         Ok(open)
     }
 
-    /// Makes the hidden plain file the inode's replica, under the path that the inode has now. The tree is locked.
-    pub(crate) fn adopt(&self, tree: &mut Tree, id: FileId, placed: &Placed) -> FsResult<()> {
-        let path = tree.logical_path(id);
-        let Some(inode) = tree.get_mut(id) else {
-            return Err(Errno::NOENT.into());
-        };
-        inode.extra_mut().placed = placed.reason.clone();
-        match (placed.content.lies, &placed.spill) {
-            (Lies::Tier(device), _) => {
-                inode.replica = Some((device, placed.backing_ino));
-                // Without a name it keeps the hidden one: link may give it a name later.
-                match path {
-                    Some(path) if path != placed.at => {
-                        self.tiers.device(device).rename(&placed.at, &path)?
-                    }
-                    _ => {}
-                }
-            }
-            (_, Some(spill)) => inode.extra_mut().spill = Some(spill.clone()),
-            (_, None) => {}
-        }
-        Ok(())
-    }
-
-    pub(crate) fn undo_placed(&self, placed: &Placed) {
-        if let Lies::Tier(device) = placed.content.lies {
-            self.tiers.device(device).unreserve(placed.reserved_bytes);
-            // It has only its hidden name, which recovery sweeps too.
-        }
-    }
-
     /// The `Open` of a file that was just placed.
     pub(crate) fn bound(&self, id: FileId, placed: Placed, size_bytes: u64) -> FsResult<Open> {
-        let open = self.engage(id, placed.content.clone(), true, placed.direct, 0, || {
-            placed.writable()
-        })?;
+        let open = self.engage(id, placed.content.clone(), true, placed.direct, 0, || placed.writable())?;
         if let Lies::Tier(device) = placed.content.lies {
             let device = self.tiers.device(device);
             if open.backing.is_some() {
-                open.reserved_bytes
-                    .store(placed.reserved_bytes, Ordering::Relaxed);
+                open.reserved_bytes.store(placed.reserved_bytes, Ordering::Relaxed);
             } else {
                 device.unreserve(placed.reserved_bytes);
             }
@@ -395,233 +289,29 @@ impl Namespace {
         Ok(open)
     }
 
-    /// Creates a plain file for a new version where placement says; under a hidden name until it is adopted.
-    pub(crate) fn place(
-        &self,
-        path: &[u8],
-        id: FileId,
-        kind: AskKind,
-        mode: Mode,
-        perm: u32,
-    ) -> FsResult<Placed> {
-        let decision = self.decide(path);
-        let preferred_tier = decision
-            .tier
-            .as_deref()
-            .and_then(|name| self.tier_index(name));
-        let direct_possible = self.door.get().is_some() && self.config.direct;
-        // What is only brought in ahead of use puts nobody out.
-        let mut may_evict = !matches!(kind, AskKind::Prefetch { .. });
-        for attempt in 0..=self.tiers.devices().count() + 1 {
-            let ask = Ask {
-                kind,
-                preferred_tier,
-                direct_possible,
-                must_persist: false,
-                mode,
-                dirty: DirtyRoom {
-                    bytes: self.volatile_dirty_bytes(),
-                    bytes_max: self.config.dirty_bytes_max,
-                },
-                salt: id.0,
-            };
-            let (place, reason) = placement::choose(&ask, &self.tiers.views());
-            if std::mem::take(&mut may_evict) && self.make_room_where_full(&reason) {
-                continue;
-            }
-            match place {
-                Place::Device {
-                    id: device,
-                    direct,
-                    reserve_bytes,
-                } => {
-                    let device = self.tiers.device(device);
-                    if reserve_bytes > 0 && !device.try_reserve(reserve_bytes) {
-                        continue;
-                    }
-                    // Empty, it may have its own name at once; content that has to be copied first stays hidden.
-                    let at = match kind {
-                        AskKind::Create { .. } if !path.is_empty() => path.to_vec(),
-                        _ => hidden_name(id),
-                    };
-                    let plain_perm = perm & 0o777 | 0o600;
-                    let created = match device.create(&at, plain_perm) {
-                        // Something that the catalog does not know lies there.
-                        Err(why) if why.raw_os_error() == Some(libc::EEXIST) => {
-                            let hidden = hidden_name(id);
-                            device
-                                .create(&hidden, plain_perm)
-                                .map(|file| (file, hidden))
-                        }
-                        other => other.map(|file| (file, at)),
-                    };
-                    match created {
-                        Ok((file, at)) => {
-                            let backing_ino = rustix::fs::fstat(&file)?.st_ino;
-                            let direct =
-                                direct && self.dirty_room_for_direct(device, reserve_bytes);
-                            let file = if direct {
-                                reopen_read_only(&file)?
-                            } else {
-                                file
-                            };
-                            return Ok(Placed {
-                                content: Content {
-                                    file: Arc::new(file),
-                                    lies: Lies::Tier(device.id()),
-                                    writable: !direct,
-                                },
-                                direct,
-                                reserved_bytes: reserve_bytes,
-                                spill: None,
-                                reason: reason.to_string(),
-                                backing_ino,
-                                at,
-                            });
-                        }
-                        Err(why) => {
-                            device.unreserve(reserve_bytes);
-                            self.device_failed(device.id(), &why);
-                            tracing::warn!(device = %device.path().display(), attempt, %why, "cannot create a file on the tier");
-                        }
-                    }
-                }
-                // In the store it is already.
-                Place::Store if matches!(kind, AskKind::Prefetch { .. }) => {
-                    return Err(Errno::NOSPC.into());
-                }
-                Place::Store => return self.place_in_store(path, id, perm, &reason.to_string()),
-            }
-        }
-        if matches!(kind, AskKind::Prefetch { .. }) {
-            return Err(Errno::NOSPC.into());
-        }
-        self.place_in_store(path, id, perm, "no tier took the file")
-    }
-
-    fn place_in_store(&self, path: &[u8], id: FileId, perm: u32, reason: &str) -> FsResult<Placed> {
-        let (dir, owner) = {
-            let tree = self.tree();
-            let dir = tree
-                .get(id)
-                .and_then(|inode| inode.logical.as_ref())
-                .map_or(FileId::ROOT, |place| place.0);
-            let owner = tree
-                .get(id)
-                .map_or(Cred { uid: 0, gid: 0 }, super::super::tree::Inode::cred);
-            (tree.nearest_applied(dir), owner)
-        };
-        let name = self.spill_name(id);
-        let store_dir = self
-            .tree()
-            .applied_path(dir)
-            .unwrap_or_else(StorePath::root);
-        let file = self
-            .store
-            .create_temporary(self.own_cred(owner), &store_dir.join(&name), perm | 0o600)
-            .map_err(|why| {
-                Fault::new(
-                    Errno::from_raw_os_error(why.raw_os_error().unwrap_or(libc::EIO)),
-                    format!(
-                        "no tier has room for {} and the store {} refuses it: {why}",
-                        String::from_utf8_lossy(path),
-                        self.store.describe()
-                    ),
-                )
-            })?;
-        Ok(Placed {
-            content: Content {
-                file: Arc::new(file),
-                lies: Lies::StoreTemporary,
-                writable: true,
-            },
-            direct: false,
-            reserved_bytes: 0,
-            spill: Some((dir, name)),
-            reason: format!("written to a temporary in the store: {reason}"),
-            backing_ino: 0,
-            at: Vec::new(),
-        })
-    }
-
-    /// A direct writer on a volatile tier must not write more than may be undrained there before we look again.
-    fn dirty_room_for_direct(&self, device: &crate::tier::Device, reserve_bytes: u64) -> bool {
-        if device.survives() != crate::config::Survives::Agent {
-            return true;
-        }
-        let room_bytes = self
-            .config
-            .dirty_bytes_max
-            .saturating_sub(self.volatile_dirty_bytes());
-        let wanted_bytes = if reserve_bytes > 0 {
-            reserve_bytes
-        } else {
-            placement::ample_bytes(&device.view())
-        };
-        room_bytes >= wanted_bytes
-    }
-
-    fn tier_index(&self, name: &str) -> Option<u8> {
-        self.tiers
-            .devices()
-            .find(|device| device.tier_name() == name)
-            .map(|device| device.id().tier)
-    }
-
-    pub(crate) fn spill_name(&self, id: FileId) -> Name {
-        let mut name = crate::model::STORE_TEMPORARY_PREFIX.to_vec();
-        name.extend_from_slice(format!("{}-spill-{:x}", self.key(), id.0).as_bytes());
-        Name::from(name)
-    }
-
-    pub(crate) fn expected(&self, path: &[u8]) -> Expected {
-        match self.decide(path).size_bytes {
-            Some(bytes) => Expected::Hint(bytes),
-            None => self
-                .history
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .expected(path),
-        }
-    }
-
     /// Room that a direct writer of an existing tier file can count on; `None`: mediate it.
     fn room_for_direct(&self, device: DeviceId, path: &[u8], _size_bytes: u64) -> Option<u64> {
-        let views: Vec<_> = self
-            .tiers
-            .views()
-            .into_iter()
-            .filter(|view| view.id == device)
-            .collect();
+        let views: Vec<_> = self.tiers.views().into_iter().filter(|view| view.id == device).collect();
         let ask = Ask {
-            kind: AskKind::Create {
-                expected: self.expected(path),
-            },
+            kind: AskKind::Create { expected: self.expected(path) },
             preferred_tier: None,
             direct_possible: true,
             must_persist: false,
             mode: Mode::Keep,
-            dirty: DirtyRoom {
-                bytes: 0,
-                bytes_max: u64::MAX,
-            },
+            dirty: DirtyRoom { bytes: 0, bytes_max: u64::MAX },
             salt: 0,
         };
         match placement::choose(&ask, &views).0 {
-            Place::Device {
-                direct: true,
-                reserve_bytes,
-                ..
-            } if self.tiers.device(device).leases() => Some(reserve_bytes),
+            Place::Device { direct: true, reserve_bytes, .. } if self.tiers.device(device).leases() => {
+                Some(reserve_bytes)
+            }
             _ => None,
         }
     }
 
     pub(crate) fn device_failed(&self, device: DeviceId, why: &std::io::Error) {
         if let Some(code) = why.raw_os_error() {
-            self.tiers
-                .device(device)
-                .report_error(Errno::from_raw_os_error(code));
+            self.tiers.device(device).report_error(Errno::from_raw_os_error(code));
         }
     }
 
@@ -641,19 +331,11 @@ impl Namespace {
                     Some(path) => self.tiers.device(device).open(&path, true)?,
                     None => super::super::content::reopen_writable(&content.file)?,
                 };
-                open.replace(Content {
-                    file: Arc::new(file),
-                    writable: true,
-                    ..content
-                });
+                open.replace(Content { file: Arc::new(file), writable: true, ..content });
             }
             Lies::StoreTemporary => {
                 let file = super::super::content::reopen_writable(&content.file)?;
-                open.replace(Content {
-                    file: Arc::new(file),
-                    writable: true,
-                    ..content
-                });
+                open.replace(Content { file: Arc::new(file), writable: true, ..content });
             }
             Lies::Store => {
                 let (size_bytes, path, owner) = {
@@ -675,20 +357,10 @@ impl Namespace {
                     } else {
                         Arc::new(super::super::content::reopen_writable(&fresh.file)?)
                     };
-                    open.replace(Content {
-                        file,
-                        lies: fresh.lies,
-                        writable: true,
-                    });
+                    open.replace(Content { file, lies: fresh.lies, writable: true });
                 } else {
-                    let file =
-                        self.store
-                            .open(self.own_cred(owner), &path.ok_or(Errno::NOENT)?, true)?;
-                    open.replace(Content {
-                        file: Arc::new(file),
-                        lies: Lies::Store,
-                        writable: true,
-                    });
+                    let file = self.store.open(self.own_cred(owner), &path.ok_or(Errno::NOENT)?, true)?;
+                    open.replace(Content { file: Arc::new(file), lies: Lies::Store, writable: true });
                 }
             }
         }
@@ -748,16 +420,9 @@ impl Namespace {
     fn close_user(&self, open: &Arc<Open>, writes: bool) {
         let (last_writer, last) = {
             let mut users = open.users.lock().unwrap_or_else(PoisonError::into_inner);
-            let count = if writes {
-                &mut users.writers
-            } else {
-                &mut users.readers
-            };
+            let count = if writes { &mut users.writers } else { &mut users.readers };
             *count = count.saturating_sub(1);
-            (
-                writes && users.writers == 0,
-                users.writers == 0 && users.readers == 0,
-            )
+            (writes && users.writers == 0, users.writers == 0 && users.readers == 0)
         };
         if last {
             self.opens().remove(&open.id);
@@ -777,40 +442,9 @@ impl Namespace {
     }
 
     pub fn release(&self, fh: u64) {
-        let handle = self
-            .handles
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&fh);
+        let handle = self.handles.write().unwrap_or_else(PoisonError::into_inner).remove(&fh);
         if let Some(handle) = handle {
             self.close_inode(&handle.open, handle.writes);
         }
     }
 }
-
-impl Placed {
-    /// A descriptor for writing of the placed file.
-    pub fn writable(&self) -> std::io::Result<std::fs::File> {
-        if self.content.writable {
-            self.content.file.try_clone()
-        } else {
-            super::super::content::reopen_writable(&self.content.file)
-        }
-    }
-}
-
-/// A read-only descriptor of a file that we just made: a writable one of ours would stand in the way of our leases.
-fn reopen_read_only(file: &std::fs::File) -> std::io::Result<std::fs::File> {
-    use std::os::fd::AsRawFd;
-    std::fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
-}
-
-/// Name of a plain file on a tier that is not its inode's content yet; swept at recovery.
-pub(crate) fn hidden_name(id: FileId) -> Vec<u8> {
-    let mut name = HIDDEN_PREFIX.to_vec();
-    name.extend_from_slice(format!("{:x}", id.0).as_bytes());
-    name
-}
-
-/// Prefix of plain files on a tier that are being made.
-pub(crate) const HIDDEN_PREFIX: &[u8] = b".surgetank-new-";

@@ -19,14 +19,7 @@ const STEP_BYTES_MAX: u64 = 4 << 20;
 
 impl Namespace {
     /// Makes sure that the device has room for the file to grow to `end`; `false`: it has none, spill.
-    pub(super) fn ensure_room(
-        &self,
-        open: &Open,
-        device: DeviceId,
-        size_bytes: u64,
-        offset: u64,
-        length: u64,
-    ) -> bool {
+    pub(super) fn ensure_room(&self, open: &Open, device: DeviceId, size_bytes: u64, offset: u64, length: u64) -> bool {
         let end = offset.saturating_add(length);
         let charged = open.charged_bytes.load(Ordering::Relaxed);
         // A hole in front of the write costs nothing.
@@ -78,25 +71,11 @@ impl Namespace {
             let tree = self.tree();
             let inode = tree.get(id).ok_or(Errno::NOENT)?;
             match tree.logical_path(id) {
-                Some(path) => (
-                    path.clone(),
-                    self.mode_for(&tree, id, &path),
-                    inode.attr.perm,
-                ),
+                Some(path) => (path.clone(), self.mode_for(&tree, id, &path), inode.attr.perm),
                 None => (Vec::new(), Mode::Remove, inode.attr.perm),
             }
         };
-        let placed = self.place(
-            &path,
-            id,
-            AskKind::Spill {
-                have_bytes,
-                want_bytes,
-                from,
-            },
-            mode,
-            perm,
-        )?;
+        let placed = self.place(&path, id, AskKind::Spill { have_bytes, want_bytes, from }, mode, perm)?;
         let target = match placed
             .writable()
             .and_then(|target| copy_with_times(&before.file, &target, have_bytes).map(|()| target))
@@ -109,11 +88,7 @@ impl Namespace {
         };
         let charged = open.charged_bytes.load(Ordering::Relaxed);
         self.counters.spills.fetch_add(1, Ordering::Relaxed);
-        self.tiers
-            .device(from)
-            .counters()
-            .spills_out
-            .fetch_add(1, Ordering::Relaxed);
+        self.tiers.device(from).counters().spills_out.fetch_add(1, Ordering::Relaxed);
         {
             let mut tree = self.tree();
             let mut txn = Txn::default();
@@ -127,9 +102,7 @@ impl Namespace {
                 self.tiers.device(from).unlink(&old)?;
             }
         }
-        self.tiers
-            .device(from)
-            .add_used(-i64::try_from(charged).unwrap_or(i64::MAX));
+        self.tiers.device(from).add_used(-i64::try_from(charged).unwrap_or(i64::MAX));
         let mut now_charged = 0;
         if let Lies::Tier(to) = placed.content.lies {
             let to = self.tiers.device(to);
@@ -139,21 +112,12 @@ impl Namespace {
             now_charged = have_bytes;
         }
         open.charged_bytes.store(now_charged, Ordering::Relaxed);
-        open.replace(Content {
-            file: Arc::new(target),
-            lies: placed.content.lies,
-            writable: true,
-        });
+        open.replace(Content { file: Arc::new(target), lies: placed.content.lies, writable: true });
         Ok(())
     }
 
     /// Writes through us. Rule 4: a full device is never the program's problem while any place has room.
-    pub(super) fn write_mediated(
-        &self,
-        open: &Arc<Open>,
-        data: &[u8],
-        offset: u64,
-    ) -> FsResult<usize> {
+    pub(super) fn write_mediated(&self, open: &Arc<Open>, data: &[u8], offset: u64) -> FsResult<usize> {
         open.written.store(true, Ordering::Relaxed);
         loop {
             let gate = open.gate.read().unwrap_or_else(PoisonError::into_inner);
@@ -174,15 +138,11 @@ impl Namespace {
                             }
                         }
                     } else {
-                        (
-                            std::io::Error::from_raw_os_error(libc::ENOSPC),
-                            content.lies,
-                        )
+                        (std::io::Error::from_raw_os_error(libc::ENOSPC), content.lies)
                     }
                 }
                 Lies::StoreTemporary | Lies::Store => {
-                    write_all_at(&content.file, data, offset)
-                        .map_err(|why| self.store_refused(open.id, &why))?;
+                    write_all_at(&content.file, data, offset).map_err(|why| self.store_refused(open.id, &why))?;
                     return Ok(data.len());
                 }
             };
@@ -193,11 +153,7 @@ impl Namespace {
     }
 
     /// The store itself refuses: the one case in which the program sees the error. Says what is full and what is safe.
-    pub(super) fn store_refused(
-        &self,
-        id: crate::model::FileId,
-        why: &std::io::Error,
-    ) -> crate::error::Fault {
+    pub(super) fn store_refused(&self, id: crate::model::FileId, why: &std::io::Error) -> crate::error::Fault {
         let errno = Errno::from_raw_os_error(why.raw_os_error().unwrap_or(libc::EIO));
         let path = self.tree().logical_path(id).unwrap_or_default();
         let path = String::from_utf8_lossy(&path).into_owned();
@@ -232,11 +188,7 @@ fn copy_with_times(from: &File, to: &File, size_bytes: u64) -> std::io::Result<(
     ladder::copy_file(from, to, size_bytes, &|_| Ok(()))?;
     to.set_len(size_bytes)?;
     let metadata = from.metadata()?;
-    to.set_times(
-        std::fs::FileTimes::new()
-            .set_modified(metadata.modified()?)
-            .set_accessed(metadata.accessed()?),
-    )
+    to.set_times(std::fs::FileTimes::new().set_modified(metadata.modified()?).set_accessed(metadata.accessed()?))
 }
 
 /// Gives a plain file the times that the catalog knows.
@@ -245,18 +197,12 @@ pub(crate) fn give_times(file: &File, attr: &crate::model::Attr) -> std::io::Res
         tv_sec: time.secs(),
         tv_nsec: i64::from(time.subsec_nanos()),
     };
-    let times = rustix::fs::Timestamps {
-        last_access: spec(attr.atime),
-        last_modification: spec(attr.mtime),
-    };
+    let times = rustix::fs::Timestamps { last_access: spec(attr.atime), last_modification: spec(attr.mtime) };
     Ok(rustix::fs::futimens(file, &times)?)
 }
 
 pub(super) fn is_full(why: &std::io::Error) -> bool {
-    matches!(
-        why.raw_os_error(),
-        Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG)
-    )
+    matches!(why.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG))
 }
 
 pub(super) fn write_all_at(file: &File, data: &[u8], offset: u64) -> std::io::Result<()> {

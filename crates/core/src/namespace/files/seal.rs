@@ -32,10 +32,7 @@ impl Namespace {
     }
 
     fn linger(&self, id: FileId, after: Duration) {
-        self.lingering
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push((id, clock::tick() + after, after));
+        self.lingering.lock().unwrap_or_else(PoisonError::into_inner).push((id, clock::tick() + after, after));
         self.tender.notify_all();
     }
 
@@ -44,12 +41,8 @@ impl Namespace {
     pub(crate) fn seal_lingering(&self) -> Option<Duration> {
         let now = clock::tick();
         let due: Vec<(FileId, Duration)> = {
-            let mut lingering = self
-                .lingering
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            let (due, rest): (Vec<_>, Vec<_>) =
-                lingering.drain(..).partition(|(_, at, _)| *at <= now);
+            let mut lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
+            let (due, rest): (Vec<_>, Vec<_>) = lingering.drain(..).partition(|(_, at, _)| *at <= now);
             *lingering = rest;
             due.into_iter().map(|(id, _, after)| (id, after)).collect()
         };
@@ -64,21 +57,13 @@ impl Namespace {
                 None => self.sealed_content(id),
             };
             match content {
-                Some(content) if nobody_writes(&content) => {
-                    self.finish_seal(id, open.as_deref(), &content)
-                }
+                Some(content) if nobody_writes(&content) => self.finish_seal(id, open.as_deref(), &content),
                 Some(_) => self.linger(id, (after * 2).min(LINGER_MAX)),
                 None => {}
             }
         }
-        let lingering = self
-            .lingering
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        lingering
-            .iter()
-            .map(|(_, at, _)| at.saturating_duration_since(now))
-            .min()
+        let lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
+        lingering.iter().map(|(_, at, _)| at.saturating_duration_since(now)).min()
     }
 
     /// Lets whoever waits for lingering files go.
@@ -89,10 +74,7 @@ impl Namespace {
 
     /// Waits until something lingers anew, at most so long.
     pub(crate) fn wait_lingering(&self, at_most: Duration, stop: &dyn Fn() -> bool) {
-        let lingering = self
-            .lingering
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
         if !stop() {
             drop(self.tender.wait_timeout(lingering, at_most));
         }
@@ -100,12 +82,7 @@ impl Namespace {
 
     /// Files that no program has open any more but that something can still write.
     pub(crate) fn lingering_files(&self) -> Vec<FileId> {
-        self.lingering
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .iter()
-            .map(|(id, ..)| *id)
-            .collect()
+        self.lingering.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|(id, ..)| *id).collect()
     }
 
     fn sealed_content(&self, id: FileId) -> Option<Content> {
@@ -114,11 +91,7 @@ impl Namespace {
         let (device, _) = inode.replica?;
         let path = tree.logical_path(id)?;
         let file = self.tiers.device(device).open(&path, false).ok()?;
-        Some(Content {
-            file: std::sync::Arc::new(file),
-            lies: Lies::Tier(device),
-            writable: false,
-        })
+        Some(Content { file: std::sync::Arc::new(file), lies: Lies::Tier(device), writable: false })
     }
 
     /// The content is a version now. The inode's lock is held.
@@ -134,17 +107,11 @@ impl Namespace {
         let synced = in_place && written;
         if synced && let Err(why) = sync_in_place(&content.file) {
             let path = self.tree().logical_path(id).unwrap_or_default();
-            let run = self
-                .tree()
-                .get(id)
-                .map_or(crate::model::RunId(0), |inode| inode.run);
+            let run = self.tree().get(id).map_or(crate::model::RunId(0), |inode| inode.run);
             self.note(
                 run,
                 String::from_utf8_lossy(&path).into_owned(),
-                format!(
-                    "written in place on the store {}, which failed to sync: {why}",
-                    self.store.describe()
-                ),
+                format!("written in place on the store {}, which failed to sync: {why}", self.store.describe()),
                 true,
             );
         }
@@ -160,14 +127,8 @@ impl Namespace {
             inode.attr.size_bytes = u64::try_from(stat.st_size).unwrap_or(0);
             inode.attr.blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
             inode.attr.mtime = Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32);
-            inode.attr.ctime = inode.attr.ctime.max(Timestamp::from_parts(
-                stat.st_ctime,
-                stat.st_ctime_nsec as u32,
-            ));
-            inode.attr.atime = inode.attr.atime.max(Timestamp::from_parts(
-                stat.st_atime,
-                stat.st_atime_nsec as u32,
-            ));
+            inode.attr.ctime = inode.attr.ctime.max(Timestamp::from_parts(stat.st_ctime, stat.st_ctime_nsec as u32));
+            inode.attr.atime = inode.attr.atime.max(Timestamp::from_parts(stat.st_atime, stat.st_atime_nsec as u32));
             inode.version += 1;
             if in_place {
                 inode.durable = inode.version;
@@ -186,10 +147,7 @@ impl Namespace {
                 counters.bytes_in.fetch_add(size_bytes, Ordering::Relaxed);
             }
             if let Some(path) = tree.logical_path(id) {
-                self.history
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .observe(&path, size_bytes);
+                self.history.lock().unwrap_or_else(PoisonError::into_inner).observe(&path, size_bytes);
             }
         }
         tree.recount(id);
@@ -221,9 +179,7 @@ impl Namespace {
     ) {
         let exact = u64::try_from(blocks).unwrap_or(0) * 512;
         let device = self.tiers.device(device);
-        let charged = open.map_or(inode.charged_bytes, |open| {
-            open.charged_bytes.swap(exact, Ordering::Relaxed)
-        });
+        let charged = open.map_or(inode.charged_bytes, |open| open.charged_bytes.swap(exact, Ordering::Relaxed));
         if let Some(open) = open {
             device.unreserve(open.reserved_bytes.swap(0, Ordering::Relaxed));
         }
@@ -241,20 +197,11 @@ impl Namespace {
             return;
         }
         let mut txn = Txn::default();
-        self.drop_content(
-            &mut tree,
-            &mut txn,
-            open.id,
-            open.charged_bytes.load(Ordering::Relaxed),
-        );
+        self.drop_content(&mut tree, &mut txn, open.id, open.charged_bytes.load(Ordering::Relaxed));
         self.tiers_unreserve(open);
         if let Lies::Tier(device) = open.content().lies {
             // A file that never had a name, or lost it before it was moved here.
-            drop(
-                self.tiers
-                    .device(device)
-                    .unlink(&super::hidden_name(open.id)),
-            );
+            drop(self.tiers.device(device).unlink(&super::hidden_name(open.id)));
         }
         self.reap(&mut tree, &mut txn, open.id);
         self.commit(&tree, txn);
@@ -262,24 +209,14 @@ impl Namespace {
 
     fn tiers_unreserve(&self, open: &Open) {
         if let Lies::Tier(device) = open.content().lies {
-            self.tiers
-                .device(device)
-                .unreserve(open.reserved_bytes.swap(0, Ordering::Relaxed));
+            self.tiers.device(device).unreserve(open.reserved_bytes.swap(0, Ordering::Relaxed));
         }
     }
 
     /// Discharges the content of an unlinked inode. Its plain file has no name any more.
-    pub(crate) fn drop_content(
-        &self,
-        tree: &mut Tree,
-        txn: &mut Txn,
-        id: FileId,
-        charged_bytes: u64,
-    ) {
+    pub(crate) fn drop_content(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, charged_bytes: u64) {
         if let Some((device, _)) = tree.drop_replica(id) {
-            self.tiers
-                .device(device)
-                .add_used(-i64::try_from(charged_bytes).unwrap_or(i64::MAX));
+            self.tiers.device(device).add_used(-i64::try_from(charged_bytes).unwrap_or(i64::MAX));
         }
         let Some(inode) = tree.get_mut(id) else {
             return;
@@ -298,11 +235,7 @@ impl Namespace {
 
     /// Takes back a publication (and the links that belong to it), unless it is being carried out.
     pub(crate) fn take_back(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, seq: Seq) -> bool {
-        if tree
-            .ops
-            .get(&seq)
-            .is_some_and(|op| op.progress == Progress::Committing)
-        {
+        if tree.ops.get(&seq).is_some_and(|op| op.progress == Progress::Committing) {
             return false;
         }
         self.cancel(tree, txn, seq);
@@ -311,11 +244,7 @@ impl Namespace {
         if let Some(inode) = tree.get_mut(id) {
             inode.publish = None;
             never_applied = inode.applied.is_none();
-            many = inode
-                .extra
-                .as_ref()
-                .is_some_and(|extra| !extra.more_names.is_empty())
-                || inode.attr.links > 1;
+            many = inode.extra.as_ref().is_some_and(|extra| !extra.more_names.is_empty()) || inode.attr.links > 1;
         }
         if never_applied && many {
             let links: Vec<Seq> = tree
@@ -346,12 +275,7 @@ impl Namespace {
         let (run, delay) = (inode.run, 1_u32 << inode.reopened.min(7));
         let last = self.is_last(&decision);
         if let Some((dir, name)) = inode.applied.clone() {
-            let kind = OpKind::Publish {
-                file: id,
-                dir,
-                name: Box::from(&*name),
-                over: Some(id),
-            };
+            let kind = OpKind::Publish { file: id, dir, name: Box::from(&*name), over: Some(id) };
             let seq = self.queue(tree, txn, kind, run, last, delay);
             if let Some(inode) = tree.get_mut(id) {
                 inode.publish = Some(seq);
@@ -361,37 +285,17 @@ impl Namespace {
         let Some((dir, name)) = inode.logical.clone() else {
             return;
         };
-        let more = inode
-            .extra
-            .as_ref()
-            .map(|extra| extra.more_names.clone())
-            .unwrap_or_default();
+        let more = inode.extra.as_ref().map(|extra| extra.more_names.clone()).unwrap_or_default();
         self.hasten_dirs(tree, txn, dir, last);
         let over = tree.planned(dir, &name);
-        let kind = OpKind::Publish {
-            file: id,
-            dir,
-            name: Box::from(&*name),
-            over,
-        };
+        let kind = OpKind::Publish { file: id, dir, name: Box::from(&*name), over };
         let seq = self.queue(tree, txn, kind, run, last, delay);
         if let Some(inode) = tree.get_mut(id) {
             inode.publish = Some(seq);
         }
         for (dir, name) in more {
             self.hasten_dirs(tree, txn, dir, last);
-            self.queue(
-                tree,
-                txn,
-                OpKind::Link {
-                    file: id,
-                    dir,
-                    name: Box::from(&*name),
-                },
-                run,
-                last,
-                delay,
-            );
+            self.queue(tree, txn, OpKind::Link { file: id, dir, name: Box::from(&*name) }, run, last, delay);
         }
     }
 

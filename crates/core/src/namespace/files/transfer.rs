@@ -21,18 +21,11 @@ const COPY_BYTES_MAX: u64 = 64 << 20;
 impl Namespace {
     pub fn read(&self, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
         let handle = self.handle(fh)?;
-        let _gate = handle
-            .open
-            .gate
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _gate = handle.open.gate.read().unwrap_or_else(PoisonError::into_inner);
         let content = handle.open.content();
         let mut done = 0;
         while done < buffer.len() {
-            match content
-                .file
-                .read_at(&mut buffer[done..], offset + done as u64)
-            {
+            match content.file.read_at(&mut buffer[done..], offset + done as u64) {
                 Ok(0) => break,
                 Ok(count) => done += count,
                 Err(why) if why.kind() == std::io::ErrorKind::Interrupted => {}
@@ -44,15 +37,9 @@ impl Namespace {
                 }
             }
         }
-        self.counters
-            .read_bytes
-            .fetch_add(done as u64, Ordering::Relaxed);
+        self.counters.read_bytes.fetch_add(done as u64, Ordering::Relaxed);
         if let Lies::Tier(device) = content.lies {
-            self.tiers
-                .device(device)
-                .counters()
-                .bytes_out
-                .fetch_add(done as u64, Ordering::Relaxed);
+            self.tiers.device(device).counters().bytes_out.fetch_add(done as u64, Ordering::Relaxed);
         }
         Ok(done)
     }
@@ -62,20 +49,14 @@ impl Namespace {
         if !handle.writes {
             return Err(Errno::BADF.into());
         }
-        self.counters
-            .written_bytes
-            .fetch_add(data.len() as u64, Ordering::Relaxed);
+        self.counters.written_bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
         if handle.open.backing.is_some() {
             // The kernel gives direct files' bytes to the plain file itself; what comes here all the same goes there too.
             let file = reopen_writable(&handle.open.content().file)?;
             super::room::write_all_at(&file, data, offset)?;
             return Ok(data.len());
         }
-        let offset = if handle.append {
-            handle.open.content().file.metadata()?.len().max(offset)
-        } else {
-            offset
-        };
+        let offset = if handle.append { handle.open.content().file.metadata()?.len().max(offset) } else { offset };
         self.write_mediated(&handle.open, data, offset)
     }
 
@@ -97,11 +78,8 @@ impl Namespace {
                 _ => true,
             };
             let result = if room {
-                let file = if content.writable {
-                    content.file.clone()
-                } else {
-                    Arc::new(reopen_writable(&content.file)?)
-                };
+                let file =
+                    if content.writable { content.file.clone() } else { Arc::new(reopen_writable(&content.file)?) };
                 rustix::fs::fallocate(&*file, flags, offset, length)
             } else {
                 Err(Errno::NOSPC)
@@ -127,14 +105,7 @@ impl Namespace {
         Ok(rustix::fs::seek(&*handle.open.content().file, from)?)
     }
 
-    pub fn copy_range(
-        &self,
-        from: u64,
-        offset_in: u64,
-        to: u64,
-        offset_out: u64,
-        length: u64,
-    ) -> FsResult<u64> {
+    pub fn copy_range(&self, from: u64, offset_in: u64, to: u64, offset_out: u64, length: u64) -> FsResult<u64> {
         let source = self.handle(from)?;
         let target = self.handle(to)?;
         let length = length.min(COPY_BYTES_MAX);
@@ -181,9 +152,7 @@ impl Namespace {
         let open = &handle.open;
         let content = open.content();
         let path = self.tree().logical_path(open.id);
-        let target = path.as_deref().map_or(FsyncTarget::Tier, |path| {
-            self.fsync_target(open.id, path, content.lies)
-        });
+        let target = path.as_deref().map_or(FsyncTarget::Tier, |path| self.fsync_target(open.id, path, content.lies));
         match target {
             FsyncTarget::Tier => {
                 if data_only {
@@ -203,8 +172,7 @@ impl Namespace {
         let id = open.id;
         let version = {
             let _inode = self.lock_inode(id);
-            let dirty = open.written.swap(false, Ordering::Relaxed)
-                || open.direct_writer.load(Ordering::Relaxed);
+            let dirty = open.written.swap(false, Ordering::Relaxed) || open.direct_writer.load(Ordering::Relaxed);
             let stat = rustix::fs::fstat(&*open.content().file)?;
             let mut tree = self.tree();
             let mut txn = Txn::default();
@@ -214,8 +182,7 @@ impl Namespace {
             if dirty {
                 inode.version += 1;
                 inode.attr.size_bytes = u64::try_from(stat.st_size).unwrap_or(0);
-                inode.attr.mtime =
-                    crate::model::Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32);
+                inode.attr.mtime = crate::model::Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32);
                 if let Some(seq) = inode.publish {
                     self.take_back(&mut tree, &mut txn, id, seq);
                 }
@@ -232,12 +199,7 @@ impl Namespace {
     }
 
     /// The operation and all before it are taken at once, whatever their quiet period.
-    pub(crate) fn hurry(
-        &self,
-        tree: &mut super::super::tree::Tree,
-        txn: &mut Txn,
-        upto: Option<crate::model::Seq>,
-    ) {
+    pub(crate) fn hurry(&self, tree: &mut super::super::tree::Tree, txn: &mut Txn, upto: Option<crate::model::Seq>) {
         let Some(upto) = upto else { return };
         let now = crate::clock::tick();
         let mut hastened = Vec::new();
@@ -248,11 +210,7 @@ impl Namespace {
                 op.last = false;
                 hastened.push(upto);
             }
-            dirs.extend(
-                super::super::tree::places(&op.kind)
-                    .into_iter()
-                    .map(|place| place.0),
-            );
+            dirs.extend(super::super::tree::places(&op.kind).into_iter().map(|place| place.0));
         }
         // What it lies in must be there first.
         for dir in dirs {
@@ -290,21 +248,13 @@ impl Namespace {
                 tree = self.tree();
                 continue;
             };
-            if let Some(trouble) = tree
-                .ops
-                .range(..=seq)
-                .find_map(|(_, op)| op.error.as_ref().filter(|trouble| trouble.lasting))
+            if let Some(trouble) =
+                tree.ops.range(..=seq).find_map(|(_, op)| op.error.as_ref().filter(|trouble| trouble.lasting))
             {
-                return Err(Fault::new(
-                    Errno::from_raw_os_error(trouble.errno),
-                    trouble.text.clone(),
-                ));
+                return Err(Fault::new(Errno::from_raw_os_error(trouble.errno), trouble.text.clone()));
             }
-            tree = self
-                .changed
-                .wait_timeout(tree, Duration::from_millis(200))
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            tree =
+                self.changed.wait_timeout(tree, Duration::from_millis(200)).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -313,11 +263,7 @@ impl Namespace {
     pub fn fsync_dir(&self, dir: FileId) -> FsResult<()> {
         self.sync_catalog()?;
         let path = self.tree().logical_path(dir).unwrap_or_default();
-        let volatile = self
-            .tiers
-            .devices()
-            .next()
-            .is_some_and(|device| device.survives() == Survives::Agent);
+        let volatile = self.tiers.devices().next().is_some_and(|device| device.survives() == Survives::Agent);
         let decision = self.decide(&path);
         let wanted = decision.fsync.or(self.config.fsync).unwrap_or(if volatile {
             FsyncTarget::Store
@@ -334,9 +280,7 @@ impl Namespace {
                 .iter()
                 .rev()
                 .find(|(_, op)| {
-                    super::super::tree::places(&op.kind)
-                        .iter()
-                        .any(|place| place.0 == dir)
+                    super::super::tree::places(&op.kind).iter().any(|place| place.0 == dir)
                         || matches!(&op.kind, OpKind::Publish { file, .. } if *file == dir)
                 })
                 .map(|(seq, _)| *seq);
@@ -350,16 +294,10 @@ impl Namespace {
         let mut tree = self.tree();
         while let Some(op) = tree.ops.get(&last) {
             if let Some(trouble) = op.error.as_ref().filter(|trouble| trouble.lasting) {
-                return Err(Fault::new(
-                    Errno::from_raw_os_error(trouble.errno),
-                    trouble.text.clone(),
-                ));
+                return Err(Fault::new(Errno::from_raw_os_error(trouble.errno), trouble.text.clone()));
             }
-            tree = self
-                .changed
-                .wait_timeout(tree, Duration::from_millis(200))
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            tree =
+                self.changed.wait_timeout(tree, Duration::from_millis(200)).unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(())
     }

@@ -107,15 +107,7 @@ impl Namespace {
             (tree.new_id(), path)
         };
         let mode = self.decide(&path).mode;
-        let placed = self.place(
-            &path,
-            id,
-            AskKind::Create {
-                expected: self.expected(&path),
-            },
-            mode,
-            perm,
-        )?;
+        let placed = self.place(&path, id, AskKind::Create { expected: self.expected(&path) }, mode, perm)?;
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let mut tree = self.tree();
         if let Err(fault) = Self::still_absent(&tree, dir, &name) {
@@ -148,10 +140,7 @@ impl Namespace {
         drop(tree);
         let open = self.engage_new(id, placed)?;
         {
-            let mut users = open
-                .users
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut users = open.users.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             // A file created for reading only still has to be sealed once.
             users.writers = 1;
         }
@@ -160,11 +149,7 @@ impl Namespace {
         }
         let direct = open.backing.is_some();
         let opened = self.register(open, true, flags, run);
-        let ttl = if direct {
-            super::super::TTL_WRITTEN
-        } else {
-            super::super::TTL_OURS
-        };
+        let ttl = if direct { super::super::TTL_WRITTEN } else { super::super::TTL_OURS };
         Ok((Found { id, attr, ttl }, opened))
     }
 
@@ -175,25 +160,12 @@ impl Namespace {
     }
 
     /// `O_TMPFILE`: a file without a name, which link may give one.
-    pub fn create_unnamed(
-        &self,
-        caller: &Caller,
-        dir: FileId,
-        perm: u32,
-        flags: i32,
-    ) -> FsResult<(Found, Opened)> {
+    pub fn create_unnamed(&self, caller: &Caller, dir: FileId, perm: u32, flags: i32) -> FsResult<(Found, Opened)> {
         self.permit_change(caller, dir)?;
         let run = self.run(caller);
         let id = self.tree().new_id();
-        let placed = self.place(
-            b"",
-            id,
-            AskKind::Create {
-                expected: crate::placement::Expected::Unknown,
-            },
-            Mode::Remove,
-            perm,
-        )?;
+        let placed =
+            self.place(b"", id, AskKind::Create { expected: crate::placement::Expected::Unknown }, Mode::Remove, perm)?;
         let mut tree = self.tree();
         let (cred, _) = self.owner_for_new(&tree, caller, dir, Kind::File, perm);
         let mut attr = Self::fresh_attr(id, Kind::File, perm, cred);
@@ -208,64 +180,31 @@ impl Namespace {
         self.adopt(&mut tree, id, &placed)?;
         drop(tree);
         // Mediated, so that it can be linked under a name on whichever device it is by then.
-        let content = Content {
-            file: Arc::new(placed.writable()?),
-            lies: placed.content.lies,
-            writable: true,
-        };
+        let content = Content { file: Arc::new(placed.writable()?), lies: placed.content.lies, writable: true };
         if let Lies::Tier(device) = content.lies {
             self.tiers.device(device).unreserve(placed.reserved_bytes);
         }
         let open = Arc::new(Open::new(id, content, None, 0));
         open.written.store(true, Ordering::Relaxed);
-        open.users
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .writers = 1;
+        open.users.lock().unwrap_or_else(std::sync::PoisonError::into_inner).writers = 1;
         self.opens().insert(id, open.clone());
         let opened = self.register(open, true, flags, run);
-        Ok((
-            Found {
-                id,
-                attr,
-                ttl: super::super::TTL_OURS,
-            },
-            opened,
-        ))
+        Ok((Found { id, attr, ttl: super::super::TTL_OURS }, opened))
     }
 
     pub fn mkdir(&self, caller: &Caller, dir: FileId, name: &[u8], perm: u32) -> FsResult<Found> {
         self.make_node(caller, (dir, name), Kind::Directory, perm, 0, None)
     }
-    pub fn symlink(
-        &self,
-        caller: &Caller,
-        dir: FileId,
-        name: &[u8],
-        target: &[u8],
-    ) -> FsResult<Found> {
+    pub fn symlink(&self, caller: &Caller, dir: FileId, name: &[u8], target: &[u8]) -> FsResult<Found> {
         self.make_node(caller, (dir, name), Kind::Symlink, 0o777, 0, Some(target))
     }
 
     /// Fifos, sockets, devices, empty regular files.
-    pub fn mknod(
-        &self,
-        caller: &Caller,
-        dir: FileId,
-        name: &[u8],
-        mode: u32,
-        device: u64,
-    ) -> FsResult<Found> {
+    pub fn mknod(&self, caller: &Caller, dir: FileId, name: &[u8], mode: u32, device: u64) -> FsResult<Found> {
         match Kind::from_mode(mode) {
             Kind::Directory | Kind::Symlink => Err(Errno::INVAL.into()),
             Kind::File => {
-                let (found, opened) = self.create(
-                    caller,
-                    dir,
-                    name,
-                    mode & 0o7777,
-                    libc::O_WRONLY | libc::O_EXCL,
-                )?;
+                let (found, opened) = self.create(caller, dir, name, mode & 0o7777, libc::O_WRONLY | libc::O_EXCL)?;
                 self.release(opened.handle);
                 let attr = self.getattr(found.id, None)?.attr;
                 Ok(Found { attr, ..found })
@@ -320,12 +259,7 @@ impl Namespace {
         // A socket means nothing in another place: it lives as long as its mount.
         if kind == Kind::Directory {
             self.hasten_dirs(&mut tree, &mut txn, dir, last);
-            let kind = OpKind::Publish {
-                file: id,
-                dir,
-                name: Box::from(&*name),
-                over: tree.planned(dir, &name),
-            };
+            let kind = OpKind::Publish { file: id, dir, name: Box::from(&*name), over: tree.planned(dir, &name) };
             let seq = self.queue(&mut tree, &mut txn, kind, run, last, 0);
             tree.bind(dir, &name, |entry| entry.set_planned(Some(id)));
             if let Some(inode) = tree.get_mut(id) {
@@ -338,11 +272,7 @@ impl Namespace {
         self.commit(&tree, txn);
         drop(tree);
         self.nudge();
-        Ok(Found {
-            id,
-            attr,
-            ttl: super::super::TTL_OURS,
-        })
+        Ok(Found { id, attr, ttl: super::super::TTL_OURS })
     }
 
     pub fn link(&self, caller: &Caller, id: FileId, dir: FileId, name: &[u8]) -> FsResult<Found> {
@@ -376,9 +306,7 @@ impl Namespace {
         txn.entry(dir, &name);
         if unnamed {
             if let Some(device) = device {
-                self.tiers
-                    .device(device)
-                    .rename(&super::super::files::hidden_name(id), &path)?;
+                self.tiers.device(device).rename(&super::super::files::hidden_name(id), &path)?;
             }
             // Its writer still has it: it is published when that one closes. Without a writer, now.
             let sealed = tree.get(id).is_some_and(|inode| inode.sealed);
@@ -388,18 +316,7 @@ impl Namespace {
         } else if tree.in_store(id) {
             let last = false;
             self.hasten_dirs(&mut tree, &mut txn, dir, last);
-            self.queue(
-                &mut tree,
-                &mut txn,
-                OpKind::Link {
-                    file: id,
-                    dir,
-                    name: Box::from(&*name),
-                },
-                run,
-                last,
-                0,
-            );
+            self.queue(&mut tree, &mut txn, OpKind::Link { file: id, dir, name: Box::from(&*name) }, run, last, 0);
             tree.bind(dir, &name, |entry| entry.set_planned(Some(id)));
         } else if let Some(seq) = tree.get(id).and_then(|inode| inode.publish)
             && self.take_back(&mut tree, &mut txn, id, seq)
@@ -413,10 +330,6 @@ impl Namespace {
         let attr = self.attr_of(id, inode);
         drop(tree);
         self.nudge();
-        Ok(Found {
-            id,
-            attr,
-            ttl: super::super::TTL_OURS,
-        })
+        Ok(Found { id, attr, ttl: super::super::TTL_OURS })
     }
 }

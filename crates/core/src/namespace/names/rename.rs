@@ -66,10 +66,7 @@ impl Namespace {
         if !unchanged {
             return Err(Errno::NOENT.into());
         }
-        if tree
-            .get(to_dir)
-            .is_none_or(|inode| inode.logical.is_none() && to_dir != FileId::ROOT)
-        {
+        if tree.get(to_dir).is_none_or(|inode| inode.logical.is_none() && to_dir != FileId::ROOT) {
             return Err(Errno::NOENT.into());
         }
         self.permit_sticky(&tree, caller, from_dir, id)?;
@@ -99,12 +96,8 @@ impl Namespace {
         self.own(tree, &mut txn, to_dir);
         let is_dir = tree.get(id).is_some_and(Inode::is_dir);
         let old_path = tree.child_path(from_dir, &from).ok_or(Errno::NOENT)?;
-        let was_primary = tree.get(id).is_some_and(|inode| {
-            inode
-                .logical
-                .as_ref()
-                .is_some_and(|(d, n)| *d == from_dir && *n == from)
-        });
+        let was_primary =
+            tree.get(id).is_some_and(|inode| inode.logical.as_ref().is_some_and(|(d, n)| *d == from_dir && *n == from));
         // First the name's present holder leaves (the store's side is taken over by whoever comes).
         let detached = match target {
             Some(target) if tree.get(target).is_some_and(Inode::is_dir) => {
@@ -141,14 +134,8 @@ impl Namespace {
             let over = tree.planned(to_dir, &to);
             let last = self.belongs_last(tree, from_dir) && self.belongs_last(tree, to_dir);
             self.hasten_for_rename(tree, &mut txn, id, to_dir, last);
-            let kind = OpKind::Rename {
-                file: id,
-                from_dir,
-                from: Box::from(&*from),
-                to_dir,
-                to: Box::from(&*to),
-                over,
-            };
+            let kind =
+                OpKind::Rename { file: id, from_dir, from: Box::from(&*from), to_dir, to: Box::from(&*to), over };
             self.queue(tree, &mut txn, kind, run, last, 0);
             tree.bind(from_dir, &from, |entry| entry.set_planned(None));
             tree.bind(to_dir, &to, |entry| entry.set_planned(Some(id)));
@@ -188,14 +175,7 @@ impl Namespace {
         Ok(())
     }
 
-    fn move_on_tiers(
-        &self,
-        tree: &Tree,
-        id: FileId,
-        was_primary: bool,
-        old_path: &[u8],
-        new_path: &[u8],
-    ) {
+    fn move_on_tiers(&self, tree: &Tree, id: FileId, was_primary: bool, old_path: &[u8], new_path: &[u8]) {
         let Some(inode) = tree.get(id) else { return };
         let failed = |device: &crate::tier::Device, why: std::io::Error| {
             self.device_failed(device.id(), &why);
@@ -216,14 +196,7 @@ impl Namespace {
     }
 
     /// A directory or file that only now has to be in the store must not wait for the final drain.
-    fn hasten_for_rename(
-        &self,
-        tree: &mut Tree,
-        txn: &mut Txn,
-        id: FileId,
-        to_dir: FileId,
-        last: bool,
-    ) {
+    fn hasten_for_rename(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, to_dir: FileId, last: bool) {
         self.hasten_dirs(tree, txn, to_dir, last);
         self.hasten_dirs(tree, txn, id, last);
     }
@@ -280,10 +253,7 @@ impl Namespace {
         if !unchanged {
             return Err(Errno::NOENT.into());
         }
-        let (a_is_dir, b_is_dir) = (
-            tree.get(a).is_some_and(Inode::is_dir),
-            tree.get(b).is_some_and(Inode::is_dir),
-        );
+        let (a_is_dir, b_is_dir) = (tree.get(a).is_some_and(Inode::is_dir), tree.get(b).is_some_and(Inode::is_dir));
         if (a_is_dir && tree.is_within(b_dir, a)) || (b_is_dir && tree.is_within(a_dir, b)) {
             return Err(Errno::INVAL.into());
         }
@@ -292,27 +262,15 @@ impl Namespace {
         self.own(&mut tree, &mut txn, b);
         let a_path = tree.child_path(a_dir, a_name).ok_or(Errno::NOENT)?;
         let b_path = tree.child_path(b_dir, b_name).ok_or(Errno::NOENT)?;
-        let both_in_store =
-            tree.planned(a_dir, a_name) == Some(a) && tree.planned(b_dir, b_name) == Some(b);
-        for (id, from, to) in [
-            (a, (a_dir, a_name), (b_dir, b_name)),
-            (b, (b_dir, b_name), (a_dir, a_name)),
-        ] {
+        let both_in_store = tree.planned(a_dir, a_name) == Some(a) && tree.planned(b_dir, b_name) == Some(b);
+        for (id, from, to) in [(a, (a_dir, a_name), (b_dir, b_name)), (b, (b_dir, b_name), (a_dir, a_name))] {
             if let Some(inode) = tree.get_mut(id) {
                 inode.attr.ctime = clock::now();
                 let to = (to.0, to.1.clone());
-                if inode
-                    .logical
-                    .as_ref()
-                    .is_some_and(|(d, n)| *d == from.0 && n == from.1)
-                {
+                if inode.logical.as_ref().is_some_and(|(d, n)| *d == from.0 && n == from.1) {
                     inode.logical = Some(to);
                 } else if let Some(extra) = inode.extra.as_mut() {
-                    for place in extra
-                        .more_names
-                        .iter_mut()
-                        .filter(|place| place.0 == from.0 && place.1 == *from.1)
-                    {
+                    for place in extra.more_names.iter_mut().filter(|place| place.0 == from.0 && place.1 == *from.1) {
                         *place = to.clone();
                     }
                 }
@@ -326,23 +284,14 @@ impl Namespace {
         txn.entry(a_dir, a_name);
         txn.entry(b_dir, b_name);
         if both_in_store {
-            let kind = OpKind::Exchange {
-                a,
-                a_dir,
-                a_name: Box::from(&**a_name),
-                b,
-                b_dir,
-                b_name: Box::from(&**b_name),
-            };
+            let kind =
+                OpKind::Exchange { a, a_dir, a_name: Box::from(&**a_name), b, b_dir, b_name: Box::from(&**b_name) };
             self.queue(&mut tree, &mut txn, kind, run, false, 0);
             tree.bind(a_dir, a_name, |entry| entry.set_planned(Some(b)));
             tree.bind(b_dir, b_name, |entry| entry.set_planned(Some(a)));
         } else {
             // At most one of them is in the store: there it is a rename, and the other comes when it is published.
-            for (id, from, to) in [
-                (a, (a_dir, a_name), (b_dir, b_name)),
-                (b, (b_dir, b_name), (a_dir, a_name)),
-            ] {
+            for (id, from, to) in [(a, (a_dir, a_name), (b_dir, b_name)), (b, (b_dir, b_name), (a_dir, a_name))] {
                 if tree.planned(from.0, from.1) == Some(id) {
                     let over = tree.planned(to.0, to.1);
                     let kind = OpKind::Rename {

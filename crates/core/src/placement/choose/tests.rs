@@ -18,11 +18,7 @@ fn view(tier: u8, device: u8, free_bytes: u64) -> DeviceView {
         load_bytes_per_second: 0,
         healthy: true,
         leases: true,
-        survives: if tier == 0 {
-            Survives::Agent
-        } else {
-            Survives::Reboot
-        },
+        survives: if tier == 0 { Survives::Agent } else { Survives::Reboot },
     }
 }
 
@@ -33,20 +29,13 @@ fn create(expected: Expected) -> Ask {
         direct_possible: true,
         must_persist: false,
         mode: Mode::Copy,
-        dirty: DirtyRoom {
-            bytes: 0,
-            bytes_max: u64::MAX,
-        },
+        dirty: DirtyRoom { bytes: 0, bytes_max: u64::MAX },
         salt: 0,
     }
 }
 
 fn device(tier: u8, device: u8, direct: bool, reserve_bytes: u64) -> Place {
-    Place::Device {
-        id: DeviceId { tier, device },
-        direct,
-        reserve_bytes,
-    }
+    Place::Device { id: DeviceId { tier, device }, direct, reserve_bytes }
 }
 
 #[test]
@@ -57,86 +46,42 @@ fn an_unknown_file_is_direct_only_where_room_is_ample() {
     assert_eq!(place, device(0, 0, true, 0));
     assert!(reason.to_string().contains("ample"), "{reason}");
 
-    let a_byte_short = DeviceView {
-        free_bytes: 199_999_999,
-        ..enough.clone()
-    };
-    assert_eq!(
-        choose(&create(Expected::Unknown), &[a_byte_short]).0,
-        device(0, 0, false, 0)
-    );
-    let another_writer = DeviceView {
-        writers: 1,
-        ..enough.clone()
-    };
-    assert_eq!(
-        choose(&create(Expected::Unknown), &[another_writer]).0,
-        device(0, 0, false, 0)
-    );
-    let unprivileged = Ask {
-        direct_possible: false,
-        ..create(Expected::Unknown)
-    };
+    let a_byte_short = DeviceView { free_bytes: 199_999_999, ..enough.clone() };
+    assert_eq!(choose(&create(Expected::Unknown), &[a_byte_short]).0, device(0, 0, false, 0));
+    let another_writer = DeviceView { writers: 1, ..enough.clone() };
+    assert_eq!(choose(&create(Expected::Unknown), &[another_writer]).0, device(0, 0, false, 0));
+    let unprivileged = Ask { direct_possible: false, ..create(Expected::Unknown) };
     assert_eq!(choose(&unprivileged, &[enough]).0, device(0, 0, false, 0));
 }
 
 #[test]
 fn a_known_size_goes_where_all_of_it_fits() {
     let views = [view(0, 0, 10 * MIB), view(1, 0, GIB)];
-    assert_eq!(
-        choose(&create(Expected::Hint(4 * MIB)), &views).0,
-        device(0, 0, true, 4 * MIB)
-    );
+    assert_eq!(choose(&create(Expected::Hint(4 * MIB)), &views).0, device(0, 0, true, 4 * MIB));
     let (place, reason) = choose(&create(Expected::Hint(11 * MIB)), &views);
     assert_eq!(place, device(1, 0, true, 11 * MIB));
-    assert!(
-        reason
-            .to_string()
-            .contains("ram has 10 MiB free of the 11 MiB wanted"),
-        "{reason}"
-    );
+    assert!(reason.to_string().contains("ram has 10 MiB free of the 11 MiB wanted"), "{reason}");
     // Fits nowhere as a whole: it begins on the fastest, and the agent moves it on.
-    assert_eq!(
-        choose(&create(Expected::Hint(10 * GIB)), &views).0,
-        device(0, 0, false, 0)
-    );
+    assert_eq!(choose(&create(Expected::Hint(10 * GIB)), &views).0, device(0, 0, false, 0));
 }
 
 #[test]
 fn history_reserves_twice_its_maximum_from_three_samples_on() {
     let views = [view(0, 0, 100 * MIB)];
     let history = |max_bytes, samples| create(Expected::History { max_bytes, samples });
-    assert_eq!(
-        choose(&history(6 * MIB, 3), &views).0,
-        device(0, 0, true, 12 * MIB)
-    );
-    assert_eq!(
-        choose(&history(6 * MIB, 2), &views).0,
-        device(0, 0, false, 0)
-    );
-    assert_eq!(
-        choose(&history(60 * MIB, 9), &views).0,
-        device(0, 0, false, 0)
-    );
-    assert_eq!(
-        choose(&history(0, 9), &views).0,
-        device(0, 0, true, RESERVE_BYTES_MIN)
-    );
+    assert_eq!(choose(&history(6 * MIB, 3), &views).0, device(0, 0, true, 12 * MIB));
+    assert_eq!(choose(&history(6 * MIB, 2), &views).0, device(0, 0, false, 0));
+    assert_eq!(choose(&history(60 * MIB, 9), &views).0, device(0, 0, false, 0));
+    assert_eq!(choose(&history(0, 9), &views).0, device(0, 0, true, RESERVE_BYTES_MIN));
 }
 
 #[test]
 fn what_must_persist_skips_volatile_tiers() {
     let views = [view(0, 0, GIB), view(1, 0, GIB)];
-    let ask = Ask {
-        must_persist: true,
-        ..create(Expected::Unknown)
-    };
+    let ask = Ask { must_persist: true, ..create(Expected::Unknown) };
     let (place, reason) = choose(&ask, &views);
     assert_eq!(place, device(1, 0, true, 0));
-    assert!(
-        reason.to_string().contains("ram does not outlive"),
-        "{reason}"
-    );
+    assert!(reason.to_string().contains("ram does not outlive"), "{reason}");
     assert_eq!(choose(&ask, &views[..1]).0, Place::Store);
 }
 
@@ -144,39 +89,17 @@ fn what_must_persist_skips_volatile_tiers() {
 fn undrained_data_on_volatile_tiers_keeps_its_limit() {
     let views = [view(0, 0, 8 * GIB), view(1, 0, 8 * GIB)];
     let dirty = |bytes, bytes_max| DirtyRoom { bytes, bytes_max };
-    let hint = |mode, dirty| Ask {
-        mode,
-        dirty,
-        ..create(Expected::Hint(100 * MIB))
-    };
-    assert_eq!(
-        choose(&hint(Mode::Copy, dirty(400 * MIB, 500 * MIB)), &views).0,
-        device(0, 0, true, 100 * MIB)
-    );
+    let hint = |mode, dirty| Ask { mode, dirty, ..create(Expected::Hint(100 * MIB)) };
+    assert_eq!(choose(&hint(Mode::Copy, dirty(400 * MIB, 500 * MIB)), &views).0, device(0, 0, true, 100 * MIB));
     let (place, reason) = choose(&hint(Mode::Copy, dirty(401 * MIB, 500 * MIB)), &views);
     assert_eq!(place, device(1, 0, true, 100 * MIB));
-    assert!(
-        reason.to_string().contains("not in the store yet"),
-        "{reason}"
-    );
-    assert_eq!(
-        choose(&hint(Mode::Move, dirty(401 * MIB, 500 * MIB)), &views[..1]).0,
-        device(0, 0, false, 0)
-    );
-    assert_eq!(
-        choose(&hint(Mode::Move, dirty(500 * MIB, 500 * MIB)), &views[..1]).0,
-        Place::Store
-    );
+    assert!(reason.to_string().contains("not in the store yet"), "{reason}");
+    assert_eq!(choose(&hint(Mode::Move, dirty(401 * MIB, 500 * MIB)), &views[..1]).0, device(0, 0, false, 0));
+    assert_eq!(choose(&hint(Mode::Move, dirty(500 * MIB, 500 * MIB)), &views[..1]).0, Place::Store);
     // What is never drained does not count.
-    assert_eq!(
-        choose(&hint(Mode::Remove, dirty(500 * MIB, 500 * MIB)), &views).0,
-        device(0, 0, true, 100 * MIB)
-    );
+    assert_eq!(choose(&hint(Mode::Remove, dirty(500 * MIB, 500 * MIB)), &views).0, device(0, 0, true, 100 * MIB));
     // Ample room on the device is not enough when little may be undrained.
-    let unknown = Ask {
-        dirty: dirty(0, 100 * MIB),
-        ..create(Expected::Unknown)
-    };
+    let unknown = Ask { dirty: dirty(0, 100 * MIB), ..create(Expected::Unknown) };
     assert_eq!(choose(&unknown, &views).0, device(0, 0, false, 0));
 }
 
@@ -184,33 +107,16 @@ fn undrained_data_on_volatile_tiers_keeps_its_limit() {
 fn a_spill_goes_down_or_beside_and_never_back() {
     let from = DeviceId { tier: 1, device: 0 };
     let spill = |have_bytes, want_bytes| Ask {
-        kind: AskKind::Spill {
-            have_bytes,
-            want_bytes,
-            from,
-        },
+        kind: AskKind::Spill { have_bytes, want_bytes, from },
         ..create(Expected::Unknown)
     };
-    let views = [
-        view(0, 0, 8 * GIB),
-        view(1, 0, 8 * GIB),
-        view(1, 1, 50 * MIB),
-        view(2, 0, GIB),
-    ];
-    assert_eq!(
-        choose(&spill(40 * MIB, 10 * MIB), &views).0,
-        device(1, 1, false, 50 * MIB)
-    );
-    assert_eq!(
-        choose(&spill(40 * MIB, 11 * MIB), &views).0,
-        device(2, 0, false, 51 * MIB)
-    );
+    let views = [view(0, 0, 8 * GIB), view(1, 0, 8 * GIB), view(1, 1, 50 * MIB), view(2, 0, GIB)];
+    assert_eq!(choose(&spill(40 * MIB, 10 * MIB), &views).0, device(1, 1, false, 50 * MIB));
+    assert_eq!(choose(&spill(40 * MIB, 11 * MIB), &views).0, device(2, 0, false, 51 * MIB));
     let (place, reason) = choose(&spill(2 * GIB, 0), &views);
     assert_eq!(place, Place::Store);
     assert!(
-        reason
-            .to_string()
-            .starts_with("in the store: no tier can take it; ram is what it had to leave"),
+        reason.to_string().starts_with("in the store: no tier can take it; ram is what it had to leave"),
         "{reason}"
     );
 }
@@ -219,126 +125,59 @@ fn a_spill_goes_down_or_beside_and_never_back() {
 fn a_spill_between_volatile_devices_adds_only_its_growth() {
     let from = DeviceId { tier: 0, device: 0 };
     let ask = |bytes_max| Ask {
-        kind: AskKind::Spill {
-            have_bytes: 90 * MIB,
-            want_bytes: 10 * MIB,
-            from,
-        },
-        dirty: DirtyRoom {
-            bytes: 90 * MIB,
-            bytes_max,
-        },
+        kind: AskKind::Spill { have_bytes: 90 * MIB, want_bytes: 10 * MIB, from },
+        dirty: DirtyRoom { bytes: 90 * MIB, bytes_max },
         ..create(Expected::Unknown)
     };
     let views = [view(0, 0, 0), view(0, 1, GIB)];
-    assert_eq!(
-        choose(&ask(100 * MIB), &views).0,
-        device(0, 1, false, 100 * MIB)
-    );
+    assert_eq!(choose(&ask(100 * MIB), &views).0, device(0, 1, false, 100 * MIB));
     assert_eq!(choose(&ask(99 * MIB), &views).0, Place::Store);
 }
 
 #[test]
 fn a_copy_up_is_direct_only_with_ample_room_beyond_it_and_a_prefetch_leaves_room() {
-    let ask = |kind| Ask {
-        kind,
-        ..create(Expected::Unknown)
-    };
+    let ask = |kind| Ask { kind, ..create(Expected::Unknown) };
     let up = ask(AskKind::CopyUp { bytes: 100_000_000 });
-    assert_eq!(
-        choose(&up, &[view(0, 0, 300_000_000)]).0,
-        device(0, 0, true, 100_000_000)
-    );
-    assert_eq!(
-        choose(&up, &[view(0, 0, 299_999_999)]).0,
-        device(0, 0, false, 100_000_000)
-    );
+    assert_eq!(choose(&up, &[view(0, 0, 300_000_000)]).0, device(0, 0, true, 100_000_000));
+    assert_eq!(choose(&up, &[view(0, 0, 299_999_999)]).0, device(0, 0, false, 100_000_000));
     assert_eq!(choose(&up, &[view(0, 0, 99_999_999)]).0, Place::Store);
     let prefetch = |bytes| ask(AskKind::Prefetch { bytes });
-    assert_eq!(
-        choose(&prefetch(15 * MIB), &[view(0, 0, 16 * MIB)]).0,
-        device(0, 0, false, 15 * MIB)
-    );
-    assert_eq!(
-        choose(&prefetch(15 * MIB + 1), &[view(0, 0, 16 * MIB)]).0,
-        Place::Store
-    );
+    assert_eq!(choose(&prefetch(15 * MIB), &[view(0, 0, 16 * MIB)]).0, device(0, 0, false, 15 * MIB));
+    assert_eq!(choose(&prefetch(15 * MIB + 1), &[view(0, 0, 16 * MIB)]).0, Place::Store);
 }
 
 #[test]
 fn a_preferred_tier_comes_first_then_the_slower_ones() {
     let views = [view(0, 0, GIB), view(1, 0, 0), view(2, 0, GIB)];
-    let ask = Ask {
-        preferred_tier: Some(1),
-        ..create(Expected::Unknown)
-    };
+    let ask = Ask { preferred_tier: Some(1), ..create(Expected::Unknown) };
     assert_eq!(choose(&ask, &views).0, device(2, 0, true, 0));
     assert_eq!(choose(&ask, &views[..2]).0, device(0, 0, true, 0));
-    assert_eq!(
-        choose(
-            &Ask {
-                preferred_tier: Some(9),
-                ..ask
-            },
-            &views
-        )
-        .0,
-        device(0, 0, true, 0)
-    );
+    assert_eq!(choose(&Ask { preferred_tier: Some(9), ..ask }, &views).0, device(0, 0, true, 0));
 }
 
 #[test]
 fn a_tiny_tier_can_be_begun_on() {
-    let tiny = DeviceView {
-        cap_bytes: 16 * MIB,
-        ..view(0, 0, MIB / 4)
-    };
-    assert_eq!(
-        choose(&create(Expected::Unknown), std::slice::from_ref(&tiny)).0,
-        device(0, 0, false, 0)
-    );
-    let full = DeviceView {
-        free_bytes: MIB / 4 - 1,
-        ..tiny
-    };
+    let tiny = DeviceView { cap_bytes: 16 * MIB, ..view(0, 0, MIB / 4) };
+    assert_eq!(choose(&create(Expected::Unknown), std::slice::from_ref(&tiny)).0, device(0, 0, false, 0));
+    let full = DeviceView { free_bytes: MIB / 4 - 1, ..tiny };
     assert_eq!(choose(&create(Expected::Unknown), &[full]).0, Place::Store);
     assert_eq!(choose(&create(Expected::Unknown), &[]).0, Place::Store);
 }
 
 #[test]
 fn a_busy_device_is_spared() {
-    let busy = DeviceView {
-        load_bytes_per_second: 1_000_000_000,
-        ..view(0, 0, GIB)
-    };
-    let crowded = DeviceView {
-        writers: 4,
-        ..view(0, 1, GIB)
-    };
+    let busy = DeviceView { load_bytes_per_second: 1_000_000_000, ..view(0, 0, GIB) };
+    let crowded = DeviceView { writers: 4, ..view(0, 1, GIB) };
     let calm = view(0, 2, GIB);
     for salt in 0..6 {
-        let ask = Ask {
-            salt,
-            ..create(Expected::Unknown)
-        };
-        assert_eq!(
-            choose(&ask, &[busy.clone(), crowded.clone(), calm.clone()]).0,
-            device(0, 2, true, 0)
-        );
+        let ask = Ask { salt, ..create(Expected::Unknown) };
+        assert_eq!(choose(&ask, &[busy.clone(), crowded.clone(), calm.clone()]).0, device(0, 2, true, 0));
     }
 }
 
 fn views() -> impl Strategy<Value = Vec<DeviceView>> {
     let sizes = || prop_oneof![Just(0), 0..4 * MIB, 0..8 * GIB, any::<u64>()];
-    let one = (
-        0..3u8,
-        sizes(),
-        sizes(),
-        0..4u32,
-        0..8_000_000_000u64,
-        any::<bool>(),
-        any::<bool>(),
-    );
+    let one = (0..3u8, sizes(), sizes(), 0..4u32, 0..8_000_000_000u64, any::<bool>(), any::<bool>());
     prop::collection::vec(one, 0..7).prop_map(|all| {
         let mut count = [0u8; 3];
         let mut views: Vec<DeviceView> = all
@@ -351,11 +190,7 @@ fn views() -> impl Strategy<Value = Vec<DeviceView>> {
                     writers,
                     load_bytes_per_second: load,
                     healthy,
-                    survives: if volatile {
-                        Survives::Agent
-                    } else {
-                        Survives::Reboot
-                    },
+                    survives: if volatile { Survives::Agent } else { Survives::Reboot },
                     ..view(tier, index, free)
                 }
             })
@@ -369,15 +204,10 @@ fn ask() -> impl Strategy<Value = Ask> {
     let bytes = || prop_oneof![0..4 * MIB, 0..8 * GIB, any::<u64>()];
     let from = (0..3u8, 0..3u8).prop_map(|(tier, device)| DeviceId { tier, device });
     let kind = prop_oneof![
-        Just(AskKind::Create {
-            expected: Expected::Unknown
-        }),
-        bytes().prop_map(|bytes| AskKind::Create {
-            expected: Expected::Hint(bytes)
-        }),
-        (bytes(), 0..6u32).prop_map(|(max_bytes, samples)| AskKind::Create {
-            expected: Expected::History { max_bytes, samples }
-        }),
+        Just(AskKind::Create { expected: Expected::Unknown }),
+        bytes().prop_map(|bytes| AskKind::Create { expected: Expected::Hint(bytes) }),
+        (bytes(), 0..6u32)
+            .prop_map(|(max_bytes, samples)| AskKind::Create { expected: Expected::History { max_bytes, samples } }),
         (bytes(), bytes(), from).prop_map(|(have_bytes, want_bytes, from)| AskKind::Spill {
             have_bytes,
             want_bytes,
@@ -386,45 +216,18 @@ fn ask() -> impl Strategy<Value = Ask> {
         bytes().prop_map(|bytes| AskKind::CopyUp { bytes }),
         bytes().prop_map(|bytes| AskKind::Prefetch { bytes }),
     ];
-    let mode = prop_oneof![
-        Just(Mode::Keep),
-        Just(Mode::Copy),
-        Just(Mode::Move),
-        Just(Mode::Remove)
-    ];
-    (
-        kind,
-        prop::option::of(0..4u8),
-        any::<bool>(),
-        any::<bool>(),
-        mode,
-        bytes(),
-        bytes(),
-        any::<u64>(),
+    let mode = prop_oneof![Just(Mode::Keep), Just(Mode::Copy), Just(Mode::Move), Just(Mode::Remove)];
+    (kind, prop::option::of(0..4u8), any::<bool>(), any::<bool>(), mode, bytes(), bytes(), any::<u64>()).prop_map(
+        |(kind, preferred_tier, direct_possible, must_persist, mode, dirty, dirty_max, salt)| Ask {
+            kind,
+            preferred_tier,
+            direct_possible,
+            must_persist,
+            mode,
+            dirty: DirtyRoom { bytes: dirty, bytes_max: dirty_max },
+            salt,
+        },
     )
-        .prop_map(
-            |(
-                kind,
-                preferred_tier,
-                direct_possible,
-                must_persist,
-                mode,
-                dirty,
-                dirty_max,
-                salt,
-            )| Ask {
-                kind,
-                preferred_tier,
-                direct_possible,
-                must_persist,
-                mode,
-                dirty: DirtyRoom {
-                    bytes: dirty,
-                    bytes_max: dirty_max,
-                },
-                salt,
-            },
-        )
 }
 
 proptest! {

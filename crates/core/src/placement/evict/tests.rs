@@ -24,44 +24,28 @@ fn ids(victims: &[(FileId, EvictReason)]) -> Vec<u64> {
 }
 
 fn mode() -> impl Strategy<Value = Mode> {
-    prop_oneof![
-        Just(Mode::Keep),
-        Just(Mode::Copy),
-        Just(Mode::Move),
-        Just(Mode::Remove)
-    ]
+    prop_oneof![Just(Mode::Keep), Just(Mode::Copy), Just(Mode::Move), Just(Mode::Remove)]
 }
 
 fn candidates() -> impl Strategy<Value = Vec<Candidate>> {
-    let flags = (
-        any::<bool>(),
-        any::<bool>(),
-        any::<bool>(),
-        any::<bool>(),
-        any::<bool>(),
-    );
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
     let bytes = prop_oneof![4 => 0..5_000_000u64, 1 => Just(u64::MAX)];
     let one = (bytes, flags, mode(), 0..5u32, 0..100_000u64);
     prop::collection::vec(one, 0..80).prop_map(|all| {
         let numbered = all.into_iter().enumerate();
         numbered
-            .map(
-                |(
-                    id,
-                    (bytes, (durable, pinned, open, droppable, prefetched), mode, reads, idle_ms),
-                )| Candidate {
-                    id: FileId(id as u64),
-                    bytes,
-                    durable,
-                    pinned,
-                    open,
-                    mode,
-                    droppable,
-                    prefetched,
-                    reads,
-                    idle: Duration::from_millis(idle_ms),
-                },
-            )
+            .map(|(id, (bytes, (durable, pinned, open, droppable, prefetched), mode, reads, idle_ms))| Candidate {
+                id: FileId(id as u64),
+                bytes,
+                durable,
+                pinned,
+                open,
+                mode,
+                droppable,
+                prefetched,
+                reads,
+                idle: Duration::from_millis(idle_ms),
+            })
             .collect()
     })
 }
@@ -107,28 +91,10 @@ proptest! {
 
 #[test]
 fn the_order_of_classes() {
-    let temporary = Candidate {
-        mode: Mode::Remove,
-        droppable: true,
-        durable: false,
-        ..file(1, 100)
-    };
-    let moved = Candidate {
-        mode: Mode::Move,
-        reads: 9,
-        idle: Duration::ZERO,
-        ..file(2, 100)
-    };
-    let consumed = Candidate {
-        prefetched: true,
-        reads: 1,
-        idle: Duration::ZERO,
-        ..file(3, 100)
-    };
-    let ordinary = Candidate {
-        idle: Duration::from_secs(1_000_000),
-        ..file(4, 100)
-    };
+    let temporary = Candidate { mode: Mode::Remove, droppable: true, durable: false, ..file(1, 100) };
+    let moved = Candidate { mode: Mode::Move, reads: 9, idle: Duration::ZERO, ..file(2, 100) };
+    let consumed = Candidate { prefetched: true, reads: 1, idle: Duration::ZERO, ..file(3, 100) };
+    let ordinary = Candidate { idle: Duration::from_secs(1_000_000), ..file(4, 100) };
     let all = [ordinary, consumed, moved, temporary];
     let chosen = victims(all.into_iter(), 400);
     assert_eq!(ids(&chosen), [1, 2, 3, 4]);
@@ -140,53 +106,22 @@ fn the_order_of_classes() {
 
 #[test]
 fn a_temporary_goes_only_when_its_rule_allows_it() {
-    let kept = Candidate {
-        mode: Mode::Remove,
-        droppable: false,
-        durable: false,
-        ..file(1, 100)
-    };
+    let kept = Candidate { mode: Mode::Remove, droppable: false, durable: false, ..file(1, 100) };
     // The flag alone is not enough for a file that is to be drained.
-    let undrained = Candidate {
-        mode: Mode::Copy,
-        droppable: true,
-        durable: false,
-        ..file(2, 100)
-    };
+    let undrained = Candidate { mode: Mode::Copy, droppable: true, durable: false, ..file(2, 100) };
     assert_eq!(victims([kept, undrained].into_iter(), 1), []);
 }
 
 #[test]
 fn big_old_unread_files_go_before_small_recent_read_ones() {
-    let by_age = [
-        Candidate {
-            idle: Duration::from_secs(1),
-            ..file(1, 1 << 20)
-        },
-        file(2, 1 << 20),
-    ];
+    let by_age = [Candidate { idle: Duration::from_secs(1), ..file(1, 1 << 20) }, file(2, 1 << 20)];
     assert_eq!(ids(&victims(by_age.into_iter(), 1)), [2]);
-    let by_use = [
-        Candidate {
-            reads: 5,
-            ..file(1, 1 << 20)
-        },
-        file(2, 1 << 20),
-    ];
+    let by_use = [Candidate { reads: 5, ..file(1, 1 << 20) }, file(2, 1 << 20)];
     assert_eq!(ids(&victims(by_use.into_iter(), 1)), [2]);
     // 4 KiB frees little and costs a round trip to bring back.
     let by_size = [file(1, 4096), file(2, 64 << 20)];
     assert_eq!(ids(&victims(by_size.into_iter(), 1)), [2]);
     // What was prefetched and not read yet is about to be read.
-    let ahead = [
-        Candidate {
-            prefetched: true,
-            ..file(1, 1 << 20)
-        },
-        Candidate {
-            reads: 3,
-            ..file(2, 1 << 20)
-        },
-    ];
+    let ahead = [Candidate { prefetched: true, ..file(1, 1 << 20) }, Candidate { reads: 3, ..file(2, 1 << 20) }];
     assert_eq!(ids(&victims(ahead.into_iter(), 1)), [2]);
 }

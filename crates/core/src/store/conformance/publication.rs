@@ -21,55 +21,33 @@ pub fn publish_over_several_links(store: &dyn Store) {
     assert_eq!(first.ino, second.ino, "the inode stays");
     assert!(read(store, "g") == bytes, "the other name sees it too");
     let attr = store.stat(me(), &path("g")).unwrap().attr;
-    assert_eq!(
-        (attr.perm, attr.links, attr.mtime),
-        (0o600, 2, meta(0).mtime)
-    );
+    assert_eq!((attr.perm, attr.links, attr.mtime), (0o600, 2, meta(0).mtime));
     assert_eq!(store.stat(me(), &path("f")).unwrap().identity, second);
     assert_eq!(names(store, "", true), ["f", "g"]);
 }
 
 pub fn publish_over_a_symlink(store: &dyn Store) {
     deliver(store, "target", b"untouched", &meta(0o644));
-    store
-        .stage_symlink(me(), &path(".surgetank-tmp-l"), b"target", &meta(0o777))
-        .unwrap();
-    store
-        .publish(me(), &path(".surgetank-tmp-l"), &path("f"), &meta(0o777))
-        .unwrap();
+    store.stage_symlink(me(), &path(".surgetank-tmp-l"), b"target", &meta(0o777)).unwrap();
+    store.publish(me(), &path(".surgetank-tmp-l"), &path("f"), &meta(0o777)).unwrap();
     deliver(store, "f", b"plain", &meta(0o644));
-    assert_eq!(
-        (read(store, "f"), read(store, "target")),
-        (b"plain".to_vec(), b"untouched".to_vec())
-    );
+    assert_eq!((read(store, "f"), read(store, "target")), (b"plain".to_vec(), b"untouched".to_vec()));
     assert_eq!(store.stat(me(), &path("f")).unwrap().attr.kind, Kind::File);
 }
 
 pub fn directories(store: &dyn Store) {
     for perm in [0o755, 0o500, 0o1777, 0o000] {
         let name = format!("d{perm:o}");
-        store
-            .stage_dir(me(), &path(".surgetank-tmp-d"), &meta(perm))
-            .unwrap();
-        let identity = store
-            .publish(me(), &path(".surgetank-tmp-d"), &path(&name), &meta(perm))
-            .unwrap();
+        store.stage_dir(me(), &path(".surgetank-tmp-d"), &meta(perm)).unwrap();
+        let identity = store.publish(me(), &path(".surgetank-tmp-d"), &path(&name), &meta(perm)).unwrap();
         let stat = store.stat(me(), &path(&name)).unwrap();
         assert_eq!(
-            (
-                stat.attr.kind,
-                stat.attr.perm,
-                stat.attr.mtime,
-                stat.attr.ino
-            ),
+            (stat.attr.kind, stat.attr.perm, stat.attr.mtime, stat.attr.ino),
             (Kind::Directory, perm, meta(0).mtime, identity.ino)
         );
     }
     deliver(store, "d755/f", b"x", &meta(0o644));
-    assert_eq!(
-        errno(store.remove_dir(me(), &path("d755"))),
-        libc::ENOTEMPTY
-    );
+    assert_eq!(errno(store.remove_dir(me(), &path("d755"))), libc::ENOTEMPTY);
     store.unlink(me(), &path("d755/f")).unwrap();
     store.remove_dir(me(), &path("d755")).unwrap();
     assert_eq!(errno(store.stat(me(), &path("d755"))), libc::ENOENT);
@@ -80,27 +58,14 @@ pub fn directories(store: &dyn Store) {
 pub fn a_tree_in_one_step(store: &dyn Store) {
     let tree = path(".surgetank-tmp-tree");
     store.stage_dir(me(), &tree, &meta(0o555)).unwrap();
-    store
-        .stage_dir(me(), &tree.join(b"sub"), &meta(0o755))
-        .unwrap();
+    store.stage_dir(me(), &tree.join(b"sub"), &meta(0o755)).unwrap();
     let leaf = tree.join(b"sub").join(b"leaf");
-    let copy = store
-        .stage_file(me(), &leaf, &source(b"leaf"), &meta(0o444), no_gate())
-        .unwrap();
-    store
-        .settle(me(), &[leaf.clone(), tree.join(b"sub"), tree.clone()])
-        .unwrap();
-    store
-        .verify(me(), &leaf, &copy, Verify::Reread, no_gate())
-        .unwrap();
-    store
-        .publish(me(), &tree, &path("tree"), &meta(0o555))
-        .unwrap();
+    let copy = store.stage_file(me(), &leaf, &source(b"leaf"), &meta(0o444), no_gate()).unwrap();
+    store.settle(me(), &[leaf.clone(), tree.join(b"sub"), tree.clone()]).unwrap();
+    store.verify(me(), &leaf, &copy, Verify::Reread, no_gate()).unwrap();
+    store.publish(me(), &tree, &path("tree"), &meta(0o555)).unwrap();
     assert_eq!(read(store, "tree/sub/leaf"), b"leaf");
-    assert_eq!(
-        store.stat(me(), &path("tree/sub/leaf")).unwrap().attr.perm,
-        0o444
-    );
+    assert_eq!(store.stat(me(), &path("tree/sub/leaf")).unwrap().attr.perm, 0o444);
     let attr = store.stat(me(), &path("tree")).unwrap().attr;
     assert_eq!((attr.perm, attr.mtime), (0o555, meta(0).mtime));
 }
@@ -109,47 +74,16 @@ pub fn a_directory_that_is_there(store: &dyn Store) {
     make_dir(store, "d");
     deliver(store, "d/kept", b"x", &meta(0o644));
     let before = store.stat(me(), &path("d")).unwrap().attr.ino;
-    store
-        .stage_dir(me(), &path(".surgetank-tmp-d"), &meta(0o700))
-        .unwrap();
-    let identity = store
-        .publish(me(), &path(".surgetank-tmp-d"), &path("d"), &meta(0o700))
-        .unwrap();
-    assert_eq!(
-        (identity.ino, read(store, "d/kept")),
-        (before, b"x".to_vec())
-    );
+    store.stage_dir(me(), &path(".surgetank-tmp-d"), &meta(0o700)).unwrap();
+    let identity = store.publish(me(), &path(".surgetank-tmp-d"), &path("d"), &meta(0o700)).unwrap();
+    assert_eq!((identity.ino, read(store, "d/kept")), (before, b"x".to_vec()));
     assert_eq!(names(store, "", true), ["d"]);
     // A filled one is not poured over a filled one, and a file never takes a directory's place.
-    store
-        .stage_dir(me(), &path(".surgetank-tmp-d"), &meta(0o700))
-        .unwrap();
-    store
-        .stage_file(
-            me(),
-            &path(".surgetank-tmp-d/f"),
-            &source(b"y"),
-            &meta(0o644),
-            no_gate(),
-        )
-        .unwrap();
-    assert_eq!(
-        errno(store.publish(me(), &path(".surgetank-tmp-d"), &path("d"), &meta(0o700))),
-        libc::ENOTEMPTY
-    );
+    store.stage_dir(me(), &path(".surgetank-tmp-d"), &meta(0o700)).unwrap();
+    store.stage_file(me(), &path(".surgetank-tmp-d/f"), &source(b"y"), &meta(0o644), no_gate()).unwrap();
+    assert_eq!(errno(store.publish(me(), &path(".surgetank-tmp-d"), &path("d"), &meta(0o700))), libc::ENOTEMPTY);
     let (temporary, _) = staged(store, "d", &source(b"file"), &meta(0o644));
-    assert_eq!(
-        errno(store.publish(me(), &temporary, &path("d"), &meta(0o644))),
-        libc::EISDIR
-    );
-    assert_eq!(
-        errno(store.publish(
-            me(),
-            &path(".surgetank-tmp-d"),
-            &path("d/kept"),
-            &meta(0o644)
-        )),
-        libc::ENOTDIR
-    );
+    assert_eq!(errno(store.publish(me(), &temporary, &path("d"), &meta(0o644))), libc::EISDIR);
+    assert_eq!(errno(store.publish(me(), &path(".surgetank-tmp-d"), &path("d/kept"), &meta(0o644))), libc::ENOTDIR);
     assert_eq!(read(store, "d/kept"), b"x");
 }

@@ -11,8 +11,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::buffer::spare_capacity;
 use rustix::fs::{
-    AtFlags, CWD, Gid, Mode, Stat, Timespec, Timestamps, Uid, XattrFlags, chmodat, chownat, fstat,
-    getxattr, getxattr_query, listxattr, removexattr, setxattr, utimensat,
+    AtFlags, CWD, Gid, Mode, Stat, Timespec, Timestamps, Uid, XattrFlags, chmodat, chownat, fstat, getxattr,
+    getxattr_query, listxattr, removexattr, setxattr, utimensat,
 };
 use rustix::io::Errno;
 
@@ -68,9 +68,7 @@ impl Subject<'_> {
     /// Runs as `who`, and again as the agent where that is allowed and helps.
     fn act<T>(&self, operation: impl Fn() -> io::Result<T>) -> io::Result<T> {
         match self.identity.act(self.who, &operation) {
-            Err(error) if self.insist && self.identity.differs(self.who) && is_denied(&error) => {
-                operation()
-            }
+            Err(error) if self.insist && self.identity.differs(self.who) && is_denied(&error) => operation(),
             result => result,
         }
     }
@@ -112,11 +110,7 @@ impl Subject<'_> {
                 // Inherited from the parent.
                 perm |= made.st_mode & libc::S_ISGID;
             }
-            let now = if owner_changed {
-                fstat(self.inode)?
-            } else {
-                made
-            };
+            let now = if owner_changed { fstat(self.inode)? } else { made };
             self.set_perm_below_acl(&path, perm, now.st_mode & 0o7777)?;
         }
         self.set_times(&path, meta)
@@ -135,23 +129,12 @@ impl Subject<'_> {
             self.set_perm(meta.perm)?;
         }
         let attr = attr_of(&stat);
-        if (attr.atime, attr.mtime) == (meta.atime, meta.mtime) {
-            Ok(())
-        } else {
-            self.set_times(&path, meta)
-        }
+        if (attr.atime, attr.mtime) == (meta.atime, meta.mtime) { Ok(()) } else { self.set_times(&path, meta) }
     }
 
     pub fn set_perm(&self, perm: u32) -> io::Result<()> {
         let path = handle_path(self.inode)?;
-        self.act(|| {
-            Ok(chmodat(
-                CWD,
-                &path,
-                Mode::from_raw_mode(perm),
-                AtFlags::empty(),
-            )?)
-        })
+        self.act(|| Ok(chmodat(CWD, &path, Mode::from_raw_mode(perm), AtFlags::empty())?))
     }
 
     /// An owner that the store itself gives to what `who` creates (a squashed root) is accepted, as a native create
@@ -163,12 +146,10 @@ impl Subject<'_> {
         if uid.is_none() && gid.is_none() {
             return Ok(false);
         }
-        let chown =
-            |uid, gid| self.act(|| Ok(chownat(self.inode, "", uid, gid, AtFlags::EMPTY_PATH)?));
+        let chown = |uid, gid| self.act(|| Ok(chownat(self.inode, "", uid, gid, AtFlags::EMPTY_PATH)?));
         match chown(uid, gid) {
             Err(error) if is_denied(&error) || error.raw_os_error() == Some(libc::EINVAL) => {
-                if self.identity.privileged() && uid.is_some_and(|uid| uid.as_raw() != self.who.uid)
-                {
+                if self.identity.privileged() && uid.is_some_and(|uid| uid.as_raw() != self.who.uid) {
                     return Err(error);
                 }
                 if uid.is_some() && gid.is_some() {
@@ -187,22 +168,12 @@ impl Subject<'_> {
             Ok(_) => (perm & !0o077) | (perm & now & 0o077),
             Err(_) => perm,
         };
-        if now == perm || now == below(perm) {
-            Ok(())
-        } else {
-            self.set_perm(below(perm))
-        }
+        if now == perm || now == below(perm) { Ok(()) } else { self.set_perm(below(perm)) }
     }
 
     fn set_times(&self, path: &CStr, meta: &Meta) -> io::Result<()> {
-        let spec = |time: Timestamp| Timespec {
-            tv_sec: time.secs(),
-            tv_nsec: time.subsec_nanos().into(),
-        };
-        let times = Timestamps {
-            last_access: spec(meta.atime),
-            last_modification: spec(meta.mtime),
-        };
+        let spec = |time: Timestamp| Timespec { tv_sec: time.secs(), tv_nsec: time.subsec_nanos().into() };
+        let times = Timestamps { last_access: spec(meta.atime), last_modification: spec(meta.mtime) };
         self.act(|| Ok(utimensat(CWD, path, &times, AtFlags::empty())?))
     }
 }
@@ -214,10 +185,7 @@ pub fn is_denied(error: &io::Error) -> bool {
 /// All `user.*` attributes of the inode behind a handle path.
 pub fn read_xattrs(path: &CStr) -> io::Result<Xattrs> {
     let mut xattrs = Xattrs::new();
-    for name in xattr_names(path)?
-        .into_iter()
-        .filter(|name| name.starts_with(USER_PREFIX))
-    {
+    for name in xattr_names(path)?.into_iter().filter(|name| name.starts_with(USER_PREFIX)) {
         match read_xattr(path, &name) {
             Ok(value) => _ = xattrs.insert(name, value),
             // Removed between the two calls.
@@ -233,18 +201,12 @@ fn xattr_names(path: &CStr) -> io::Result<Vec<Box<[u8]>>> {
     loop {
         match listxattr(path, spare_capacity(&mut names)) {
             Ok(_) => break,
-            Err(Errno::RANGE) if names.capacity() < XATTR_BYTES_MAX => {
-                names.reserve(XATTR_BYTES_MAX)
-            }
+            Err(Errno::RANGE) if names.capacity() < XATTR_BYTES_MAX => names.reserve(XATTR_BYTES_MAX),
             Err(Errno::OPNOTSUPP) => return Ok(Vec::new()),
             Err(error) => return Err(error.into()),
         }
     }
-    Ok(names
-        .split(|byte| *byte == 0)
-        .filter(|name| !name.is_empty())
-        .map(Into::into)
-        .collect())
+    Ok(names.split(|byte| *byte == 0).filter(|name| !name.is_empty()).map(Into::into).collect())
 }
 
 fn read_xattr(path: &CStr, name: &[u8]) -> io::Result<Box<[u8]>> {
@@ -254,10 +216,7 @@ fn read_xattr(path: &CStr, name: &[u8]) -> io::Result<Box<[u8]>> {
 }
 
 fn write_xattrs(path: &CStr, wanted: &Xattrs) -> io::Result<()> {
-    for (name, value) in wanted
-        .iter()
-        .filter(|(name, _)| name.starts_with(USER_PREFIX))
-    {
+    for (name, value) in wanted.iter().filter(|(name, _)| name.starts_with(USER_PREFIX)) {
         setxattr(path, &**name, value, XattrFlags::empty())?;
     }
     Ok(())
@@ -268,24 +227,15 @@ fn replace_xattrs(path: &CStr, wanted: &Xattrs) -> io::Result<()> {
     for name in present.keys().filter(|name| !wanted.contains_key(*name)) {
         removexattr(path, &**name)?;
     }
-    let missing = wanted
-        .iter()
-        .filter(|(name, value)| present.get(*name) != Some(*value));
-    write_xattrs(
-        path,
-        &missing
-            .map(|(name, value)| (name.clone(), value.clone()))
-            .collect(),
-    )
+    let missing = wanted.iter().filter(|(name, value)| present.get(*name) != Some(*value));
+    write_xattrs(path, &missing.map(|(name, value)| (name.clone(), value.clone())).collect())
 }
 
 /// What a rename over `old` would lose and the new file shall have: the access ACL, and the `user.*` attributes when
 /// `meta` leaves them as they are. True when something was carried over.
 pub fn carry_over(old: &Subject<'_>, new: &Subject<'_>, meta: &Meta) -> io::Result<bool> {
     let (old_path, new_path) = (handle_path(old.inode)?, handle_path(new.inode)?);
-    let wanted = |name: &[u8]| {
-        name == ACCESS_ACL || (meta.xattrs.is_none() && name.starts_with(USER_PREFIX))
-    };
+    let wanted = |name: &[u8]| name == ACCESS_ACL || (meta.xattrs.is_none() && name.starts_with(USER_PREFIX));
     let mut names = old.act(|| xattr_names(&old_path))?;
     names.retain(|name| wanted(name));
     for name in &names {
@@ -302,16 +252,6 @@ pub fn carry_over(old: &Subject<'_>, new: &Subject<'_>, meta: &Meta) -> io::Resu
 }
 
 /// The handle of a subject may be any descriptor.
-pub fn subject<'a>(
-    inode: &'a impl AsFd,
-    identity: &'a Identity,
-    who: Cred,
-    insist: bool,
-) -> Subject<'a> {
-    Subject {
-        inode: inode.as_fd(),
-        identity,
-        who,
-        insist,
-    }
+pub fn subject<'a>(inode: &'a impl AsFd, identity: &'a Identity, who: Cred, insist: bool) -> Subject<'a> {
+    Subject { inode: inode.as_fd(), identity, who, insist }
 }

@@ -11,8 +11,7 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fcntl_getfl, fcntl_setfl, fstat,
-    openat, openat2, statat,
+    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fcntl_getfl, fcntl_setfl, fstat, openat, openat2, statat,
 };
 use rustix::io::Errno;
 
@@ -52,11 +51,7 @@ pub struct Place<'a> {
 
 impl Place<'_> {
     pub fn stat(&self) -> io::Result<Stat> {
-        Ok(statat(
-            &self.dir,
-            self.name,
-            AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT,
-        )?)
+        Ok(statat(&self.dir, self.name, AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT)?)
     }
 }
 
@@ -90,10 +85,7 @@ impl Deref for Pinned {
 
 /// The path under which the kernel knows an open descriptor.
 pub fn handle_path(fd: impl AsFd) -> io::Result<CString> {
-    Ok(CString::new(format!(
-        "/proc/self/fd/{}",
-        fd.as_fd().as_raw_fd()
-    ))?)
+    Ok(CString::new(format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()))?)
 }
 
 pub fn require_file(stat: &Stat) -> io::Result<()> {
@@ -107,18 +99,9 @@ pub fn require_file(stat: &Stat) -> io::Result<()> {
 
 impl Root {
     pub fn new(handle: OwnedFd) -> Self {
-        let probe = openat2(
-            &handle,
-            ".",
-            DIRECTORY,
-            Mode::empty(),
-            ResolveFlags::BENEATH,
-        );
+        let probe = openat2(&handle, ".", DIRECTORY, Mode::empty(), ResolveFlags::BENEATH);
         // Any other failure is the directory's own (a squashed root may not search it): the call itself is there.
-        Self {
-            handle,
-            openat2: !matches!(probe, Err(Errno::NOSYS | Errno::PERM)),
-        }
+        Self { handle, openat2: !matches!(probe, Err(Errno::NOSYS | Errno::PERM)) }
     }
 
     #[cfg(test)]
@@ -141,15 +124,9 @@ impl Root {
     pub fn place<'a>(&'a self, path: &'a StorePath) -> io::Result<Place<'a>> {
         validate(&path.0)?;
         match path.0.iter().rposition(|byte| *byte == b'/') {
-            Some(slash) => Ok(Place {
-                dir: self.walk(&path.0[..slash])?,
-                name: &path.0[slash + 1..],
-            }),
+            Some(slash) => Ok(Place { dir: self.walk(&path.0[..slash])?, name: &path.0[slash + 1..] }),
             None if path.0.is_empty() => Err(Errno::BUSY.into()),
-            None => Ok(Place {
-                dir: Dir::Lent(self.handle()),
-                name: &path.0,
-            }),
+            None => Ok(Place { dir: Dir::Lent(self.handle()), name: &path.0 }),
         }
     }
 
@@ -160,23 +137,14 @@ impl Root {
         known_path: &StorePath,
         path: &'a StorePath,
     ) -> io::Result<Place<'a>> {
-        let parent = |path: &StorePath| {
-            path.0.len()
-                - path
-                    .0
-                    .rsplit(|byte| *byte == b'/')
-                    .next()
-                    .map_or(0, <[u8]>::len)
-        };
+        let parent =
+            |path: &StorePath| path.0.len() - path.0.rsplit(|byte| *byte == b'/').next().map_or(0, <[u8]>::len);
         let (here, there) = (parent(known_path), parent(path));
         if known_path.0[..here] != path.0[..there] || there == path.0.len() {
             return self.place(path);
         }
         validate(&path.0)?;
-        Ok(Place {
-            dir: Dir::Lent(known.dir.as_fd()),
-            name: &path.0[there..],
-        })
+        Ok(Place { dir: Dir::Lent(known.dir.as_fd()), name: &path.0[there..] })
     }
 
     pub fn pin(&self, path: &StorePath) -> io::Result<Pinned> {
@@ -189,12 +157,7 @@ impl Root {
     /// Opens the directory for reading and syncing.
     pub fn open_dir(&self, path: &StorePath) -> io::Result<OwnedFd> {
         let dir = self.dir(path)?;
-        Ok(openat(
-            &dir,
-            ".",
-            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )?)
+        Ok(openat(&dir, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
     }
 
     /// Opens an existing regular file.
@@ -233,21 +196,16 @@ impl Root {
 
     fn step(&self, dir: BorrowedFd<'_>, piece: &[u8]) -> io::Result<OwnedFd> {
         if !self.openat2 {
-            return openat(dir, piece, DIRECTORY | OFlags::NOFOLLOW, Mode::empty()).map_err(
-                |error| match error {
-                    // The flags together say ENOTDIR for a link too; tell them apart as openat2 does.
-                    Errno::NOTDIR => match statat(dir, piece, AtFlags::SYMLINK_NOFOLLOW) {
-                        Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink => {
-                            Errno::LOOP.into()
-                        }
-                        _ => error.into(),
-                    },
+            return openat(dir, piece, DIRECTORY | OFlags::NOFOLLOW, Mode::empty()).map_err(|error| match error {
+                // The flags together say ENOTDIR for a link too; tell them apart as openat2 does.
+                Errno::NOTDIR => match statat(dir, piece, AtFlags::SYMLINK_NOFOLLOW) {
+                    Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink => Errno::LOOP.into(),
                     _ => error.into(),
                 },
-            );
+                _ => error.into(),
+            });
         }
-        let resolve =
-            ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         // EAGAIN: renames elsewhere raced with the walk. Bounded, as a neighbour could go on for ever.
         let mut left = 100;
         loop {
@@ -261,39 +219,26 @@ impl Root {
 
 /// Pins whatever has the name, a link itself rather than what it leads to.
 pub fn pin_at(place: &Place<'_>) -> io::Result<Pinned> {
-    Ok(Pinned(openat(
-        &place.dir,
-        place.name,
-        OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?))
+    Ok(Pinned(openat(&place.dir, place.name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?))
 }
 
 /// Opens an existing regular file without blocking on whatever has taken its name. The descriptor stays non-blocking,
 /// which regular files do not mind.
 pub fn open_file_at(place: &Place<'_>, flags: OFlags) -> io::Result<File> {
     let guard = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let fd =
-        openat(&place.dir, place.name, flags | guard, Mode::empty()).map_err(
-            |error| match error {
-                // What a fifo without a reader, or a socket, answers.
-                Errno::NXIO => Errno::INVAL,
-                error => error,
-            },
-        )?;
+    let fd = openat(&place.dir, place.name, flags | guard, Mode::empty()).map_err(|error| match error {
+        // What a fifo without a reader, or a socket, answers.
+        Errno::NXIO => Errno::INVAL,
+        error => error,
+    })?;
     require_file(&fstat(&fd)?)?;
     Ok(fd.into())
 }
 
 /// `.` and `..` never come from the namespace; a path with them is a mistake of ours, not the user's.
 fn validate(path: &[u8]) -> io::Result<()> {
-    let clean =
-        |name: &[u8]| !name.is_empty() && name != b"." && name != b".." && !name.contains(&0);
-    if path.is_empty() || path.split(|byte| *byte == b'/').all(clean) {
-        Ok(())
-    } else {
-        Err(Errno::INVAL.into())
-    }
+    let clean = |name: &[u8]| !name.is_empty() && name != b"." && name != b".." && !name.contains(&0);
+    if path.is_empty() || path.split(|byte| *byte == b'/').all(clean) { Ok(()) } else { Err(Errno::INVAL.into()) }
 }
 
 #[cfg(test)]

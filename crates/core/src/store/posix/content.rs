@@ -33,9 +33,7 @@ pub struct Copier {
 
 impl Copier {
     pub fn new() -> Self {
-        Self {
-            refused: AtomicU64::new(u64::MAX),
-        }
+        Self { refused: AtomicU64::new(u64::MAX) }
     }
 
     /// Fills the empty `target`, writing through `act` (which makes the ids right: reserved blocks and quotas are the
@@ -107,9 +105,8 @@ impl<'a> WriteBehind<'a> {
         while at >= self.started + WINDOW_BYTES {
             self.range(self.started, libc::SYNC_FILE_RANGE_WRITE)?;
             if self.started >= BEHIND_BYTES {
-                let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
-                    | libc::SYNC_FILE_RANGE_WRITE
-                    | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+                let all =
+                    libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
                 self.range(self.started - BEHIND_BYTES, all)?;
             }
             self.started += WINDOW_BYTES;
@@ -129,24 +126,14 @@ pub fn written_without_error(file: &File) -> io::Result<()> {
 
 fn sync_range(file: &File, start: u64, len: u64, flags: libc::c_uint) -> io::Result<()> {
     // SAFETY: the descriptor is open for the length of the call, which takes only numbers.
-    let result = unsafe {
-        libc::sync_file_range(
-            file.as_raw_fd(),
-            start.cast_signed(),
-            len.cast_signed(),
-            flags,
-        )
-    };
+    let result = unsafe { libc::sync_file_range(file.as_raw_fd(), start.cast_signed(), len.cast_signed(), flags) };
     if result == 0 {
         return Ok(());
     }
     match io::Error::last_os_error() {
         // Only a hint to file systems that do not know it.
         error
-            if matches!(
-                error.raw_os_error(),
-                Some(libc::EINVAL | libc::ENOSYS | libc::ESPIPE | libc::EOPNOTSUPP)
-            ) =>
+            if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::ESPIPE | libc::EOPNOTSUPP)) =>
         {
             Ok(())
         }

@@ -20,15 +20,7 @@ use super::counters::Counters;
 pub const TOGETHER_MIN: usize = 16;
 
 /// ext2/3/4, XFS, btrfs, F2FS, bcachefs; and tmpfs, ramfs, where nothing survives in either way.
-const HONOURING: [i64; 7] = [
-    0xef53,
-    0x5846_5342,
-    0x9123_683e,
-    0xf2f5_2010,
-    0xca45_1a4e,
-    0x0102_1994,
-    0x8584_58f6,
-];
+const HONOURING: [i64; 7] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0xca45_1a4e, 0x0102_1994, 0x8584_58f6];
 
 /// The store's file system, as something to be synced whole.
 pub struct FileSystem {

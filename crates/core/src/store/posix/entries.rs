@@ -29,11 +29,7 @@ pub fn entries(dir: &OwnedFd) -> io::Result<Vec<StoreEntry>> {
             },
             known => Kind::from_mode(known.as_raw_mode()),
         };
-        entries.push(StoreEntry {
-            name: name.into(),
-            kind,
-            ino: entry.ino(),
-        });
+        entries.push(StoreEntry { name: name.into(), kind, ino: entry.ino() });
     }
     Ok(entries)
 }
@@ -56,10 +52,7 @@ pub fn remove_tree(place: &Place<'_>) -> io::Result<()> {
         Mode::empty(),
     )?;
     for entry in entries(&dir)? {
-        let below = Place {
-            dir: Dir::Lent(dir.as_fd()),
-            name: &entry.name,
-        };
+        let below = Place { dir: Dir::Lent(dir.as_fd()), name: &entry.name };
         match remove_tree(&below) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             result => result?,

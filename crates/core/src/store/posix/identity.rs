@@ -29,17 +29,12 @@ pub struct Identity {
 impl Identity {
     pub fn of_this_agent() -> io::Result<Self> {
         let needed = CapabilitySet::SETUID | CapabilitySet::SETGID;
-        let privileged = rustix::process::geteuid().is_root()
-            && rustix::thread::capabilities(None)?
-                .effective
-                .contains(needed);
+        let privileged =
+            rustix::process::geteuid().is_root() && rustix::thread::capabilities(None)?.effective.contains(needed);
         Ok(Self {
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
-            groups: rustix::process::getgroups()?
-                .iter()
-                .map(|group| group.as_raw())
-                .collect(),
+            groups: rustix::process::getgroups()?.iter().map(|group| group.as_raw()).collect(),
             privileged,
             known: Mutex::new(HashMap::new()),
         })
@@ -76,20 +71,12 @@ impl Identity {
 
     fn groups_of(&self, who: Cred) -> Groups {
         let key = (who.uid, who.gid);
-        if let Some(groups) = self
-            .known
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&key)
-        {
+        if let Some(groups) = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return groups.clone();
         }
         // Not under the lock: the look-up may go over the network.
         let groups: Groups = look_up_groups(who).into();
-        self.known
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(key, groups.clone());
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(key, groups.clone());
         groups
     }
 }
@@ -111,11 +98,7 @@ impl Drop for Restore<'_> {
 fn set_groups(groups: &[libc::gid_t]) -> io::Result<()> {
     // SAFETY: the pointer and the length are those of one live slice; the kernel only reads it.
     let result = unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn set_fs_ids(uid: u32, gid: u32) -> io::Result<()> {
@@ -125,16 +108,9 @@ fn set_fs_ids(uid: u32, gid: u32) -> io::Result<()> {
         libc::syscall(libc::SYS_setfsgid, gid);
         libc::syscall(libc::SYS_setfsuid, uid);
         // They report no failure; asking for an impossible id answers the present one and changes nothing.
-        (
-            libc::syscall(libc::SYS_setfsuid, u32::MAX),
-            libc::syscall(libc::SYS_setfsgid, u32::MAX),
-        )
+        (libc::syscall(libc::SYS_setfsuid, u32::MAX), libc::syscall(libc::SYS_setfsgid, u32::MAX))
     };
-    if now == (i64::from(uid), i64::from(gid)) {
-        Ok(())
-    } else {
-        Err(io::Error::from_raw_os_error(libc::EPERM))
-    }
+    if now == (i64::from(uid), i64::from(gid)) { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EPERM)) }
 }
 
 /// All groups of the user as the system knows them; only the given one for a user it does not know.
@@ -144,15 +120,7 @@ fn look_up_groups(who: Cred) -> Vec<libc::gid_t> {
     let mut passwd: libc::passwd = unsafe { std::mem::zeroed() };
     let mut found = std::ptr::null_mut();
     // SAFETY: all pointers are to live locals, and the length is that of `text`.
-    let status = unsafe {
-        libc::getpwuid_r(
-            who.uid,
-            &mut passwd,
-            text.as_mut_ptr().cast(),
-            text.len(),
-            &mut found,
-        )
-    };
+    let status = unsafe { libc::getpwuid_r(who.uid, &mut passwd, text.as_mut_ptr().cast(), text.len(), &mut found) };
     if status != 0 || found.is_null() {
         return vec![who.gid];
     }
@@ -162,8 +130,7 @@ fn look_up_groups(who: Cred) -> Vec<libc::gid_t> {
     loop {
         let mut count = i32::try_from(groups.len()).unwrap_or(i32::MAX);
         // SAFETY: `groups` has room for `count` ids and `name` is a live terminated string.
-        let result =
-            unsafe { libc::getgrouplist(name.as_ptr(), who.gid, groups.as_mut_ptr(), &mut count) };
+        let result = unsafe { libc::getgrouplist(name.as_ptr(), who.gid, groups.as_mut_ptr(), &mut count) };
         let count = usize::try_from(count).unwrap_or(0);
         if result >= 0 {
             groups.truncate(count);
@@ -182,59 +149,28 @@ mod tests {
 
     fn fs_ids() -> String {
         let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
-        status
-            .lines()
-            .filter(|line| {
-                ["Uid:", "Gid:", "Groups:"]
-                    .iter()
-                    .any(|key| line.starts_with(key))
-            })
-            .collect()
+        status.lines().filter(|line| ["Uid:", "Gid:", "Groups:"].iter().any(|key| line.starts_with(key))).collect()
     }
 
     #[test]
     fn ids_change_for_the_operation_only_even_when_it_panics() {
         let identity = Identity::of_this_agent().unwrap();
         let before = fs_ids();
-        let who = Cred {
-            uid: 12_345,
-            gid: 23_456,
-        };
+        let who = Cred { uid: 12_345, gid: 23_456 };
         let during = identity.act(who, || Ok(fs_ids())).unwrap();
-        assert_eq!(
-            during.contains("12345") && during.contains("23456"),
-            identity.privileged,
-            "{during}"
-        );
+        assert_eq!(during.contains("12345") && during.contains("23456"), identity.privileged, "{during}");
         assert_eq!(fs_ids(), before);
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             identity.act(who, || -> io::Result<()> { panic!("in the middle") })
         }));
         assert!(panicked.is_err());
         assert_eq!(fs_ids(), before);
-        assert_eq!(
-            identity
-                .act(
-                    Cred {
-                        uid: identity.uid,
-                        gid: 7
-                    },
-                    || Ok(fs_ids())
-                )
-                .unwrap(),
-            before
-        );
+        assert_eq!(identity.act(Cred { uid: identity.uid, gid: 7 }, || Ok(fs_ids())).unwrap(), before);
     }
 
     #[test]
     fn groups_of_known_and_unknown_users() {
         assert!(look_up_groups(Cred { uid: 0, gid: 77 }).contains(&77));
-        assert_eq!(
-            look_up_groups(Cred {
-                uid: 3_999_999_999,
-                gid: 5
-            }),
-            vec![5]
-        );
+        assert_eq!(look_up_groups(Cred { uid: 3_999_999_999, gid: 5 }), vec![5]);
     }
 }

@@ -13,9 +13,7 @@
 
 use std::io;
 
-use rustix::fs::{
-    AtFlags, FileType, OFlags, RenameFlags, Stat, fstat, renameat, renameat_with, unlinkat,
-};
+use rustix::fs::{AtFlags, FileType, OFlags, RenameFlags, Stat, fstat, renameat, renameat_with, unlinkat};
 use rustix::io::Errno;
 
 use super::PosixStore;
@@ -42,9 +40,7 @@ impl PosixStore {
             let staged = pin_at(&from)?;
             Ok((from, staged))
         })?;
-        let to = self
-            .identity
-            .act(who, || self.root.place_beside(&from, temporary, path))?;
+        let to = self.identity.act(who, || self.root.place_beside(&from, temporary, path))?;
         let stat = staged.stat()?;
         let directory = is(&stat, FileType::Directory);
         if directory {
@@ -92,13 +88,7 @@ impl PosixStore {
 
     /// EEXIST when the name is taken, also where the file system knows only the rename that replaces.
     fn rename_new(&self, from: &Place<'_>, to: &Place<'_>) -> io::Result<()> {
-        match renameat_with(
-            &from.dir,
-            from.name,
-            &to.dir,
-            to.name,
-            RenameFlags::NOREPLACE,
-        ) {
+        match renameat_with(&from.dir, from.name, &to.dir, to.name, RenameFlags::NOREPLACE) {
             Err(Errno::INVAL | Errno::NOSYS) => match to.stat() {
                 Ok(_) => return Err(Errno::EXIST.into()),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -113,17 +103,9 @@ impl PosixStore {
     }
 
     fn finish_dir(&self, who: Cred, dir: &Pinned, meta: &Meta) -> io::Result<()> {
-        let wanted = Meta {
-            xattrs: None,
-            uid: dir.stat()?.st_uid,
-            gid: dir.stat()?.st_gid,
-            ..meta.clone()
-        };
+        let wanted = Meta { xattrs: None, uid: dir.stat()?.st_uid, gid: dir.stat()?.st_gid, ..meta.clone() };
         let inherited = dir.stat()?.st_mode & libc::S_ISGID;
-        subject(&**dir, &self.identity, who, true).change(&Meta {
-            perm: wanted.perm | inherited,
-            ..wanted
-        })
+        subject(&**dir, &self.identity, who, true).change(&Meta { perm: wanted.perm | inherited, ..wanted })
     }
 
     fn join_dirs(
@@ -134,9 +116,7 @@ impl PosixStore {
         target: &Pinned,
         meta: &Meta,
     ) -> io::Result<StoreIdentity> {
-        let dropped = self.identity.act(who, || {
-            Ok(unlinkat(&from.dir, from.name, AtFlags::REMOVEDIR)?)
-        });
+        let dropped = self.identity.act(who, || Ok(unlinkat(&from.dir, from.name, AtFlags::REMOVEDIR)?));
         match dropped {
             Ok(()) => {
                 if target.stat()?.st_uid == meta.uid {
@@ -145,9 +125,7 @@ impl PosixStore {
             }
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTEMPTY | libc::EEXIST)) => {
                 self.counters.renames.add(1);
-                self.identity.act(who, || {
-                    Ok(renameat(&from.dir, from.name, &to.dir, to.name)?)
-                })?;
+                self.identity.act(who, || Ok(renameat(&from.dir, from.name, &to.dir, to.name)?))?;
             }
             Err(error) => return Err(error),
         }
@@ -163,36 +141,16 @@ impl PosixStore {
         meta: &Meta,
     ) -> io::Result<StoreIdentity> {
         let source = self.open_ours(who, from)?;
-        let file = self.identity.act(who, || {
-            target
-                .open(OFlags::RDWR)
-                .or_else(|_| target.open(OFlags::WRONLY))
-        })?;
+        let file = self.identity.act(who, || target.open(OFlags::RDWR).or_else(|_| target.open(OFlags::WRONLY)))?;
         self.counters.overwrites.add(1);
         let act = |operation: &dyn Fn() -> io::Result<()>| self.identity.act(who, operation);
         act(&|| file.set_len(0))?;
-        let sum = self
-            .copier
-            .copy(&source, &file, &act, &self.counters, &|_| Ok(()))?;
+        let sum = self.copier.copy(&source, &file, &act, &self.counters, &|_| Ok(()))?;
         // Another owner's file keeps its mode and owner, as it would under a native write.
         let present = target.stat()?;
-        let kept = Meta {
-            uid: present.st_uid,
-            gid: present.st_gid,
-            ..meta.clone()
-        };
+        let kept = Meta { uid: present.st_uid, gid: present.st_gid, ..meta.clone() };
         let own = present.st_uid == meta.uid;
-        let wanted = if own {
-            Meta {
-                gid: meta.gid,
-                ..kept
-            }
-        } else {
-            Meta {
-                perm: present.st_mode & 0o7777,
-                ..kept
-            }
-        };
+        let wanted = if own { Meta { gid: meta.gid, ..kept } } else { Meta { perm: present.st_mode & 0o7777, ..kept } };
         match subject(&file, &self.identity, who, false).change(&wanted) {
             // In a user namespace all strangers' numbers are the same: “own” says nothing there.
             Err(error) if !(own && self.identity.privileged()) && is_denied(&error) => {}
@@ -204,12 +162,8 @@ impl PosixStore {
             self.counters.bytes_read_back.add(bytes);
             Ok(())
         };
-        let copy = self
-            .identity
-            .act(who, || target.open(OFlags::RDONLY))
-            .or_else(|_| target.open(OFlags::RDONLY))?;
-        if copy.metadata()?.len() != source.metadata()?.len() || checksum(&copy, &read_back)? != sum
-        {
+        let copy = self.identity.act(who, || target.open(OFlags::RDONLY)).or_else(|_| target.open(OFlags::RDONLY))?;
+        if copy.metadata()?.len() != source.metadata()?.len() || checksum(&copy, &read_back)? != sum {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
                 format!(
@@ -219,9 +173,7 @@ impl PosixStore {
             ));
         }
         let identity = identity_of(&fstat(&file)?);
-        self.identity.act(who, || {
-            Ok(unlinkat(&from.dir, from.name, AtFlags::empty())?)
-        })?;
+        self.identity.act(who, || Ok(unlinkat(&from.dir, from.name, AtFlags::empty())?))?;
         Ok(identity)
     }
 
@@ -247,11 +199,7 @@ impl PosixStore {
         self.identity.act(who, || {
             let pinned = pin_at(place)?;
             let stat = pinned.stat()?;
-            let own = if self.identity.differs(who) {
-                who.uid
-            } else {
-                self.identity.uid()
-            };
+            let own = if self.identity.differs(who) { who.uid } else { self.identity.uid() };
             if !is(&stat, FileType::RegularFile) || stat.st_uid != own {
                 return Err(io::Error::from(denied.kind()));
             }

@@ -11,9 +11,7 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 use super::*;
-use crate::store::conformance::{
-    conform, deliver, errno, me, meta, names, no_gate, noise, path, read, source, staged,
-};
+use crate::store::conformance::{conform, deliver, errno, me, meta, names, no_gate, noise, path, read, source, staged};
 
 /// Directories for stores, removed at the end.
 #[derive(Default)]
@@ -42,12 +40,7 @@ impl Plain {
 fn store_at(dir: &Path) -> PosixStore {
     // SAFETY: umask cannot fail and touches no memory; the agent clears it at start, too.
     unsafe { libc::umask(0) };
-    let handle = rustix::fs::open(
-        dir,
-        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .unwrap();
+    let handle = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
     PosixStore::new(handle, format!("file://{}", dir.display())).unwrap()
 }
 
@@ -68,8 +61,7 @@ fn apart(run: impl FnOnce() + Send) {
                 assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNS) }, 0);
                 rustix::mount::mount_change(
                     "/",
-                    rustix::mount::MountPropagationFlags::PRIVATE
-                        | rustix::mount::MountPropagationFlags::REC,
+                    rustix::mount::MountPropagationFlags::PRIVATE | rustix::mount::MountPropagationFlags::REC,
                 )
                 .unwrap();
                 run();
@@ -81,14 +73,7 @@ fn apart(run: impl FnOnce() + Send) {
 
 fn mount_tmpfs(at: &Path, options: &str) {
     let options = std::ffi::CString::new(options).unwrap();
-    rustix::mount::mount(
-        "none",
-        at,
-        "tmpfs",
-        rustix::mount::MountFlags::empty(),
-        options.as_c_str(),
-    )
-    .unwrap();
+    rustix::mount::mount("none", at, "tmpfs", rustix::mount::MountFlags::empty(), options.as_c_str()).unwrap();
 }
 
 #[test]
@@ -154,11 +139,7 @@ fn conforms_unprivileged() {
     let output = {
         use std::os::unix::process::CommandExt;
         std::process::Command::new(&program)
-            .args([
-                "--exact",
-                "store::posix::tests::conforms_unprivileged",
-                "--nocapture",
-            ])
+            .args(["--exact", "store::posix::tests::conforms_unprivileged", "--nocapture"])
             .env(INNER, "1")
             .env("TMPDIR", dir.path())
             .current_dir(dir.path())
@@ -168,11 +149,7 @@ fn conforms_unprivileged() {
             .unwrap()
     };
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && text.contains("1 passed"),
-        "{text}{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success() && text.contains("1 passed"), "{text}{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]
@@ -187,10 +164,7 @@ fn underneath_a_mount_over_its_own_root() {
         mount_tmpfs(&dir, "size=1m");
         deliver(&store, "f", b"below", &meta(0o644));
         assert_eq!(names(&store, "", true), ["f"]);
-        assert!(
-            fs::read_dir(&dir).unwrap().next().is_none(),
-            "nothing landed in what is mounted over it"
-        );
+        assert!(fs::read_dir(&dir).unwrap().next().is_none(), "nothing landed in what is mounted over it");
     });
     assert_eq!(fs::read(dir.join("f")).unwrap(), b"below");
 }
@@ -209,21 +183,14 @@ fn links_that_lead_out_are_not_followed() {
         let (temporary, copy) = staged(&store, "d/f", &source(b"ours"), &meta(0o644));
         fs::rename(dir.join("d"), dir.join("away")).unwrap();
         symlink(&outside, dir.join("d")).unwrap();
-        let name = temporary
-            .0
-            .rsplit(|byte| *byte == b'/')
-            .next()
-            .unwrap()
-            .to_vec();
+        let name = temporary.0.rsplit(|byte| *byte == b'/').next().unwrap().to_vec();
         let planted = outside.join(std::str::from_utf8(&name).unwrap());
         fs::write(&planted, b"planted").unwrap();
         for result in [
             store.verify(me(), &temporary, &copy, Verify::Cache, no_gate()),
             store.settle(me(), std::slice::from_ref(&temporary)),
             store.discard(me(), &temporary),
-            store
-                .publish(me(), &temporary, &path("d/f"), &meta(0o644))
-                .map(|_| ()),
+            store.publish(me(), &temporary, &path("d/f"), &meta(0o644)).map(|_| ()),
             store.unlink(me(), &path("d/f")),
             store.rename(me(), &path("d/f"), &path("stolen")),
         ] {
@@ -280,10 +247,7 @@ fn links_swapped_in_while_we_work_are_never_followed() {
             }
         }
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        assert!(
-            through > 0 && refused > 0 && other == 0,
-            "{through} through, {refused} refused, {other} otherwise"
-        );
+        assert!(through > 0 && refused > 0 && other == 0, "{through} through, {refused} refused, {other} otherwise");
     });
     assert!(fs::read_dir(&outside).unwrap().next().is_none());
 }
@@ -298,27 +262,19 @@ fn a_read_only_store_says_so() {
     apart(|| {
         deliver(&store_at(&dir), "f", b"x", &meta(0o644));
         rustix::mount::mount_bind(&dir, &dir).unwrap();
-        rustix::mount::mount_remount(
-            &dir,
-            rustix::mount::MountFlags::BIND | rustix::mount::MountFlags::RDONLY,
-            c"",
-        )
-        .unwrap();
+        rustix::mount::mount_remount(&dir, rustix::mount::MountFlags::BIND | rustix::mount::MountFlags::RDONLY, c"")
+            .unwrap();
         let store = store_at(&dir);
         let temporary = path(".surgetank-tmp-1");
         assert_eq!(read(&store, "f"), b"x");
         for result in [
             store.may_write_dir(me(), &StorePath::root()),
-            store
-                .stage_file(me(), &temporary, &source(b"x"), &meta(0o644), no_gate())
-                .map(|_| ()),
+            store.stage_file(me(), &temporary, &source(b"x"), &meta(0o644), no_gate()).map(|_| ()),
             store.stage_dir(me(), &temporary, &meta(0o644)).map(|_| ()),
             store.create_temporary(me(), &temporary, 0o644).map(|_| ()),
             store.rename(me(), &path("f"), &path("g")),
             store.unlink(me(), &path("f")),
-            store
-                .set_meta(me(), &path("f"), Kind::File, &meta(0o600))
-                .map(|_| ()),
+            store.set_meta(me(), &path("f"), Kind::File, &meta(0o600)).map(|_| ()),
             store.open(me(), &path("f"), true).map(|_| ()),
         ] {
             assert_eq!(errno(result), libc::EROFS);
@@ -339,13 +295,7 @@ fn a_full_store_keeps_what_it_has() {
         deliver(&store, "f", b"old", &meta(0o644));
         let big = source(&noise(8 << 20));
         assert_eq!(
-            errno(store.stage_file(
-                me(),
-                &path(".surgetank-tmp-1"),
-                &big,
-                &meta(0o644),
-                no_gate()
-            )),
+            errno(store.stage_file(me(), &path(".surgetank-tmp-1"), &big, &meta(0o644), no_gate())),
             libc::ENOSPC
         );
         assert_eq!(names(&store, "", true), ["f"], "the room is given back");
@@ -355,25 +305,14 @@ fn a_full_store_keeps_what_it_has() {
         let bytes = noise(1_500_000);
         let (temporary, _) = staged(&store, "f", &source(&bytes), &meta(0o644));
         fs::write(dir.join("hog"), noise(2 << 20)).unwrap();
-        assert_eq!(
-            errno(store.publish(me(), &temporary, &path("f"), &meta(0o644))),
-            libc::ENOSPC
-        );
+        assert_eq!(errno(store.publish(me(), &temporary, &path("f"), &meta(0o644))), libc::ENOSPC);
         assert!(read(&store, std::str::from_utf8(&temporary.0).unwrap()) == bytes);
         fs::remove_file(dir.join("hog")).unwrap();
-        store
-            .publish(me(), &temporary, &path("f"), &meta(0o644))
-            .unwrap();
+        store.publish(me(), &temporary, &path("f"), &meta(0o644)).unwrap();
         assert!(read(&store, "g") == bytes);
         // Out of inodes.
         let made = (0..20)
-            .map(|number| {
-                errno(store.stage_dir(
-                    me(),
-                    &path(&format!(".surgetank-tmp-{number}")),
-                    &meta(0o755),
-                ))
-            })
+            .map(|number| errno(store.stage_dir(me(), &path(&format!(".surgetank-tmp-{number}")), &meta(0o755))))
             .max();
         assert_eq!(made, Some(libc::ENOSPC));
     });
@@ -387,31 +326,17 @@ fn small_files_share_one_sync() {
         eprintln!("this file system is synced file by file: skipped");
         return;
     }
-    let copies: Vec<_> = (0..256)
-        .map(|_| staged(&store, "f", &source(b"small"), &meta(0o644)))
-        .collect();
+    let copies: Vec<_> = (0..256).map(|_| staged(&store, "f", &source(b"small"), &meta(0o644))).collect();
     let paths: Vec<_> = copies.iter().map(|(path, _)| path.clone()).collect();
     store.settle(me(), &paths).unwrap();
     for (number, (temporary, copy)) in copies.iter().enumerate() {
-        store
-            .verify(me(), temporary, copy, Verify::Cache, no_gate())
-            .unwrap();
-        store
-            .publish(me(), temporary, &path(&format!("f{number}")), &meta(0o644))
-            .unwrap();
+        store.verify(me(), temporary, copy, Verify::Cache, no_gate()).unwrap();
+        store.publish(me(), temporary, &path(&format!("f{number}")), &meta(0o644)).unwrap();
     }
-    store
-        .sync_dirs(me(), &vec![StorePath::root(); 256])
-        .unwrap();
+    store.sync_dirs(me(), &vec![StorePath::root(); 256]).unwrap();
     let counts = store.counters();
-    assert_eq!(
-        (counts.file_system_syncs, counts.fsyncs, counts.renames),
-        (1, 1, 256)
-    );
-    assert_eq!(
-        (counts.bytes_written, counts.bytes_read_back),
-        (256 * 5, 256 * 5)
-    );
+    assert_eq!((counts.file_system_syncs, counts.fsyncs, counts.renames), (1, 1, 256));
+    assert_eq!((counts.bytes_written, counts.bytes_read_back), (256 * 5, 256 * 5));
     // Few are synced one by one.
     let (temporary, _) = staged(&store, "g", &source(b"small"), &meta(0o644));
     store.settle(me(), &[temporary]).unwrap();

@@ -20,9 +20,7 @@ fn dirs() -> [std::path::PathBuf; 2] {
 }
 
 fn pattern(offset: u64, len: usize) -> Vec<u8> {
-    (0..len as u64)
-        .map(|index| ((offset + index).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8 | 1)
-        .collect()
+    (0..len as u64).map(|index| ((offset + index).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8 | 1).collect()
 }
 
 fn fill(file: &File, stretches: &[(u64, usize)], len: u64) {
@@ -51,11 +49,7 @@ fn dense_and_sparse_files_arrive_whole_between_all_pairs_of_file_systems() {
         ("dense", &[(0, (9 * MIB + 123) as usize)], 9 * MIB + 123),
         ("only a hole", &[], 7 * MIB),
         ("hole at the end", &[(0, 5000)], 20 * MIB),
-        (
-            "holes between",
-            &[(MIB, 70_000), (9 * MIB, 4096), (30 * MIB - 1, 1)],
-            30 * MIB,
-        ),
+        ("holes between", &[(MIB, 70_000), (9 * MIB, 4096), (30 * MIB - 1, 1)], 30 * MIB),
         ("hole at the start", &[(16 * MIB, 12345)], 16 * MIB + 12345),
     ];
     for from_dir in dirs() {
@@ -77,19 +71,10 @@ fn dense_and_sparse_files_arrive_whole_between_all_pairs_of_file_systems() {
                 assert_eq!(from.stream_position().unwrap(), 17, "{what}");
                 assert_eq!(to.stream_position().unwrap(), 3, "{what}");
                 // Holes are no larger a part than file system blocks allow for.
-                let (from_blocks, to_blocks) = (
-                    from.metadata().unwrap().blocks(),
-                    to.metadata().unwrap().blocks(),
-                );
-                assert!(
-                    to_blocks <= from_blocks + 128,
-                    "{what}: {from_blocks} blocks became {to_blocks}"
-                );
+                let (from_blocks, to_blocks) = (from.metadata().unwrap().blocks(), to.metadata().unwrap().blocks());
+                assert!(to_blocks <= from_blocks + 128, "{what}: {from_blocks} blocks became {to_blocks}");
                 let data: u64 = stretches.iter().map(|(_, len)| *len as u64).sum();
-                assert!(
-                    moved.load(Ordering::Relaxed) >= data,
-                    "{what}: the gate saw too little"
-                );
+                assert!(moved.load(Ordering::Relaxed) >= data, "{what}: the gate saw too little");
             }
         }
     }
@@ -103,21 +88,10 @@ fn every_rung_moves_the_same_bytes() {
                 let (from, to) = (unnamed(&from_dir), unnamed(&to_dir));
                 let len = 5 * MIB + 777;
                 fill(&from, &[(0, len as usize)], len);
-                let mut transfer = Transfer {
-                    rung,
-                    ..Transfer::new()
-                };
-                assert_eq!(
-                    transfer
-                        .copy(&from, &to, 1000, len + 5000, &open_gate)
-                        .unwrap(),
-                    len - 1000
-                );
+                let mut transfer = Transfer { rung, ..Transfer::new() };
+                assert_eq!(transfer.copy(&from, &to, 1000, len + 5000, &open_gate).unwrap(), len - 1000);
                 let (from, to) = (content(&from), content(&to));
-                assert!(
-                    to[..1000].iter().all(|byte| *byte == 0) && to[1000..] == from[1000..],
-                    "{rung:?}"
-                );
+                assert!(to[..1000].iter().all(|byte| *byte == 0) && to[1000..] == from[1000..], "{rung:?}");
             }
         }
     }
@@ -130,19 +104,10 @@ fn a_shorter_length_and_a_shorter_source() {
     fill(&from, &[(0, 100_000)], 100_000);
     assert_eq!(copy_file(&from, &to, 60_000, &open_gate).unwrap(), 60_000);
     assert_eq!(content(&to), content(&from)[..60_000]);
-    assert_eq!(
-        copy_file(&from, &to, u64::MAX, &open_gate).unwrap(),
-        100_000
-    );
+    assert_eq!(copy_file(&from, &to, u64::MAX, &open_gate).unwrap(), 100_000);
     assert_eq!(content(&to), content(&from));
-    assert_eq!(
-        copy_range(&from, &to, 99_000, 5_000, &open_gate).unwrap(),
-        1_000
-    );
-    assert_eq!(
-        copy_range(&from, &to, 200_000, 5_000, &open_gate).unwrap(),
-        0
-    );
+    assert_eq!(copy_range(&from, &to, 99_000, 5_000, &open_gate).unwrap(), 1_000);
+    assert_eq!(copy_range(&from, &to, 200_000, 5_000, &open_gate).unwrap(), 0);
 }
 
 #[test]
@@ -156,10 +121,7 @@ fn the_gate_stops_the_copy() {
         true => Err(io::ErrorKind::Interrupted.into()),
         false => Ok(()),
     };
-    assert_eq!(
-        copy_file(&from, &to, len, &gate).unwrap_err().kind(),
-        io::ErrorKind::Interrupted
-    );
+    assert_eq!(copy_file(&from, &to, len, &gate).unwrap_err().kind(), io::ErrorKind::Interrupted);
     assert_eq!(moved.load(Ordering::Relaxed), 2 * CHUNK_BYTES);
 }
 
@@ -169,24 +131,13 @@ fn our_own_write_lease_is_not_broken() {
         let (from, to) = (unnamed(&dir), unnamed(&dir));
         fill(&from, &[(MIB, 100_000), (10 * MIB, 10)], 12 * MIB);
         // SAFETY: these fcntl commands take an int and touch no memory of ours; the descriptor is open.
-        let lease =
-            |command, kind: libc::c_int| unsafe { libc::fcntl(from.as_raw_fd(), command, kind) };
+        let lease = |command, kind: libc::c_int| unsafe { libc::fcntl(from.as_raw_fd(), command, kind) };
         assert_eq!(lease(libc::F_SETLEASE, libc::F_WRLCK), 0);
-        assert_eq!(
-            copy_file(&from, &to, 12 * MIB, &open_gate).unwrap(),
-            12 * MIB
-        );
-        assert_eq!(
-            lease(libc::F_GETLEASE, 0),
-            libc::F_WRLCK,
-            "the lease is still whole"
-        );
+        assert_eq!(copy_file(&from, &to, 12 * MIB, &open_gate).unwrap(), 12 * MIB);
+        assert_eq!(lease(libc::F_GETLEASE, 0), libc::F_WRLCK, "the lease is still whole");
         assert_eq!(lease(libc::F_SETLEASE, libc::F_UNLCK), 0);
         assert!(content(&from) == content(&to));
-        assert!(
-            to.metadata().unwrap().blocks() * 512 < 2 * MIB,
-            "long zeros stay holes"
-        );
+        assert!(to.metadata().unwrap().blocks() * 512 < 2 * MIB, "long zeros stay holes");
     }
 }
 
@@ -197,18 +148,8 @@ fn a_destination_in_append_mode_is_refused() {
     let to = tempfile::NamedTempFile::new_in(&tmpfs).unwrap();
     let append = File::options().append(true).open(to.path()).unwrap();
     fill(&from, &[(0, 10)], 10);
-    assert_eq!(
-        copy_file(&from, &append, 10, &open_gate)
-            .unwrap_err()
-            .raw_os_error(),
-        Some(libc::EINVAL)
-    );
-    assert_eq!(
-        copy_range(&from, &append, 0, 10, &open_gate)
-            .unwrap_err()
-            .raw_os_error(),
-        Some(libc::EINVAL)
-    );
+    assert_eq!(copy_file(&from, &append, 10, &open_gate).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+    assert_eq!(copy_range(&from, &append, 0, 10, &open_gate).unwrap_err().raw_os_error(), Some(libc::EINVAL));
 }
 
 /// Figures for `docs/performance.md`: `cargo test -p surgetank-core ladder -- --ignored --nocapture`.
@@ -217,24 +158,18 @@ fn a_destination_in_append_mode_is_refused() {
 fn how_fast_is_the_ladder() {
     let [tmpfs, disk] = dirs();
     const LEN: u64 = 1 << 30;
-    for (name, from_dir, to_dir) in [
-        ("tmpfs → tmpfs", &tmpfs, &tmpfs),
-        ("tmpfs → disk", &tmpfs, &disk),
-        ("disk → tmpfs", &disk, &tmpfs),
-    ] {
+    for (name, from_dir, to_dir) in
+        [("tmpfs → tmpfs", &tmpfs, &tmpfs), ("tmpfs → disk", &tmpfs, &disk), ("disk → tmpfs", &disk, &tmpfs)]
+    {
         let from = unnamed(from_dir);
         for offset in (0..LEN).step_by(MIB as usize) {
-            from.write_all_at(&pattern(offset, MIB as usize), offset)
-                .unwrap();
+            from.write_all_at(&pattern(offset, MIB as usize), offset).unwrap();
         }
         for rung in [Rung::CopyFileRange, Rung::Splice, Rung::ReadWrite] {
             let mut rates: Vec<f64> = (0..5)
                 .map(|_| {
                     let to = unnamed(to_dir);
-                    let mut transfer = Transfer {
-                        rung,
-                        ..Transfer::new()
-                    };
+                    let mut transfer = Transfer { rung, ..Transfer::new() };
                     let start = crate::clock::tick();
                     assert_eq!(transfer.copy(&from, &to, 0, LEN, &open_gate).unwrap(), LEN);
                     let rate = LEN as f64 / start.elapsed().as_secs_f64() / 1e9;
@@ -243,10 +178,7 @@ fn how_fast_is_the_ladder() {
                 })
                 .collect();
             rates.sort_by(f64::total_cmp);
-            println!(
-                "{name} starting at {rung:?}: median {:.2} GB/s ({:.2}–{:.2})",
-                rates[2], rates[0], rates[4]
-            );
+            println!("{name} starting at {rung:?}: median {:.2} GB/s ({:.2}–{:.2})", rates[2], rates[0], rates[4]);
         }
     }
 }

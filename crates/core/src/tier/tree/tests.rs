@@ -14,12 +14,7 @@ struct Root {
 impl Root {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let fd = rustix::fs::open(
-            dir.path(),
-            OFlags::RDONLY | OFlags::DIRECTORY,
-            Mode::empty(),
-        )
-        .unwrap();
+        let fd = rustix::fs::open(dir.path(), OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
         Self { dir, fd }
     }
     fn tree(&self) -> Tree<'_> {
@@ -29,11 +24,7 @@ impl Root {
         self.dir.path()
     }
     fn put(&self, path: &str, content: &str) {
-        self.tree()
-            .create(path.as_bytes(), 0o600)
-            .unwrap()
-            .write_all_at(content.as_bytes(), 0)
-            .unwrap();
+        self.tree().create(path.as_bytes(), 0o600).unwrap().write_all_at(content.as_bytes(), 0).unwrap();
     }
     /// path → content of every file, through the standard library.
     fn files(&self) -> BTreeMap<String, String> {
@@ -43,12 +34,7 @@ impl Root {
                 if path.is_dir() {
                     below(&path, root, found);
                 } else {
-                    let name = path
-                        .strip_prefix(root)
-                        .unwrap()
-                        .to_str()
-                        .unwrap()
-                        .to_owned();
+                    let name = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
                     found.insert(name, fs::read_to_string(&path).unwrap());
                 }
             }
@@ -58,10 +44,8 @@ impl Root {
         found
     }
     fn expect(&self, files: &[(&str, &str)]) {
-        let wanted: BTreeMap<String, String> = files
-            .iter()
-            .map(|(path, content)| ((*path).to_owned(), (*content).to_owned()))
-            .collect();
+        let wanted: BTreeMap<String, String> =
+            files.iter().map(|(path, content)| ((*path).to_owned(), (*content).to_owned())).collect();
         assert_eq!(self.files(), wanted);
     }
 }
@@ -74,22 +58,13 @@ fn errno<T>(outcome: io::Result<T>) -> Option<Errno> {
 fn create_makes_parents_and_gives_way_only_to_empty_directories() {
     let root = Root::new();
     root.put("a/b/c", "1");
-    assert_eq!(
-        errno(root.tree().create(b"a/b/c", 0o600)),
-        Some(Errno::EXIST)
-    );
+    assert_eq!(errno(root.tree().create(b"a/b/c", 0o600)), Some(Errno::EXIST));
     fs::create_dir_all(root.path().join("x/y/z")).unwrap();
     root.put("x/y", "2");
     assert_eq!(errno(root.tree().create(b"a/b", 0o600)), Some(Errno::EXIST));
-    assert_eq!(
-        errno(root.tree().create(b"a/b/c/d", 0o600)),
-        Some(Errno::NOTDIR)
-    );
+    assert_eq!(errno(root.tree().create(b"a/b/c/d", 0o600)), Some(Errno::NOTDIR));
     root.expect(&[("a/b/c", "1"), ("x/y", "2")]);
-    assert_eq!(
-        errno(root.tree().open(b"nope/nope", false)),
-        Some(Errno::NOENT)
-    );
+    assert_eq!(errno(root.tree().open(b"nope/nope", false)), Some(Errno::NOENT));
     let mut text = String::new();
     io::Read::read_to_string(&mut root.tree().open(b"a/b/c", false).unwrap(), &mut text).unwrap();
     assert_eq!(text, "1");
@@ -106,11 +81,7 @@ fn nothing_follows_a_symlink_and_nothing_escapes() {
     for step_by_step in [false, true] {
         let open = |path: &[u8], flags: OFlags| {
             // openat2 refuses a mode where nothing is made.
-            let mode = if flags.contains(OFlags::CREATE) {
-                Mode::RUSR
-            } else {
-                Mode::empty()
-            };
+            let mode = if flags.contains(OFlags::CREATE) { Mode::RUSR } else { Mode::empty() };
             if step_by_step {
                 open_step_by_step(root.fd.as_fd(), path, flags, mode)
             } else {
@@ -118,18 +89,10 @@ fn nothing_follows_a_symlink_and_nothing_escapes() {
             }
         };
         for path in [&b"dir/victim"[..], b"file", b"dir/new"] {
-            for flags in [
-                OFlags::RDONLY,
-                OFlags::RDWR,
-                OFlags::CREATE | OFlags::EXCL | OFlags::RDWR,
-            ] {
+            for flags in [OFlags::RDONLY, OFlags::RDWR, OFlags::CREATE | OFlags::EXCL | OFlags::RDWR] {
                 let errno = open(path, flags).unwrap_err();
                 let refused = matches!(errno, Errno::LOOP | Errno::NOTDIR | Errno::EXIST);
-                assert!(
-                    refused,
-                    "{step_by_step} {} {errno}",
-                    String::from_utf8_lossy(path)
-                );
+                assert!(refused, "{step_by_step} {} {errno}", String::from_utf8_lossy(path));
             }
         }
         assert!(open(b"real/f", OFlags::RDONLY).is_ok());
@@ -143,25 +106,13 @@ fn nothing_follows_a_symlink_and_nothing_escapes() {
     let _ = tree.unlink(b"dir/victim");
     let _ = tree.remove_dir(b"dir");
     let _ = tree.rename_dir(b"dir", b"moved/victim");
-    for path in [
-        &b""[..],
-        b"/etc/passwd",
-        b"../x",
-        b"a/../b",
-        b"a//b",
-        b"a/./b",
-        b"a/",
-        b"a\0b",
-    ] {
+    for path in [&b""[..], b"/etc/passwd", b"../x", b"a/../b", b"a//b", b"a/./b", b"a/", b"a\0b"] {
         assert_eq!(errno(tree.create(path, 0o600)), Some(Errno::INVAL));
         assert_eq!(errno(tree.unlink(path)), Some(Errno::INVAL));
         assert_eq!(errno(tree.rename(path, b"ok")), Some(Errno::INVAL));
         assert_eq!(errno(tree.rename_dir(b"real", path)), Some(Errno::INVAL));
     }
-    assert_eq!(
-        fs::read_to_string(outside.path().join("victim")).unwrap(),
-        "safe"
-    );
+    assert_eq!(fs::read_to_string(outside.path().join("victim")).unwrap(), "safe");
     assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 1);
 }
 
@@ -177,14 +128,8 @@ fn rename_replaces_files_and_empty_leftovers() {
     // `a` is an empty directory by now.
     root.tree().rename(b"g", b"a").unwrap();
     root.expect(&[("a", "1")]);
-    assert_eq!(
-        errno(root.tree().rename(b"absent", b"b")),
-        Some(Errno::NOENT)
-    );
-    assert_eq!(
-        errno(root.tree().rename(b"absent/absent", b"b")),
-        Some(Errno::NOENT)
-    );
+    assert_eq!(errno(root.tree().rename(b"absent", b"b")), Some(Errno::NOENT));
+    assert_eq!(errno(root.tree().rename(b"absent/absent", b"b")), Some(Errno::NOENT));
 }
 
 #[test]
@@ -205,29 +150,15 @@ fn directories_are_renamed_over_leftovers_without_losing_a_file() {
     // Onto a tree with files: they become one, unless that would cost a file.
     root.put("t/one", "in the way");
     root.put("t/sub/three", "3");
-    assert_eq!(
-        errno(root.tree().rename_dir(b"d", b"t")),
-        Some(Errno::EXIST)
-    );
-    assert_eq!(
-        errno(root.tree().rename_dir(b"d", b"t/one")),
-        Some(Errno::EXIST)
-    );
-    root.expect(&[
-        ("d/one", "1"),
-        ("d/sub/two", "2"),
-        ("t/one", "in the way"),
-        ("t/sub/three", "3"),
-    ]);
+    assert_eq!(errno(root.tree().rename_dir(b"d", b"t")), Some(Errno::EXIST));
+    assert_eq!(errno(root.tree().rename_dir(b"d", b"t/one")), Some(Errno::EXIST));
+    root.expect(&[("d/one", "1"), ("d/sub/two", "2"), ("t/one", "in the way"), ("t/sub/three", "3")]);
     root.tree().unlink(b"t/one").unwrap();
     root.tree().rename_dir(b"d", b"t").unwrap();
     root.expect(&[("t/one", "1"), ("t/sub/two", "2"), ("t/sub/three", "3")]);
     assert!(!root.path().join("d").exists());
     root.tree().rename_dir(b"t/one/below", b"x").unwrap();
-    assert_eq!(
-        errno(root.tree().rename_dir(b"t", b"t/sub/t")),
-        Some(Errno::INVAL)
-    );
+    assert_eq!(errno(root.tree().rename_dir(b"t", b"t/sub/t")), Some(Errno::INVAL));
     root.tree().rename_dir(b"t", b"t").unwrap();
     root.expect(&[("t/one", "1"), ("t/sub/two", "2"), ("t/sub/three", "3")]);
 }
@@ -257,8 +188,7 @@ fn an_unnamed_file_gets_a_name() {
     let root = Root::new();
     let flags = OFlags::TMPFILE | OFlags::RDWR;
     let unnamed = |content: &str| {
-        let file =
-            File::from(rustix::fs::openat(&root.fd, ".", flags, Mode::RUSR | Mode::WUSR).unwrap());
+        let file = File::from(rustix::fs::openat(&root.fd, ".", flags, Mode::RUSR | Mode::WUSR).unwrap());
         file.write_all_at(content.as_bytes(), 0).unwrap();
         file
     };
@@ -266,10 +196,7 @@ fn an_unnamed_file_gets_a_name() {
     root.tree().link_unnamed(&file, b"a/b/f").unwrap();
     file.write_all_at(b"2", 0).unwrap();
     root.expect(&[("a/b/f", "2")]);
-    assert_eq!(
-        errno(root.tree().link_unnamed(&unnamed("3"), b"a/b/f")),
-        Some(Errno::EXIST)
-    );
+    assert_eq!(errno(root.tree().link_unnamed(&unnamed("3"), b"a/b/f")), Some(Errno::EXIST));
     fs::create_dir_all(root.path().join("e/e")).unwrap();
     root.tree().link_unnamed(&unnamed("4"), b"e").unwrap();
     root.expect(&[("a/b/f", "2"), ("e", "4")]);
@@ -282,38 +209,21 @@ fn paths_have_no_limit() {
     // About 10,000 bytes, two and a half times PATH_MAX.
     let deep = vec![name.as_str(); 40].join("/");
     root.put(&format!("{deep}/file"), "deep");
-    let file = root
-        .tree()
-        .open(format!("{deep}/file").as_bytes(), false)
-        .unwrap();
+    let file = root.tree().open(format!("{deep}/file").as_bytes(), false).unwrap();
     assert_eq!(file.metadata().unwrap().len(), 4);
     let mut walked = Vec::new();
-    root.tree()
-        .walk(&mut |path, _, _, _| walked.push(path.to_vec()))
-        .unwrap();
+    root.tree().walk(&mut |path, _, _, _| walked.push(path.to_vec())).unwrap();
     assert_eq!(walked, [format!("{deep}/file").into_bytes()]);
     let other = deep.replacen('n', "m", 1);
-    root.tree()
-        .rename(
-            format!("{deep}/file").as_bytes(),
-            format!("{other}/moved").as_bytes(),
-        )
-        .unwrap();
-    assert!(
-        root.tree()
-            .open(format!("{other}/moved").as_bytes(), true)
-            .is_ok()
-    );
+    root.tree().rename(format!("{deep}/file").as_bytes(), format!("{other}/moved").as_bytes()).unwrap();
+    assert!(root.tree().open(format!("{other}/moved").as_bytes(), true).is_ok());
     root.tree().rename_dir(other.as_bytes(), b"short").unwrap();
     assert!(root.tree().open(b"short/moved", false).is_ok());
     root.tree().unlink(b"short/moved").unwrap();
     root.tree().remove_empty_dirs().unwrap();
     assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
     let too_long = vec![b'x'; 5000];
-    assert_eq!(
-        errno(root.tree().create(&too_long, 0o600)),
-        Some(Errno::NAMETOOLONG)
-    );
+    assert_eq!(errno(root.tree().create(&too_long, 0o600)), Some(Errno::NAMETOOLONG));
 }
 
 #[test]
@@ -321,11 +231,7 @@ fn walk_tells_every_file_with_its_numbers() {
     use std::os::unix::fs::MetadataExt;
     let root = Root::new();
     root.put("a/one", "1");
-    root.tree()
-        .create(b"two", 0o600)
-        .unwrap()
-        .set_len(1 << 20)
-        .unwrap();
+    root.tree().create(b"two", 0o600).unwrap().set_len(1 << 20).unwrap();
     let odd = std::ffi::OsStr::from_bytes(b"not\xFFutf8");
     root.tree().create(odd.as_bytes(), 0o600).unwrap();
     symlink("a/one", root.path().join("link")).unwrap();
@@ -337,13 +243,9 @@ fn walk_tells_every_file_with_its_numbers() {
         .unwrap();
     let truth = |path: &std::ffi::OsStr| {
         let stat = fs::metadata(root.path().join(path)).unwrap();
-        (
-            path.as_bytes().to_vec(),
-            (stat.ino(), stat.len(), stat.blocks() * 512),
-        )
+        (path.as_bytes().to_vec(), (stat.ino(), stat.len(), stat.blocks() * 512))
     };
-    let expected: BTreeMap<_, _> =
-        [truth("a/one".as_ref()), truth("two".as_ref()), truth(odd)].into();
+    let expected: BTreeMap<_, _> = [truth("a/one".as_ref()), truth("two".as_ref()), truth(odd)].into();
     assert_eq!(walked, expected);
 }
 

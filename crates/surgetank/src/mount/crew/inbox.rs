@@ -50,38 +50,21 @@ impl Inbox {
         let data_at = (bytes.as_ptr() as usize + abi::WRITE_PREFIX_BYTES) % abi::PAGE_BYTES;
         let start = (abi::PAGE_BYTES - data_at) % abi::PAGE_BYTES;
         let alone = std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1);
-        let looking = if alone {
-            None
-        } else {
-            clone_unblocking(device.as_fd())
-        };
-        Self {
-            bytes,
-            start,
-            size,
-            sleeping: device,
-            looking,
-            eager: false,
-        }
+        let looking = if alone { None } else { clone_unblocking(device.as_fd()) };
+        Self { bytes, start, size, sleeping: device, looking, eager: false }
     }
 
     /// Waits for the next request.
     pub fn read(&mut self) -> Result<Place, Errno> {
         let room = &mut self.bytes[self.start..self.start + self.size];
         let Some(looking) = &self.looking else {
-            return Ok(Place {
-                bytes: rustix::io::read(&*self.sleeping, room)?,
-                while_looking: false,
-            });
+            return Ok(Place { bytes: rustix::io::read(&*self.sleeping, room)?, while_looking: false });
         };
         let since = Instant::now();
         while self.eager {
             match rustix::io::read(looking, &mut *room) {
                 Ok(bytes) => {
-                    return Ok(Place {
-                        bytes,
-                        while_looking: true,
-                    });
+                    return Ok(Place { bytes, while_looking: true });
                 }
                 Err(Errno::AGAIN) if since.elapsed() < LOOK => rustix::thread::sched_yield(),
                 Err(Errno::AGAIN) => self.eager = false,
@@ -90,10 +73,7 @@ impl Inbox {
         }
         let bytes = rustix::io::read(&*self.sleeping, room)?;
         self.eager = since.elapsed() < CLOSE_BEHIND;
-        Ok(Place {
-            bytes,
-            while_looking: false,
-        })
+        Ok(Place { bytes, while_looking: false })
     }
 
     pub fn received(&self, place: Place) -> Received<'_> {
@@ -101,10 +81,7 @@ impl Inbox {
             Some(looking) if place.while_looking => looking.as_fd(),
             _ => self.sleeping.as_fd(),
         };
-        Received {
-            bytes: &self.bytes[self.start..self.start + place.bytes],
-            device,
-        }
+        Received { bytes: &self.bytes[self.start..self.start + place.bytes], device }
     }
 }
 
@@ -115,15 +92,8 @@ fn clone_unblocking(origin: BorrowedFd<'_>) -> Option<OwnedFd> {
         let fresh = rustix::fs::open("/dev/fuse", flags, Mode::empty())?;
         let number = origin.as_raw_fd() as u32;
         // SAFETY: the ioctl reads one `u32` through the pointer, which lives across the call.
-        let outcome =
-            unsafe { libc::ioctl(fresh.as_raw_fd(), device::CLONE.into(), &raw const number) };
-        if outcome == 0 {
-            Ok(fresh)
-        } else {
-            Err(io::Error::last_os_error())
-        }
+        let outcome = unsafe { libc::ioctl(fresh.as_raw_fd(), device::CLONE.into(), &raw const number) };
+        if outcome == 0 { Ok(fresh) } else { Err(io::Error::last_os_error()) }
     };
-    make()
-        .inspect_err(|error| tracing::debug!(%error, "no clone of the FUSE descriptor"))
-        .ok()
+    make().inspect_err(|error| tracing::debug!(%error, "no clone of the FUSE descriptor")).ok()
 }

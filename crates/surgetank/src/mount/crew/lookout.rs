@@ -59,11 +59,7 @@ pub fn watch<F: Filesystem>(crew: &Arc<Crew>, filesystem: &Arc<F>) {
         std::thread::sleep(TICK);
         let threads = crew.threads();
         let served = crew.served.load(Ordering::Relaxed);
-        quiet_ticks = if served == served_before {
-            quiet_ticks + 1
-        } else {
-            0
-        };
+        quiet_ticks = if served == served_before { quiet_ticks + 1 } else { 0 };
         served_before = served;
         if crew.waiting.load(Ordering::SeqCst) == 0 {
             busy_ticks += 1;
@@ -85,8 +81,7 @@ pub fn watch<F: Filesystem>(crew: &Arc<Crew>, filesystem: &Arc<F>) {
                 }
             }
             if threads == 1 && quiet_ticks >= QUIET_TICKS {
-                crew.lookout
-                    .sleep_unless(|| !crew.running() || crew.waiting.load(Ordering::SeqCst) == 0);
+                crew.lookout.sleep_unless(|| !crew.running() || crew.waiting.load(Ordering::SeqCst) == 0);
             }
         }
     }
@@ -95,11 +90,7 @@ pub fn watch<F: Filesystem>(crew: &Arc<Crew>, filesystem: &Arc<F>) {
 /// Nobody computes: each thread sleeps in the operation it runs. (One that waits for a core is not asleep.)
 fn all_asleep(crew: &Crew) -> bool {
     let roll = crew.roll();
-    !roll.berths.is_empty()
-        && roll
-            .berths
-            .iter()
-            .all(|berth| asleep(berth.tid.load(Ordering::SeqCst)))
+    !roll.berths.is_empty() && roll.berths.iter().all(|berth| asleep(berth.tid.load(Ordering::SeqCst)))
 }
 
 /// One waits, and all the others sleep in what they do: it would be hired again at once.
@@ -115,9 +106,6 @@ fn asleep(tid: i32) -> bool {
         return true; // no /proc: rather a thread too many than an operation that waits
     };
     // The state follows the name, which stands in brackets and may hold anything.
-    let behind = text
-        .iter()
-        .rposition(|&byte| byte == b')')
-        .map(|end| &text[end..]);
+    let behind = text.iter().rposition(|&byte| byte == b')').map(|end| &text[end..]);
     matches!(behind.and_then(|rest| rest.get(2)), Some(b'S' | b'D'))
 }

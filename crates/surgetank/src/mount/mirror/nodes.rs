@@ -60,29 +60,14 @@ impl Nodes {
     pub fn new(root: OwnedFd) -> io::Result<Self> {
         let stat = rustix::fs::fstat(&root)?;
         let key = (stat.st_dev, stat.st_ino);
-        let node = Arc::new(Node {
-            id: ROOT_NODE,
-            fd: root,
-            key,
-            opens: Mutex::default(),
-        });
+        let node = Arc::new(Node { id: ROOT_NODE, fd: root, key, opens: Mutex::default() });
         let known = HashMap::from([(ROOT_NODE, (node, 1))]);
-        let table = Table {
-            known,
-            ids: HashMap::from([(key, ROOT_NODE)]),
-            next_id: ROOT_NODE + 1,
-        };
-        Ok(Self {
-            table: Mutex::new(table),
-        })
+        let table = Table { known, ids: HashMap::from([(key, ROOT_NODE)]), next_id: ROOT_NODE + 1 };
+        Ok(Self { table: Mutex::new(table) })
     }
 
     pub fn get(&self, id: u64) -> FsResult<Arc<Node>> {
-        self.table()
-            .known
-            .get(&id)
-            .map(|(node, _)| Arc::clone(node))
-            .ok_or_else(|| Errno::STALE.into())
+        self.table().known.get(&id).map(|(node, _)| Arc::clone(node)).ok_or_else(|| Errno::STALE.into())
     }
 
     /// Counts one look-up of the file behind `fd`.
@@ -95,17 +80,8 @@ impl Nodes {
             table.next_id += 1;
             table.ids.insert(key, id);
         }
-        let (node, lookups) = table.known.entry(id).or_insert_with(|| {
-            (
-                Arc::new(Node {
-                    id,
-                    fd,
-                    key,
-                    opens: Mutex::default(),
-                }),
-                0,
-            )
-        });
+        let (node, lookups) =
+            table.known.entry(id).or_insert_with(|| (Arc::new(Node { id, fd, key, opens: Mutex::default() }), 0));
         *lookups += 1;
         Ok((Arc::clone(node), attr_of(&stat)))
     }
@@ -129,8 +105,7 @@ impl Nodes {
 }
 
 fn attr_of(stat: &Stat) -> Attr {
-    let time =
-        |secs: i64, nanos: u64| Timestamp::from_parts(secs, u32::try_from(nanos).unwrap_or(0));
+    let time = |secs: i64, nanos: u64| Timestamp::from_parts(secs, u32::try_from(nanos).unwrap_or(0));
     Attr {
         kind: Kind::from_mode(stat.st_mode),
         perm: stat.st_mode & 0o7777,

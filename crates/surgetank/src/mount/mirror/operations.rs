@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, FileType, Gid, Mode, OFlags, RawDir, RenameFlags, SeekFrom,
-    Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, XattrFlags,
+    AtFlags, CWD, FallocateFlags, FileType, Gid, Mode, OFlags, RawDir, RenameFlags, SeekFrom, Timespec, Timestamps,
+    UTIME_NOW, UTIME_OMIT, Uid, XattrFlags,
 };
 use rustix::io::Errno;
 use surgetank_core::error::FsResult;
@@ -17,8 +17,8 @@ use super::nodes::Node;
 use super::{Handle, Mirror};
 use crate::mount::attach::descriptor_path;
 use crate::mount::filesystem::{
-    Attributes, Entry, FilePlace, Filesystem, Looked, Opened, OpenedDirectory, ReleaseFlags,
-    SetAttr, SpaceReport, TimeChange, WriteFlags,
+    Attributes, Entry, FilePlace, Filesystem, Looked, Opened, OpenedDirectory, ReleaseFlags, SetAttr, SpaceReport,
+    TimeChange, WriteFlags,
 };
 use crate::mount::notifier::Notifier;
 use crate::mount::reply::DirectorySink;
@@ -31,13 +31,7 @@ impl Mirror {
     fn entry(&self, fd: OwnedFd) -> FsResult<(Arc<Node>, Entry)> {
         let (node, attr) = self.nodes.adopt(fd)?;
         let (entry_ttl, attr_ttl) = (self.options.ttl, self.options.ttl);
-        let entry = Entry {
-            id: node.id,
-            generation: 0,
-            attr,
-            entry_ttl,
-            attr_ttl,
-        };
+        let entry = Entry { id: node.id, generation: 0, attr, entry_ttl, attr_ttl };
         Ok((node, entry))
     }
 
@@ -47,18 +41,8 @@ impl Mirror {
     }
 
     /// Something new under `name` belongs to who asked, with the group of a setgid directory.
-    fn give(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        made: impl AsFd,
-        name: &[u8],
-        flags: AtFlags,
-    ) -> FsResult<()> {
-        let (uid, gid) = (
-            rustix::process::geteuid().as_raw(),
-            rustix::process::getegid().as_raw(),
-        );
+    fn give(&self, caller: &Caller, parent: &Node, made: impl AsFd, name: &[u8], flags: AtFlags) -> FsResult<()> {
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         if uid != 0 || (caller.uid, caller.gid) == (uid, gid) {
             return Ok(());
         }
@@ -92,12 +76,7 @@ impl Mirror {
             opens.backing
         };
         // Writes were written through: nothing is left for a flush.
-        Opened {
-            fh: self.keep(node, file),
-            backing,
-            no_flush: true,
-            ..Opened::default()
-        }
+        Opened { fh: self.keep(node, file), backing, no_flush: true, ..Opened::default() }
     }
 
     fn reopen(&self, node: &Node, flags: OFlags) -> FsResult<OwnedFd> {
@@ -117,48 +96,27 @@ impl Mirror {
     }
 
     fn attributes(&self, attr: Attr) -> Attributes {
-        Attributes {
-            attr,
-            ttl: self.options.ttl,
-        }
+        Attributes { attr, ttl: self.options.ttl }
     }
 }
 
 /// An O_PATH descriptor of an open file.
 fn handle_to_path(file: &OwnedFd) -> FsResult<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
-    Ok(rustix::fs::open(
-        descriptor_path(file.as_fd()),
-        flags,
-        Mode::empty(),
-    )?)
+    Ok(rustix::fs::open(descriptor_path(file.as_fd()), flags, Mode::empty())?)
 }
 
 /// The server's own descriptor: it writes at the offsets it is told, through the page cache.
 fn own_flags(flags: OFlags) -> OFlags {
-    let not_ours = OFlags::CREATE
-        | OFlags::EXCL
-        | OFlags::NOCTTY
-        | OFlags::APPEND
-        | OFlags::DIRECT
-        | OFlags::NOFOLLOW;
+    let not_ours = OFlags::CREATE | OFlags::EXCL | OFlags::NOCTTY | OFlags::APPEND | OFlags::DIRECT | OFlags::NOFOLLOW;
     flags.difference(not_ours) | OFlags::CLOEXEC
 }
 
 fn time_spec(change: Option<TimeChange>) -> Timespec {
     match change {
-        None => Timespec {
-            tv_sec: 0,
-            tv_nsec: UTIME_OMIT,
-        },
-        Some(TimeChange::Now) => Timespec {
-            tv_sec: 0,
-            tv_nsec: UTIME_NOW,
-        },
-        Some(TimeChange::At(time)) => Timespec {
-            tv_sec: time.secs(),
-            tv_nsec: time.subsec_nanos().into(),
-        },
+        None => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+        Some(TimeChange::Now) => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+        Some(TimeChange::At(time)) => Timespec { tv_sec: time.secs(), tv_nsec: time.subsec_nanos().into() },
     }
 }
 
@@ -194,9 +152,7 @@ impl Filesystem for Mirror {
         self.metadata_delay();
         match self.find(&*self.nodes.get(parent)?, name) {
             Ok((_, entry)) => Ok(Looked::Found(entry)),
-            Err(fault) if fault.errno == Errno::NOENT => Ok(Looked::Missing {
-                ttl: self.options.ttl,
-            }),
+            Err(fault) if fault.errno == Errno::NOENT => Ok(Looked::Missing { ttl: self.options.ttl }),
             Err(fault) => Err(fault),
         }
     }
@@ -220,10 +176,7 @@ impl Filesystem for Mirror {
         if let Some(size_bytes) = change.size_bytes {
             match change.fh {
                 Some(fh) => rustix::fs::ftruncate(&self.handle(fh)?.file, size_bytes)?,
-                None => rustix::fs::ftruncate(
-                    self.reopen(&node, OFlags::WRONLY | OFlags::CLOEXEC)?,
-                    size_bytes,
-                )?,
+                None => rustix::fs::ftruncate(self.reopen(&node, OFlags::WRONLY | OFlags::CLOEXEC)?, size_bytes)?,
             }
         }
         if let Some(perm) = change.perm {
@@ -233,10 +186,7 @@ impl Filesystem for Mirror {
             self.kill_suidgid(&node)?;
         }
         if change.atime.is_some() || change.mtime.is_some() {
-            let times = Timestamps {
-                last_access: time_spec(change.atime),
-                last_modification: time_spec(change.mtime),
-            };
+            let times = Timestamps { last_access: time_spec(change.atime), last_modification: time_spec(change.mtime) };
             rustix::fs::utimensat(&node.fd, "", &times, AtFlags::EMPTY_PATH)?;
         }
         Ok(self.attributes(node.attr()?))
@@ -254,20 +204,10 @@ impl Filesystem for Mirror {
         self.made(caller, &parent, name)
     }
 
-    fn mknod(
-        &self,
-        caller: &Caller,
-        parent: u64,
-        name: &[u8],
-        mode: u32,
-        device: u64,
-    ) -> FsResult<Entry> {
+    fn mknod(&self, caller: &Caller, parent: u64, name: &[u8], mode: u32, device: u64) -> FsResult<Entry> {
         self.metadata_delay();
         let parent = self.nodes.get(parent)?;
-        let (kind, perm) = (
-            FileType::from_raw_mode(mode),
-            Mode::from_raw_mode(mode & 0o7777),
-        );
+        let (kind, perm) = (FileType::from_raw_mode(mode), Mode::from_raw_mode(mode & 0o7777));
         rustix::fs::mknodat(&parent.fd, name, kind, perm, device)?;
         self.made(caller, &parent, name)
     }
@@ -281,20 +221,12 @@ impl Filesystem for Mirror {
 
     fn unlink(&self, _: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
         self.metadata_delay();
-        Ok(rustix::fs::unlinkat(
-            &self.nodes.get(parent)?.fd,
-            name,
-            AtFlags::empty(),
-        )?)
+        Ok(rustix::fs::unlinkat(&self.nodes.get(parent)?.fd, name, AtFlags::empty())?)
     }
 
     fn rmdir(&self, _: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
         self.metadata_delay();
-        Ok(rustix::fs::unlinkat(
-            &self.nodes.get(parent)?.fd,
-            name,
-            AtFlags::REMOVEDIR,
-        )?)
+        Ok(rustix::fs::unlinkat(&self.nodes.get(parent)?.fd, name, AtFlags::REMOVEDIR)?)
     }
 
     fn rename(
@@ -308,21 +240,13 @@ impl Filesystem for Mirror {
     ) -> FsResult<()> {
         self.metadata_delay();
         let (from, to) = (self.nodes.get(parent)?, self.nodes.get(new_parent)?);
-        Ok(rustix::fs::renameat_with(
-            &from.fd, name, &to.fd, new_name, flags,
-        )?)
+        Ok(rustix::fs::renameat_with(&from.fd, name, &to.fd, new_name, flags)?)
     }
 
     fn link(&self, _: &Caller, id: u64, new_parent: u64, new_name: &[u8]) -> FsResult<Entry> {
         self.metadata_delay();
         let (node, parent) = (self.nodes.get(id)?, self.nodes.get(new_parent)?);
-        rustix::fs::linkat(
-            CWD,
-            node.path(),
-            &parent.fd,
-            new_name,
-            AtFlags::SYMLINK_FOLLOW,
-        )?;
+        rustix::fs::linkat(CWD, node.path(), &parent.fd, new_name, AtFlags::SYMLINK_FOLLOW)?;
         Ok(self.find(&parent, new_name)?.1)
     }
 
@@ -357,11 +281,9 @@ impl Filesystem for Mirror {
             }
             Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => {
                 let (node, mut entry) = self.find(&parent, name)?;
-                let opened = self
-                    .open(caller, node.id, flags, kill_suidgid)
-                    .inspect_err(|_| {
-                        self.nodes.forget(node.id, 1);
-                    })?;
+                let opened = self.open(caller, node.id, flags, kill_suidgid).inspect_err(|_| {
+                    self.nodes.forget(node.id, 1);
+                })?;
                 entry.attr = node.attr()?;
                 Ok((entry, opened))
             }
@@ -369,13 +291,7 @@ impl Filesystem for Mirror {
         }
     }
 
-    fn tmpfile(
-        &self,
-        caller: &Caller,
-        parent: u64,
-        perm: u32,
-        flags: OFlags,
-    ) -> FsResult<(Entry, Opened)> {
+    fn tmpfile(&self, caller: &Caller, parent: u64, perm: u32, flags: OFlags) -> FsResult<(Entry, Opened)> {
         self.metadata_delay();
         let parent = self.nodes.get(parent)?;
         let unlinkable = flags & OFlags::EXCL;
@@ -399,15 +315,7 @@ impl Filesystem for Mirror {
         Ok(filled)
     }
 
-    fn write(
-        &self,
-        _: &Caller,
-        _: u64,
-        fh: u64,
-        offset: u64,
-        bytes: &[u8],
-        flags: WriteFlags,
-    ) -> FsResult<usize> {
+    fn write(&self, _: &Caller, _: u64, fh: u64, offset: u64, bytes: &[u8], flags: WriteFlags) -> FsResult<usize> {
         self.traffic.writes.fetch_add(1, Ordering::Relaxed);
         let handle = self.handle(fh)?;
         if flags.kill_suidgid {
@@ -434,22 +342,9 @@ impl Filesystem for Mirror {
         sync(&*self.handle(fh)?, data_only)
     }
 
-    fn fallocate(
-        &self,
-        _: &Caller,
-        _: u64,
-        fh: u64,
-        mode: u32,
-        offset: u64,
-        length: u64,
-    ) -> FsResult<()> {
+    fn fallocate(&self, _: &Caller, _: u64, fh: u64, mode: u32, offset: u64, length: u64) -> FsResult<()> {
         let mode = FallocateFlags::from_bits_retain(mode);
-        Ok(rustix::fs::fallocate(
-            &self.handle(fh)?.file,
-            mode,
-            offset,
-            length,
-        )?)
+        Ok(rustix::fs::fallocate(&self.handle(fh)?.file, mode, offset, length)?)
     }
 
     fn lseek(&self, _: &Caller, _: u64, fh: u64, offset: u64, whence: u32) -> FsResult<u64> {
@@ -461,22 +356,12 @@ impl Filesystem for Mirror {
         Ok(rustix::fs::seek(&self.handle(fh)?.file, place)?)
     }
 
-    fn copy_file_range(
-        &self,
-        _: &Caller,
-        from: FilePlace,
-        to: FilePlace,
-        length: u64,
-        _: u64,
-    ) -> FsResult<u64> {
+    fn copy_file_range(&self, _: &Caller, from: FilePlace, to: FilePlace, length: u64, _: u64) -> FsResult<u64> {
         let (source, target) = (self.handle(from.fh)?, self.handle(to.fh)?);
         let (mut read_at, mut write_at) = (from.offset, to.offset);
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         let (read_at, write_at) = (Some(&mut read_at), Some(&mut write_at));
-        Ok(
-            rustix::fs::copy_file_range(&source.file, read_at, &target.file, write_at, length)?
-                as u64,
-        )
+        Ok(rustix::fs::copy_file_range(&source.file, read_at, &target.file, write_at, length)? as u64)
     }
 
     fn opendir(&self, _: &Caller, id: u64) -> FsResult<OpenedDirectory> {
@@ -484,21 +369,10 @@ impl Filesystem for Mirror {
         let node = self.nodes.get(id)?;
         let file = self.reopen(&node, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC)?;
         let cache = !self.options.ttl.is_zero();
-        Ok(OpenedDirectory {
-            fh: self.keep(node, file),
-            cache,
-            keep_cache: cache,
-        })
+        Ok(OpenedDirectory { fh: self.keep(node, file), cache, keep_cache: cache })
     }
 
-    fn readdir(
-        &self,
-        _: &Caller,
-        _: u64,
-        fh: u64,
-        offset: u64,
-        sink: &mut DirectorySink<'_>,
-    ) -> FsResult<()> {
+    fn readdir(&self, _: &Caller, _: u64, fh: u64, offset: u64, sink: &mut DirectorySink<'_>) -> FsResult<()> {
         self.metadata_delay();
         let handle = self.handle(fh)?;
         // One listing at a time: they share the descriptor's position. Opens are not counted for directories.
@@ -509,12 +383,7 @@ impl Filesystem for Mirror {
         while let Some(entry) = listing.next() {
             let entry = entry?;
             let name = entry.file_name().to_bytes();
-            if sink.add(
-                entry.ino(),
-                entry.next_entry_cookie(),
-                kind_of(entry.file_type()),
-                name,
-            ) {
+            if sink.add(entry.ino(), entry.next_entry_cookie(), kind_of(entry.file_type()), name) {
                 break;
             }
         }
@@ -556,12 +425,7 @@ impl Filesystem for Mirror {
     fn setxattr(&self, _: &Caller, id: u64, name: &[u8], value: &[u8], flags: u32) -> FsResult<()> {
         self.metadata_delay();
         let flags = XattrFlags::from_bits_retain(flags);
-        Ok(rustix::fs::setxattr(
-            self.nodes.get(id)?.path(),
-            name,
-            value,
-            flags,
-        )?)
+        Ok(rustix::fs::setxattr(self.nodes.get(id)?.path(), name, value, flags)?)
     }
 
     fn listxattr(&self, _: &Caller, id: u64) -> FsResult<Vec<u8>> {

@@ -41,22 +41,10 @@ impl Means {
     fn door(self) -> Door {
         match self {
             Self { device: false, .. } => Door::None,
-            Self {
-                privileged_mount: true,
-                passthrough: true,
-                ..
-            } => Door::Passthrough,
-            Self {
-                privileged_mount: true,
-                ..
-            } => Door::Mediated,
-            Self {
-                private_mount: true,
-                ..
-            } => Door::Private,
-            Self {
-                fusermount: true, ..
-            } => Door::Fusermount,
+            Self { privileged_mount: true, passthrough: true, .. } => Door::Passthrough,
+            Self { privileged_mount: true, .. } => Door::Mediated,
+            Self { private_mount: true, .. } => Door::Private,
+            Self { fusermount: true, .. } => Door::Fusermount,
             _ => Door::None,
         }
     }
@@ -71,33 +59,15 @@ pub fn examine(target: &Path) -> Vec<Finding> {
     let kernel = kernel(&mut findings);
     io_uring(&mut findings);
 
-    let privileged = tried(
-        target,
-        Try {
-            user: false,
-            mount: true,
-        },
-    );
-    let spaces = tried(
-        target,
-        Try {
-            user: true,
-            mount: false,
-        },
-    );
+    let privileged = tried(target, Try { user: false, mount: true });
+    let spaces = tried(target, Try { user: true, mount: false });
     let private = if spaces.is_ok() {
-        tried(
-            target,
-            Try {
-                user: true,
-                mount: true,
-            },
-        )
+        tried(target, Try { user: true, mount: true })
     } else {
         Err(io::Error::from_raw_os_error(libc::EPERM))
     };
-    let initial = fs::read_to_string("/proc/self/uid_map")
-        .is_ok_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]));
+    let initial =
+        fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]));
     let fusermount = fusermount();
     let means = Means {
         device,
@@ -118,17 +88,11 @@ pub fn examine(target: &Path) -> Vec<Finding> {
     });
     findings.push(match (&privileged, &private) {
         (Ok(()), _) => Finding::new("mounting", Verdict::Good, "permitted"),
-        (_, Ok(())) => Finding::new(
-            "mounting",
-            Verdict::Good,
-            "permitted in a user name space of our own",
-        ),
-        (Err(error), Err(inside)) => Finding::new(
-            "mounting",
-            Verdict::Less,
-            format!("refused: {error}; in a user name space: {inside}"),
-        )
-        .remedy(user_space_remedy()),
+        (_, Ok(())) => Finding::new("mounting", Verdict::Good, "permitted in a user name space of our own"),
+        (Err(error), Err(inside)) => {
+            Finding::new("mounting", Verdict::Less, format!("refused: {error}; in a user name space: {inside}"))
+                .remedy(user_space_remedy())
+        }
     });
     findings.push(match &fusermount {
         Some(path) => Finding::new("fusermount3", Verdict::Good, path.display().to_string()),
@@ -137,8 +101,14 @@ pub fn examine(target: &Path) -> Vec<Finding> {
     });
     findings.push(door(means, kernel));
     if matches!(means.door(), Door::Private) {
-        findings.push(Finding::new("setuid programs", Verdict::Less, "sudo, su, ping and the like do not work inside the private user name space")
-            .remedy("call them outside of surgetank run, or have an administrator make the mount: surgetank mount"));
+        findings.push(
+            Finding::new(
+                "setuid programs",
+                Verdict::Less,
+                "sudo, su, ping and the like do not work inside the private user name space",
+            )
+            .remedy("call them outside of surgetank run, or have an administrator make the mount: surgetank mount"),
+        );
     }
     findings
 }
@@ -146,29 +116,53 @@ pub fn examine(target: &Path) -> Vec<Finding> {
 fn door(means: Means, kernel: (u32, u32)) -> Finding {
     let about = "door";
     match means.door() {
-        Door::Passthrough => Finding::new(about, Verdict::Good, "the mount with passthrough: reading and writing an open file costs what the tier costs"),
-        Door::Mediated => Finding::new(about, Verdict::Less, "the mount without passthrough: every read and write goes through the agent").remedy(
-            if kernel < PASSTHROUGH_KERNEL { "a kernel from 6.9 on has passthrough" } else { "passthrough needs root outside of a container's user name space" },
+        Door::Passthrough => Finding::new(
+            about,
+            Verdict::Good,
+            "the mount with passthrough: reading and writing an open file costs what the tier costs",
         ),
-        Door::Private => Finding::new(about, Verdict::Good, "a private mount in a user name space, seen by the command and its children only; passthrough is for root"),
-        Door::Fusermount => Finding::new(about, Verdict::Less, "a mount made by fusermount3, because user name spaces are not to be had; all your processes see it")
-            .remedy(user_space_remedy()),
-        Door::None if !means.device => Finding::new(about, Verdict::Bad, "none: without /dev/fuse nothing can be mounted")
-            .remedy("load the module (modprobe fuse); in a container pass the device in (--device /dev/fuse)"),
-        Door::None => Finding::new(about, Verdict::Bad, "none: mounting is refused, user name spaces are refused, and there is no fusermount3")
-            .remedy(format!("install fuse3, or {}", user_space_remedy())),
+        Door::Mediated => Finding::new(
+            about,
+            Verdict::Less,
+            "the mount without passthrough: every read and write goes through the agent",
+        )
+        .remedy(if kernel < PASSTHROUGH_KERNEL {
+            "a kernel from 6.9 on has passthrough"
+        } else {
+            "passthrough needs root outside of a container's user name space"
+        }),
+        Door::Private => Finding::new(
+            about,
+            Verdict::Good,
+            "a private mount in a user name space, seen by the command and its children only; passthrough is for root",
+        ),
+        Door::Fusermount => Finding::new(
+            about,
+            Verdict::Less,
+            "a mount made by fusermount3, because user name spaces are not to be had; all your processes see it",
+        )
+        .remedy(user_space_remedy()),
+        Door::None if !means.device => {
+            Finding::new(about, Verdict::Bad, "none: without /dev/fuse nothing can be mounted")
+                .remedy("load the module (modprobe fuse); in a container pass the device in (--device /dev/fuse)")
+        }
+        Door::None => Finding::new(
+            about,
+            Verdict::Bad,
+            "none: mounting is refused, user name spaces are refused, and there is no fusermount3",
+        )
+        .remedy(format!("install fuse3, or {}", user_space_remedy())),
     }
 }
 
 fn device(findings: &mut Vec<Finding>) -> bool {
-    let opened = fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/fuse");
+    let opened = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
     findings.push(match &opened {
         Ok(_) => Finding::new("/dev/fuse", Verdict::Good, "can be opened"),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Finding::new("/dev/fuse", Verdict::Bad, "does not exist")
-            .remedy("load the module (modprobe fuse); in a container pass the device in (--device /dev/fuse)"),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Finding::new("/dev/fuse", Verdict::Bad, "does not exist")
+                .remedy("load the module (modprobe fuse); in a container pass the device in (--device /dev/fuse)")
+        }
         Err(error) => Finding::new("/dev/fuse", Verdict::Bad, format!("can't be opened: {error}"))
             .remedy("its permissions should be 0666 (chmod, or udev); in a container the device must be allowed"),
     });
@@ -176,32 +170,19 @@ fn device(findings: &mut Vec<Finding>) -> bool {
 }
 
 fn kernel(findings: &mut Vec<Finding>) -> (u32, u32) {
-    let release = rustix::system::uname()
-        .release()
-        .to_string_lossy()
-        .into_owned();
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let version = version(&release);
     findings.push(if version >= PASSTHROUGH_KERNEL {
-        Finding::new(
-            "kernel",
-            Verdict::Good,
-            format!("{release}: has FUSE passthrough (for root)"),
-        )
+        Finding::new("kernel", Verdict::Good, format!("{release}: has FUSE passthrough (for root)"))
     } else {
-        Finding::new(
-            "kernel",
-            Verdict::Less,
-            format!("{release}: no FUSE passthrough"),
-        )
-        .remedy("a kernel from 6.9 on lets root read and write at the tier's own speed")
+        Finding::new("kernel", Verdict::Less, format!("{release}: no FUSE passthrough"))
+            .remedy("a kernel from 6.9 on lets root read and write at the tier's own speed")
     });
     version
 }
 
 fn version(release: &str) -> (u32, u32) {
-    let mut numbers = release
-        .split(|c: char| !c.is_ascii_digit())
-        .map(|part| part.parse().unwrap_or(0));
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
@@ -211,25 +192,15 @@ fn io_uring(findings: &mut Vec<Finding>) {
         Ok(text) if matches!(text.trim(), "Y" | "1") => {
             Finding::new("FUSE over io_uring", Verdict::Good, "switched on")
         }
-        Ok(_) => Finding::new(
-            "FUSE over io_uring",
-            Verdict::Info,
-            "there, but switched off",
-        )
-        .remedy(format!(
-            "as root: echo Y > {switch}; creating and listing files gets faster"
-        )),
+        Ok(_) => Finding::new("FUSE over io_uring", Verdict::Info, "there, but switched off")
+            .remedy(format!("as root: echo Y > {switch}; creating and listing files gets faster")),
         Err(_) => Finding::new("FUSE over io_uring", Verdict::Info, "not in this kernel"),
     });
 }
 
 /// What switched user name spaces off, and how they come back.
 fn user_space_remedy() -> String {
-    let value = |path: &str| {
-        fs::read_to_string(path)
-            .map(|text| text.trim().to_owned())
-            .unwrap_or_default()
-    };
+    let value = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
     if value("/proc/sys/user/max_user_namespaces") == "0" {
         "as root: sysctl user.max_user_namespaces=15000"
     } else if value("/proc/sys/kernel/unprivileged_userns_clone") == "0" {
@@ -246,15 +217,11 @@ fn user_space_remedy() -> String {
 fn fusermount() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let usual = ["/usr/bin", "/bin", "/usr/sbin"].map(PathBuf::from);
-    std::env::split_paths(&path)
-        .chain(usual)
-        .map(|dir| dir.join("fusermount3"))
-        .find(|path| {
-            let root = rustix::process::geteuid().is_root();
-            fs::metadata(path).is_ok_and(|metadata| {
-                metadata.is_file() && (root || metadata.permissions().mode() & 0o4111 == 0o4111)
-            })
-        })
+    std::env::split_paths(&path).chain(usual).map(|dir| dir.join("fusermount3")).find(|path| {
+        let root = rustix::process::geteuid().is_root();
+        fs::metadata(path)
+            .is_ok_and(|metadata| metadata.is_file() && (root || metadata.permissions().mode() & 0o4111 == 0o4111))
+    })
 }
 
 #[derive(Clone, Copy)]
@@ -273,10 +240,7 @@ fn tried(target: &Path, what: Try) -> io::Result<()> {
     let gid_map = format!("{gid} {gid} 1");
     let target = CString::new(target.as_os_str().as_bytes())?;
     let mut command = Command::new("/");
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let attempt = move || -> io::Result<()> {
         attempt(what, &uid_map, &gid_map, &target, (uid, gid))?;
         // SAFETY: ends the forked child at once, without exec and without running anything of the parent's.
@@ -288,25 +252,11 @@ fn tried(target: &Path, what: Try) -> io::Result<()> {
 }
 
 /// Runs in the forked child: system calls only, no allocation.
-fn attempt(
-    what: Try,
-    uid_map: &str,
-    gid_map: &str,
-    target: &CString,
-    (uid, gid): (u32, u32),
-) -> io::Result<()> {
+fn attempt(what: Try, uid_map: &str, gid_map: &str, target: &CString, (uid, gid): (u32, u32)) -> io::Result<()> {
     let done = |result: i32| {
-        if result < 0 {
-            Err(io::Error::last_os_error())
-        } else {
-            Ok(result)
-        }
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
     };
-    let spaces = if what.user {
-        libc::CLONE_NEWUSER | libc::CLONE_NEWNS
-    } else {
-        libc::CLONE_NEWNS
-    };
+    let spaces = if what.user { libc::CLONE_NEWUSER | libc::CLONE_NEWNS } else { libc::CLONE_NEWNS };
     // SAFETY: unshare takes a number only.
     done(unsafe { libc::unshare(spaces) })?;
     if what.user {
@@ -334,21 +284,12 @@ fn attempt(
     {
         use io::Write;
         let mut rest = &mut options[..127];
-        write!(
-            rest,
-            "fd={fuse},rootmode=40000,user_id={uid},group_id={gid}"
-        )?;
+        write!(rest, "fd={fuse},rootmode=40000,user_id={uid},group_id={gid}")?;
     }
     let flags = libc::MS_NOSUID | libc::MS_NODEV;
     // SAFETY: all four are C strings (`options` keeps its last zero byte), alive during the call.
     done(unsafe {
-        libc::mount(
-            c"surgetank-doctor".as_ptr(),
-            target.as_ptr(),
-            c"fuse".as_ptr(),
-            flags,
-            options.as_ptr().cast(),
-        )
+        libc::mount(c"surgetank-doctor".as_ptr(), target.as_ptr(), c"fuse".as_ptr(), flags, options.as_ptr().cast())
     })?;
     Ok(())
 }
@@ -361,11 +302,7 @@ fn write_to(path: &std::ffi::CStr, text: &str) -> io::Result<()> {
     }
     // SAFETY: `text` is readable for its length.
     let wrote = unsafe { libc::write(file, text.as_ptr().cast(), text.len()) };
-    let result = if wrote == text.len() as isize {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    };
+    let result = if wrote == text.len() as isize { Ok(()) } else { Err(io::Error::last_os_error()) };
     // SAFETY: our own descriptor, closed once.
     unsafe { libc::close(file) };
     result
@@ -377,62 +314,20 @@ mod tests {
 
     #[test]
     fn the_door_follows_from_the_means() {
-        let all = Means {
-            device: true,
-            privileged_mount: true,
-            passthrough: true,
-            private_mount: true,
-            fusermount: true,
-        };
+        let all =
+            Means { device: true, privileged_mount: true, passthrough: true, private_mount: true, fusermount: true };
         for (means, door) in [
             (all, Door::Passthrough),
-            (
-                Means {
-                    passthrough: false,
-                    ..all
-                },
-                Door::Mediated,
-            ),
-            (
-                Means {
-                    privileged_mount: false,
-                    ..all
-                },
-                Door::Private,
-            ),
-            (
-                Means {
-                    privileged_mount: false,
-                    private_mount: false,
-                    ..all
-                },
-                Door::Fusermount,
-            ),
-            (
-                Means {
-                    privileged_mount: false,
-                    private_mount: false,
-                    fusermount: false,
-                    ..all
-                },
-                Door::None,
-            ),
-            (
-                Means {
-                    device: false,
-                    ..all
-                },
-                Door::None,
-            ),
+            (Means { passthrough: false, ..all }, Door::Mediated),
+            (Means { privileged_mount: false, ..all }, Door::Private),
+            (Means { privileged_mount: false, private_mount: false, ..all }, Door::Fusermount),
+            (Means { privileged_mount: false, private_mount: false, fusermount: false, ..all }, Door::None),
+            (Means { device: false, ..all }, Door::None),
         ] {
             assert_eq!(means.door(), door, "{means:?}");
             let finding = super::door(means, (6, 1));
             assert_eq!(finding.verdict == Verdict::Bad, door == Door::None);
-            assert_eq!(
-                finding.remedy.is_empty(),
-                finding.verdict == Verdict::Good,
-                "{finding:?}"
-            );
+            assert_eq!(finding.remedy.is_empty(), finding.verdict == Verdict::Good, "{finding:?}");
         }
     }
 
@@ -448,33 +343,9 @@ mod tests {
     fn trying_leaves_no_mount_behind() {
         let dir = tempfile::tempdir().expect("tempdir");
         let before = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
-        let _ = tried(
-            dir.path(),
-            Try {
-                user: false,
-                mount: true,
-            },
-        );
-        let _ = tried(
-            dir.path(),
-            Try {
-                user: true,
-                mount: true,
-            },
-        );
-        assert_eq!(
-            fs::read_to_string("/proc/self/mountinfo").expect("mountinfo"),
-            before
-        );
-        assert!(
-            tried(
-                &dir.path().join("absent"),
-                Try {
-                    user: false,
-                    mount: true
-                }
-            )
-            .is_err()
-        );
+        let _ = tried(dir.path(), Try { user: false, mount: true });
+        let _ = tried(dir.path(), Try { user: true, mount: true });
+        assert_eq!(fs::read_to_string("/proc/self/mountinfo").expect("mountinfo"), before);
+        assert!(tried(&dir.path().join("absent"), Try { user: false, mount: true }).is_err());
     }
 }

@@ -49,24 +49,10 @@ impl Drop for Trial {
 pub fn abilities(dir: &Path) -> io::Result<Abilities> {
     let mut trial = Trial::new(dir)?;
     trial.file.write_all(b"surgetank")?;
-    let xattrs = rustix::fs::fsetxattr(
-        &trial.file,
-        "user.surgetank.doctor",
-        b"1",
-        XattrFlags::empty(),
-    )
-    .is_ok();
-    let unnamed_files = rustix::fs::open(
-        dir,
-        OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC,
-        Mode::RUSR | Mode::WUSR,
-    )
-    .is_ok();
-    Ok(Abilities {
-        xattrs,
-        leases: leases(&trial)?,
-        unnamed_files,
-    })
+    let xattrs = rustix::fs::fsetxattr(&trial.file, "user.surgetank.doctor", b"1", XattrFlags::empty()).is_ok();
+    let unnamed_files =
+        rustix::fs::open(dir, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR).is_ok();
+    Ok(Abilities { xattrs, leases: leases(&trial)?, unnamed_files })
 }
 
 /// A read lease is granted once nobody can write, and refused while somebody can.
@@ -82,9 +68,7 @@ fn leases(trial: &Trial) -> io::Result<bool> {
     }
     // The first file still has its writer, so the second half needs a file without one.
     let second = trial.path.with_extension("lease");
-    let made = File::create(&second)
-        .map(drop)
-        .and_then(|()| File::open(&second));
+    let made = File::create(&second).map(drop).and_then(|()| File::open(&second));
     let granted = made.as_ref().is_ok_and(lease);
     let _ = fs::remove_file(&second);
     Ok(granted)
@@ -105,19 +89,14 @@ const MEASURE_BYTES_MIN: u64 = 8 << 20;
 pub fn speed(dir: &Path, room_bytes: u64) -> io::Result<Speed> {
     let bytes = (room_bytes / 4).min(MEASURE_BYTES_MAX) / PIECE_BYTES as u64 * PIECE_BYTES as u64;
     if bytes < MEASURE_BYTES_MIN {
-        return Err(io::Error::new(
-            io::ErrorKind::StorageFull,
-            "too little room",
-        ));
+        return Err(io::Error::new(io::ErrorKind::StorageFull, "too little room"));
     }
     let mut trial = Trial::new(dir)?;
     // Not constant, so that a compressing file system shows what it does with data.
     let mut piece: Vec<u8> = Vec::with_capacity(PIECE_BYTES);
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     while piece.len() < PIECE_BYTES {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         piece.extend_from_slice(&state.rotate_right(29).to_le_bytes());
     }
     let start = tick();
@@ -132,11 +111,7 @@ pub fn speed(dir: &Path, room_bytes: u64) -> io::Result<Speed> {
     while reader.read(&mut piece)? > 0 {}
     let read = start.elapsed();
     let rate = |took: Duration| (bytes as f64 / took.as_secs_f64().max(1e-9)) as u64;
-    Ok(Speed {
-        bytes,
-        write_bytes_per_second: rate(wrote),
-        read_bytes_per_second: rate(read),
-    })
+    Ok(Speed { bytes, write_bytes_per_second: rate(wrote), read_bytes_per_second: rate(read) })
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -163,10 +138,7 @@ pub fn quota(device: &str, uid: u32) -> Option<Quota> {
         )
     };
     // Limits are counted in blocks of 1 KiB.
-    (failed == 0).then_some(Quota {
-        used_bytes: answer.dqb_curspace,
-        limit_bytes: answer.dqb_bhardlimit << 10,
-    })
+    (failed == 0).then_some(Quota { used_bytes: answer.dqb_curspace, limit_bytes: answer.dqb_bhardlimit << 10 })
 }
 
 #[cfg(test)]

@@ -22,16 +22,10 @@ pub struct Facts<'a> {
 /// Our exit code, and why it is not the command's.
 pub fn decide(facts: &Facts<'_>) -> (u8, &'static str) {
     if facts.agent_lost {
-        return (
-            exit::NOT_DURABLE,
-            "the agent died while the command ran: what the command wrote then may be missing",
-        );
+        return (exit::NOT_DURABLE, "the agent died while the command ran: what the command wrote then may be missing");
     }
     if !facts.left_running.is_empty() {
-        return (
-            exit::NOT_DURABLE,
-            "background children still run and may still write",
-        );
+        return (exit::NOT_DURABLE, "background children still run and may still write");
     }
     if facts.detached {
         return (exit::DETACHED, "the drain goes on without us");
@@ -40,13 +34,8 @@ pub fn decide(facts: &Facts<'_>) -> (u8, &'static str) {
         return (exit::NOT_DURABLE, "the final drain was interrupted");
     }
     match facts.verdict {
-        None => (
-            exit::NOT_DURABLE,
-            "whether everything is durable could not be found out",
-        ),
-        Some(verdict) if !verdict.is_durable() => {
-            (exit::NOT_DURABLE, "not everything is in the store")
-        }
+        None => (exit::NOT_DURABLE, "whether everything is durable could not be found out"),
+        Some(verdict) if !verdict.is_durable() => (exit::NOT_DURABLE, "not everything is in the store"),
         Some(_) => (facts.command_exit, ""),
     }
 }
@@ -54,16 +43,8 @@ pub fn decide(facts: &Facts<'_>) -> (u8, &'static str) {
 /// A few lines; nothing about parts that had nothing to do.
 pub fn summary_lines(summary: &Summary, drain_ms: u64) -> Vec<String> {
     let mut out = Vec::new();
-    for tier in summary
-        .tiers
-        .iter()
-        .filter(|tier| tier.files + tier.hits + tier.spills > 0)
-    {
-        let spills = if tier.spills > 0 {
-            format!(", {} spilled", count(tier.spills))
-        } else {
-            String::new()
-        };
+    for tier in summary.tiers.iter().filter(|tier| tier.files + tier.hits + tier.spills > 0) {
+        let spills = if tier.spills > 0 { format!(", {} spilled", count(tier.spills)) } else { String::new() };
         out.push(format!(
             "tier {}: {} files, {} in, {} out, {} hits{spills}",
             tier.name,
@@ -96,10 +77,7 @@ pub fn summary_lines(summary: &Summary, drain_ms: u64) -> Vec<String> {
         ));
     }
     if summary.at_risk_node_bytes > 0 {
-        out.push(format!(
-            "at risk if this node is lost now: {}",
-            bytes(summary.at_risk_node_bytes)
-        ));
+        out.push(format!("at risk if this node is lost now: {}", bytes(summary.at_risk_node_bytes)));
     }
     out
 }
@@ -131,59 +109,14 @@ mod tests {
     #[test]
     fn not_durable_wins_over_the_commands_failure() {
         let mut verdict = Verdict::default();
-        verdict.undelivered.push(Undelivered {
-            operation: "rename a → b".into(),
-            why: "EACCES".into(),
-        });
+        verdict.undelivered.push(Undelivered { operation: "rename a → b".into(), why: "EACCES".into() });
         assert_eq!(decide(&facts(&verdict)).0, 3);
         let clean = Verdict::default();
-        assert_eq!(
-            decide(&Facts {
-                verdict: None,
-                ..facts(&clean)
-            })
-            .0,
-            3,
-            "not knowing is not durable"
-        );
-        assert_eq!(
-            decide(&Facts {
-                gave_up: true,
-                ..facts(&clean)
-            })
-            .0,
-            3
-        );
-        assert_eq!(
-            decide(&Facts {
-                agent_lost: true,
-                detached: true,
-                ..facts(&clean)
-            })
-            .0,
-            3
-        );
-        let child = [Holder {
-            pid: 1,
-            command: "x".into(),
-            holds: String::new(),
-        }];
-        assert_eq!(
-            decide(&Facts {
-                left_running: &child,
-                ..facts(&clean)
-            })
-            .0,
-            3
-        );
-        assert_eq!(
-            decide(&Facts {
-                detached: true,
-                verdict: None,
-                ..facts(&clean)
-            })
-            .0,
-            4
-        );
+        assert_eq!(decide(&Facts { verdict: None, ..facts(&clean) }).0, 3, "not knowing is not durable");
+        assert_eq!(decide(&Facts { gave_up: true, ..facts(&clean) }).0, 3);
+        assert_eq!(decide(&Facts { agent_lost: true, detached: true, ..facts(&clean) }).0, 3);
+        let child = [Holder { pid: 1, command: "x".into(), holds: String::new() }];
+        assert_eq!(decide(&Facts { left_running: &child, ..facts(&clean) }).0, 3);
+        assert_eq!(decide(&Facts { detached: true, verdict: None, ..facts(&clean) }).0, 4);
     }
 }

@@ -80,9 +80,8 @@ pub fn spawn(
         return Err(Stillborn::Ours(Error::new("no command is given")));
     };
     let namespaces = namespaces_of(agent).map_err(Stillborn::Ours)?;
-    let broken = |error: &dyn std::fmt::Display| {
-        Stillborn::Ours(Error::new("the command cannot be started").why(error))
-    };
+    let broken =
+        |error: &dyn std::fmt::Display| Stillborn::Ours(Error::new("the command cannot be started").why(error));
     let cwd_bytes = CString::new(cwd.as_os_str().as_bytes()).map_err(|error| broken(&error))?;
     let (mut told, tell) = io::pipe().map_err(|error| broken(&error))?;
     let unblock = signals.unblock_in_child();
@@ -93,18 +92,13 @@ pub fn spawn(
             error
         };
         if let Some(namespaces) = &namespaces {
-            namespaces
-                .enter()
-                .map_err(|error| failed(Step::Namespaces, error))?;
+            namespaces.enter().map_err(|error| failed(Step::Namespaces, error))?;
         }
-        rustix::process::chdir(&cwd_bytes)
-            .map_err(|errno| failed(Step::Directory, errno.into()))?;
+        rustix::process::chdir(&cwd_bytes).map_err(|errno| failed(Step::Directory, errno.into()))?;
         unblock()
     };
     let mut child = Command::new(program);
-    child
-        .args(arguments)
-        .env(AGENT_VARIABLE, agents_around(agent));
+    child.args(arguments).env(AGENT_VARIABLE, agents_around(agent));
     // SAFETY: the closure makes system calls on values prepared before the fork, and allocates nothing.
     unsafe { child.pre_exec(before_exec) };
     let spawned = child.spawn();
@@ -115,11 +109,7 @@ pub fn spawn(
         Err(error) => {
             let mut step = [0];
             let got = told.read(&mut step).unwrap_or(0);
-            Err(if got == 0 {
-                not_executable(program, &error)
-            } else {
-                lost(step[0], cwd, agent, &error)
-            })
+            Err(if got == 0 { not_executable(program, &error) } else { lost(step[0], cwd, agent, &error) })
         }
     }
 }
@@ -127,18 +117,10 @@ pub fn spawn(
 fn not_executable(program: &OsString, error: &io::Error) -> Stillborn {
     // A search that met a closed directory on its way says "permission denied", whatever it looked for.
     let nowhere = !program.as_bytes().contains(&b'/')
-        && !std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
-            .any(|dir| dir.join(program).exists());
+        && !std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).any(|dir| dir.join(program).exists());
     let missing = nowhere || error.kind() == io::ErrorKind::NotFound;
-    let exit = if missing {
-        exit::NOT_FOUND
-    } else {
-        exit::NOT_EXECUTABLE
-    };
-    Stillborn::Command {
-        exit,
-        error: Error::new(format!("{} cannot be executed", program.display())).why(error),
-    }
+    let exit = if missing { exit::NOT_FOUND } else { exit::NOT_EXECUTABLE };
+    Stillborn::Command { exit, error: Error::new(format!("{} cannot be executed", program.display())).why(error) }
 }
 
 fn lost(step: u8, cwd: &Path, agent: &Connection, error: &io::Error) -> Stillborn {
@@ -146,43 +128,30 @@ fn lost(step: u8, cwd: &Path, agent: &Connection, error: &io::Error) -> Stillbor
     Stillborn::Ours(if step == Step::Namespaces as u8 {
         Error::new(format!("the mount over {over} cannot be entered"))
             .why(format!("setns: {error}"))
-            .remedy(
-                "the agent belongs to another container or user; run as the user who started it",
-            )
+            .remedy("the agent belongs to another container or user; run as the user who started it")
     } else {
-        Error::new(format!(
-            "the working directory {} cannot be entered through the mount",
-            cwd.display()
-        ))
-        .why(error)
-        .remedy("with --store elsewhere the directory has to exist there")
+        Error::new(format!("the working directory {} cannot be entered through the mount", cwd.display()))
+            .why(error)
+            .remedy("with --store elsewhere the directory has to exist there")
     })
 }
 
 /// `None` when the mount is visible where we are: global, or we are inside already.
 fn namespaces_of(agent: &Connection) -> Result<Option<Namespaces>> {
     use std::os::unix::fs::MetadataExt;
-    let ours = fs::metadata("/proc/self/ns/mnt")
-        .map(|meta| meta.ino())
-        .unwrap_or(0);
+    let ours = fs::metadata("/proc/self/ns/mnt").map(|meta| meta.ino()).unwrap_or(0);
     if agent.hello.visibility == Visibility::Global || ours == agent.hello.mount_namespace {
         return Ok(None);
     }
     Namespaces::of(agent.pid).map(Some).map_err(|error| {
-        Error::new(format!(
-            "the namespaces of the agent (pid {}) cannot be opened",
-            agent.pid
-        ))
-        .why(error)
+        Error::new(format!("the namespaces of the agent (pid {}) cannot be opened", agent.pid)).why(error)
     })
 }
 
 /// The agents around the command, ours last.
 fn agents_around(agent: &Connection) -> OsString {
     let before = std::env::var_os(AGENT_VARIABLE).unwrap_or_default();
-    let mut places: Vec<PathBuf> = std::env::split_paths(&before)
-        .filter(|path| !path.as_os_str().is_empty())
-        .collect();
+    let mut places: Vec<PathBuf> = std::env::split_paths(&before).filter(|path| !path.as_os_str().is_empty()).collect();
     places.retain(|place| *place != agent.place);
     places.push(agent.place.clone());
     // Fails for a path with a colon; then the command's own children find the agent by asking all of them.
@@ -203,13 +172,7 @@ mod tests {
         let inside = File::create(over.join("inside")).unwrap();
         rustix::io::fcntl_setfd(&inside, FdFlags::empty()).unwrap();
         let found = inherited_below(&over);
-        assert_eq!(
-            found,
-            [Inherited {
-                number: inside.as_raw_fd(),
-                path: over.join("inside")
-            }]
-        );
+        assert_eq!(found, [Inherited { number: inside.as_raw_fd(), path: over.join("inside") }]);
         close_in_command(&found[0]).unwrap();
         assert_eq!(rustix::io::fcntl_getfd(&inside).unwrap(), FdFlags::CLOEXEC);
     }

@@ -34,14 +34,8 @@ pub fn follow(
         if agent.has_answer() || wait(agent, signals)? {
             match agent.receive()? {
                 Answer::Progress(progress) => display.show(&progress),
-                Answer::Verdict {
-                    verdict,
-                    timed_out: false,
-                } => break Ok(Drained::Settled(verdict)),
-                Answer::Verdict {
-                    verdict,
-                    timed_out: true,
-                } => break Ok(Drained::TimedOut(verdict)),
+                Answer::Verdict { verdict, timed_out: false } => break Ok(Drained::Settled(verdict)),
+                Answer::Verdict { verdict, timed_out: true } => break Ok(Drained::TimedOut(verdict)),
                 Answer::Error(refusal) if refusal.kind != RefusalKind::Leaving => {
                     display.finish();
                     return Err(refusal.into());
@@ -49,12 +43,8 @@ pub fn follow(
                 other => break Err(other),
             }
         }
-        while let Some(arrived) = signals
-            .next()
-            .map_err(|error| Error::new("signals cannot be read").why(error))?
-        {
-            if ![libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT].contains(&arrived.number)
-            {
+        while let Some(arrived) = signals.next().map_err(|error| Error::new("signals cannot be read").why(error))? {
+            if ![libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT].contains(&arrived.number) {
                 continue;
             }
             if told {
@@ -77,10 +67,7 @@ pub fn follow(
 
 /// True when an answer can be read, false when a signal came.
 fn wait(agent: &Connection, signals: &Signals) -> Result<bool> {
-    let mut fds = [
-        PollFd::new(agent, PollFlags::IN),
-        PollFd::new(signals, PollFlags::IN),
-    ];
+    let mut fds = [PollFd::new(agent, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
     match rustix::event::poll(&mut fds, None) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(!fds[0].revents().is_empty()),
         Err(errno) => Err(Error::new("waiting for the agent failed").why(errno)),

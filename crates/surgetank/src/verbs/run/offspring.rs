@@ -20,13 +20,12 @@ pub enum Change {
 /// The next change that has happened, without waiting.
 pub fn reap() -> Option<Change> {
     loop {
-        let (pid, status) =
-            match rustix::process::waitpid(None, WaitOptions::NOHANG | WaitOptions::UNTRACED) {
-                Ok(Some(reaped)) => reaped,
-                Err(rustix::io::Errno::INTR) => continue,
-                // No children at all, or none that changed.
-                Ok(None) | Err(_) => return None,
-            };
+        let (pid, status) = match rustix::process::waitpid(None, WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+            Ok(Some(reaped)) => reaped,
+            Err(rustix::io::Errno::INTR) => continue,
+            // No children at all, or none that changed.
+            Ok(None) | Err(_) => return None,
+        };
         if let Some(change) = change(pid, status) {
             return Some(change);
         }
@@ -36,23 +35,14 @@ pub fn reap() -> Option<Change> {
 fn change(pid: Pid, status: WaitStatus) -> Option<Change> {
     let pid = pid.as_raw_nonzero().get().cast_unsigned();
     if let Some(code) = status.exit_status() {
-        return Some(Change::Ended {
-            pid,
-            exit: u8::try_from(code & 0xff).unwrap_or(u8::MAX),
-        });
+        return Some(Change::Ended { pid, exit: u8::try_from(code & 0xff).unwrap_or(u8::MAX) });
     }
     if let Some(signal) = status.terminating_signal() {
-        return Some(Change::Ended {
-            pid,
-            exit: u8::try_from(128 + signal).unwrap_or(u8::MAX),
-        });
+        return Some(Change::Ended { pid, exit: u8::try_from(128 + signal).unwrap_or(u8::MAX) });
     }
     // SIGSTOP is somebody's own business with that process; they will send SIGCONT to it alone.
     let by_terminal = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
-    status
-        .stopping_signal()
-        .filter(|signal| by_terminal.contains(signal))
-        .map(|_| Change::Suspended { pid })
+    status.stopping_signal().filter(|signal| by_terminal.contains(signal)).map(|_| Change::Suspended { pid })
 }
 
 /// Living children, agents not counted: they outlive us on purpose.
@@ -63,20 +53,13 @@ pub fn living() -> Vec<Holder> {
         .into_iter()
         .filter(|pid| !is_agent(*pid, us.as_ref()))
         .filter(|pid| !is_zombie(*pid))
-        .map(|pid| Holder {
-            pid,
-            command: holders::command_line(pid),
-            holds: String::new(),
-        })
+        .map(|pid| Holder { pid, command: holders::command_line(pid), holds: String::new() })
         .collect()
 }
 
 fn children(parent: u32) -> Vec<u32> {
     match fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")) {
-        Ok(text) => text
-            .split_ascii_whitespace()
-            .filter_map(|word| word.parse().ok())
-            .collect(),
+        Ok(text) => text.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect(),
         // A kernel without that file: ask every process for its parent.
         Err(_) => fs::read_dir("/proc")
             .into_iter()
@@ -105,8 +88,7 @@ fn executable(pid: &str) -> Option<PathBuf> {
 
 fn is_agent(pid: u32, us: Option<&PathBuf>) -> bool {
     let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    words.split(|byte| *byte == 0).nth(1) == Some(b"agent")
-        && executable(&pid.to_string()).as_ref() == us
+    words.split(|byte| *byte == 0).nth(1) == Some(b"agent") && executable(&pid.to_string()).as_ref() == us
 }
 
 #[cfg(test)]
@@ -118,9 +100,6 @@ mod tests {
         let (state, parent) = stat_fields(std::process::id()).unwrap();
         assert_eq!(parent, std::os::unix::process::parent_id());
         assert!(matches!(state, 'R' | 'S'));
-        assert!(
-            is_zombie(u32::MAX),
-            "a process that does not exist counts as gone"
-        );
+        assert!(is_zombie(u32::MAX), "a process that does not exist counts as gone");
     }
 }

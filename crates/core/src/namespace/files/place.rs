@@ -1,0 +1,222 @@
+//! Placing: a new version's plain file is made where placement says, under a hidden name as long as it has content to
+//! be copied first, and becomes the inode's replica only when it is complete (`adopt`).
+
+use std::sync::{Arc, PoisonError};
+
+use crate::error::{Errno, Fault, FsResult};
+use crate::model::{FileId, Mode};
+use crate::placement::{self, Ask, AskKind, DirtyRoom, Expected, Place};
+use crate::store::{Cred, StorePath};
+
+use super::super::Namespace;
+use super::super::content::{Content, Lies};
+use super::super::tree::{Name, Tree};
+
+/// A new version's plain file, before it is bound to an inode.
+pub(crate) struct Placed {
+    pub content: Content,
+    pub direct: bool,
+    pub reserved_bytes: u64,
+    /// Name of the temporary when the store itself was chosen, and its directory.
+    pub spill: Option<(FileId, Name)>,
+    pub reason: String,
+    pub backing_ino: u64,
+    /// Its path on the tier now.
+    pub at: Vec<u8>,
+}
+
+impl Namespace {
+    /// Makes the hidden plain file the inode's replica, under the path that the inode has now. The tree is locked.
+    pub(crate) fn adopt(&self, tree: &mut Tree, id: FileId, placed: &Placed) -> FsResult<()> {
+        let path = tree.logical_path(id);
+        let Some(inode) = tree.get_mut(id) else {
+            return Err(Errno::NOENT.into());
+        };
+        inode.extra_mut().placed = placed.reason.clone();
+        match (placed.content.lies, &placed.spill) {
+            (Lies::Tier(device), _) => {
+                inode.replica = Some((device, placed.backing_ino));
+                // Without a name it keeps the hidden one: link may give it a name later.
+                match path {
+                    Some(path) if path != placed.at => self.tiers.device(device).rename(&placed.at, &path)?,
+                    _ => {}
+                }
+            }
+            (_, Some(spill)) => inode.extra_mut().spill = Some(spill.clone()),
+            (_, None) => {}
+        }
+        Ok(())
+    }
+
+    pub(crate) fn undo_placed(&self, placed: &Placed) {
+        if let Lies::Tier(device) = placed.content.lies {
+            self.tiers.device(device).unreserve(placed.reserved_bytes);
+            // It has only its hidden name, which recovery sweeps too.
+        }
+    }
+
+    /// Creates a plain file for a new version where placement says; under a hidden name until it is adopted.
+    pub(crate) fn place(&self, path: &[u8], id: FileId, kind: AskKind, mode: Mode, perm: u32) -> FsResult<Placed> {
+        let decision = self.decide(path);
+        let preferred_tier = decision.tier.as_deref().and_then(|name| self.tier_index(name));
+        let direct_possible = self.door.get().is_some() && self.config.direct;
+        // What is only brought in ahead of use puts nobody out.
+        let mut may_evict = !matches!(kind, AskKind::Prefetch { .. });
+        for attempt in 0..=self.tiers.devices().count() + 1 {
+            let ask = Ask {
+                kind,
+                preferred_tier,
+                direct_possible,
+                must_persist: false,
+                mode,
+                dirty: DirtyRoom { bytes: self.volatile_dirty_bytes(), bytes_max: self.config.dirty_bytes_max },
+                salt: id.0,
+            };
+            let (place, reason) = placement::choose(&ask, &self.tiers.views());
+            if std::mem::take(&mut may_evict) && self.make_room_where_full(&reason) {
+                continue;
+            }
+            match place {
+                Place::Device { id: device, direct, reserve_bytes } => {
+                    let device = self.tiers.device(device);
+                    if reserve_bytes > 0 && !device.try_reserve(reserve_bytes) {
+                        continue;
+                    }
+                    // Empty, it may have its own name at once; content that has to be copied first stays hidden.
+                    let at = match kind {
+                        AskKind::Create { .. } if !path.is_empty() => path.to_vec(),
+                        _ => hidden_name(id),
+                    };
+                    let plain_perm = perm & 0o777 | 0o600;
+                    let created = match device.create(&at, plain_perm) {
+                        // Something that the catalog does not know lies there.
+                        Err(why) if why.raw_os_error() == Some(libc::EEXIST) => {
+                            let hidden = hidden_name(id);
+                            device.create(&hidden, plain_perm).map(|file| (file, hidden))
+                        }
+                        other => other.map(|file| (file, at)),
+                    };
+                    match created {
+                        Ok((file, at)) => {
+                            let backing_ino = rustix::fs::fstat(&file)?.st_ino;
+                            let direct = direct && self.dirty_room_for_direct(device, reserve_bytes);
+                            let file = if direct { reopen_read_only(&file)? } else { file };
+                            return Ok(Placed {
+                                content: Content {
+                                    file: Arc::new(file),
+                                    lies: Lies::Tier(device.id()),
+                                    writable: !direct,
+                                },
+                                direct,
+                                reserved_bytes: reserve_bytes,
+                                spill: None,
+                                reason: reason.to_string(),
+                                backing_ino,
+                                at,
+                            });
+                        }
+                        Err(why) => {
+                            device.unreserve(reserve_bytes);
+                            self.device_failed(device.id(), &why);
+                            tracing::warn!(device = %device.path().display(), attempt, %why, "cannot create a file on the tier");
+                        }
+                    }
+                }
+                // In the store it is already.
+                Place::Store if matches!(kind, AskKind::Prefetch { .. }) => {
+                    return Err(Errno::NOSPC.into());
+                }
+                Place::Store => return self.place_in_store(path, id, perm, &reason.to_string()),
+            }
+        }
+        if matches!(kind, AskKind::Prefetch { .. }) {
+            return Err(Errno::NOSPC.into());
+        }
+        self.place_in_store(path, id, perm, "no tier took the file")
+    }
+
+    fn place_in_store(&self, path: &[u8], id: FileId, perm: u32, reason: &str) -> FsResult<Placed> {
+        let (dir, owner) = {
+            let tree = self.tree();
+            let dir = tree.get(id).and_then(|inode| inode.logical.as_ref()).map_or(FileId::ROOT, |place| place.0);
+            let owner = tree.get(id).map_or(Cred { uid: 0, gid: 0 }, super::super::tree::Inode::cred);
+            (tree.nearest_applied(dir), owner)
+        };
+        let name = self.spill_name(id);
+        let store_dir = self.tree().applied_path(dir).unwrap_or_else(StorePath::root);
+        let file =
+            self.store.create_temporary(self.own_cred(owner), &store_dir.join(&name), perm | 0o600).map_err(|why| {
+                Fault::new(
+                    Errno::from_raw_os_error(why.raw_os_error().unwrap_or(libc::EIO)),
+                    format!(
+                        "no tier has room for {} and the store {} refuses it: {why}",
+                        String::from_utf8_lossy(path),
+                        self.store.describe()
+                    ),
+                )
+            })?;
+        Ok(Placed {
+            content: Content { file: Arc::new(file), lies: Lies::StoreTemporary, writable: true },
+            direct: false,
+            reserved_bytes: 0,
+            spill: Some((dir, name)),
+            reason: format!("written to a temporary in the store: {reason}"),
+            backing_ino: 0,
+            at: Vec::new(),
+        })
+    }
+
+    /// A direct writer on a volatile tier must not write more than may be undrained there before we look again.
+    fn dirty_room_for_direct(&self, device: &crate::tier::Device, reserve_bytes: u64) -> bool {
+        if device.survives() != crate::config::Survives::Agent {
+            return true;
+        }
+        let room_bytes = self.config.dirty_bytes_max.saturating_sub(self.volatile_dirty_bytes());
+        let wanted_bytes = if reserve_bytes > 0 { reserve_bytes } else { placement::ample_bytes(&device.view()) };
+        room_bytes >= wanted_bytes
+    }
+
+    fn tier_index(&self, name: &str) -> Option<u8> {
+        self.tiers.devices().find(|device| device.tier_name() == name).map(|device| device.id().tier)
+    }
+
+    pub(crate) fn spill_name(&self, id: FileId) -> Name {
+        let mut name = crate::model::STORE_TEMPORARY_PREFIX.to_vec();
+        name.extend_from_slice(format!("{}-spill-{:x}", self.key(), id.0).as_bytes());
+        Name::from(name)
+    }
+
+    pub(crate) fn expected(&self, path: &[u8]) -> Expected {
+        match self.decide(path).size_bytes {
+            Some(bytes) => Expected::Hint(bytes),
+            None => self.history.lock().unwrap_or_else(PoisonError::into_inner).expected(path),
+        }
+    }
+}
+
+impl Placed {
+    /// A descriptor for writing of the placed file.
+    pub fn writable(&self) -> std::io::Result<std::fs::File> {
+        if self.content.writable {
+            self.content.file.try_clone()
+        } else {
+            super::super::content::reopen_writable(&self.content.file)
+        }
+    }
+}
+
+/// A read-only descriptor of a file that we just made: a writable one of ours would stand in the way of our leases.
+fn reopen_read_only(file: &std::fs::File) -> std::io::Result<std::fs::File> {
+    use std::os::fd::AsRawFd;
+    std::fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// Name of a plain file on a tier that is not its inode's content yet; swept at recovery.
+pub(crate) fn hidden_name(id: FileId) -> Vec<u8> {
+    let mut name = HIDDEN_PREFIX.to_vec();
+    name.extend_from_slice(format!("{:x}", id.0).as_bytes());
+    name
+}
+
+/// Prefix of plain files on a tier that are being made.
+pub(crate) const HIDDEN_PREFIX: &[u8] = b".surgetank-new-";
