@@ -1,7 +1,7 @@
 //! The namespace: the POSIX meaning of every operation, once, for every door.
 //!
 //! Names and attributes live in memory ([`tree`]), are remembered by the catalog, and reach the store
-//! through the operation queue that [`crate::drain`] carries out. Content lies in plain files on tiers
+//! through the operation queue that the drain carries out. Content lies in plain files on tiers
 //! ([`content`]); what was never touched is simply the store's.
 //!
 //! Locks, in the order in which they may be taken: `moving` (a directory of the store changes its

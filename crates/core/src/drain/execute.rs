@@ -454,7 +454,7 @@ impl Drain {
         } else if arrived {
             Ok(())
         } else {
-            Err(no_place())
+            Err(io::Error::from_raw_os_error(libc::ENOENT))
         };
         match renamed {
             Ok(()) => {}
