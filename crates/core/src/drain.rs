@@ -13,7 +13,7 @@ mod throttle;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -52,6 +52,9 @@ pub struct Drain {
     job_came: Condvar,
     stop: AtomicBool,
     pub(crate) throttle: Throttle,
+    /// Held while something is staged by its path, and for writing while a directory of the store moves: a copy must not
+    /// end up in the directory that takes the other's place.
+    pub(crate) staging: RwLock<()>,
     /// The staged copies of the operations that are being carried out.
     staged: Mutex<HashMap<Seq, Copied>>,
     pub counters: DrainCounters,
@@ -74,6 +77,7 @@ impl Drain {
             job_came: Condvar::new(),
             stop: AtomicBool::new(false),
             throttle: Throttle::new(namespace.config.drain_bytes_per_second_max),
+            staging: RwLock::new(()),
             staged: Mutex::default(),
             counters: DrainCounters::default(),
             threads: Mutex::default(),

@@ -61,6 +61,8 @@ fn same_everywhere(scenario: impl Fn(&Path, &mut Story) -> io::Result<()>) {
     if !permitted() {
         return;
     }
+    // The server shares the process with the program here, and must not take a umask off a second time.
+    rustix::process::umask(rustix::fs::Mode::empty());
     let tell = |directory: &Path| {
         let mut story = Story::default();
         scenario(directory, &mut story).unwrap_or_else(|error| panic!("{error}, after {:#?}", story.0));

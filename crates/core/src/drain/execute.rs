@@ -432,6 +432,7 @@ impl Drain {
         let store = &self.namespace.store;
         let is_dir = self.namespace.tree().get(file).is_some_and(Inode::is_dir);
         // Look-ups must not resolve a path that is moving under them.
+        let _staging = is_dir.then(|| self.staging.write().unwrap_or_else(PoisonError::into_inner));
         let moving = is_dir.then(|| self.namespace.moving.write().unwrap_or_else(PoisonError::into_inner));
         let free = is_dir || self.as_owner(owner, |who| store.check(who, &to_path, &expect))?;
         // Only the file itself is renamed: after a crash the name it had may be another's already.
@@ -495,6 +496,7 @@ impl Drain {
         let (_, b_path) = self.place(b_at)?;
         let (owner, _) = self.owner_and_meta(a)?;
         let store = &self.namespace.store;
+        let _staging = self.staging.write().unwrap_or_else(PoisonError::into_inner);
         let moving = self.namespace.moving.write().unwrap_or_else(PoisonError::into_inner);
         // Otherwise it was done before a crash, and later operations on these names perhaps too.
         if self.is_there(a, &a_path, owner) && self.is_there(b, &b_path, owner) {

@@ -35,6 +35,7 @@ struct Job {
 
 impl Drain {
     pub(super) fn stage(&self, seq: Seq) {
+        let _staging = self.staging.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         let Some(job) = self.job(seq) else { return };
         match self.stage_job(&job) {
             Ok((staged, checked)) => {

@@ -15,6 +15,9 @@ use super::super::content::{Content, Handle, Lies, Open};
 use super::super::journal::Txn;
 use super::{Grant, Opened, Placed};
 
+/// A file that is renamed more often than this while it is opened is somebody's joke.
+const MOVES_MAX: usize = 1000;
+
 impl Namespace {
     pub fn open_file(&self, caller: &Caller, id: FileId, flags: i32) -> FsResult<Opened> {
         let (writes, want) = match flags & libc::O_ACCMODE {
@@ -70,8 +73,10 @@ impl Namespace {
                 open
             }
             None => {
-                self.reread(id)?;
-                let open = Arc::new(self.open_content(id, writes, truncates)?);
+                let open = Arc::new(self.while_it_moves(id, || {
+                    self.reread(id)?;
+                    self.open_content(id, writes, truncates)
+                })?);
                 self.opens().insert(id, open.clone());
                 open
             }
@@ -141,6 +146,28 @@ impl Namespace {
             }
         }
         Ok(())
+    }
+
+    /// The store's file may be renamed by the drain between our look at its path and our use of it: once more then.
+    fn while_it_moves<T>(&self, id: FileId, act: impl Fn() -> FsResult<T>) -> FsResult<T> {
+        for _ in 0..MOVES_MAX {
+            let before = self.tree().applied_path(id);
+            match act() {
+                Err(fault) if matches!(fault.errno, Errno::NOENT | Errno::STALE) && self.may_move(id, before.as_ref()) => {
+                    std::thread::sleep(std::time::Duration::from_micros(200));
+                }
+                other => return other,
+            }
+        }
+        act()
+    }
+
+    /// Is the file elsewhere in the store than before, or about to be?
+    fn may_move(&self, id: FileId, before: Option<&StorePath>) -> bool {
+        let tree = self.tree();
+        let Some(inode) = tree.get(id) else { return false };
+        let pinned = inode.applied.as_ref().and_then(|(dir, name)| tree.entry(*dir, name)).is_some_and(|entry| entry.pins > 0);
+        pinned || tree.applied_path(id).as_ref() != before
     }
 
     /// The first open of an inode. The inode's lock is held.
