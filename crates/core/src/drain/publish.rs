@@ -186,12 +186,15 @@ impl Drain {
             let kind = op.kind.clone();
             // Programs' next operations on these names have to build on what the store will have.
             match &kind {
+                // Of a directory this was settled when it was made; what is queued behind it may plan otherwise by now.
                 OpKind::Publish { file, dir, name, .. }
-                    if tree.get(*file).is_some_and(|inode| inode.applied.is_none()) =>
+                    if tree.get(*file).is_some_and(|inode| inode.applied.is_none() && !inode.is_dir()) =>
                 {
                     let name = crate::namespace::tree::Name::from(&**name);
-                    tree.bind(*dir, &name, |entry| entry.set_planned(Some(*file)));
-                    txn.entry(*dir, &name);
+                    if tree.entry(*dir, &name).and_then(crate::namespace::tree::Entry::logical) == Some(*file) {
+                        tree.bind(*dir, &name, |entry| entry.set_planned(Some(*file)));
+                        txn.entry(*dir, &name);
+                    }
                 }
                 OpKind::Link { file, dir, name } => {
                     let name = crate::namespace::tree::Name::from(&**name);

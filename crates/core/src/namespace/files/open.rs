@@ -153,7 +153,9 @@ impl Namespace {
         for _ in 0..MOVES_MAX {
             let before = self.tree().applied_path(id);
             match act() {
-                Err(fault) if matches!(fault.errno, Errno::NOENT | Errno::STALE) && self.may_move(id, before.as_ref()) => {
+                Err(fault)
+                    if matches!(fault.errno, Errno::NOENT | Errno::STALE) && self.may_move(id, before.as_ref()) =>
+                {
                     std::thread::sleep(std::time::Duration::from_micros(200));
                 }
                 other => return other,
@@ -166,7 +168,8 @@ impl Namespace {
     fn may_move(&self, id: FileId, before: Option<&StorePath>) -> bool {
         let tree = self.tree();
         let Some(inode) = tree.get(id) else { return false };
-        let pinned = inode.applied.as_ref().and_then(|(dir, name)| tree.entry(*dir, name)).is_some_and(|entry| entry.pins > 0);
+        let pinned =
+            inode.applied.as_ref().and_then(|(dir, name)| tree.entry(*dir, name)).is_some_and(|entry| entry.pins > 0);
         pinned || tree.applied_path(id).as_ref() != before
     }
 
