@@ -5,6 +5,8 @@ use std::io;
 use std::sync::PoisonError;
 
 use crate::model::{CONFLICT_INFIX, FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
+use crate::namespace::content::Lies;
+use crate::namespace::identity_of;
 use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Inode, Name, Tree};
 use crate::store::{Cred, Expect, Meta, Staged, StorePath};
@@ -52,6 +54,14 @@ impl Drain {
             };
             (op.kind.clone(), op.run)
         };
+        let over = match &kind {
+            OpKind::Publish { over, .. } | OpKind::Rename { over, .. } => *over,
+            OpKind::Exchange { b, .. } => Some(*b),
+            _ => None,
+        };
+        for id in [Some(crate::namespace::tree::file_of(&kind)), over].into_iter().flatten() {
+            self.know_in_place(id);
+        }
         match kind {
             OpKind::Publish { file, dir, name, over } => {
                 let what = self.namespace.tree().get(file).map(|inode| inode.attr.kind);
@@ -72,6 +82,18 @@ impl Drain {
             }
             OpKind::Unlink { file, dir, name } => self.unlink(seq, file, (dir, &name), run),
             OpKind::RemoveDir { file, dir, name } => self.remove_dir(seq, file, (dir, &name), run),
+        }
+    }
+
+    /// A file that a program writes in place in the store changes all the time, and by nobody else's hand.
+    fn know_in_place(&self, id: FileId) {
+        let Some(open) = self.namespace.open_of(id) else { return };
+        let content = open.content();
+        if content.lies != Lies::Store {
+            return;
+        }
+        if let (Ok(stat), Some(inode)) = (rustix::fs::fstat(&*content.file), self.namespace.tree().get_mut(id)) {
+            inode.identity = Some(Box::new(identity_of(&stat)));
         }
     }
 

@@ -194,8 +194,13 @@ impl Namespace {
     /// The plain file on the tier has the same permissions and times: it is readable without us.
     fn follow_on_tier(&self, tree: &Tree, id: FileId, open: Option<&Open>, change: &SetAttr) {
         let Some(inode) = tree.get(id) else { return };
+        let mut in_place = false;
         let file = match open.map(Open::content) {
-            Some(content) if content.lies == Lies::Store => return,
+            // Written in place: the store's file itself follows, like its content.
+            Some(content) if content.lies == Lies::Store => {
+                in_place = true;
+                content.file
+            }
             Some(content) => content.file,
             None => {
                 let Some((device, _)) = inode.replica else {
@@ -215,7 +220,8 @@ impl Namespace {
         };
         let mut result: std::io::Result<()> = Ok(());
         if change.perm.is_some() {
-            let mode = rustix::fs::Mode::from_raw_mode(inode.attr.perm & 0o777 | 0o600);
+            let perm = if in_place { inode.attr.perm } else { inode.attr.perm & 0o777 | 0o600 };
+            let mode = rustix::fs::Mode::from_raw_mode(perm);
             result = rustix::fs::fchmod(&*file, mode).map_err(Into::into);
         }
         if change.mtime.is_some() || change.atime.is_some() {

@@ -8,6 +8,7 @@ mod transfer;
 
 pub(crate) use place::{HIDDEN_PREFIX, Placed, hidden_name};
 pub(crate) use room::give_times;
+pub(crate) use seal::identity_of;
 
 /// How a program reaches the content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
