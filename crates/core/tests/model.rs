@@ -27,13 +27,13 @@ use world::{Terms, World};
 
 const CASES: u32 = 64;
 const STEPS_MAX: usize = 120;
+const SEED: u64 = 10;
 
 fn seed() -> u64 {
     let told =
         std::env::var("SURGETANK_MODEL_SEED").ok().map(|text| text.parse().expect("SURGETANK_MODEL_SEED: a number"));
-    told.unwrap_or_else(|| {
-        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().subsec_nanos().into()
-    })
+    // The same in every run, so that what fails is what was changed; `make test-full` searches on from other seeds.
+    told.unwrap_or(SEED)
 }
 
 fn cases() -> u32 {
