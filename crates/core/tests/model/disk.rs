@@ -206,7 +206,7 @@ impl Scratch {
         let parent = if fits { shm.to_owned() } else { std::env::temp_dir() };
         if fits {
             // Another test may have been quicker.
-            drop(rustix::fs::removexattr(shm, "user.surgetank-model"));
+            let _gone = rustix::fs::removexattr(shm, "user.surgetank-model");
         }
         for entry in std::fs::read_dir(&parent).unwrap().flatten() {
             let name = entry.file_name().into_string().unwrap_or_default();
