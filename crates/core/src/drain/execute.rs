@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::PoisonError;
 
-use crate::model::{CONFLICT_INFIX, FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
+use crate::model::{FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
 use crate::namespace::content::Lies;
 use crate::namespace::identity_of;
 use crate::namespace::journal::Txn;
@@ -12,6 +12,7 @@ use crate::namespace::tree::{Inode, Name, Tree};
 use crate::store::{Cred, Expect, Meta, Staged, StorePath};
 
 use super::Drain;
+use super::publish::conflict_name;
 use super::stage::meta_of;
 
 /// What came of an operation.
@@ -594,13 +595,4 @@ impl Drain {
         }
         Ok(Done { dirs: vec![at.0], gone: vec![file] })
     }
-}
-
-/// `NAME.surgetank-conflict-KEY-RUN`, shortened where a name may not be longer.
-fn conflict_name(name: &[u8], key: &str, run: RunId) -> Box<[u8]> {
-    let suffix = format!("{CONFLICT_INFIX}{key}-{}", run.0);
-    let keep = name.len().min(255 - suffix.len().min(255));
-    let mut out = name[..keep].to_vec();
-    out.extend_from_slice(suffix.as_bytes());
-    out.into_boxed_slice()
 }

@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use crate::clock;
-use crate::model::{FileId, Kind, Mode, OpKind, RunId, Seq};
+use crate::model::{CONFLICT_INFIX, FileId, Kind, Mode, OpKind, RunId, Seq};
 use crate::namespace::journal::Txn;
 use crate::namespace::tree::Progress;
 use crate::store::{Cred, Staged, StorePath};
@@ -305,4 +305,13 @@ impl Drain {
         let path = String::from_utf8_lossy(path).into_owned();
         self.namespace.note_kept(run, path, what, true, kept_as.map(ToString::to_string));
     }
+}
+
+/// `NAME.surgetank-conflict-KEY-RUN`, shortened where a name may not be longer.
+pub(super) fn conflict_name(name: &[u8], key: &str, run: RunId) -> Box<[u8]> {
+    let suffix = format!("{CONFLICT_INFIX}{key}-{}", run.0);
+    let keep = name.len().min(255 - suffix.len().min(255));
+    let mut out = name[..keep].to_vec();
+    out.extend_from_slice(suffix.as_bytes());
+    out.into_boxed_slice()
 }
