@@ -16,7 +16,7 @@ test: ## everything that CI checks, apart from lint
 
 test-full: ## the same with long random searches, and the demonstration
 	scripts/setup test
-	$(ENV) PROPTEST_CASES=4096 cargo nextest run --workspace
+	$(ENV) PROPTEST_CASES=4096 SURGETANK_MODEL_CASES=600 SURGETANK_MODEL_SEED=$$(date +%s) cargo nextest run --workspace
 	$(ENV) cargo test --quiet --workspace --doc
 	demo/run
 
