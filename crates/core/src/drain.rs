@@ -110,6 +110,8 @@ impl Drain {
                 tracing::error!("a thread of the drain panicked");
             }
         }
+        // What a copy that was cut off just now left behind.
+        self.discard();
         // What was handed out but not begun waits for the next drain.
         let left = std::mem::take(&mut *self.jobs.lock().unwrap_or_else(PoisonError::into_inner));
         {
