@@ -5,8 +5,6 @@ use std::io;
 use std::sync::PoisonError;
 
 use crate::model::{FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
-use crate::namespace::content::Lies;
-use crate::namespace::identity_of;
 use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Inode, Name, Tree};
 use crate::store::{Cred, Expect, Meta, Staged, StorePath};
@@ -86,16 +84,9 @@ impl Drain {
         }
     }
 
-    /// A file that a program writes in place in the store changes all the time, and by nobody else's hand.
-    fn know_in_place(&self, id: FileId) {
-        let Some(open) = self.namespace.open_of(id) else { return };
-        let content = open.content();
-        if content.lies != Lies::Store {
-            return;
-        }
-        if let (Ok(stat), Some(inode)) = (rustix::fs::fstat(&*content.file), self.namespace.tree().get_mut(id)) {
-            inode.identity = Some(Box::new(identity_of(&stat)));
-        }
+    /// May an earlier agent have carried it out?
+    fn is_doubtful(&self, seq: Seq) -> bool {
+        self.namespace.tree().ops.get(&seq).is_some_and(|op| op.doubtful)
     }
 
     fn place(&self, at: (FileId, &[u8])) -> io::Result<(StorePath, StorePath)> {
@@ -113,8 +104,7 @@ impl Drain {
 
     /// The store is not as the operation should find it. Where it may have been carried out before, that was us.
     fn stranger(&self, seq: Seq, run: RunId, path: &StorePath, what: &str) {
-        let doubtful = self.namespace.tree().ops.get(&seq).is_some_and(|op| op.doubtful);
-        if doubtful {
+        if self.is_doubtful(seq) {
             tracing::info!(%path, what, "an operation that an earlier agent may have carried out");
         } else {
             self.conflict(run, &path.0, what, None);
@@ -303,11 +293,21 @@ impl Drain {
             }
             None => {
                 let temporary = dir.join(&self.temporary(seq));
-                self.as_owner(owner, |who| {
+                let made = self.as_owner(owner, |who| {
                     store.discard(who, &temporary)?;
                     store.stage_dir(who, &temporary, &meta)?;
                     store.publish(who, &temporary, &path, &meta)
-                })?
+                });
+                match made {
+                    // Made before a crash, and moved along with its parent by what comes later in the queue.
+                    Err(why) if gone_already(&why) && self.is_doubtful(seq) => {
+                        if let Some(inode) = self.namespace.tree().get_mut(file) {
+                            inode.applied = Some((at.0, Name::from(at.1)));
+                        }
+                        return Ok(Done::default());
+                    }
+                    other => other?,
+                }
             }
         };
         let mut done = self.applied(file, at, None, identity);

@@ -6,6 +6,8 @@ use std::sync::atomic::Ordering;
 
 use crate::clock;
 use crate::model::{CONFLICT_INFIX, FileId, Kind, Mode, OpKind, RunId, Seq};
+use crate::namespace::content::Lies;
+use crate::namespace::identity_of;
 use crate::namespace::journal::Txn;
 use crate::namespace::tree::Progress;
 use crate::store::{Cred, Staged, StorePath};
@@ -296,6 +298,18 @@ impl Drain {
             if let Err(why) = self.namespace.evict(id, "its rule says move: evicted once it was in the store") {
                 tracing::warn!(%why, "evict");
             }
+        }
+    }
+
+    /// A file that a program writes in place in the store changes all the time, and by nobody else's hand.
+    pub(super) fn know_in_place(&self, id: FileId) {
+        let Some(open) = self.namespace.open_of(id) else { return };
+        let content = open.content();
+        if content.lies != Lies::Store {
+            return;
+        }
+        if let (Ok(stat), Some(inode)) = (rustix::fs::fstat(&*content.file), self.namespace.tree().get_mut(id)) {
+            inode.identity = Some(Box::new(identity_of(&stat)));
         }
     }
 
