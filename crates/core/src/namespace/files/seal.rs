@@ -57,7 +57,7 @@ impl Namespace {
                 None => self.sealed_content(id),
             };
             match content {
-                Some(content) if nobody_writes(&content) => self.finish_seal(id, open.as_deref(), &content),
+                Some(content) if nobody_writes(&content) => self.finish_lingering(id, open.as_deref(), &content),
                 Some(_) => self.linger(id, (after * 2).min(LINGER_MAX)),
                 None => {}
             }
@@ -92,6 +92,14 @@ impl Namespace {
         let path = tree.logical_path(id)?;
         let file = self.tiers.device(device).open(&path, false).ok()?;
         Some(Content { file: std::sync::Arc::new(file), lies: Lies::Tier(device), writable: false })
+    }
+
+    /// The writer's own `Open` is gone, and with it what it knew: whoever reads the file now must not make it look unwritten.
+    fn finish_lingering(&self, id: FileId, open: Option<&Open>, content: &Content) {
+        if let Some(open) = open {
+            open.written.store(true, Ordering::Relaxed);
+        }
+        self.finish_seal(id, open, content);
     }
 
     /// The content is a version now. The inode's lock is held.
