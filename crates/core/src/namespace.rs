@@ -21,7 +21,7 @@ mod recover;
 mod resolve;
 pub mod tree;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
@@ -103,11 +103,13 @@ pub struct Namespace {
     door: OnceLock<Arc<dyn Door>>,
     run_of: OnceLock<RunOf>,
     history: Mutex<History>,
-    /// Files whose last writer closed while something still held them writable: tried again.
+    /// Files whose last writer closed while something still held them writable: tried again. Their `Open` stays.
     lingering: Mutex<Vec<(FileId, Instant, Duration)>>,
     pub(crate) unwritten: Mutex<Vec<crate::model::Change>>,
     pub(crate) troubles: Mutex<Vec<Noted>>,
     pub(crate) final_drain: AtomicBool,
+    /// Runs whose command has ended: what they still queue is drained at once.
+    pub(crate) ending: Mutex<HashSet<RunId>>,
     pub counters: Counters,
     /// We check permissions ourselves (a mount without `default_permissions`).
     pub checks_permissions: bool,
@@ -178,6 +180,7 @@ impl Namespace {
             unwritten: Mutex::default(),
             troubles: Mutex::default(),
             final_drain: AtomicBool::new(false),
+            ending: Mutex::default(),
             counters: Counters::default(),
             checks_permissions,
             groups: rustix::process::getgroups().unwrap_or_default().iter().map(|gid| gid.as_raw()).collect(),
@@ -290,7 +293,7 @@ impl Namespace {
 
     /// How long the kernel may believe what we say of the file.
     fn ttl(&self, id: FileId, inode: &Inode) -> Duration {
-        if inode.handles > 0 && self.opens().get(&id).is_some_and(|open| open.directly_written()) {
+        if !inode.sealed && self.opens().get(&id).is_some_and(|open| open.directly_written()) {
             TTL_WRITTEN
         } else if inode.owned && id != FileId::ROOT {
             TTL_OURS

@@ -264,3 +264,15 @@ fn a_file_in_a_directory_that_was_exchanged_is_published() {
         does(Unlink { path: "c".into() }),
     ]);
 }
+
+/// Its quiet period, doubled with every reopening, held the end of the run up for seconds; by a rule `last`, for ever.
+#[test]
+fn a_file_that_was_sealed_after_the_command_ended_is_drained_at_once() {
+    let mut world = World::new(&Terms { quiet: Duration::from_secs(3600), ..Terms::plain() });
+    world.step(&create("c", 0)).unwrap();
+    world.begin_final_drain();
+    world.step(&close(0)).unwrap();
+    world.step(&Step::Happens(Event::Settle)).unwrap();
+    assert_eq!(world.published(), ["c"]);
+    world.finish().unwrap();
+}

@@ -46,7 +46,7 @@ impl Namespace {
     /// The attributes as programs shall see them. Called under the tree's lock.
     pub(super) fn attr_of(&self, id: FileId, inode: &Inode) -> Attr {
         let mut attr = inode.attr;
-        if inode.handles > 0 && !inode.sealed {
+        if !inode.sealed {
             let open = self.opens().get(&id).cloned();
             if let Some(open) = open
                 && let Ok(stat) = rustix::fs::fstat(&*open.content().file)

@@ -77,6 +77,10 @@ impl Open {
     pub fn directly_written(&self) -> bool {
         self.backing.is_some() && self.direct_writer.load(Ordering::Relaxed)
     }
+    pub fn is_unused(&self) -> bool {
+        let users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        users.writers == 0 && users.readers == 0
+    }
     pub fn writers(&self) -> u32 {
         self.users.lock().unwrap_or_else(PoisonError::into_inner).writers
     }

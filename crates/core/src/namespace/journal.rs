@@ -2,6 +2,7 @@
 //! the present values as one atomic batch, before the lock is let go: the catalog's order is the tree's.
 
 use std::sync::PoisonError;
+use std::time::Duration;
 
 use crate::model::{Change, FileId, OpKind, OpRecord, RunId, Seq};
 
@@ -69,10 +70,14 @@ impl Namespace {
         last: bool,
         delay_factor: u32,
     ) -> Seq {
+        // Sealed late, when the command had ended and its final drain had begun: nobody would take it up any more.
+        let ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner).contains(&run)
+            || self.final_drain.load(std::sync::atomic::Ordering::Relaxed);
+        let last = last && !ending;
         if !last {
             self.undefer(tree, txn, &kind);
         }
-        let due = crate::clock::tick() + self.config.quiet * delay_factor;
+        let due = crate::clock::tick() + if ending { Duration::ZERO } else { self.config.quiet * delay_factor };
         let seq = tree.queue(kind, run, due, last);
         txn.op(seq);
         seq

@@ -247,6 +247,18 @@ impl Namespace {
             }
         }
         if open_too {
+            for (id, path) in self.forgotten(&tree, run) {
+                list.push(Undurable {
+                    why: String::from(
+                        "it is not in the store and nothing is queued: a fault of surgetank, please report it",
+                    ),
+                    safe_in: self.safe_in(&tree, id),
+                    bytes: tree.get(id).map_or(0, |inode| inode.attr.size_bytes),
+                    is_content: true,
+                    operation: String::new(),
+                    path,
+                });
+            }
             for (id, inode) in tree.iter() {
                 // What an earlier run left is everybody's.
                 let others = |inode: &Inode| {
@@ -269,6 +281,40 @@ impl Namespace {
             }
         }
         list
+    }
+
+    /// The verdict does not trust the queue: files that shall be in the store, are not, and for which nothing is queued.
+    /// There should be none; if there are, whatever mistake of ours led there must not become a loss.
+    fn forgotten(&self, tree: &Tree, run: Option<RunId>) -> Vec<(FileId, Vec<u8>)> {
+        tree.iter()
+            .filter(|(_, inode)| {
+                inode.attr.kind == Kind::File
+                    && inode.sealed
+                    && inode.publish.is_none()
+                    && inode.logical.is_some()
+                    && (inode.dirty() || inode.applied.is_none())
+            })
+            .filter(|(_, inode)| run.is_none_or(|run| inode.run == run || inode.run == RunId(0)))
+            .filter_map(|(id, _)| Some((id, tree.logical_path(id)?)))
+            .filter(|(id, path)| Self::drained(self.mode_for(tree, *id, path)))
+            .collect()
+    }
+
+    /// Queues what was forgotten.
+    fn remember_forgotten(&self, run: Option<RunId>) {
+        let mut tree = self.tree();
+        let mut txn = super::journal::Txn::default();
+        for (id, path) in self.forgotten(&tree, run) {
+            tracing::error!(path = %String::from_utf8_lossy(&path), "was neither in the store nor queued");
+            if let Some(inode) = tree.get_mut(id)
+                && !inode.dirty()
+            {
+                inode.version += 1;
+            }
+            txn.file(id);
+            self.queue_publish(&mut tree, &mut txn, id);
+        }
+        self.commit(&tree, txn);
     }
 
     /// Paths of what is open for writing: by one run, or by all.
@@ -419,6 +465,10 @@ impl Namespace {
 
     /// What the final drain takes up too; their quiet period is over.
     pub fn begin_final_drain(&self, run: Option<RunId>) {
+        if let Some(run) = run {
+            self.ending.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(run);
+        }
+        self.remember_forgotten(run);
         {
             let mut tree = self.tree();
             let now = crate::clock::tick();

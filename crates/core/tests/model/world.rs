@@ -432,6 +432,11 @@ impl World {
         if found.is_empty() { Ok(()) } else { Err(found.join("; ")) }
     }
 
+    /// The command ended, as far as `run` saw.
+    pub fn begin_final_drain(&self) {
+        self.namespace().begin_final_drain(Some(surgetank_core::model::RunId(0)));
+    }
+
     pub fn published(&self) -> Vec<String> {
         self.published.lock().unwrap().clone()
     }

@@ -454,21 +454,22 @@ impl Namespace {
             *count = count.saturating_sub(1);
             (writes && users.writers == 0, users.writers == 0 && users.readers == 0)
         };
-        if last {
-            self.opens().remove(&open.id);
-        }
         if let Some(inode) = self.tree().get_mut(open.id) {
             inode.handles = inode.handles.saturating_sub(1);
         }
-        if last && let (Some(backing), Some(door)) = (open.backing, self.door.get()) {
+        let lingers = if last_writer { !self.seal(open) } else { last && self.lingers(open.id) };
+        if last && !lingers {
+            self.give_up(open);
+        }
+    }
+
+    /// Nobody has it open any more, and it is sealed. The inode's lock is held.
+    pub(super) fn give_up(&self, open: &Open) {
+        self.opens().remove(&open.id);
+        if let (Some(backing), Some(door)) = (open.backing, self.door.get()) {
             door.unback(backing);
         }
-        if last_writer {
-            self.seal(open);
-        }
-        if last {
-            self.last_close(open);
-        }
+        self.last_close(open);
     }
 
     pub fn release(&self, fh: u64) {

@@ -18,52 +18,69 @@ const LINGER_FIRST: Duration = Duration::from_millis(1);
 const LINGER_MAX: Duration = Duration::from_millis(500);
 
 impl Namespace {
-    /// The last writer closed. The inode's lock is held.
-    pub(super) fn seal(&self, open: &Open) {
+    /// The last writer closed. The inode's lock is held. `false`: something can still write (a duplicate, a child, a
+    /// mapping): the file lingers, and its `Open` with it, for that knows what was charged and that it was written.
+    pub(super) fn seal(&self, open: &Open) -> bool {
         let content = open.content();
         if open.direct_writer.load(Ordering::Relaxed)
             && matches!(content.lies, Lies::Tier(_))
             && !nobody_writes(&content)
         {
             self.linger(open.id, LINGER_FIRST);
-            return;
+            return false;
         }
         self.finish_seal(open.id, Some(open), &content);
+        true
     }
 
     fn linger(&self, id: FileId, after: Duration) {
-        self.lingering.lock().unwrap_or_else(PoisonError::into_inner).push((id, clock::tick() + after, after));
+        let mut lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
+        lingering.retain(|(other, ..)| *other != id);
+        lingering.push((id, clock::tick() + after, after));
+        drop(lingering);
         self.tender.notify_all();
+    }
+
+    pub(super) fn lingers(&self, id: FileId) -> bool {
+        self.lingering.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|(other, ..)| *other == id)
     }
 
     /// Tries again to seal what was still held writable by a duplicate, a child or a mapping.
     /// Returns how long to wait until the next one is due.
     pub(crate) fn seal_lingering(&self) -> Option<Duration> {
         let now = clock::tick();
-        let due: Vec<(FileId, Duration)> = {
-            let mut lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
-            let (due, rest): (Vec<_>, Vec<_>) = lingering.drain(..).partition(|(_, at, _)| *at <= now);
-            *lingering = rest;
-            due.into_iter().map(|(id, _, after)| (id, after)).collect()
+        let due: Vec<FileId> = {
+            let lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
+            lingering.iter().filter(|(_, at, _)| *at <= now).map(|(id, ..)| *id).collect()
         };
-        for (id, after) in due {
+        for id in due {
             let _inode = self.lock_inode(id);
             let open = self.opens().get(&id).cloned();
-            if open.as_ref().is_some_and(|open| open.writers() > 0) {
-                continue;
-            }
-            let content = match &open {
-                Some(open) => Some(open.content()),
-                None => self.sealed_content(id),
-            };
-            match content {
-                Some(content) if nobody_writes(&content) => self.finish_lingering(id, open.as_deref(), &content),
-                Some(_) => self.linger(id, (after * 2).min(LINGER_MAX)),
-                None => {}
+            // Whoever has it open for writing again seals it when he closes.
+            let sealed = open.is_none_or(|open| open.writers() > 0 || self.seal_again(&open));
+            let mut lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
+            if sealed {
+                lingering.retain(|(other, ..)| *other != id);
+            } else if let Some((_, at, after)) = lingering.iter_mut().find(|(other, ..)| *other == id) {
+                *after = (*after * 2).min(LINGER_MAX);
+                *at = clock::tick() + *after;
             }
         }
         let lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
         lingering.iter().map(|(_, at, _)| at.saturating_duration_since(now)).min()
+    }
+
+    /// The inode's lock is held.
+    fn seal_again(&self, open: &std::sync::Arc<Open>) -> bool {
+        let content = open.content();
+        if !nobody_writes(&content) {
+            return false;
+        }
+        self.finish_seal(open.id, Some(open), &content);
+        if open.is_unused() {
+            self.give_up(open);
+        }
+        true
     }
 
     /// Lets whoever waits for lingering files go.
@@ -83,23 +100,6 @@ impl Namespace {
     /// Files that no program has open any more but that something can still write.
     pub(crate) fn lingering_files(&self) -> Vec<FileId> {
         self.lingering.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|(id, ..)| *id).collect()
-    }
-
-    fn sealed_content(&self, id: FileId) -> Option<Content> {
-        let tree = self.tree();
-        let inode = tree.get(id)?;
-        let (device, _) = inode.replica?;
-        let path = tree.logical_path(id)?;
-        let file = self.tiers.device(device).open(&path, false).ok()?;
-        Some(Content { file: std::sync::Arc::new(file), lies: Lies::Tier(device), writable: false })
-    }
-
-    /// The writer's own `Open` is gone, and with it what it knew: whoever reads the file now must not make it look unwritten.
-    fn finish_lingering(&self, id: FileId, open: Option<&Open>, content: &Content) {
-        if let Some(open) = open {
-            open.written.store(true, Ordering::Relaxed);
-        }
-        self.finish_seal(id, open, content);
     }
 
     /// The content is a version now. The inode's lock is held.
