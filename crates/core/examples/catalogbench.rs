@@ -48,7 +48,7 @@ fn file(id: u64) -> Change {
         spill: None,
         identity: Some(identity),
         logical: name(),
-        applied: name(),
+        applied: name().into_iter().collect(),
         target: None,
         xattrs: None,
         pinned: false,
@@ -71,7 +71,11 @@ fn entry(id: u64) -> Change {
 fn creation(id: u64) -> [Change; 3] {
     let kind =
         OpKind::Publish { file: FileId(id), dir: FileId(2 + id / FILES_PER_DIRECTORY), name: name(id), over: None };
-    [file(id), entry(id), Change::PutOp(Seq(id), OpRecord { kind, run: RunId(1), prepared: None, last: false })]
+    [
+        file(id),
+        entry(id),
+        Change::PutOp(Seq(id), OpRecord { kind, run: RunId(1), prepared: None, last: false, started: false }),
+    ]
 }
 
 fn resident_kib() -> Outcome<u64> {

@@ -4,7 +4,7 @@ pub mod attr;
 pub mod record;
 
 pub use attr::{Attr, Kind, Timestamp};
-pub use record::{Change, EntryRecord, FileRecord, Image, OpKind, OpRecord, Replica, StoreIdentity, Xattrs};
+pub use record::{Change, EntryRecord, FileRecord, Image, OpKind, OpRecord, Prepared, Replica, StoreIdentity, Xattrs};
 
 use serde::{Deserialize, Serialize};
 

@@ -276,3 +276,68 @@ fn a_file_that_was_sealed_after_the_command_ended_is_drained_at_once() {
     assert_eq!(world.published(), ["c"]);
     world.finish().unwrap();
 }
+
+/// The drain runs beside the programs: what it does at the wrong moment is met in some of many runs.
+fn holds_often(terms: &Terms, steps: &[Step]) {
+    for round in 0..40 {
+        if let Err(why) = run(terms, steps) {
+            panic!("round {round}: {why}\n{terms:?}");
+        }
+    }
+}
+
+#[test]
+fn a_directory_is_not_renamed_over_a_file_that_an_unpublished_one_replaced() {
+    holds_often(&Terms { direct: true, ..Terms::plain() }, &[create("c", 3), rename("c", "b"), exchange("a", "b")]);
+}
+
+#[test]
+fn a_look_at_the_store_that_overlaps_the_drain_does_not_bring_old_attributes() {
+    let terms = Terms { drain_at_start: true, quiet: Duration::from_millis(5), ..Terms::plain() };
+    let steps = [does(Link { from: "b".into(), to: "c".into() }), does(Unlink { path: "b".into() })];
+    holds_often(&terms, &steps);
+}
+
+#[test]
+fn a_change_of_attributes_that_is_being_carried_out_is_not_cancelled() {
+    let terms = Terms { store_ttl: Duration::from_secs(60), ..Terms::plain() };
+    let xattr =
+        Operation::SetXattr { path: "c".into(), name: "user.one".into(), byte: 58, how: operation::Setting::Any };
+    let steps = [
+        Step::Happens(Event::Settle),
+        rename("b", "c"),
+        Step::Happens(Event::Evict),
+        does(xattr),
+        does(Unlink { path: "c".into() }),
+        Step::Happens(Event::Kill),
+    ];
+    holds_often(&terms, &steps);
+}
+
+#[test]
+fn times_of_a_file_that_is_only_read_are_set_in_their_turn() {
+    let open = Open { path: "b".into(), slot: 1, access: Access::Read, append: true, truncate: false };
+    let utimens = Operation::Utimens { path: "b".into(), seconds: 1_416_565_004 };
+    holds(&[does(open), does(utimens), does(Unlink { path: "b".into() })]);
+}
+
+#[test]
+fn a_hard_link_and_its_source_may_go_in_one_batch() {
+    let unlink = |path: &str| does(Unlink { path: path.into() });
+    holds(&[does(Link { from: "b".into(), to: "c".into() }), unlink("b"), unlink("c")]);
+}
+
+#[test]
+fn extended_attributes_of_a_file_that_is_being_renamed_are_not_none() {
+    let xattr =
+        Operation::SetXattr { path: "a/c".into(), name: "user.two".into(), byte: 58, how: operation::Setting::Create };
+    let terms = Terms { drain_at_start: true, caps: [4 << 30, 4 << 30], direct: true, ..Terms::plain() };
+    holds_often(&terms, &[rename("b", "a/c"), does(Mkdir { path: "c".into(), perm: 0o755 }), does(xattr)]);
+}
+
+#[test]
+fn times_that_were_set_before_a_file_is_written_in_place_are_there_at_once() {
+    let utimens = Operation::Utimens { path: "a/c".into(), seconds: 389_684_729 };
+    let open = Open { path: "a/c".into(), slot: 3, access: Access::Write, append: false, truncate: false };
+    holds(&[does(utimens), does(open), does(Stat { path: "a/c".into() })]);
+}

@@ -6,11 +6,11 @@ use std::sync::PoisonError;
 
 use crate::model::{FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
 use crate::namespace::journal::Txn;
-use crate::namespace::tree::{Inode, Name, Tree};
+use crate::namespace::tree::{Inode, Name, Place, Tree, file_of, files_of};
 use crate::store::{Cred, Expect, Meta, Staged, StorePath};
 
 use super::Drain;
-use super::publish::conflict_name;
+use super::publish::{conflict_name, prepared};
 use super::stage::meta_of;
 
 /// What came of an operation.
@@ -20,6 +20,13 @@ pub(super) struct Done {
     pub dirs: Vec<FileId>,
     /// Files that the store no longer has because of it.
     pub gone: Vec<FileId>,
+}
+
+/// An operation in hand.
+struct Work<'a> {
+    seq: Seq,
+    run: RunId,
+    kind: &'a OpKind,
 }
 
 fn gone_already(why: &io::Error) -> bool {
@@ -53,34 +60,30 @@ impl Drain {
             };
             (op.kind.clone(), op.run)
         };
-        let over = match &kind {
-            OpKind::Publish { over, .. } | OpKind::Rename { over, .. } => *over,
-            OpKind::Exchange { b, .. } => Some(*b),
-            _ => None,
-        };
-        for id in [Some(crate::namespace::tree::file_of(&kind)), over].into_iter().flatten() {
+        for id in files_of(&kind) {
             self.know_in_place(id);
         }
-        match kind {
+        let one = Work { seq, run, kind: &kind };
+        match &kind {
             OpKind::Publish { file, dir, name, over } => {
-                let what = self.namespace.tree().get(file).map(|inode| inode.attr.kind);
+                let what = self.namespace.tree().get(*file).map(|inode| inode.attr.kind);
                 match what {
-                    Some(Kind::File) => self.publish_file(seq, file, (dir, &name), over, run),
-                    Some(Kind::Directory) => self.publish_dir(seq, file, (dir, &name)),
-                    Some(_) => self.publish_special(seq, file, (dir, &name), over, run),
+                    Some(Kind::File) => self.publish_file(&one, *file, *over),
+                    Some(Kind::Directory) => self.publish_dir(&one, *file, (*dir, name)),
+                    Some(_) => self.publish_special(&one, *file, (*dir, name), *over),
                     None => Ok(Done::default()),
                 }
             }
-            OpKind::SetMeta { file } => self.set_meta(file),
-            OpKind::Link { file, dir, name } => self.link(seq, file, (dir, &name), run),
+            OpKind::SetMeta { file } => self.set_meta(*file),
+            OpKind::Link { file, dir, name } => self.link(&one, *file, (*dir, name)),
             OpKind::Rename { file, from_dir, from, to_dir, to, over } => {
-                self.rename(seq, file, (from_dir, &from), (to_dir, &to), over, run)
+                self.rename(&one, *file, (*from_dir, from), (*to_dir, to), *over)
             }
             OpKind::Exchange { a, a_dir, a_name, b, b_dir, b_name } => {
-                self.exchange(a, (a_dir, &a_name), b, (b_dir, &b_name))
+                self.exchange(&one, (*a, *a_dir, a_name), (*b, *b_dir, b_name))
             }
-            OpKind::Unlink { file, dir, name } => self.unlink(seq, file, (dir, &name), run),
-            OpKind::RemoveDir { file, dir, name } => self.remove_dir(seq, file, (dir, &name), run),
+            OpKind::Unlink { file, dir, name } => self.unlink(&one, *file, (*dir, name)),
+            OpKind::RemoveDir { file, dir, name } => self.remove_dir(&one, *file, (*dir, name)),
         }
     }
 
@@ -103,33 +106,42 @@ impl Drain {
     }
 
     /// The store is not as the operation should find it. Where it may have been carried out before, that was us.
-    fn stranger(&self, seq: Seq, run: RunId, path: &StorePath, what: &str) {
-        if self.is_doubtful(seq) {
+    fn stranger(&self, one: &Work<'_>, path: &StorePath, what: &str) {
+        if self.is_doubtful(one.seq) {
             tracing::info!(%path, what, "an operation that an earlier agent may have carried out");
         } else {
-            self.conflict(run, &path.0, what, None);
+            self.conflict(one.run, &path.0, what, None);
         }
     }
 
+    /// Somebody else's file has the name: ours gets another.
+    fn beside(&self, one: &Work<'_>, dir: &StorePath, name: &[u8]) -> Box<[u8]> {
+        let beside = conflict_name(name, self.namespace.key(), one.run);
+        let what = "somebody else changed it in the store meanwhile; both are kept";
+        self.conflict(one.run, &dir.join(name).0, what, Some(&dir.join(&beside)));
+        beside
+    }
+
     /// The file is in the store under this name now; whoever was there is not any more.
-    fn applied(&self, file: FileId, at: (FileId, &[u8]), over: Option<FileId>, identity: StoreIdentity) -> Done {
-        let mut tree = self.namespace.tree();
-        let mut done = Done::default();
-        let name = Name::from(at.1);
-        let over = over.filter(|over| *over != file);
-        if let Some(over) = over {
-            Self::leaves(&mut tree, over, (at.0, &name));
-            done.gone.push(over);
+    fn applied(&self, kind: &OpKind, at: (FileId, &[u8]), identity: StoreIdentity) -> Done {
+        let gone = self.carried_out(kind, Some((at.0, Name::from(at.1))), Some(identity));
+        Done { dirs: vec![at.0], gone }
+    }
+
+    /// Where the file is and what it is there change in one step: look-ups compare the two.
+    fn carried_out(&self, kind: &OpKind, at: Option<Place>, identity: Option<StoreIdentity>) -> Vec<FileId> {
+        let gone = {
+            let mut tree = self.namespace.tree();
+            let gone = tree.carried_out(kind, at);
+            if let (Some(identity), Some(inode)) = (identity, tree.get_mut(file_of(kind))) {
+                inode.identity = Some(Box::new(identity));
+            }
+            gone
+        };
+        for id in &gone {
+            self.lost_a_link(*id);
         }
-        if let Some(inode) = tree.get_mut(file) {
-            inode.identity = Some(Box::new(identity));
-            inode.applied = Some((at.0, name));
-        }
-        drop(tree);
-        if let Some(over) = over {
-            self.lost_a_link(over);
-        }
-        done
+        gone
     }
 
     /// One of a file's names went in the store; if it has others, its ctime changed there, and that was us.
@@ -143,37 +155,14 @@ impl Drain {
         }
     }
 
-    /// A file loses one of its names in the store; another one, if it has one, stands for it.
-    fn leaves(tree: &mut Tree, id: FileId, at: (FileId, &Name)) {
-        let Some(inode) = tree.get(id) else { return };
-        if !inode.applied.as_ref().is_some_and(|(dir, name)| *dir == at.0 && name == at.1) {
-            return;
-        }
-        let names = inode.logical.iter().chain(inode.extra.iter().flat_map(|extra| &extra.more_names));
-        let other = names
-            .filter(|(dir, name)| !(*dir == at.0 && name == at.1))
-            .find(|(dir, name)| tree.planned(*dir, name) == Some(id))
-            .cloned();
-        if let Some(inode) = tree.get_mut(id) {
-            inode.applied = other;
-        }
-    }
-
-    fn publish_file(
-        &self,
-        seq: Seq,
-        file: FileId,
-        at: (FileId, &[u8]),
-        over: Option<FileId>,
-        run: RunId,
-    ) -> io::Result<Done> {
-        let staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner).get(&seq).cloned();
-        let (at, expect, owner, meta, temporary, is_again) = {
+    fn publish_file(&self, one: &Work<'_>, file: FileId, over: Option<FileId>) -> io::Result<Done> {
+        let staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner).get(&one.seq).cloned();
+        let (at, expect, owner, meta, temporary) = {
             let tree = self.namespace.tree();
             let inode = tree.get(file).ok_or_else(no_place)?;
-            // A file that the store has is published where it is now.
-            let at = inode.applied.clone().unwrap_or_else(|| (at.0, Name::from(at.1)));
-            let expect = if inode.applied.is_some() {
+            let at = tree.destination(one.kind).ok_or_else(no_place)?;
+            let is_again = inode.applied.is_some();
+            let expect = if is_again {
                 inode.identity.as_ref().map_or(Expect::Unknown, |identity| Expect::Identity(**identity))
             } else {
                 expectation(&tree, over, (at.0, &at.1))
@@ -182,29 +171,25 @@ impl Drain {
                 Some((dir, name, ..)) => Some(tree.applied_path(*dir).ok_or_else(no_place)?.join(name)),
                 None => None,
             };
-            (at, expect, inode.cred(), meta_of(inode), temporary, inode.applied.is_some())
+            let mut meta = meta_of(inode);
+            if !is_again && over.is_some() {
+                // Another file than the one it replaces: nothing of that one stays.
+                meta.xattrs.get_or_insert_default();
+            }
+            (at, expect, inode.cred(), meta, temporary)
         };
         let at = (at.0, &*at.1);
-        let mut meta = meta;
-        if !is_again && over.is_some() {
-            // Another file than the one it replaces: nothing of that one stays.
-            meta.xattrs.get_or_insert_default();
-        }
         let (dir, path) = self.place(at)?;
         let Some(temporary) = temporary else {
             return Err(io::Error::other("published without a staged copy"));
         };
         let store = &self.namespace.store;
-        let mut target = path.clone();
-        let mut name_used: Box<[u8]> = Box::from(at.1);
+        let mut name: Box<[u8]> = Box::from(at.1);
         if !self.as_owner(owner, |who| store.check(who, &path, &expect))? {
-            let op_prepared = self.namespace.tree().ops.get(&seq).and_then(|op| op.prepared);
+            let prepared = self.namespace.tree().ops.get(&one.seq).and_then(|op| op.prepared);
             let ours = self.as_owner(owner, |who| store.stat(who, &path)).ok().filter(|stat| {
-                op_prepared.is_some_and(|prepared| {
-                    prepared.ino == stat.identity.ino
-                        && prepared.size_bytes == stat.identity.size_bytes
-                        && prepared.mtime_nanos == stat.identity.mtime_nanos
-                })
+                prepared
+                    .is_some_and(|prepared| prepared.is(&stat.identity) && prepared.identity.ino == stat.identity.ino)
             });
             if let Some(stat) = ours {
                 // Renamed before a crash or a failed sync; only the books were behind.
@@ -212,32 +197,22 @@ impl Drain {
                     let mut tree = self.namespace.tree();
                     tree.discards.push((dir, name, owner));
                 }
-                let mut done = self.applied(file, at, over.filter(|_| !is_again), stat.identity);
-                done.dirs.push(at.0);
-                return Ok(done);
+                return Ok(self.applied(one.kind, at, stat.identity));
             }
             // Published before, and the store broke off before it said so: the same bytes are no conflict.
             let same = staged.as_ref().is_some_and(|(_, _, staged, _)| self.has_these_bytes(owner, &path, staged));
             if !same {
-                name_used = conflict_name(at.1, self.namespace.key(), run);
-                target = dir.join(&name_used);
-                self.conflict(
-                    run,
-                    &path.0,
-                    "somebody else changed it in the store meanwhile; both are kept",
-                    Some(&target),
-                );
+                name = self.beside(one, &dir, at.1);
             }
         }
-        self.write_down(seq, &staged);
-        let identity = self.as_owner(owner, |who| store.publish(who, &temporary, &target, &meta))?;
-        let mut done = self.applied(file, (at.0, &name_used), over.filter(|_| !is_again), identity);
+        self.write_down(one.seq, &staged);
+        let identity = self.as_owner(owner, |who| store.publish(who, &temporary, &dir.join(&name), &meta))?;
+        let done = self.applied(one.kind, (at.0, &name), identity);
         if let Some(inode) = self.namespace.tree().get_mut(file)
             && let Some(extra) = inode.extra.as_mut()
         {
             extra.spill = None;
         }
-        done.dirs.push(at.0);
         Ok(done)
     }
 
@@ -257,13 +232,14 @@ impl Drain {
     /// An earlier agent's copy is not in place: from now on ours is the one to be recognised.
     fn write_down(&self, seq: Seq, staged: &Option<super::Copied>) {
         let mut tree = self.namespace.tree();
-        let (Some(op), Some((_, _, staged, _))) = (tree.ops.get_mut(&seq), staged) else {
+        let (Some(op), Some((_, _, staged, version))) = (tree.ops.get_mut(&seq), staged) else {
             return;
         };
-        if op.prepared == Some(staged.identity) {
+        let now = prepared(staged, *version);
+        if op.prepared == Some(now) {
             return;
         }
-        op.prepared = Some(staged.identity);
+        op.prepared = Some(now);
         let mut txn = Txn::default();
         txn.op(seq);
         self.namespace.commit(&tree, txn);
@@ -273,7 +249,7 @@ impl Drain {
         }
     }
 
-    fn publish_dir(&self, seq: Seq, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
+    fn publish_dir(&self, one: &Work<'_>, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
         let (dir, path) = self.place(at)?;
         let (owner, meta) = self.owner_and_meta(file)?;
         let store = &self.namespace.store;
@@ -292,7 +268,7 @@ impl Drain {
                 identity
             }
             None => {
-                let temporary = dir.join(&self.temporary(seq));
+                let temporary = dir.join(&self.temporary(one.seq));
                 let made = self.as_owner(owner, |who| {
                     store.discard(who, &temporary)?;
                     store.stage_dir(who, &temporary, &meta)?;
@@ -300,28 +276,23 @@ impl Drain {
                 });
                 match made {
                     // Made before a crash, and moved along with its parent by what comes later in the queue.
-                    Err(why) if gone_already(&why) && self.is_doubtful(seq) => {
-                        if let Some(inode) = self.namespace.tree().get_mut(file) {
-                            inode.applied = Some((at.0, Name::from(at.1)));
-                        }
+                    Err(why) if gone_already(&why) && self.is_doubtful(one.seq) => {
+                        self.carried_out(one.kind, None, None);
                         return Ok(Done::default());
                     }
                     other => other?,
                 }
             }
         };
-        let mut done = self.applied(file, at, None, identity);
-        done.dirs.push(at.0);
-        Ok(done)
+        Ok(self.applied(one.kind, at, identity))
     }
 
     fn publish_special(
         &self,
-        seq: Seq,
+        one: &Work<'_>,
         file: FileId,
         at: (FileId, &[u8]),
         over: Option<FileId>,
-        run: RunId,
     ) -> io::Result<Done> {
         let (dir, path) = self.place(at)?;
         let (owner, meta) = self.owner_and_meta(file)?;
@@ -332,23 +303,15 @@ impl Drain {
             (inode.attr.kind, inode.attr.device, target, expectation(&tree, over, at))
         };
         let store = &self.namespace.store;
-        let temporary = dir.join(&self.temporary(seq));
+        let temporary = dir.join(&self.temporary(one.seq));
         let mut name: Box<[u8]> = Box::from(at.1);
         if !self.as_owner(owner, |who| store.check(who, &path, &expect))? {
             let same = kind == Kind::Symlink && self.as_owner(owner, |who| store.read_link(who, &path)).ok() == target;
             if same {
                 let stat = self.as_owner(owner, |who| store.stat(who, &path))?;
-                let mut done = self.applied(file, at, over, stat.identity);
-                done.dirs.push(at.0);
-                return Ok(done);
+                return Ok(self.applied(one.kind, at, stat.identity));
             }
-            name = conflict_name(at.1, self.namespace.key(), run);
-            self.conflict(
-                run,
-                &path.0,
-                "somebody else changed it in the store meanwhile; both are kept",
-                Some(&dir.join(&name)),
-            );
+            name = self.beside(one, &dir, at.1);
         }
         let final_path = dir.join(&name);
         let identity = self.as_owner(owner, |who| {
@@ -359,9 +322,7 @@ impl Drain {
             };
             store.publish(who, &temporary, &final_path, &meta)
         })?;
-        let mut done = self.applied(file, (at.0, &name), over, identity);
-        done.dirs.push(at.0);
-        Ok(done)
+        Ok(self.applied(one.kind, (at.0, &name), identity))
     }
 
     fn owner_and_meta(&self, file: FileId) -> io::Result<(Cred, Meta)> {
@@ -374,8 +335,11 @@ impl Drain {
         let Some(path) = self.namespace.tree().applied_path(file) else {
             return Ok(Done::default());
         };
-        let (owner, meta) = self.owner_and_meta(file)?;
+        let (owner, mut meta) = self.owner_and_meta(file)?;
         let kind = self.namespace.tree().get(file).map_or(Kind::File, |inode| inode.attr.kind);
+        if let Some(times) = self.times_in_place(file) {
+            (meta.atime, meta.mtime) = times;
+        }
         match self.as_owner(owner, |who| self.namespace.store.set_meta(who, &path, kind, &meta)) {
             Ok(identity) => {
                 if let Some(inode) = self.namespace.tree().get_mut(file)
@@ -391,7 +355,7 @@ impl Drain {
         }
     }
 
-    fn link(&self, seq: Seq, file: FileId, at: (FileId, &[u8]), run: RunId) -> io::Result<Done> {
+    fn link(&self, one: &Work<'_>, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
         let (_, path) = self.place(at)?;
         let Some(from) = self.namespace.tree().applied_path(file) else {
             return Ok(Done::default());
@@ -403,16 +367,13 @@ impl Drain {
                 let ino = self.identity(file).map(|identity| identity.ino);
                 let there = self.as_owner(owner, |who| self.namespace.store.stat(who, &path))?;
                 if Some(there.identity.ino) != ino {
-                    self.stranger(
-                        seq,
-                        run,
-                        &path,
-                        "somebody else made a file of this name; the hard link was not made",
-                    );
+                    self.stranger(one, &path, "somebody else made a file of this name; the hard link was not made");
+                    return Ok(Done { dirs: vec![at.0], gone: Vec::new() });
                 }
             }
             Err(why) => return Err(why),
         }
+        self.carried_out(one.kind, None, None);
         // A link changes ctime (and the number of links): that was us.
         self.reidentify(file, &path, owner);
         Ok(Done { dirs: vec![at.0], gone: Vec::new() })
@@ -441,12 +402,11 @@ impl Drain {
 
     fn rename(
         &self,
-        seq: Seq,
+        one: &Work<'_>,
         file: FileId,
         from: (FileId, &[u8]),
         to: (FileId, &[u8]),
         over: Option<FileId>,
-        run: RunId,
     ) -> io::Result<Done> {
         let (_, from_path) = self.place(from)?;
         let (to_dir, to_path) = self.place(to)?;
@@ -462,17 +422,10 @@ impl Drain {
         let present = self.is_there(file, &from_path, owner);
         let arrived = !free && self.is_there(file, &to_path, owner);
         let mut name: Box<[u8]> = Box::from(to.1);
-        let mut target = to_path.clone();
         if present && !free && !arrived {
-            name = conflict_name(to.1, self.namespace.key(), run);
-            target = to_dir.join(&name);
-            self.conflict(
-                run,
-                &to_path.0,
-                "somebody else changed it in the store meanwhile; both are kept",
-                Some(&target),
-            );
+            name = self.beside(one, &to_dir, to.1);
         }
+        let target = to_dir.join(&name);
         let renamed = if present && !arrived {
             self.as_owner(owner, |who| store.rename(who, &from_path, &target))
         } else if arrived {
@@ -484,39 +437,23 @@ impl Drain {
             Ok(()) => {}
             Err(why) if gone_already(&why) => {
                 self.stranger(
-                    seq,
-                    run,
+                    one,
                     &from_path,
                     &format!("somebody else removed it in the store before it could be renamed to {to_path}"),
                 );
             }
             Err(why) => return Err(why),
         }
-        {
-            let mut tree = self.namespace.tree();
-            if let Some(over) = over.filter(|over| *over != file) {
-                Self::leaves(&mut tree, over, (to.0, &Name::from(to.1)));
-            }
-            if let Some(inode) = tree.get_mut(file) {
-                let from_name = Name::from(from.1);
-                let stood = inode.applied.as_ref().is_some_and(|(dir, name)| *dir == from.0 && *name == from_name);
-                if stood || inode.applied.is_none() {
-                    inode.applied = Some((to.0, Name::from(&*name)));
-                }
-            }
-        }
+        let gone = self.carried_out(one.kind, Some((to.0, Name::from(name))), None);
         drop(moving);
         self.reidentify(file, &target, owner);
-        if let Some(over) = over.filter(|over| *over != file) {
-            self.lost_a_link(over);
-        }
-        let gone = over.filter(|over| *over != file).into_iter().collect();
         Ok(Done { dirs: vec![from.0, to.0], gone })
     }
 
-    fn exchange(&self, a: FileId, a_at: (FileId, &[u8]), b: FileId, b_at: (FileId, &[u8])) -> io::Result<Done> {
-        let (_, a_path) = self.place(a_at)?;
-        let (_, b_path) = self.place(b_at)?;
+    fn exchange(&self, one: &Work<'_>, a: (FileId, FileId, &[u8]), b: (FileId, FileId, &[u8])) -> io::Result<Done> {
+        let (_, a_path) = self.place((a.1, a.2))?;
+        let (_, b_path) = self.place((b.1, b.2))?;
+        let (a, a_dir, b, b_dir) = (a.0, a.1, b.0, b.1);
         let (owner, _) = self.owner_and_meta(a)?;
         let store = &self.namespace.store;
         let _staging = self.staging.write().unwrap_or_else(PoisonError::into_inner);
@@ -525,21 +462,14 @@ impl Drain {
         if self.is_there(a, &a_path, owner) && self.is_there(b, &b_path, owner) {
             self.as_owner(owner, |who| store.exchange(who, &a_path, &b_path))?;
         }
-        {
-            let mut tree = self.namespace.tree();
-            for (id, at) in [(a, b_at), (b, a_at)] {
-                if let Some(inode) = tree.get_mut(id) {
-                    inode.applied = Some((at.0, Name::from(at.1)));
-                }
-            }
-        }
+        self.carried_out(one.kind, None, None);
         drop(moving);
         self.reidentify(a, &b_path, owner);
         self.reidentify(b, &a_path, owner);
-        Ok(Done { dirs: vec![a_at.0, b_at.0], gone: Vec::new() })
+        Ok(Done { dirs: vec![a_dir, b_dir], gone: Vec::new() })
     }
 
-    fn unlink(&self, seq: Seq, file: FileId, at: (FileId, &[u8]), run: RunId) -> io::Result<Done> {
+    fn unlink(&self, one: &Work<'_>, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
         let (_, path) = self.place(at)?;
         let (owner, _) = self.owner_and_meta(file)?;
         let expect = self.identity(file).map_or(Expect::Unknown, Expect::Identity);
@@ -554,21 +484,15 @@ impl Drain {
             }
         } else if there {
             self.stranger(
-                seq,
-                run,
+                one,
                 &path,
                 "deleted here, but somebody else changed it in the store meanwhile: theirs is kept",
             );
         }
-        {
-            let mut tree = self.namespace.tree();
-            Self::leaves(&mut tree, file, (at.0, &Name::from(at.1)));
-        }
-        self.lost_a_link(file);
-        Ok(Done { dirs: vec![at.0], gone: vec![file] })
+        Ok(Done { dirs: vec![at.0], gone: self.carried_out(one.kind, None, None) })
     }
 
-    fn remove_dir(&self, seq: Seq, file: FileId, at: (FileId, &[u8]), run: RunId) -> io::Result<Done> {
+    fn remove_dir(&self, one: &Work<'_>, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
         let (_, path) = self.place(at)?;
         let (owner, _) = self.owner_and_meta(file)?;
         let removed = if self.is_there(file, &path, owner) {
@@ -580,19 +504,10 @@ impl Drain {
             Ok(()) => {}
             Err(why) if gone_already(&why) => {}
             Err(why) if matches!(why.raw_os_error(), Some(libc::ENOTEMPTY | libc::EEXIST)) => {
-                self.stranger(
-                    seq,
-                    run,
-                    &path,
-                    "removed here, but somebody else put files into it in the store: it is kept",
-                );
+                self.stranger(one, &path, "removed here, but somebody else put files into it in the store: it is kept");
             }
             Err(why) => return Err(why),
         }
-        let mut tree = self.namespace.tree();
-        if let Some(inode) = tree.get_mut(file) {
-            inode.applied = None;
-        }
-        Ok(Done { dirs: vec![at.0], gone: vec![file] })
+        Ok(Done { dirs: vec![at.0], gone: self.carried_out(one.kind, None, None) })
     }
 }

@@ -4,8 +4,7 @@
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use crate::clock;
-use crate::model::{CONFLICT_INFIX, FileId, Kind, Mode, OpKind, RunId, Seq};
+use crate::model::{CONFLICT_INFIX, FileId, Kind, Mode, OpKind, Prepared, RunId, Seq, Timestamp};
 use crate::namespace::content::Lies;
 use crate::namespace::identity_of;
 use crate::namespace::journal::Txn;
@@ -28,6 +27,7 @@ impl Drain {
         let batch = self.commit_to(&batch);
         let mut done: Vec<(Seq, Done)> = Vec::with_capacity(batch.len());
         let mut dirs: Vec<FileId> = Vec::new();
+        let mut broke_off = None;
         for (index, seq) in batch.iter().enumerate() {
             match self.execute(*seq) {
                 Ok(outcome) => {
@@ -39,15 +39,23 @@ impl Drain {
                     done.push((*seq, outcome));
                 }
                 Err(why) => {
-                    self.back_to_waiting(&batch[index..]);
-                    self.failed(*seq, &why);
+                    broke_off = Some((index, why));
                     break;
                 }
             }
         }
-        if done.is_empty() {
-            return;
+        if !done.is_empty() {
+            self.make_durable(done, &dirs);
         }
+        // Only now: the books must not be ahead of what is still to be made durable.
+        if let Some((index, why)) = broke_off {
+            self.back_to_waiting(&batch[index..]);
+            self.failed(batch[index], &why);
+        }
+    }
+
+    /// The names that a batch changed survive the machine; then the operations are done.
+    fn make_durable(&self, done: Vec<(Seq, Done)>, dirs: &[FileId]) {
         let who = self.namespace.own_cred(self.owner_of(FileId::ROOT));
         // By file, not by path: a later operation of the batch may have moved a directory, or removed it.
         let dirs: Vec<StorePath> = {
@@ -158,12 +166,12 @@ impl Drain {
         self.failed(seq, why);
     }
 
-    /// From here on the operations cannot be taken back. What is about to be renamed is written down first.
+    /// From here on the operations cannot be taken back. That they are started is written down first, and what is about to
+    /// be renamed; from where they start stays in the books until they are over.
     fn commit_to(&self, batch: &[Seq]) -> Vec<Seq> {
         let mut tree = self.namespace.tree();
         let mut txn = Txn::default();
         let mut committed = Vec::with_capacity(batch.len());
-        let mut files = false;
         for seq in batch {
             let Some(op) = tree.ops.get_mut(seq) else {
                 continue;
@@ -172,11 +180,9 @@ impl Drain {
                 Progress::Staged { staged, dir, temporary, version, .. } => {
                     // An earlier agent's copy may be in place already: it has to be recognised first.
                     if !(op.doubtful && op.prepared.is_some()) {
-                        op.prepared = Some(staged.identity);
+                        op.prepared = Some(prepared(&staged, version));
                     }
                     op.progress = Progress::Committing;
-                    files = true;
-                    txn.op(*seq);
                     self.staged
                         .lock()
                         .unwrap_or_else(PoisonError::into_inner)
@@ -185,7 +191,9 @@ impl Drain {
                 Progress::Waiting => op.progress = Progress::Committing,
                 Progress::Staging | Progress::Committing => break,
             }
+            txn.op(*seq);
             let kind = op.kind.clone();
+            tree.hold_books(&kind);
             // Programs' next operations on these names have to build on what the store will have.
             match &kind {
                 // Of a directory this was settled when it was made; what is queued behind it may plan otherwise by now.
@@ -211,8 +219,8 @@ impl Drain {
         }
         self.namespace.commit(&tree, txn);
         drop(tree);
-        if files && let Err(why) = self.namespace.sync_catalog() {
-            tracing::warn!(%why, "the catalog cannot be synced: after a power loss a publication may be repeated");
+        if let Err(why) = self.namespace.sync_catalog() {
+            tracing::warn!(%why, "the catalog cannot be synced: after a power loss an operation may be repeated");
         }
         committed
     }
@@ -220,6 +228,7 @@ impl Drain {
     /// What was not carried out goes on as before.
     fn back_to_waiting(&self, seqs: &[Seq]) {
         let mut tree = self.namespace.tree();
+        let mut txn = Txn::default();
         let mut staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner);
         for seq in seqs {
             let Some(op) = tree.ops.get_mut(seq) else {
@@ -231,7 +240,16 @@ impl Drain {
                 }
                 None => Progress::Waiting,
             };
+            let (kind, done) = (op.kind.clone(), op.doubtful);
+            if !done {
+                tree.release_books(&kind);
+            }
+            for id in crate::namespace::tree::files_of(&kind) {
+                txn.file(id);
+            }
+            txn.op(*seq);
         }
+        self.namespace.commit(&tree, txn);
     }
 
     /// Durable: the operations leave the queue.
@@ -240,56 +258,23 @@ impl Drain {
         let mut txn = Txn::default();
         let mut moved = Vec::new();
         for (seq, outcome) in done {
-            let Some((op, places)) = tree.dequeue(seq) else {
+            let Some(id) = tree.ops.get(&seq).map(crate::namespace::tree::Op::file) else {
                 continue;
             };
-            txn.op(seq);
-            for (dir, name) in &places {
-                txn.entry(*dir, name);
-            }
-            self.counters.operations.fetch_add(1, Ordering::Relaxed);
-            let id = op.file();
             let staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner).remove(&seq);
-            if let Some(inode) = tree.get_mut(id) {
-                match op.kind {
-                    OpKind::Publish { .. } => {
-                        if inode.publish == Some(seq) {
-                            inode.publish = None;
-                        }
-                        if let Some((_, _, staged, version)) = staged {
-                            inode.durable = inode.durable.max(version);
-                            inode.checksum = Some(staged.checksum);
-                            inode.reopened = 0;
-                            self.counters.files.fetch_add(1, Ordering::Relaxed);
-                            self.counters.bytes.fetch_add(staged.identity.size_bytes, Ordering::Relaxed);
-                        } else {
-                            inode.durable = inode.version;
-                        }
-                        inode.checked = Some(clock::tick());
-                    }
-                    OpKind::SetMeta { .. } if inode.set_meta == Some(seq) => inode.set_meta = None,
-                    // Both are somewhere else now.
-                    OpKind::Exchange { b, .. } => txn.file(b),
-                    _ => {}
-                }
-                txn.file(id);
+            let copied = staged.map(|(_, _, staged, version)| prepared(&staged, version));
+            self.counters.operations.fetch_add(1, Ordering::Relaxed);
+            if let Some(copied) = &copied {
+                self.counters.files.fetch_add(1, Ordering::Relaxed);
+                self.counters.bytes.fetch_add(copied.identity.size_bytes, Ordering::Relaxed);
             }
-            tree.recount(id);
-            let again = tree.get(id).is_some_and(|inode| inode.sealed && inode.dirty() && inode.publish.is_none());
-            if again {
-                self.namespace.queue_publish(&mut tree, &mut txn, id);
-            }
+            self.namespace.retire(&mut tree, &mut txn, seq, copied.as_ref(), &outcome.gone);
             let file = tree.get(id).is_some_and(|inode| inode.attr.kind == Kind::File && inode.replica.is_some());
             if file
                 && let Some(path) = tree.logical_path(id)
                 && self.namespace.decide(&path).mode == Mode::Move
             {
                 moved.push(id);
-            }
-            self.namespace.reap(&mut tree, &mut txn, id);
-            for gone in outcome.gone {
-                txn.file(gone);
-                self.namespace.reap(&mut tree, &mut txn, gone);
             }
         }
         self.namespace.commit(&tree, txn);
@@ -299,6 +284,15 @@ impl Drain {
                 tracing::warn!(%why, "evict");
             }
         }
+    }
+
+    /// What a program writes in place in the store has its times from that.
+    pub(super) fn times_in_place(&self, id: FileId) -> Option<(Timestamp, Timestamp)> {
+        let content = self.namespace.open_of(id).map(|open| open.content())?;
+        let written = content.lies == Lies::Store && self.namespace.tree().get(id).is_some_and(|inode| !inode.sealed);
+        let stat = written.then(|| rustix::fs::fstat(&*content.file).ok()).flatten()?;
+        let time = |secs: i64, nanos: u64| Timestamp::from_parts(secs, nanos as u32);
+        Some((time(stat.st_atime, stat.st_atime_nsec), time(stat.st_mtime, stat.st_mtime_nsec)))
     }
 
     /// A file that a program writes in place in the store changes all the time, and by nobody else's hand.
@@ -319,6 +313,10 @@ impl Drain {
         let path = String::from_utf8_lossy(path).into_owned();
         self.namespace.note_kept(run, path, what, true, kept_as.map(ToString::to_string));
     }
+}
+
+pub(super) fn prepared(staged: &Staged, version: u32) -> Prepared {
+    Prepared { identity: staged.identity, checksum: staged.checksum, version }
 }
 
 /// `NAME.surgetank-conflict-KEY-RUN`, shortened where a name may not be longer.

@@ -45,8 +45,8 @@ pub struct FileRecord {
     pub identity: Option<StoreIdentity>,
     /// The primary name programs see; `None` once unlinked.
     pub logical: Option<(FileId, Box<[u8]>)>,
-    /// Where the store has it; `None` before the first publication.
-    pub applied: Option<(FileId, Box<[u8]>)>,
+    /// Where the store has it; nowhere before the first publication, under several names when it has hard links.
+    pub applied: Vec<(FileId, Box<[u8]>)>,
     pub target: Option<Box<[u8]>>,
     /// Extended attributes, when they differ from the store's copy.
     pub xattrs: Option<Xattrs>,
@@ -70,11 +70,28 @@ pub struct EntryRecord {
 pub struct OpRecord {
     pub kind: OpKind,
     pub run: RunId,
-    /// Identity of the verified temporary, written down before it is renamed into place, so that a repetition
-    /// after a crash recognises its own work.
-    pub prepared: Option<StoreIdentity>,
+    /// The verified temporary, written down before it is renamed into place, so that it is recognised after a crash.
+    pub prepared: Option<Prepared>,
     /// Belongs to the final drain.
     pub last: bool,
+    /// The drain was about to carry it out, or did and could not sync it.
+    pub started: bool,
+}
+
+/// A staged copy whose time has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Prepared {
+    pub identity: StoreIdentity,
+    pub checksum: u64,
+    pub version: u32,
+}
+
+impl Prepared {
+    /// Has a file of the store the length and time of this copy? The inode too, if it was renamed into place, and not if
+    /// it was written over a file that has several names.
+    pub fn is(&self, there: &StoreIdentity) -> bool {
+        self.identity.size_bytes == there.size_bytes && self.identity.mtime_nanos == there.mtime_nanos
+    }
 }
 
 /// An operation on its way to the store. Names are explicit: they are those of the moment it was queued.

@@ -182,7 +182,10 @@ impl Namespace {
         }
         inode.attr.ctime = now;
         if change.mtime.is_some() || change.atime.is_some() || change.perm.is_some() {
-            self.follow_on_tier(&tree, id, open.as_deref(), change);
+            let in_place = self.follow_on_tier(&tree, id, open.as_deref(), change);
+            if let (Some(identity), Some(inode)) = (in_place, tree.get_mut(id)) {
+                inode.identity = Some(Box::new(identity));
+            }
         }
         self.queue_meta(&mut tree, &mut txn, id, self.run(caller));
         self.commit(&tree, txn);
@@ -191,11 +194,20 @@ impl Namespace {
         Ok(())
     }
 
-    /// The plain file on the tier has the same permissions and times: it is readable without us.
-    fn follow_on_tier(&self, tree: &Tree, id: FileId, open: Option<&Open>, change: &SetAttr) {
-        let Some(inode) = tree.get(id) else { return };
+    /// The plain file on the tier has the same permissions and times: it is readable without us. Returns what the store's
+    /// own file is after that, if that is what is being written.
+    fn follow_on_tier(
+        &self,
+        tree: &Tree,
+        id: FileId,
+        open: Option<&Open>,
+        change: &SetAttr,
+    ) -> Option<crate::model::StoreIdentity> {
+        let inode = tree.get(id)?;
         let mut in_place = false;
         let file = match open.map(Open::content) {
+            // Only read: the store's file follows in its turn.
+            Some(content) if content.lies == Lies::Store && inode.sealed => return None,
             // Written in place: the store's file itself follows, like its content.
             Some(content) if content.lies == Lies::Store => {
                 in_place = true;
@@ -203,19 +215,14 @@ impl Namespace {
             }
             Some(content) => content.file,
             None => {
-                let Some((device, _)) = inode.replica else {
-                    return;
-                };
-                let Some(path) = tree.logical_path(id) else {
-                    return;
-                };
-                match self.tiers.device(device).open(&path, false) {
-                    Ok(file) => Arc::new(file),
-                    Err(why) => {
-                        tracing::warn!(%why, "a tier did not follow a change of attributes");
-                        return;
-                    }
-                }
+                let (device, _) = inode.replica?;
+                let path = tree.logical_path(id)?;
+                let opened = self.tiers.device(device).open(&path, false);
+                Arc::new(
+                    opened
+                        .inspect_err(|why| tracing::warn!(%why, "a tier did not follow a change of attributes"))
+                        .ok()?,
+                )
             }
         };
         let mut result: std::io::Result<()> = Ok(());
@@ -230,6 +237,8 @@ impl Namespace {
         if let Err(why) = result {
             tracing::warn!(%why, "a tier did not follow a change of attributes");
         }
+        let stat = in_place.then(|| rustix::fs::fstat(&*file).ok()).flatten()?;
+        Some(super::files::identity_of(&stat))
     }
 
     /// Attributes reach the store with the content, or by an operation of their own when the content is there already.
@@ -264,21 +273,23 @@ impl Namespace {
 
     /// The attributes as they are, from the store where we have none of our own.
     fn xattrs_of(&self, id: FileId) -> FsResult<Xattrs> {
-        let (path, who) = {
-            let tree = self.tree();
-            let inode = tree.get(id).ok_or(Errno::STALE)?;
-            if let Some(xattrs) = inode.extra.as_ref().and_then(|extra| extra.xattrs.as_ref()) {
-                return Ok(xattrs.clone());
-            }
-            match tree.applied_path(id) {
-                Some(path) if !matches!(inode.attr.kind, Kind::Symlink) => (path, inode.cred()),
-                _ => return Ok(BTreeMap::new()),
-            }
-        };
-        match self.store.xattrs(self.own_cred(who), &path) {
-            Ok(xattrs) => Ok(xattrs),
-            Err(why) if matches!(why.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOENT)) => Ok(BTreeMap::new()),
-            Err(why) => Err(why.into()),
+        let asked = self.while_it_moves(id, || {
+            let (path, who) = {
+                let tree = self.tree();
+                let inode = tree.get(id).ok_or(Errno::STALE)?;
+                if let Some(xattrs) = inode.extra.as_ref().and_then(|extra| extra.xattrs.as_ref()) {
+                    return Ok(xattrs.clone());
+                }
+                match tree.applied_path(id) {
+                    Some(path) if !matches!(inode.attr.kind, Kind::Symlink) => (path, inode.cred()),
+                    _ => return Ok(BTreeMap::new()),
+                }
+            };
+            Ok(self.store.xattrs(self.own_cred(who), &path)?)
+        });
+        match asked {
+            Err(fault) if matches!(fault.errno, Errno::OPNOTSUPP | Errno::NOENT) => Ok(BTreeMap::new()),
+            other => other,
         }
     }
 
@@ -369,18 +380,20 @@ impl Namespace {
     }
 
     pub fn readlink(&self, id: FileId) -> FsResult<Box<[u8]>> {
-        let (path, who) = {
-            let tree = self.tree();
-            let inode = tree.get(id).ok_or(Errno::STALE)?;
-            if inode.attr.kind != Kind::Symlink {
-                return Err(Errno::INVAL.into());
-            }
-            if let Some(target) = inode.extra.as_ref().and_then(|extra| extra.target.clone()) {
-                return Ok(target);
-            }
-            (tree.applied_path(id).ok_or(Errno::NOENT)?, inode.cred())
-        };
-        Ok(self.store.read_link(self.own_cred(who), &path)?)
+        self.while_it_moves(id, || {
+            let (path, who) = {
+                let tree = self.tree();
+                let inode = tree.get(id).ok_or(Errno::STALE)?;
+                if inode.attr.kind != Kind::Symlink {
+                    return Err(Errno::INVAL.into());
+                }
+                if let Some(target) = inode.extra.as_ref().and_then(|extra| extra.target.clone()) {
+                    return Ok(target);
+                }
+                (tree.applied_path(id).ok_or(Errno::NOENT)?, inode.cred())
+            };
+            Ok(self.store.read_link(self.own_cred(who), &path)?)
+        })
     }
 
     /// The store's space, less what is still to be brought there.

@@ -4,7 +4,7 @@
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use crate::model::{Change, FileId, OpKind, OpRecord, RunId, Seq};
+use crate::model::{Change, FileId, OpKind, Prepared, RunId, Seq};
 
 use super::Namespace;
 use super::tree::{Name, Op, Place, Tree};
@@ -117,16 +117,20 @@ impl Namespace {
         }
     }
 
-    /// Takes an operation back, with its staged copy.
-    pub(crate) fn cancel(&self, tree: &mut Tree, txn: &mut Txn, seq: Seq) {
+    /// Takes an operation back, with its staged copy; `false` if it is being carried out.
+    pub(crate) fn cancel(&self, tree: &mut Tree, txn: &mut Txn, seq: Seq) -> bool {
+        if tree.ops.get(&seq).is_some_and(|op| op.progress == super::tree::Progress::Committing) {
+            return false;
+        }
         let Some((op, places)) = tree.dequeue(seq) else {
-            return;
+            return true;
         };
         self.discard_staged(tree, &op);
         txn.op(seq);
         for (dir, name) in places {
             txn.entry(dir, &name);
         }
+        true
     }
 
     pub(crate) fn discard_staged(&self, tree: &mut Tree, op: &Op) {
@@ -143,6 +147,52 @@ impl Namespace {
             if owned {
                 txn.dropped(id);
             }
+        }
+    }
+
+    /// An operation has been carried out for good: it leaves the queue. `copied` is what a file's publication brought.
+    pub(crate) fn retire(&self, tree: &mut Tree, txn: &mut Txn, seq: Seq, copied: Option<&Prepared>, gone: &[FileId]) {
+        let Some((op, places)) = tree.dequeue(seq) else {
+            return;
+        };
+        tree.release_books(&op.kind);
+        txn.op(seq);
+        for (dir, name) in &places {
+            txn.entry(*dir, name);
+        }
+        for id in super::tree::files_of(&op.kind) {
+            txn.file(id);
+        }
+        let id = op.file();
+        if let Some(inode) = tree.get_mut(id) {
+            match op.kind {
+                OpKind::Publish { .. } => {
+                    if inode.publish == Some(seq) {
+                        inode.publish = None;
+                    }
+                    match copied {
+                        Some(copied) => {
+                            inode.durable = inode.durable.max(copied.version);
+                            inode.checksum = Some(copied.checksum);
+                            inode.reopened = 0;
+                        }
+                        None => inode.durable = inode.version,
+                    }
+                    inode.checked = Some(crate::clock::tick());
+                }
+                OpKind::SetMeta { .. } if inode.set_meta == Some(seq) => inode.set_meta = None,
+                _ => {}
+            }
+        }
+        tree.recount(id);
+        let again = tree.get(id).is_some_and(|inode| inode.sealed && inode.dirty() && inode.publish.is_none());
+        if again {
+            self.queue_publish(tree, txn, id);
+        }
+        self.reap(tree, txn, id);
+        for gone in gone {
+            txn.file(*gone);
+            self.reap(tree, txn, *gone);
         }
     }
 
@@ -173,10 +223,7 @@ impl Namespace {
         }
         for seq in &txn.ops {
             changes.push(match tree.ops.get(seq) {
-                Some(op) => Change::PutOp(
-                    *seq,
-                    OpRecord { kind: op.kind.clone(), run: op.run, prepared: op.prepared, last: op.last },
-                ),
+                Some(op) => Change::PutOp(*seq, op.record()),
                 None => Change::DropOp(*seq),
             });
         }

@@ -147,8 +147,10 @@ impl Namespace {
         {
             requeue = self.take_back(tree, txn, id, seq) && !last;
         }
-        if last && let Some(seq) = tree.get(id).and_then(|inode| inode.set_meta) {
-            self.cancel(tree, txn, seq);
+        if last
+            && let Some(seq) = tree.get(id).and_then(|inode| inode.set_meta)
+            && self.cancel(tree, txn, seq)
+        {
             if let Some(inode) = tree.get_mut(id) {
                 inode.set_meta = None;
             }
@@ -267,8 +269,9 @@ impl Namespace {
             let quiet = inode.dir.as_ref().is_some_and(|d| d.queued == 0 && !d.moved);
             never = inode.applied.is_none() && quiet;
         }
-        if let Some(seq) = tree.get(id).and_then(|inode| inode.set_meta) {
-            self.cancel(tree, txn, seq);
+        if let Some(seq) = tree.get(id).and_then(|inode| inode.set_meta)
+            && self.cancel(tree, txn, seq)
+        {
             if let Some(inode) = tree.get_mut(id) {
                 inode.set_meta = None;
             }

@@ -2,6 +2,8 @@
 //! known by its inode number, so that a rename that was written down but not done (or done but not
 //! finished) on the tier is put right. Nothing that only we have is ever deleted here.
 
+mod started;
+
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -47,7 +49,6 @@ impl Namespace {
             inode.replica = record.replica.and_then(|replica| Some((*ids.get(&replica.device)?, replica.backing_ino)));
             inode.identity = record.identity.map(Box::new);
             inode.logical = record.logical.map(place);
-            inode.applied = record.applied.map(place);
             inode.pinned = record.pinned;
             inode.checksum = record.checksum;
             inode.run = RunId(0);
@@ -58,6 +59,7 @@ impl Namespace {
                 extra.xattrs = record.xattrs;
                 extra.spill = record.spill.map(place);
             }
+            inode.set_names_in_store(record.applied.into_iter().map(place).collect());
             if root {
                 let Some(known) = tree.get_mut(FileId::ROOT) else {
                     continue;
@@ -82,7 +84,7 @@ impl Namespace {
             tree.next_seq = tree.next_seq.max(seq.0 + 1);
             let mut op = Op::new(record.kind, RunId(0), crate::clock::tick(), record.last);
             op.prepared = record.prepared;
-            op.doubtful = true;
+            op.doubtful = record.started;
             let file = op.file();
             if let Some(inode) = tree.get_mut(file) {
                 match op.kind {
@@ -95,6 +97,7 @@ impl Namespace {
         }
         // Every name that is hidden only while an operation waits was written down with it; stale ones go.
         drop(tree);
+        self.settle_started();
         self.match_tiers(&strange);
         self.match_spills();
         self.seal_recovered();

@@ -152,11 +152,13 @@ impl Namespace {
             });
             let owned = tree.get_mut(id).is_some_and(|inode| {
                 inode.extra_mut().more_names.push((dir, name.clone()));
+                inode.gains((dir, name.clone()));
                 inode.owned
             });
             if owned {
                 let mut txn = super::journal::Txn::default();
                 self.own(tree, &mut txn, dir);
+                txn.file(id);
                 txn.entry(dir, name);
                 self.commit(tree, txn);
             }
@@ -185,10 +187,16 @@ impl Namespace {
         if let Some(id) = known {
             tree.bind(dir, name, |entry| *entry = Entry::default());
             if let Some(inode) = tree.get_mut(id) {
-                inode.logical = None;
-                inode.applied = None;
-                inode.attr.links = 0;
-                if inode.lookups == 0 {
+                let at = (dir, name.clone());
+                inode.leaves(&at);
+                let more = inode.extra.as_mut().map(|extra| &mut extra.more_names);
+                if inode.logical.as_ref() == Some(&at) {
+                    inode.logical = more.and_then(Vec::pop);
+                } else if let Some(more) = more {
+                    more.retain(|other| *other != at);
+                }
+                inode.attr.links = if inode.logical.is_some() { inode.attr.links.saturating_sub(1) } else { 0 };
+                if inode.logical.is_none() && inode.lookups == 0 {
                     tree.forget_mirror(id);
                 }
             }

@@ -9,6 +9,9 @@
 //! while a name, an operation, an open handle, the store or the kernel refers to it; an entry is kept
 //! while an operation that names it is queued (`pins`), or else the store would show through too early.
 
+mod applied;
+mod op;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,6 +20,9 @@ use crate::model::{
     Attr, DeviceId, EntryRecord, FileId, FileRecord, Kind, NodeId, OpKind, Replica, RunId, Seq, StoreIdentity, Xattrs,
 };
 use crate::store::{Cred, StorePath};
+
+pub use applied::Before;
+pub use op::{Op, Progress, Trouble, file_of, files_of, places};
 
 pub type Name = Arc<[u8]>;
 /// A name in a directory.
@@ -80,6 +86,8 @@ pub struct Dir {
 pub struct Extra {
     /// Logical names beyond the primary one.
     pub more_names: Vec<Place>,
+    /// Names that the store has for it now, beyond `applied`.
+    pub more_applied: Vec<Place>,
     pub target: Option<Box<[u8]>>,
     pub xattrs: Option<Xattrs>,
     /// The content lies in a temporary in the store: this name in this directory.
@@ -193,53 +201,6 @@ impl Inode {
     }
 }
 
-/// How far an operation is.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Progress {
-    Waiting,
-    Staging,
-    /// A complete copy lies under the temporary in `dir`, synced and compared if `checked`.
-    Staged {
-        dir: FileId,
-        temporary: Name,
-        staged: crate::store::Staged,
-        version: u32,
-        checked: bool,
-    },
-    /// The drain is carrying it out; it can no longer be taken back.
-    Committing,
-}
-
-#[derive(Debug)]
-pub struct Op {
-    pub kind: OpKind,
-    pub run: RunId,
-    /// Identity of the staged copy, recorded before it is renamed into place: a repetition after a crash recognises it.
-    pub prepared: Option<StoreIdentity>,
-    pub progress: Progress,
-    /// Not before this moment (quiet period, retry).
-    pub due: Instant,
-    /// Belongs to the final drain.
-    pub last: bool,
-    /// Somebody waits in fsync: taken although the file is open.
-    pub eager: bool,
-    pub failures: u32,
-    pub first_failure: Option<Instant>,
-    pub error: Option<Trouble>,
-    /// May have been carried out in the store already (an agent died, a sync failed).
-    pub doubtful: bool,
-    pub queued: Instant,
-}
-
-/// Why an operation did not succeed, for `status` and the verdict.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Trouble {
-    pub errno: i32,
-    pub text: String,
-    /// Trying again will not help.
-    pub lasting: bool,
-}
-
 #[derive(Debug)]
 pub struct Tree {
     inodes: HashMap<FileId, Box<Inode>>,
@@ -254,6 +215,8 @@ pub struct Tree {
     pub clean_bytes: HashMap<DeviceId, u64>,
     /// How the catalog calls each device.
     pub device_numbers: HashMap<DeviceId, DeviceId>,
+    /// Of files that a batch is about: what the catalog is told until the batch is over.
+    pub before: HashMap<FileId, Before>,
 }
 
 impl Tree {
@@ -269,6 +232,7 @@ impl Tree {
             hard_links: HashMap::new(),
             clean_bytes: HashMap::new(),
             device_numbers: HashMap::new(),
+            before: HashMap::new(),
         }
     }
 
@@ -516,6 +480,14 @@ impl Tree {
     pub fn record(&self, id: FileId) -> Option<FileRecord> {
         let inode = self.get(id)?;
         let place = |place: &Place| (place.0, Box::from(&*place.1));
+        let now;
+        let (applied, identity) = match self.before.get(&id) {
+            Some(before) => (&before.names, &before.identity),
+            None => {
+                now = inode.names_in_store();
+                (&now, &inode.identity)
+            }
+        };
         Some(FileRecord {
             attr: inode.attr,
             version: u64::from(inode.version),
@@ -527,9 +499,9 @@ impl Tree {
                 backing_ino,
             }),
             spill: inode.spill().map(place),
-            identity: inode.identity.as_deref().copied(),
+            identity: identity.as_deref().copied(),
             logical: inode.logical.as_ref().map(place),
-            applied: inode.applied.as_ref().map(place),
+            applied: applied.iter().map(place).collect(),
             target: inode.extra.as_ref().and_then(|extra| extra.target.clone()),
             xattrs: inode.extra.as_ref().and_then(|extra| extra.xattrs.clone()),
             pinned: inode.pinned,
@@ -540,56 +512,5 @@ impl Tree {
 
     pub fn entry_record(&self, dir: FileId, name: &[u8]) -> Option<EntryRecord> {
         self.entry(dir, name).map(|entry| EntryRecord { logical: entry.logical(), planned: entry.planned() })
-    }
-}
-
-impl Op {
-    pub fn new(kind: OpKind, run: RunId, due: Instant, last: bool) -> Self {
-        Self {
-            kind,
-            run,
-            prepared: None,
-            progress: Progress::Waiting,
-            due,
-            last,
-            eager: false,
-            failures: 0,
-            first_failure: None,
-            error: None,
-            doubtful: false,
-            queued: crate::clock::tick(),
-        }
-    }
-
-    /// The file that it is about.
-    pub fn file(&self) -> FileId {
-        file_of(&self.kind)
-    }
-}
-
-/// The file an operation is about.
-pub fn file_of(kind: &OpKind) -> FileId {
-    match kind {
-        OpKind::Publish { file, .. }
-        | OpKind::SetMeta { file }
-        | OpKind::Link { file, .. }
-        | OpKind::Rename { file, .. }
-        | OpKind::Exchange { a: file, .. }
-        | OpKind::Unlink { file, .. }
-        | OpKind::RemoveDir { file, .. } => *file,
-    }
-}
-
-/// The names an operation is about.
-pub fn places(kind: &OpKind) -> Vec<Place> {
-    let place = |dir: &FileId, name: &[u8]| (*dir, Name::from(name));
-    match kind {
-        OpKind::SetMeta { .. } => Vec::new(),
-        OpKind::Publish { dir, name, .. }
-        | OpKind::Link { dir, name, .. }
-        | OpKind::Unlink { dir, name, .. }
-        | OpKind::RemoveDir { dir, name, .. } => vec![place(dir, name)],
-        OpKind::Rename { from_dir, from, to_dir, to, .. } => vec![place(from_dir, from), place(to_dir, to)],
-        OpKind::Exchange { a_dir, a_name, b_dir, b_name, .. } => vec![place(a_dir, a_name), place(b_dir, b_name)],
     }
 }

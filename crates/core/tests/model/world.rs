@@ -301,7 +301,7 @@ impl World {
             }
             Event::Kill => {
                 self.stop_drain();
-                self.restart(false)
+                self.restart()
             }
             Event::KillDrain { steps } => {
                 self.fuse.light(*steps);
@@ -314,12 +314,12 @@ impl World {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 self.stop_drain();
-                self.restart(true)
+                self.restart()
             }
         }
     }
 
-    fn restart(&mut self, cut_off: bool) -> Result<(), String> {
+    fn restart(&mut self) -> Result<(), String> {
         // The old agent's locks must be gone before the new one comes.
         let gone = Arc::downgrade(self.namespace());
         self.mounted = None;
@@ -330,10 +330,6 @@ impl World {
         self.mounted = Some(open(&self.terms, &self.base, &self.fuse, &self.published));
         self.reference.close_all();
         self.restarted = true;
-        if cut_off {
-            // What was done in the store but not written down is recognised when it is done again.
-            self.settle()?;
-        }
         self.check_every_file()?;
         if self.terms.drain_at_start {
             self.start_drain();

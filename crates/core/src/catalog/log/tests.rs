@@ -73,7 +73,7 @@ fn file(seed: u64) -> Box<FileRecord> {
         spill: name(1),
         identity: None,
         logical: name(2),
-        applied: name(3),
+        applied: name(3).into_iter().collect(),
         target: None,
         xattrs: seed.is_multiple_of(5).then(|| BTreeMap::from([(b"user.a".to_vec().into(), vec![0; 3].into())])),
         pinned: false,
@@ -97,7 +97,7 @@ fn change() -> impl Strategy<Value = Change> {
         1 => (id(), name()).prop_map(|(dir, name)| Change::DropEntry(dir, name)),
         2 => (seq(), id(), name(), 0..9_u32).prop_map(|(seq, file, name, run)| {
             let kind = OpKind::Publish { file, dir: FileId::ROOT, name, over: None };
-            Change::PutOp(seq, OpRecord { kind, run: RunId(run), prepared: None, last: false })
+            Change::PutOp(seq, OpRecord { kind, run: RunId(run), prepared: None, last: false, started: false })
         }),
         1 => seq().prop_map(Change::DropOp),
         1 => ("[a-c]", any::<u64>()).prop_map(|(name, value)| Change::PutCounter(name, value)),

@@ -131,25 +131,31 @@ impl Namespace {
             return Ok(());
         };
         inode.checked = Some(clock::tick());
-        if identity != Some(stat.identity) {
-            let ino = inode.attr.ino;
-            inode.attr = crate::model::Attr { ino, ..stat.attr };
-            inode.identity = Some(Box::new(stat.identity));
-            if inode.owned {
-                let mut txn = Txn::default();
-                txn.file(id);
-                self.commit(&tree, txn);
-            }
-            drop(tree);
-            if let Some(door) = self.door.get() {
-                door.invalidate(id, false);
-            }
+        let now = inode.identity.as_deref().copied();
+        // The drain changed it while we looked, or is about to (a new link, new attributes): what we know is right then.
+        if now == Some(stat.identity) || now != identity || tree.is_queued(id) {
+            return Ok(());
+        }
+        let Some(inode) = tree.get_mut(id) else {
+            return Ok(());
+        };
+        let ino = inode.attr.ino;
+        inode.attr = crate::model::Attr { ino, ..stat.attr };
+        inode.identity = Some(Box::new(stat.identity));
+        if inode.owned {
+            let mut txn = Txn::default();
+            txn.file(id);
+            self.commit(&tree, txn);
+        }
+        drop(tree);
+        if let Some(door) = self.door.get() {
+            door.invalidate(id, false);
         }
         Ok(())
     }
 
     /// The store's file may be renamed by the drain between our look at its path and our use of it: once more then.
-    fn while_it_moves<T>(&self, id: FileId, act: impl Fn() -> FsResult<T>) -> FsResult<T> {
+    pub(crate) fn while_it_moves<T>(&self, id: FileId, act: impl Fn() -> FsResult<T>) -> FsResult<T> {
         for _ in 0..MOVES_MAX {
             let before = self.tree().applied_path(id);
             match act() {
@@ -212,6 +218,9 @@ impl Namespace {
             return self.open_placed(id, Some(&source), size_bytes);
         }
         let file = self.open_in_store(id, owner, &path, writes)?;
+        if writes {
+            self.times_in_place(id, &file)?;
+        }
         let content = Content { file: Arc::new(file), lies: Lies::Store, writable: writes };
         self.engage(id, content, writes, !writes, 0, || Err(Errno::IO.into()))
     }
@@ -244,6 +253,17 @@ impl Namespace {
             inode.identity = Some(Box::new(identity));
         }
         self.store.open(who, path, writes)
+    }
+
+    /// Times that were set and wait for their turn: from now on the file's own count.
+    fn times_in_place(&self, id: FileId, file: &std::fs::File) -> FsResult<()> {
+        let mut tree = self.tree();
+        let Some(inode) = tree.get_mut(id).filter(|inode| inode.set_meta.is_some()) else {
+            return Ok(());
+        };
+        super::room::give_times(file, &inode.attr)?;
+        inode.identity = Some(Box::new(super::identity_of(&rustix::fs::fstat(file)?)));
+        Ok(())
     }
 
     /// Registers the plain file with the kernel where that was decided; mediates where the kernel cannot.
@@ -390,6 +410,7 @@ impl Namespace {
                     open.replace(Content { file, lies: fresh.lies, writable: true });
                 } else {
                     let file = self.store.open(self.own_cred(owner), &path.ok_or(Errno::NOENT)?, true)?;
+                    self.times_in_place(id, &file)?;
                     open.replace(Content { file: Arc::new(file), lies: Lies::Store, writable: true });
                 }
             }

@@ -12,7 +12,7 @@ use crate::model::{FileId, OpKind, Seq, Timestamp};
 use super::super::Namespace;
 use super::super::content::{Content, Lies, Open};
 use super::super::journal::Txn;
-use super::super::tree::{Progress, Tree};
+use super::super::tree::Tree;
 
 const LINGER_FIRST: Duration = Duration::from_millis(1);
 const LINGER_MAX: Duration = Duration::from_millis(500);
@@ -243,10 +243,9 @@ impl Namespace {
 
     /// Takes back a publication (and the links that belong to it), unless it is being carried out.
     pub(crate) fn take_back(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, seq: Seq) -> bool {
-        if tree.ops.get(&seq).is_some_and(|op| op.progress == Progress::Committing) {
+        if !self.cancel(tree, txn, seq) {
             return false;
         }
-        self.cancel(tree, txn, seq);
         let mut never_applied = false;
         let mut many = false;
         if let Some(inode) = tree.get_mut(id) {

@@ -293,7 +293,13 @@ impl Namespace {
             // At most one of them is in the store: there it is a rename, and the other comes when it is published.
             for (id, from, to) in [(a, (a_dir, a_name), (b_dir, b_name)), (b, (b_dir, b_name), (a_dir, a_name))] {
                 if tree.planned(from.0, from.1) == Some(id) {
-                    let over = tree.planned(to.0, to.1);
+                    let mut over = tree.planned(to.0, to.1);
+                    let is_dir = |id: FileId| tree.get(id).is_some_and(Inode::is_dir);
+                    // A directory is not renamed over a file that is still there under a name of a file that is not yet.
+                    if over.is_some_and(|over| is_dir(over) != is_dir(id)) {
+                        self.vacate(&mut tree, &mut txn, to.0, to.1, run);
+                        over = None;
+                    }
                     let kind = OpKind::Rename {
                         file: id,
                         from_dir: from.0,

@@ -1,0 +1,362 @@
+//! How far the drain came before the agent died.
+//!
+//! The drain writes down which operations it is about to carry out, and until they are durable the catalog says where
+//! everything was before them. They are carried out in order, so the store is as after the first *k* of them, for some
+//! *k*: the one for which every name that they are about holds the file that it should. If several fit, the state is the
+//! same and any will do. The *k* are taken out of the queue, the others begin anew, and what programs see is right from
+//! the first moment. If none fits (somebody else changed these very names meanwhile), all stay in doubt: each operation
+//! then recognises its own work as well as it can.
+
+use std::collections::HashMap;
+
+use crate::model::{FileId, Kind, OpKind, Prepared, Seq, StoreIdentity};
+use crate::namespace::Namespace;
+use crate::namespace::journal::Txn;
+use crate::namespace::tree::{Inode, Name, Place, Tree, files_of};
+use crate::store::{Cred, StorePath, StoreStat};
+
+struct Started {
+    seq: Seq,
+    kind: OpKind,
+    prepared: Option<Prepared>,
+    /// What each name holds before it and after it.
+    names: Vec<(Place, Option<FileId>, Option<FileId>)>,
+    /// Its temporary, while it is not renamed into place.
+    temporary: Name,
+}
+
+/// What a name should hold at some point.
+struct Expected {
+    path: StorePath,
+    holder: Option<Holder>,
+    who: Cred,
+}
+
+struct Holder {
+    kind: Kind,
+    /// Inode number before any publication among the operations.
+    ino: Option<u64>,
+    /// The last publication among the operations so far.
+    published: Option<(Option<Prepared>, StorePath)>,
+}
+
+type Looked = HashMap<StorePath, Option<StoreStat>>;
+
+impl Namespace {
+    /// Settles the operations that an earlier agent had started.
+    pub(super) fn settle_started(&self) {
+        let mut started = self.started();
+        if started.is_empty() {
+            return;
+        }
+        let kinds: Vec<OpKind> = started.iter().map(|one| one.kind.clone()).collect();
+        let before: Vec<(FileId, Vec<Place>)> = {
+            let tree = self.tree();
+            let files = kinds.iter().flat_map(files_of);
+            files.filter_map(|id| Some((id, tree.get(id)?.names_in_store()))).collect()
+        };
+        {
+            let mut tree = self.tree();
+            for one in &mut started {
+                one.names = names_of(&tree, &one.kind);
+                tree.carried_out(&one.kind, None);
+            }
+        }
+        self.put_back(&before);
+        let mut looked = Looked::new();
+        let mut done = None;
+        for count in 0..=started.len() {
+            match self.is_as_after(&started, count, &mut looked) {
+                Ok(true) => {
+                    done = Some(count);
+                    break;
+                }
+                Ok(false) => {}
+                Err(why) => {
+                    tracing::warn!(%why, "the store could not be looked at: what was started stays in doubt");
+                    break;
+                }
+            }
+            if let Some(next) = started.get(count) {
+                self.tree().carried_out(&next.kind, None);
+            }
+        }
+        // In doubt, or applied once more with what belongs to it.
+        self.put_back(&before);
+        let Some(done) = done else {
+            tracing::warn!(operations = started.len(), "the store is not as any of the started operations left it");
+            return;
+        };
+        tracing::info!(started = started.len(), done, "operations that an earlier agent had started");
+        self.retire_started(&started[..done], &looked);
+        self.begin_anew(&started[done..], &looked);
+    }
+
+    fn started(&self) -> Vec<Started> {
+        let mut tree = self.tree();
+        let mut started = Vec::new();
+        let mut fresh = Vec::new();
+        for (seq, op) in &tree.ops {
+            if !op.doubtful {
+                fresh.push(*seq);
+                continue;
+            }
+            let mut temporary = crate::model::STORE_TEMPORARY_PREFIX.to_vec();
+            temporary.extend_from_slice(format!("{}-{:x}", self.key(), seq.0).as_bytes());
+            let temporary = match tree.get(op.file()).and_then(Inode::spill) {
+                Some((_, name)) => name.clone(),
+                None => Name::from(temporary),
+            };
+            started.push(Started {
+                seq: *seq,
+                kind: op.kind.clone(),
+                prepared: op.prepared,
+                names: Vec::new(),
+                temporary,
+            });
+        }
+        for seq in fresh {
+            if let Some(op) = tree.ops.get_mut(&seq) {
+                // Its staged copy goes.
+                op.prepared = None;
+            }
+        }
+        started
+    }
+
+    fn put_back(&self, before: &[(FileId, Vec<Place>)]) {
+        let mut tree = self.tree();
+        for (id, names) in before {
+            if let Some(inode) = tree.get_mut(*id) {
+                inode.set_names_in_store(names.clone());
+            }
+        }
+    }
+
+    /// Is the store as after the first `count` of the operations? The tree says so already.
+    fn is_as_after(&self, started: &[Started], count: usize, looked: &mut Looked) -> std::io::Result<bool> {
+        let expected = {
+            let tree = self.tree();
+            let mut places: Vec<(&Place, Option<FileId>)> = Vec::new();
+            for one in &started[..count] {
+                for (place, _, after) in &one.names {
+                    match places.iter_mut().find(|(other, _)| *other == place) {
+                        Some((_, holder)) => *holder = *after,
+                        None => places.push((place, *after)),
+                    }
+                }
+            }
+            for one in &started[count..] {
+                for (place, before, _) in &one.names {
+                    if !places.iter().any(|(other, _)| *other == place) {
+                        places.push((place, *before));
+                    }
+                }
+            }
+            let mut expected = Vec::with_capacity(places.len());
+            for ((dir, name), holder) in places {
+                match (tree.applied_path(*dir), holder) {
+                    (Some(path), _) => {
+                        let who = tree.get(*dir).map_or(Cred { uid: 0, gid: 0 }, Inode::cred);
+                        let holder = holder.and_then(|id| holder_of(&tree, &started[..count], id, &path));
+                        expected.push(Expected { path: path.join(name), holder, who });
+                    }
+                    // The directory is not in the store, and so is nothing in it.
+                    (None, None) => {}
+                    (None, Some(_)) => return Ok(false),
+                }
+            }
+            expected
+        };
+        // What the last operations are about tells most states apart at the first look.
+        for one in expected.iter().rev() {
+            if !self.fits(one, looked)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn fits(&self, one: &Expected, looked: &mut Looked) -> std::io::Result<bool> {
+        let there = self.look(&one.path, one.who, looked)?;
+        let (Some(holder), Some(stat)) = (&one.holder, there) else {
+            return Ok(one.holder.is_none() && there.is_none());
+        };
+        if stat.attr.kind != holder.kind {
+            return Ok(false);
+        }
+        Ok(match &holder.published {
+            None => holder.ino.is_none_or(|ino| ino == stat.identity.ino),
+            // Directories, links: only that they are there is known.
+            Some((None, _)) => true,
+            Some((Some(prepared), _)) if prepared.identity.ino == stat.identity.ino => true,
+            // Written over in place: complete when the temporary is gone.
+            Some((Some(prepared), temporary)) => {
+                holder.ino == Some(stat.identity.ino)
+                    && prepared.is(&stat.identity)
+                    && self.look(temporary, one.who, looked)?.is_none()
+            }
+        })
+    }
+
+    fn look(&self, path: &StorePath, who: Cred, looked: &mut Looked) -> std::io::Result<Option<StoreStat>> {
+        if let Some(known) = looked.get(path) {
+            return Ok(*known);
+        }
+        let there = match self.store.stat(self.own_cred(who), path) {
+            Ok(stat) => Some(stat),
+            Err(why) if matches!(why.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => None,
+            Err(why) => return Err(why),
+        };
+        looked.insert(path.clone(), there);
+        Ok(there)
+    }
+
+    /// These are done: their files are where they brought them, and known as they are there now.
+    fn retire_started(&self, done: &[Started], looked: &Looked) {
+        let mut tree = self.tree();
+        let mut txn = Txn::default();
+        let mut gone = Vec::with_capacity(done.len());
+        for one in done {
+            gone.push(tree.carried_out(&one.kind, None));
+        }
+        for one in done {
+            for id in files_of(&one.kind) {
+                let last = done.iter().rev().find(|other| is_publication_of(other, id)).and_then(|one| one.prepared);
+                recognise(&mut tree, id, last, touches_meta(done, id), looked);
+            }
+        }
+        for (one, gone) in done.iter().zip(gone) {
+            if let OpKind::Publish { file, .. } = &one.kind {
+                self.forget_spill(&mut tree, *file, looked);
+            }
+            self.retire(&mut tree, &mut txn, one.seq, one.prepared.as_ref(), &gone);
+        }
+        self.commit(&tree, txn);
+    }
+
+    /// Renamed into place; unless it is there still, for the version after that.
+    fn forget_spill(&self, tree: &mut Tree, file: FileId, looked: &Looked) {
+        let at = tree.get(file).and_then(Inode::spill).cloned();
+        let Some((dir, name)) = at else { return };
+        let Some(path) = tree.applied_path(dir).map(|path| path.join(&name)) else { return };
+        let there = match looked.get(&path) {
+            Some(known) => known.is_some(),
+            None => self.store.stat(self.own_cred(Cred { uid: 0, gid: 0 }), &path).is_ok(),
+        };
+        if !there && let Some(inode) = tree.get_mut(file) {
+            inode.extra_mut().spill = None;
+        }
+    }
+
+    /// These are not done. One of them may have been cut off while it wrote over a file that has several names, or
+    /// between changing attributes and writing that down.
+    fn begin_anew(&self, rest: &[Started], looked: &Looked) {
+        let mut tree = self.tree();
+        let mut txn = Txn::default();
+        for one in rest {
+            for id in files_of(&one.kind) {
+                recognise(&mut tree, id, None, touches_meta(rest, id), looked);
+                txn.file(id);
+            }
+            if let (OpKind::Publish { file, .. }, Some(prepared)) = (&one.kind, one.prepared)
+                && let Some((dir, name)) = tree.get(*file).and_then(|inode| inode.applied.clone())
+                && let Some(dir) = tree.applied_path(dir)
+                && let Some(Some(stat)) = looked.get(&dir.join(&name))
+                && stat.attr.links > 1
+                && tree
+                    .get(*file)
+                    .and_then(|inode| inode.identity.as_ref())
+                    .is_some_and(|known| known.ino == stat.identity.ino)
+                && self
+                    .store
+                    .stat(self.own_cred(Cred { uid: stat.attr.uid, gid: stat.attr.gid }), &dir.join(&one.temporary))
+                    .is_ok_and(|temporary| temporary.identity.ino == prepared.identity.ino)
+                && let Some(inode) = tree.get_mut(*file)
+            {
+                inode.identity = Some(Box::new(stat.identity));
+            }
+            if let Some(op) = tree.ops.get_mut(&one.seq) {
+                op.doubtful = false;
+                op.prepared = None;
+                txn.op(one.seq);
+            }
+        }
+        self.commit(&tree, txn);
+    }
+}
+
+fn is_publication_of(one: &Started, id: FileId) -> bool {
+    matches!(one.kind, OpKind::Publish { file, .. } if file == id)
+}
+
+/// Was an operation started that changes the file's attributes and nothing of its content?
+fn touches_meta(started: &[Started], id: FileId) -> bool {
+    started.iter().any(|one| matches!(one.kind, OpKind::SetMeta { file } if file == id))
+}
+
+/// What each name of an operation holds before and after it, as the books are when its turn comes.
+fn names_of(tree: &Tree, kind: &OpKind) -> Vec<(Place, Option<FileId>, Option<FileId>)> {
+    let place = |dir: &FileId, name: &[u8]| (*dir, Name::from(name));
+    let known =
+        |over: &Option<FileId>| over.filter(|over| tree.get(*over).is_some_and(|inode| inode.identity.is_some()));
+    match kind {
+        OpKind::SetMeta { .. } => Vec::new(),
+        OpKind::Publish { file, over, .. } => {
+            let again = tree.get(*file).is_some_and(|inode| inode.applied.is_some());
+            let before = if again { Some(*file) } else { known(over) };
+            tree.destination(kind).map(|at| (at, before, Some(*file))).into_iter().collect()
+        }
+        // Of a file that never came to the store there is nothing to link.
+        OpKind::Link { file, dir, name } if tree.get(*file).is_some_and(|inode| inode.applied.is_some()) => {
+            vec![(place(dir, name), None, Some(*file))]
+        }
+        OpKind::Link { .. } => Vec::new(),
+        OpKind::Rename { file, from_dir, from, to_dir, to, over } => {
+            // Two names of one file: the store does nothing then.
+            let stays = (*over == Some(*file)).then_some(*file);
+            vec![(place(from_dir, from), Some(*file), stays), (place(to_dir, to), known(over), Some(*file))]
+        }
+        OpKind::Exchange { a, a_dir, a_name, b, b_dir, b_name } => {
+            vec![(place(a_dir, a_name), Some(*a), Some(*b)), (place(b_dir, b_name), Some(*b), Some(*a))]
+        }
+        OpKind::Unlink { file, dir, name } | OpKind::RemoveDir { file, dir, name } => {
+            vec![(place(dir, name), Some(*file), None)]
+        }
+    }
+}
+
+fn holder_of(tree: &Tree, done: &[Started], id: FileId, dir: &StorePath) -> Option<Holder> {
+    let inode = tree.get(id)?;
+    let last = done.iter().rev().find(|one| is_publication_of(one, id));
+    Some(Holder {
+        kind: inode.attr.kind,
+        ino: inode.identity.as_ref().map(|identity| identity.ino),
+        published: last.map(|one| (one.prepared, dir.join(&one.temporary))),
+    })
+}
+
+/// What the store has now is ours, if it is what we put there or what we knew, but for its ctime (names came and went) or,
+/// where attributes were being set, its times.
+fn recognise(tree: &mut Tree, id: FileId, published: Option<Prepared>, meta: bool, looked: &Looked) {
+    let path = tree.applied_path(id);
+    let Some(inode) = tree.get_mut(id) else { return };
+    let there = path.as_ref().and_then(|path| looked.get(path)).copied().flatten();
+    let known: Option<StoreIdentity> = match published {
+        Some(prepared) => Some(prepared.identity),
+        None => inode.identity.as_deref().copied(),
+    };
+    let Some(stat) = there else {
+        // Two operations on the way of one file in the same breath: only the last place was looked at.
+        if published.is_some() {
+            inode.identity = known.map(Box::new);
+        }
+        return;
+    };
+    let same = known.is_none_or(|known| {
+        known.size_bytes == stat.identity.size_bytes
+            && (meta || known.mtime_nanos == stat.identity.mtime_nanos)
+            && (known.ino == stat.identity.ino || published.is_some())
+    });
+    inode.identity = if same || inode.is_dir() { Some(Box::new(stat.identity)) } else { known.map(Box::new) };
+}

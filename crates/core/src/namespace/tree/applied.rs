@@ -1,0 +1,134 @@
+//! Where the store has each file, and how operations change that.
+//!
+//! While a batch is being carried out, the catalog is told where everything was before it ([`Before`]): after a crash the
+//! books then say from where the started operations began, and looking at the store shows how far they came.
+
+use crate::model::{FileId, OpKind, StoreIdentity};
+
+use super::{Inode, Name, Place, Tree, files_of};
+
+/// What the catalog knows of a file that the present batch is about.
+#[derive(Debug)]
+pub struct Before {
+    pub names: Vec<Place>,
+    pub identity: Option<Box<StoreIdentity>>,
+}
+
+impl Inode {
+    pub fn names_in_store(&self) -> Vec<Place> {
+        self.applied.iter().chain(self.extra.iter().flat_map(|extra| &extra.more_applied)).cloned().collect()
+    }
+
+    pub fn set_names_in_store(&mut self, mut names: Vec<Place>) {
+        let first = (!names.is_empty()).then(|| names.remove(0));
+        self.applied = first;
+        if !names.is_empty() || self.extra.is_some() {
+            self.extra_mut().more_applied = names;
+        }
+    }
+
+    /// The store has it under one more name.
+    pub fn gains(&mut self, at: Place) {
+        if self.applied.is_none() {
+            self.applied = Some(at);
+        } else if self.applied.as_ref() != Some(&at) {
+            let more = &mut self.extra_mut().more_applied;
+            if !more.contains(&at) {
+                more.push(at);
+            }
+        }
+    }
+
+    /// It loses one of its names in the store; another one, if it has one, stands for it.
+    pub fn leaves(&mut self, at: &Place) {
+        let more = self.extra.as_mut().map(|extra| &mut extra.more_applied);
+        if self.applied.as_ref() == Some(at) {
+            self.applied = more.and_then(Vec::pop);
+        } else if let Some(more) = more {
+            more.retain(|other| other != at);
+        }
+    }
+
+    fn moves(&mut self, from: &Place, to: Place) {
+        if self.applied.as_ref() == Some(from) || self.applied.is_none() {
+            self.applied = Some(to);
+        } else if let Some(extra) = self.extra.as_mut() {
+            extra.more_applied.iter_mut().filter(|place| *place == from).for_each(|place| *place = to.clone());
+        }
+    }
+}
+
+impl Tree {
+    /// From now on the catalog is told what is so now of the files of an operation.
+    pub fn hold_books(&mut self, kind: &OpKind) {
+        for id in files_of(kind) {
+            if let Some(inode) = self.get(id) {
+                let before = Before { names: inode.names_in_store(), identity: inode.identity.clone() };
+                self.before.entry(id).or_insert(before);
+            }
+        }
+    }
+
+    /// The books may follow again.
+    pub fn release_books(&mut self, kind: &OpKind) {
+        for id in files_of(kind) {
+            self.before.remove(&id);
+        }
+    }
+
+    /// Where a publication or a rename puts its file: a file that the store has is published where it is now.
+    pub fn destination(&self, kind: &OpKind) -> Option<Place> {
+        match kind {
+            OpKind::Publish { file, dir, name, .. } => {
+                let now = self.get(*file).and_then(|inode| inode.applied.clone());
+                Some(now.unwrap_or_else(|| (*dir, Name::from(&**name))))
+            }
+            OpKind::Rename { to_dir, to, .. } => Some((*to_dir, Name::from(&**to))),
+            _ => None,
+        }
+    }
+
+    /// The store has carried the operation out. `at` is where the file is if not at its destination (a conflict).
+    /// Returns files that lost a name in the store.
+    pub fn carried_out(&mut self, kind: &OpKind, at: Option<Place>) -> Vec<FileId> {
+        let at = at.or_else(|| self.destination(kind));
+        let mut gone = Vec::new();
+        let place = |dir: &FileId, name: &[u8]| (*dir, Name::from(name));
+        let change = |tree: &mut Self, id: FileId, act: &mut dyn FnMut(&mut Inode)| {
+            if let Some(inode) = tree.get_mut(id) {
+                act(inode);
+            }
+        };
+        match (kind, at) {
+            (OpKind::Publish { file, over, .. }, Some(at)) => {
+                let again = self.get(*file).is_some_and(|inode| inode.applied.is_some());
+                if let Some(over) = over.filter(|over| over != file && !again) {
+                    change(self, over, &mut |inode| inode.leaves(&at));
+                    gone.push(over);
+                }
+                change(self, *file, &mut |inode| inode.applied = Some(at.clone()));
+            }
+            (OpKind::Rename { file, from_dir, from, to_dir, to, over }, Some(at)) => {
+                if let Some(over) = over.filter(|over| over != file) {
+                    change(self, over, &mut |inode| inode.leaves(&place(to_dir, to)));
+                    gone.push(over);
+                }
+                change(self, *file, &mut |inode| inode.moves(&place(from_dir, from), at.clone()));
+            }
+            (OpKind::Exchange { a, a_dir, a_name, b, b_dir, b_name }, _) => {
+                let (at_a, at_b) = (place(a_dir, a_name), place(b_dir, b_name));
+                change(self, *a, &mut |inode| inode.moves(&at_a, at_b.clone()));
+                change(self, *b, &mut |inode| inode.moves(&at_b, at_a.clone()));
+            }
+            (OpKind::Unlink { file, dir, name } | OpKind::RemoveDir { file, dir, name }, _) => {
+                change(self, *file, &mut |inode| inode.leaves(&place(dir, name)));
+                gone.push(*file);
+            }
+            (OpKind::Link { file, dir, name }, _) => {
+                change(self, *file, &mut |inode| inode.gains(place(dir, name)));
+            }
+            (OpKind::SetMeta { .. } | OpKind::Publish { .. } | OpKind::Rename { .. }, _) => {}
+        }
+        gone
+    }
+}

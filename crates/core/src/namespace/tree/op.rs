@@ -1,0 +1,132 @@
+//! Operations on their way to the store.
+
+use std::time::Instant;
+
+use crate::model::{FileId, OpKind, OpRecord, Prepared, RunId};
+
+use super::{Name, Place, Tree};
+
+/// How far an operation is.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Progress {
+    Waiting,
+    Staging,
+    /// A complete copy lies under the temporary in `dir`, synced and compared if `checked`.
+    Staged {
+        dir: FileId,
+        temporary: Name,
+        staged: crate::store::Staged,
+        version: u32,
+        checked: bool,
+    },
+    /// The drain is carrying it out; it can no longer be taken back.
+    Committing,
+}
+
+#[derive(Debug)]
+pub struct Op {
+    pub kind: OpKind,
+    pub run: RunId,
+    /// The staged copy, recorded before it is renamed into place: a repetition after a crash recognises it.
+    pub prepared: Option<Prepared>,
+    pub progress: Progress,
+    /// Not before this moment (quiet period, retry).
+    pub due: Instant,
+    /// Belongs to the final drain.
+    pub last: bool,
+    /// Somebody waits in fsync: taken although the file is open.
+    pub eager: bool,
+    pub failures: u32,
+    pub first_failure: Option<Instant>,
+    pub error: Option<Trouble>,
+    /// May have been carried out in the store already (an agent died, a sync failed).
+    pub doubtful: bool,
+    pub queued: Instant,
+}
+
+/// Why an operation did not succeed, for `status` and the verdict.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trouble {
+    pub errno: i32,
+    pub text: String,
+    /// Trying again will not help.
+    pub lasting: bool,
+}
+
+impl Op {
+    pub fn new(kind: OpKind, run: RunId, due: Instant, last: bool) -> Self {
+        Self {
+            kind,
+            run,
+            prepared: None,
+            progress: Progress::Waiting,
+            due,
+            last,
+            eager: false,
+            failures: 0,
+            first_failure: None,
+            error: None,
+            doubtful: false,
+            queued: crate::clock::tick(),
+        }
+    }
+
+    pub fn record(&self) -> OpRecord {
+        OpRecord {
+            kind: self.kind.clone(),
+            run: self.run,
+            prepared: self.prepared,
+            last: self.last,
+            started: self.doubtful || self.progress == Progress::Committing,
+        }
+    }
+
+    /// The file that it is about.
+    pub fn file(&self) -> FileId {
+        file_of(&self.kind)
+    }
+}
+
+impl Tree {
+    /// Is an operation queued that is about the file? A walk over the queue.
+    pub fn is_queued(&self, id: FileId) -> bool {
+        self.ops.values().any(|op| files_of(&op.kind).any(|file| file == id))
+    }
+}
+
+/// The file an operation is about.
+pub fn file_of(kind: &OpKind) -> FileId {
+    match kind {
+        OpKind::Publish { file, .. }
+        | OpKind::SetMeta { file }
+        | OpKind::Link { file, .. }
+        | OpKind::Rename { file, .. }
+        | OpKind::Exchange { a: file, .. }
+        | OpKind::Unlink { file, .. }
+        | OpKind::RemoveDir { file, .. } => *file,
+    }
+}
+
+/// All files whose place or identity in the store an operation may change.
+pub fn files_of(kind: &OpKind) -> impl Iterator<Item = FileId> {
+    let other = match kind {
+        OpKind::Publish { over, .. } | OpKind::Rename { over, .. } => *over,
+        OpKind::Exchange { b, .. } => Some(*b),
+        _ => None,
+    };
+    std::iter::once(file_of(kind)).chain(other)
+}
+
+/// The names an operation is about.
+pub fn places(kind: &OpKind) -> Vec<Place> {
+    let place = |dir: &FileId, name: &[u8]| (*dir, Name::from(name));
+    match kind {
+        OpKind::SetMeta { .. } => Vec::new(),
+        OpKind::Publish { dir, name, .. }
+        | OpKind::Link { dir, name, .. }
+        | OpKind::Unlink { dir, name, .. }
+        | OpKind::RemoveDir { dir, name, .. } => vec![place(dir, name)],
+        OpKind::Rename { from_dir, from, to_dir, to, .. } => vec![place(from_dir, from), place(to_dir, to)],
+        OpKind::Exchange { a_dir, a_name, b_dir, b_name, .. } => vec![place(a_dir, a_name), place(b_dir, b_name)],
+    }
+}
