@@ -192,17 +192,20 @@ impl Drain {
     /// Removes staged copies whose operation was taken back.
     fn discard(&self) {
         let discards: Vec<_> = {
-            let mut tree = self.namespace.tree();
-            let discards = std::mem::take(&mut tree.discards);
-            discards
-                .into_iter()
-                .filter_map(|(dir, name, cred)| Some((tree.applied_path(dir)?.join(&name), cred)))
-                .collect()
+            let tree = self.namespace.tree();
+            let place =
+                |(dir, name, cred): &(FileId, Name, _)| (tree.applied_path(*dir).map(|dir| dir.join(name)), *cred);
+            tree.discards.iter().map(place).collect()
         };
-        for (path, cred) in discards {
-            if let Err(why) = self.as_owner(cred, |who| self.namespace.store.discard(who, &path)) {
+        for (path, cred) in &discards {
+            if let Some(path) = path
+                && let Err(why) = self.as_owner(*cred, |who| self.namespace.store.discard(who, path))
+            {
                 tracing::warn!(%path, %why, "a temporary in the store could not be removed");
             }
+        }
+        if !discards.is_empty() {
+            self.namespace.tree().discards.drain(..discards.len());
         }
     }
 

@@ -80,6 +80,8 @@ pub struct Space {
 pub enum Expect {
     Absent,
     Identity(StoreIdentity),
+    /// A program writes this file in place: only the inode number stays as it is.
+    Inode(u64),
     /// Not known (first contact after recovery of an old record): overwrite is not allowed, absent is fine.
     Unknown,
 }
@@ -157,9 +159,12 @@ pub trait Store: Send + Sync {
     // ---- publishing (in order, each atomic)
     /// Is the name as expected? `Ok(false)` is a conflict.
     fn check(&self, who: Cred, path: &StorePath, expect: &Expect) -> io::Result<bool>;
-    /// Renames a temporary over its final name. Absent target or one link, ours: an atomic rename. Otherwise (several links,
-    /// another owner) overwrites in place from the temporary, which stays until the target is synced.
+    /// A new file, or the next version of the one that has the name. Absent target or one link, ours: an atomic rename.
+    /// Otherwise (several links, another owner) overwrites in place from the temporary, which stays until the target is synced.
     fn publish(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity>;
+    /// A file instead of another one that has the name: an atomic rename, nothing of the other one stays, and its further
+    /// names keep it.
+    fn replace(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity>;
     fn rename(&self, who: Cred, from: &StorePath, to: &StorePath) -> io::Result<()>;
     fn exchange(&self, who: Cred, a: &StorePath, b: &StorePath) -> io::Result<()>;
     fn link(&self, who: Cred, from: &StorePath, to: &StorePath) -> io::Result<()>;

@@ -341,3 +341,46 @@ fn times_that_were_set_before_a_file_is_written_in_place_are_there_at_once() {
     let open = Open { path: "a/c".into(), slot: 3, access: Access::Write, append: false, truncate: false };
     holds(&[does(utimens), does(open), does(Stat { path: "a/c".into() })]);
 }
+
+/// Its content was written over the inode that the other name still has.
+#[test]
+fn a_file_renamed_over_one_name_of_a_hard_link_leaves_the_other_name_alone() {
+    holds(&[
+        does(Link { from: "a/c".into(), to: "c".into() }),
+        create("d", 0),
+        does(Operation::Write { slot: 0, offset: 0, length: 10, byte: 7 }),
+        close(0),
+        rename("d", "a/c"),
+    ]);
+}
+
+#[test]
+fn the_second_name_of_an_unpublished_file_may_be_exchanged() {
+    let terms = Terms { direct: true, quiet: Duration::from_millis(5), ..Terms::plain() };
+    holds_often(
+        &terms,
+        &[
+            does(Unlink { path: "b".into() }),
+            create("c", 0),
+            rename("a/b", "b"),
+            does(Link { from: "c".into(), to: "b/c".into() }),
+            close(0),
+            exchange("a", "b/c"),
+        ],
+    );
+}
+
+#[test]
+fn a_file_that_is_written_in_place_may_be_replaced() {
+    let terms = Terms { fsync: surgetank_core::model::FsyncTarget::Store, ..Terms::plain() };
+    let open = Open { path: "a/c".into(), slot: 1, access: Access::Both, append: false, truncate: false };
+    let write = |offset| does(Operation::Write { slot: 1, offset, length: 100_000, byte: 146 });
+    let steps = [does(open), Step::Happens(Event::StartDrain), rename("a/a", "a/c"), write(285), write(0), write(7)];
+    holds_often(&terms, &steps);
+}
+
+#[test]
+fn what_is_prefetched_has_the_times_that_programs_see() {
+    let utimens = Operation::Utimens { path: "b".into(), seconds: 615_227_215 };
+    holds(&[does(utimens), Step::Happens(Event::Prefetch), create("b", 0), does(Stat { path: "b".into() })]);
+}

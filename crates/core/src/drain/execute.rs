@@ -5,6 +5,7 @@ use std::io;
 use std::sync::PoisonError;
 
 use crate::model::{FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
+use crate::namespace::content::Lies;
 use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Inode, Name, Place, Tree, file_of, files_of};
 use crate::store::{Cred, Expect, Meta, Staged, StorePath};
@@ -38,20 +39,29 @@ fn no_place() -> io::Error {
     io::Error::from_raw_os_error(libc::EAGAIN)
 }
 
-/// What somebody else may not have touched when the operation's turn comes.
-fn expectation(tree: &Tree, over: Option<FileId>, at: (FileId, &[u8])) -> Expect {
-    let Some(inode) = over.and_then(|over| tree.get(over)) else {
-        return Expect::Absent;
-    };
-    match &inode.identity {
-        // Under whichever of its names: a hard link is the same file.
-        Some(identity) => Expect::Identity(**identity),
-        None if inode.applied.as_ref().is_some_and(|(dir, name)| *dir == at.0 && **name == *at.1) => Expect::Unknown,
-        None => Expect::Absent,
-    }
-}
-
 impl Drain {
+    /// How the store must have a file, or somebody else changed it.
+    fn expects(&self, inode: &Inode, id: FileId) -> Option<Expect> {
+        let identity = inode.identity.as_deref()?;
+        let in_place = || self.namespace.open_of(id).is_some_and(|open| open.content().lies == Lies::Store);
+        Some(if !inode.sealed && in_place() { Expect::Inode(identity.ino) } else { Expect::Identity(*identity) })
+    }
+
+    /// What somebody else may not have touched when the operation's turn comes.
+    fn expectation(&self, tree: &Tree, over: Option<FileId>, at: (FileId, &[u8])) -> Expect {
+        let Some((id, inode)) = over.and_then(|over| Some((over, tree.get(over)?))) else {
+            return Expect::Absent;
+        };
+        // Under whichever of its names: a hard link is the same file.
+        match self.expects(inode, id) {
+            Some(expect) => expect,
+            None if inode.applied.as_ref().is_some_and(|(dir, name)| *dir == at.0 && **name == *at.1) => {
+                Expect::Unknown
+            }
+            None => Expect::Absent,
+        }
+    }
+
     pub(super) fn execute(&self, seq: Seq) -> io::Result<Done> {
         let (kind, run) = {
             let tree = self.namespace.tree();
@@ -157,26 +167,23 @@ impl Drain {
 
     fn publish_file(&self, one: &Work<'_>, file: FileId, over: Option<FileId>) -> io::Result<Done> {
         let staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner).get(&one.seq).cloned();
-        let (at, expect, owner, meta, temporary) = {
+        let (at, expect, owner, meta, temporary, replaces) = {
             let tree = self.namespace.tree();
             let inode = tree.get(file).ok_or_else(no_place)?;
             let at = tree.destination(one.kind).ok_or_else(no_place)?;
             let is_again = inode.applied.is_some();
             let expect = if is_again {
-                inode.identity.as_ref().map_or(Expect::Unknown, |identity| Expect::Identity(**identity))
+                self.expects(inode, file).unwrap_or(Expect::Unknown)
             } else {
-                expectation(&tree, over, (at.0, &at.1))
+                self.expectation(&tree, over, (at.0, &at.1))
             };
             let temporary = match &staged {
                 Some((dir, name, ..)) => Some(tree.applied_path(*dir).ok_or_else(no_place)?.join(name)),
                 None => None,
             };
-            let mut meta = meta_of(inode);
-            if !is_again && over.is_some() {
-                // Another file than the one it replaces: nothing of that one stays.
-                meta.xattrs.get_or_insert_default();
-            }
-            (at, expect, inode.cred(), meta, temporary)
+            // Another file than the one whose name it takes.
+            let replaces = !is_again && over.is_some_and(|over| over != file);
+            (at, expect, inode.cred(), meta_of(inode), temporary, replaces)
         };
         let at = (at.0, &*at.1);
         let (dir, path) = self.place(at)?;
@@ -206,7 +213,14 @@ impl Drain {
             }
         }
         self.write_down(one.seq, &staged);
-        let identity = self.as_owner(owner, |who| store.publish(who, &temporary, &dir.join(&name), &meta))?;
+        let target = dir.join(&name);
+        let identity = self.as_owner(owner, |who| {
+            if replaces {
+                store.replace(who, &temporary, &target, &meta)
+            } else {
+                store.publish(who, &temporary, &target, &meta)
+            }
+        })?;
         let done = self.applied(one.kind, (at.0, &name), identity);
         if let Some(inode) = self.namespace.tree().get_mut(file)
             && let Some(extra) = inode.extra.as_mut()
@@ -300,7 +314,7 @@ impl Drain {
             let tree = self.namespace.tree();
             let inode = tree.get(file).ok_or_else(no_place)?;
             let target = inode.extra.as_ref().and_then(|extra| extra.target.clone());
-            (inode.attr.kind, inode.attr.device, target, expectation(&tree, over, at))
+            (inode.attr.kind, inode.attr.device, target, self.expectation(&tree, over, at))
         };
         let store = &self.namespace.store;
         let temporary = dir.join(&self.temporary(one.seq));
@@ -411,7 +425,7 @@ impl Drain {
         let (_, from_path) = self.place(from)?;
         let (to_dir, to_path) = self.place(to)?;
         let (owner, _) = self.owner_and_meta(file)?;
-        let expect = expectation(&self.namespace.tree(), over, to);
+        let expect = self.expectation(&self.namespace.tree(), over, to);
         let store = &self.namespace.store;
         let is_dir = self.namespace.tree().get(file).is_some_and(Inode::is_dir);
         // Look-ups must not resolve a path that is moving under them.
@@ -472,7 +486,10 @@ impl Drain {
     fn unlink(&self, one: &Work<'_>, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
         let (_, path) = self.place(at)?;
         let (owner, _) = self.owner_and_meta(file)?;
-        let expect = self.identity(file).map_or(Expect::Unknown, Expect::Identity);
+        let expect = {
+            let tree = self.namespace.tree();
+            tree.get(file).and_then(|inode| self.expects(inode, file)).unwrap_or(Expect::Unknown)
+        };
         let store = &self.namespace.store;
         // A directory may have the name by now, if this was carried out before a crash.
         let ours = self.as_owner(owner, |who| store.check(who, &path, &expect))? && self.is_there(file, &path, owner);

@@ -8,7 +8,7 @@ use crate::model::{CONFLICT_INFIX, FileId, Kind, Mode, OpKind, Prepared, RunId, 
 use crate::namespace::content::Lies;
 use crate::namespace::identity_of;
 use crate::namespace::journal::Txn;
-use crate::namespace::tree::Progress;
+use crate::namespace::tree::{Op, Progress, Tree};
 use crate::store::{Cred, Staged, StorePath};
 
 use super::Drain;
@@ -205,6 +205,7 @@ impl Drain {
                         tree.bind(*dir, &name, |entry| entry.set_planned(Some(*file)));
                         txn.entry(*dir, &name);
                     }
+                    self.plan_links(&mut tree, &mut txn, *file);
                 }
                 OpKind::Link { file, dir, name } => {
                     let name = crate::namespace::tree::Name::from(&**name);
@@ -223,6 +224,18 @@ impl Drain {
             tracing::warn!(%why, "the catalog cannot be synced: after a power loss an operation may be repeated");
         }
         committed
+    }
+
+    /// With a file's publication its further names are certain too.
+    fn plan_links(&self, tree: &mut Tree, txn: &mut Txn, file: FileId) {
+        let more = tree.get(file).and_then(|inode| inode.extra.as_ref()).map(|extra| extra.more_names.clone());
+        for (dir, name) in more.unwrap_or_default() {
+            let links = |op: &Op| matches!(&op.kind, OpKind::Link { file: id, dir: at, name: link } if *id == file && *at == dir && **link == *name);
+            if tree.entry(dir, &name).is_some_and(|entry| entry.pins > 0) && tree.ops.values().any(links) {
+                tree.bind(dir, &name, |entry| entry.set_planned(Some(file)));
+                txn.entry(dir, &name);
+            }
+        }
     }
 
     /// What was not carried out goes on as before.

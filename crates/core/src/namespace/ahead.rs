@@ -49,8 +49,11 @@ impl Namespace {
         let Some(source) = self.worth_bringing(&self.tree(), id) else {
             return Ok(0);
         };
-        let from =
-            self.store.open(self.own_cred(source.owner), &source.store_path, false).map_err(|why| failed(&why))?;
+        let from = match self.store.open(self.own_cred(source.owner), &source.store_path, false) {
+            // The drain moved it meanwhile, or it was deleted: another time.
+            Err(why) if why.kind() == io::ErrorKind::NotFound && !self.is_unmoved(id, &source) => return Ok(0),
+            other => other.map_err(|why| failed(&why))?,
+        };
         // An id of its own, and so a hidden name of its own: the file itself may be placed meanwhile.
         let copy = self.tree().new_id();
         let kind = AskKind::Prefetch { bytes: source.size_bytes };
@@ -67,15 +70,12 @@ impl Namespace {
         };
         let copied = placed.writable().and_then(|target| {
             crate::tier::ladder::copy_file(&from, &target, source.size_bytes, &gate)?;
-            let metadata = from.metadata()?;
-            let times = std::fs::FileTimes::new().set_modified(metadata.modified()?).set_accessed(metadata.accessed()?);
-            target.set_times(times)?;
-            rustix::fs::fstat(&target).map_err(io::Error::from)
+            Ok(target)
         });
         self.undo_placed(&placed);
         let discard = || drop(device.unlink(&hidden_name(copy)));
-        let stat = match copied {
-            Ok(stat) => stat,
+        let target = match copied {
+            Ok(target) => target,
             Err(why) => {
                 discard();
                 return if stop() { Ok(0) } else { Err(failed(&why)) };
@@ -96,6 +96,19 @@ impl Namespace {
             discard();
             return Ok(0);
         }
+        // Its times are those that programs see: those of the store may be behind.
+        let attr = tree.get(id).map(|inode| inode.attr);
+        let stat = attr
+            .map_or(Ok(()), |attr| super::files::give_times(&target, &attr))
+            .and_then(|()| Ok(rustix::fs::fstat(&target)?));
+        let stat = match stat {
+            Ok(stat) => stat,
+            Err(why) => {
+                drop(tree);
+                discard();
+                return Err(failed(&why));
+            }
+        };
         let mut txn = Txn::default();
         self.own(&mut tree, &mut txn, id);
         self.adopt(&mut tree, id, &placed).map_err(|why| failed(&why))?;
@@ -109,6 +122,12 @@ impl Namespace {
         tree.recount(id);
         self.commit(&tree, txn);
         Ok(source.size_bytes)
+    }
+
+    /// Is the file still where it was when we looked, and does nothing wait that will move it?
+    fn is_unmoved(&self, id: FileId, source: &Source) -> bool {
+        let tree = self.tree();
+        tree.applied_path(id).as_ref() == Some(&source.store_path) && !tree.is_queued(id)
     }
 
     /// `None`: not a file, in a tier already, newer than the store's, or in somebody's hands.

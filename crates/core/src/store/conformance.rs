@@ -39,6 +39,7 @@ pub fn conform(make: impl Fn() -> Box<dyn Store>) {
         ("verify a replaced copy", copies::verify_a_replaced_copy),
         ("publish over one link", publication::publish_over_one_link),
         ("publish over several links", publication::publish_over_several_links),
+        ("replace one of several links", publication::replace_one_of_several_links),
         ("publish over a link", publication::publish_over_a_symlink),
         ("directories", publication::directories),
         ("a tree in one step", publication::a_tree_in_one_step),

@@ -291,6 +291,9 @@ impl<S: Store> Store for Faulty<S> {
     fn publish(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity> {
         self.run(Operation::Publish, &[path, temporary], || self.inner.publish(who, temporary, path, meta))
     }
+    fn replace(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity> {
+        self.run(Operation::Publish, &[path, temporary], || self.inner.replace(who, temporary, path, meta))
+    }
     fn rename(&self, who: Cred, from: &StorePath, to: &StorePath) -> io::Result<()> {
         self.run(Operation::Rename, &[from, to], || self.inner.rename(who, from, to))
     }

@@ -350,13 +350,18 @@ impl Store for PosixStore {
         };
         Ok(match (expect, found) {
             (Expect::Absent | Expect::Unknown, found) => found.is_none(),
-            (Expect::Identity(_), None) => false,
+            (Expect::Identity(_) | Expect::Inode(_), None) => false,
+            (Expect::Inode(known), Some((_, identity))) => identity.ino == *known,
             (Expect::Identity(known), Some((kind, identity))) => kind == Kind::Directory || identity == *known,
         })
     }
 
     fn publish(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity> {
-        self.publish_at(who, temporary, path, meta)
+        self.publish_at(who, temporary, path, meta, false)
+    }
+
+    fn replace(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity> {
+        self.publish_at(who, temporary, path, meta, true)
     }
 
     fn rename(&self, who: Cred, from: &StorePath, to: &StorePath) -> io::Result<()> {

@@ -159,6 +159,8 @@ impl Namespace {
         for _ in 0..MOVES_MAX {
             let before = self.tree().applied_path(id);
             match act() {
+                // What was found there may be another file's.
+                Ok(_) if self.tree().applied_path(id) != before => {}
                 Err(fault)
                     if matches!(fault.errno, Errno::NOENT | Errno::STALE) && self.may_move(id, before.as_ref()) =>
                 {
@@ -230,7 +232,8 @@ impl Namespace {
         let who = self.own_cred(owner);
         let denied = match self.store.open(who, path, writes) {
             Err(why) if why.raw_os_error() == Some(libc::EACCES) => why,
-            other => return other,
+            Ok(file) => return self.is_it(id, path, file),
+            Err(why) => return Err(why),
         };
         let waiting = {
             let tree = self.tree();
@@ -252,7 +255,20 @@ impl Namespace {
         if let Some(inode) = self.tree().get_mut(id) {
             inode.identity = Some(Box::new(identity));
         }
-        self.store.open(who, path, writes)
+        self.store.open(who, path, writes).and_then(|file| self.is_it(id, path, file))
+    }
+
+    /// The drain may have moved the file after its path was looked up, and put another one there. (If it is another's
+    /// doing, that one's file is what the name means now.)
+    fn is_it(&self, id: FileId, path: &StorePath, file: std::fs::File) -> std::io::Result<std::fs::File> {
+        let ino = rustix::fs::fstat(&file)?.st_ino;
+        let tree = self.tree();
+        let known = tree.get(id).and_then(|inode| inode.identity.as_ref().map(|known| known.ino));
+        let same = known.is_none_or(|known| known == ino);
+        if same || !(tree.is_queued(id) || tree.applied_path(id).as_ref() != Some(path)) {
+            return Ok(file);
+        }
+        Err(Errno::STALE.into())
     }
 
     /// Times that were set and wait for their turn: from now on the file's own count.
@@ -368,6 +384,9 @@ impl Namespace {
     /// An open inode gets its first writer. The inode's lock is held.
     fn make_writable(&self, open: &Arc<Open>) -> FsResult<()> {
         let content = open.content();
+        if open.backing.is_some() && content.lies == Lies::Store {
+            self.times_in_place(open.id, &content.file)?;
+        }
         if open.backing.is_some() || content.writable {
             return Ok(());
         }

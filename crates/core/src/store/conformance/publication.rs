@@ -26,6 +26,20 @@ pub fn publish_over_several_links(store: &dyn Store) {
     assert_eq!(names(store, "", true), ["f", "g"]);
 }
 
+pub fn replace_one_of_several_links(store: &dyn Store) {
+    let first = deliver(store, "f", b"the first", &meta(0o644));
+    store.link(me(), &path("f"), &path("g")).unwrap();
+    let (temporary, _) = staged(store, "f", &source(b"another"), &meta(0o600));
+    let second = store.replace(me(), &temporary, &path("f"), &meta(0o600)).unwrap();
+    assert_ne!(first.ino, second.ino);
+    assert_eq!((read(store, "f"), read(store, "g")), (b"another".to_vec(), b"the first".to_vec()));
+    assert_eq!(store.stat(me(), &path("g")).unwrap().attr.links, 1);
+    assert!(store.check(me(), &path("f"), &Expect::Inode(second.ino)).unwrap());
+    assert!(!store.check(me(), &path("f"), &Expect::Inode(first.ino)).unwrap());
+    assert!(!store.check(me(), &path("absent"), &Expect::Inode(first.ino)).unwrap());
+    assert_eq!(names(store, "", true), ["f", "g"]);
+}
+
 pub fn publish_over_a_symlink(store: &dyn Store) {
     deliver(store, "target", b"untouched", &meta(0o644));
     store.stage_symlink(me(), &path(".surgetank-tmp-l"), b"target", &meta(0o777)).unwrap();

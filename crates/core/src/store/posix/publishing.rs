@@ -5,6 +5,7 @@
 //! | nothing | one rename that refuses to replace anything |
 //! | a file with one link, same owner | one rename over it; its ACL (and attributes nobody changed) go along |
 //! | a file with several links, or another owner | written over in place, synced, compared; the inode stays, the temporary goes last |
+//! | another file (`replace`) | one rename over it; its further names keep it |
 //! | a link, fifo, socket, device | one rename over it |
 //! | a directory | fine for a directory: an empty temporary is dropped, a filled one replaces an empty target; EISDIR otherwise |
 //!
@@ -33,6 +34,7 @@ impl PosixStore {
         temporary: &StorePath,
         path: &StorePath,
         meta: &Meta,
+        another: bool,
     ) -> io::Result<StoreIdentity> {
         let act = |operation: &dyn Fn() -> io::Result<()>| self.identity.act(who, operation);
         let (from, staged) = self.identity.act(who, || {
@@ -68,7 +70,7 @@ impl PosixStore {
             if directory {
                 return Err(Errno::NOTDIR.into());
             }
-            if is(&present, FileType::RegularFile) && is(&stat, FileType::RegularFile) {
+            if !another && is(&present, FileType::RegularFile) && is(&stat, FileType::RegularFile) {
                 if present.st_nlink > 1 || present.st_uid != stat.st_uid {
                     return self.overwrite(who, &from, path, &target, meta);
                 }
