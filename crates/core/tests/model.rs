@@ -384,3 +384,11 @@ fn what_is_prefetched_has_the_times_that_programs_see() {
     let utimens = Operation::Utimens { path: "b".into(), seconds: 615_227_215 };
     holds(&[does(utimens), Step::Happens(Event::Prefetch), create("b", 0), does(Stat { path: "b".into() })]);
 }
+
+#[test]
+fn attributes_that_were_set_just_before_a_crash_are_ours() {
+    for cut in 0..6 {
+        let utimens = Operation::Utimens { path: "b".into(), seconds: 267_258_425 };
+        holds(&[does(utimens), Step::Happens(Event::KillDrain { steps: cut }), does(Unlink { path: "b".into() })]);
+    }
+}

@@ -2,7 +2,7 @@
 //! written directly is asked for its size and times each time.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use crate::clock;

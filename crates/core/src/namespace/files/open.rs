@@ -162,7 +162,10 @@ impl Namespace {
                 // What was found there may be another file's.
                 Ok(_) if self.tree().applied_path(id) != before => {}
                 Err(fault)
-                    if matches!(fault.errno, Errno::NOENT | Errno::STALE) && self.may_move(id, before.as_ref()) =>
+                    if matches!(
+                        fault.errno,
+                        Errno::NOENT | Errno::STALE | Errno::NOTDIR | Errno::LOOP | Errno::ISDIR
+                    ) && self.may_move(id, before.as_ref()) =>
                 {
                     std::thread::sleep(std::time::Duration::from_micros(200));
                 }

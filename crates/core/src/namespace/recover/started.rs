@@ -81,15 +81,32 @@ impl Namespace {
                 self.tree().carried_out(&next.kind, None);
             }
         }
-        // In doubt, or applied once more with what belongs to it.
         self.put_back(&before);
         let Some(done) = done else {
             tracing::warn!(operations = started.len(), "the store is not as any of the started operations left it");
             return;
         };
         tracing::info!(started = started.len(), done, "operations that an earlier agent had started");
-        self.retire_started(&started[..done], &looked);
-        self.begin_anew(&started[done..], &looked);
+        let (done, rest) = started.split_at(done);
+        let gone: Vec<Vec<FileId>> = {
+            let mut tree = self.tree();
+            done.iter().map(|one| tree.carried_out(&one.kind, None)).collect()
+        };
+        if let Err(why) = self.look_at_files(&started, &mut looked) {
+            tracing::warn!(%why, "the store could not be looked at");
+        }
+        self.retire_started(done, &gone, &looked);
+        self.begin_anew(rest, &looked);
+    }
+
+    /// Every file that was in hand, where it is now.
+    fn look_at_files(&self, started: &[Started], looked: &mut Looked) -> std::io::Result<()> {
+        let paths: Vec<(StorePath, Cred)> = {
+            let tree = self.tree();
+            let files = started.iter().flat_map(|one| files_of(&one.kind));
+            files.filter_map(|id| Some((tree.applied_path(id)?, tree.get(id)?.cred()))).collect()
+        };
+        paths.into_iter().try_for_each(|(path, who)| self.look(&path, who, looked).map(drop))
     }
 
     fn started(&self) -> Vec<Started> {
@@ -213,13 +230,9 @@ impl Namespace {
     }
 
     /// These are done: their files are where they brought them, and known as they are there now.
-    fn retire_started(&self, done: &[Started], looked: &Looked) {
+    fn retire_started(&self, done: &[Started], gone: &[Vec<FileId>], looked: &Looked) {
         let mut tree = self.tree();
         let mut txn = Txn::default();
-        let mut gone = Vec::with_capacity(done.len());
-        for one in done {
-            gone.push(tree.carried_out(&one.kind, None));
-        }
         for one in done {
             for id in files_of(&one.kind) {
                 let last = done.iter().rev().find(|other| is_publication_of(other, id)).and_then(|one| one.prepared);
@@ -230,7 +243,7 @@ impl Namespace {
             if let OpKind::Publish { file, .. } = &one.kind {
                 self.forget_spill(&mut tree, *file, looked);
             }
-            self.retire(&mut tree, &mut txn, one.seq, one.prepared.as_ref(), &gone);
+            self.retire(&mut tree, &mut txn, one.seq, one.prepared.as_ref(), gone);
         }
         self.commit(&tree, txn);
     }
