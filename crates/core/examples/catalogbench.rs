@@ -74,7 +74,10 @@ fn creation(id: u64) -> [Change; 3] {
     [
         file(id),
         entry(id),
-        Change::PutOp(Seq(id), OpRecord { kind, run: RunId(1), prepared: None, last: false, started: false }),
+        Change::PutOp(
+            Seq(id),
+            OpRecord { kind, run: RunId(1), prepared: None, last: false, started: false, certain: false },
+        ),
     ]
 }
 

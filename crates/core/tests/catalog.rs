@@ -25,7 +25,10 @@ fn batch(number: u64) -> Vec<Change> {
     vec![
         Change::PutEntry(id, name.clone(), record),
         Change::DropEntry(FileId(number * 31 % 503), name),
-        Change::PutOp(Seq(number), OpRecord { kind, run: RunId(1), prepared: None, last: false, started: false }),
+        Change::PutOp(
+            Seq(number),
+            OpRecord { kind, run: RunId(1), prepared: None, last: false, started: false, certain: false },
+        ),
         Change::DropOp(Seq(number.saturating_sub(40))),
         Change::PutCounter("batch".into(), number),
     ]

@@ -191,6 +191,7 @@ impl Drain {
                 Progress::Waiting => op.progress = Progress::Committing,
                 Progress::Staging | Progress::Committing => break,
             }
+            op.certain = true;
             txn.op(*seq);
             let kind = op.kind.clone();
             tree.hold_books(&kind);

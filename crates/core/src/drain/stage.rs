@@ -1,10 +1,10 @@
 //! Staging: a complete, compared copy under a temporary name, before anything is visible.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::model::{FileId, OpKind, STORE_TEMPORARY_PREFIX, Seq};
-use crate::namespace::content::Lies;
 use crate::namespace::tree::{Inode, Name, Progress};
 use crate::store::{Cred, Meta, StorePath};
 
@@ -122,6 +122,10 @@ impl Drain {
         })
     }
 
+    fn is_nameless(&self, id: FileId) -> bool {
+        self.namespace.tree().get(id).is_some_and(|inode| inode.logical.is_none())
+    }
+
     pub(super) fn temporary(&self, seq: Seq) -> Name {
         let mut name = STORE_TEMPORARY_PREFIX.to_vec();
         name.extend_from_slice(format!("{}-{:x}", self.namespace.key(), seq.0).as_bytes());
@@ -152,9 +156,13 @@ impl Drain {
                 Some(open) => Some(open.content()),
                 None => self.namespace.content_of(job.id),
             };
-            let content = content.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))?;
-            debug_assert!(matches!(content.lies, Lies::Tier(_) | Lies::Store));
-            self.as_owner(job.owner, |who| store.stage_file(who, &job.path, &content.file, &job.meta, &gate))?
+            let file = match content {
+                Some(content) => content.file,
+                // Begun before a crash and deleted since: later operations need it there, to take it away again.
+                None if self.is_nameless(job.id) => Arc::new(std::fs::File::open("/dev/null")?),
+                None => return Err(io::Error::from_raw_os_error(libc::ENOENT)),
+            };
+            self.as_owner(job.owner, |who| store.stage_file(who, &job.path, &file, &job.meta, &gate))?
         };
         if job.size_bytes < LARGE_BYTES {
             return Ok((staged, false));

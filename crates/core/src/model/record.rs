@@ -76,6 +76,8 @@ pub struct OpRecord {
     pub last: bool,
     /// The drain was about to carry it out, or did and could not sync it.
     pub started: bool,
+    /// It was begun once: what was queued later builds on it, so it is not taken back.
+    pub certain: bool,
 }
 
 /// A staged copy whose time has come.

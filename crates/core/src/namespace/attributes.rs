@@ -273,7 +273,7 @@ impl Namespace {
 
     /// The attributes as they are, from the store where we have none of our own.
     fn xattrs_of(&self, id: FileId) -> FsResult<Xattrs> {
-        let asked = self.while_it_moves(id, || {
+        let asked = self.asked_of_it(id, || {
             let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
             let (path, who) = {
                 let tree = self.tree();
@@ -381,7 +381,7 @@ impl Namespace {
     }
 
     pub fn readlink(&self, id: FileId) -> FsResult<Box<[u8]>> {
-        self.while_it_moves(id, || {
+        self.asked_of_it(id, || {
             let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
             let (path, who) = {
                 let tree = self.tree();

@@ -279,7 +279,7 @@ impl Namespace {
         // A directory that the store never saw and that no operation needs is simply forgotten.
         if never
             && let Some(seq) = tree.get(id).and_then(|inode| inode.publish)
-            && tree.ops.get(&seq).is_some_and(|op| op.progress == super::tree::Progress::Waiting)
+            && tree.ops.get(&seq).is_some_and(|op| op.progress == super::tree::Progress::Waiting && !op.certain)
         {
             self.cancel(tree, txn, seq);
             if let Some(inode) = tree.get_mut(id) {

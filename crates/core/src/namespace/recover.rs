@@ -85,6 +85,7 @@ impl Namespace {
             let mut op = Op::new(record.kind, RunId(0), crate::clock::tick(), record.last);
             op.prepared = record.prepared;
             op.doubtful = record.started;
+            op.certain = record.certain;
             let file = op.file();
             if let Some(inode) = tree.get_mut(file) {
                 match op.kind {

@@ -324,9 +324,7 @@ impl Tree {
             return false;
         };
         inode.applied.is_some()
-            || inode.publish.is_some_and(|seq| {
-                inode.is_dir() || self.ops.get(&seq).is_some_and(|op| op.progress == Progress::Committing)
-            })
+            || inode.publish.is_some_and(|seq| inode.is_dir() || self.ops.get(&seq).is_some_and(|op| op.certain))
     }
 
     /// Path that programs use; `None` when some ancestor is unlinked.

@@ -245,7 +245,8 @@ impl World {
         let node = self.reference.handles[slot].unwrap().node;
         let paths = self.paths_of(node);
         let content = &self.reference.nodes[&node].content;
-        if paths.is_empty() || disk::holds(&self.base.join("store"), content) {
+        // The drain may move it out of the way of a walk that it goes by.
+        if paths.is_empty() || (0..5).any(|_| disk::holds(&self.base.join("store"), content)) {
             return Ok(());
         }
         Err(format!("synced, but the store does not have it: {paths:?}"))

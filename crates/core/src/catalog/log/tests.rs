@@ -97,7 +97,7 @@ fn change() -> impl Strategy<Value = Change> {
         1 => (id(), name()).prop_map(|(dir, name)| Change::DropEntry(dir, name)),
         2 => (seq(), id(), name(), 0..9_u32).prop_map(|(seq, file, name, run)| {
             let kind = OpKind::Publish { file, dir: FileId::ROOT, name, over: None };
-            Change::PutOp(seq, OpRecord { kind, run: RunId(run), prepared: None, last: false, started: false })
+            Change::PutOp(seq, OpRecord { kind, run: RunId(run), prepared: None, last: false, started: false, certain: false })
         }),
         1 => seq().prop_map(Change::DropOp),
         1 => ("[a-c]", any::<u64>()).prop_map(|(name, value)| Change::PutCounter(name, value)),

@@ -155,12 +155,10 @@ impl Namespace {
     }
 
     /// The store's file may be renamed by the drain between our look at its path and our use of it: once more then.
-    pub(crate) fn while_it_moves<T>(&self, id: FileId, act: impl Fn() -> FsResult<T>) -> FsResult<T> {
+    fn while_it_moves<T>(&self, id: FileId, act: impl Fn() -> FsResult<T>) -> FsResult<T> {
         for _ in 0..MOVES_MAX {
             let before = self.tree().applied_path(id);
             match act() {
-                // What was found there may be another file's.
-                Ok(_) if self.tree().applied_path(id) != before => {}
                 Err(fault)
                     if matches!(
                         fault.errno,
@@ -173,6 +171,18 @@ impl Namespace {
             }
         }
         act()
+    }
+
+    /// The same for a question: what was found at the path may have been another file's by then.
+    pub(crate) fn asked_of_it<T>(&self, id: FileId, ask: impl Fn() -> FsResult<T>) -> FsResult<T> {
+        for _ in 0..MOVES_MAX {
+            let before = self.tree().applied_path(id);
+            let answer = self.while_it_moves(id, &ask)?;
+            if self.tree().applied_path(id) == before {
+                return Ok(answer);
+            }
+        }
+        ask()
     }
 
     /// Is the file elsewhere in the store than before, or about to be?

@@ -226,24 +226,28 @@ impl Namespace {
         if let Some((device, _)) = tree.drop_replica(id) {
             self.tiers.device(device).add_used(-i64::try_from(charged_bytes).unwrap_or(i64::MAX));
         }
+        let publish = tree.get(id).and_then(|inode| inode.publish);
+        // Its temporary in the store is on its way into place; from there it is deleted in its turn.
+        let begun = publish.and_then(|seq| tree.ops.get(&seq)).is_some_and(|op| op.certain);
         let Some(inode) = tree.get_mut(id) else {
             return;
         };
         let cred = inode.cred();
-        if let Some(extra) = inode.extra.as_mut()
+        if !begun
+            && let Some(extra) = inode.extra.as_mut()
             && let Some((dir, name)) = extra.spill.take()
         {
             tree.discards.push((dir, name, cred));
         }
-        if let Some(seq) = tree.get(id).and_then(|inode| inode.publish) {
+        if let Some(seq) = publish {
             self.take_back(tree, txn, id, seq);
         }
         txn.file(id);
     }
 
-    /// Takes back a publication (and the links that belong to it), unless it is being carried out.
+    /// Takes back a publication (and the links that belong to it), unless it was begun.
     pub(crate) fn take_back(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, seq: Seq) -> bool {
-        if !self.cancel(tree, txn, seq) {
+        if tree.ops.get(&seq).is_some_and(|op| op.certain) || !self.cancel(tree, txn, seq) {
             return false;
         }
         let mut never_applied = false;

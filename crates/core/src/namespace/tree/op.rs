@@ -19,7 +19,7 @@ pub enum Progress {
         version: u32,
         checked: bool,
     },
-    /// The drain is carrying it out; it can no longer be taken back.
+    /// The drain is carrying it out.
     Committing,
 }
 
@@ -41,6 +41,8 @@ pub struct Op {
     pub error: Option<Trouble>,
     /// May have been carried out in the store already (an agent died, a sync failed).
     pub doubtful: bool,
+    /// It was begun once: programs' later operations build on it, so it can no longer be taken back.
+    pub certain: bool,
     pub queued: Instant,
 }
 
@@ -67,6 +69,7 @@ impl Op {
             first_failure: None,
             error: None,
             doubtful: false,
+            certain: false,
             queued: crate::clock::tick(),
         }
     }
@@ -78,6 +81,7 @@ impl Op {
             prepared: self.prepared,
             last: self.last,
             started: self.doubtful || self.progress == Progress::Committing,
+            certain: self.certain,
         }
     }
 
