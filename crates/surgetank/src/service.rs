@@ -8,7 +8,6 @@ mod prefetcher;
 mod runs;
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,10 +31,9 @@ const END_PATIENCE: Duration = Duration::from_secs(10);
 
 impl Backend for Service {
     fn start(&self, opening: Opening) -> Result<Running> {
-        let Opening { config, directory, store, state, visibility, on_lost } = opening;
+        let Opening { config, store, state, key, visibility, on_lost } = opening;
         let over = config.over.clone();
         let root = rustix::process::geteuid().is_root() && in_initial_user_namespace();
-        let key = key_of(&directory, &state)?;
         let label = format!("file://{}", config.store.display());
         let store = PosixStore::new(store, label)
             .map_err(|why| Error::new(format!("the store {} cannot be used", config.store.display())).why(why))?;
@@ -101,20 +99,6 @@ impl Mounted for OverMount {
         }
         Ok(())
     }
-}
-
-/// Names what this agent puts elsewhere: scope directories on tiers, temporaries in the store. The same at every start
-/// over the directory, and another for every other agent that may serve it: of another node, user or state directory.
-fn key_of(directory: &OwnedFd, state: &std::path::Path) -> Result<String> {
-    let stat =
-        rustix::fs::fstat(directory.as_fd()).map_err(|why| Error::new("the directory cannot be examined").why(why))?;
-    let node = rustix::system::uname();
-    let mut who = node.nodename().to_bytes().to_vec();
-    who.push(0);
-    who.extend_from_slice(&rustix::process::getuid().as_raw().to_le_bytes());
-    who.extend_from_slice(state.as_os_str().as_encoded_bytes());
-    let digest = surgetank_core::store::checksum::of_bytes(&who);
-    Ok(format!("{:x}-{:x}-{digest:016x}", stat.st_dev, stat.st_ino))
 }
 
 /// The one user and group that a user namespace of ours knows; `None` where there are more.

@@ -302,3 +302,82 @@ fn asking_was_refused_where_nothing_could_be_served() {
     }
     scene.asked_at_root("umount", &[over]).exits(0);
 }
+
+/// Writes `file` without draining it, and kills the agent.
+#[track_caller]
+fn write_and_kill(scene: &Scene) {
+    let written = "/mnt/written";
+    let running = scene
+        .start(&["--quiet-period", "1h"], &format!("mkdir sub; echo undrained >sub/file; touch {written}; sleep 1000"));
+    eventually("the file is written", || std::path::Path::new(written).exists());
+    fs::remove_file(written).unwrap();
+    scene.kill_agent();
+    running.kill();
+    drop(running);
+    assert!(!scene.path("sub/file").exists(), "it was drained: nothing is tested");
+}
+
+/// What was left was looked for under the new number, not found, and the run said that all was well.
+#[test]
+fn files_were_forgotten_when_the_store_got_another_device_number() {
+    let Some(scene) = prepare("renumbered") else {
+        return;
+    };
+    scene.ext4("project", 64);
+    let over = scene.over.to_str().unwrap();
+    write_and_kill(&scene);
+    scene.ext4_renumbered("project");
+    assert!(!scene.path("sub/file").exists());
+    scene.asked_at_root("wait", &[over]).exits(3).says(&["killed"]);
+    scene.drain_what_is_left().exits(0);
+    scene.holds("sub/file", b"undrained\n");
+    scene.is_clean();
+    assert_eq!(scene.tier_files(), Vec::<std::path::PathBuf>::new());
+    scene.asked_at_root("wait", &[over]).exits(0);
+
+    // After an end in order, too: what is kept is found again, and what was refused is brought.
+    scene.run(&["--rule", "kept=keep"], "echo kept >kept").exits(0);
+    scene.ext4_renumbered("project");
+    scene.run(&["--rule", "kept=keep"], "cat kept").exits(0).prints("kept\n");
+    let full = scene.path("ballast");
+    let file = fs::File::create(&full).unwrap();
+    let room = rustix::fs::statvfs(&scene.over).unwrap();
+    let room = room.f_bavail * room.f_frsize - (1 << 20);
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, room).unwrap();
+    drop(file);
+    scene.run(&["--retry", "500ms", "--rule", "kept=keep"], "head -c 4M /dev/zero >late").exits(3).says(&["late"]);
+    scene.ext4_renumbered("project");
+    scene.asked_at_root("wait", &[over]).exits(3).says(&["late"]);
+    fs::remove_file(full).unwrap();
+    scene.drain_what_is_left().exits(0);
+    scene.holds("late", &vec![0; 4 << 20]);
+    scene.holds("kept", b"kept\n");
+    scene.is_clean();
+    assert_eq!(scene.tier_files(), Vec::<std::path::PathBuf>::new());
+    let places = fs::read_dir(&scene.state).unwrap().flatten().filter(|entry| entry.path().is_dir());
+    assert_eq!(places.count(), 1, "one directory, one place");
+}
+
+#[test]
+fn nothing_was_said_of_files_of_another_file_system_at_the_same_path() {
+    let Some(scene) = prepare("other_file_system") else {
+        return;
+    };
+    scene.ext4("project", 64);
+    let over = scene.over.to_str().unwrap();
+    write_and_kill(&scene);
+    scene::succeed(std::process::Command::new("umount").arg(over));
+    let left = ["NOT taken up", "1 file(s)", "mount the file system", "/mnt/state/"];
+    // The mount point itself is there now: another directory.
+    scene.run(&[], "test ! -e sub; echo other >other").exits(0).says(&left);
+    scene.holds("other", b"other\n");
+    scene.asked_at_root("wait", &[over]).exits(3).says(&left);
+    scene.ext4_again("project");
+    scene.drain_what_is_left().exits(0);
+    scene.holds("sub/file", b"undrained\n");
+    assert!(!scene.path("other").exists());
+    scene.asked_at_root("wait", &[over]).exits(0);
+    scene::succeed(std::process::Command::new("umount").arg(over));
+    let silent = scene.run(&[], "test -e other").exits(0);
+    assert!(!silent.stderr.contains("NOT taken up"), "{}", silent.stderr);
+}
