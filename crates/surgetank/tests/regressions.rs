@@ -14,13 +14,6 @@ fn prepare(name: &str) -> Option<Scene> {
     Some(scene)
 }
 
-/// With a directory of its own: who holds it is found by its path, in whatever mount namespace.
-fn prepare_mounted(name: &str) -> Option<Scene> {
-    let mut scene = prepare(name)?;
-    scene.over = scene.beside(&format!("served-{name}"));
-    Some(scene)
-}
-
 impl Scene {
     /// `surgetank mount` over the directory.
     #[track_caller]
@@ -211,7 +204,7 @@ fn remove_kept_a_rewritten_store_file_from_the_store() {
 /// What a killed agent of a global mount left was called durable by `wait`, and could not be taken up.
 #[test]
 fn wait_said_durable_over_a_dead_mount() {
-    let Some(scene) = prepare_mounted("dead_mount") else {
+    let Some(scene) = prepare("dead_mount") else {
         return;
     };
     let over = scene.over.to_str().unwrap();
@@ -234,7 +227,7 @@ fn wait_said_durable_over_a_dead_mount() {
 
 #[test]
 fn a_dead_mount_could_only_be_taken_away_by_hand() {
-    let Some(scene) = prepare_mounted("dead_mount_umount") else {
+    let Some(scene) = prepare("dead_mount_umount") else {
         return;
     };
     let over = scene.over.to_str().unwrap();
@@ -253,7 +246,7 @@ fn a_dead_mount_could_only_be_taken_away_by_hand() {
 /// A run begun inside the dead mount goes on in the directory underneath it.
 #[test]
 fn run_in_a_dead_mount_could_not_read_the_configuration() {
-    let Some(scene) = prepare_mounted("dead_mount_run") else {
+    let Some(scene) = prepare("dead_mount_run") else {
         return;
     };
     scene.mounted(&["--quiet-period", "1h"]);
@@ -284,7 +277,7 @@ fn run_in_a_dead_mount_could_not_read_the_configuration() {
 
 #[test]
 fn asking_was_refused_where_nothing_could_be_served() {
-    let Some(scene) = prepare_mounted("asking_anywhere") else {
+    let Some(scene) = prepare("asking_anywhere") else {
         return;
     };
     let over = scene.over.to_str().unwrap();
@@ -380,4 +373,63 @@ fn nothing_was_said_of_files_of_another_file_system_at_the_same_path() {
     scene::succeed(std::process::Command::new("umount").arg(over));
     let silent = scene.run(&[], "test -e other").exits(0);
     assert!(!silent.stderr.contains("NOT taken up"), "{}", silent.stderr);
+}
+
+impl Scene {
+    /// A process in a mount namespace of its own that prepares there, says so, and stays.
+    #[track_caller]
+    fn elsewhere(&self, script: &str) -> Running {
+        let _ = fs::remove_file("/mnt/ready");
+        let script = format!("set -e\n{script}\ntouch /mnt/ready\nexec sleep 1000");
+        let mut command = self.command("unshare");
+        command.args(["--mount", "bash", "-c", &script]).current_dir("/");
+        let running = Running::of(command);
+        eventually("the other mount namespace is ready", || std::path::Path::new("/mnt/ready").exists());
+        running
+    }
+}
+
+/// Whoever has another directory under the same path, as in a container, holds nothing; whoever has the directory itself
+/// does, under whatever path.
+#[test]
+fn mount_was_refused_because_of_a_process_in_another_mount_namespace() {
+    let Some(scene) = prepare("other_namespace") else {
+        return;
+    };
+    let over = scene.over.to_str().unwrap();
+    fs::create_dir_all(scene.path("sub")).unwrap();
+    fs::write(scene.path("sub/file"), "bare").unwrap();
+    let another = scene.beside("another").display().to_string();
+    fs::create_dir_all(format!("{another}/sub")).unwrap();
+    fs::write(format!("{another}/sub/file"), "another").unwrap();
+    let seen = scene.beside("seen").display().to_string();
+
+    for hide in [
+        format!("mount -t tmpfs none {over}; mkdir {over}/sub; touch {over}/sub/file"),
+        format!("mount --bind {another} {over}"),
+    ] {
+        for hold in ["cd OVER/sub", "exec 7<OVER/sub/file", "exec 7<OVER"] {
+            let stranger = scene.elsewhere(&format!("{hide}\n{}", hold.replace("OVER", over)));
+            scene.mounted(&[]);
+            fs::write(scene.path("out"), hold).unwrap();
+            scene.asked_at_root("umount", &[over]).exits(0);
+            scene.await_no_agent();
+            scene.holds("out", hold.as_bytes());
+            stranger.kill();
+        }
+    }
+    for (show, at) in [
+        (String::new(), over),
+        (format!("mount --bind {over} {seen}"), &seen),
+        (format!("mount --bind {over}/sub {seen}; mkdir -p /mnt/new"), &seen),
+    ] {
+        let sub = if show.contains("/sub") { at.to_owned() } else { format!("{at}/sub") };
+        for hold in [format!("cd {sub}"), format!("exec 7<>{sub}/file"), format!("exec 7<{sub}")] {
+            let holder = scene.elsewhere(&format!("{show}\n{hold}"));
+            scene.mount_again(&[]).exits(1).says(&["is in use", &format!("pid {}", holder.pid())]);
+            holder.kill();
+        }
+    }
+    scene.mounted(&[]);
+    scene.asked_at_root("umount", &[over]).exits(0);
 }
