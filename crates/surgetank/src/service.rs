@@ -31,46 +31,55 @@ const END_PATIENCE: Duration = Duration::from_secs(10);
 
 impl Backend for Service {
     fn start(&self, opening: Opening) -> Result<Running> {
-        let Opening { config, store, state, key, visibility, on_lost } = opening;
-        let over = config.over.clone();
-        let root = rustix::process::geteuid().is_root() && in_initial_user_namespace();
-        let label = format!("file://{}", config.store.display());
-        let store = PosixStore::new(store, label)
-            .map_err(|why| Error::new(format!("the store {} cannot be used", config.store.display())).why(why))?;
-        let tiers = Arc::new(Tiers::open(&config.tiers, &key)?);
-        let catalog = Arc::new(LogCatalog::open(&state.join("catalog"))?);
-        let direct = config.direct && root;
-        let namespace = Namespace::open(config, Arc::new(store), tiers, catalog, key, !root)?;
-        let runs = Arc::new(runs::Runs::default());
-        let asked = runs.clone();
-        namespace.set_run_of(Box::new(move |pid| asked.run_of(pid)));
-        let attach_options = AttachOptions {
-            // A private mount has only the run's processes in it; a global one is for everybody only where root made it.
-            allow_other: root || visibility == Visibility::Private,
-            default_permissions: root,
-            ..AttachOptions::default()
-        };
-        let device = attach(&over, &attach_options)?;
-        let filesystem = Arc::new(door::Door::new(namespace.clone(), direct, only_ids(), on_lost));
-        let options = Options { passthrough: direct, ..Options::default() };
-        let session = Session::start(device, &filesystem, &options).map_err(|why| {
-            drop(detach(&over, true));
-            Error::new(format!("the mount over {} cannot be served", over.display()))
-                .why(why)
-                .data("nothing was changed")
-        })?;
-        let drain = Drain::start(namespace.clone()).map_err(|why| {
-            drop(detach(&over, true));
-            Error::new("the drain could not be started").why(why)
-        })?;
-        let prefetcher = prefetcher::Prefetcher::start(&namespace).map_err(|why| {
-            drain.stop();
-            drop(detach(&over, true));
-            Error::new("prefetching could not be started").why(why)
-        })?;
-        let engine = Arc::new(engine::Served::new(namespace, drain, runs, filesystem.clone(), prefetcher));
-        Ok(Running { engine, mount: Box::new(OverMount { over, session, filesystem }) })
+        let tiers = Arc::new(Tiers::open(&opening.config.tiers, &opening.key)?);
+        serve(opening, &tiers).inspect_err(|_| {
+            // What was made there for nothing goes; what an earlier agent left stays.
+            for device in tiers.devices() {
+                if let Err(why) = device.sweep() {
+                    tracing::warn!(%why, device = %device.path().display(), "a tier could not be swept");
+                }
+            }
+        })
     }
+}
+
+fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
+    let Opening { config, store, state, key, visibility, on_lost } = opening;
+    let over = config.over.clone();
+    let root = rustix::process::geteuid().is_root() && in_initial_user_namespace();
+    let label = format!("file://{}", config.store.display());
+    let store = PosixStore::new(store, label)
+        .map_err(|why| Error::new(format!("the store {} cannot be used", config.store.display())).why(why))?;
+    let catalog = Arc::new(LogCatalog::open(&state.join("catalog"))?);
+    let direct = config.direct && root;
+    let namespace = Namespace::open(config, Arc::new(store), tiers.clone(), catalog, key, !root)?;
+    let runs = Arc::new(runs::Runs::default());
+    let asked = runs.clone();
+    namespace.set_run_of(Box::new(move |pid| asked.run_of(pid)));
+    let attach_options = AttachOptions {
+        // A private mount has only the run's processes in it; a global one is for everybody only where root made it.
+        allow_other: root || visibility == Visibility::Private,
+        default_permissions: root,
+        ..AttachOptions::default()
+    };
+    let device = attach(&over, &attach_options)?;
+    let filesystem = Arc::new(door::Door::new(namespace.clone(), direct, only_ids(), on_lost));
+    let options = Options { passthrough: direct, ..Options::default() };
+    let session = Session::start(device, &filesystem, &options).map_err(|why| {
+        drop(detach(&over, true));
+        Error::new(format!("the mount over {} cannot be served", over.display())).why(why).data("nothing was changed")
+    })?;
+    let drain = Drain::start(namespace.clone()).map_err(|why| {
+        drop(detach(&over, true));
+        Error::new("the drain could not be started").why(why)
+    })?;
+    let prefetcher = prefetcher::Prefetcher::start(&namespace).map_err(|why| {
+        drain.stop();
+        drop(detach(&over, true));
+        Error::new("prefetching could not be started").why(why)
+    })?;
+    let engine = Arc::new(engine::Served::new(namespace, drain, runs, filesystem.clone(), prefetcher));
+    Ok(Running { engine, mount: Box::new(OverMount { over, session, filesystem }) })
 }
 
 struct OverMount {

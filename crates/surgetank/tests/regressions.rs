@@ -433,3 +433,33 @@ fn mount_was_refused_because_of_a_process_in_another_mount_namespace() {
     scene.mounted(&[]);
     scene.asked_at_root("umount", &[over]).exits(0);
 }
+
+/// Directories of an agent that never served anything, found after a `doctor` had said why.
+#[test]
+fn a_start_that_failed_and_the_doctor_left_directories_in_the_tiers() {
+    let Some(scene) = prepare("failed_start") else {
+        return;
+    };
+    let shared_memory = || fs::read_dir("/dev/shm").unwrap().count();
+    let tier = || fs::read_dir("/mnt/tier-fast").unwrap().count();
+    for options in [vec![], vec!["--measure"], vec!["--measure", "--tier", "fast=/mnt/tier-fast:32M"]] {
+        let ended = Running::of(scene.surgetank(&[&["doctor"][..], &options].concat())).ends().exits(0);
+        assert!(ended.stdout.contains("surgetank run works here"), "{}", ended.stdout);
+        assert_eq!((shared_memory(), tier()), (0, 0), "{options:?}");
+    }
+    assert_eq!(scene.store_files().len(), 0);
+
+    scene.run(&["--rule", "kept=keep"], "echo kept >kept").exits(0);
+    let there = scene.tier_files();
+    scene::mount(&["--bind", "/dev/null", "/dev/fuse"]);
+    for _ in 0..2 {
+        let start = Running::of(scene.surgetank(&["run", "--state", "/mnt/state2", "--", "true"]));
+        start.ends().exits(1).says(&["cannot mount"]);
+        assert_eq!((shared_memory(), tier()), (0, 1));
+        // What is kept there stays.
+        scene.run(&[], "true").exits(1);
+        assert_eq!(scene.tier_files(), there);
+    }
+    scene::succeed(std::process::Command::new("umount").arg("/dev/fuse"));
+    scene.run(&["--rule", "kept=keep"], "cat kept").exits(0).prints("kept\n");
+}
