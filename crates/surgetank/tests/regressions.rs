@@ -463,3 +463,101 @@ fn a_start_that_failed_and_the_doctor_left_directories_in_the_tiers() {
     scene::succeed(std::process::Command::new("umount").arg("/dev/fuse"));
     scene.run(&["--rule", "kept=keep"], "cat kept").exits(0).prints("kept\n");
 }
+
+/// What was drained beside a kept file was believed for ever, and shown when it was gone.
+#[test]
+fn what_others_changed_between_two_runs_was_not_seen_while_something_was_kept() {
+    let Some(scene) = prepare("changed_between_runs") else {
+        return;
+    };
+    let keep = ["--rule", "*.kept=keep"];
+    scene
+        .run(
+            &keep,
+            "mkdir -p d/full d/empty; echo kept >d/a.kept; ln -s nowhere d/symlink
+             for n in 1 2 3 4; do echo out >d/out$n; done; ln d/out4 d/link; echo x >d/full/x",
+        )
+        .exits(0);
+    fs::write(scene.path("d/out1"), "changed by somebody else\n").unwrap();
+    fs::remove_file(scene.path("d/out2")).unwrap();
+    fs::rename(scene.path("d/out3"), scene.path("d/moved")).unwrap();
+    fs::write(scene.path("d/out4"), "changed through a link\n").unwrap();
+    fs::remove_file(scene.path("d/symlink")).unwrap();
+    fs::remove_dir(scene.path("d/empty")).unwrap();
+    fs::remove_dir_all(scene.path("d/full")).unwrap();
+    scene
+        .run(
+            &keep,
+            "echo d/*; stat -c %s d/out1 d/out4; cat d/out1 d/a.kept d/moved d/link
+             echo more >>d/out1; rm d/out4; echo new >d/out2; mkdir d/full; echo y >d/full/y",
+        )
+        .exits(0)
+        .prints(
+            "d/a.kept d/link d/moved d/out1 d/out4\n25\n23\nchanged by somebody else\nkept\nout\nchanged through a link\n",
+        );
+    scene.holds("d/out1", b"changed by somebody else\nmore\n");
+    scene.holds("d/out2", b"new\n");
+    scene.holds("d/link", b"changed through a link\n");
+    scene.holds("d/full/y", b"y\n");
+    assert_eq!(scene.store_files().len(), 5, "{:?}", scene.store_files());
+    scene.run(&[], "true").exits(0);
+    scene.holds("d/a.kept", b"kept\n");
+    scene.is_clean();
+    assert_eq!(scene.tier_files(), Vec::<std::path::PathBuf>::new());
+}
+
+/// It was shown empty, and took no new files for ever.
+#[test]
+fn a_directory_that_somebody_removed_in_the_store_took_no_new_files_while_something_was_kept_in_it() {
+    directory_with_something_kept("removed_directory", |_| {}, "");
+}
+
+#[test]
+fn a_directory_that_somebody_replaced_in_the_store_was_stale_while_something_was_kept_in_it() {
+    let replace = |scene: &Scene| {
+        fs::create_dir_all(scene.path("d/e")).unwrap();
+        fs::write(scene.path("d/e/theirs"), "theirs\n").unwrap();
+    };
+    directory_with_something_kept("replaced_directory", replace, " d/e/theirs");
+}
+
+fn directory_with_something_kept(name: &str, replace: impl Fn(&Scene), theirs: &str) {
+    let Some(scene) = prepare(name) else {
+        return;
+    };
+    let keep = ["--rule", "*.kept=keep"];
+    fs::write(scene.path("old.kept"), "old\n").unwrap();
+    scene
+        .run(
+            &keep,
+            "mkdir -p -m 750 d/e d/bare; echo kept >d/e/a.kept; mv old.kept d; echo new >d/old.kept; echo out >d/out",
+        )
+        .exits(0);
+    scene.holds("d/old.kept", b"old\n");
+    fs::remove_dir_all(scene.path("d")).unwrap();
+    replace(&scene);
+    scene
+        .run(
+            &keep,
+            "echo d/* d/e/*; cat d/old.kept d/e/a.kept
+             echo b >d/e/b.kept; echo x >d/e/x; echo out2 >d/out; mkdir d/f; echo y >d/f/y; mv d/e g; mv g d/e",
+        )
+        .exits(0)
+        .prints(&format!("d/e d/old.kept d/e/a.kept{theirs}\nnew\nkept\n"));
+    for (name, content) in [("d/e/x", "x\n"), ("d/out", "out2\n"), ("d/f/y", "y\n")] {
+        scene.holds(name, content.as_bytes());
+    }
+    assert_eq!(scene.store_files().len(), if theirs.is_empty() { 3 } else { 4 }, "{:?}", scene.store_files());
+
+    // Nothing has to be done in it to have it again.
+    fs::remove_dir_all(scene.path("d")).unwrap();
+    scene.run(&keep, "true").exits(0);
+    assert!(scene.path("d/e").is_dir() && scene.store_files().is_empty());
+    scene.drain_what_is_left().exits(0);
+    for (name, content) in [("d/old.kept", "new\n"), ("d/e/a.kept", "kept\n"), ("d/e/b.kept", "b\n")] {
+        scene.holds(name, content.as_bytes());
+    }
+    assert_eq!(scene.store_files().len(), 3);
+    assert_eq!(scene.tier_files(), Vec::<std::path::PathBuf>::new());
+    scene.is_clean();
+}
