@@ -561,3 +561,23 @@ fn directory_with_something_kept(name: &str, replace: impl Fn(&Scene), theirs: &
     assert_eq!(scene.tier_files(), Vec::<std::path::PathBuf>::new());
     scene.is_clean();
 }
+
+/// A run that began right after another ended was refused: the catalog's lock goes a moment after the agent's own.
+#[test]
+fn a_run_right_after_another_found_the_catalog_in_use() {
+    let Some(scene) = prepare("catalog_in_use") else {
+        return;
+    };
+    scene.run(&[], "echo one >one").exits(0);
+    scene.await_no_agent();
+    let mut places = fs::read_dir(&scene.state).unwrap().flatten().map(|entry| entry.path().join("catalog/lock"));
+    let lock = fs::File::open(places.find(|path| path.exists()).unwrap()).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let mut running = scene.start(&[], "echo two >two");
+    eventually("the agent begins", || scene.agent().is_some());
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    assert!(!running.is_over(), "{}", running.so_far());
+    drop(lock);
+    running.ends().exits(0);
+    scene.holds("two", b"two\n");
+}

@@ -151,6 +151,7 @@ fn begin(backend: &dyn Backend) -> Result<Agent> {
 
     let place = Place::open(place.as_path())?;
     let lock = place.try_agent_lock()?.ok_or_else(|| fail("another agent serves this directory".into()))?;
+    place.await_catalog();
     let signals = Signals::block(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT])
         .map_err(|error| fail(error.to_string()))?;
     raise_descriptor_limit();

@@ -21,9 +21,11 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use serde::{Deserialize, Serialize};
+use surgetank_core::clock;
 use surgetank_core::error::{Error, Result};
 use surgetank_core::report::{PathText, Verdict};
 
@@ -214,6 +216,21 @@ impl Place {
     /// The agent's own lock; `None` when another agent lives.
     pub fn try_agent_lock(&self) -> Result<Option<File>> {
         self.try_lock("agent.lock")
+    }
+
+    /// An agent that ends lets go of its own lock before its catalog's: for so long one that begins waits.
+    pub fn await_catalog(&self) {
+        const PATIENCE: Duration = Duration::from_secs(30);
+        const LOOK_EVERY: Duration = Duration::from_millis(10);
+        let begun = clock::tick();
+        // What is wrong with it is told by whoever opens it.
+        let Ok(file) = File::open(self.inner("catalog/lock")) else { return };
+        while begun.elapsed() < PATIENCE
+            && lock(&file, FlockOperation::NonBlockingLockExclusive)
+                .is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+        {
+            std::thread::sleep(LOOK_EVERY);
+        }
     }
 
     /// Returns when no agent lives.
