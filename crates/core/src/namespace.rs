@@ -15,6 +15,7 @@ mod evict;
 mod files;
 pub(crate) mod journal;
 mod listing;
+mod meet;
 mod names;
 mod questions;
 mod recover;
@@ -189,6 +190,7 @@ impl Namespace {
             config,
         });
         namespace.recover()?;
+        namespace.meet_the_store();
         Ok(namespace)
     }
 

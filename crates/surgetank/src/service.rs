@@ -8,7 +8,6 @@ mod prefetcher;
 mod runs;
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,47 +31,55 @@ const END_PATIENCE: Duration = Duration::from_secs(10);
 
 impl Backend for Service {
     fn start(&self, opening: Opening) -> Result<Running> {
-        let Opening { config, directory, store, state, visibility, on_lost } = opening;
-        let over = config.over.clone();
-        let root = rustix::process::geteuid().is_root() && in_initial_user_namespace();
-        let key = key_of(&directory, &state)?;
-        let label = format!("file://{}", config.store.display());
-        let store = PosixStore::new(store, label)
-            .map_err(|why| Error::new(format!("the store {} cannot be used", config.store.display())).why(why))?;
-        let tiers = Arc::new(Tiers::open(&config.tiers, &key)?);
-        let catalog = Arc::new(LogCatalog::open(&state.join("catalog"))?);
-        let direct = config.direct && root;
-        let namespace = Namespace::open(config, Arc::new(store), tiers, catalog, key, !root)?;
-        let runs = Arc::new(runs::Runs::default());
-        let asked = runs.clone();
-        namespace.set_run_of(Box::new(move |pid| asked.run_of(pid)));
-        let attach_options = AttachOptions {
-            // A private mount has only the run's processes in it; a global one is for everybody only where root made it.
-            allow_other: root || visibility == Visibility::Private,
-            default_permissions: root,
-            ..AttachOptions::default()
-        };
-        let device = attach(&over, &attach_options)?;
-        let filesystem = Arc::new(door::Door::new(namespace.clone(), direct, only_ids(), on_lost));
-        let options = Options { passthrough: direct, ..Options::default() };
-        let session = Session::start(device, &filesystem, &options).map_err(|why| {
-            drop(detach(&over, true));
-            Error::new(format!("the mount over {} cannot be served", over.display()))
-                .why(why)
-                .data("nothing was changed")
-        })?;
-        let drain = Drain::start(namespace.clone()).map_err(|why| {
-            drop(detach(&over, true));
-            Error::new("the drain could not be started").why(why)
-        })?;
-        let prefetcher = prefetcher::Prefetcher::start(&namespace).map_err(|why| {
-            drain.stop();
-            drop(detach(&over, true));
-            Error::new("prefetching could not be started").why(why)
-        })?;
-        let engine = Arc::new(engine::Served::new(namespace, drain, runs, filesystem.clone(), prefetcher));
-        Ok(Running { engine, mount: Box::new(OverMount { over, session, filesystem }) })
+        let tiers = Arc::new(Tiers::open(&opening.config.tiers, &opening.key)?);
+        serve(opening, &tiers).inspect_err(|_| {
+            // What was made there for nothing goes; what an earlier agent left stays.
+            for device in tiers.devices() {
+                if let Err(why) = device.sweep() {
+                    tracing::warn!(%why, device = %device.path().display(), "a tier could not be swept");
+                }
+            }
+        })
     }
+}
+
+fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
+    let Opening { config, store, state, key, visibility, on_lost } = opening;
+    let over = config.over.clone();
+    let root = rustix::process::geteuid().is_root() && in_initial_user_namespace();
+    let label = format!("file://{}", config.store.display());
+    let store = PosixStore::new(store, label)
+        .map_err(|why| Error::new(format!("the store {} cannot be used", config.store.display())).why(why))?;
+    let catalog = Arc::new(LogCatalog::open(&state.join("catalog"))?);
+    let direct = config.direct && root;
+    let namespace = Namespace::open(config, Arc::new(store), tiers.clone(), catalog, key, !root)?;
+    let runs = Arc::new(runs::Runs::default());
+    let asked = runs.clone();
+    namespace.set_run_of(Box::new(move |pid| asked.run_of(pid)));
+    let attach_options = AttachOptions {
+        // A private mount has only the run's processes in it; a global one is for everybody only where root made it.
+        allow_other: root || visibility == Visibility::Private,
+        default_permissions: root,
+        ..AttachOptions::default()
+    };
+    let device = attach(&over, &attach_options)?;
+    let filesystem = Arc::new(door::Door::new(namespace.clone(), direct, only_ids(), on_lost));
+    let options = Options { passthrough: direct, ..Options::default() };
+    let session = Session::start(device, &filesystem, &options).map_err(|why| {
+        drop(detach(&over, true));
+        Error::new(format!("the mount over {} cannot be served", over.display())).why(why).data("nothing was changed")
+    })?;
+    let drain = Drain::start(namespace.clone()).map_err(|why| {
+        drop(detach(&over, true));
+        Error::new("the drain could not be started").why(why)
+    })?;
+    let prefetcher = prefetcher::Prefetcher::start(&namespace).map_err(|why| {
+        drain.stop();
+        drop(detach(&over, true));
+        Error::new("prefetching could not be started").why(why)
+    })?;
+    let engine = Arc::new(engine::Served::new(namespace, drain, runs, filesystem.clone(), prefetcher));
+    Ok(Running { engine, mount: Box::new(OverMount { over, session, filesystem }) })
 }
 
 struct OverMount {
@@ -101,20 +108,6 @@ impl Mounted for OverMount {
         }
         Ok(())
     }
-}
-
-/// Names what this agent puts elsewhere: scope directories on tiers, temporaries in the store. The same at every start
-/// over the directory, and another for every other agent that may serve it: of another node, user or state directory.
-fn key_of(directory: &OwnedFd, state: &std::path::Path) -> Result<String> {
-    let stat =
-        rustix::fs::fstat(directory.as_fd()).map_err(|why| Error::new("the directory cannot be examined").why(why))?;
-    let node = rustix::system::uname();
-    let mut who = node.nodename().to_bytes().to_vec();
-    who.push(0);
-    who.extend_from_slice(&rustix::process::getuid().as_raw().to_le_bytes());
-    who.extend_from_slice(state.as_os_str().as_encoded_bytes());
-    let digest = surgetank_core::store::checksum::of_bytes(&who);
-    Ok(format!("{:x}-{:x}-{digest:016x}", stat.st_dev, stat.st_ino))
 }
 
 /// The one user and group that a user namespace of ours knows; `None` where there are more.

@@ -14,13 +14,6 @@ fn prepare(name: &str) -> Option<Scene> {
     Some(scene)
 }
 
-/// With a directory of its own: who holds it is found by its path, in whatever mount namespace.
-fn prepare_mounted(name: &str) -> Option<Scene> {
-    let mut scene = prepare(name)?;
-    scene.over = scene.beside(&format!("served-{name}"));
-    Some(scene)
-}
-
 impl Scene {
     /// `surgetank mount` over the directory.
     #[track_caller]
@@ -211,7 +204,7 @@ fn remove_kept_a_rewritten_store_file_from_the_store() {
 /// What a killed agent of a global mount left was called durable by `wait`, and could not be taken up.
 #[test]
 fn wait_said_durable_over_a_dead_mount() {
-    let Some(scene) = prepare_mounted("dead_mount") else {
+    let Some(scene) = prepare("dead_mount") else {
         return;
     };
     let over = scene.over.to_str().unwrap();
@@ -234,7 +227,7 @@ fn wait_said_durable_over_a_dead_mount() {
 
 #[test]
 fn a_dead_mount_could_only_be_taken_away_by_hand() {
-    let Some(scene) = prepare_mounted("dead_mount_umount") else {
+    let Some(scene) = prepare("dead_mount_umount") else {
         return;
     };
     let over = scene.over.to_str().unwrap();
@@ -253,7 +246,7 @@ fn a_dead_mount_could_only_be_taken_away_by_hand() {
 /// A run begun inside the dead mount goes on in the directory underneath it.
 #[test]
 fn run_in_a_dead_mount_could_not_read_the_configuration() {
-    let Some(scene) = prepare_mounted("dead_mount_run") else {
+    let Some(scene) = prepare("dead_mount_run") else {
         return;
     };
     scene.mounted(&["--quiet-period", "1h"]);
@@ -284,7 +277,7 @@ fn run_in_a_dead_mount_could_not_read_the_configuration() {
 
 #[test]
 fn asking_was_refused_where_nothing_could_be_served() {
-    let Some(scene) = prepare_mounted("asking_anywhere") else {
+    let Some(scene) = prepare("asking_anywhere") else {
         return;
     };
     let over = scene.over.to_str().unwrap();
@@ -303,43 +296,288 @@ fn asking_was_refused_where_nothing_could_be_served() {
     scene.asked_at_root("umount", &[over]).exits(0);
 }
 
-/// Directly written, and opened for reading before the lease that seals it was granted.
+/// Writes `file` without draining it, and kills the agent.
+#[track_caller]
+fn write_and_kill(scene: &Scene) {
+    let written = "/mnt/written";
+    let running = scene
+        .start(&["--quiet-period", "1h"], &format!("mkdir sub; echo undrained >sub/file; touch {written}; sleep 1000"));
+    eventually("the file is written", || std::path::Path::new(written).exists());
+    fs::remove_file(written).unwrap();
+    scene.kill_agent();
+    running.kill();
+    drop(running);
+    assert!(!scene.path("sub/file").exists(), "it was drained: nothing is tested");
+}
+
+/// What was left was looked for under the new number, not found, and the run said that all was well.
 #[test]
-fn a_file_that_was_read_before_its_seal_was_never_drained() {
-    let Some(mut scene) = Scene::new("read_before_seal") else {
+fn files_were_forgotten_when_the_store_got_another_device_number() {
+    let Some(scene) = prepare("renumbered") else {
         return;
     };
-    scene.tier("fast", 64);
-    let script = "for n in $(seq 30); do head -c 1000000 /dev/urandom >f-$n; sha256sum f-$n >>sums; done";
-    scene.run(&[], script).exits(0);
-    let check = std::process::Command::new("sha256sum")
-        .args(["--check", "--quiet", "sums"])
-        .current_dir(scene.path(""))
-        .output()
-        .unwrap();
-    assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
-    assert_eq!(scene.read("sums").iter().filter(|byte| **byte == b'\n').count(), 30);
+    scene.ext4("project", 64);
+    let over = scene.over.to_str().unwrap();
+    write_and_kill(&scene);
+    scene.ext4_renumbered("project");
+    assert!(!scene.path("sub/file").exists());
+    scene.asked_at_root("wait", &[over]).exits(3).says(&["killed"]);
+    scene.drain_what_is_left().exits(0);
+    scene.holds("sub/file", b"undrained\n");
+    scene.is_clean();
+    assert_eq!(scene.tier_files(), Vec::<std::path::PathBuf>::new());
+    scene.asked_at_root("wait", &[over]).exits(0);
+
+    // After an end in order, too: what is kept is found again, and what was refused is brought.
+    scene.run(&["--rule", "kept=keep"], "echo kept >kept").exits(0);
+    scene.ext4_renumbered("project");
+    scene.run(&["--rule", "kept=keep"], "cat kept").exits(0).prints("kept\n");
+    let full = scene.path("ballast");
+    let file = fs::File::create(&full).unwrap();
+    let room = rustix::fs::statvfs(&scene.over).unwrap();
+    let room = room.f_bavail * room.f_frsize - (1 << 20);
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, room).unwrap();
+    drop(file);
+    scene.run(&["--retry", "500ms", "--rule", "kept=keep"], "head -c 4M /dev/zero >late").exits(3).says(&["late"]);
+    scene.ext4_renumbered("project");
+    scene.asked_at_root("wait", &[over]).exits(3).says(&["late"]);
+    fs::remove_file(full).unwrap();
+    scene.drain_what_is_left().exits(0);
+    scene.holds("late", &vec![0; 4 << 20]);
+    scene.holds("kept", b"kept\n");
+    scene.is_clean();
+    assert_eq!(scene.tier_files(), Vec::<std::path::PathBuf>::new());
+    let places = fs::read_dir(&scene.state).unwrap().flatten().filter(|entry| entry.path().is_dir());
+    assert_eq!(places.count(), 1, "one directory, one place");
+}
+
+#[test]
+fn nothing_was_said_of_files_of_another_file_system_at_the_same_path() {
+    let Some(scene) = prepare("other_file_system") else {
+        return;
+    };
+    scene.ext4("project", 64);
+    let over = scene.over.to_str().unwrap();
+    write_and_kill(&scene);
+    scene::succeed(std::process::Command::new("umount").arg(over));
+    let left = ["NOT taken up", "1 file(s)", "mount the file system", "/mnt/state/"];
+    // The mount point itself is there now: another directory.
+    scene.run(&[], "test ! -e sub; echo other >other").exits(0).says(&left);
+    scene.holds("other", b"other\n");
+    scene.asked_at_root("wait", &[over]).exits(3).says(&left);
+    scene.ext4_again("project");
+    scene.drain_what_is_left().exits(0);
+    scene.holds("sub/file", b"undrained\n");
+    assert!(!scene.path("other").exists());
+    scene.asked_at_root("wait", &[over]).exits(0);
+    scene::succeed(std::process::Command::new("umount").arg(over));
+    let silent = scene.run(&[], "test -e other").exits(0);
+    assert!(!silent.stderr.contains("NOT taken up"), "{}", silent.stderr);
+}
+
+impl Scene {
+    /// A process in a mount namespace of its own that prepares there, says so, and stays.
+    #[track_caller]
+    fn elsewhere(&self, script: &str) -> Running {
+        let _ = fs::remove_file("/mnt/ready");
+        let script = format!("set -e\n{script}\ntouch /mnt/ready\nexec sleep 1000");
+        let mut command = self.command("unshare");
+        command.args(["--mount", "bash", "-c", &script]).current_dir("/");
+        let running = Running::of(command);
+        eventually("the other mount namespace is ready", || std::path::Path::new("/mnt/ready").exists());
+        running
+    }
+}
+
+/// Whoever has another directory under the same path, as in a container, holds nothing; whoever has the directory itself
+/// does, under whatever path.
+#[test]
+fn mount_was_refused_because_of_a_process_in_another_mount_namespace() {
+    let Some(scene) = prepare("other_namespace") else {
+        return;
+    };
+    let over = scene.over.to_str().unwrap();
+    fs::create_dir_all(scene.path("sub")).unwrap();
+    fs::write(scene.path("sub/file"), "bare").unwrap();
+    let another = scene.beside("another").display().to_string();
+    fs::create_dir_all(format!("{another}/sub")).unwrap();
+    fs::write(format!("{another}/sub/file"), "another").unwrap();
+    let seen = scene.beside("seen").display().to_string();
+
+    for hide in [
+        format!("mount -t tmpfs none {over}; mkdir {over}/sub; touch {over}/sub/file"),
+        format!("mount --bind {another} {over}"),
+    ] {
+        for hold in ["cd OVER/sub", "exec 7<OVER/sub/file", "exec 7<OVER"] {
+            let stranger = scene.elsewhere(&format!("{hide}\n{}", hold.replace("OVER", over)));
+            scene.mounted(&[]);
+            fs::write(scene.path("out"), hold).unwrap();
+            scene.asked_at_root("umount", &[over]).exits(0);
+            scene.await_no_agent();
+            scene.holds("out", hold.as_bytes());
+            stranger.kill();
+        }
+    }
+    for (show, at) in [
+        (String::new(), over),
+        (format!("mount --bind {over} {seen}"), &seen),
+        (format!("mount --bind {over}/sub {seen}; mkdir -p /mnt/new"), &seen),
+    ] {
+        let sub = if show.contains("/sub") { at.to_owned() } else { format!("{at}/sub") };
+        for hold in [format!("cd {sub}"), format!("exec 7<>{sub}/file"), format!("exec 7<{sub}")] {
+            let holder = scene.elsewhere(&format!("{show}\n{hold}"));
+            scene.mount_again(&[]).exits(1).says(&["is in use", &format!("pid {}", holder.pid())]);
+            holder.kill();
+        }
+    }
+    scene.mounted(&[]);
+    scene.asked_at_root("umount", &[over]).exits(0);
+}
+
+/// Directories of an agent that never served anything, found after a `doctor` had said why.
+#[test]
+fn a_start_that_failed_and_the_doctor_left_directories_in_the_tiers() {
+    let Some(scene) = prepare("failed_start") else {
+        return;
+    };
+    let shared_memory = || fs::read_dir("/dev/shm").unwrap().count();
+    let tier = || fs::read_dir("/mnt/tier-fast").unwrap().count();
+    for options in [vec![], vec!["--measure"], vec!["--measure", "--tier", "fast=/mnt/tier-fast:32M"]] {
+        let ended = Running::of(scene.surgetank(&[&["doctor"][..], &options].concat())).ends().exits(0);
+        assert!(ended.stdout.contains("surgetank run works here"), "{}", ended.stdout);
+        assert_eq!((shared_memory(), tier()), (0, 0), "{options:?}");
+    }
+    assert_eq!(scene.store_files().len(), 0);
+
+    scene.run(&["--rule", "kept=keep"], "echo kept >kept").exits(0);
+    let there = scene.tier_files();
+    scene::mount(&["--bind", "/dev/null", "/dev/fuse"]);
+    for _ in 0..2 {
+        let start = Running::of(scene.surgetank(&["run", "--state", "/mnt/state2", "--", "true"]));
+        start.ends().exits(1).says(&["cannot mount"]);
+        assert_eq!((shared_memory(), tier()), (0, 1));
+        // What is kept there stays.
+        scene.run(&[], "true").exits(1);
+        assert_eq!(scene.tier_files(), there);
+    }
+    scene::succeed(std::process::Command::new("umount").arg("/dev/fuse"));
+    scene.run(&["--rule", "kept=keep"], "cat kept").exits(0).prints("kept\n");
+}
+
+/// What was drained beside a kept file was believed for ever, and shown when it was gone.
+#[test]
+fn what_others_changed_between_two_runs_was_not_seen_while_something_was_kept() {
+    let Some(scene) = prepare("changed_between_runs") else {
+        return;
+    };
+    let keep = ["--rule", "*.kept=keep"];
+    scene
+        .run(
+            &keep,
+            "mkdir -p d/full d/empty; echo kept >d/a.kept; ln -s nowhere d/symlink
+             for n in 1 2 3 4; do echo out >d/out$n; done; ln d/out4 d/link; echo x >d/full/x",
+        )
+        .exits(0);
+    fs::write(scene.path("d/out1"), "changed by somebody else\n").unwrap();
+    fs::remove_file(scene.path("d/out2")).unwrap();
+    fs::rename(scene.path("d/out3"), scene.path("d/moved")).unwrap();
+    fs::write(scene.path("d/out4"), "changed through a link\n").unwrap();
+    fs::remove_file(scene.path("d/symlink")).unwrap();
+    fs::remove_dir(scene.path("d/empty")).unwrap();
+    fs::remove_dir_all(scene.path("d/full")).unwrap();
+    scene
+        .run(
+            &keep,
+            "echo d/*; stat -c %s d/out1 d/out4; cat d/out1 d/a.kept d/moved d/link
+             echo more >>d/out1; rm d/out4; echo new >d/out2; mkdir d/full; echo y >d/full/y",
+        )
+        .exits(0)
+        .prints(
+            "d/a.kept d/link d/moved d/out1 d/out4\n25\n23\nchanged by somebody else\nkept\nout\nchanged through a link\n",
+        );
+    scene.holds("d/out1", b"changed by somebody else\nmore\n");
+    scene.holds("d/out2", b"new\n");
+    scene.holds("d/link", b"changed through a link\n");
+    scene.holds("d/full/y", b"y\n");
+    assert_eq!(scene.store_files().len(), 5, "{:?}", scene.store_files());
+    scene.run(&[], "true").exits(0);
+    scene.holds("d/a.kept", b"kept\n");
+    scene.is_clean();
+    assert_eq!(scene.tier_files(), Vec::<std::path::PathBuf>::new());
+}
+
+/// It was shown empty, and took no new files for ever.
+#[test]
+fn a_directory_that_somebody_removed_in_the_store_took_no_new_files_while_something_was_kept_in_it() {
+    directory_with_something_kept("removed_directory", |_| {}, "");
+}
+
+#[test]
+fn a_directory_that_somebody_replaced_in_the_store_was_stale_while_something_was_kept_in_it() {
+    let replace = |scene: &Scene| {
+        fs::create_dir_all(scene.path("d/e")).unwrap();
+        fs::write(scene.path("d/e/theirs"), "theirs\n").unwrap();
+    };
+    directory_with_something_kept("replaced_directory", replace, " d/e/theirs");
+}
+
+fn directory_with_something_kept(name: &str, replace: impl Fn(&Scene), theirs: &str) {
+    let Some(scene) = prepare(name) else {
+        return;
+    };
+    let keep = ["--rule", "*.kept=keep"];
+    fs::write(scene.path("old.kept"), "old\n").unwrap();
+    scene
+        .run(
+            &keep,
+            "mkdir -p -m 750 d/e d/bare; echo kept >d/e/a.kept; mv old.kept d; echo new >d/old.kept; echo out >d/out",
+        )
+        .exits(0);
+    scene.holds("d/old.kept", b"old\n");
+    fs::remove_dir_all(scene.path("d")).unwrap();
+    replace(&scene);
+    scene
+        .run(
+            &keep,
+            "echo d/* d/e/*; cat d/old.kept d/e/a.kept
+             echo b >d/e/b.kept; echo x >d/e/x; echo out2 >d/out; mkdir d/f; echo y >d/f/y; mv d/e g; mv g d/e",
+        )
+        .exits(0)
+        .prints(&format!("d/e d/old.kept d/e/a.kept{theirs}\nnew\nkept\n"));
+    for (name, content) in [("d/e/x", "x\n"), ("d/out", "out2\n"), ("d/f/y", "y\n")] {
+        scene.holds(name, content.as_bytes());
+    }
+    assert_eq!(scene.store_files().len(), if theirs.is_empty() { 3 } else { 4 }, "{:?}", scene.store_files());
+
+    // Nothing has to be done in it to have it again.
+    fs::remove_dir_all(scene.path("d")).unwrap();
+    scene.run(&keep, "true").exits(0);
+    assert!(scene.path("d/e").is_dir() && scene.store_files().is_empty());
+    scene.drain_what_is_left().exits(0);
+    for (name, content) in [("d/old.kept", "new\n"), ("d/e/a.kept", "kept\n"), ("d/e/b.kept", "b\n")] {
+        scene.holds(name, content.as_bytes());
+    }
+    assert_eq!(scene.store_files().len(), 3);
+    assert_eq!(scene.tier_files(), Vec::<std::path::PathBuf>::new());
     scene.is_clean();
 }
 
-/// What a writer had charged and reserved went with his `Open` when the file outlived it unsealed.
+/// A run that began right after another ended was refused: the catalog's lock goes a moment after the agent's own.
 #[test]
-fn a_file_that_lingered_was_charged_for_ever() {
-    let Some(mut scene) = Scene::new("lingering_charge") else {
+fn a_run_right_after_another_found_the_catalog_in_use() {
+    let Some(scene) = prepare("catalog_in_use") else {
         return;
     };
-    scene.tier("fast", 256);
-    // Open for longer than the tender's look at what direct writers wrote.
-    let script = "for n in $(seq 20); do exec 9>f-$n; head -c 300000 /dev/urandom >&9; sleep 0.12; exec 9>&-; done
-        sleep 0.5; rm f-*
-        for n in $(seq 100); do
-            used=$(/mnt/surgetank status --state /mnt/state --json | python3 -c '
-import json, sys
-print(sum(tier[\"used_bytes\"] for tier in json.load(sys.stdin)[0][\"tiers\"]))')
-            [ \"$used\" -gt 100000 ] || break; sleep 0.05
-        done; echo $used >used";
-    scene.run(&[], script).exits(0);
-    let used: u64 = String::from_utf8(scene.read("used")).unwrap().trim().parse().unwrap();
-    assert!(used <= 100_000, "{used} bytes are charged for nothing");
-    scene.is_clean();
+    scene.run(&[], "echo one >one").exits(0);
+    scene.await_no_agent();
+    let mut places = fs::read_dir(&scene.state).unwrap().flatten().map(|entry| entry.path().join("catalog/lock"));
+    let lock = fs::File::open(places.find(|path| path.exists()).unwrap()).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let mut running = scene.start(&[], "echo two >two");
+    eventually("the agent begins", || scene.agent().is_some());
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    assert!(!running.is_over(), "{}", running.so_far());
+    drop(lock);
+    running.ends().exits(0);
+    scene.holds("two", b"two\n");
 }

@@ -339,3 +339,35 @@ fn permission_denied() {
     assert_eq!(fs::read(scene.path("out/file")).unwrap(), b"ours\n");
     scene.is_clean();
 }
+
+/// ext4 says "no space" to attributes that it will never take, and that was passed on as a full store.
+#[test]
+fn attributes_that_ext4_cannot_keep_were_called_a_full_store() {
+    let Some(scene) = prepare("large_attributes") else {
+        return;
+    };
+    scene.ext4("project", 64);
+    fs::write(scene.path("old"), "old").unwrap();
+    let truth = ["not durable", "extended attributes are larger", "setfattr -x", "bytes of extended attributes"];
+    // Nothing is drained before its attributes are there.
+    let late = [&SHORT[..], &["--quiet-period", "1h"]].concat();
+    let ended = scene.run(
+        &late,
+        "echo content >new; echo beside >other
+         v=$(head -c 5000 /dev/zero | tr '\\0' x)
+         setfattr -n user.small -v 1 new; setfattr -n user.big -v $v new; setfattr -n user.big -v $v old",
+    );
+    let ended = ended.exits(3).says(&truth).says(&["  new: ", "safe at /mnt/tier-fast", "old"]);
+    assert!(!ended.stderr.contains("is full"), "{}", ended.stderr);
+    // Still so, and what is said helps.
+    scene.run(&late, "cat new; setfattr -x user.big old").exits(3).says(&truth).prints("content\n");
+    scene.run(&SHORT, "setfattr -x user.big new").exits(0);
+    for (name, content) in [("new", "content\n"), ("other", "beside\n"), ("old", "old")] {
+        scene.holds(name, content.as_bytes());
+    }
+    let mut value = [0; 8];
+    let length = rustix::fs::getxattr(scene.path("new"), "user.small", &mut value).unwrap();
+    assert_eq!(&value[..length], b"1");
+    scene.is_clean();
+    assert_eq!(scene.tier_files(), Vec::<PathBuf>::new());
+}

@@ -184,6 +184,7 @@ impl Namespace {
             (left, !tree.ops.is_empty())
         };
         if left || queued {
+            self.forget_what_the_store_has();
             return false;
         }
         if let Err(why) = self.catalog.clear() {

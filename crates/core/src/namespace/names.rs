@@ -150,10 +150,9 @@ impl Namespace {
         if last
             && let Some(seq) = tree.get(id).and_then(|inode| inode.set_meta)
             && self.cancel(tree, txn, seq)
+            && let Some(inode) = tree.get_mut(id)
         {
-            if let Some(inode) = tree.get_mut(id) {
-                inode.set_meta = None;
-            }
+            inode.set_meta = None;
         }
         if !replaced {
             self.vacate(tree, txn, dir, name, run);
@@ -271,10 +270,9 @@ impl Namespace {
         }
         if let Some(seq) = tree.get(id).and_then(|inode| inode.set_meta)
             && self.cancel(tree, txn, seq)
+            && let Some(inode) = tree.get_mut(id)
         {
-            if let Some(inode) = tree.get_mut(id) {
-                inode.set_meta = None;
-            }
+            inode.set_meta = None;
         }
         // A directory that the store never saw and that no operation needs is simply forgotten.
         if never

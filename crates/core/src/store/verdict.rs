@@ -30,13 +30,15 @@ pub fn classify(errno: Errno) -> Verdict {
 }
 
 /// The errno a failed store operation stands for. Errors without one are our own findings: a copy that does not match
-/// (tried again from the tier's copy) is EIO, a copy that was stopped or cut short is EAGAIN.
+/// (tried again from the tier's copy) is EIO, a copy that was stopped or cut short is EAGAIN, attributes that never fit are
+/// E2BIG.
 pub fn errno_of(error: &io::Error) -> Errno {
     match (error.raw_os_error(), error.kind()) {
         (Some(code), _) => Errno::from_raw_os_error(code),
         (None, io::ErrorKind::Interrupted | io::ErrorKind::UnexpectedEof) => Errno::AGAIN,
         (None, io::ErrorKind::NotFound) => Errno::NOENT,
         (None, io::ErrorKind::PermissionDenied) => Errno::ACCESS,
+        (None, io::ErrorKind::ArgumentListTooLong) => Errno::TOOBIG,
         (None, _) => Errno::IO,
     }
 }
@@ -137,7 +139,7 @@ pub fn advise(errno: Errno) -> Advice {
         ),
         Errno::TOOBIG | Errno::RANGE => refuse(
             "The extended attributes are larger than the store's file system takes.",
-            "Remove some of the file's attributes (setfattr -x).",
+            "Remove some of the file's attributes: surgetank run -- setfattr -x NAME FILE.",
         ),
         Errno::UCLEAN => {
             refuse("The store's file system is damaged.", "Have it checked (fsck) before anything else is written.")
@@ -199,6 +201,7 @@ mod tests {
         assert_eq!(of(io::ErrorKind::InvalidData), Errno::IO);
         assert_eq!(classify(of(io::ErrorKind::InvalidData)), Verdict::Retry);
         assert_eq!(of(io::ErrorKind::UnexpectedEof), Errno::AGAIN);
+        assert_eq!(of(io::ErrorKind::ArgumentListTooLong), Errno::TOOBIG);
         assert_eq!(errno_of(&io::Error::from_raw_os_error(libc::EROFS)), Errno::ROFS);
     }
 }

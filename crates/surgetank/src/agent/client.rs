@@ -251,13 +251,21 @@ pub fn find_or_start(config: &Config, wanted: Visibility) -> Result<Found> {
     if let Some(connection) = around(&config.state, over, meta.dev())? {
         return Ok(Found { connection, started: false, start: None, _turn: None });
     }
-    let place = root.place(&meta)?;
-    let turn = place.start_turn()?;
+    let (place, turn) = loop {
+        let place = root.place(&meta, over)?;
+        let turn = place.start_turn()?;
+        if root.has(&place) {
+            break (place, turn);
+        }
+    };
     if let Some(connection) = Connection::open(&place)? {
         return Ok(Found { connection, started: false, start: None, _turn: Some(turn) });
     }
     // One that is on its way out, or one that was killed a moment ago.
     place.await_no_agent()?;
+    for left in root.left_behind(over, Some(&place))? {
+        eprintln!("surgetank: {}", left.tell(over));
+    }
     let start = spawn(config, &place, wanted)?;
     match Connection::open(&place)? {
         Some(connection) => Ok(Found { connection, started: true, start: Some(start), _turn: Some(turn) }),

@@ -41,12 +41,12 @@ pub trait Engine: Send + Sync {
 /// What the agent hands to the backend at start.
 pub struct Opening {
     pub config: Config,
-    /// The bare directory, opened before anything is mounted over it.
-    pub directory: OwnedFd,
-    /// Root of the store; the bare directory again unless the store is elsewhere.
+    /// Root of the store, opened before anything is mounted over it; the bare directory unless the store is elsewhere.
     pub store: OwnedFd,
     /// Ours alone, for catalog and journal.
     pub state: PathBuf,
+    /// Names what this agent puts elsewhere.
+    pub key: String,
     pub visibility: Visibility,
     /// To be called when the mount stops being served without [`Mounted::detach`] (somebody else unmounted it).
     pub on_lost: Box<dyn Fn() + Send + Sync>,

@@ -3,15 +3,20 @@
 //! All answers come from /proc and are as good as our right to look: another user's processes stay invisible to an
 //! ordinary user. They are for refusing early and naming names; the kernel's EBUSY has the last word.
 
+use std::ffi::OsString;
 use std::fs;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Statx, StatxFlags};
 use rustix::process::{Pid, PidfdFlags};
 use surgetank_core::report::Holder;
+
+use super::submounts;
 
 fn pids() -> Vec<u32> {
     let Ok(entries) = fs::read_dir("/proc") else {
@@ -39,54 +44,165 @@ pub fn command_line(pid: u32) -> String {
     }
 }
 
-/// Processes with a cwd, root, executable, descriptor or mapping at or below `directory`, by the kernel's own names.
+/// Processes with a cwd, root, executable, descriptor or mapping at or below `directory`.
 pub fn of_directory(directory: &Path) -> Vec<Holder> {
     let me = std::process::id();
-    let inside = |path: &Path| path.starts_with(directory);
+    let sought = Sought { path: directory, numbers: Numbers::of(directory), namespace: mount_namespace("self") };
     let mut holders = Vec::new();
     for pid in pids().into_iter().filter(|pid| *pid != me) {
-        if let Some(holds) = held(pid, &inside) {
+        if let Some(holds) = sought.held_by(pid) {
             holders.push(Holder { pid, command: command_line(pid), holds });
         }
     }
     holders
 }
 
-fn held(pid: u32, inside: &dyn Fn(&Path) -> bool) -> Option<String> {
-    for what in ["cwd", "root", "exe"] {
-        if let Ok(path) = fs::read_link(format!("/proc/{pid}/{what}"))
-            && inside(&path)
-        {
-            return Some(format!("{what} {}", path.display()));
-        }
-    }
-    if let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) {
-        for entry in entries.flatten() {
-            if let Ok(path) = fs::read_link(entry.path())
-                && inside(&path)
+/// A directory that is looked for among what processes hold. In our own mount namespace the kernel's names for it are
+/// exact. In another the same name may mean another directory, and this one may have another name: there it is looked
+/// for by its numbers on the way up from what is held.
+struct Sought<'a> {
+    path: &'a Path,
+    numbers: Option<Numbers>,
+    namespace: Option<u64>,
+}
+
+struct Numbers {
+    device: u64,
+    inode: u64,
+    /// Its path in its file system: a mount may show only a part of what is below it.
+    path: Option<PathBuf>,
+}
+
+impl Sought<'_> {
+    fn held_by(&self, pid: u32) -> Option<String> {
+        let process = format!("/proc/{pid}");
+        let elsewhere = mount_namespace(&pid.to_string()) != self.namespace;
+        let inside = |link: &Path, name: &Path, is_directory: bool| match (elsewhere, &self.numbers) {
+            (true, Some(numbers)) => {
+                name.is_absolute() && {
+                    let at = if is_directory { link.to_path_buf() } else { parent_of(&process, name) };
+                    numbers.are_above(&at, &process)
+                }
+            }
+            _ => name.starts_with(self.path),
+        };
+        for what in ["cwd", "root", "exe"] {
+            let link = Path::new(&process).join(what);
+            if let Ok(name) = fs::read_link(&link)
+                && inside(&link, &name, what != "exe")
             {
-                return Some(format!("descriptor {} {}", entry.file_name().display(), path.display()));
+                return Some(format!("{what} {}", name.display()));
             }
         }
+        if let Ok(entries) = fs::read_dir(format!("{process}/fd")) {
+            for entry in entries.flatten() {
+                let link = entry.path();
+                if let Ok(name) = fs::read_link(&link)
+                    && inside(&link, &name, elsewhere && is_directory(&link))
+                {
+                    return Some(format!("descriptor {} {}", entry.file_name().display(), name.display()));
+                }
+            }
+        }
+        let maps = fs::read(format!("{process}/maps")).ok()?;
+        // address perms offset dev inode path
+        let mut seen = None;
+        String::from_utf8_lossy(&maps).lines().find_map(|line| {
+            let name = PathBuf::from(line.get(line.find('/')?..)?);
+            // A library has several mappings in a row.
+            if seen.as_ref() == Some(&name) {
+                return None;
+            }
+            let found = inside(&name, &name, false).then(|| format!("mapping {}", name.display()));
+            seen = Some(name);
+            found
+        })
     }
-    let maps = fs::read(format!("/proc/{pid}/maps")).ok()?;
-    // address perms offset dev inode path
-    String::from_utf8_lossy(&maps).lines().find_map(|line| {
-        let path = PathBuf::from(line.get(line.find('/')?..)?);
-        inside(&path).then(|| format!("mapping {}", path.display()))
+}
+
+fn mount_namespace(process: &str) -> Option<u64> {
+    fs::metadata(format!("/proc/{process}/ns/mnt")).ok().map(|meta| meta.ino())
+}
+
+/// Where the process itself finds the directory of a file.
+fn parent_of(process: &str, name: &Path) -> PathBuf {
+    let parent = name.parent().unwrap_or(name);
+    Path::new(process).join("root").join(parent.strip_prefix("/").unwrap_or(parent))
+}
+
+/// Without asking a server that may not answer, or may be ourselves.
+fn looked_at(dir: impl AsFd, path: &Path) -> Option<Statx> {
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::EMPTY_PATH;
+    rustix::fs::statx(dir, path, flags, StatxFlags::TYPE | StatxFlags::INO | StatxFlags::MNT_ID).ok()
+}
+
+fn device_of(seen: &Statx) -> u64 {
+    rustix::fs::makedev(seen.stx_dev_major, seen.stx_dev_minor)
+}
+
+fn is_directory(link: &Path) -> bool {
+    looked_at(CWD, link).is_some_and(|seen| FileType::from_raw_mode(seen.stx_mode.into()) == FileType::Directory)
+}
+
+/// Which directory of its file system a mount shows, and where.
+fn shown_by(mount: u64, process: &str) -> Option<(PathBuf, PathBuf)> {
+    let table = fs::read(format!("{process}/mountinfo")).ok()?;
+    let id = mount.to_string();
+    table.split(|byte| *byte == b'\n').find_map(|line| {
+        // ID parent device ROOT POINT options …
+        let mut fields = line.split(|byte| *byte == b' ');
+        let path = |field: &[u8]| PathBuf::from(OsString::from_vec(submounts::unescape(field)));
+        (fields.next()? == id.as_bytes()).then_some(())?;
+        Some((path(fields.nth(2)?), path(fields.next()?)))
     })
+}
+
+impl Numbers {
+    fn of(directory: &Path) -> Option<Self> {
+        let seen = looked_at(CWD, directory)?;
+        let path = shown_by(seen.stx_mnt_id, "/proc/self")
+            .and_then(|(root, point)| Some(root.join(directory.strip_prefix(point).ok()?)));
+        Some(Self { device: device_of(&seen), inode: seen.stx_ino, path })
+    }
+
+    /// Is the directory at `at`, as `process` has it mounted, this one or below it?
+    fn are_above(&self, at: &Path, process: &str) -> bool {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let look = |here: &OwnedFd| looked_at(here, Path::new(""));
+        let Ok(mut here) = rustix::fs::open(at, flags, Mode::empty()) else {
+            return false;
+        };
+        let Some(mut seen) = look(&here).filter(|seen| device_of(seen) == self.device) else {
+            return false;
+        };
+        while (device_of(&seen), seen.stx_ino) != (self.device, self.inode) {
+            let Ok(above) = rustix::fs::openat(&here, "..", flags, Mode::empty()) else {
+                return false;
+            };
+            let Some(next) = look(&above) else {
+                return false;
+            };
+            // The root of a mount; that of the whole tree is its own parent.
+            if next.stx_mnt_id != seen.stx_mnt_id || next.stx_ino == seen.stx_ino {
+                let shown = shown_by(seen.stx_mnt_id, process);
+                return shown.zip(self.path.as_ref()).is_some_and(|((root, _), path)| root.starts_with(path));
+            }
+            (here, seen) = (above, next);
+        }
+        true
+    }
 }
 
 /// Other processes in our mount namespace.
 pub fn of_our_namespace() -> Vec<Holder> {
-    let Ok(ours) = fs::metadata("/proc/self/ns/mnt").map(|meta| meta.ino()) else {
+    let Some(ours) = mount_namespace("self") else {
         return Vec::new();
     };
     let me = std::process::id();
     pids()
         .into_iter()
         .filter(|pid| *pid != me)
-        .filter(|pid| fs::metadata(format!("/proc/{pid}/ns/mnt")).is_ok_and(|meta| meta.ino() == ours))
+        .filter(|pid| mount_namespace(&pid.to_string()) == Some(ours))
         .map(|pid| Holder { pid, command: command_line(pid), holds: String::new() })
         .collect()
 }

@@ -1,11 +1,11 @@
 //! The agent's process, from its first instruction to its last.
 //!
 //! Start-up (single-threaded until the engine starts): own session → start-up message on stdin → lock → private
-//! namespace → handles on the bare directory and the store → take other mounts along → engine and mount → socket →
+//! namespace → a handle on the store → take other mounts along → engine and mount → socket →
 //! "ready" on stdout. Anything that fails is told on stdout instead, so that the user sees the real reason.
 //! End: last user gone → final drain → nobody left in the namespace → closed → unmount → catalog synced → exit.
 //!
-//! The danger it avoids: mounting before the handles are open (the store would be served through itself), and going
+//! The danger it avoids: mounting before the handle is open (the store would be served through itself), and going
 //! while a background child of a run can still write.
 
 use std::io::{self, BufRead, BufReader, Read};
@@ -151,6 +151,7 @@ fn begin(backend: &dyn Backend) -> Result<Agent> {
 
     let place = Place::open(place.as_path())?;
     let lock = place.try_agent_lock()?.ok_or_else(|| fail("another agent serves this directory".into()))?;
+    place.await_catalog();
     let signals = Signals::block(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT])
         .map_err(|error| fail(error.to_string()))?;
     raise_descriptor_limit();
@@ -164,7 +165,6 @@ fn begin(backend: &dyn Backend) -> Result<Agent> {
     drop_capabilities(user_namespace != user_before).map_err(|error| fail(format!("capabilities: {error}")))?;
 
     let over = config.over.clone();
-    let directory = open_directory(&over, "the directory")?;
     let store = open_directory(&config.store, "the store")?;
     let may_mount =
         rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
@@ -173,9 +173,9 @@ fn begin(backend: &dyn Backend) -> Result<Agent> {
     let users = Arc::new(Users::new(wanted == Visibility::Global));
     let lost = Arc::clone(&users);
     let opening = Opening {
-        directory,
         store,
         state: place.path().to_path_buf(),
+        key: place.identify(&over)?,
         visibility,
         on_lost: Box::new(move || {
             tracing::error!("the mount is not served any more: somebody unmounted it");

@@ -8,19 +8,24 @@
 //! | `agent.json` | over, pid: finds a mount whose agent was killed |
 //! | `agent.log` | tracing |
 //! | `undrained.json` | the verdict of an agent that ended with something not durable |
+//! | `identity.json` | over, and what its things elsewhere are called: finds the place when the device number changed |
 //!
-//! KEY is `UID-DEVICE-INODE` of the *bare* directory (inside the mount it shows other numbers).
+//! KEY is `UID-DEVICE-INODE-BIRTH` of the *bare* directory (inside the mount it shows other numbers).
 //! The danger it avoids: a state directory that somebody else can write. So the root is checked for owner, mode and
 //! symlink, and everything below is reached through the checked descriptor.
+
+pub mod renumbered;
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use serde::{Deserialize, Serialize};
+use surgetank_core::clock;
 use surgetank_core::error::{Error, Result};
 use surgetank_core::report::{PathText, Verdict};
 
@@ -90,22 +95,17 @@ impl StateRoot {
         Ok(Self { path: path.to_path_buf(), dir })
     }
 
-    /// The place for a directory, made if need be.
-    pub fn place(&self, directory: &fs::Metadata) -> Result<Place> {
-        let key = key(directory);
-        match rustix::fs::mkdirat(&self.dir, &*key, Mode::RWXU) {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-            Err(errno) => return Err(refuse(&self.path.join(&key), &errno.to_string())),
+    fn make_place(&self, key: &str) -> Result<Place> {
+        match rustix::fs::mkdirat(&self.dir, key, Mode::RWXU) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => self.open_place(key),
+            Err(errno) => Err(refuse(&self.path.join(key), &errno.to_string())),
         }
-        self.open_place(&key)
     }
 
-    /// The place for a directory, if an agent ever had one.
-    pub fn existing_place(&self, directory: &fs::Metadata) -> Result<Option<Place>> {
-        let key = key(directory);
-        match rustix::fs::statat(&self.dir, &*key, rustix::fs::AtFlags::SYMLINK_NOFOLLOW) {
+    fn known(&self, key: &str) -> Result<Option<Place>> {
+        match rustix::fs::statat(&self.dir, key, rustix::fs::AtFlags::SYMLINK_NOFOLLOW) {
             Err(rustix::io::Errno::NOENT) => Ok(None),
-            _ => self.open_place(&key).map(Some),
+            _ => self.open_place(key).map(Some),
         }
     }
 
@@ -189,14 +189,16 @@ impl Place {
     }
 
     fn lock_file(&self, name: &str) -> Result<File> {
-        OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(self.inner(name))
-            .map_err(|error| refuse(&self.path.join(name), &error.to_string()))
+        lock_file(&self.inner(name)).map_err(|error| refuse(&self.path.join(name), &error.to_string()))
+    }
+
+    fn try_lock(&self, name: &str) -> Result<Option<File>> {
+        let file = self.lock_file(name)?;
+        match lock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(file)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(refuse(&self.path, &error.to_string())),
+        }
     }
 
     /// Waits for its turn to start or join an agent.
@@ -206,13 +208,28 @@ impl Place {
         Ok(file)
     }
 
+    /// Its turn, if nobody starts or joins an agent just now.
+    fn try_start_turn(&self) -> Result<Option<File>> {
+        self.try_lock("start.lock")
+    }
+
     /// The agent's own lock; `None` when another agent lives.
     pub fn try_agent_lock(&self) -> Result<Option<File>> {
-        let file = self.lock_file("agent.lock")?;
-        match lock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(file)),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            Err(error) => Err(refuse(&self.path, &error.to_string())),
+        self.try_lock("agent.lock")
+    }
+
+    /// An agent that ends lets go of its own lock before its catalog's: for so long one that begins waits.
+    pub fn await_catalog(&self) {
+        const PATIENCE: Duration = Duration::from_secs(30);
+        const LOOK_EVERY: Duration = Duration::from_millis(10);
+        let begun = clock::tick();
+        // What is wrong with it is told by whoever opens it.
+        let Ok(file) = File::open(self.inner("catalog/lock")) else { return };
+        while begun.elapsed() < PATIENCE
+            && lock(&file, FlockOperation::NonBlockingLockExclusive)
+                .is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+        {
+            std::thread::sleep(LOOK_EVERY);
         }
     }
 
@@ -282,6 +299,10 @@ impl Place {
     }
 }
 
+fn lock_file(path: &Path) -> io::Result<File> {
+    OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(path)
+}
+
 fn lock(file: &File, operation: FlockOperation) -> io::Result<()> {
     loop {
         match rustix::fs::flock(file.as_fd(), operation) {
@@ -341,7 +362,7 @@ mod tests {
     fn one_agent_lock_at_a_time_and_free_again_when_it_dies() {
         let dir = tempfile::tempdir().unwrap();
         let root = StateRoot::open(&dir.path().join("s"), Path::new("/nowhere")).unwrap();
-        let place = root.place(&dir.path().metadata().unwrap()).unwrap();
+        let place = root.place(&dir.path().metadata().unwrap(), dir.path()).unwrap();
         let held = place.try_agent_lock().unwrap();
         assert!(held.is_some() && place.try_agent_lock().unwrap().is_none());
         drop(held);

@@ -35,7 +35,7 @@ pub fn below(directory: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// The mount table writes space, tab, newline and backslash in octal.
-fn unescape(field: &[u8]) -> Vec<u8> {
+pub fn unescape(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((&first, tail)) = rest.split_first() {

@@ -89,11 +89,18 @@ fn without_agent(state: &Path, path: &Path, quiet: bool) -> Outcome {
     }
     let root = StateRoot::open_existing(state)?;
     for directory in path.ancestors() {
-        let (Some(root), Ok(meta)) = (&root, directory.metadata()) else {
-            continue;
+        let Some(root) = &root else { break };
+        let place = match directory.metadata() {
+            Ok(meta) => root.existing_place(&meta, directory)?,
+            Err(_) => None,
         };
-        let Some(place) = root.existing_place(&meta)? else {
-            continue;
+        let behind = root.left_behind(directory, place.as_ref())?;
+        words::tell(&behind.iter().map(|left| left.tell(directory)).collect::<Vec<_>>());
+        let Some(place) = place else {
+            if behind.is_empty() {
+                continue;
+            }
+            return Ok(exit::NOT_DURABLE);
         };
         let again = format!("surgetank run --over {} -- true", directory.display());
         if place.was_killed()? {
@@ -103,7 +110,10 @@ fn without_agent(state: &Path, path: &Path, quiet: bool) -> Outcome {
         if let Some(verdict) = place.undrained() {
             words::tell(&words::verdict_lines(&verdict));
             eprintln!("surgetank: once the cause is mended: {again}");
-            return Ok(code(&verdict));
+            return Ok(if behind.is_empty() { code(&verdict) } else { exit::NOT_DURABLE });
+        }
+        if !behind.is_empty() {
+            return Ok(exit::NOT_DURABLE);
         }
     }
     if !quiet {

@@ -124,7 +124,8 @@ impl Bench {
 
     /// The state directory of the one agent.
     pub fn place(&self) -> PathBuf {
-        let mut places: Vec<_> = fs::read_dir(self.state()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        let entries = fs::read_dir(self.state()).unwrap().map(|entry| entry.unwrap().path());
+        let mut places: Vec<_> = entries.filter(|path| path.is_dir()).collect();
         assert_eq!(places.len(), 1, "{places:?}");
         places.remove(0)
     }

@@ -163,6 +163,29 @@ impl Scene {
         path
     }
 
+    /// Unmounts an ext4 of ours and mounts it again, with another device number.
+    pub fn ext4_renumbered(&self, name: &str) {
+        let path = Path::new("/mnt").join(name);
+        let number = fs::metadata(&path).unwrap().dev();
+        // Attached once more before the first number is free.
+        let image = format!("/mnt/{name}.img");
+        let attach = Command::new("losetup").args(["--find", "--show", &image]).output().unwrap();
+        assert!(attach.status.success(), "{attach:?}");
+        let device = String::from_utf8(attach.stdout).unwrap();
+        let device = device.trim();
+        succeed(Command::new("umount").arg(&path));
+        // The name space of an agent that just ended may hold the file system for an instant.
+        eventually("the first device is let go", || {
+            let devices = Command::new("losetup").args(["--associated", &image]).output().unwrap();
+            devices.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count() == 1
+        });
+        succeed(Command::new("blockdev").args(["--flushbufs", device]));
+        mount(&[device, path.to_str().unwrap()]);
+        // Goes when the mount goes.
+        succeed(Command::new("losetup").args(["--detach", device]));
+        assert_ne!(fs::metadata(&path).unwrap().dev(), number, "the same device number: nothing is tested");
+    }
+
     /// A directory beside the served one, where scripts write down what they saw.
     pub fn beside(&self, name: &str) -> PathBuf {
         let path = Path::new("/mnt").join(name);

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::buffer::spare_capacity;
 use rustix::fs::{
     AtFlags, CWD, Gid, Mode, Stat, Timespec, Timestamps, Uid, XattrFlags, chmodat, chownat, fstat, getxattr,
-    getxattr_query, listxattr, removexattr, setxattr, utimensat,
+    getxattr_query, listxattr, removexattr, setxattr, statvfs, utimensat,
 };
 use rustix::io::Errno;
 
@@ -217,9 +217,21 @@ fn read_xattr(path: &CStr, name: &[u8]) -> io::Result<Box<[u8]>> {
 
 fn write_xattrs(path: &CStr, wanted: &Xattrs) -> io::Result<()> {
     for (name, value) in wanted.iter().filter(|(name, _)| name.starts_with(USER_PREFIX)) {
-        setxattr(path, &**name, value, XattrFlags::empty())?;
+        match setxattr(path, &**name, value, XattrFlags::empty()) {
+            Err(Errno::NOSPC) => return Err(no_room_for(path, wanted)),
+            done => done?,
+        }
     }
     Ok(())
+}
+
+/// ext4 and btrfs say "no space" for attributes that will never fit, too (ext4: about 4 KiB for all of a file's).
+fn no_room_for(path: &CStr, wanted: &Xattrs) -> io::Error {
+    if statvfs(path).is_ok_and(|space| space.f_bavail == 0) {
+        return Errno::NOSPC.into();
+    }
+    let bytes: usize = wanted.iter().map(|(name, value)| name.len() + value.len()).sum();
+    io::Error::new(io::ErrorKind::ArgumentListTooLong, format!("{bytes} bytes of extended attributes"))
 }
 
 fn replace_xattrs(path: &CStr, wanted: &Xattrs) -> io::Result<()> {

@@ -1,0 +1,237 @@
+//! A directory that came back under another device number, and what was left of one that did not.
+//!
+//! Loop devices, NFS and FUSE get their numbers anew at each mount, and a place is found by them. So a place also
+//! remembers the path that it served: a place of a dead agent that served the same path, and whose directory had the
+//! same inode number and birth, is the directory's own and follows it to its new name. What its agent called its things
+//! elsewhere ([`Identity::key`]) does not change with it.
+//! The dangers it avoids: a run that finds nothing where files are left, and says that all is in the store; and what is
+//! left of one file system being put into another that is mounted under the same path.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+use surgetank_core::catalog::{Catalog, LogCatalog};
+use surgetank_core::error::{Error, Result};
+use surgetank_core::report::PathText;
+use surgetank_core::store::checksum;
+
+use super::{Place, StateRoot, key, lock, lock_file, refuse};
+
+const IDENTITY: &str = "identity.json";
+
+/// What a place remembers for as long as it exists.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Identity {
+    /// The path that was served last.
+    pub over: PathText,
+    /// Names what its agents put elsewhere: scope directories on tiers, temporaries in the store.
+    pub key: String,
+}
+
+/// Undrained things that a run over the same path does not take up.
+#[derive(Debug, Clone)]
+pub struct Left {
+    pub place: PathBuf,
+    /// Files and operations, where the catalog can be read.
+    pub counted: Option<(u64, u64)>,
+    /// It is the directory's own, and its turn comes when the place that is used now has nothing left.
+    pub same_directory: bool,
+}
+
+/// The numbers in a place's name, but for the device.
+#[derive(PartialEq, Eq)]
+struct Numbers<'a> {
+    device: &'a str,
+    inode: &'a str,
+    /// `0`: the file system does not tell.
+    born: &'a str,
+}
+
+impl<'a> Numbers<'a> {
+    fn of(name: &'a str) -> Option<Self> {
+        let mut parts = name.splitn(4, '-').skip(1);
+        Some(Self { device: parts.next()?, inode: parts.next()?, born: parts.next()? })
+    }
+
+    fn same_directory(&self, other: &Self) -> bool {
+        self.inode == other.inode && (self.born == other.born || self.born == "0" || other.born == "0")
+    }
+}
+
+fn same_directory(one: &str, other: &str) -> bool {
+    Numbers::of(one).zip(Numbers::of(other)).is_some_and(|(one, other)| one.same_directory(&other))
+}
+
+impl StateRoot {
+    /// The place for a directory, made if need be.
+    pub fn place(&self, directory: &fs::Metadata, over: &Path) -> Result<Place> {
+        // One at a time, so that nobody makes a new place while another brings the old one under its name.
+        let _turn = self.places_turn()?;
+        let name = key(directory);
+        let own = self.known(&name)?;
+        if let Some(own) = own.as_ref().filter(|own| own.has_left()) {
+            return Place::open(own.path());
+        }
+        if let Some((left, _dead)) = self.renumbered(&name, over, own.is_some())? {
+            if let Some(own) = own {
+                // In its last or its first instructions: then it is the one to join.
+                let (Some(_agent), Some(_start)) = (own.try_agent_lock()?, own.try_start_turn()?) else {
+                    return Ok(own);
+                };
+                fs::remove_dir_all(own.path()).map_err(|error| refuse(own.path(), &error.to_string()))?;
+            }
+            let from = left.name();
+            rustix::fs::renameat(&self.dir, &*from, &self.dir, &*name)
+                .map_err(|errno| refuse(left.path(), &errno.to_string()))?;
+            tracing::info!(from, to = name, over = %over.display(), "the directory has another device number");
+            return self.open_place(&name);
+        }
+        self.make_place(&name)
+    }
+
+    /// The place for a directory, if an agent ever had one; under its old name, if its number changed.
+    pub fn existing_place(&self, directory: &fs::Metadata, over: &Path) -> Result<Option<Place>> {
+        let name = key(directory);
+        let own = self.known(&name)?;
+        if own.as_ref().is_some_and(Place::has_left) {
+            return Ok(own);
+        }
+        Ok(self.renumbered(&name, over, own.is_some())?.map(|(place, _)| place).or(own))
+    }
+
+    /// What is left at other places that served `over`; `used` is the one that serves the directory now.
+    pub fn left_behind(&self, over: &Path, used: Option<&Place>) -> Result<Vec<Left>> {
+        let used = used.map(Place::name);
+        let mut left = Vec::new();
+        for place in self.places()? {
+            let name = place.name();
+            if used.as_ref() == Some(&name) || !place.served(over) || !place.has_left() {
+                continue;
+            }
+            let Some(_dead) = place.try_agent_lock()? else { continue };
+            let counted = place.count_left();
+            if counted != Some((0, 0)) {
+                let same_directory = used.as_ref().is_some_and(|used| same_directory(used, &name));
+                left.push(Left { place: place.path, counted, same_directory });
+            }
+        }
+        Ok(left)
+    }
+
+    /// A place of the same directory under another number, with its agent's lock; one that has something left first.
+    fn renumbered(&self, name: &str, over: &Path, only_with_something: bool) -> Result<Option<(Place, File)>> {
+        let mut found = None;
+        for place in self.places()? {
+            if place.name() == name || !same_directory(&place.name(), name) || !place.served(over) {
+                continue;
+            }
+            let left = place.has_left();
+            if (only_with_something || found.is_some()) && !left {
+                continue;
+            }
+            if let Some(dead) = place.try_agent_lock()? {
+                found = Some((place, dead));
+                if left {
+                    break;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    fn places_turn(&self) -> Result<File> {
+        let path = self.path.join("places.lock");
+        let file = lock_file(&path).map_err(|error| refuse(&path, &error.to_string()))?;
+        lock(&file, FlockOperation::LockExclusive).map_err(|error| refuse(&path, &error.to_string()))?;
+        Ok(file)
+    }
+
+    /// Is it still the one under its name? Another run may have brought it under another.
+    pub fn has(&self, place: &Place) -> bool {
+        let here = rustix::fs::statat(&self.dir, place.name(), rustix::fs::AtFlags::SYMLINK_NOFOLLOW);
+        here.is_ok_and(|here| rustix::fs::fstat(&place.dir).is_ok_and(|held| held.st_ino == here.st_ino))
+    }
+}
+
+impl Left {
+    /// For people.
+    pub fn tell(&self, over: &Path) -> String {
+        let what = match self.counted {
+            Some((files, operations)) => format!("{files} file(s) and {operations} operation(s)"),
+            None => "an unknown number of files".to_owned(),
+        };
+        let (over, place) = (over.display(), self.place.display());
+        if self.same_directory {
+            return format!(
+                "an earlier agent of {over} left {what} undrained ({place}); once this is drained, the next run takes them up: surgetank run --over {over} -- true"
+            );
+        }
+        format!(
+            "NOT taken up: an earlier agent of {over} left {what} undrained ({place}), and another directory or file system is there now. \
+             They stay in the tiers; mount the file system that was there again, then: surgetank run --over {over} -- true. \
+             If nobody wants them any more, remove {place}"
+        )
+    }
+}
+
+impl Place {
+    fn name(&self) -> String {
+        self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    fn identity(&self) -> Option<Identity> {
+        serde_json::from_slice(&fs::read(self.inner(IDENTITY)).ok()?).ok()
+    }
+
+    fn served(&self, over: &Path) -> bool {
+        self.identity().is_some_and(|identity| identity.over.as_path() == over)
+    }
+
+    /// May something be left here? The agent lives or was killed, or wrote down that it left something.
+    fn has_left(&self) -> bool {
+        ["agent.json", "undrained.json"].iter().any(|name| self.inner(name).exists())
+    }
+
+    /// Files whose content only the tiers have, and operations, as the catalog of a dead agent has them.
+    fn count_left(&self) -> Option<(u64, u64)> {
+        let catalog = self.path.join("catalog");
+        if !catalog.exists() {
+            return Some((0, 0));
+        }
+        let image = LogCatalog::open(&catalog).and_then(|catalog| catalog.load()).ok()?;
+        let files = image.files.iter().filter(|(_, file)| {
+            file.version != file.durable_version && (file.replica.is_some() || file.spill.is_some())
+        });
+        Some((files.count() as u64, image.ops.len() as u64))
+    }
+
+    /// Remembers what is served. Returns the key: the same at every start over the directory, whatever number its device
+    /// has now, and another for every other agent that may serve it: of another node, user or state directory.
+    pub fn identify(&self, over: &Path) -> Result<String> {
+        let key = match self.identity() {
+            Some(identity) => identity.key,
+            None => self.first_key()?,
+        };
+        let identity = Identity { over: over.into(), key };
+        let bytes = serde_json::to_vec(&identity).map_err(io::Error::from);
+        bytes
+            .and_then(|bytes| self.put(IDENTITY, &bytes))
+            .map_err(|error| refuse(&self.path.join(IDENTITY), &error.to_string()))?;
+        Ok(identity.key)
+    }
+
+    fn first_key(&self) -> Result<String> {
+        let name = self.name();
+        let numbers = Numbers::of(&name)
+            .ok_or_else(|| Error::new(format!("{} is no agent's state directory", self.path.display())))?;
+        let node = rustix::system::uname();
+        let mut who = node.nodename().to_bytes().to_vec();
+        who.push(0);
+        who.extend_from_slice(&rustix::process::getuid().as_raw().to_le_bytes());
+        who.extend_from_slice(self.path.as_os_str().as_encoded_bytes());
+        Ok(format!("{}-{}-{:016x}", numbers.device, numbers.inode, checksum::of_bytes(&who)))
+    }
+}
