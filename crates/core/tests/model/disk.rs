@@ -234,17 +234,3 @@ impl Drop for Scratch {
         drop(std::fs::remove_dir_all(&self.0));
     }
 }
-
-/// Does any file below hold exactly this? A temporary does not count.
-pub fn holds(at: &Path, content: &[u8]) -> bool {
-    fs::read_dir(at).is_ok_and(|entries| {
-        entries.flatten().any(|entry| {
-            let path = entry.path();
-            let temporary = entry.file_name().to_string_lossy().starts_with(".surgetank-tmp-");
-            let kind = entry.file_type().ok();
-            !temporary
-                && (kind.is_some_and(|kind| kind.is_dir()) && holds(&path, content)
-                    || kind.is_some_and(|kind| kind.is_file()) && fs::read(&path).is_ok_and(|bytes| bytes == content))
-        })
-    })
-}

@@ -246,7 +246,7 @@ impl World {
         let paths = self.paths_of(node);
         let content = &self.reference.nodes[&node].content;
         // The drain may move it out of the way of a walk that it goes by.
-        if paths.is_empty() || (0..5).any(|_| disk::holds(&self.base.join("store"), content)) {
+        if paths.is_empty() || (0..5).any(|_| has_file(&self.base.join("store"), content)) {
             return Ok(());
         }
         Err(format!("synced, but the store does not have it: {paths:?}"))
@@ -520,4 +520,19 @@ fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Arc<Mutex<V
     let catalog = FusedCatalog { inner: LogCatalog::open(&config.state.join("catalog")).unwrap(), fuse: fuse.clone() };
     let namespace = Namespace::open(config, store, tiers, Arc::new(catalog), KEY.into(), false).unwrap();
     Mounted::new(namespace, terms.direct, terms.forgets)
+}
+
+/// Does any file below hold exactly this? A temporary does not count.
+fn has_file(at: &std::path::Path, content: &[u8]) -> bool {
+    std::fs::read_dir(at).is_ok_and(|entries| {
+        entries.flatten().any(|entry| {
+            let path = entry.path();
+            let temporary = entry.file_name().to_string_lossy().starts_with(".surgetank-tmp-");
+            let kind = entry.file_type().ok();
+            !temporary
+                && (kind.is_some_and(|kind| kind.is_dir()) && has_file(&path, content)
+                    || kind.is_some_and(|kind| kind.is_file())
+                        && std::fs::read(&path).is_ok_and(|bytes| bytes == content))
+        })
+    })
 }

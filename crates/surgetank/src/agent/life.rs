@@ -324,7 +324,10 @@ impl Agent {
                 return false;
             }
         }
-        engine.begin_final_drain(&everything);
+        // What the last run's drain was refused for good would only be refused once more.
+        if !engine.progress(&everything).settled {
+            engine.begin_final_drain(&everything);
+        }
         while users.phase() == Phase::Leaving {
             if engine.await_settled(&everything, LOOK_EVERY).settled {
                 return true;

@@ -170,8 +170,10 @@ impl<'a> Client<'a> {
                     return self.refuse(RefusalKind::Malformed, "this connection has not joined");
                 };
                 engine.release_run(run);
+                // Asked first: an agent that leaves may try once more what was refused.
+                let at_once = self.goes_at_once();
                 let last = self.desk.users.leave(run);
-                Answer::Released { last: last && self.goes_at_once() }
+                Answer::Released { last: last && at_once }
             }
             Request::Unmount { timeout_ms } => return self.unmount(timeout_ms),
         };
