@@ -392,3 +392,31 @@ fn attributes_that_were_set_just_before_a_crash_are_ours() {
         holds(&[does(utimens), Step::Happens(Event::KillDrain { steps: cut }), does(Unlink { path: "b".into() })]);
     }
 }
+
+#[test]
+fn a_begun_publication_whose_file_changes_while_it_is_copied_is_copied_again() {
+    for cut in 0..6 {
+        let terms = Terms {
+            copy_up_bytes_max: 1 << 20,
+            drain_at_start: true,
+            quiet: Duration::from_millis(5),
+            ..Terms::plain()
+        };
+        let open = Open { path: "a/c".into(), slot: 3, access: Access::Both, append: false, truncate: false };
+        let steps = [
+            does(open),
+            does(Operation::Write { slot: 3, offset: 0, length: 89, byte: 30 }),
+            close(3),
+            Step::Happens(Event::KillDrain { steps: cut }),
+            exchange("a", "b"),
+            does(Truncate { path: "b/c".into(), size: 56 }),
+        ];
+        holds_often(&terms, &steps);
+    }
+}
+
+#[test]
+fn the_second_name_of_an_unpublished_file_may_replace_another_file() {
+    let symlink = Operation::Symlink { path: "d".into() };
+    holds(&[does(symlink), does(Link { from: "d".into(), to: "c".into() }), rename("c", "b")]);
+}

@@ -74,7 +74,9 @@ fn the_mount_is_what_the_reference_says() {
             .output()
             .unwrap();
         let told = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "SURGETANK_MODEL_SEED={seed}: {}\n{told}", output.status);
+        let done: Vec<String> = operations(seed).iter().map(|one| format!("    {one:?},")).collect();
+        let done = done.join("\n");
+        assert!(output.status.success(), "SURGETANK_MODEL_SEED={seed}: {}\n{told}\n{done}", output.status);
         operations(seed).iter().for_each(|operation| drop(reference.apply(operation)));
         reference.close_all();
         let found = disk::differences(&store, &reference, &BTreeSet::new());

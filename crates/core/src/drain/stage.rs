@@ -36,7 +36,10 @@ struct Job {
 impl Drain {
     pub(super) fn stage(&self, seq: Seq) {
         let _staging = self.staging.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let Some(job) = self.job(seq) else { return };
+        let Some(job) = self.job(seq) else {
+            self.put_off(seq);
+            return;
+        };
         match self.stage_job(&job) {
             Ok((staged, checked)) => {
                 self.counters.staged_bytes.fetch_add(job.size_bytes, Ordering::Relaxed);
@@ -69,9 +72,10 @@ impl Drain {
                 }
                 // Its directory moves, or moved before a crash, by an operation that comes before it.
                 let early = why.kind() == io::ErrorKind::NotFound && !self.is_head(seq);
-                if early {
+                // What is not taken back although its content changed is copied again when that is complete.
+                if early || cancelled {
                     self.put_off(seq);
-                } else if !cancelled {
+                } else {
                     self.failed(seq, &why);
                 }
             }

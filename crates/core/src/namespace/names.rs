@@ -63,7 +63,7 @@ impl Namespace {
     }
 
     /// Nobody stands logically under the name any more, and nobody follows: what the store has there goes.
-    fn vacate(&self, tree: &mut Tree, txn: &mut Txn, dir: FileId, name: &Name, run: RunId) {
+    pub(super) fn vacate(&self, tree: &mut Tree, txn: &mut Txn, dir: FileId, name: &Name, run: RunId) {
         let Some(occupant) = tree.planned(dir, name) else {
             return;
         };

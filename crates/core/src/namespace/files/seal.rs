@@ -306,6 +306,10 @@ impl Namespace {
         }
         for (dir, name) in more {
             self.hasten_dirs(tree, txn, dir, last);
+            // A link replaces nobody: whom the name was taken from goes first.
+            if tree.planned(dir, &name).is_some_and(|holder| holder != id) {
+                self.vacate(tree, txn, dir, &name, run);
+            }
             self.queue(tree, txn, OpKind::Link { file: id, dir, name: Box::from(&*name) }, run, last, delay);
         }
     }
