@@ -420,3 +420,17 @@ fn the_second_name_of_an_unpublished_file_may_replace_another_file() {
     let symlink = Operation::Symlink { path: "d".into() };
     holds(&[does(symlink), does(Link { from: "d".into(), to: "c".into() }), rename("c", "b")]);
 }
+
+#[test]
+fn a_file_that_was_written_over_in_place_before_a_crash_is_recognised() {
+    for cut in 0..12 {
+        let open = Open { path: "b".into(), slot: 0, access: Access::Both, append: false, truncate: false };
+        holds(&[
+            does(Link { from: "b".into(), to: "c".into() }),
+            does(Truncate { path: "b".into(), size: 0 }),
+            Step::Happens(Event::KillDrain { steps: cut }),
+            does(open),
+            does(Operation::Write { slot: 0, offset: 262, length: 7108, byte: 151 }),
+        ]);
+    }
+}

@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use crate::clock;
 use crate::error::{Errno, Fault, FsResult};
@@ -13,10 +14,13 @@ use crate::store::{Cred, StorePath};
 use super::super::Namespace;
 use super::super::content::{Content, Handle, Lies, Open};
 use super::super::journal::Txn;
+use super::super::tree::Progress;
 use super::{Grant, Opened, Placed};
 
 /// A file that is renamed more often than this while it is opened is somebody's joke.
 const MOVES_MAX: usize = 1000;
+const BEGUN_PATIENCE: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 impl Namespace {
     pub fn open_file(&self, caller: &Caller, id: FileId, flags: i32) -> FsResult<Opened> {
@@ -82,6 +86,7 @@ impl Namespace {
             }
         };
         if writes {
+            self.await_begun(id);
             self.begin_write(&open, run);
         }
         if truncates && let Err(fault) = self.truncate_content(&open, 0) {
@@ -448,6 +453,22 @@ impl Namespace {
             }
         }
         Ok(())
+    }
+
+    /// A publication that was begun before a crash must be made, for others build on it, and would wait until this writer
+    /// closes: the writer waits for the copy instead. It is among the first things that a new agent does.
+    fn await_begun(&self, id: FileId) {
+        let until = clock::tick() + BEGUN_PATIENCE;
+        let mut tree = self.tree();
+        loop {
+            let op = tree.get(id).filter(|inode| inode.applied.is_none()).and_then(|inode| inode.publish);
+            let op = op.and_then(|seq| tree.ops.get(&seq)).filter(|op| op.certain && op.error.is_none());
+            let left = until.saturating_duration_since(clock::tick());
+            if left.is_zero() || !op.is_some_and(|op| matches!(op.progress, Progress::Waiting | Progress::Staging)) {
+                return;
+            }
+            tree = self.changed.wait_timeout(tree, left.min(LOOK_EVERY)).unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     /// From now on the content may change: what was on its way to the store is void.

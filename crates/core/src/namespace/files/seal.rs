@@ -247,7 +247,10 @@ impl Namespace {
 
     /// Takes back a publication (and the links that belong to it), unless it was begun.
     pub(crate) fn take_back(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, seq: Seq) -> bool {
-        if tree.ops.get(&seq).is_some_and(|op| op.certain) || !self.cancel(tree, txn, seq) {
+        // Of a file that the store has, later operations build on that, not on its next version.
+        let needed =
+            tree.ops.get(&seq).is_some_and(|op| op.certain) && tree.get(id).is_none_or(|inode| inode.applied.is_none());
+        if needed || !self.cancel(tree, txn, seq) {
             return false;
         }
         let mut never_applied = false;

@@ -62,10 +62,17 @@ impl Namespace {
                 tree.carried_out(&one.kind, None);
             }
         }
-        self.put_back(&before);
         let mut looked = Looked::new();
         let mut done = None;
-        for count in 0..=started.len() {
+        // From the end: a file that was written over in place has the same inode before and after.
+        for count in (0..=started.len()).rev() {
+            self.put_back(&before);
+            {
+                let mut tree = self.tree();
+                for one in &started[..count] {
+                    tree.carried_out(&one.kind, None);
+                }
+            }
             match self.is_as_after(&started, count, &mut looked) {
                 Ok(true) => {
                     done = Some(count);
@@ -77,9 +84,6 @@ impl Namespace {
                     break;
                 }
             }
-            if let Some(next) = started.get(count) {
-                self.tree().carried_out(&next.kind, None);
-            }
         }
         self.put_back(&before);
         let Some(done) = done else {
@@ -87,23 +91,30 @@ impl Namespace {
             return;
         };
         tracing::info!(started = started.len(), done, "operations that an earlier agent had started");
-        let (done, rest) = started.split_at(done);
+        // Attributes do not show in names: those are set again.
+        let is_done = |(index, one): &(usize, Started)| *index < done && !matches!(one.kind, OpKind::SetMeta { .. });
+        let (done, rest): (Vec<_>, Vec<_>) = started.into_iter().enumerate().partition(is_done);
+        let [done, rest] = [done, rest].map(|some| some.into_iter().map(|(_, one)| one).collect::<Vec<Started>>());
         let gone: Vec<Vec<FileId>> = {
             let mut tree = self.tree();
             done.iter().map(|one| tree.carried_out(&one.kind, None)).collect()
         };
-        if let Err(why) = self.look_at_files(&started, &mut looked) {
+        if let Err(why) = self.look_at_files(done.iter().chain(&rest), &mut looked) {
             tracing::warn!(%why, "the store could not be looked at");
         }
-        self.retire_started(done, &gone, &looked);
-        self.begin_anew(rest, &looked);
+        self.retire_started(&done, &gone, &rest, &looked);
+        self.begin_anew(&rest, &looked);
     }
 
     /// Every file that was in hand, where it is now.
-    fn look_at_files(&self, started: &[Started], looked: &mut Looked) -> std::io::Result<()> {
+    fn look_at_files<'a>(
+        &self,
+        started: impl Iterator<Item = &'a Started>,
+        looked: &mut Looked,
+    ) -> std::io::Result<()> {
         let paths: Vec<(StorePath, Cred)> = {
             let tree = self.tree();
-            let files = started.iter().flat_map(|one| files_of(&one.kind));
+            let files = started.flat_map(|one| files_of(&one.kind));
             files.filter_map(|id| Some((tree.applied_path(id)?, tree.get(id)?.cred()))).collect()
         };
         paths.into_iter().try_for_each(|(path, who)| self.look(&path, who, looked).map(drop))
@@ -230,13 +241,13 @@ impl Namespace {
     }
 
     /// These are done: their files are where they brought them, and known as they are there now.
-    fn retire_started(&self, done: &[Started], gone: &[Vec<FileId>], looked: &Looked) {
+    fn retire_started(&self, done: &[Started], gone: &[Vec<FileId>], rest: &[Started], looked: &Looked) {
         let mut tree = self.tree();
         let mut txn = Txn::default();
         for one in done {
             for id in files_of(&one.kind) {
                 let last = done.iter().rev().find(|other| is_publication_of(other, id)).and_then(|one| one.prepared);
-                recognise(&mut tree, id, last, touches_meta(done, id), looked);
+                recognise(&mut tree, id, last, touches_meta(rest, id), looked);
             }
         }
         for (one, gone) in done.iter().zip(gone) {
