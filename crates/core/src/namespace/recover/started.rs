@@ -2,10 +2,11 @@
 //!
 //! The drain writes down which operations it is about to carry out, and until they are durable the catalog says where
 //! everything was before them. They are carried out in order, so the store is as after the first *k* of them, for some
-//! *k*: the one for which every name that they are about holds the file that it should. If several fit, the state is the
-//! same and any will do. The *k* are taken out of the queue, the others begin anew, and what programs see is right from
-//! the first moment. If none fits (somebody else changed these very names meanwhile), all stay in doubt: each operation
-//! then recognises its own work as well as it can.
+//! *k*: the largest for which every name that they are about holds the file that it should. (If several fit, the names
+//! are the same after each.) The *k* are taken out of the queue, the others begin anew, and what programs see is right
+//! from the first moment. Changes of attributes do not show in names: they are made once more. If none fits (somebody
+//! else changed these very names meanwhile), all stay in doubt: each operation then recognises its own work as well as
+//! it can.
 
 use std::collections::HashMap;
 
