@@ -425,11 +425,7 @@ impl Namespace {
                 open.replace(Content { file: Arc::new(file), writable: true, ..content });
             }
             Lies::Store => {
-                let (size_bytes, path, owner) = {
-                    let tree = self.tree();
-                    let inode = tree.get(id).ok_or(Errno::NOENT)?;
-                    (inode.attr.size_bytes, tree.applied_path(id), inode.cred())
-                };
+                let size_bytes = self.tree().get(id).ok_or(Errno::NOENT)?.attr.size_bytes;
                 if size_bytes <= self.config.copy_up_bytes_max {
                     let placed = self.open_placed(id, Some(&content.file), size_bytes)?;
                     let fresh = placed.content();
@@ -446,7 +442,14 @@ impl Namespace {
                     };
                     open.replace(Content { file, lies: fresh.lies, writable: true });
                 } else {
-                    let file = self.store.open(self.own_cred(owner), &path.ok_or(Errno::NOENT)?, true)?;
+                    let file = self.while_it_moves(id, || {
+                        let (path, owner) = {
+                            let tree = self.tree();
+                            let inode = tree.get(id).ok_or(Errno::NOENT)?;
+                            (tree.applied_path(id).ok_or(Errno::NOENT)?, inode.cred())
+                        };
+                        Ok(self.open_in_store(id, owner, &path, true)?)
+                    })?;
                     self.times_in_place(id, &file)?;
                     open.replace(Content { file: Arc::new(file), lies: Lies::Store, writable: true });
                 }

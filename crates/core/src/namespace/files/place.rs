@@ -136,25 +136,32 @@ impl Namespace {
     }
 
     fn place_in_store(&self, path: &[u8], id: FileId, perm: u32, reason: &str) -> FsResult<Placed> {
-        let (dir, owner) = {
+        let name = self.spill_name(id);
+        let place = || {
             let tree = self.tree();
             let dir = tree.get(id).and_then(|inode| inode.logical.as_ref()).map_or(FileId::ROOT, |place| place.0);
             let owner = tree.get(id).map_or(Cred { uid: 0, gid: 0 }, super::super::tree::Inode::cred);
-            (tree.nearest_applied(dir), owner)
+            let dir = tree.nearest_applied(dir);
+            (dir, tree.applied_path(dir).unwrap_or_else(StorePath::root), owner)
         };
-        let name = self.spill_name(id);
-        let store_dir = self.tree().applied_path(dir).unwrap_or_else(StorePath::root);
-        let file =
-            self.store.create_temporary(self.own_cred(owner), &store_dir.join(&name), perm | 0o600).map_err(|why| {
-                Fault::new(
-                    Errno::from_raw_os_error(why.raw_os_error().unwrap_or(libc::EIO)),
-                    format!(
-                        "no tier has room for {} and the store {} refuses it: {why}",
-                        String::from_utf8_lossy(path),
-                        self.store.describe()
-                    ),
-                )
-            })?;
+        // The drain may rename the directory while we look at it.
+        let (dir, made) = loop {
+            let (dir, path, owner) = place();
+            match self.store.create_temporary(self.own_cred(owner), &path.join(&name), perm | 0o600) {
+                Err(why) if why.kind() == std::io::ErrorKind::NotFound && place().1 != path => {}
+                made => break (dir, made),
+            }
+        };
+        let file = made.map_err(|why| {
+            Fault::new(
+                Errno::from_raw_os_error(why.raw_os_error().unwrap_or(libc::EIO)),
+                format!(
+                    "no tier has room for {} and the store {} refuses it: {why}",
+                    String::from_utf8_lossy(path),
+                    self.store.describe()
+                ),
+            )
+        })?;
         Ok(Placed {
             content: Content { file: Arc::new(file), lies: Lies::StoreTemporary, writable: true },
             direct: false,
