@@ -145,13 +145,15 @@ impl Door {
         }
     }
 
-    fn opened(&self, opened: &namespace::Opened) -> Opened {
+    fn opened(&self, opened: &namespace::Opened, flags: OFlags) -> Opened {
         let backing = match opened.grant {
             Grant::Direct(slot) => self.backings.id(slot),
             Grant::Mediated => None,
         };
         // Pages of an earlier mediated open may be older than what was written directly since: never kept.
-        Opened { fh: opened.handle, backing, no_flush: true, ..Opened::default() }
+        // Who only writes needs no pages in between: one copy less. Pages that readers have are dropped by the kernel.
+        let direct_io = backing.is_none() && flags.bits() as i32 & libc::O_ACCMODE == libc::O_WRONLY;
+        Opened { fh: opened.handle, backing, direct_io, no_flush: true, ..Opened::default() }
     }
 }
 
@@ -260,7 +262,7 @@ impl Filesystem for Door {
             if kill_suidgid {
                 ns.clear_suidgid(FileId(id));
             }
-            Ok(self.opened(&opened))
+            Ok(self.opened(&opened, flags))
         })
     }
 
@@ -278,14 +280,14 @@ impl Filesystem for Door {
             if kill_suidgid {
                 ns.clear_suidgid(found.id);
             }
-            Ok((self.entry(&found), self.opened(&opened)))
+            Ok((self.entry(&found), self.opened(&opened, flags)))
         })
     }
 
     fn tmpfile(&self, caller: &Caller, parent: u64, perm: u32, flags: OFlags) -> FsResult<(Entry, Opened)> {
         self.serve(|ns| {
             let (found, opened) = ns.create_unnamed(caller, FileId(parent), perm, flags.bits() as i32)?;
-            Ok((self.entry(&found), self.opened(&opened)))
+            Ok((self.entry(&found), self.opened(&opened, flags)))
         })
     }
 
