@@ -5,6 +5,29 @@ mod scene;
 
 use scene::Scene;
 
+/// The only name that anybody had asked for was deleted, and what was written with it.
+#[test]
+fn content_was_lost_with_one_name_of_a_hard_link_made_before() {
+    let Some(mut scene) = Scene::new("links_before") else {
+        return;
+    };
+    scene.tier("fast", 256);
+    for name in ["p", "r", "t"] {
+        std::fs::write(scene.path(name), "old").unwrap();
+        std::fs::hard_link(scene.path(name), scene.path(&format!("{name}-other"))).unwrap();
+    }
+    let script = "echo new >p; rm p
+        echo newer >r; echo replacing >x; mv x r
+        exec 9>>t; echo ' appended' >&9; rm t; exec 9>&-";
+    scene.run(&[], script).exits(0);
+    scene.holds("p-other", b"new\n");
+    scene.holds("r-other", b"newer\n");
+    scene.holds("r", b"replacing\n");
+    scene.holds("t-other", b"old appended\n");
+    assert!(!scene.path("p").exists() && !scene.path("t").exists());
+    scene.is_clean();
+}
+
 /// Directly written, and opened for reading before the lease that seals it was granted.
 #[test]
 fn a_file_that_was_read_before_its_seal_was_never_drained() {

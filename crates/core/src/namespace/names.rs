@@ -190,6 +190,7 @@ impl Namespace {
     pub fn unlink(&self, caller: &Caller, dir: FileId, name: &[u8]) -> FsResult<()> {
         let id = self.resolve(caller, dir, name)?;
         self.permit_change(caller, dir)?;
+        self.spare_unknown_names(id)?;
         let run = self.run(caller);
         let name = Name::from(name);
         let mut tree = self.tree();

@@ -167,6 +167,33 @@ impl Namespace {
         }
     }
 
+    /// The store has names of the file that nobody asked us for: they must show what was written before the one that we
+    /// know goes, and with it the content.
+    pub(crate) fn spare_unknown_names(&self, id: FileId) -> FsResult<()> {
+        let (open, publish, version) = {
+            let mut tree = self.tree();
+            let Some(inode) = tree.get(id) else { return Ok(()) };
+            let known = 1 + inode.extra.as_ref().map_or(0, |extra| extra.more_names.len());
+            let has_more = inode.attr.kind == crate::model::Kind::File && inode.attr.links as usize > known;
+            if !has_more || (inode.sealed && !inode.dirty()) {
+                return Ok(());
+            }
+            let (publish, version) = (inode.publish, inode.version);
+            let mut txn = Txn::default();
+            self.hurry(&mut tree, &mut txn, publish);
+            self.commit(&tree, txn);
+            (self.open_of(id).filter(|open| open.writers() > 0), publish, version)
+        };
+        match open {
+            Some(open) if matches!(open.content().lies, Lies::Tier(_)) => self.flush_to_store(&open),
+            None if publish.is_some() => {
+                self.wake();
+                self.wait_durable(id, version)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Publishes the present content of an open file and waits until it is durable.
     fn flush_to_store(&self, open: &Arc<Open>) -> FsResult<()> {
         let id = open.id;

@@ -57,7 +57,7 @@ impl Namespace {
                 (true, false) => return Err(Errno::NOTDIR.into()),
                 (false, true) => return Err(Errno::ISDIR.into()),
                 (true, true) => self.must_be_empty(caller, target)?,
-                (false, false) => {}
+                (false, false) => self.spare_unknown_names(target)?,
             }
         }
         let mut tree = self.tree();
