@@ -581,3 +581,17 @@ fn a_run_right_after_another_found_the_catalog_in_use() {
     running.ends().exits(0);
     scene.holds("two", b"two\n");
 }
+
+/// The agent refused the line that told it of the command, and the run started one agent after the other.
+#[test]
+fn a_very_long_command_line_started_agents_for_ever() {
+    let Some(scene) = prepare("long_command") else {
+        return;
+    };
+    let long = "y".repeat(100_000);
+    let mut command =
+        scene.surgetank(&["run", "--state", "/mnt/state", "--tier", "fast=/mnt/tier-fast:32M", "--", "true"]);
+    command.args(std::iter::repeat_n(&long, 15));
+    command.current_dir(&scene.over);
+    Running::of(command).ends().exits(0);
+}

@@ -114,11 +114,16 @@ fn open_report(path: &Path) -> Outcome<std::fs::File> {
         .map_err(|error| Failure::usage(Error::new(format!("{} cannot be written", path.display())).why(error)))
 }
 
+const COMMAND_SHOWN_CHARS_MAX: usize = 1000;
+/// Many short runs over one directory may find one after the other leaving; a thousand in a row are no coincidence.
+const AGENTS_TRIED_MAX: usize = 1000;
+
 /// Finds or starts the agent and joins it; again when it was just about to go.
 fn join(config: &Config, args: &Args) -> Result<(Connection, RunId, bool)> {
     let command: Vec<_> = args.command.iter().map(|word| word.to_string_lossy()).collect();
-    let command = command.join(" ");
-    loop {
+    // For people to read, in `status`: not more than they would.
+    let command: String = command.join(" ").chars().take(COMMAND_SHOWN_CHARS_MAX).collect();
+    for _ in 0..AGENTS_TRIED_MAX {
         let mut found = client::find_or_start(config, Visibility::Private)?;
         match found.connection.join(&command)? {
             Joined::As(run) => {
@@ -131,6 +136,10 @@ fn join(config: &Config, args: &Args) -> Result<(Connection, RunId, bool)> {
             }
         }
     }
+    Err(Error::new(format!("no agent for {} stays", config.over.display()))
+        .why(format!("{AGENTS_TRIED_MAX} of them were about to go when they were asked"))
+        .remedy(format!("look into the agent's log below {}", config.state.display()))
+        .data("nothing was begun"))
 }
 
 fn check_agent(agent: &Connection, config: &Config, args: &Args, started: bool) -> Outcome<()> {
