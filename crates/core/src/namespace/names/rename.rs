@@ -262,6 +262,11 @@ impl Namespace {
         self.own(&mut tree, &mut txn, b);
         let a_path = tree.child_path(a_dir, a_name).ok_or(Errno::NOENT)?;
         let b_path = tree.child_path(b_dir, b_name).ok_or(Errno::NOENT)?;
+        // The plain file lies under the primary name, whichever name is exchanged.
+        let lies_at = |id: FileId, dir: FileId, name: &Name| {
+            tree.get(id).is_some_and(|inode| inode.logical.as_ref().is_some_and(|(d, n)| *d == dir && n == name))
+        };
+        let (moves_a, moves_b) = (lies_at(a, a_dir, a_name), lies_at(b, b_dir, b_name));
         let both_in_store = tree.planned(a_dir, a_name) == Some(a) && tree.planned(b_dir, b_name) == Some(b);
         for (id, from, to) in [(a, (a_dir, a_name), (b_dir, b_name)), (b, (b_dir, b_name), (a_dir, a_name))] {
             if let Some(inode) = tree.get_mut(id) {
@@ -326,17 +331,17 @@ impl Namespace {
         Self::touch_dir(&mut tree, a_dir, if a_dir == b_dir { 0 } else { shift });
         Self::touch_dir(&mut tree, b_dir, if a_dir == b_dir { 0 } else { -shift });
         self.commit(&tree, txn);
-        self.exchange_on_tiers(&tree, a, &a_path, &b_path, b);
+        self.exchange_on_tiers(&tree, (a, moves_a, &a_path), (b, moves_b, &b_path));
         drop(tree);
         self.nudge();
         Ok(())
     }
 
-    fn exchange_on_tiers(&self, tree: &Tree, a: FileId, a_path: &[u8], b_path: &[u8], b: FileId) {
-        let aside = super::super::files::hidden_name(a);
-        self.move_on_tiers(tree, a, true, a_path, &aside);
-        self.move_on_tiers(tree, b, true, b_path, a_path);
-        self.move_on_tiers(tree, a, true, &aside, b_path);
+    fn exchange_on_tiers(&self, tree: &Tree, a: (FileId, bool, &[u8]), b: (FileId, bool, &[u8])) {
+        let aside = super::super::files::hidden_name(a.0);
+        self.move_on_tiers(tree, a.0, a.1, a.2, &aside);
+        self.move_on_tiers(tree, b.0, b.1, b.2, a.2);
+        self.move_on_tiers(tree, a.0, a.1, &aside, b.2);
     }
 
     /// An exchange of files that the store never had waits until it has them.
