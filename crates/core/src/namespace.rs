@@ -103,6 +103,7 @@ pub struct Namespace {
     next_handle: AtomicU64,
     door: OnceLock<Arc<dyn Door>>,
     run_of: OnceLock<RunOf>,
+    interrupted: OnceLock<fn() -> bool>,
     history: Mutex<History>,
     /// Files whose last writer closed while something still held them writable: tried again. Their `Open` stays.
     lingering: Mutex<Vec<(FileId, Instant, Duration)>>,
@@ -176,6 +177,7 @@ impl Namespace {
             next_handle: AtomicU64::new(1),
             door: OnceLock::new(),
             run_of: OnceLock::new(),
+            interrupted: OnceLock::new(),
             history: Mutex::new(History::new()),
             lingering: Mutex::default(),
             unwritten: Mutex::default(),
@@ -201,6 +203,13 @@ impl Namespace {
     }
     pub fn set_run_of(&self, run_of: RunOf) {
         drop(self.run_of.set(run_of));
+    }
+    /// Tells whether the program for which this thread waits has been interrupted.
+    pub fn set_interrupted(&self, interrupted: fn() -> bool) {
+        let _ = self.interrupted.set(interrupted);
+    }
+    fn is_interrupted(&self) -> bool {
+        self.interrupted.get().is_some_and(|interrupted| interrupted())
     }
 
     pub(crate) fn tree(&self) -> MutexGuard<'_, Tree> {

@@ -56,6 +56,7 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     let runs = Arc::new(runs::Runs::default());
     let asked = runs.clone();
     namespace.set_run_of(Box::new(move |pid| asked.run_of(pid)));
+    namespace.set_interrupted(crate::mount::interrupted);
     let attach_options = AttachOptions {
         // A private mount has only the run's processes in it; a global one is for everybody only where root made it.
         allow_other: root || visibility == Visibility::Private,

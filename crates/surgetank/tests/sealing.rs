@@ -68,3 +68,19 @@ print(sum(tier[\"used_bytes\"] for tier in json.load(sys.stdin)[0][\"tiers\"]))'
     assert!(used <= 100_000, "{used} bytes are charged for nothing");
     scene.is_clean();
 }
+
+/// A program that waited in fsync for a slow store could not be ended, not even by SIGKILL.
+#[test]
+fn waiting_in_fsync_could_not_be_interrupted() {
+    let Some(mut scene) = Scene::new("fsync_interrupted") else {
+        return;
+    };
+    scene.tier("fast", 256);
+    // The copy takes 10 seconds; the program is gone while it is made.
+    let script = "dd if=/dev/zero of=f bs=1M count=1 conv=fsync & dd=$!; sleep 1; kill -KILL $dd; wait $dd || echo $?
+        getfattr --absolute-names -n user.surgetank.state --only-values f";
+    let options = ["--drain-bytes-per-second-max", "100K", "--fsync", "store"];
+    scene.run(&options, script).exits(0).prints("137\ndraining");
+    scene.holds("f", &vec![0; 1 << 20]);
+    scene.is_clean();
+}

@@ -145,8 +145,9 @@ impl Drain {
 
     fn stage_job(&self, job: &Job) -> io::Result<(crate::store::Staged, bool)> {
         let gate = |bytes: u64| -> io::Result<()> {
-            self.throttle.pass(bytes);
-            if !self.stopping() && self.current(job.seq, job) { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) }
+            let is_wanted = || !self.stopping() && self.current(job.seq, job);
+            self.throttle.pass(bytes, &is_wanted);
+            if is_wanted() { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) }
         };
         let free = |_: u64| {
             if self.stopping() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }

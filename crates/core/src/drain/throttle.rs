@@ -14,14 +14,16 @@ pub struct Throttle {
 
 /// So much may be ahead of the rate, so that small files do not sleep one by one.
 const BURST: Duration = Duration::from_millis(100);
+/// A copy that is no longer wanted must not hold its thread, nor the agent's end, until its time has come.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 impl Throttle {
     pub fn new(bytes_per_second_max: u64) -> Self {
         Self { bytes_per_second_max, paid: Mutex::new(clock::tick()) }
     }
 
-    /// Waits until these bytes fit under the rate.
-    pub fn pass(&self, bytes: u64) {
+    /// Waits until these bytes fit under the rate, or nobody wants them any more.
+    pub fn pass(&self, bytes: u64, is_wanted: &dyn Fn() -> bool) {
         if self.bytes_per_second_max == 0 {
             return;
         }
@@ -31,9 +33,12 @@ impl Throttle {
             *paid = (*paid).max(clock::tick()) + cost;
             *paid
         };
-        let ahead = until.saturating_duration_since(clock::tick());
-        if ahead > BURST {
-            std::thread::sleep(ahead - BURST);
+        loop {
+            let ahead = until.saturating_duration_since(clock::tick());
+            if ahead <= BURST || !is_wanted() {
+                return;
+            }
+            std::thread::sleep((ahead - BURST).min(LOOK_EVERY));
         }
     }
 }
@@ -47,7 +52,7 @@ mod tests {
         let throttle = Throttle::new(10_000_000);
         let start = clock::tick();
         for _ in 0..10 {
-            throttle.pass(500_000);
+            throttle.pass(500_000, &|| true);
         }
         // 5 MB at 10 MB/s take 500 ms, of which the burst may be saved.
         assert!(start.elapsed() >= Duration::from_millis(390));
@@ -57,7 +62,7 @@ mod tests {
     fn no_limit_never_waits() {
         let throttle = Throttle::new(0);
         let start = clock::tick();
-        throttle.pass(u64::MAX);
+        throttle.pass(u64::MAX, &|| true);
         assert!(start.elapsed() < Duration::from_secs(5));
     }
 }

@@ -17,6 +17,8 @@ use super::super::journal::Txn;
 
 /// At most this is copied for one copy_file_range call; programs call again.
 const COPY_BYTES_MAX: u64 = 64 << 20;
+/// Who waits for the store looks this often whether his program still does.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 impl Namespace {
     pub fn read(&self, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
@@ -280,8 +282,10 @@ impl Namespace {
             {
                 return Err(Fault::new(Errno::from_raw_os_error(trouble.errno), trouble.text.clone()));
             }
-            tree =
-                self.changed.wait_timeout(tree, Duration::from_millis(200)).unwrap_or_else(PoisonError::into_inner).0;
+            if self.is_interrupted() {
+                return Err(Errno::INTR.into());
+            }
+            tree = self.changed.wait_timeout(tree, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -323,8 +327,10 @@ impl Namespace {
             if let Some(trouble) = op.error.as_ref().filter(|trouble| trouble.lasting) {
                 return Err(Fault::new(Errno::from_raw_os_error(trouble.errno), trouble.text.clone()));
             }
-            tree =
-                self.changed.wait_timeout(tree, Duration::from_millis(200)).unwrap_or_else(PoisonError::into_inner).0;
+            if self.is_interrupted() {
+                return Err(Errno::INTR.into());
+            }
+            tree = self.changed.wait_timeout(tree, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(())
     }
