@@ -135,6 +135,11 @@ impl Namespace {
 
     pub(crate) fn discard_staged(&self, tree: &mut Tree, op: &Op) {
         if let super::tree::Progress::Staged { dir, temporary, .. } = &op.progress {
+            // Of a file that was spilled into the store it is no copy: it is the only place where the content lies.
+            let spill = tree.get(op.file()).and_then(super::tree::Inode::spill);
+            if spill.is_some_and(|(at, name)| at == dir && name == temporary) {
+                return;
+            }
             let cred = tree.get(op.file()).map_or(crate::store::Cred { uid: 0, gid: 0 }, super::tree::Inode::cred);
             tree.discards.push((*dir, temporary.clone(), cred));
         }

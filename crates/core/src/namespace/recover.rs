@@ -392,6 +392,21 @@ impl Namespace {
     }
 
     fn match_spills(&self) {
+        {
+            // Deleted while somebody had it open: nobody has any more.
+            let mut tree = self.tree();
+            let nameless: Vec<FileId> = tree
+                .iter()
+                .filter(|(_, inode)| inode.logical.is_none() && inode.publish.is_none() && inode.spill().is_some())
+                .map(|(id, _)| id)
+                .collect();
+            let mut txn = super::journal::Txn::default();
+            for id in nameless {
+                self.drop_content(&mut tree, &mut txn, id, 0);
+                self.reap(&mut tree, &mut txn, id);
+            }
+            self.commit(&tree, txn);
+        }
         let spills: Vec<(FileId, crate::store::StorePath, crate::store::Cred)> = {
             let tree = self.tree();
             tree.iter()

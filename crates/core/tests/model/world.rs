@@ -59,7 +59,9 @@ impl Terms {
 
 pub fn terms() -> impl Strategy<Value = Terms> {
     // So small that files must move while they are written, or so roomy that they are written directly.
-    let caps = prop_oneof![3 => Just([256 << 10, 1 << 20]), 1 => Just([4 << 30, 4 << 30])];
+    // Or so small that much is spilled into the store itself.
+    let caps =
+        prop_oneof![3 => Just([256 << 10, 1 << 20]), 1 => Just([4 << 30, 4 << 30]), 2 => Just([8 << 10, 16 << 10])];
     let ttl = prop::sample::select(vec![Duration::ZERO, Duration::from_secs(60)]);
     let quiet = prop::sample::select(vec![Duration::ZERO, Duration::from_millis(5)]);
     let copy_up = prop::sample::select(vec![64 << 10, 1 << 20]);
