@@ -84,3 +84,24 @@ fn waiting_in_fsync_could_not_be_interrupted() {
     scene.holds("f", &vec![0; 1 << 20]);
     scene.is_clean();
 }
+
+/// A new version leaves another owner in place, as a write would: also the one whom the program had just put there.
+#[test]
+fn a_rewritten_file_that_was_given_away_kept_its_owner_in_the_store() {
+    use std::os::unix::fs::MetadataExt;
+    let Some(mut scene) = Scene::new("given_away") else {
+        return;
+    };
+    scene.tier("fast", 256);
+    for (name, owner) in [("a", 0), ("b", 1000), ("c", 1000)] {
+        std::fs::write(scene.path(name), "old").unwrap();
+        std::os::unix::fs::chown(scene.path(name), Some(owner), Some(owner)).unwrap();
+    }
+    scene.run(&[], "for f in a b c; do echo new >$f; done; chown 1000:1000 a; chown 0:0 b; chown 0:1000 c").exits(0);
+    for (name, owner, group) in [("a", 1000, 1000), ("b", 0, 0), ("c", 0, 1000)] {
+        let metadata = std::fs::metadata(scene.path(name)).unwrap();
+        assert_eq!((metadata.uid(), metadata.gid()), (owner, group), "{name}");
+        scene.holds(name, b"new\n");
+    }
+    scene.is_clean();
+}

@@ -95,7 +95,7 @@ impl Namespace {
         inode.attr.perm &= !cleared;
         let mut txn = Txn::default();
         txn.file(id);
-        self.queue_meta(&mut tree, &mut txn, id, RunId(0));
+        self.queue_meta(&mut tree, &mut txn, id, RunId(0), false);
         self.commit(&tree, txn);
     }
 
@@ -187,7 +187,8 @@ impl Namespace {
                 inode.identity = Some(Box::new(identity));
             }
         }
-        self.queue_meta(&mut tree, &mut txn, id, self.run(caller));
+        let gives_away = change.uid.is_some() || change.gid.is_some();
+        self.queue_meta(&mut tree, &mut txn, id, self.run(caller), gives_away);
         self.commit(&tree, txn);
         drop(tree);
         self.nudge();
@@ -242,13 +243,14 @@ impl Namespace {
     }
 
     /// Attributes reach the store with the content, or by an operation of their own when the content is there already.
-    fn queue_meta(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, run: RunId) {
+    /// (Not an owner who is to change: a new version of another's file leaves him in place, as a write would.)
+    fn queue_meta(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, run: RunId, gives_away: bool) {
         let Some(inode) = tree.get(id) else { return };
         let waiting = inode
             .publish
             .and_then(|seq| tree.ops.get(&seq))
             .is_some_and(|op| op.progress == super::tree::Progress::Waiting);
-        let needed = if inode.is_dir() { true } else { tree.in_store(id) && !waiting };
+        let needed = inode.is_dir() || tree.in_store(id) && (!waiting || gives_away);
         let staged = inode.publish.is_some() && !waiting;
         if id == FileId::ROOT && inode.applied.is_some() {
             return;
@@ -373,7 +375,7 @@ impl Namespace {
         let inode = tree.get_mut(id).ok_or(Errno::STALE)?;
         inode.extra_mut().xattrs = Some(xattrs);
         inode.attr.ctime = clock::now();
-        self.queue_meta(&mut tree, &mut txn, id, self.run(caller));
+        self.queue_meta(&mut tree, &mut txn, id, self.run(caller), false);
         self.commit(&tree, txn);
         drop(tree);
         self.nudge();

@@ -144,6 +144,10 @@ impl Namespace {
             }
         }
         inode.sealed = true;
+        // Opened for writing and not written: the copy that was made for it is not wanted.
+        let unwanted = !written && !inode.dirty() && inode.applied.is_some() && content.lies == Lies::StoreTemporary;
+        let spill = inode.extra.as_mut().filter(|_| unwanted).and_then(|extra| extra.spill.take());
+        let cred = inode.cred();
         let size_bytes = inode.attr.size_bytes;
         if let Lies::Tier(device) = content.lies {
             self.settle_charge(device, open, inode, stat.st_blocks);
@@ -157,6 +161,9 @@ impl Namespace {
             if let Some(path) = tree.logical_path(id) {
                 self.history.lock().unwrap_or_else(PoisonError::into_inner).observe(&path, size_bytes);
             }
+        }
+        if let Some((dir, name)) = spill {
+            tree.discards.push((dir, name, cred));
         }
         tree.recount(id);
         txn.file(id);
