@@ -105,3 +105,23 @@ fn a_rewritten_file_that_was_given_away_kept_its_owner_in_the_store() {
     }
     scene.is_clean();
 }
+
+/// The file was remembered by the name that went.
+#[test]
+fn further_names_of_a_hard_link_were_lost_with_the_one_that_was_replaced() {
+    let Some(mut scene) = Scene::new("replaced_link") else {
+        return;
+    };
+    scene.tier("fast", 256);
+    for (name, others) in [("a", vec!["b"]), ("f1", vec!["f2", "f3"])] {
+        std::fs::write(scene.path(name), "old\n").unwrap();
+        others.iter().for_each(|other| std::fs::hard_link(scene.path(name), scene.path(other)).unwrap());
+    }
+    let script = "echo new >t; mv t a; echo more >>b; cat b
+        rm f1; ln f2 f9; mv f9 f1; cat f1; stat -c %h f1";
+    scene.run(&[], script).exits(0).prints("old\nmore\nold\n3\n");
+    for (name, content) in [("a", "new\n"), ("b", "old\nmore\n"), ("f1", "old\n"), ("f2", "old\n"), ("f3", "old\n")] {
+        scene.holds(name, content.as_bytes());
+    }
+    scene.is_clean();
+}

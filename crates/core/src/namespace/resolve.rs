@@ -151,7 +151,13 @@ impl Namespace {
                 entry.set_planned(Some(id));
             });
             let owned = tree.get_mut(id).is_some_and(|inode| {
-                inode.extra_mut().more_names.push((dir, name.clone()));
+                // The name by which we knew it may be gone: then this one stands for it.
+                if inode.logical.is_none() {
+                    inode.logical = Some((dir, name.clone()));
+                    inode.attr.links = inode.attr.links.max(1);
+                } else {
+                    inode.extra_mut().more_names.push((dir, name.clone()));
+                }
                 inode.gains((dir, name.clone()));
                 inode.owned
             });
