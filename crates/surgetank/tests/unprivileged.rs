@@ -164,6 +164,24 @@ fn nobody_outside_sees_the_mount() {
     scene.holds("held", b"inside\n");
 }
 
+/// It was made in the store with the mode that it got last, and took no files any more.
+#[test]
+fn a_directory_that_becomes_read_only_has_its_files() {
+    let Some(scene) = prepare("user_read_only_directory") else {
+        return;
+    };
+    // Nothing is drained before the end.
+    let script = "for n in $(seq 20); do mkdir -p d$n/sub; echo $n >d$n/sub/x; chmod 555 d$n/sub d$n; done";
+    scene.run(&["--quiet-period", "1h"], script).exits(0);
+    for n in 1..=20 {
+        scene.holds(&format!("d{n}/sub/x"), format!("{n}\n").as_bytes());
+        let mode =
+            std::os::unix::fs::PermissionsExt::mode(&fs::metadata(scene.path(&format!("d{n}"))).unwrap().permissions());
+        assert_eq!(mode & 0o7777, 0o555, "d{n}");
+    }
+    scene.is_clean();
+}
+
 #[test]
 fn the_doctor_knows() {
     let Some(scene) = prepare("user_doctor") else {

@@ -415,6 +415,14 @@ fn resolve_over(draft: &Draft, around: &Surroundings) -> Result<PathBuf> {
             .why("the programs, the tiers and our own state lie under it")
             .remedy("change to the project's directory, or give it with --over"));
     }
+    if ["/proc", "/sys", "/dev"]
+        .iter()
+        .any(|system| over == Path::new(system) || over.starts_with(system) && !over.starts_with("/dev/shm"))
+    {
+        return Err(Error::new(format!("{}: {} can't be served", said.origin.label, over.display()))
+            .why("the system and we ourselves need it as it is")
+            .remedy("change to the project's directory, or give it with --over"));
+    }
     Ok(over)
 }
 

@@ -296,6 +296,8 @@ fn directories_in_each_others_way_are_refused() {
     let base = Overrides::default;
     for (overrides, part) in [
         (Overrides { over: Some("/".into()), ..base() }, "root directory"),
+        (Overrides { over: Some("/proc".into()), ..base() }, "can't be served"),
+        (Overrides { over: Some("/dev".into()), ..base() }, "can't be served"),
         (Overrides { over: Some(place.path("project/data.txt")), ..base() }, "not a directory"),
         (Overrides { over: Some(place.path("absent")), ..base() }, "No such file"),
         (Overrides { tiers: tier("project/sub"), ..base() }, "lies inside the directory to serve"),

@@ -265,7 +265,11 @@ impl Drain {
 
     fn publish_dir(&self, one: &Work<'_>, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
         let (dir, path) = self.place(at)?;
-        let (owner, meta) = self.owner_and_meta(file)?;
+        let (owner, mut meta) = self.owner_and_meta(file)?;
+        // A mode that it was given later comes in its turn: until then its owner puts files into it.
+        if self.namespace.tree().get(file).is_some_and(|inode| inode.set_meta.is_some()) {
+            meta.perm |= 0o700;
+        }
         let store = &self.namespace.store;
         let there = match self.as_owner(owner, |who| store.stat(who, &path)) {
             Ok(stat) if stat.attr.kind == Kind::Directory => Some(stat.identity),
