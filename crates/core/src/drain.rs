@@ -361,8 +361,8 @@ impl Drain {
         for op in tree.ops.values() {
             let mine = run.is_none_or(|run| op.run == run || op.run == crate::model::RunId(0));
             blocked |= op.error.as_ref().is_some_and(|trouble| trouble.lasting);
-            let moving = matches!(op.progress, Progress::Staging | Progress::Committing);
-            if mine && (moving || !(blocked && (self.namespace.config.ordered || op.error.is_some()))) {
+            // What was refused for good, and waits behind that, is tried again now and then: that is no progress.
+            if mine && !(blocked && (self.namespace.config.ordered || op.error.is_some())) {
                 return false;
             }
         }
