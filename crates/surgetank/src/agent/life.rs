@@ -324,11 +324,13 @@ impl Agent {
                 return false;
             }
         }
-        // What the last run's drain was refused for good would only be refused once more.
-        if !engine.progress(&everything).settled {
-            engine.begin_final_drain(&everything);
-        }
+        let mut begun = false;
         while users.phase() == Phase::Leaving {
+            // What the last run's drain was refused for good would only be refused once more; what came after it is new.
+            if !begun && !engine.progress(&everything).settled {
+                engine.begin_final_drain(&everything);
+                begun = true;
+            }
             if engine.await_settled(&everything, LOOK_EVERY).settled {
                 return true;
             }

@@ -234,20 +234,17 @@ impl Namespace {
             self.tiers.device(device).add_used(-i64::try_from(charged_bytes).unwrap_or(i64::MAX));
         }
         let publish = tree.get(id).and_then(|inode| inode.publish);
-        // Its temporary in the store is on its way into place; from there it is deleted in its turn.
-        let begun = publish.and_then(|seq| tree.ops.get(&seq)).is_some_and(|op| op.certain);
+        let goes = publish.is_none_or(|seq| self.take_back(tree, txn, id, seq));
         let Some(inode) = tree.get_mut(id) else {
             return;
         };
         let cred = inode.cred();
-        if !begun
+        // Unless the temporary in the store is on its way into place: from there it is deleted in its turn.
+        if goes
             && let Some(extra) = inode.extra.as_mut()
             && let Some((dir, name)) = extra.spill.take()
         {
             tree.discards.push((dir, name, cred));
-        }
-        if let Some(seq) = publish {
-            self.take_back(tree, txn, id, seq);
         }
         txn.file(id);
     }

@@ -216,8 +216,8 @@ impl Namespace {
         }
         Ok(match &holder.published {
             None => holder.ino.is_none_or(|ino| ino == stat.identity.ino),
-            // Directories, links: only that they are there is known.
-            Some((None, _)) => true,
+            // Directories, links: only that they are there is known. No file is published without a copy written down.
+            Some((None, _)) => holder.kind != Kind::File,
             Some((Some(prepared), _)) if prepared.identity.ino == stat.identity.ino => true,
             // Written over in place: complete when the temporary is gone.
             Some((Some(prepared), temporary)) => {
