@@ -164,8 +164,7 @@ fn meta_of(path: &Path) -> Outcome<Meta> {
         perm: stat.mode() & 0o7777,
         uid: stat.uid(),
         gid: stat.gid(),
-        atime: time(stat.atime(), stat.atime_nsec()),
-        mtime: time(stat.mtime(), stat.mtime_nsec()),
+        times: Some((time(stat.atime(), stat.atime_nsec()), time(stat.mtime(), stat.mtime_nsec()))),
         xattrs: None,
     })
 }

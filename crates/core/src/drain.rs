@@ -182,6 +182,7 @@ impl Drain {
                 }
                 Next::Wait(time) => self.namespace.wait_woken(time),
                 Next::Sleep => {
+                    self.namespace.forget_temporaries();
                     self.namespace.wait_woken(Duration::from_millis(500));
                     self.namespace.drain_asleep.store(false, Ordering::Relaxed);
                 }

@@ -20,6 +20,7 @@ mod names;
 mod questions;
 mod recover;
 mod resolve;
+mod temporaries;
 pub mod tree;
 
 use std::collections::{HashMap, HashSet};

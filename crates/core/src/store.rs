@@ -80,6 +80,8 @@ pub struct Space {
 pub enum Expect {
     Absent,
     Identity(StoreIdentity),
+    /// The same of a file with several names: its ctime changes when one of them comes or goes.
+    Linked(StoreIdentity),
     /// A program writes this file in place: only the inode number stays as it is.
     Inode(u64),
     /// Not known (first contact after recovery of an old record): overwrite is not allowed, absent is fine.
@@ -102,8 +104,8 @@ pub struct Meta {
     pub perm: u32,
     pub uid: u32,
     pub gid: u32,
-    pub atime: Timestamp,
-    pub mtime: Timestamp,
+    /// Access and modification; `None`: leave as they are (a program writes the file in place).
+    pub times: Option<(Timestamp, Timestamp)>,
     /// `None`: leave as they are. `Some`: exactly these `user.*` attributes.
     pub xattrs: Option<Xattrs>,
 }

@@ -9,6 +9,8 @@
 mod disk;
 #[path = "model/door.rs"]
 mod door;
+#[path = "model/older_links.rs"]
+mod older_links;
 #[path = "model/operation.rs"]
 mod operation;
 #[path = "model/reference.rs"]

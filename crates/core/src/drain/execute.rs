@@ -2,12 +2,12 @@
 //! crash (or after a sync that failed) does no harm; each leaves what somebody else changed alone.
 
 use std::io;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use crate::model::{FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
-use crate::namespace::content::Lies;
+use crate::namespace::content::{Content, Lies, Open};
 use crate::namespace::journal::Txn;
-use crate::namespace::tree::{Inode, Name, Place, Tree, file_of, files_of};
+use crate::namespace::tree::{Inode, Name, Place, Tree, file_of};
 use crate::store::{Cred, Expect, Meta, Staged, StorePath};
 
 use super::Drain;
@@ -41,10 +41,32 @@ fn no_place() -> io::Error {
 
 impl Drain {
     /// How the store must have a file, or somebody else changed it.
-    fn expects(&self, inode: &Inode, id: FileId) -> Option<Expect> {
-        let identity = inode.identity.as_deref()?;
+    fn expects(&self, tree: &Tree, id: FileId) -> Option<Expect> {
+        let inode = tree.get(id)?;
+        let identity = *inode.identity.as_deref()?;
         let in_place = || self.namespace.open_of(id).is_some_and(|open| open.content().lies == Lies::Store);
-        Some(if !inode.sealed && in_place() { Expect::Inode(identity.ino) } else { Expect::Identity(*identity) })
+        Some(if !inode.sealed && in_place() {
+            Expect::Inode(identity.ino)
+        } else if tree.is_hard_linked(id) {
+            Expect::Linked(identity)
+        } else {
+            Expect::Identity(identity)
+        })
+    }
+
+    /// Has the store there what we know? A program that writes in place may change both while we look.
+    fn is_as_known(&self, owner: Cred, path: &StorePath, expect: impl Fn(&Tree) -> Expect) -> io::Result<bool> {
+        let mut known = expect(&self.namespace.tree());
+        loop {
+            if self.as_owner(owner, |who| self.namespace.store.check(who, path, &known))? {
+                return Ok(true);
+            }
+            let now = expect(&self.namespace.tree());
+            if now == known {
+                return Ok(false);
+            }
+            known = now;
+        }
     }
 
     /// What somebody else may not have touched when the operation's turn comes.
@@ -53,7 +75,7 @@ impl Drain {
             return Expect::Absent;
         };
         // Under whichever of its names: a hard link is the same file.
-        match self.expects(inode, id) {
+        match self.expects(tree, id) {
             Some(expect) => expect,
             None if inode.applied.as_ref().is_some_and(|(dir, name)| *dir == at.0 && **name == *at.1) => {
                 Expect::Unknown
@@ -70,9 +92,6 @@ impl Drain {
             };
             (op.kind.clone(), op.run)
         };
-        for id in files_of(&kind) {
-            self.know_in_place(id);
-        }
         let one = Work { seq, run, kind: &kind };
         match &kind {
             OpKind::Publish { file, dir, name, over } => {
@@ -167,23 +186,18 @@ impl Drain {
 
     fn publish_file(&self, one: &Work<'_>, file: FileId, over: Option<FileId>) -> io::Result<Done> {
         let staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner).get(&one.seq).cloned();
-        let (at, expect, owner, meta, temporary, replaces) = {
+        let (at, is_again, owner, meta, temporary, replaces) = {
             let tree = self.namespace.tree();
             let inode = tree.get(file).ok_or_else(no_place)?;
             let at = tree.destination(one.kind).ok_or_else(no_place)?;
             let is_again = inode.applied.is_some();
-            let expect = if is_again {
-                self.expects(inode, file).unwrap_or(Expect::Unknown)
-            } else {
-                self.expectation(&tree, over, (at.0, &at.1))
-            };
             let temporary = match &staged {
                 Some((dir, name, ..)) => Some(tree.applied_path(*dir).ok_or_else(no_place)?.join(name)),
                 None => None,
             };
             // Another file than the one whose name it takes.
             let replaces = !is_again && over.is_some_and(|over| over != file);
-            (at, expect, inode.cred(), meta_of(inode), temporary, replaces)
+            (at, is_again, inode.cred(), meta_of(inode), temporary, replaces)
         };
         let at = (at.0, &*at.1);
         let (dir, path) = self.place(at)?;
@@ -192,7 +206,11 @@ impl Drain {
         };
         let store = &self.namespace.store;
         let mut name: Box<[u8]> = Box::from(at.1);
-        if !self.as_owner(owner, |who| store.check(who, &path, &expect))? {
+        let expect = |tree: &Tree| match is_again {
+            true => self.expects(tree, file).unwrap_or(Expect::Unknown),
+            false => self.expectation(tree, over, at),
+        };
+        if !self.is_as_known(owner, &path, expect)? {
             let prepared = self.namespace.tree().ops.get(&one.seq).and_then(|op| op.prepared);
             let ours = self.as_owner(owner, |who| store.stat(who, &path)).ok().filter(|stat| {
                 prepared
@@ -214,6 +232,10 @@ impl Drain {
         }
         self.write_down(one.seq, &staged);
         let target = dir.join(&name);
+        let spilled = self.namespace.tree().get(file).is_some_and(|inode| inode.spill().is_some());
+        let open = spilled.then(|| self.namespace.open_of(file)).flatten();
+        // Whoever writes to the temporary writes to the file itself from now on.
+        let gate = open.as_ref().map(|open| open.gate.write().unwrap_or_else(PoisonError::into_inner));
         let identity = self.as_owner(owner, |who| {
             if replaces {
                 store.replace(who, &temporary, &target, &meta)
@@ -221,6 +243,13 @@ impl Drain {
                 store.publish(who, &temporary, &target, &meta)
             }
         })?;
+        if let Some(open) = &open
+            && let Err(why) = self.content_is_there(open, owner, &target, identity)
+        {
+            let what = format!("published, but what is written to it from now on is lost: {why}");
+            self.namespace.note(one.run, target.to_string(), what, true);
+        }
+        drop(gate);
         let done = self.applied(one.kind, (at.0, &name), identity);
         if let Some(inode) = self.namespace.tree().get_mut(file)
             && let Some(extra) = inode.extra.as_mut()
@@ -228,6 +257,23 @@ impl Drain {
             extra.spill = None;
         }
         Ok(done)
+    }
+
+    /// What a program has open was published as it is: it is the store's own file now.
+    fn content_is_there(&self, open: &Open, owner: Cred, path: &StorePath, is: StoreIdentity) -> io::Result<()> {
+        let content = open.content();
+        if content.lies != Lies::StoreTemporary {
+            return Ok(());
+        }
+        let same = rustix::fs::fstat(&*content.file)?.st_ino == is.ino;
+        let file = if same {
+            content.file
+        } else {
+            // Its bytes were written into another file, which has further names.
+            Arc::new(self.as_owner(owner, |who| self.namespace.store.open(who, path, content.writable))?)
+        };
+        open.replace(Content { file, lies: Lies::Store, ..content });
+        Ok(())
     }
 
     fn has_these_bytes(&self, owner: Cred, path: &StorePath, staged: &Staged) -> bool {
@@ -286,6 +332,7 @@ impl Drain {
                 identity
             }
             None => {
+                self.namespace.expect_temporaries_in(at.0);
                 let temporary = dir.join(&self.temporary(one.seq));
                 let made = self.as_owner(owner, |who| {
                     store.discard(who, &temporary)?;
@@ -314,16 +361,17 @@ impl Drain {
     ) -> io::Result<Done> {
         let (dir, path) = self.place(at)?;
         let (owner, meta) = self.owner_and_meta(file)?;
-        let (kind, device, target, expect) = {
+        let (kind, device, target) = {
             let tree = self.namespace.tree();
             let inode = tree.get(file).ok_or_else(no_place)?;
             let target = inode.extra.as_ref().and_then(|extra| extra.target.clone());
-            (inode.attr.kind, inode.attr.device, target, self.expectation(&tree, over, at))
+            (inode.attr.kind, inode.attr.device, target)
         };
         let store = &self.namespace.store;
+        self.namespace.expect_temporaries_in(at.0);
         let temporary = dir.join(&self.temporary(one.seq));
         let mut name: Box<[u8]> = Box::from(at.1);
-        if !self.as_owner(owner, |who| store.check(who, &path, &expect))? {
+        if !self.is_as_known(owner, &path, |tree| self.expectation(tree, over, at))? {
             let same = kind == Kind::Symlink && self.as_owner(owner, |who| store.read_link(who, &path)).ok() == target;
             if same {
                 let stat = self.as_owner(owner, |who| store.stat(who, &path))?;
@@ -355,8 +403,8 @@ impl Drain {
         };
         let (owner, mut meta) = self.owner_and_meta(file)?;
         let kind = self.namespace.tree().get(file).map_or(Kind::File, |inode| inode.attr.kind);
-        if let Some(times) = self.times_in_place(file) {
-            (meta.atime, meta.mtime) = times;
+        if self.is_written_in_place(file) {
+            meta.times = None;
         }
         match self.as_owner(owner, |who| self.namespace.store.set_meta(who, &path, kind, &meta)) {
             Ok(identity) => {
@@ -429,13 +477,12 @@ impl Drain {
         let (_, from_path) = self.place(from)?;
         let (to_dir, to_path) = self.place(to)?;
         let (owner, _) = self.owner_and_meta(file)?;
-        let expect = self.expectation(&self.namespace.tree(), over, to);
         let store = &self.namespace.store;
         let is_dir = self.namespace.tree().get(file).is_some_and(Inode::is_dir);
         // Look-ups must not resolve a path that is moving under them.
         let _staging = is_dir.then(|| self.staging.write().unwrap_or_else(PoisonError::into_inner));
         let moving = is_dir.then(|| self.namespace.moving.write().unwrap_or_else(PoisonError::into_inner));
-        let free = is_dir || self.as_owner(owner, |who| store.check(who, &to_path, &expect))?;
+        let free = is_dir || self.is_as_known(owner, &to_path, |tree| self.expectation(tree, over, to))?;
         // Only the file itself is renamed: after a crash the name it had may be another's already.
         let present = self.is_there(file, &from_path, owner);
         let arrived = !free && self.is_there(file, &to_path, owner);
@@ -490,13 +537,10 @@ impl Drain {
     fn unlink(&self, one: &Work<'_>, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
         let (_, path) = self.place(at)?;
         let (owner, _) = self.owner_and_meta(file)?;
-        let expect = {
-            let tree = self.namespace.tree();
-            tree.get(file).and_then(|inode| self.expects(inode, file)).unwrap_or(Expect::Unknown)
-        };
         let store = &self.namespace.store;
         // A directory may have the name by now, if this was carried out before a crash.
-        let ours = self.as_owner(owner, |who| store.check(who, &path, &expect))? && self.is_there(file, &path, owner);
+        let known = |tree: &Tree| self.expects(tree, file).unwrap_or(Expect::Unknown);
+        let ours = self.is_as_known(owner, &path, known)? && self.is_there(file, &path, owner);
         let there = ours || self.as_owner(owner, |who| store.stat(who, &path)).is_ok();
         if ours {
             match self.as_owner(owner, |who| store.unlink(who, &path)) {

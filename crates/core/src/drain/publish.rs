@@ -4,9 +4,8 @@
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use crate::model::{CONFLICT_INFIX, FileId, Kind, Mode, OpKind, Prepared, RunId, Seq, Timestamp};
+use crate::model::{CONFLICT_INFIX, FileId, Kind, Mode, OpKind, Prepared, RunId, Seq};
 use crate::namespace::content::Lies;
-use crate::namespace::identity_of;
 use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Op, Progress, Tree};
 use crate::store::{Cred, Staged, StorePath};
@@ -105,7 +104,12 @@ impl Drain {
                     let Progress::Staged { dir, temporary, staged, checked: false, .. } = &op.progress else {
                         return None;
                     };
-                    let owner = tree.get(op.file())?.cred();
+                    let inode = tree.get(op.file())?;
+                    // What fsync publishes of a spilled file is that file itself, and its program writes on.
+                    if inode.spill().is_some() && !inode.sealed {
+                        return None;
+                    }
+                    let owner = inode.cred();
                     Some(Small { seq: *seq, path: tree.applied_path(*dir)?.join(temporary), staged: *staged, owner })
                 })
                 .collect()
@@ -301,24 +305,9 @@ impl Drain {
     }
 
     /// What a program writes in place in the store has its times from that.
-    pub(super) fn times_in_place(&self, id: FileId) -> Option<(Timestamp, Timestamp)> {
-        let content = self.namespace.open_of(id).map(|open| open.content())?;
-        let written = content.lies == Lies::Store && self.namespace.tree().get(id).is_some_and(|inode| !inode.sealed);
-        let stat = written.then(|| rustix::fs::fstat(&*content.file).ok()).flatten()?;
-        let time = |secs: i64, nanos: u64| Timestamp::from_parts(secs, nanos as u32);
-        Some((time(stat.st_atime, stat.st_atime_nsec), time(stat.st_mtime, stat.st_mtime_nsec)))
-    }
-
-    /// A file that a program writes in place in the store changes all the time, and by nobody else's hand.
-    pub(super) fn know_in_place(&self, id: FileId) {
-        let Some(open) = self.namespace.open_of(id) else { return };
-        let content = open.content();
-        if content.lies != Lies::Store {
-            return;
-        }
-        if let (Ok(stat), Some(inode)) = (rustix::fs::fstat(&*content.file), self.namespace.tree().get_mut(id)) {
-            inode.identity = Some(Box::new(identity_of(&stat)));
-        }
+    pub(super) fn is_written_in_place(&self, id: FileId) -> bool {
+        let in_place = self.namespace.open_of(id).is_some_and(|open| open.content().lies == Lies::Store);
+        in_place && self.namespace.tree().get(id).is_some_and(|inode| !inode.sealed)
     }
 
     /// A conflict or a loss of order that somebody else caused: told, counted, not stopped by.

@@ -167,6 +167,7 @@ impl Drain {
                 None if self.is_nameless(job.id) => Arc::new(std::fs::File::open("/dev/null")?),
                 None => return Err(io::Error::from_raw_os_error(libc::ENOENT)),
             };
+            self.namespace.expect_temporaries_in(job.dir);
             self.as_owner(job.owner, |who| store.stage_file(who, &job.path, &file, &job.meta, &gate))?
         };
         if job.size_bytes < LARGE_BYTES {
@@ -174,6 +175,9 @@ impl Drain {
         }
         self.as_owner(job.owner, |who| {
             store.settle(who, std::slice::from_ref(&job.path))?;
+            if job.in_place && !self.namespace.tree().get(job.id).is_some_and(|inode| inode.sealed) {
+                return Ok(());
+            }
             store.verify(who, &job.path, &staged, self.namespace.config.verify, &free)
         })?;
         Ok((staged, true))
@@ -186,8 +190,7 @@ pub(super) fn meta_of(inode: &Inode) -> Meta {
         perm: inode.attr.perm,
         uid: inode.attr.uid,
         gid: inode.attr.gid,
-        atime: inode.attr.atime,
-        mtime: inode.attr.mtime,
+        times: Some((inode.attr.atime, inode.attr.mtime)),
         xattrs: inode.extra.as_ref().and_then(|extra| extra.xattrs.clone()),
     }
 }

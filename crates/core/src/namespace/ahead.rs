@@ -51,9 +51,14 @@ impl Namespace {
         };
         let from = match self.store.open(self.own_cred(source.owner), &source.store_path, false) {
             // The drain moved it meanwhile, or it was deleted: another time.
-            Err(why) if why.kind() == io::ErrorKind::NotFound && !self.is_unmoved(id, &source) => return Ok(0),
+            Err(_) if !self.is_unmoved(id, &source) => return Ok(0),
             other => other.map_err(|why| failed(&why))?,
         };
+        // Another file that the drain moved there.
+        let ino = rustix::fs::fstat(&from).map_err(|why| failed(&why))?.st_ino;
+        if source.identity.is_some_and(|identity| identity.ino != ino) {
+            return Ok(0);
+        }
         // An id of its own, and so a hidden name of its own: the file itself may be placed meanwhile.
         let copy = self.tree().new_id();
         let kind = AskKind::Prefetch { bytes: source.size_bytes };
@@ -124,10 +129,20 @@ impl Namespace {
         Ok(source.size_bytes)
     }
 
-    /// Is the file still where it was when we looked, and does nothing wait that will move it?
+    /// Is the file still where it was when we looked, and does nothing wait that will move it or what it lies in?
     fn is_unmoved(&self, id: FileId, source: &Source) -> bool {
         let tree = self.tree();
-        tree.applied_path(id).as_ref() == Some(&source.store_path) && !tree.is_queued(id)
+        let mut at = id;
+        while at != FileId::ROOT {
+            if tree.is_queued(at) {
+                return false;
+            }
+            let Some(dir) = tree.get(at).and_then(|inode| inode.applied.as_ref()).map(|place| place.0) else {
+                return false;
+            };
+            at = dir;
+        }
+        tree.applied_path(id).as_ref() == Some(&source.store_path)
     }
 
     /// `None`: not a file, in a tier already, newer than the store's, or in somebody's hands.

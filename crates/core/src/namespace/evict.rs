@@ -85,7 +85,8 @@ impl Namespace {
             || tree.logical_path(id).is_some_and(|path| self.decide(&path).pin)
     }
 
-    fn evict_locked(&self, id: FileId, reason: &str, even_pinned: bool) -> u64 {
+    /// The inode's lock is held.
+    pub(crate) fn evict_locked(&self, id: FileId, reason: &str, even_pinned: bool) -> u64 {
         let mut tree = self.tree();
         let Some(inode) = tree.get(id) else {
             return 0;

@@ -15,6 +15,7 @@ pub(crate) struct Txn {
     entries: Vec<Place>,
     ops: Vec<Seq>,
     dropped: Vec<FileId>,
+    counters: Vec<(String, u64)>,
 }
 
 impl Txn {
@@ -31,6 +32,9 @@ impl Txn {
     }
     pub fn dropped(&mut self, id: FileId) {
         self.dropped.push(id);
+    }
+    pub fn counter(&mut self, name: String, value: u64) {
+        self.counters.push((name, value));
     }
 }
 
@@ -196,6 +200,7 @@ impl Namespace {
         }
         self.reap(tree, txn, id);
         for gone in gone {
+            tree.links_changed += u64::from(tree.is_hard_linked(*gone));
             txn.file(*gone);
             self.reap(tree, txn, *gone);
         }
@@ -232,6 +237,7 @@ impl Namespace {
                 None => Change::DropOp(*seq),
             });
         }
+        changes.extend(txn.counters.into_iter().map(|(name, value)| Change::PutCounter(name, value)));
         if changes.is_empty() {
             return;
         }

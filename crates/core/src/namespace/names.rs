@@ -11,7 +11,7 @@ use crate::store::Cred;
 
 use super::Namespace;
 use super::journal::Txn;
-use super::tree::{Name, Tree};
+use super::tree::{Inode, Name, Tree};
 
 impl Namespace {
     /// May names be made or removed in the directory? The store is asked too where it has the directory:
@@ -149,7 +149,9 @@ impl Namespace {
         {
             requeue = self.take_back(tree, txn, id, seq) && !last;
         }
+        // Names that nobody has looked up have the file's attributes too.
         if last
+            && !tree.get(id).is_some_and(Inode::has_unknown_names)
             && let Some(seq) = tree.get(id).and_then(|inode| inode.set_meta)
             && self.cancel(tree, txn, seq)
             && let Some(inode) = tree.get_mut(id)

@@ -38,6 +38,7 @@ impl Namespace {
         }
         let mut tree = self.tree();
         tree.reserve(image.files.len());
+        tree.temporaries = super::temporaries::remembered(&image);
         for (id, record) in image.files {
             tree.next_id = tree.next_id.max(id.0 + 1);
             let root = id == FileId::ROOT;
@@ -66,6 +67,11 @@ impl Namespace {
                 };
                 known.extra = inode.extra;
                 continue;
+            }
+            // The store may have further names of it that nobody has looked up yet.
+            let known = inode.identity.as_ref().is_some_and(|identity| identity.ino == inode.attr.ino);
+            if inode.attr.kind == Kind::File && known && (inode.attr.links > 1 || inode.logical.is_none()) {
+                tree.hard_links.insert(inode.attr.ino, id);
             }
             tree.insert(id, inode);
         }
@@ -476,36 +482,5 @@ impl Namespace {
         drop(tree);
         let file = self.store.open(self.own_cred(owner), &path, false).ok()?;
         Some(Content { file: Arc::new(file), lies, writable: false })
-    }
-
-    /// Half-made copies of an earlier agent in the store, wherever a queued operation could have left one.
-    fn discard_leftovers(&self) {
-        let (dirs, spills, who) = {
-            let tree = self.tree();
-            let mut dirs: Vec<FileId> = vec![FileId::ROOT];
-            for op in tree.ops.values() {
-                for (dir, _) in super::tree::places(&op.kind) {
-                    let mut at = tree.nearest_applied(dir);
-                    while !dirs.contains(&at) {
-                        dirs.push(at);
-                        at =
-                            tree.get(at).and_then(|inode| inode.logical.as_ref()).map_or(FileId::ROOT, |place| place.0);
-                    }
-                }
-            }
-            let spills: Vec<Name> =
-                tree.iter().filter_map(|(_, inode)| inode.spill().map(|place| place.1.clone())).collect();
-            let who = tree.get(FileId::ROOT).map_or(crate::store::Cred { uid: 0, gid: 0 }, Inode::cred);
-            (dirs.iter().filter_map(|dir| tree.applied_path(*dir)).collect::<Vec<_>>(), spills, self.own_cred(who))
-        };
-        let mut prefix = crate::model::STORE_TEMPORARY_PREFIX.to_vec();
-        prefix.extend_from_slice(self.key().as_bytes());
-        for dir in dirs {
-            for entry in self.store.list(who, &dir, true).unwrap_or_default() {
-                if entry.name.starts_with(&prefix) && !spills.iter().any(|name| **name == *entry.name) {
-                    drop(self.store.discard(who, &dir.join(&entry.name)));
-                }
-            }
-        }
     }
 }

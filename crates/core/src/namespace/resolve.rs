@@ -71,7 +71,7 @@ impl Namespace {
         let name: Name = Name::from(name);
         for _ in 0..TRIES_MAX {
             let moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
-            let (path, generation, entry) = {
+            let (path, generation, entry, links_changed) = {
                 let tree = self.tree();
                 let inode = tree.get(dir).ok_or(Errno::NOENT)?;
                 if !inode.is_dir() {
@@ -81,7 +81,7 @@ impl Namespace {
                 match self.ask(&tree, dir, &name) {
                     Ask::Known(id) => return Ok(id),
                     Ask::Absent => return Err(Errno::NOENT.into()),
-                    Ask::Store(path, generation, entry) => (path, generation, entry),
+                    Ask::Store(path, generation, entry) => (path, generation, entry, tree.links_changed),
                 }
             };
             self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
@@ -90,7 +90,10 @@ impl Namespace {
             let unchanged =
                 tree.dir(dir).is_some_and(|d| d.generation == generation) && tree.entry(dir, &name) == entry;
             drop(moving);
-            if !unchanged {
+            // How many names a file has may be of before an operation of ours that was carried out meanwhile.
+            let counted =
+                tree.links_changed == links_changed || result.as_ref().map_or(true, |stat| stat.attr.links == 1);
+            if !unchanged || !counted {
                 continue;
             }
             return match result {

@@ -12,7 +12,7 @@
 mod applied;
 mod op;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -210,6 +210,10 @@ pub struct Tree {
     /// Staged temporaries whose operation was cancelled, to be removed by the drain.
     pub discards: Vec<(FileId, Name, Cred)>,
     /// Store files with several links, by their inode number: all names lead to one file.
+    /// Counts operations that changed the number of a file's names in the store.
+    pub links_changed: u64,
+    /// Directories of the store in which there may be temporaries of ours.
+    pub temporaries: HashSet<FileId>,
     pub hard_links: HashMap<u64, FileId>,
     /// Bytes on each device that the store has too.
     pub clean_bytes: HashMap<DeviceId, u64>,
@@ -229,6 +233,8 @@ impl Tree {
             next_id: 2,
             next_seq: 1,
             discards: Vec::new(),
+            links_changed: 0,
+            temporaries: HashSet::new(),
             hard_links: HashMap::new(),
             clean_bytes: HashMap::new(),
             device_numbers: HashMap::new(),

@@ -74,9 +74,12 @@ pub fn no_gate() -> Gate<'static> {
     &|_| Ok(())
 }
 
+pub fn time() -> Timestamp {
+    Timestamp { nanos: 1_234_567_890_123_456_789 }
+}
+
 pub fn meta(perm: u32) -> Meta {
-    let time = Timestamp { nanos: 1_234_567_890_123_456_789 };
-    Meta { perm, uid: me().uid, gid: me().gid, atime: time, mtime: time, xattrs: Some(BTreeMap::new()) }
+    Meta { perm, uid: me().uid, gid: me().gid, times: Some((time(), time())), xattrs: Some(BTreeMap::new()) }
 }
 
 pub fn source(bytes: &[u8]) -> File {

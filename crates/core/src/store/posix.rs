@@ -9,7 +9,8 @@
 //! * A staged directory keeps `u+rwx` until `publish` or `set_meta` gives it its own mode; staged files have theirs at once.
 //! * `Meta::xattrs` of `None` on publication over an existing file keeps that file's `user.*` attributes.
 //! * Extended attributes that the store cannot keep are an error (EOPNOTSUPP), never dropped in silence.
-//! * `check` sees only existence where a directory is; everything else is compared by inode, size, mtime and ctime.
+//! * `check` sees only existence where a directory is; everything else is compared by inode, size, mtime and (unless it has
+//!   several names) ctime.
 
 mod attributes;
 mod beneath;
@@ -350,9 +351,12 @@ impl Store for PosixStore {
         };
         Ok(match (expect, found) {
             (Expect::Absent | Expect::Unknown, found) => found.is_none(),
-            (Expect::Identity(_) | Expect::Inode(_), None) => false,
+            (Expect::Identity(_) | Expect::Linked(_) | Expect::Inode(_), None) => false,
             (Expect::Inode(known), Some((_, identity))) => identity.ino == *known,
             (Expect::Identity(known), Some((kind, identity))) => kind == Kind::Directory || identity == *known,
+            (Expect::Linked(known), Some((_, identity))) => {
+                StoreIdentity { ctime_nanos: known.ctime_nanos, ..identity } == *known
+            }
         })
     }
 

@@ -12,8 +12,9 @@ use crate::operation::{Access, Operation, Setting};
 use crate::reference::{Kind, LINK_TARGET, ROOT, Reference, shown};
 
 /// What lies in the store before anything begins; both sides get it.
-pub fn lay_out(root: &Path, reference: &mut Reference) {
-    use Operation::{Chmod, Close, Create, Mkdir, SetXattr, Symlink, Utimens, Write};
+/// `older_links`: a file has three names already, which nobody has looked up.
+pub fn lay_out(root: &Path, reference: &mut Reference, older_links: bool) {
+    use Operation::{Chmod, Close, Create, Link, Mkdir, SetXattr, Symlink, Utimens, Write};
     let create = |path: &str| Create {
         path: path.into(),
         slot: 0,
@@ -43,7 +44,8 @@ pub fn lay_out(root: &Path, reference: &mut Reference) {
         SetXattr { path: "b".into(), name: "user.one".into(), byte: 9, how: Setting::Any },
         Utimens { path: "b".into(), seconds: 1_234_567_890 },
     ];
-    for operation in &operations {
+    let links = ["c", "a/b/a"].map(|to| Link { from: "a/a".into(), to: to.into() });
+    for operation in operations.iter().chain(links.iter().filter(|_| older_links)) {
         reference.apply(operation);
     }
     let ids: Vec<usize> = reference.nodes.keys().copied().collect();

@@ -40,6 +40,7 @@ pub struct Terms {
     pub copy_up_bytes_max: u64,
     pub fsync: FsyncTarget,
     pub drain_at_start: bool,
+    pub older_links: bool,
 }
 
 impl Terms {
@@ -53,6 +54,7 @@ impl Terms {
             copy_up_bytes_max: 64 << 10,
             fsync: FsyncTarget::Tier,
             drain_at_start: false,
+            older_links: false,
         }
     }
 }
@@ -66,8 +68,9 @@ pub fn terms() -> impl Strategy<Value = Terms> {
     let quiet = prop::sample::select(vec![Duration::ZERO, Duration::from_millis(5)]);
     let copy_up = prop::sample::select(vec![64 << 10, 1 << 20]);
     let fsync = prop::sample::select(vec![FsyncTarget::Tier, FsyncTarget::Store]);
-    (caps, any::<bool>(), any::<bool>(), ttl, quiet, copy_up, fsync, any::<bool>()).prop_map(
-        |(caps, direct, forgets, store_ttl, quiet, copy_up_bytes_max, fsync, drain_at_start)| Terms {
+    let older_links = prop::bool::weighted(0.3);
+    (caps, any::<bool>(), any::<bool>(), ttl, quiet, copy_up, fsync, any::<bool>(), older_links).prop_map(
+        |(caps, direct, forgets, store_ttl, quiet, copy_up_bytes_max, fsync, drain_at_start, older_links)| Terms {
             caps,
             direct,
             forgets,
@@ -76,6 +79,7 @@ pub fn terms() -> impl Strategy<Value = Terms> {
             copy_up_bytes_max,
             fsync,
             drain_at_start,
+            older_links,
         },
     )
 }
@@ -146,7 +150,7 @@ impl World {
     pub fn new(terms: &Terms) -> Self {
         let base = Scratch::new();
         let mut reference = Reference::new();
-        disk::lay_out(&base.join("store"), &mut reference);
+        disk::lay_out(&base.join("store"), &mut reference, terms.older_links);
         let fuse = Arc::new(Fuse::default());
         let published = Arc::default();
         let mounted = Some(open(terms, &base, &fuse, &published));

@@ -201,6 +201,10 @@ impl Namespace {
 
     /// The first open of an inode. The inode's lock is held.
     fn open_content(&self, id: FileId, writes: bool, truncates: bool) -> FsResult<Open> {
+        let in_place = writes && self.has_unknown_names(id);
+        if in_place {
+            self.evict_locked(id, "the store has it under further names: it is written there", true);
+        }
         let tree = self.tree();
         let inode = tree.get(id).ok_or(Errno::NOENT)?;
         let owner = inode.cred();
@@ -230,10 +234,10 @@ impl Namespace {
         }
         let path = tree.applied_path(id).ok_or(Errno::NOENT)?;
         drop(tree);
-        if truncates {
+        if truncates && !in_place {
             return self.open_placed(id, None, 0);
         }
-        if writes && size_bytes <= self.config.copy_up_bytes_max {
+        if writes && !in_place && size_bytes <= self.config.copy_up_bytes_max {
             let source = self.open_in_store(id, owner, &path, false)?;
             return self.open_placed(id, Some(&source), size_bytes);
         }
@@ -260,8 +264,7 @@ impl Namespace {
                     perm: inode.attr.perm,
                     uid: inode.attr.uid,
                     gid: inode.attr.gid,
-                    atime: inode.attr.atime,
-                    mtime: inode.attr.mtime,
+                    times: Some((inode.attr.atime, inode.attr.mtime)),
                     xattrs: None,
                 }
             })
@@ -426,7 +429,7 @@ impl Namespace {
             }
             Lies::Store => {
                 let size_bytes = self.tree().get(id).ok_or(Errno::NOENT)?.attr.size_bytes;
-                if size_bytes <= self.config.copy_up_bytes_max {
+                if size_bytes <= self.config.copy_up_bytes_max && !self.has_unknown_names(id) {
                     let placed = self.open_placed(id, Some(&content.file), size_bytes)?;
                     let fresh = placed.content();
                     open.charged_bytes.store(size_bytes, Ordering::Relaxed);

@@ -136,7 +136,6 @@ impl Namespace {
     }
 
     fn place_in_store(&self, path: &[u8], id: FileId, perm: u32, reason: &str) -> FsResult<Placed> {
-        let name = self.spill_name(id);
         let place = || {
             let tree = self.tree();
             let dir = tree.get(id).and_then(|inode| inode.logical.as_ref()).map_or(FileId::ROOT, |place| place.0);
@@ -144,12 +143,15 @@ impl Namespace {
             let dir = tree.nearest_applied(dir);
             (dir, tree.applied_path(dir).unwrap_or_else(StorePath::root), owner)
         };
-        // The drain may rename the directory while we look at it.
-        let (dir, made) = loop {
+        // The drain may rename the directory while we look at it; an older agent may have left a file of this name.
+        let (dir, name, made) = loop {
             let (dir, path, owner) = place();
+            let name = self.spill_name();
+            self.expect_temporaries_in(dir);
             match self.store.create_temporary(self.own_cred(owner), &path.join(&name), perm | 0o600) {
                 Err(why) if why.kind() == std::io::ErrorKind::NotFound && place().1 != path => {}
-                made => break (dir, made),
+                Err(why) if why.kind() == std::io::ErrorKind::AlreadyExists => {}
+                made => break (dir, name, made),
             }
         };
         let file = made.map_err(|why| {
@@ -187,9 +189,11 @@ impl Namespace {
         self.tiers.devices().find(|device| device.tier_name() == name).map(|device| device.id().tier)
     }
 
-    pub(crate) fn spill_name(&self, id: FileId) -> Name {
+    /// Another one each time: one that the file had before may still be on the list of what is to be removed.
+    fn spill_name(&self) -> Name {
+        let number = self.tree().new_id();
         let mut name = crate::model::STORE_TEMPORARY_PREFIX.to_vec();
-        name.extend_from_slice(format!("{}-spill-{:x}", self.key(), id.0).as_bytes());
+        name.extend_from_slice(format!("{}-spill-{:x}", self.key(), number.0).as_bytes());
         Name::from(name)
     }
 

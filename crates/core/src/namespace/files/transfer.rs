@@ -141,7 +141,9 @@ impl Namespace {
         }
         let wanted = decision.fsync.or(self.config.fsync);
         match lies {
-            Lies::Store | Lies::StoreTemporary => FsyncTarget::Tier,
+            Lies::Store => FsyncTarget::Tier,
+            // The bytes survive the node there, but only the published name is found again without it.
+            Lies::StoreTemporary => wanted.unwrap_or(FsyncTarget::Tier),
             Lies::Tier(device) => wanted.unwrap_or(match self.tiers.device(device).survives() {
                 Survives::Agent => FsyncTarget::Store,
                 Survives::Reboot | Survives::Node => FsyncTarget::Tier,
@@ -170,14 +172,13 @@ impl Namespace {
     }
 
     /// The store has names of the file that nobody asked us for: they must show what was written before the one that we
-    /// know goes, and with it the content.
+    /// know goes, and with it the content. (Such a file is written in place, unless a reader had its copy on a tier open
+    /// when the writer came.)
     pub(crate) fn spare_unknown_names(&self, id: FileId) -> FsResult<()> {
         let (open, publish, version) = {
             let mut tree = self.tree();
             let Some(inode) = tree.get(id) else { return Ok(()) };
-            let known = 1 + inode.extra.as_ref().map_or(0, |extra| extra.more_names.len());
-            let has_more = inode.attr.kind == crate::model::Kind::File && inode.attr.links as usize > known;
-            if !has_more || (inode.sealed && !inode.dirty()) {
+            if !inode.has_unknown_names() || (inode.sealed && !inode.dirty()) {
                 return Ok(());
             }
             let (publish, version) = (inode.publish, inode.version);
@@ -194,6 +195,10 @@ impl Namespace {
             }
             _ => Ok(()),
         }
+    }
+
+    pub(super) fn has_unknown_names(&self, id: FileId) -> bool {
+        self.tree().get(id).is_some_and(crate::namespace::tree::Inode::has_unknown_names)
     }
 
     /// Publishes the present content of an open file and waits until it is durable.

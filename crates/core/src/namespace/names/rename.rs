@@ -131,11 +131,9 @@ impl Namespace {
         txn.entry(to_dir, &to);
         // The store's side.
         if tree.in_store(id) {
-            let over = tree.planned(to_dir, &to);
             let last = self.belongs_last(tree, from_dir) && self.belongs_last(tree, to_dir);
             self.hasten_for_rename(tree, &mut txn, id, to_dir, last);
-            let kind =
-                OpKind::Rename { file: id, from_dir, from: Box::from(&*from), to_dir, to: Box::from(&*to), over };
+            let kind = Self::rename_op(tree, id, (from_dir, &from), (to_dir, &to));
             self.queue(tree, &mut txn, kind, run, last, 0);
             tree.bind(from_dir, &from, |entry| entry.set_planned(None));
             tree.bind(to_dir, &to, |entry| entry.set_planned(Some(id)));
@@ -173,6 +171,18 @@ impl Namespace {
             self.rules_changed_below(tree, id);
         }
         Ok(())
+    }
+
+    /// What renames a file in the store there, in its turn.
+    fn rename_op(tree: &Tree, id: FileId, from: (FileId, &Name), to: (FileId, &Name)) -> OpKind {
+        let over = tree.planned(to.0, to.1);
+        let ((from_dir, from), (to_dir, to)) = ((from.0, Box::from(&**from.1)), (to.0, Box::from(&**to.1)));
+        if over == Some(id) {
+            // The name is still that of an older link to this very file, and rename(2) would leave both.
+            OpKind::Unlink { file: id, dir: from_dir, name: from }
+        } else {
+            OpKind::Rename { file: id, from_dir, from, to_dir, to, over }
+        }
     }
 
     fn move_on_tiers(&self, tree: &Tree, id: FileId, was_primary: bool, old_path: &[u8], new_path: &[u8]) {
@@ -298,21 +308,12 @@ impl Namespace {
             // At most one of them is in the store: there it is a rename, and the other comes when it is published.
             for (id, from, to) in [(a, (a_dir, a_name), (b_dir, b_name)), (b, (b_dir, b_name), (a_dir, a_name))] {
                 if tree.planned(from.0, from.1) == Some(id) {
-                    let mut over = tree.planned(to.0, to.1);
                     let is_dir = |id: FileId| tree.get(id).is_some_and(Inode::is_dir);
                     // A directory is not renamed over a file that is still there under a name of a file that is not yet.
-                    if over.is_some_and(|over| is_dir(over) != is_dir(id)) {
+                    if tree.planned(to.0, to.1).is_some_and(|over| is_dir(over) != is_dir(id)) {
                         self.vacate(&mut tree, &mut txn, to.0, to.1, run);
-                        over = None;
                     }
-                    let kind = OpKind::Rename {
-                        file: id,
-                        from_dir: from.0,
-                        from: Box::from(&**from.1),
-                        to_dir: to.0,
-                        to: Box::from(&**to.1),
-                        over,
-                    };
+                    let kind = Self::rename_op(&tree, id, from, to);
                     self.queue(&mut tree, &mut txn, kind, run, false, 0);
                     tree.bind(from.0, from.1, |entry| entry.set_planned(None));
                     tree.bind(to.0, to.1, |entry| entry.set_planned(Some(id)));

@@ -3,7 +3,7 @@
 //! While a batch is being carried out, the catalog is told where everything was before it ([`Before`]): after a crash the
 //! books then say from where the started operations began, and looking at the store shows how far they came.
 
-use crate::model::{FileId, OpKind, StoreIdentity};
+use crate::model::{FileId, Kind, OpKind, StoreIdentity};
 
 use super::{Inode, Name, Place, Tree, files_of};
 
@@ -17,6 +17,12 @@ pub struct Before {
 impl Inode {
     pub fn names_in_store(&self) -> Vec<Place> {
         self.applied.iter().chain(self.extra.iter().flat_map(|extra| &extra.more_applied)).cloned().collect()
+    }
+
+    /// Hard links in the store that nobody has looked up yet.
+    pub fn has_unknown_names(&self) -> bool {
+        let known = usize::from(self.logical.is_some()) + self.extra.as_ref().map_or(0, |extra| extra.more_names.len());
+        self.attr.kind == Kind::File && self.attr.links as usize > known
     }
 
     pub fn set_names_in_store(&mut self, mut names: Vec<Place>) {
@@ -67,6 +73,13 @@ impl Tree {
                 self.before.entry(id).or_insert(before);
             }
         }
+    }
+
+    /// Has it, or had it when we first saw it, several names?
+    pub fn is_hard_linked(&self, id: FileId) -> bool {
+        self.get(id).is_some_and(|inode| {
+            !inode.is_dir() && (inode.attr.links > 1 || self.hard_links.get(&inode.attr.ino) == Some(&id))
+        })
     }
 
     /// The books may follow again.

@@ -10,10 +10,10 @@ pub fn links_and_fifos(store: &dyn Store) {
     store.publish(me(), &path(".surgetank-tmp-f"), &path("fifo"), &meta(0o620)).unwrap();
     assert_eq!(&*store.read_link(me(), &path("link")).unwrap(), b"../any/where\xff");
     let link = store.stat(me(), &path("link")).unwrap().attr;
-    assert_eq!((link.kind, link.mtime), (Kind::Symlink, meta(0).mtime));
+    assert_eq!((link.kind, link.mtime), (Kind::Symlink, time()));
     let fifo = store.stat(me(), &path("fifo")).unwrap().attr;
-    assert_eq!((fifo.kind, fifo.perm, fifo.mtime), (Kind::Fifo, 0o620, meta(0).mtime));
-    let changed = Meta { mtime: Timestamp { nanos: 42 }, ..meta(0o777) };
+    assert_eq!((fifo.kind, fifo.perm, fifo.mtime), (Kind::Fifo, 0o620, time()));
+    let changed = Meta { times: Some((Timestamp { nanos: 42 }, Timestamp { nanos: 42 })), ..meta(0o777) };
     store.set_meta(me(), &path("link"), Kind::Symlink, &changed).unwrap();
     assert_eq!(store.stat(me(), &path("link")).unwrap().attr.mtime.nanos, 42);
     let mut kinds: Vec<_> = store
@@ -40,6 +40,15 @@ pub fn conflicts_are_seen(store: &dyn Store) {
     store.set_meta(me(), &at, Kind::File, &meta(0o644)).unwrap();
     assert!(!store.check(me(), &at, &known).unwrap());
     let identity = deliver(store, "f", b"ours again", &meta(0o644));
+    // Another name changes the ctime, and nothing of the file.
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    store.link(me(), &at, &path("g")).unwrap();
+    assert!(store.check(me(), &at, &Expect::Linked(identity)).unwrap());
+    assert!(store.check(me(), &path("g"), &Expect::Linked(identity)).unwrap());
+    store.open(me(), &at, true).unwrap().write_all_at(b"longer than ours", 0).unwrap();
+    assert!(!store.check(me(), &at, &Expect::Linked(identity)).unwrap());
+    store.unlink(me(), &path("g")).unwrap();
+    let identity = deliver(store, "f", b"ours once more", &meta(0o644));
     store.unlink(me(), &at).unwrap();
     assert!(!store.check(me(), &at, &Expect::Identity(identity)).unwrap());
     // The times of a directory change all the time.
@@ -113,11 +122,17 @@ pub fn set_meta_is_exact(store: &dyn Store) {
         ("f", Kind::File, 0o000),
         ("d", Kind::Directory, 0o700),
     ] {
-        let wanted = Meta { atime: Timestamp { nanos: 5 }, mtime: Timestamp { nanos: 1_000_000_007 }, ..meta(perm) };
+        let wanted = Meta { times: Some((Timestamp { nanos: 5 }, Timestamp { nanos: 1_000_000_007 })), ..meta(perm) };
         let identity = store.set_meta(me(), &path(name), kind, &wanted).unwrap();
         let stat = store.stat(me(), &path(name)).unwrap();
-        assert_eq!((stat.attr.perm, stat.attr.atime, stat.attr.mtime), (perm, wanted.atime, wanted.mtime));
+        assert_eq!((stat.attr.perm, Some((stat.attr.atime, stat.attr.mtime))), (perm, wanted.times));
         assert_eq!(stat.identity, identity);
+        // Left alone, although another mode is asked for.
+        let untimed = Meta { times: None, ..meta(perm | 0o004) };
+        store.set_meta(me(), &path(name), kind, &untimed).unwrap();
+        let attr = store.stat(me(), &path(name)).unwrap().attr;
+        assert_eq!((attr.perm, Some((attr.atime, attr.mtime))), (perm | 0o004, wanted.times));
+        let identity = store.set_meta(me(), &path(name), kind, &wanted).unwrap();
         // Nothing to change: nothing changes, not even the ctime.
         assert_eq!(store.set_meta(me(), &path(name), kind, &wanted).unwrap(), identity);
     }

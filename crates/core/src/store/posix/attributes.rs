@@ -129,7 +129,7 @@ impl Subject<'_> {
             self.set_perm(meta.perm)?;
         }
         let attr = attr_of(&stat);
-        if (attr.atime, attr.mtime) == (meta.atime, meta.mtime) { Ok(()) } else { self.set_times(&path, meta) }
+        if meta.times == Some((attr.atime, attr.mtime)) { Ok(()) } else { self.set_times(&path, meta) }
     }
 
     pub fn set_perm(&self, perm: u32) -> io::Result<()> {
@@ -172,8 +172,9 @@ impl Subject<'_> {
     }
 
     fn set_times(&self, path: &CStr, meta: &Meta) -> io::Result<()> {
+        let Some((atime, mtime)) = meta.times else { return Ok(()) };
         let spec = |time: Timestamp| Timespec { tv_sec: time.secs(), tv_nsec: time.subsec_nanos().into() };
-        let times = Timestamps { last_access: spec(meta.atime), last_modification: spec(meta.mtime) };
+        let times = Timestamps { last_access: spec(atime), last_modification: spec(mtime) };
         self.act(|| Ok(utimensat(CWD, path, &times, AtFlags::empty())?))
     }
 }

@@ -1,0 +1,66 @@
+//! Where in the store temporaries of ours may lie. The catalog knows it before the first is made in a directory, so that
+//! what a killed agent left is found and removed by the next one.
+
+use std::collections::HashSet;
+
+use crate::model::{FileId, Image, STORE_TEMPORARY_PREFIX};
+
+use super::Namespace;
+use super::journal::Txn;
+use super::tree::{Inode, Name};
+
+const COUNTER: &str = "temporaries-in-";
+
+pub(super) fn remembered(image: &Image) -> HashSet<FileId> {
+    let directory = |name: &str| name.strip_prefix(COUNTER)?.parse().ok().map(FileId);
+    image.counters.iter().filter(|(_, there)| **there > 0).filter_map(|(name, _)| directory(name)).collect()
+}
+
+impl Namespace {
+    /// A temporary is about to be made in this directory.
+    pub(crate) fn expect_temporaries_in(&self, dir: FileId) {
+        let mut tree = self.tree();
+        if !tree.temporaries.insert(dir) {
+            return;
+        }
+        let mut txn = Txn::default();
+        self.own(&mut tree, &mut txn, dir);
+        txn.counter(format!("{COUNTER}{}", dir.0), 1);
+        self.commit(&tree, txn);
+    }
+
+    /// When nothing is under way, there are none.
+    pub(crate) fn forget_temporaries(&self) {
+        let mut tree = self.tree();
+        let none = tree.ops.is_empty() && tree.discards.is_empty() && self.opens().is_empty();
+        if !none || tree.temporaries.is_empty() {
+            return;
+        }
+        let mut txn = Txn::default();
+        for dir in std::mem::take(&mut tree.temporaries) {
+            txn.counter(format!("{COUNTER}{}", dir.0), 0);
+        }
+        self.commit(&tree, txn);
+    }
+
+    /// Removes what an earlier agent left half made. What a file was spilled to stays.
+    pub(super) fn discard_leftovers(&self) {
+        let (dirs, spills, who) = {
+            let tree = self.tree();
+            let dirs: Vec<_> = tree.temporaries.iter().filter_map(|dir| tree.applied_path(*dir)).collect();
+            let spills: HashSet<Name> =
+                tree.iter().filter_map(|(_, inode)| inode.spill().map(|place| place.1.clone())).collect();
+            let who = tree.get(FileId::ROOT).map(Inode::cred).unwrap_or(crate::store::Cred { uid: 0, gid: 0 });
+            (dirs, spills, self.own_cred(who))
+        };
+        let mut prefix = STORE_TEMPORARY_PREFIX.to_vec();
+        prefix.extend_from_slice(self.key().as_bytes());
+        for dir in dirs {
+            for entry in self.store.list(who, &dir, true).unwrap_or_default() {
+                if entry.name.starts_with(&prefix) && !spills.iter().any(|name| **name == *entry.name) {
+                    drop(self.store.discard(who, &dir.join(&entry.name)));
+                }
+            }
+        }
+    }
+}
