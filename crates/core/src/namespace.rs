@@ -42,7 +42,6 @@ use crate::tier::Tiers;
 pub use ahead::BroughtIn;
 pub use attributes::SetAttr;
 use content::{Handle, Open};
-pub(crate) use files::identity_of;
 pub use files::{Grant, Opened};
 pub use listing::Listed;
 pub use questions::{Stuck, Undurable, Waiting, Where};

@@ -40,6 +40,11 @@ impl Drain {
             self.put_off(seq);
             return;
         };
+        self.copy(seq, job);
+        self.namespace.tree().staging -= 1;
+    }
+
+    fn copy(&self, seq: Seq, job: Job) {
         match self.stage_job(&job) {
             Ok((staged, checked)) => {
                 self.counters.staged_bytes.fetch_add(job.size_bytes, Ordering::Relaxed);
@@ -100,7 +105,7 @@ impl Drain {
 
     /// Gathers what is needed, under the tree's lock.
     fn job(&self, seq: Seq) -> Option<Job> {
-        let tree = self.namespace.tree();
+        let mut tree = self.namespace.tree();
         let op = tree.ops.get(&seq)?;
         let OpKind::Publish { file: id, dir, .. } = &op.kind else {
             return None;
@@ -110,7 +115,7 @@ impl Drain {
         let in_place = spill.is_some();
         let (dir, temporary) = spill.unwrap_or_else(|| (tree.nearest_applied(*dir), self.temporary(seq)));
         let path = tree.applied_path(dir)?.join(&temporary);
-        Some(Job {
+        let job = Job {
             seq,
             id: *id,
             version: inode.version,
@@ -123,7 +128,9 @@ impl Drain {
             owner: inode.cred(),
             meta: meta_of(inode),
             in_place,
-        })
+        };
+        tree.staging += 1;
+        Some(job)
     }
 
     fn is_nameless(&self, id: FileId) -> bool {

@@ -198,9 +198,9 @@ impl Namespace {
         if again {
             self.queue_publish(tree, txn, id);
         }
+        tree.links_changed += u64::from(gone.iter().any(|gone| tree.is_hard_linked(*gone)));
         self.reap(tree, txn, id);
         for gone in gone {
-            tree.links_changed += u64::from(tree.is_hard_linked(*gone));
             txn.file(*gone);
             self.reap(tree, txn, *gone);
         }

@@ -68,12 +68,14 @@ impl Namespace {
                 known.extra = inode.extra;
                 continue;
             }
-            // The store may have further names of it that nobody has looked up yet.
-            let known = inode.identity.as_ref().is_some_and(|identity| identity.ino == inode.attr.ino);
-            if inode.attr.kind == Kind::File && known && (inode.attr.links > 1 || inode.logical.is_none()) {
-                tree.hard_links.insert(inode.attr.ino, id);
-            }
+            let ino = inode.attr.ino;
+            let known = inode.identity.as_ref().is_some_and(|identity| identity.ino == ino);
+            let nameless = inode.logical.is_none();
             tree.insert(id, inode);
+            // The store may have further names of it that nobody has looked up yet.
+            if known && (nameless || tree.is_hard_linked(id)) {
+                tree.hard_links.insert(ino, id);
+            }
         }
         for (dir, name, record) in image.entries {
             let name = Name::from(name);

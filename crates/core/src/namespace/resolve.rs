@@ -145,9 +145,10 @@ impl Namespace {
             self.vanished(tree, dir, name);
         }
         if stat.attr.kind == Kind::File
-            && stat.attr.links > 1
             && let Some(id) = tree.hard_links.get(&stat.attr.ino).copied()
             && tree.get(id).is_some()
+            // A number is given to another file only when nobody has the old one open.
+            && (stat.attr.links > 1 || self.opens().contains_key(&id))
         {
             tree.bind(dir, name, |entry| {
                 entry.set_logical(Some(id));
@@ -162,6 +163,12 @@ impl Namespace {
                     inode.extra_mut().more_names.push((dir, name.clone()));
                 }
                 inode.gains((dir, name.clone()));
+                // Found again after a crash in the middle of writing it in place: it is as the store has it.
+                let the_stores = inode.replica.is_none() && inode.spill().is_none() && !inode.dirty();
+                if the_stores && inode.handles == 0 && inode.set_meta.is_none() {
+                    let Attr { size_bytes, blocks, mtime, .. } = stat.attr;
+                    inode.attr = Attr { size_bytes, blocks, mtime, ..inode.attr };
+                }
                 inode.owned
             });
             if owned {
@@ -244,21 +251,31 @@ impl Namespace {
 
     /// Asks the store again about a file of its own, when what we know is too old.
     pub(super) fn revalidate(&self, id: FileId) -> FsResult<()> {
+        for _ in 0..TRIES_MAX {
+            if self.look_again(id)? {
+                return Ok(());
+            }
+        }
+        Err(Errno::AGAIN.into())
+    }
+
+    /// `false`: how many names it has changed by our own hand while we looked.
+    fn look_again(&self, id: FileId) -> FsResult<bool> {
         let moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
-        let (path, who): (StorePath, Cred) = {
+        let (path, who, links_changed): (StorePath, Cred, u64) = {
             let tree = self.tree();
             let Some(inode) = tree.get(id) else {
-                return Ok(());
+                return Ok(true);
             };
             let fresh = inode.checked.is_some_and(|at| at.elapsed() < self.config.store_ttl);
             let ours = inode.owned && !inode.is_dir();
             if fresh || ours || inode.handles > 0 || inode.set_meta.is_some() {
-                return Ok(());
+                return Ok(true);
             }
             let Some(path) = tree.applied_path(id) else {
-                return Ok(());
+                return Ok(true);
             };
-            (path, inode.cred())
+            (path, inode.cred(), tree.links_changed)
         };
         self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
         let result = self.store.stat(self.own_cred(who), &path);
@@ -274,8 +291,11 @@ impl Namespace {
                 if !same {
                     return Err(Errno::STALE.into());
                 }
+                if tree.links_changed != links_changed && stat.attr.links > 1 {
+                    return Ok(false);
+                }
                 self.refresh(&mut tree, id, &stat);
-                Ok(())
+                Ok(true)
             }
             Err(why) if is_absent(&why) => Err(Errno::STALE.into()),
             Err(why) => Err(why.into()),

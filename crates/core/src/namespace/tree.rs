@@ -212,6 +212,8 @@ pub struct Tree {
     /// Store files with several links, by their inode number: all names lead to one file.
     /// Counts operations that changed the number of a file's names in the store.
     pub links_changed: u64,
+    /// Copies that are being made.
+    pub staging: u32,
     /// Directories of the store in which there may be temporaries of ours.
     pub temporaries: HashSet<FileId>,
     pub hard_links: HashMap<u64, FileId>,
@@ -234,6 +236,7 @@ impl Tree {
             next_seq: 1,
             discards: Vec::new(),
             links_changed: 0,
+            staging: 0,
             temporaries: HashSet::new(),
             hard_links: HashMap::new(),
             clean_bytes: HashMap::new(),

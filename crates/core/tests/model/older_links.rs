@@ -40,6 +40,23 @@ fn the_other_links_live_on_when_an_open_one_is_unlinked() {
 }
 
 #[test]
+fn what_is_written_to_an_unlinked_link_shows_in_the_others() {
+    let write = does(Operation::Write { slot: 3, offset: 279, length: 143, byte: 183 });
+    let steps = [open("c", 3, false), unlink("a/a"), unlink("c"), Step::Happens(Event::Evict), write];
+    holds_often(&Terms { caps: [8 << 10, 16 << 10], forgets: true, ..terms() }, &steps);
+    holds_often(&Terms { store_ttl: Duration::from_secs(60), copy_up_bytes_max: 1 << 20, ..terms() }, &steps);
+}
+
+#[test]
+fn what_was_written_in_place_before_a_kill_is_seen_through_the_other_links() {
+    for steps in [0, 4, 8, 16, 32] {
+        let terms = Terms { drain_at_start: false, ..terms() };
+        let kill = Step::Happens(Event::KillDrain { steps });
+        holds_often(&terms, &[open("c", 2, true), rename("b", "c"), kill]);
+    }
+}
+
+#[test]
 fn attributes_that_were_set_by_a_link_are_not_lost_with_it() {
     let terms = Terms { drain_at_start: false, ..terms() };
     let xattr = SetXattr { path: "c".into(), name: "user.one".into(), byte: 197, how: Setting::Any };
@@ -52,7 +69,11 @@ fn links_that_come_and_go_are_no_conflict_and_are_counted() {
     holds_often(&terms, &[unlink("c"), unlink("b"), unlink("a/b/a")]);
     holds_often(&terms, &[unlink("c"), stat("a/b/a"), stat("a/a"), unlink("a/a")]);
     holds_often(&terms, &[does(Truncate { path: "c".into(), size: 12_542 }), unlink("c"), stat("a/a")]);
+    let kill = Step::Happens(Event::Kill);
+    holds_often(&terms, &[unlink("c"), create("c", 0), rename("c", "a/a"), kill.clone(), kill.clone()]);
     let terms = Terms { drain_at_start: false, ..terms };
+    let steps = [unlink("c"), create("c", 0), Step::Happens(Event::StartDrain), rename("c", "a/a"), kill.clone(), kill];
+    holds_often(&terms, &steps);
     holds_often(&terms, &[unlink("a/a"), Step::Happens(Event::Kill), stat("c"), unlink("c")]);
 }
 

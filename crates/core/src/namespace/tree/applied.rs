@@ -78,7 +78,9 @@ impl Tree {
     /// Has it, or had it when we first saw it, several names?
     pub fn is_hard_linked(&self, id: FileId) -> bool {
         self.get(id).is_some_and(|inode| {
-            !inode.is_dir() && (inode.attr.links > 1 || self.hard_links.get(&inode.attr.ino) == Some(&id))
+            let several =
+                inode.attr.links > 1 || inode.extra.as_ref().is_some_and(|extra| !extra.more_applied.is_empty());
+            !inode.is_dir() && (several || self.hard_links.get(&inode.attr.ino) == Some(&id))
         })
     }
 
