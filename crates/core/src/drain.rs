@@ -220,6 +220,9 @@ impl Drain {
         let mut wait = Duration::from_millis(500);
         let mut open = true;
         let mut staging = false;
+        // Ordered: an earlier file found no room in the store. Copies of later ones must not keep it out.
+        let mut short = false;
+        let mut gives_way = Vec::new();
         let mut stuck: Vec<crate::model::FileId> = Vec::new();
         let mut seen = 0;
         let seqs: Vec<Seq> = tree.ops.iter().filter(|(_, op)| !op.last).take(WINDOW_OPS).map(|(seq, _)| *seq).collect();
@@ -233,6 +236,10 @@ impl Drain {
                 wait = wait.min(op.due.duration_since(now));
             }
             let ready = match &op.progress {
+                Progress::Staged { .. } if short => {
+                    gives_way.push(seq);
+                    false
+                }
                 Progress::Staged { .. } => due,
                 Progress::Staging | Progress::Committing => {
                     staging = true;
@@ -240,9 +247,10 @@ impl Drain {
                 }
                 Progress::Waiting if Self::needs_staging(&tree, &op.kind) => {
                     let sealed = op.eager || tree.get(op.file()).is_some_and(|inode| inode.sealed);
-                    if due && sealed {
+                    if due && sealed && !short {
                         to_stage.push(seq);
                     }
+                    short |= ordered && op.error.as_ref().is_some_and(Trouble::is_full);
                     false
                 }
                 Progress::Waiting => due,
@@ -258,6 +266,9 @@ impl Drain {
             } else {
                 stuck.push(op.file());
             }
+        }
+        for seq in gives_way {
+            self.unstage(&mut tree, seq);
         }
         let more = !to_stage.is_empty();
         for seq in &to_stage {
@@ -278,6 +289,21 @@ impl Drain {
         let since = *ready_since.get_or_insert(now);
         let company = (more || staging) && batch.len() < BATCH_OPS_MAX && since.elapsed() < BATCH_WAIT;
         if company { Next::Wait(Duration::from_millis(1)) } else { Next::Publish(batch) }
+    }
+
+    /// The copy goes, to be made again later; what was spilled is no copy.
+    fn unstage(&self, tree: &mut crate::namespace::tree::Tree, seq: Seq) {
+        let Some(op) = tree.ops.get(&seq) else { return };
+        let Progress::Staged { dir, temporary, .. } = op.progress.clone() else { return };
+        let inode = tree.get(op.file());
+        if inode.is_some_and(|inode| inode.spill().is_some()) {
+            return;
+        }
+        let cred = inode.map_or(crate::store::Cred { uid: 0, gid: 0 }, crate::namespace::tree::Inode::cred);
+        tree.discards.push((dir, temporary, cred));
+        if let Some(op) = tree.ops.get_mut(&seq) {
+            op.progress = Progress::Waiting;
+        }
     }
 
     fn needs_staging(tree: &crate::namespace::tree::Tree, kind: &OpKind) -> bool {

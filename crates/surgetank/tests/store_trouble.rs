@@ -78,6 +78,28 @@ fn a_full_ext4() {
     });
 }
 
+/// There is room for the first file, if the copy of the second is not there.
+#[test]
+fn a_file_that_found_no_room_is_not_kept_out_by_a_later_one() {
+    let Some(scene) = prepare("full_for_the_first") else {
+        return;
+    };
+    scene.tmpfs("project", 8);
+    let ballast = ballast(&scene, 5);
+    let write = "head -c 6M /mnt/source > first; head -c 2600k /mnt/source > second; sleep 2";
+    let running = scene.start(&["--retry", "3s"], write);
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    fs::remove_file(ballast).unwrap();
+    running.ends().exits(3).says(&["second", "full"]);
+    let bytes = noise(5, 64 * MIB);
+    scene.holds("first", &bytes[..6 << 20]);
+    assert_eq!(scene.store_files().len(), 1);
+    mount(&["-o", "remount,size=16m", "/mnt/project"]);
+    scene.drain_what_is_left().exits(0);
+    scene.holds("second", &bytes[..2600 << 10]);
+    scene.is_clean();
+}
+
 /// Tiers and store full: here the program itself is told, and what it closed before is safe.
 #[test]
 fn no_room_anywhere() {

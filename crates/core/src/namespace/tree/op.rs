@@ -55,6 +55,13 @@ pub struct Trouble {
     pub lasting: bool,
 }
 
+impl Trouble {
+    /// No room in the store, or none for this owner.
+    pub fn is_full(&self) -> bool {
+        matches!(self.errno, libc::ENOSPC | libc::EDQUOT)
+    }
+}
+
 impl Op {
     pub fn new(kind: OpKind, run: RunId, due: Instant, last: bool) -> Self {
         Self {
