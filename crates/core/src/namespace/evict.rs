@@ -102,8 +102,9 @@ impl Namespace {
         let path = tree.logical_path(id);
         let mut txn = Txn::default();
         let charged = tree.drop_replica(id).map_or(0, |(_, charged)| charged);
+        let reason = tree.reason(reason);
         if let Some(inode) = tree.get_mut(id) {
-            inode.extra_mut().placed = reason.to_owned();
+            inode.placed = Some(reason);
         }
         txn.file(id);
         self.commit(&tree, txn);

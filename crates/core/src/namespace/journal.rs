@@ -187,7 +187,7 @@ impl Namespace {
                         }
                         None => inode.durable = inode.version,
                     }
-                    inode.checked = Some(crate::clock::tick());
+                    inode.checked = Some(crate::clock::Moment::now());
                 }
                 OpKind::SetMeta { .. } if inode.set_meta == Some(seq) => inode.set_meta = None,
                 _ => {}

@@ -139,7 +139,7 @@ impl Namespace {
             tier,
             mode,
             rule,
-            placed: inode.extra.as_ref().map(|extra| extra.placed.clone()).unwrap_or_default(),
+            placed: inode.placed.as_deref().unwrap_or_default().to_owned(),
             version: inode.version,
             durable_version: inode.durable,
             checksum: inode.checksum,

@@ -185,7 +185,7 @@ impl Namespace {
         inode.identity = Some(Box::new(stat.identity));
         inode.logical = Some((dir, name.clone()));
         inode.applied = Some((dir, name.clone()));
-        inode.checked = Some(clock::tick());
+        inode.checked = Some(crate::clock::Moment::now());
         tree.insert(id, inode);
         if stat.attr.kind == Kind::File && stat.attr.links > 1 {
             tree.hard_links.insert(stat.attr.ino, id);
@@ -230,7 +230,7 @@ impl Namespace {
         let Some(inode) = tree.get_mut(id) else {
             return;
         };
-        inode.checked = Some(clock::tick());
+        inode.checked = Some(crate::clock::Moment::now());
         if inode.owned && !inode.is_dir() {
             return;
         }

@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::clock::Moment;
 use crate::model::{
     Attr, DeviceId, EntryRecord, FileId, FileRecord, Kind, NodeId, OpKind, Replica, RunId, Seq, StoreIdentity, Xattrs,
 };
@@ -27,6 +28,9 @@ pub use op::{Op, Progress, Trouble, file_of, files_of, places};
 pub type Name = Arc<[u8]>;
 /// A name in a directory.
 pub type Place = (FileId, Name);
+
+/// So many different reasons are remembered before those that no file has any more are dropped.
+const REASONS_MAX: usize = 1024;
 
 /// Inode numbers that we give out lie above this; those of store files are the store's own.
 pub const OWN_INODE_BASE: u64 = 1 << 56;
@@ -92,8 +96,6 @@ pub struct Extra {
     pub xattrs: Option<Xattrs>,
     /// The content lies in a temporary in the store: this name in this directory.
     pub spill: Option<Place>,
-    /// Why the content lies where it lies (`why`).
-    pub placed: String,
 }
 
 /// What the file's life is at (DESIGN.md, "The life of a file").
@@ -139,14 +141,16 @@ pub struct Inode {
     /// Grows whenever content may change; a copy that overlapped a change is void.
     pub epoch: u32,
     /// When the store was last asked about it.
-    pub checked: Option<Instant>,
+    pub checked: Option<Moment>,
     pub checksum: Option<u64>,
     /// What it counts for among the evictable bytes of its device.
     clean_bytes: u64,
     /// Opens for reading since it is on its tier, and the last of them.
     pub reads: u32,
-    pub used: Option<Instant>,
+    pub used: Option<Moment>,
     pub prefetched: bool,
+    /// Why the content lies where it lies (`why`): see [`Tree::reason`].
+    pub placed: Option<Arc<str>>,
     pub dir: Option<Box<Dir>>,
     pub extra: Option<Box<Extra>>,
 }
@@ -179,6 +183,7 @@ impl Inode {
             reads: 0,
             used: None,
             prefetched: false,
+            placed: None,
             dir,
             extra: None,
         }
@@ -212,6 +217,9 @@ pub struct Tree {
     /// Store files with several links, by their inode number: all names lead to one file.
     /// Counts operations that changed the number of a file's names in the store.
     pub links_changed: u64,
+    /// Reasons of placements, each once.
+    reasons: HashSet<Arc<str>>,
+    reasons_max: usize,
     /// Copies that are being made.
     pub staging: u32,
     /// Directories of the store in which there may be temporaries of ours.
@@ -236,6 +244,8 @@ impl Tree {
             next_seq: 1,
             discards: Vec::new(),
             links_changed: 0,
+            reasons: HashSet::new(),
+            reasons_max: REASONS_MAX,
             staging: 0,
             temporaries: HashSet::new(),
             hard_links: HashMap::new(),
@@ -444,6 +454,20 @@ impl Tree {
             && inode.logical.is_none()
             && inode.applied.is_none()
             && inode.dir.as_ref().is_none_or(|dir| dir.children.is_empty())
+    }
+
+    /// A sentence that many files share.
+    pub fn reason(&mut self, text: &str) -> Arc<str> {
+        if let Some(known) = self.reasons.get(text) {
+            return known.clone();
+        }
+        if self.reasons.len() >= self.reasons_max {
+            self.reasons.retain(|reason| Arc::strong_count(reason) > 1);
+            self.reasons_max = REASONS_MAX.max(2 * self.reasons.len());
+        }
+        let reason: Arc<str> = text.into();
+        self.reasons.insert(reason.clone());
+        reason
     }
 
     pub fn remove(&mut self, id: FileId) -> Option<Inode> {

@@ -109,12 +109,15 @@ impl fmt::Display for Guarantee {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Reserved { bytes, basis: Basis::Hint } => write!(f, "{} reserved by hint or rule", Bytes(*bytes)),
-            Self::Reserved { bytes, basis: Basis::History { max_bytes, samples } } => write!(
-                f,
-                "{} reserved because such files reached {} before ({samples} seen)",
-                Bytes(*bytes),
-                Bytes(*max_bytes)
-            ),
+            Self::Reserved { bytes, basis: Basis::History { max_bytes, samples } } => {
+                // The sentence is kept for every file: a million of them share a few.
+                let seen = match samples {
+                    0..10 => samples.to_string(),
+                    _ => format!("at least {}", 10_u32.pow(samples.ilog10())),
+                };
+                let (bytes, max_bytes) = (Bytes(*bytes), Bytes(*max_bytes));
+                write!(f, "{bytes} reserved because such files reached {max_bytes} before ({seen} seen)")
+            }
             Self::Reserved { bytes, basis: Basis::Content } => write!(f, "{} reserved for its content", Bytes(*bytes)),
             Self::Ample { bytes } => {
                 write!(f, "room is ample (more than the {} that could be written unseen)", Bytes(*bytes))

@@ -135,7 +135,7 @@ impl Namespace {
         let Some(inode) = tree.get_mut(id) else {
             return Ok(());
         };
-        inode.checked = Some(clock::tick());
+        inode.checked = Some(crate::clock::Moment::now());
         let now = inode.identity.as_deref().copied();
         // The drain changed it while we looked, or is about to (a new link, new attributes): what we know is right then.
         if now == Some(stat.identity) || now != identity || tree.is_queued(id) {

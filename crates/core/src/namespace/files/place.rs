@@ -29,10 +29,11 @@ impl Namespace {
     /// Makes the hidden plain file the inode's replica, under the path that the inode has now. The tree is locked.
     pub(crate) fn adopt(&self, tree: &mut Tree, id: FileId, placed: &Placed) -> FsResult<()> {
         let path = tree.logical_path(id);
+        let reason = tree.reason(&placed.reason);
         let Some(inode) = tree.get_mut(id) else {
             return Err(Errno::NOENT.into());
         };
-        inode.extra_mut().placed = placed.reason.clone();
+        inode.placed = Some(reason);
         match (placed.content.lies, &placed.spill) {
             (Lies::Tier(device), _) => {
                 inode.replica = Some((device, placed.backing_ino));

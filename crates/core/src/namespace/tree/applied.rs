@@ -91,14 +91,20 @@ impl Tree {
         }
     }
 
+    /// The name as its directory has it: not once more for every file.
+    fn shared(&self, dir: FileId, name: &[u8]) -> Name {
+        let known = self.dir(dir).and_then(|dir| dir.children.get_key_value(name));
+        known.map_or_else(|| Name::from(name), |(name, _)| name.clone())
+    }
+
     /// Where a publication or a rename puts its file: a file that the store has is published where it is now.
     pub fn destination(&self, kind: &OpKind) -> Option<Place> {
         match kind {
             OpKind::Publish { file, dir, name, .. } => {
                 let now = self.get(*file).and_then(|inode| inode.applied.clone());
-                Some(now.unwrap_or_else(|| (*dir, Name::from(&**name))))
+                Some(now.unwrap_or_else(|| (*dir, self.shared(*dir, name))))
             }
-            OpKind::Rename { to_dir, to, .. } => Some((*to_dir, Name::from(&**to))),
+            OpKind::Rename { to_dir, to, .. } => Some((*to_dir, self.shared(*to_dir, to))),
             _ => None,
         }
     }
@@ -106,7 +112,7 @@ impl Tree {
     /// The store has carried the operation out. `at` is where the file is if not at its destination (a conflict).
     /// Returns files that lost a name in the store.
     pub fn carried_out(&mut self, kind: &OpKind, at: Option<Place>) -> Vec<FileId> {
-        let at = at.or_else(|| self.destination(kind));
+        let at = at.map(|(dir, name)| (dir, self.shared(dir, &name))).or_else(|| self.destination(kind));
         let mut gone = Vec::new();
         let place = |dir: &FileId, name: &[u8]| (*dir, Name::from(name));
         let change = |tree: &mut Self, id: FileId, act: &mut dyn FnMut(&mut Inode)| {
