@@ -279,6 +279,17 @@ fn a_file_that_was_sealed_after_the_command_ended_is_drained_at_once() {
     world.finish().unwrap();
 }
 
+#[test]
+fn a_kept_file_that_was_sealed_after_the_command_ended_was_not_drained_at_the_exit() {
+    let mut world = World::new(&Terms { keeps: true, ..Terms::plain() });
+    world.step(&create("c", 0)).unwrap();
+    world.begin_final_drain();
+    world.step(&close(0)).unwrap();
+    world.step(&Step::Happens(Event::Settle)).unwrap();
+    assert_eq!(world.published(), ["c"]);
+    world.finish().unwrap();
+}
+
 /// The drain runs beside the programs: what it does at the wrong moment is met in some of many runs.
 fn holds_often(terms: &Terms, steps: &[Step]) {
     for round in 0..40 {

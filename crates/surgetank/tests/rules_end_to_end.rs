@@ -145,6 +145,17 @@ fn files_are_tended() {
     assert_eq!(beside("there")["replicas"][0]["tier"], "fast", "{}", beside("there"));
 }
 
+#[test]
+fn wait_for_a_path_that_is_not_there_was_said_to_be_durable() {
+    let Some(mut scene) = Scene::new("wait_nowhere") else { return };
+    scene.tier("fast", 8);
+    scene.run(&[], "echo x > there").exits(0);
+    scene.await_no_agent();
+    let (there, typo) = (scene.path("there"), scene.path("their"));
+    scene.verb("wait", &[there.to_str().unwrap()]).exits(0);
+    scene.verb("wait", &[there.to_str().unwrap(), typo.to_str().unwrap()]).exits(2).says(&["their is not there"]);
+}
+
 /// What status says while files wait, and that wait gives up with the truth.
 #[test]
 fn status_and_wait() {

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::model::{FileId, OpKind, STORE_TEMPORARY_PREFIX, Seq};
+use crate::model::{FileId, OpKind, Seq};
 use crate::namespace::tree::{Inode, Name, Progress};
 use crate::store::{Cred, Meta, StorePath};
 
@@ -138,9 +138,7 @@ impl Drain {
     }
 
     pub(super) fn temporary(&self, seq: Seq) -> Name {
-        let mut name = STORE_TEMPORARY_PREFIX.to_vec();
-        name.extend_from_slice(format!("{}-{:x}", self.namespace.key(), seq.0).as_bytes());
-        Name::from(name)
+        self.namespace.staged_name(seq)
     }
 
     /// Is the operation still wanted, for the content that we are copying?
@@ -171,7 +169,10 @@ impl Drain {
             let file = match content {
                 Some(content) => content.file,
                 // Begun before a crash and deleted since: later operations need it there, to take it away again.
-                None if self.is_nameless(job.id) => Arc::new(std::fs::File::open("/dev/null")?),
+                None if self.is_nameless(job.id) => {
+                    tracing::info!(path = %job.path, "nothing is left of a deleted file: an empty one is published, until its turn to go");
+                    Arc::new(std::fs::File::open("/dev/null")?)
+                }
                 None => return Err(io::Error::from_raw_os_error(libc::ENOENT)),
             };
             self.namespace.expect_temporaries_in(job.dir);

@@ -75,8 +75,7 @@ impl Namespace {
         delay_factor: u32,
     ) -> Seq {
         // Sealed late, when the command had ended and its final drain had begun: nobody would take it up any more.
-        let ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner).contains(&run)
-            || self.final_drain.load(std::sync::atomic::Ordering::Relaxed);
+        let ending = self.is_ending(run);
         let last = last && !ending;
         if !last {
             self.undefer(tree, txn, &kind);
@@ -85,6 +84,11 @@ impl Namespace {
         let seq = tree.queue(kind, run, due, last);
         txn.op(seq);
         seq
+    }
+
+    pub(crate) fn is_ending(&self, run: RunId) -> bool {
+        self.ending.lock().unwrap_or_else(PoisonError::into_inner).contains(&run)
+            || self.final_drain.load(std::sync::atomic::Ordering::Relaxed)
     }
 
     /// What an operation builds on must not be left for the final drain while the operation itself goes ahead.

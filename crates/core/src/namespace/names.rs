@@ -193,6 +193,7 @@ impl Namespace {
         let id = self.resolve(caller, dir, name)?;
         self.permit_change(caller, dir)?;
         self.spare_unknown_names(id)?;
+        self.await_begun(id);
         let run = self.run(caller);
         let name = Name::from(name);
         let mut tree = self.tree();

@@ -108,6 +108,7 @@ impl Namespace {
         drop(tree);
         self.settle_started();
         self.match_tiers(&strange);
+        self.take_over_copies();
         self.match_spills();
         self.seal_recovered();
         self.discard_leftovers();

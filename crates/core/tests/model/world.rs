@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use surgetank_core::catalog::{Catalog, LogCatalog, Lsn};
-use surgetank_core::config::{Config, KeepAtExit, Survives, TierConfig};
+use surgetank_core::config::{Authority, Config, KeepAtExit, Pattern, RuleConfig, Survives, TierConfig};
 use surgetank_core::drain::Drain;
 use surgetank_core::error::Errno;
-use surgetank_core::model::{Change, FsyncTarget, Image};
+use surgetank_core::model::{Change, FsyncTarget, Image, Mode};
 use surgetank_core::namespace::Namespace;
 use surgetank_core::store::faulty::{self, Failure, Faulty, Rule};
 use surgetank_core::store::posix::PosixStore;
@@ -41,6 +41,8 @@ pub struct Terms {
     pub fsync: FsyncTarget,
     pub drain_at_start: bool,
     pub older_links: bool,
+    /// All files are kept on their tier until the end, and drained then.
+    pub keeps: bool,
 }
 
 impl Terms {
@@ -55,6 +57,7 @@ impl Terms {
             fsync: FsyncTarget::Tier,
             drain_at_start: false,
             older_links: false,
+            keeps: false,
         }
     }
 }
@@ -80,6 +83,7 @@ pub fn terms() -> impl Strategy<Value = Terms> {
             fsync,
             drain_at_start,
             older_links,
+            keeps: false,
         },
     )
 }
@@ -477,6 +481,21 @@ impl Drop for World {
     }
 }
 
+fn keep_all() -> RuleConfig {
+    RuleConfig {
+        pattern: Pattern::Glob("*".into()),
+        mode: Some(Mode::Keep),
+        timing: None,
+        fsync: None,
+        size_bytes: None,
+        tier: None,
+        prefetch: false,
+        pin: false,
+        authority: Authority::CommandLine,
+        origin: "the test".into(),
+    }
+}
+
 fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Arc<Mutex<Vec<String>>>) -> Mounted {
     let tier = |name: &str, cap_bytes| TierConfig {
         name: name.into(),
@@ -488,7 +507,7 @@ fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Arc<Mutex<V
         over: base.join("store"),
         store: base.join("store"),
         tiers: vec![tier("fast", terms.caps[0]), tier("slow", terms.caps[1])],
-        rules: Vec::new(),
+        rules: if terms.keeps { vec![keep_all()] } else { Vec::new() },
         state: base.join("state"),
         ordered: true,
         verify: Verify::Cache,
@@ -501,7 +520,7 @@ fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Arc<Mutex<V
         quiet: terms.quiet,
         retry: Duration::from_secs(1),
         grace: Duration::ZERO,
-        keep_at_exit: KeepAtExit::Leave,
+        keep_at_exit: if terms.keeps { KeepAtExit::Drain } else { KeepAtExit::Leave },
         direct: true,
     };
     let root = rustix::fs::open(

@@ -250,10 +250,11 @@ impl Engine for Served {
     fn begin_final_drain(&self, scope: &Scope) {
         let mark = self.mark();
         self.begun.lock().unwrap_or_else(PoisonError::into_inner).insert(scope.run, mark);
+        self.namespace.begin_final_drain(scope.run);
+        // After that, so that what is sealed from now on is seen to when it is sealed.
         if self.namespace.config.keep_at_exit == surgetank_core::config::KeepAtExit::Drain {
             self.namespace.drain_kept(scope.run);
         }
-        self.namespace.begin_final_drain(scope.run);
     }
 
     fn verdict(&self, scope: &Scope) -> Verdict {

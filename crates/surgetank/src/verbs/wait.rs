@@ -9,7 +9,7 @@ use surgetank_core::report::{Scope, Verdict};
 
 use super::run::final_drain::{self, Drained};
 use super::settings::Settings;
-use super::{Outcome, Program, exit, state_root, words};
+use super::{Failure, Outcome, Program, exit, state_root, words};
 use crate::agent::client;
 use crate::agent::place::StateRoot;
 use crate::agent::signals::Signals;
@@ -52,7 +52,7 @@ pub fn wait(program: &Program<'_>, args: &Args) -> Outcome {
         .map_err(|error| Error::new("signals cannot be blocked").why(error))?;
     loop {
         let Some(mut agent) = client::serving(&state, first)? else {
-            return without_agent(&state, first, args.quiet);
+            return without_agent(&state, first, &args.paths, args.quiet);
         };
         let paths = args.paths.iter().map(|path| agent.relative(path)).collect::<Result<_, Error>>()?;
         let scope = Scope { run: None, paths };
@@ -81,7 +81,7 @@ fn code(verdict: &Verdict) -> u8 {
 }
 
 /// No agent serves the path: all is durable, unless one was killed or had to leave something.
-fn without_agent(state: &Path, path: &Path, quiet: bool) -> Outcome {
+fn without_agent(state: &Path, path: &Path, paths: &[PathBuf], quiet: bool) -> Outcome {
     let path = client::absolute(path)?;
     if let Some(dead) = client::dead_mount(&path)? {
         eprintln!("surgetank: {}", words::left_by_killed(&dead));
@@ -114,6 +114,13 @@ fn without_agent(state: &Path, path: &Path, quiet: bool) -> Outcome {
         }
         if !behind.is_empty() {
             return Ok(exit::NOT_DURABLE);
+        }
+    }
+    // Somebody's script deletes the original when we say that the copy is safe.
+    for path in paths {
+        if let Err(why) = path.symlink_metadata() {
+            let error = Error::new(format!("{} is not there", path.display())).why(why);
+            return Err(Failure::usage(error.remedy("no agent of yours serves it either: is the path right?")));
         }
     }
     if !quiet {

@@ -462,8 +462,9 @@ impl Namespace {
     }
 
     /// A publication that was begun before a crash must be made, for others build on it, and would wait until this writer
-    /// closes: the writer waits for the copy instead. It is among the first things that a new agent does.
-    fn await_begun(&self, id: FileId) {
+    /// closes: the writer waits for the copy instead, as does who deletes or replaces the file and with it what is to be
+    /// copied. It is among the first things that a new agent does.
+    pub(crate) fn await_begun(&self, id: FileId) {
         let until = clock::tick() + BEGUN_PATIENCE;
         let mut tree = self.tree();
         loop {

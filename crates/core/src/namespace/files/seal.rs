@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::clock;
-use crate::model::{FileId, OpKind, Seq, Timestamp};
+use crate::config::KeepAtExit;
+use crate::model::{FileId, Mode, OpKind, Seq, Timestamp};
 
 use super::super::Namespace;
 use super::super::content::{Content, Lies, Open};
@@ -286,7 +287,10 @@ impl Namespace {
         };
         let decision = self.decide(&path);
         let Some(inode) = tree.get(id) else { return };
-        let drained = Self::drained(self.mode_for(tree, id, &path)) || inode.spill().is_some();
+        let mode = self.mode_for(tree, id, &path);
+        // Sealed after the command had ended, when what is kept had been looked for already.
+        let kept = mode == Mode::Keep && self.config.keep_at_exit == KeepAtExit::Drain && self.is_ending(inode.run);
+        let drained = kept || Self::drained(mode) || inode.spill().is_some();
         if !inode.dirty() || !drained || inode.publish.is_some() || inode.is_dir() {
             return;
         }

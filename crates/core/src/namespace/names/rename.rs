@@ -57,7 +57,10 @@ impl Namespace {
                 (true, false) => return Err(Errno::NOTDIR.into()),
                 (false, true) => return Err(Errno::ISDIR.into()),
                 (true, true) => self.must_be_empty(caller, target)?,
-                (false, false) => self.spare_unknown_names(target)?,
+                (false, false) => {
+                    self.spare_unknown_names(target)?;
+                    self.await_begun(target);
+                }
             }
         }
         let mut tree = self.tree();

@@ -121,6 +121,59 @@ impl Namespace {
         paths.into_iter().try_for_each(|(path, who)| self.look(&path, who, looked).map(drop))
     }
 
+    /// Publications that cannot be taken back, of files that are deleted or replaced by now: the staged copy in the store
+    /// is all that is left of them, and it is published. (An empty file in its place would be seen until its turn to go.)
+    pub(super) fn take_over_copies(&self) {
+        let wanted: Vec<(FileId, Seq, Prepared, Cred)> = {
+            let tree = self.tree();
+            let begun = tree.ops.iter().filter(|(_, op)| op.certain && matches!(op.kind, OpKind::Publish { .. }));
+            begun
+                .filter_map(|(seq, op)| {
+                    let inode = tree.get(op.file()).filter(|inode| inode.attr.kind == Kind::File)?;
+                    let nothing = inode.logical.is_none() && inode.replica.is_none() && inode.spill().is_none();
+                    nothing.then_some((op.file(), *seq, op.prepared?, inode.cred()))
+                })
+                .collect()
+        };
+        if wanted.is_empty() {
+            return;
+        }
+        let dirs: Vec<(FileId, StorePath)> = {
+            let tree = self.tree();
+            tree.temporaries.iter().filter_map(|dir| Some((*dir, tree.applied_path(*dir)?))).collect()
+        };
+        for (file, seq, prepared, who) in wanted {
+            let name = self.staged_name(seq);
+            let found = dirs.iter().find(|(_, path)| {
+                self.store
+                    .stat(self.own_cred(who), &path.join(&name))
+                    .is_ok_and(|stat| prepared.is(&stat.identity) && prepared.identity.ino == stat.identity.ino)
+            });
+            let mut tree = self.tree();
+            if let Some((dir, _)) = found
+                && let Some(inode) = tree.get_mut(file)
+            {
+                inode.extra_mut().spill = Some((*dir, name));
+                let mut txn = Txn::default();
+                txn.file(file);
+                self.commit(&tree, txn);
+            } else {
+                tracing::warn!(
+                    seq = seq.0,
+                    found = found.is_some(),
+                    "nothing is left of a file whose publication was begun"
+                );
+            }
+        }
+    }
+
+    /// The drain's temporary for an operation.
+    pub(crate) fn staged_name(&self, seq: Seq) -> Name {
+        let mut name = crate::model::STORE_TEMPORARY_PREFIX.to_vec();
+        name.extend_from_slice(format!("{}-{:x}", self.key(), seq.0).as_bytes());
+        Name::from(name)
+    }
+
     fn started(&self) -> Vec<Started> {
         let mut tree = self.tree();
         let mut started = Vec::new();
@@ -130,12 +183,8 @@ impl Namespace {
                 fresh.push(*seq);
                 continue;
             }
-            let mut temporary = crate::model::STORE_TEMPORARY_PREFIX.to_vec();
-            temporary.extend_from_slice(format!("{}-{:x}", self.key(), seq.0).as_bytes());
-            let temporary = match tree.get(op.file()).and_then(Inode::spill) {
-                Some((_, name)) => name.clone(),
-                None => Name::from(temporary),
-            };
+            let spill = tree.get(op.file()).and_then(Inode::spill).map(|(_, name)| name.clone());
+            let temporary = spill.unwrap_or_else(|| self.staged_name(*seq));
             started.push(Started {
                 seq: *seq,
                 kind: op.kind.clone(),
@@ -146,8 +195,8 @@ impl Namespace {
         }
         for seq in fresh {
             if let Some(op) = tree.ops.get_mut(&seq) {
-                // Its staged copy goes.
-                op.prepared = None;
+                // Its staged copy goes, unless it may be all that is left of the file.
+                op.prepared = op.prepared.filter(|_| op.certain);
             }
         }
         started
@@ -303,7 +352,6 @@ impl Namespace {
             }
             if let Some(op) = tree.ops.get_mut(&one.seq) {
                 op.doubtful = false;
-                op.prepared = None;
                 txn.op(one.seq);
             }
         }
