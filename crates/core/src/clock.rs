@@ -12,25 +12,45 @@ pub fn now() -> Timestamp {
     Timestamp { nanos: i64::try_from(since.as_nanos()).unwrap_or(i64::MAX) }
 }
 
-/// A moment of this process's life in milliseconds, small enough to keep one for each of a million files.
+/// A moment of this process's life in milliseconds, small enough to keep one for each of a million files. It wraps after
+/// 49 days: what is older than that seems young for once, and is looked at again one `store_ttl` later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Moment(NonZeroU32);
 
 impl Moment {
     pub fn now() -> Self {
-        Self(NonZeroU32::MIN.saturating_add(age_ms()))
+        static BEGAN: OnceLock<Instant> = OnceLock::new();
+        Self::after(BEGAN.get_or_init(tick).elapsed())
     }
     pub fn elapsed(self) -> Duration {
-        Duration::from_millis(u64::from(age_ms().saturating_sub(self.0.get() - 1)))
+        Self::now().since(self)
     }
-}
 
-fn age_ms() -> u32 {
-    static BEGAN: OnceLock<Instant> = OnceLock::new();
-    u32::try_from(BEGAN.get_or_init(tick).elapsed().as_millis()).unwrap_or(u32::MAX - 1)
+    fn after(age: Duration) -> Self {
+        // The low bits are what is wanted.
+        Self(NonZeroU32::new(age.as_millis() as u32).unwrap_or(NonZeroU32::MIN))
+    }
+    fn since(self, earlier: Self) -> Duration {
+        Duration::from_millis(u64::from(self.0.get().wrapping_sub(earlier.0.get())))
+    }
 }
 
 /// Monotonic time for intervals.
 pub fn tick() -> Instant {
     Instant::now()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_stood_still_after_49_days() {
+        let wraps = Duration::from_millis(1 << 32);
+        for age in [Duration::ZERO, Duration::from_secs(1), wraps - Duration::from_millis(500), wraps * 3] {
+            let later = Moment::after(age + Duration::from_secs(2));
+            let since = later.since(Moment::after(age));
+            assert!((1999..=2000).contains(&since.as_millis()), "{age:?}: {since:?}");
+        }
+    }
 }

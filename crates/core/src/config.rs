@@ -92,6 +92,24 @@ pub struct RuleConfig {
     pub origin: String,
 }
 
+impl RuleConfig {
+    /// A rule that says nothing yet.
+    pub fn empty(pattern: Pattern, authority: Authority, origin: impl Into<String>) -> Self {
+        Self {
+            pattern,
+            mode: None,
+            timing: None,
+            fsync: None,
+            size_bytes: None,
+            tier: None,
+            prefetch: false,
+            pin: false,
+            authority,
+            origin: origin.into(),
+        }
+    }
+}
+
 /// What happens at the end to files whose mode is `keep`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "lowercase")]

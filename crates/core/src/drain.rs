@@ -268,7 +268,7 @@ impl Drain {
             }
         }
         for seq in gives_way {
-            self.unstage(&mut tree, seq);
+            self.namespace.unstage(&mut tree, seq);
         }
         let more = !to_stage.is_empty();
         for seq in &to_stage {
@@ -289,21 +289,6 @@ impl Drain {
         let since = *ready_since.get_or_insert(now);
         let company = (more || staging) && batch.len() < BATCH_OPS_MAX && since.elapsed() < BATCH_WAIT;
         if company { Next::Wait(Duration::from_millis(1)) } else { Next::Publish(batch) }
-    }
-
-    /// The copy goes, to be made again later; what was spilled is no copy.
-    fn unstage(&self, tree: &mut crate::namespace::tree::Tree, seq: Seq) {
-        let Some(op) = tree.ops.get(&seq) else { return };
-        let Progress::Staged { dir, temporary, .. } = op.progress.clone() else { return };
-        let inode = tree.get(op.file());
-        if inode.is_some_and(|inode| inode.spill().is_some()) {
-            return;
-        }
-        let cred = inode.map_or(crate::store::Cred { uid: 0, gid: 0 }, crate::namespace::tree::Inode::cred);
-        tree.discards.push((dir, temporary, cred));
-        if let Some(op) = tree.ops.get_mut(&seq) {
-            op.progress = Progress::Waiting;
-        }
     }
 
     fn needs_staging(tree: &crate::namespace::tree::Tree, kind: &OpKind) -> bool {

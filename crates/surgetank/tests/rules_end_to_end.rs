@@ -153,7 +153,7 @@ fn wait_for_a_path_that_is_not_there_was_said_to_be_durable() {
     scene.await_no_agent();
     let (there, typo) = (scene.path("there"), scene.path("their"));
     scene.verb("wait", &[there.to_str().unwrap()]).exits(0);
-    scene.verb("wait", &[there.to_str().unwrap(), typo.to_str().unwrap()]).exits(2).says(&["their is not there"]);
+    scene.verb("wait", &[there.to_str().unwrap(), typo.to_str().unwrap()]).exits(2).says(&["their cannot be found"]);
 }
 
 /// What status says while files wait, and that wait gives up with the truth.

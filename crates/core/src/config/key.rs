@@ -287,18 +287,7 @@ pub fn rule(text: &str, origin: &Origin) -> Result<RuleConfig> {
 
 /// A rule that says nothing yet.
 pub fn empty_rule(pattern: Pattern, origin: &Origin) -> RuleConfig {
-    RuleConfig {
-        pattern,
-        mode: None,
-        timing: None,
-        fsync: None,
-        size_bytes: None,
-        tier: None,
-        prefetch: false,
-        pin: false,
-        authority: origin.authority,
-        origin: origin.label.clone(),
-    }
+    RuleConfig::empty(pattern, origin.authority, &*origin.label)
 }
 
 /// Several of them in one environment variable.

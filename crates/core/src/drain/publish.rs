@@ -18,6 +18,8 @@ struct Small {
     path: StorePath,
     staged: Staged,
     owner: Cred,
+    /// What fsync publishes of a spilled file is that file itself, and its program may be writing on: nothing to compare.
+    is_written: bool,
 }
 
 impl Drain {
@@ -105,12 +107,14 @@ impl Drain {
                         return None;
                     };
                     let inode = tree.get(op.file())?;
-                    // What fsync publishes of a spilled file is that file itself, and its program writes on.
-                    if inode.spill().is_some() && !inode.sealed {
-                        return None;
-                    }
-                    let owner = inode.cred();
-                    Some(Small { seq: *seq, path: tree.applied_path(*dir)?.join(temporary), staged: *staged, owner })
+                    let (owner, is_written) = (inode.cred(), inode.spill().is_some() && !inode.sealed);
+                    Some(Small {
+                        seq: *seq,
+                        path: tree.applied_path(*dir)?.join(temporary),
+                        staged: *staged,
+                        owner,
+                        is_written,
+                    })
                 })
                 .collect()
         };
@@ -122,7 +126,7 @@ impl Drain {
                 self.restage(small[0].seq, &why);
                 bad = Some(small[0].seq);
             }
-            for one in &small {
+            for one in small.iter().filter(|one| !one.is_written) {
                 if bad.is_some() {
                     break;
                 }
@@ -155,17 +159,7 @@ impl Drain {
     fn restage(&self, seq: Seq, why: &std::io::Error) {
         {
             let mut tree = self.namespace.tree();
-            if let Some(op) = tree.ops.get_mut(&seq) {
-                let progress = std::mem::replace(&mut op.progress, Progress::Waiting);
-                let file = op.file();
-                let spilled = tree.get(file).is_some_and(|inode| inode.spill().is_some());
-                if let Progress::Staged { dir, temporary, .. } = progress
-                    && !spilled
-                {
-                    let cred = tree.get(file).map_or(Cred { uid: 0, gid: 0 }, crate::namespace::tree::Inode::cred);
-                    tree.discards.push((dir, temporary, cred));
-                }
-            }
+            self.namespace.unstage(&mut tree, seq);
         }
         self.failed(seq, why);
     }

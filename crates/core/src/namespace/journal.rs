@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::model::{Change, FileId, OpKind, Prepared, RunId, Seq};
 
 use super::Namespace;
-use super::tree::{Name, Op, Place, Tree};
+use super::tree::{Inode, Name, Place, Progress, Tree};
 
 #[derive(Default)]
 pub(crate) struct Txn {
@@ -127,13 +127,13 @@ impl Namespace {
 
     /// Takes an operation back, with its staged copy; `false` if it is being carried out.
     pub(crate) fn cancel(&self, tree: &mut Tree, txn: &mut Txn, seq: Seq) -> bool {
-        if tree.ops.get(&seq).is_some_and(|op| op.progress == super::tree::Progress::Committing) {
+        if tree.ops.get(&seq).is_some_and(|op| op.progress == Progress::Committing) {
             return false;
         }
         let Some((op, places)) = tree.dequeue(seq) else {
             return true;
         };
-        self.discard_staged(tree, &op);
+        Self::discard_staged(tree, op.file(), op.progress);
         txn.op(seq);
         for (dir, name) in places {
             txn.entry(dir, &name);
@@ -141,15 +141,23 @@ impl Namespace {
         true
     }
 
-    pub(crate) fn discard_staged(&self, tree: &mut Tree, op: &Op) {
-        if let super::tree::Progress::Staged { dir, temporary, .. } = &op.progress {
+    /// The staged copy goes, to be made again in its turn.
+    pub(crate) fn unstage(&self, tree: &mut Tree, seq: Seq) {
+        if let Some(op) = tree.ops.get_mut(&seq) {
+            let (file, progress) = (op.file(), std::mem::replace(&mut op.progress, Progress::Waiting));
+            Self::discard_staged(tree, file, progress);
+        }
+    }
+
+    fn discard_staged(tree: &mut Tree, file: FileId, progress: Progress) {
+        if let Progress::Staged { dir, temporary, .. } = progress {
+            let inode = tree.get(file);
             // Of a file that was spilled into the store it is no copy: it is the only place where the content lies.
-            let spill = tree.get(op.file()).and_then(super::tree::Inode::spill);
-            if spill.is_some_and(|(at, name)| at == dir && name == temporary) {
+            if inode.and_then(Inode::spill).is_some_and(|spill| *spill == (dir, temporary.clone())) {
                 return;
             }
-            let cred = tree.get(op.file()).map_or(crate::store::Cred { uid: 0, gid: 0 }, super::tree::Inode::cred);
-            tree.discards.push((*dir, temporary.clone(), cred));
+            let cred = inode.map_or(crate::store::Cred { uid: 0, gid: 0 }, Inode::cred);
+            tree.discards.push((dir, temporary, cred));
         }
     }
 

@@ -57,7 +57,7 @@ impl Namespace {
         prefix.extend_from_slice(self.key().as_bytes());
         for dir in dirs {
             for entry in self.store.list(who, &dir, true).unwrap_or_default() {
-                if entry.name.starts_with(&prefix) && !spills.iter().any(|name| **name == *entry.name) {
+                if entry.name.starts_with(&prefix) && !spills.contains(&*entry.name) {
                     drop(self.store.discard(who, &dir.join(&entry.name)));
                 }
             }

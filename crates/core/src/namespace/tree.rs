@@ -214,7 +214,6 @@ pub struct Tree {
     pub next_seq: u64,
     /// Staged temporaries whose operation was cancelled, to be removed by the drain.
     pub discards: Vec<(FileId, Name, Cred)>,
-    /// Store files with several links, by their inode number: all names lead to one file.
     /// Counts operations that changed the number of a file's names in the store.
     pub links_changed: u64,
     /// Reasons of placements, each once.
@@ -224,6 +223,7 @@ pub struct Tree {
     pub staging: u32,
     /// Directories of the store in which there may be temporaries of ours.
     pub temporaries: HashSet<FileId>,
+    /// Store files with several links, by their inode number: all names lead to one file.
     pub hard_links: HashMap<u64, FileId>,
     /// Bytes on each device that the store has too.
     pub clean_bytes: HashMap<DeviceId, u64>,

@@ -30,16 +30,9 @@ pub fn rules() -> Vec<RuleConfig> {
     LAST_NAMES
         .iter()
         .map(|name| RuleConfig {
-            pattern: Pattern::Glob((*name).to_owned()),
             mode: Some(Mode::Copy),
             timing: Some(Timing::Last),
-            fsync: None,
-            size_bytes: None,
-            tier: None,
-            prefetch: false,
-            pin: false,
-            authority: Authority::Default,
-            origin: "built in".to_owned(),
+            ..RuleConfig::empty(Pattern::Glob((*name).to_owned()), Authority::Default, "built in")
         })
         .collect()
 }

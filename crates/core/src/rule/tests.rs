@@ -6,18 +6,8 @@ use super::*;
 
 fn rule(text: &str, authority: Authority) -> RuleConfig {
     let (pattern, mode) = text.rsplit_once('=').expect("GLOB=MODE");
-    RuleConfig {
-        pattern: Pattern::Glob(pattern.to_owned()),
-        mode: Some(mode_of(mode)),
-        timing: None,
-        fsync: None,
-        size_bytes: None,
-        tier: None,
-        prefetch: false,
-        pin: false,
-        authority,
-        origin: "--rule".to_owned(),
-    }
+    let pattern = Pattern::Glob(pattern.to_owned());
+    RuleConfig { mode: Some(mode_of(mode)), ..RuleConfig::empty(pattern, authority, "--rule") }
 }
 
 fn sea(text: &str, mode: Mode, origin: &str) -> RuleConfig {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::operation::Operation::{Fsync, Open, SetXattr, Truncate, Unlink, Utimens};
 use crate::operation::{Access, Event, Operation, Setting, Step};
-use crate::world::Terms;
+use crate::world::{Terms, World};
 use crate::{close, create, does, exchange, holds_often, rename};
 
 fn terms() -> Terms {
@@ -98,6 +98,10 @@ fn fsync_of_a_spilled_file_publishes_it_and_it_is_written_on() {
     let fsync = || does(Fsync { slot: 3 });
     let steps = [open("a/c", 3, false), write(122, 1), fsync(), write(90_000, 2), fsync(), write(5, 3), close(3)];
     holds_often(&terms, &steps);
+    let mut world = World::new(&terms);
+    steps[..3].iter().for_each(|step| world.step(step).unwrap());
+    assert_eq!(world.published(), ["synced, spilled", "a/c"]);
+    drop(world);
     holds_often(&terms, &[&steps[..6], &[Step::Happens(Event::Kill)]].concat());
     // Its other name keeps the file that it is in the store: what is published is written over that one.
     let link = Operation::Link { from: "a/c".into(), to: "d".into() };

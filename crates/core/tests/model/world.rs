@@ -482,18 +482,8 @@ impl Drop for World {
 }
 
 fn keep_all() -> RuleConfig {
-    RuleConfig {
-        pattern: Pattern::Glob("*".into()),
-        mode: Some(Mode::Keep),
-        timing: None,
-        fsync: None,
-        size_bytes: None,
-        tier: None,
-        prefetch: false,
-        pin: false,
-        authority: Authority::CommandLine,
-        origin: "the test".into(),
-    }
+    let pattern = Pattern::Glob("*".into());
+    RuleConfig { mode: Some(Mode::Keep), ..RuleConfig::empty(pattern, Authority::CommandLine, "the test") }
 }
 
 fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Arc<Mutex<Vec<String>>>) -> Mounted {
@@ -535,6 +525,9 @@ fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Arc<Mutex<V
     // Never fails: it only looks on.
     store.add(Rule::when(Failure::Errno(Errno::IO), move |operation, path| {
         let name = path.to_string();
+        if operation == faulty::Operation::Settle && name.contains("-spill-") {
+            published.lock().unwrap().push("synced, spilled".into());
+        }
         if operation == faulty::Operation::Publish && !name.contains(".surgetank-tmp-") {
             published.lock().unwrap().push(name);
         }

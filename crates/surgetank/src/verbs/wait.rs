@@ -119,7 +119,7 @@ fn without_agent(state: &Path, path: &Path, paths: &[PathBuf], quiet: bool) -> O
     // Somebody's script deletes the original when we say that the copy is safe.
     for path in paths {
         if let Err(why) = path.symlink_metadata() {
-            let error = Error::new(format!("{} is not there", path.display())).why(why);
+            let error = Error::new(format!("{} cannot be found", path.display())).why(why);
             return Err(Failure::usage(error.remedy("no agent of yours serves it either: is the path right?")));
         }
     }
