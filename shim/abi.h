@@ -1,0 +1,189 @@
+/* What the agent writes and the shim reads: the index in shared memory, and the messages on the socket.
+ *
+ * One writer (the agent, under its tree's lock), any number of readers in strangers' processes, who map the file
+ * read-only and believe nothing that they cannot check. `crates/surgetank/src/shimdoor/abi.rs` is the same in Rust; a
+ * test compares the two. docs/internals/doors.md explains. All numbers are little-endian, as the machine's.
+ *
+ * Reading. `generation` odd, or changed during the look-up: tables are being rebuilt, leave it to the mount. A record is
+ * read under its own `seq` (odd: being written; changed: read again, at most a few times, then leave it to the mount).
+ * `alive_until_ns` in the past: the agent is dead or stopped, leave it to the mount.
+ */
+#ifndef SURGETANK_ABI_H
+#define SURGETANK_ABI_H
+
+#include <stdint.h>
+
+#define ST_MAGIC UINT64_C(0x5844494b4e415453) /* "STANKIDX" */
+#define ST_LAYOUT 1u
+#define ST_DEVICES_MAX 16u
+#define ST_NAME_BYTES_MAX 255u
+
+/* Of a record. */
+#define ST_KNOWN 1u       /* the attributes here are the file's: stat may be answered from them */
+#define ST_RESIDENT 2u    /* a plain file on `device`, at the path of its first name, that may be opened there for reading */
+#define ST_LIVE 4u        /* size, blocks and times are the plain file's own at this moment: ask it (fstatat on the tier) */
+#define ST_COMPLETE 8u    /* directory: a name that the table does not have does not exist */
+#define ST_SEARCHABLE 16u /* directory: the agent's user may look names up in it */
+#define ST_LINKED 32u     /* several names: what was opened under this one has to have `backing_ino` */
+
+/* Of the index. */
+#define ST_WRITES 1u /* creating and opening for writing may be asked of the agent */
+
+/* Of a device. */
+#define ST_NOEXEC 1u /* the tier is mounted noexec: a file with an execute bit is left to the mount */
+
+/* A table: `capacity` entries (a power of two) from `offset` on are in use. It grows in place, under an odd generation. */
+struct st_table {
+    uint64_t offset;
+    uint64_t capacity;
+};
+
+/* `root` + "/" + path below the mount = the plain file. */
+struct st_device {
+    uint64_t dev; /* st_dev of the plain files */
+    uint32_t flags;
+    uint32_t root_bytes;
+    uint64_t root_offset; /* of the path, without a slash at its end; followed by a NUL */
+};
+
+struct st_header {
+    uint64_t magic;
+    uint32_t layout;
+    uint32_t flags;
+    uint64_t total_bytes;    /* of the file */
+    uint64_t alive_until_ns; /* CLOCK_MONOTONIC */
+    uint64_t generation;
+    uint64_t key[2];     /* of st_hash */
+    uint64_t mount_dev;  /* st_dev of the mount */
+    uint32_t root;       /* the root directory's record */
+    uint32_t uid;        /* the agent's user; whoever is another leaves everything to the mount */
+    struct st_table names;   /* struct st_name, open addressing, linear probing from a & (capacity - 1) */
+    struct st_table records; /* struct st_record; number 0 is nobody */
+    struct st_table labels;  /* struct st_label; number 0 is nobody */
+    struct st_table dirs;    /* struct st_dir, probing from st_mix(ino) & (capacity - 1) */
+    struct st_table plain;   /* struct st_plain, probing from st_mix(backing_ino + device) & (capacity - 1) */
+    uint32_t device_count;
+    uint32_t reserved;
+    struct st_device devices[ST_DEVICES_MAX];
+};
+
+/* Name in a directory → record. `a` 0: never used, the end of a probe; 1: was used. */
+struct st_name {
+    uint64_t a, b; /* st_hash(parent's id, name) */
+    uint64_t id;   /* the record's `id` has to be this */
+    uint32_t record;
+    uint32_t reserved;
+};
+
+struct st_record {
+    uint32_t seq;
+    uint32_t flags;
+    uint64_t id; /* 0: free. Never given to another file */
+    uint64_t ino;
+    uint64_t backing_ino; /* of the plain file; 0 without one */
+    uint32_t device;
+    uint32_t mode; /* type and permissions */
+    uint32_t uid, gid;
+    uint32_t nlink;
+    uint32_t label; /* directories: their own name and parent */
+    uint64_t rdev;
+    uint64_t size_bytes;
+    uint64_t blocks; /* of 512 */
+    int64_t atime_s, mtime_s, ctime_s;
+    uint32_t atime_ns, mtime_ns, ctime_ns;
+    uint32_t reserved;
+};
+
+/* Where a directory is: read under its record's `seq`. */
+struct st_label {
+    uint32_t parent; /* record; the root's is itself */
+    uint32_t name_bytes;
+    uint8_t name[ST_NAME_BYTES_MAX + 1];
+};
+
+/* Inode number of a directory as programs see it → record (whose `ino` has to be the same). Record 0: never used; ~0: was used. */
+struct st_dir {
+    uint64_t ino;
+    uint32_t record;
+    uint32_t reserved;
+};
+
+/* Plain file → record (whose `device` and `backing_ino` have to be the same). Record 0: never used; ~0: was used. */
+struct st_plain {
+    uint64_t backing_ino;
+    uint32_t device;
+    uint32_t record;
+};
+
+static inline uint64_t st_fold(uint64_t x, uint64_t y)
+{
+    unsigned __int128 product = (unsigned __int128)x * y;
+    return (uint64_t)product ^ (uint64_t)(product >> 64);
+}
+
+static inline uint64_t st_mix(uint64_t x)
+{
+    return st_fold(x ^ UINT64_C(0x9e3779b97f4a7c15), UINT64_C(0xd6e8feb86659fd93));
+}
+
+/* 128 bits under a random key: names are not compared again. Words of 8 bytes, the last one filled up with zeros. */
+static inline void st_hash(const uint64_t key[2], uint64_t parent, const char *name, uint64_t bytes, uint64_t *a, uint64_t *b)
+{
+    uint64_t x = st_fold(key[0] ^ parent, UINT64_C(0xa0761d6478bd642f));
+    uint64_t y = st_fold(key[1] ^ parent, UINT64_C(0xe7037ed1a0b428db));
+    for (uint64_t at = 0; at < bytes; at += 8) {
+        uint64_t word = 0;
+        uint64_t part = bytes - at < 8 ? bytes - at : 8;
+        if (part == 8) {
+            __builtin_memcpy(&word, name + at, 8);
+        } else {
+            for (uint64_t i = 0; i < part; i++)
+                word |= (uint64_t)(unsigned char)name[at + i] << (8 * i);
+        }
+        x = st_fold(x ^ word, UINT64_C(0x8ebc6af09c88c6e3));
+        y = st_fold(y ^ word, UINT64_C(0x589965cc75374cc3));
+    }
+    x = st_fold(x ^ bytes, UINT64_C(0x1d8e4e27c47d124f));
+    y = st_fold(y ^ bytes, UINT64_C(0xeb44accab455d165));
+    *a = x < 2 ? x + 2 : x;
+    *b = y;
+}
+
+/* ---- The socket: SOCK_SEQPACKET, one request and one reply a message, in turn. */
+
+#define ST_OPEN 1u    /* open for writing, or create: directory + name */
+#define ST_SYNC 2u    /* fsync of a plain file: dev + ino */
+#define ST_SETATTR 3u /* dev + ino */
+
+/* ST_SETATTR's `valid`. */
+#define ST_SET_MODE 1u
+#define ST_SET_UID 2u
+#define ST_SET_GID 4u
+#define ST_SET_ATIME 8u
+#define ST_SET_MTIME 16u
+#define ST_SET_ATIME_NOW 32u
+#define ST_SET_MTIME_NOW 64u
+
+struct st_request {
+    uint32_t op;
+    uint32_t flags; /* open's */
+    uint32_t mode;  /* permissions, the caller's umask applied */
+    uint32_t valid;
+    uint64_t dir; /* id of the directory's record */
+    uint64_t dev, ino;
+    uint32_t uid, gid;
+    int64_t atime_s, mtime_s;
+    uint32_t atime_ns, mtime_ns;
+    uint32_t name_bytes;
+    uint32_t reserved;
+    uint8_t name[ST_NAME_BYTES_MAX + 1]; /* only `name_bytes` of it are sent */
+};
+
+/* With ST_OPEN and status 0 the message carries the descriptor. */
+struct st_reply {
+    int32_t status; /* 0: done; > 0: this errno; ST_ASK_MOUNT */
+    uint32_t reserved;
+};
+#define ST_ASK_MOUNT (-1) /* make the system call as if there were no shim */
+
+#endif
