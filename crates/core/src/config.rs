@@ -150,6 +150,10 @@ pub struct Config {
     pub grace: Duration,
     pub keep_at_exit: KeepAtExit,
     pub direct: bool,
+    /// Programs get the preload shim.
+    pub preload: bool,
+    /// Names of programs that do not.
+    pub preload_skip: Vec<String>,
 }
 
 /// What the command line says; everything as it was typed.
@@ -178,10 +182,12 @@ pub struct Overrides {
     pub grace: Option<String>,
     pub keep_at_exit: Option<String>,
     pub direct: Option<String>,
+    pub preload: Option<String>,
+    pub preload_skip: Option<String>,
 }
 
 impl Overrides {
-    fn scalars(&self) -> [(&'static str, &Option<String>); 15] {
+    fn scalars(&self) -> [(&'static str, &Option<String>); 17] {
         [
             ("store", &self.store),
             ("state", &self.state),
@@ -198,6 +204,8 @@ impl Overrides {
             ("grace", &self.grace),
             ("keep_at_exit", &self.keep_at_exit),
             ("direct", &self.direct),
+            ("preload", &self.preload),
+            ("preload_skip", &self.preload_skip),
         ]
     }
 

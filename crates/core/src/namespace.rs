@@ -20,6 +20,7 @@ mod names;
 mod questions;
 mod recover;
 mod resolve;
+mod shown;
 mod temporaries;
 pub mod tree;
 
@@ -42,13 +43,16 @@ use crate::tier::Tiers;
 pub use ahead::BroughtIn;
 pub use attributes::SetAttr;
 use content::{Handle, Open};
-pub use files::{Grant, Opened};
+pub use files::{Grant, LEFT_TO_THE_MOUNT, Opened};
 pub use listing::Listed;
 pub use questions::{Stuck, Undurable, Waiting, Where};
+pub use shown::{Shim, Shown};
 use tree::{Inode, Tree};
 
 /// What the kernel's side can do for us.
 pub trait Door: Send + Sync {
+    /// Does the kernel take plain files at all?
+    fn passes_through(&self) -> bool;
     /// Registers a plain file as what is behind a file of the mount; programs then read and write it natively.
     fn back(&self, file: BorrowedFd<'_>) -> std::io::Result<u32>;
     fn unback(&self, backing: u32);
@@ -102,6 +106,9 @@ pub struct Namespace {
     listings: Mutex<HashMap<u64, Arc<Mutex<listing::Snapshot>>>>,
     next_handle: AtomicU64,
     door: OnceLock<Arc<dyn Door>>,
+    shim: OnceLock<Arc<dyn Shim>>,
+    /// Files of which descriptors are handed out.
+    handed: std::sync::atomic::AtomicUsize,
     run_of: OnceLock<RunOf>,
     interrupted: OnceLock<fn() -> bool>,
     history: Mutex<History>,
@@ -176,6 +183,8 @@ impl Namespace {
             listings: Mutex::default(),
             next_handle: AtomicU64::new(1),
             door: OnceLock::new(),
+            shim: OnceLock::new(),
+            handed: std::sync::atomic::AtomicUsize::new(0),
             run_of: OnceLock::new(),
             interrupted: OnceLock::new(),
             history: Mutex::new(History::new()),
@@ -304,7 +313,11 @@ impl Namespace {
 
     /// How long the kernel may believe what we say of the file.
     fn ttl(&self, id: FileId, inode: &Inode) -> Duration {
-        if !inode.sealed && self.opens().get(&id).is_some_and(|open| open.directly_written()) {
+        let open = (!inode.sealed).then(|| self.opens().get(&id).cloned()).flatten();
+        if open.as_ref().is_some_and(|open| open.handed.load(Ordering::Relaxed)) {
+            // Nothing tells the kernel when it is written.
+            Duration::ZERO
+        } else if open.is_some_and(|open| open.directly_written()) {
             TTL_WRITTEN
         } else if inode.owned && id != FileId::ROOT {
             TTL_OURS
@@ -315,7 +328,8 @@ impl Namespace {
 
     /// How long the kernel may believe that a name of the directory does not exist.
     pub fn absent_ttl(&self, dir: FileId) -> Duration {
-        let complete = self.tree().dir(dir).is_some_and(|d| d.complete);
+        let mut tree = self.tree();
+        let complete = tree.dir_mut(dir).filter(|d| d.complete).map(|d| d.told_absent = true).is_some();
         // Only we make names in a directory of our own, and the kernel sees us do it.
         if complete { TTL_OURS } else { Duration::ZERO }
     }

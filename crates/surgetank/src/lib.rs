@@ -3,4 +3,5 @@
 pub mod agent;
 pub mod mount;
 pub mod service;
+pub mod shimdoor;
 pub mod verbs;

@@ -8,7 +8,7 @@ mod prefetcher;
 mod runs;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,8 +20,9 @@ use surgetank_core::report::Visibility;
 use surgetank_core::store::posix::PosixStore;
 use surgetank_core::tier::Tiers;
 
-use crate::agent::engine::{Backend, Mounted, Opening, Running};
+use crate::agent::engine::{Backend, Mounted, Opening, Running, ShimPlace};
 use crate::mount::{AttachOptions, Options, Session, attach, detach};
+use crate::shimdoor;
 
 /// The real backend.
 pub struct Service;
@@ -79,14 +80,28 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
         drop(detach(&over, true));
         Error::new("prefetching could not be started").why(why)
     })?;
+    let shim = namespace.config.preload.then(|| open_shim_door(&namespace, &state, &over)).flatten();
+    let place = shim.as_ref().map(|door| ShimPlace { index: door.index().into(), socket: door.socket().into() });
     let engine = Arc::new(engine::Served::new(namespace, drain, runs, filesystem.clone(), prefetcher));
-    Ok(Running { engine, mount: Box::new(OverMount { over, session, filesystem }) })
+    Ok(Running { engine, mount: Box::new(OverMount { over, session, filesystem, shim }), shim: place })
 }
 
 struct OverMount {
     over: PathBuf,
     session: Session,
     filesystem: Arc<door::Door>,
+    shim: Option<shimdoor::Opened>,
+}
+
+/// Without it everything goes by the mount.
+fn open_shim_door(namespace: &Arc<Namespace>, state: &Path, over: &Path) -> Option<shimdoor::Opened> {
+    use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
+    // Not synchronised: the answer would have to come from ourselves.
+    let opened = statx(CWD, over, AtFlags::STATX_DONT_SYNC, StatxFlags::empty())
+        .map_err(io::Error::from)
+        .map(|seen| makedev(seen.stx_dev_major, seen.stx_dev_minor))
+        .and_then(|device| shimdoor::open(namespace, state, device, only_ids()));
+    opened.inspect_err(|why| tracing::warn!(%why, "programs do not get the preload shim")).ok()
 }
 
 impl Mounted for OverMount {
@@ -103,6 +118,7 @@ impl Mounted for OverMount {
                 io::Error::other(why)
             })?;
         }
+        self.shim = None;
         self.session.stop();
         if !self.session.wait(Some(END_PATIENCE)) {
             tracing::warn!("threads of the mount are still busy");

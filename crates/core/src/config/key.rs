@@ -13,7 +13,7 @@ use crate::model::{FsyncTarget, Mode};
 use crate::store::Verify;
 
 /// Keys with one value each, by the name they have in `surgetank.toml`.
-pub const SCALARS: [&str; 16] = [
+pub const SCALARS: [&str; 18] = [
     "over",
     "store",
     "state",
@@ -30,6 +30,8 @@ pub const SCALARS: [&str; 16] = [
     "grace",
     "keep_at_exit",
     "direct",
+    "preload",
+    "preload_skip",
 ];
 /// Keys with a list.
 pub const LISTS: [&str; 2] = ["tiers", "rules"];
@@ -74,6 +76,8 @@ pub struct Draft {
     pub grace: Option<Duration>,
     pub keep_at_exit: Option<KeepAtExit>,
     pub direct: Option<bool>,
+    pub preload: Option<bool>,
+    pub preload_skip: Option<Vec<String>>,
 }
 
 impl Draft {
@@ -92,6 +96,8 @@ impl Draft {
             "store" => self.store = path(&store_path(text).map_err(refused)?)?,
             "ordered" => self.ordered = Some(truth(text).map_err(refused)?),
             "direct" => self.direct = Some(truth(text).map_err(refused)?),
+            "preload" => self.preload = Some(truth(text).map_err(refused)?),
+            "preload_skip" => self.preload_skip = Some(program_names(text).map_err(refused)?),
             "verify" => {
                 let choices = [("cache", Verify::Cache), ("reread", Verify::Reread)];
                 self.verify = Some(one_of(text, &choices).map_err(refused)?);
@@ -195,6 +201,16 @@ pub fn one_of<T: Clone>(text: &str, choices: &[(&str, T)]) -> std::result::Resul
 
 pub fn mode(text: &str) -> std::result::Result<Mode, String> {
     one_of(text, &[("keep", Mode::Keep), ("copy", Mode::Copy), ("move", Mode::Move), ("remove", Mode::Remove)])
+}
+
+/// Names of programs, as `ps` shows them.
+fn program_names(text: &str) -> std::result::Result<Vec<String>, String> {
+    let names: Vec<String> =
+        text.split([',', ':']).map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect();
+    match names.iter().find(|name| name.contains('/')) {
+        Some(path) => Err(format!("'{path}' is a path; give the program's name alone")),
+        None => Ok(names),
+    }
 }
 
 /// The path of a `file:` URL, or the path itself.

@@ -24,7 +24,7 @@ use crate::store::Verify;
 const PROJECT_FILE: &str = "surgetank.toml";
 const PREFIX: &str = "SURGETANK_";
 /// Variables that are no keys.
-const OTHER_VARIABLES: [&str; 3] = ["CONFIG", "TMP", "LOG"];
+const OTHER_VARIABLES: [&str; 5] = ["CONFIG", "TMP", "LOG", "REPORT", "SHIM"];
 /// Tiers, and devices of one tier: they are counted in a byte.
 const DEVICES_MAX: usize = 255;
 
@@ -251,6 +251,8 @@ fn overlay(draft: &mut Draft, upper: Draft) {
         grace,
         keep_at_exit,
         direct,
+        preload,
+        preload_skip,
     } = upper;
     fn put<T>(slot: &mut Option<T>, value: Option<T>) {
         if value.is_some() {
@@ -275,6 +277,8 @@ fn overlay(draft: &mut Draft, upper: Draft) {
     put(&mut draft.grace, grace);
     put(&mut draft.keep_at_exit, keep_at_exit);
     put(&mut draft.direct, direct);
+    put(&mut draft.preload, preload);
+    put(&mut draft.preload_skip, preload_skip);
 }
 
 /// `SURGETANK_…`: every key in capitals; lists separated by `;`.
@@ -394,6 +398,8 @@ fn resolve(
         grace: draft.grace.unwrap_or(Duration::from_secs(5)),
         keep_at_exit: draft.keep_at_exit.unwrap_or_default(),
         direct: draft.direct.unwrap_or(true),
+        preload: draft.preload.unwrap_or(true),
+        preload_skip: draft.preload_skip.unwrap_or_default(),
     };
     Ok(Loaded { config, notes, files })
 }

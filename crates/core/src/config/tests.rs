@@ -118,6 +118,8 @@ fn every_key_in_every_source() {
         ("grace", "1h"),
         ("keep_at_exit", "drain"),
         ("direct", "no"),
+        ("preload", "off"),
+        ("preload_skip", "java, mpirun:perl"),
     ];
     let filled = |place: &Place, text: &str| {
         text.replace("{elsewhere}", &place.path("elsewhere").to_string_lossy())
@@ -131,6 +133,7 @@ fn every_key_in_every_source() {
         assert_eq!((config.copy_up_bytes_max, config.dirty_bytes_max, config.drain_threads), (3 << 29, 10 << 30, 9));
         assert_eq!((config.drain_bytes_per_second_max, config.store_ttl.as_millis()), (5 << 20, 100));
         assert_eq!((config.quiet.as_secs(), config.retry.as_secs(), config.grace.as_secs()), (0, 120, 3600));
+        assert_eq!((config.preload, config.preload_skip.join(" ").as_str()), (false, "java mpirun perl"));
         assert_eq!(config.tiers.len(), 2);
         assert_eq!(config.tiers[1].cap_bytes, Some(2 << 30));
         assert_eq!(config.rules.iter().filter(|rule| rule.mode == Some(Mode::Remove)).count(), 1);
@@ -178,6 +181,8 @@ fn every_key_in_every_source() {
         grace: value("grace"),
         keep_at_exit: value("keep_at_exit"),
         direct: value("direct"),
+        preload: value("preload"),
+        preload_skip: value("preload_skip"),
     };
     check(&place, &Config::load_in(&all, &place.around).expect("command line").config);
 }

@@ -62,7 +62,7 @@ impl Namespace {
         // An id of its own, and so a hidden name of its own: the file itself may be placed meanwhile.
         let copy = self.tree().new_id();
         let kind = AskKind::Prefetch { bytes: source.size_bytes };
-        let placed = match self.place(&source.path, copy, kind, Mode::Copy, source.perm) {
+        let placed = match self.place(&source.path, copy, kind, Mode::Copy, source.perm, super::files::Via::Mount) {
             Err(fault) if fault.errno == Errno::NOSPC => return Ok(0),
             other => other.map_err(|why| failed(&why))?,
         };

@@ -62,8 +62,9 @@ impl Namespace {
 
     pub fn getattr(&self, id: FileId, _fh: Option<u64>) -> FsResult<Attributes> {
         self.revalidate(id)?;
-        let tree = self.tree();
-        let inode = tree.get(id).ok_or(Errno::STALE)?;
+        let mut tree = self.tree();
+        let inode = tree.get_mut(id).ok_or(Errno::STALE)?;
+        inode.tell();
         Ok(Attributes { attr: self.attr_of(id, inode), ttl: self.ttl(id, inode) })
     }
 
@@ -140,7 +141,7 @@ impl Namespace {
         match handle {
             Some(handle) => self.truncate_content(&handle.open, size_bytes),
             None => {
-                let open = self.open_inode(id, true, size_bytes == 0, self.run(caller))?;
+                let open = self.open_inode(id, true, size_bytes == 0, self.run(caller), super::files::Via::Mount)?;
                 let result = self.truncate_content(&open, size_bytes);
                 self.close_inode(&open, true);
                 result

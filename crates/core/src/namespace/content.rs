@@ -41,8 +41,14 @@ pub struct Open {
     pub gate: RwLock<()>,
     /// The present content; a leaf lock, held for an instant.
     current: Mutex<Content>,
-    /// Registered with the kernel: programs read and write the plain file natively.
-    pub backing: Option<u32>,
+    /// Programs have the plain file itself open, through the kernel's passthrough or a descriptor of it that we handed
+    /// out: it stays where it is.
+    pub direct: bool,
+    /// The kernel's registration of the plain file; made when the first program comes through the mount.
+    backing: Mutex<Option<u32>>,
+    /// We handed out descriptors of the plain file for writing, and nothing told us yet that all of them are closed.
+    /// Stands for one of the writers in `users`.
+    pub handed: AtomicBool,
     pub users: Mutex<Users>,
     /// Bytes that the device has charged for the content.
     pub charged_bytes: AtomicU64,
@@ -55,12 +61,14 @@ pub struct Open {
 }
 
 impl Open {
-    pub fn new(id: FileId, content: Content, backing: Option<u32>, charged_bytes: u64) -> Self {
+    pub fn new(id: FileId, content: Content, direct: bool, backing: Option<u32>, charged_bytes: u64) -> Self {
         Self {
             id,
             gate: RwLock::new(()),
             current: Mutex::new(content),
-            backing,
+            direct,
+            backing: Mutex::new(backing),
+            handed: AtomicBool::new(false),
             users: Mutex::default(),
             charged_bytes: AtomicU64::new(charged_bytes),
             reserved_bytes: AtomicU64::new(0),
@@ -74,8 +82,19 @@ impl Open {
     pub fn replace(&self, content: Content) {
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = content;
     }
+    /// The kernel's registration; `register` makes it if there is none yet.
+    pub fn backing_or(&self, register: impl FnOnce(&Content) -> Option<u32>) -> Option<u32> {
+        let mut backing = self.backing.lock().unwrap_or_else(PoisonError::into_inner);
+        if backing.is_none() && self.direct {
+            *backing = register(&self.content());
+        }
+        *backing
+    }
+    pub fn take_backing(&self) -> Option<u32> {
+        self.backing.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
     pub fn directly_written(&self) -> bool {
-        self.backing.is_some() && self.direct_writer.load(Ordering::Relaxed)
+        self.direct && self.direct_writer.load(Ordering::Relaxed)
     }
     pub fn is_unused(&self) -> bool {
         let users = self.users.lock().unwrap_or_else(PoisonError::into_inner);

@@ -100,6 +100,9 @@ impl Namespace {
             return 0;
         }
         let path = tree.logical_path(id);
+        if self.somebody_reads(&tree, id, device, path.as_deref()) {
+            return 0;
+        }
         let mut txn = Txn::default();
         let charged = tree.drop_replica(id).map_or(0, |(_, charged)| charged);
         let reason = tree.reason(reason);
@@ -118,6 +121,24 @@ impl Namespace {
         device.counters().evictions.fetch_add(1, Ordering::Relaxed);
         device.counters().evicted_bytes.fetch_add(charged, Ordering::Relaxed);
         charged
+    }
+
+    /// Programs that the shim serves open plain files without asking us. What they have open stays: its space would not be
+    /// freed, and they could not tell any more which file it is. First nobody new is let in, then we look.
+    fn somebody_reads(&self, tree: &Tree, id: FileId, device: DeviceId, path: Option<&[u8]>) -> bool {
+        let (Some(shim), Some(path)) = (self.shim.get(), path) else {
+            return false;
+        };
+        shim.conceal(id);
+        let device = self.tiers.device(device);
+        let busy = match device.open(path, false) {
+            Ok(file) => device.leases() && !super::files::nobody_has(&file),
+            Err(_) => false,
+        };
+        if busy {
+            self.show(tree, id);
+        }
+        busy
     }
 
     /// Charges what direct writers wrote since the last look, and keeps ahead of them the room that they would fill

@@ -1,5 +1,6 @@
 //! Opening, reading, writing, sealing: the life of content between the first open and the last release.
 
+mod hand;
 mod open;
 mod place;
 mod room;
@@ -8,7 +9,18 @@ mod transfer;
 
 pub(crate) use place::{HIDDEN_PREFIX, Placed, hidden_name};
 pub(crate) use room::give_times;
-pub(crate) use seal::identity_of;
+pub(crate) use seal::{identity_of, nobody_has};
+
+/// Through which door a program comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Via {
+    Mount,
+    /// It wants a descriptor of the plain file itself, or be sent to the mount.
+    Shim,
+}
+
+/// What the shim's door answers when only the mount can serve. No file system fails with this.
+pub const LEFT_TO_THE_MOUNT: crate::error::Errno = crate::error::Errno::RESTART;
 
 /// How a program reaches the content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,4 +37,6 @@ pub struct Opened {
     pub grant: Grant,
     /// Pages that the kernel still has from an earlier open are good.
     pub keep_cache: bool,
+    /// Others write the plain file directly while the kernel cannot pass it through: nothing of it may be cached.
+    pub shared: bool,
 }

@@ -249,6 +249,10 @@ impl Namespace {
                 None => Change::DropOp(*seq),
             });
         }
+        self.show_all(tree, &txn.files, &txn.entries);
+        for id in &txn.dropped {
+            self.show(tree, *id);
+        }
         changes.extend(txn.counters.into_iter().map(|(name, value)| Change::PutCounter(name, value)));
         if changes.is_empty() {
             return;

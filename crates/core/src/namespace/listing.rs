@@ -26,19 +26,32 @@ pub struct Snapshot {
     entries: Option<Arc<Vec<Listed>>>,
 }
 
+/// A directory that was opened.
+#[derive(Debug, Clone, Copy)]
+pub struct Listing {
+    pub fh: u64,
+    /// The kernel may keep the listing: only we change it.
+    pub cache: bool,
+    /// One that it has is still good.
+    pub keep_cache: bool,
+}
+
 impl Namespace {
     /// Returns a handle, and whether only we change the directory (the kernel may then keep its listing).
-    pub fn opendir(&self, caller: &Caller, dir: FileId) -> FsResult<(u64, bool)> {
-        let ours = {
-            let tree = self.tree();
-            let inode = tree.get(dir).ok_or(Errno::STALE)?;
+    pub fn opendir(&self, caller: &Caller, dir: FileId) -> FsResult<Listing> {
+        let (cache, keep_cache) = {
+            let mut tree = self.tree();
+            let inode = tree.get_mut(dir).ok_or(Errno::STALE)?;
             self.permit(caller, &inode.attr, 4)?;
-            inode.dir.as_ref().ok_or(Errno::NOTDIR)?.complete
+            let d = inode.dir.as_mut().ok_or(Errno::NOTDIR)?;
+            // Since the kernel was last told, a file was made behind its back.
+            let keep = std::mem::replace(&mut d.told, true);
+            (d.complete, d.complete && keep)
         };
         let snapshot = Snapshot { dir, caller: *caller, entries: None };
         let fh = self.new_handle();
         self.listings.lock().unwrap_or_else(PoisonError::into_inner).insert(fh, Arc::new(Mutex::new(snapshot)));
-        Ok((fh, ours))
+        Ok(Listing { fh, cache, keep_cache })
     }
 
     /// The whole listing (without `.` and `..`); position `offset` of it comes first in what the caller wants.

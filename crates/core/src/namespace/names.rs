@@ -16,7 +16,7 @@ use super::tree::{Inode, Name, Tree};
 impl Namespace {
     /// May names be made or removed in the directory? The store is asked too where it has the directory:
     /// better an error now than in the drain.
-    fn permit_change(&self, caller: &Caller, dir: FileId) -> FsResult<()> {
+    pub(super) fn permit_change(&self, caller: &Caller, dir: FileId) -> FsResult<()> {
         // The drain must not rename the directory between our look at its path and our use of it.
         let _moving = self.moving.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         let (path, who) = {

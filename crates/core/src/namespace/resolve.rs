@@ -34,6 +34,7 @@ impl Namespace {
         let mut tree = self.tree();
         let inode = tree.get_mut(id).ok_or(Errno::NOENT)?;
         inode.lookups += 1;
+        inode.tell();
         let ttl = self.ttl(id, inode);
         let attr = self.attr_of(id, inode);
         Ok(Found { id, attr, ttl })
@@ -106,6 +107,15 @@ impl Namespace {
             };
         }
         Err(Errno::AGAIN.into())
+    }
+
+    /// What a name means as far as the store need not be asked; the outer `None`: it has to be.
+    pub(super) fn known(&self, tree: &Tree, dir: FileId, name: &Name) -> Option<Option<FileId>> {
+        match self.ask(tree, dir, name) {
+            Ask::Known(id) => Some(Some(id)),
+            Ask::Absent => Some(None),
+            Ask::Store(..) => None,
+        }
     }
 
     fn ask(&self, tree: &Tree, dir: FileId, name: &Name) -> Ask {

@@ -81,6 +81,10 @@ pub struct Dir {
     pub absent: HashMap<Name, Instant>,
     /// Queued operations that put something into this directory or take it away.
     pub queued: u32,
+    /// The kernel was told of it, or of its listing, what a new name makes untrue.
+    pub told: bool,
+    /// The kernel was told that some name does not exist, to be believed for long.
+    pub told_absent: bool,
     /// A rename of the directory itself is queued, so its making can no longer be taken back.
     pub moved: bool,
 }
@@ -189,6 +193,12 @@ impl Inode {
         }
     }
 
+    /// The kernel learns of the directory.
+    pub fn tell(&mut self) {
+        if let Some(dir) = self.dir.as_mut() {
+            dir.told = true;
+        }
+    }
     pub fn is_dir(&self) -> bool {
         self.attr.kind == Kind::Directory
     }

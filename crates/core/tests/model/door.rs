@@ -19,6 +19,9 @@ struct Kernel {
 }
 
 impl Door for Kernel {
+    fn passes_through(&self) -> bool {
+        true
+    }
     fn back(&self, _file: BorrowedFd<'_>) -> std::io::Result<u32> {
         Ok(self.backed.fetch_add(1, Ordering::Relaxed) + 1)
     }
@@ -349,7 +352,7 @@ impl Mounted {
     }
 
     fn list(&mut self, dir: Met) -> Answer {
-        let (listing, _) = told(self.namespace.opendir(&self.caller, dir.id))?;
+        let listing = told(self.namespace.opendir(&self.caller, dir.id))?.fh;
         let entries = told(self.namespace.listing(listing, 0))?;
         self.namespace.releasedir(listing);
         let mut names = BTreeMap::new();

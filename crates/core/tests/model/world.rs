@@ -512,6 +512,8 @@ fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Arc<Mutex<V
         grace: Duration::ZERO,
         keep_at_exit: if terms.keeps { KeepAtExit::Drain } else { KeepAtExit::Leave },
         direct: true,
+        preload: false,
+        preload_skip: Vec::new(),
     };
     let root = rustix::fs::open(
         &config.store,

@@ -58,9 +58,18 @@ pub trait Mounted: Send {
     fn detach(&mut self) -> io::Result<()>;
 }
 
+/// Where programs with the preload shim find its door.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct ShimPlace {
+    pub index: surgetank_core::report::PathText,
+    pub socket: surgetank_core::report::PathText,
+}
+
 pub struct Running {
     pub engine: Arc<dyn Engine>,
     pub mount: Box<dyn Mounted>,
+    /// The second door, where it is open.
+    pub shim: Option<ShimPlace>,
 }
 
 pub trait Backend: Send + Sync {

@@ -184,7 +184,7 @@ fn begin(backend: &dyn Backend) -> Result<Agent> {
         config,
     };
     let store_path = PathText::from(opening.config.store.as_path());
-    let Running { engine, mut mount } = backend.start(opening)?;
+    let Running { engine, mut mount, shim } = backend.start(opening)?;
     if let Err(error) = submounts::put_back(&taken) {
         detach_after_failure(&mut *mount, &*engine);
         return Err(error);
@@ -210,6 +210,7 @@ fn begin(backend: &dyn Backend) -> Result<Agent> {
             over: over.as_path().into(),
             store: store_path,
             mount_device,
+            shim,
             visibility,
             user_namespace,
             mount_namespace: namespace_inode("mnt").map_err(|error| fail(error.to_string()))?,

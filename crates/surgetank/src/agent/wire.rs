@@ -108,6 +108,9 @@ pub struct Hello {
     /// Device number of the served directory as seen through the mount: how a program inside recognises it.
     pub mount_device: u64,
     pub visibility: Visibility,
+    /// The preload shim's door, where it is open.
+    #[serde(default)]
+    pub shim: Option<super::engine::ShimPlace>,
     /// Inode numbers of the agent's namespaces.
     pub user_namespace: u64,
     pub mount_namespace: u64,

@@ -35,10 +35,15 @@ pub struct Door {
 #[derive(Default)]
 struct Backings {
     notifier: OnceLock<Notifier>,
+    passes_through: OnceLock<bool>,
     ids: Mutex<Vec<Option<BackingId>>>,
 }
 
 impl namespace::Door for Backings {
+    fn passes_through(&self) -> bool {
+        self.passes_through.get().copied().unwrap_or(false)
+    }
+
     fn back(&self, file: BorrowedFd<'_>) -> std::io::Result<u32> {
         let notifier = self.notifier.get().ok_or_else(|| std::io::Error::from(Errno::NOTCONN))?;
         let id = notifier.backing_open(file)?;
@@ -122,6 +127,12 @@ impl Door {
         answer
     }
 
+    /// For what changes names or attributes, or ends a writer: after what other programs closed before.
+    fn change<T>(&self, act: impl FnOnce(&Namespace) -> T) -> T {
+        self.namespace.catch_up();
+        self.serve(act)
+    }
+
     fn shown(&self, attr: Attr) -> Attr {
         let (uid, gid) = self.only_ids.unwrap_or((attr.uid, attr.gid));
         Attr { uid, gid, ..attr }
@@ -152,7 +163,7 @@ impl Door {
         };
         // Pages of an earlier mediated open may be older than what was written directly since: never kept.
         // Who only writes needs no pages in between: one copy less. Pages that readers have are dropped by the kernel.
-        let direct_io = backing.is_none() && flags.bits() as i32 & libc::O_ACCMODE == libc::O_WRONLY;
+        let direct_io = backing.is_none() && (opened.shared || flags.bits() as i32 & libc::O_ACCMODE == libc::O_WRONLY);
         Opened { fh: opened.handle, backing, direct_io, no_flush: true, ..Opened::default() }
     }
 }
@@ -163,9 +174,8 @@ const NAME_TTL_MIN: Duration = Duration::from_secs(1);
 impl Filesystem for Door {
     fn started(&self, notifier: &Notifier, agreed: &Agreed) {
         drop(self.backings.notifier.set(notifier.clone()));
-        if self.direct && agreed.passthrough {
-            self.namespace.set_door(self.backings.clone());
-        }
+        let _ = self.backings.passes_through.set(self.direct && agreed.passthrough);
+        self.namespace.set_door(self.backings.clone());
     }
 
     fn ended(&self) {
@@ -211,7 +221,7 @@ impl Filesystem for Door {
             kill_suidgid: change.kill_suidgid,
         };
         self.keep_true_ids(&mut set);
-        self.serve(|ns| {
+        self.change(|ns| {
             ns.setattr(caller, FileId(id), change.fh, &set).map(|a| Attributes { attr: self.shown(a.attr), ttl: a.ttl })
         })
     }
@@ -221,23 +231,23 @@ impl Filesystem for Door {
     }
 
     fn symlink(&self, caller: &Caller, parent: u64, name: &[u8], target: &[u8]) -> FsResult<Entry> {
-        self.serve(|ns| ns.symlink(caller, FileId(parent), name, target).map(|found| self.entry(&found)))
+        self.change(|ns| ns.symlink(caller, FileId(parent), name, target).map(|found| self.entry(&found)))
     }
 
     fn mknod(&self, caller: &Caller, parent: u64, name: &[u8], mode: u32, device: u64) -> FsResult<Entry> {
-        self.serve(|ns| ns.mknod(caller, FileId(parent), name, mode, device).map(|found| self.entry(&found)))
+        self.change(|ns| ns.mknod(caller, FileId(parent), name, mode, device).map(|found| self.entry(&found)))
     }
 
     fn mkdir(&self, caller: &Caller, parent: u64, name: &[u8], perm: u32) -> FsResult<Entry> {
-        self.serve(|ns| ns.mkdir(caller, FileId(parent), name, perm).map(|found| self.entry(&found)))
+        self.change(|ns| ns.mkdir(caller, FileId(parent), name, perm).map(|found| self.entry(&found)))
     }
 
     fn unlink(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
-        self.serve(|ns| ns.unlink(caller, FileId(parent), name))
+        self.change(|ns| ns.unlink(caller, FileId(parent), name))
     }
 
     fn rmdir(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
-        self.serve(|ns| ns.rmdir(caller, FileId(parent), name))
+        self.change(|ns| ns.rmdir(caller, FileId(parent), name))
     }
 
     fn rename(
@@ -249,15 +259,15 @@ impl Filesystem for Door {
         new_name: &[u8],
         flags: RenameFlags,
     ) -> FsResult<()> {
-        self.serve(|ns| ns.rename(caller, FileId(parent), name, FileId(new_parent), new_name, flags.bits()))
+        self.change(|ns| ns.rename(caller, FileId(parent), name, FileId(new_parent), new_name, flags.bits()))
     }
 
     fn link(&self, caller: &Caller, id: u64, new_parent: u64, new_name: &[u8]) -> FsResult<Entry> {
-        self.serve(|ns| ns.link(caller, FileId(id), FileId(new_parent), new_name).map(|found| self.entry(&found)))
+        self.change(|ns| ns.link(caller, FileId(id), FileId(new_parent), new_name).map(|found| self.entry(&found)))
     }
 
     fn open(&self, caller: &Caller, id: u64, flags: OFlags, kill_suidgid: bool) -> FsResult<Opened> {
-        self.serve(|ns| {
+        self.change(|ns| {
             let opened = ns.open_file(caller, FileId(id), flags.bits() as i32)?;
             if kill_suidgid {
                 ns.clear_suidgid(FileId(id));
@@ -275,7 +285,7 @@ impl Filesystem for Door {
         flags: OFlags,
         kill_suidgid: bool,
     ) -> FsResult<(Entry, Opened)> {
-        self.serve(|ns| {
+        self.change(|ns| {
             let (found, opened) = ns.create(caller, FileId(parent), name, perm, flags.bits() as i32)?;
             if kill_suidgid {
                 ns.clear_suidgid(found.id);
@@ -318,11 +328,11 @@ impl Filesystem for Door {
     }
 
     fn release(&self, _id: u64, fh: u64, _flags: ReleaseFlags) {
-        self.serve(|ns| ns.release(fh));
+        self.change(|ns| ns.release(fh));
     }
 
     fn fsync(&self, _caller: &Caller, _id: u64, fh: u64, data_only: bool) -> FsResult<()> {
-        self.serve(|ns| ns.fsync(fh, data_only))
+        self.change(|ns| ns.fsync(fh, data_only))
     }
 
     fn fallocate(&self, _caller: &Caller, _id: u64, fh: u64, mode: u32, offset: u64, length: u64) -> FsResult<()> {
@@ -346,8 +356,8 @@ impl Filesystem for Door {
 
     fn opendir(&self, caller: &Caller, id: u64) -> FsResult<OpenedDirectory> {
         self.serve(|ns| {
-            let (fh, ours) = ns.opendir(caller, FileId(id))?;
-            Ok(OpenedDirectory { fh, cache: ours, keep_cache: ours })
+            let opened = ns.opendir(caller, FileId(id))?;
+            Ok(OpenedDirectory { fh: opened.fh, cache: opened.cache, keep_cache: opened.keep_cache })
         })
     }
 
@@ -375,7 +385,7 @@ impl Filesystem for Door {
     }
 
     fn fsyncdir(&self, _caller: &Caller, id: u64, _fh: u64, _data_only: bool) -> FsResult<()> {
-        self.serve(|ns| ns.fsync_dir(FileId(id)))
+        self.change(|ns| ns.fsync_dir(FileId(id)))
     }
 
     fn statfs(&self, _caller: &Caller, _id: u64) -> FsResult<SpaceReport> {
@@ -400,7 +410,7 @@ impl Filesystem for Door {
     }
 
     fn setxattr(&self, caller: &Caller, id: u64, name: &[u8], value: &[u8], flags: u32) -> FsResult<()> {
-        self.serve(|ns| ns.setxattr(caller, FileId(id), name, value, flags as i32))
+        self.change(|ns| ns.setxattr(caller, FileId(id), name, value, flags as i32))
     }
 
     fn listxattr(&self, _caller: &Caller, id: u64) -> FsResult<Vec<u8>> {
@@ -408,7 +418,7 @@ impl Filesystem for Door {
     }
 
     fn removexattr(&self, caller: &Caller, id: u64, name: &[u8]) -> FsResult<()> {
-        self.serve(|ns| ns.removexattr(caller, FileId(id), name))
+        self.change(|ns| ns.removexattr(caller, FileId(id), name))
     }
 
     fn access(&self, caller: &Caller, id: u64, mask: u32) -> FsResult<()> {

@@ -181,6 +181,7 @@ impl Engine for Served {
     }
 
     fn why(&self, path: &[u8]) -> Result<Why> {
+        self.namespace.catch_up();
         let id = self.namespace.find(path).map_err(|fault| Self::fault(path, &fault))?;
         let answer = self
             .namespace
@@ -218,6 +219,7 @@ impl Engine for Served {
     }
 
     fn progress(&self, scope: &Scope) -> Progress {
+        self.namespace.catch_up();
         let left = self.undurable(scope, false);
         let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner).get(&scope.run).copied();
         let now = self.mark();
@@ -248,6 +250,7 @@ impl Engine for Served {
     }
 
     fn begin_final_drain(&self, scope: &Scope) {
+        self.namespace.catch_up();
         let mark = self.mark();
         self.begun.lock().unwrap_or_else(PoisonError::into_inner).insert(scope.run, mark);
         self.namespace.begin_final_drain(scope.run);
@@ -258,6 +261,7 @@ impl Engine for Served {
     }
 
     fn verdict(&self, scope: &Scope) -> Verdict {
+        self.namespace.catch_up();
         let mut verdict = Verdict::default();
         for one in self.undurable(scope, true) {
             if one.is_content {
@@ -341,6 +345,7 @@ impl Engine for Served {
     }
 
     fn evict(&self, path: &[u8]) -> Result<u64> {
+        self.namespace.catch_up();
         let mut freed = 0;
         for id in self.namespace.files_below(path)? {
             freed += self.namespace.evict(id, "evicted because a person asked for it")?;

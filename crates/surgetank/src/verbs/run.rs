@@ -10,6 +10,7 @@ pub mod account;
 pub mod child;
 pub mod final_drain;
 pub mod offspring;
+mod preload;
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -92,7 +93,8 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
 
     let mut session =
         Run { config, args, agent, run, signals, agent_lost: false, begun: clock::tick(), ended: clock::tick() };
-    let command_exit = match child::spawn(&session.args.command, &cwd, &session.agent, &session.signals) {
+    let variables = preload::variables(&session.config, &session.agent.hello);
+    let command_exit = match child::spawn(&session.args.command, &cwd, &session.agent, &session.signals, &variables) {
         Ok(pid) => session.attend(pid)?,
         Err(Stillborn::Command { exit, error }) => {
             eprintln!("surgetank: {error}");

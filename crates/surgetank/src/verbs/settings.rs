@@ -68,6 +68,15 @@ pub struct Settings {
     /// Whether programs may get direct descriptors of tier files: true or false
     #[arg(long, value_name = "BOOL", help_heading = "Tuning")]
     pub direct: Option<String>,
+    /// Leave programs as they are: everything goes by the mount
+    #[arg(long, conflicts_with = "preload")]
+    pub no_preload: bool,
+    /// Whether programs get the preload shim, which spares them the way through the kernel: true or false
+    #[arg(long, value_name = "BOOL", help_heading = "Tuning")]
+    pub preload: Option<String>,
+    /// Programs that do not get it, by name
+    #[arg(long, value_name = "NAME[,NAME…]", help_heading = "Tuning")]
+    pub preload_skip: Option<String>,
 }
 
 impl Settings {
@@ -118,6 +127,8 @@ impl Settings {
             grace: self.grace,
             keep_at_exit: self.keep_at_exit,
             direct: self.direct,
+            preload: if self.no_preload { Some("false".to_owned()) } else { self.preload },
+            preload_skip: self.preload_skip,
         }
     }
 }

@@ -55,6 +55,7 @@ impl Backend for FakeBackend {
         Ok(Running {
             engine: Arc::new(FakeEngine { store: opening.store, runs: AtomicU32::new(0) }),
             mount: Box::new(FakeMount { over, session }),
+            shim: None,
         })
     }
 }
@@ -191,5 +192,7 @@ pub fn configure(settings: &Settings) -> Result<Config> {
         grace: grace.transpose().map_err(|error| Error::new("--grace").why(error))?.unwrap_or_default(),
         keep_at_exit: KeepAtExit::Leave,
         direct: false,
+        preload: false,
+        preload_skip: Vec::new(),
     })
 }

@@ -15,7 +15,7 @@ use super::super::Namespace;
 use super::super::content::{Content, Handle, Lies, Open};
 use super::super::journal::Txn;
 use super::super::tree::Progress;
-use super::{Grant, Opened, Placed};
+use super::{Grant, LEFT_TO_THE_MOUNT, Opened, Placed, Via};
 
 /// A file that is renamed more often than this while it is opened is somebody's joke.
 const MOVES_MAX: usize = 1000;
@@ -43,13 +43,18 @@ impl Namespace {
             self.permit(caller, &inode.attr, want)?;
         }
         let run = if writes { self.run(caller) } else { RunId(0) };
-        let open = self.open_inode(id, writes || truncates, truncates, run)?;
+        let open = self.open_inode(id, writes || truncates, truncates, run, Via::Mount)?;
         Ok(self.register(open, writes, flags, run))
     }
 
     pub(crate) fn register(&self, open: Arc<Open>, writes: bool, flags: i32, run: RunId) -> Opened {
         let fh = self.new_handle();
-        let grant = match open.backing {
+        let backing = open.backing_or(|content| {
+            let door = self.door.get().filter(|door| door.passes_through())?;
+            door.back(content.file.as_fd()).ok()
+        });
+        let shared = open.direct && backing.is_none();
+        let grant = match backing {
             Some(backing) => {
                 self.counters.direct_opens.fetch_add(1, Ordering::Relaxed);
                 Grant::Direct(backing)
@@ -62,14 +67,37 @@ impl Namespace {
         let id = open.id;
         let handle = Handle { id, open, writes, append: flags & libc::O_APPEND != 0, run };
         self.handles.write().unwrap_or_else(PoisonError::into_inner).insert(fh, Arc::new(handle));
-        Opened { handle: fh, grant, keep_cache: !writes && self.tree().get(id).is_some_and(|inode| inode.owned) }
+        let keep_cache = !writes && !shared && self.tree().get(id).is_some_and(|inode| inode.owned);
+        Opened { handle: fh, grant, keep_cache, shared }
     }
 
     /// Gets the content of an inode ready and counts one more user. The caller must give it back with `close_inode`.
-    pub(crate) fn open_inode(&self, id: FileId, writes: bool, truncates: bool, run: RunId) -> FsResult<Arc<Open>> {
+    pub(crate) fn open_inode(
+        &self,
+        id: FileId,
+        writes: bool,
+        truncates: bool,
+        run: RunId,
+        via: Via,
+    ) -> FsResult<Arc<Open>> {
         let _inode = self.lock_inode(id);
+        self.open_locked(id, writes, truncates, run, via)
+    }
+
+    /// The inode's lock is held.
+    pub(super) fn open_locked(
+        &self,
+        id: FileId,
+        writes: bool,
+        truncates: bool,
+        run: RunId,
+        via: Via,
+    ) -> FsResult<Arc<Open>> {
         let active = self.opens().get(&id).cloned();
         let open = match active {
+            Some(open) if via == Via::Shim && !(open.direct && matches!(open.content().lies, Lies::Tier(_))) => {
+                return Err(LEFT_TO_THE_MOUNT.into());
+            }
             Some(open) => {
                 if writes {
                     self.make_writable(&open)?;
@@ -79,7 +107,7 @@ impl Namespace {
             None => {
                 let open = Arc::new(self.while_it_moves(id, || {
                     self.reread(id)?;
-                    self.open_content(id, writes, truncates)
+                    self.open_content(id, writes, truncates, via)
                 })?);
                 self.opens().insert(id, open.clone());
                 open
@@ -98,7 +126,7 @@ impl Namespace {
         Ok(open)
     }
 
-    fn count_user(&self, open: &Open, writes: bool) {
+    pub(super) fn count_user(&self, open: &Open, writes: bool) {
         let mut users = open.users.lock().unwrap_or_else(PoisonError::into_inner);
         if writes {
             users.writers += 1;
@@ -200,8 +228,11 @@ impl Namespace {
     }
 
     /// The first open of an inode. The inode's lock is held.
-    fn open_content(&self, id: FileId, writes: bool, truncates: bool) -> FsResult<Open> {
+    fn open_content(&self, id: FileId, writes: bool, truncates: bool, via: Via) -> FsResult<Open> {
         let in_place = writes && self.has_unknown_names(id);
+        if via == Via::Shim && (in_place || self.tree().get(id).is_none_or(|inode| inode.replica.is_none())) {
+            return Err(LEFT_TO_THE_MOUNT.into());
+        }
         if in_place {
             self.evict_locked(id, "the store has it under further names: it is written there", true);
         }
@@ -214,23 +245,25 @@ impl Namespace {
             let path = tree.logical_path(id).ok_or(Errno::NOENT)?;
             let device = self.tiers.device(device);
             // A direct descriptor of ours is read-only, or our own leases would be refused.
-            let direct = self.door.get().is_some()
-                && self.config.direct
-                && (!writes || self.room_for_direct(device.id(), &path, size_bytes).is_some());
+            let direct =
+                self.may_be_direct(via) && (!writes || self.room_for_direct(device.id(), &path, size_bytes).is_some());
+            if via == Via::Shim && !direct {
+                return Err(LEFT_TO_THE_MOUNT.into());
+            }
             let file = device.open(&path, writes && !direct).inspect_err(|why| self.device_failed(device.id(), why))?;
             drop(tree);
             if !writes {
                 device.counters().hits.fetch_add(1, Ordering::Relaxed);
             }
             let content = Content { file: Arc::new(file), lies: Lies::Tier(device.id()), writable: writes && !direct };
-            return self.engage(id, content, writes, direct, charged_bytes, || device.open(&path, true));
+            return self.engage(id, content, via, writes, direct, charged_bytes, || device.open(&path, true));
         }
         if let Some((dir, name)) = inode.spill().cloned() {
             let path = tree.applied_path(dir).ok_or(Errno::NOENT)?.join(&name);
             drop(tree);
             let file = self.store.open(self.own_cred(owner), &path, writes)?;
             let content = Content { file: Arc::new(file), lies: Lies::StoreTemporary, writable: writes };
-            return self.engage(id, content, writes, !writes, 0, || Err(Errno::IO.into()));
+            return self.engage(id, content, via, writes, !writes, 0, || Err(Errno::IO.into()));
         }
         let path = tree.applied_path(id).ok_or(Errno::NOENT)?;
         drop(tree);
@@ -246,7 +279,7 @@ impl Namespace {
             self.times_in_place(id, &file)?;
         }
         let content = Content { file: Arc::new(file), lies: Lies::Store, writable: writes };
-        self.engage(id, content, writes, !writes, 0, || Err(Errno::IO.into()))
+        self.engage(id, content, via, writes, !writes, 0, || Err(Errno::IO.into()))
     }
 
     /// The store's own file. A mode that its owner gave it may still wait in the queue; who is not root needs it now.
@@ -308,20 +341,24 @@ impl Namespace {
         &self,
         id: FileId,
         mut content: Content,
+        via: Via,
         writes: bool,
         direct: bool,
         charged_bytes: u64,
         writable: impl FnOnce() -> std::io::Result<std::fs::File>,
     ) -> FsResult<Open> {
         let backing = match self.door.get() {
-            Some(door) if direct && self.config.direct => door.back(content.file.as_fd()).ok(),
+            Some(door) if direct && via == Via::Mount && self.may_be_direct(via) => {
+                door.back(content.file.as_fd()).ok()
+            }
             _ => None,
         };
-        if backing.is_none() && writes && !content.writable {
+        let direct = backing.is_some() || (direct && via == Via::Shim);
+        if !direct && writes && !content.writable {
             content.file = Arc::new(writable()?);
             content.writable = true;
         }
-        Ok(Open::new(id, content, backing, charged_bytes))
+        Ok(Open::new(id, content, direct, backing, charged_bytes))
     }
 
     /// Opens a store file whose next version goes to a tier: with the present bytes (copy-up) or empty.
@@ -337,7 +374,9 @@ impl Namespace {
             Some(_) => AskKind::CopyUp { bytes: size_bytes },
             None => AskKind::Create { expected: self.expected(&path) },
         };
-        let placed = self.place(&path, id, kind, mode, attr.perm)?;
+        let mut placed = self.place(&path, id, kind, mode, attr.perm, Via::Mount)?;
+        // A writer of ours would stand in the way of our own leases.
+        placed.made = None;
         if let Some(source) = source {
             let target = placed.writable()?;
             // Opening is no change: the copy has the file's times.
@@ -354,17 +393,17 @@ impl Namespace {
         self.adopt(&mut tree, id, &placed)?;
         self.commit(&tree, txn);
         drop(tree);
-        let open = self.bound(id, placed, size_bytes)?;
+        let open = self.bound(id, &placed, size_bytes, Via::Mount)?;
         open.written.store(source.is_none(), Ordering::Relaxed);
         Ok(open)
     }
 
     /// The `Open` of a file that was just placed.
-    pub(crate) fn bound(&self, id: FileId, placed: Placed, size_bytes: u64) -> FsResult<Open> {
-        let open = self.engage(id, placed.content.clone(), true, placed.direct, 0, || placed.writable())?;
+    pub(crate) fn bound(&self, id: FileId, placed: &Placed, size_bytes: u64, via: Via) -> FsResult<Open> {
+        let open = self.engage(id, placed.content.clone(), via, true, placed.direct, 0, || placed.writable())?;
         if let Lies::Tier(device) = placed.content.lies {
             let device = self.tiers.device(device);
-            if open.backing.is_some() {
+            if open.direct {
                 open.reserved_bytes.store(placed.reserved_bytes, Ordering::Relaxed);
             } else {
                 device.unreserve(placed.reserved_bytes);
@@ -374,6 +413,15 @@ impl Namespace {
         }
         open.written.store(true, Ordering::Relaxed);
         Ok(open)
+    }
+
+    /// Could programs that come through this door have the plain file itself?
+    pub(super) fn may_be_direct(&self, via: Via) -> bool {
+        self.config.direct
+            && match via {
+                Via::Mount => self.door.get().is_some_and(|door| door.passes_through()),
+                Via::Shim => true,
+            }
     }
 
     /// Room that a direct writer of an existing tier file can count on; `None`: mediate it.
@@ -405,10 +453,10 @@ impl Namespace {
     /// An open inode gets its first writer. The inode's lock is held.
     fn make_writable(&self, open: &Arc<Open>) -> FsResult<()> {
         let content = open.content();
-        if open.backing.is_some() && content.lies == Lies::Store {
+        if open.direct && content.lies == Lies::Store {
             self.times_in_place(open.id, &content.file)?;
         }
-        if open.backing.is_some() || content.writable {
+        if open.direct || content.writable {
             return Ok(());
         }
         // Mediated readers only so far: exchange the descriptor under them.
@@ -433,7 +481,7 @@ impl Namespace {
                     let placed = self.open_placed(id, Some(&content.file), size_bytes)?;
                     let fresh = placed.content();
                     open.charged_bytes.store(size_bytes, Ordering::Relaxed);
-                    if let Some(backing) = placed.backing
+                    if let Some(backing) = placed.take_backing()
                         && let Some(door) = self.door.get()
                     {
                         door.unback(backing);
@@ -480,7 +528,7 @@ impl Namespace {
 
     /// From now on the content may change: what was on its way to the store is void.
     fn begin_write(&self, open: &Open, run: RunId) {
-        if open.backing.is_some() {
+        if open.direct {
             self.directly_written(open);
         }
         let mut tree = self.tree();
@@ -528,7 +576,7 @@ impl Namespace {
         self.close_user(open, writes);
     }
 
-    fn close_user(&self, open: &Arc<Open>, writes: bool) {
+    pub(super) fn close_user(&self, open: &Arc<Open>, writes: bool) {
         let (last_writer, last) = {
             let mut users = open.users.lock().unwrap_or_else(PoisonError::into_inner);
             let count = if writes { &mut users.writers } else { &mut users.readers };
@@ -537,6 +585,11 @@ impl Namespace {
         };
         if let Some(inode) = self.tree().get_mut(open.id) {
             inode.handles = inode.handles.saturating_sub(1);
+        }
+        // The one writer that is left may be what we handed out, closed before this one was.
+        if writes && !last_writer && open.handed.load(Ordering::Relaxed) && open.writers() == 1 && self.end_handed(open)
+        {
+            return;
         }
         let lingers = if last_writer { !self.seal(open) } else { last && self.lingers(open.id) };
         if last && !lingers {
@@ -547,7 +600,7 @@ impl Namespace {
     /// Nobody has it open any more, and it is sealed. The inode's lock is held.
     pub(super) fn give_up(&self, open: &Open) {
         self.opens().remove(&open.id);
-        if let (Some(backing), Some(door)) = (open.backing, self.door.get()) {
+        if let (Some(backing), Some(door)) = (open.take_backing(), self.door.get()) {
             door.unback(backing);
         }
         self.last_close(open);

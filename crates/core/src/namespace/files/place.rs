@@ -11,6 +11,7 @@ use crate::store::{Cred, StorePath};
 use super::super::Namespace;
 use super::super::content::{Content, Lies};
 use super::super::tree::{Name, Tree};
+use super::{LEFT_TO_THE_MOUNT, Via};
 
 /// A new version's plain file, before it is bound to an inode.
 pub(crate) struct Placed {
@@ -23,6 +24,8 @@ pub(crate) struct Placed {
     pub backing_ino: u64,
     /// Its path on the tier now.
     pub at: Vec<u8>,
+    /// The descriptor with which it was made, for reading and writing, where programs will have it directly.
+    pub made: Option<std::fs::File>,
 }
 
 impl Namespace {
@@ -57,10 +60,18 @@ impl Namespace {
     }
 
     /// Creates a plain file for a new version where placement says; under a hidden name until it is adopted.
-    pub(crate) fn place(&self, path: &[u8], id: FileId, kind: AskKind, mode: Mode, perm: u32) -> FsResult<Placed> {
+    pub(crate) fn place(
+        &self,
+        path: &[u8],
+        id: FileId,
+        kind: AskKind,
+        mode: Mode,
+        perm: u32,
+        via: Via,
+    ) -> FsResult<Placed> {
         let decision = self.decide(path);
         let preferred_tier = decision.tier.as_deref().and_then(|name| self.tier_index(name));
-        let direct_possible = self.door.get().is_some() && self.config.direct;
+        let direct_possible = self.may_be_direct(via);
         // What is only brought in ahead of use puts nobody out.
         let mut may_evict = !matches!(kind, AskKind::Prefetch { .. });
         for attempt in 0..=self.tiers.devices().count() + 1 {
@@ -78,8 +89,16 @@ impl Namespace {
                 continue;
             }
             match place {
+                // The mount mediates where there is no room for sure.
+                Place::Device { direct: false, .. } | Place::Store if via == Via::Shim => {
+                    return Err(LEFT_TO_THE_MOUNT.into());
+                }
                 Place::Device { id: device, direct, reserve_bytes } => {
                     let device = self.tiers.device(device);
+                    let direct = direct && self.dirty_room_for_direct(device, reserve_bytes);
+                    if !direct && via == Via::Shim {
+                        return Err(LEFT_TO_THE_MOUNT.into());
+                    }
                     if reserve_bytes > 0 && !device.try_reserve(reserve_bytes) {
                         continue;
                     }
@@ -100,8 +119,8 @@ impl Namespace {
                     match created {
                         Ok((file, at)) => {
                             let backing_ino = rustix::fs::fstat(&file)?.st_ino;
-                            let direct = direct && self.dirty_room_for_direct(device, reserve_bytes);
-                            let file = if direct { reopen_read_only(&file)? } else { file };
+                            let (file, made) =
+                                if direct { (reopen_read_only(&file)?, Some(file)) } else { (file, None) };
                             return Ok(Placed {
                                 content: Content {
                                     file: Arc::new(file),
@@ -114,6 +133,7 @@ impl Namespace {
                                 reason: reason.to_string(),
                                 backing_ino,
                                 at,
+                                made,
                             });
                         }
                         Err(why) => {
@@ -173,6 +193,7 @@ impl Namespace {
             reason: format!("written to a temporary in the store: {reason}"),
             backing_ino: 0,
             at: Vec::new(),
+            made: None,
         })
     }
 

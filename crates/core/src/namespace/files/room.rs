@@ -75,7 +75,8 @@ impl Namespace {
                 None => (Vec::new(), Mode::Remove, inode.attr.perm),
             }
         };
-        let placed = self.place(&path, id, AskKind::Spill { have_bytes, want_bytes, from }, mode, perm)?;
+        let placed =
+            self.place(&path, id, AskKind::Spill { have_bytes, want_bytes, from }, mode, perm, super::Via::Mount)?;
         let target = match placed
             .writable()
             .and_then(|target| copy_with_times(&before.file, &target, have_bytes).map(|()| target))

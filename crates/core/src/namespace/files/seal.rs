@@ -42,6 +42,11 @@ impl Namespace {
         self.tender.notify_all();
     }
 
+    /// A descriptor was to be handed out and could not be.
+    pub(super) fn linger_handed(&self, id: FileId) {
+        self.linger(id, LINGER_FIRST);
+    }
+
     pub(super) fn lingers(&self, id: FileId) -> bool {
         self.lingering.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|(other, ..)| *other == id)
     }
@@ -58,7 +63,8 @@ impl Namespace {
             let _inode = self.lock_inode(id);
             let open = self.opens().get(&id).cloned();
             // Whoever has it open for writing again seals it when he closes.
-            let sealed = open.is_none_or(|open| open.writers() > 0 || self.seal_again(&open));
+            let sealed =
+                open.is_none_or(|open| self.end_handed(&open) && (open.writers() > 0 || self.seal_again(&open)));
             let mut lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
             if sealed {
                 lingering.retain(|(other, ..)| *other != id);
@@ -176,7 +182,7 @@ impl Namespace {
         // What the kernel was told of an older version may be believed for long; of a new file it never was.
         if let Some(door) = self.door.get()
             && !first
-            && open.is_some_and(|open| open.backing.is_some())
+            && open.is_some_and(|open| open.direct)
         {
             door.invalidate(id, true);
         }
@@ -350,10 +356,19 @@ impl Namespace {
 }
 
 /// A read lease is granted exactly when nobody can write: no descriptor, no duplicate, no shared mapping.
-fn nobody_writes(content: &Content) -> bool {
-    let fd = content.file.as_raw_fd();
-    // SAFETY: fcntl on a descriptor that `content` keeps open; F_SETLEASE takes an int.
-    let taken = unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_RDLCK) };
+pub(super) fn nobody_writes(content: &Content) -> bool {
+    lease_is_granted(&content.file, libc::F_RDLCK)
+}
+
+/// A write lease: when nobody else has it open at all.
+pub(crate) fn nobody_has(file: &std::fs::File) -> bool {
+    lease_is_granted(file, libc::F_WRLCK)
+}
+
+fn lease_is_granted(file: &std::fs::File, kind: i32) -> bool {
+    let fd = file.as_raw_fd();
+    // SAFETY: fcntl on a descriptor that `file` keeps open; F_SETLEASE takes an int.
+    let taken = unsafe { libc::fcntl(fd, libc::F_SETLEASE, kind) };
     if taken == 0 {
         // SAFETY: as above; gives the lease back.
         unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK) };

@@ -52,9 +52,10 @@ impl Namespace {
             return Err(Errno::BADF.into());
         }
         self.counters.written_bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
-        if handle.open.backing.is_some() {
-            // The kernel gives direct files' bytes to the plain file itself; what comes here all the same goes there too.
+        if handle.open.direct {
+            // Where the kernel cannot pass them through, and what it hands us all the same, goes to the plain file too.
             let file = reopen_writable(&handle.open.content().file)?;
+            let offset = if handle.append { file.metadata()?.len() } else { offset };
             super::room::write_all_at(&file, data, offset)?;
             return Ok(data.len());
         }
@@ -69,7 +70,7 @@ impl Namespace {
         loop {
             let gate = open.gate.read().unwrap_or_else(PoisonError::into_inner);
             let content = open.content();
-            let mediated = open.backing.is_none();
+            let mediated = !open.direct;
             let flags = rustix::fs::FallocateFlags::from_bits_truncate(mode);
             let punches = flags.contains(rustix::fs::FallocateFlags::PUNCH_HOLE);
             let size_bytes = content.file.metadata()?.len();
@@ -112,7 +113,7 @@ impl Namespace {
         let target = self.handle(to)?;
         let length = length.min(COPY_BYTES_MAX);
         target.open.written.store(true, Ordering::Relaxed);
-        if target.open.backing.is_none() || source.open.id == target.open.id {
+        if !target.open.direct || source.open.id == target.open.id {
             // The kernel falls back to reading and writing, which may move the target to another tier on the way.
             return Err(Errno::OPNOTSUPP.into());
         }
@@ -153,7 +154,10 @@ impl Namespace {
 
     pub fn fsync(&self, fh: u64, data_only: bool) -> FsResult<()> {
         let handle = self.handle(fh)?;
-        let open = &handle.open;
+        self.fsync_open(&handle.open, data_only)
+    }
+
+    pub(super) fn fsync_open(&self, open: &Arc<Open>, data_only: bool) -> FsResult<()> {
         let content = open.content();
         let path = self.tree().logical_path(open.id);
         let target = path.as_deref().map_or(FsyncTarget::Tier, |path| self.fsync_target(open.id, path, content.lies));
@@ -168,6 +172,31 @@ impl Namespace {
                 Ok(())
             }
             FsyncTarget::Store => self.flush_to_store(open),
+        }
+    }
+
+    /// fsync of a file that is sealed by now.
+    pub(super) fn fsync_closed(&self, id: FileId) -> FsResult<()> {
+        let (path, version) = {
+            let mut tree = self.tree();
+            let Some(inode) = tree.get(id).filter(|inode| inode.dirty()) else {
+                return Ok(());
+            };
+            let (publish, version, replica) = (inode.publish, inode.version, inode.replica);
+            let Some(path) = tree.logical_path(id) else {
+                return Ok(());
+            };
+            let mut txn = Txn::default();
+            self.hurry(&mut tree, &mut txn, publish);
+            self.commit(&tree, txn);
+            (replica.map(|(device, _)| (path, Lies::Tier(device))), version)
+        };
+        match path {
+            Some((path, lies)) if self.fsync_target(id, &path, lies) == FsyncTarget::Store => {
+                self.wake();
+                self.wait_durable(id, version)
+            }
+            _ => self.sync_catalog().map_err(Into::into),
         }
     }
 

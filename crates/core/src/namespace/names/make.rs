@@ -5,17 +5,26 @@ use std::sync::atomic::Ordering;
 
 use crate::clock;
 use crate::error::{Errno, FsResult};
-use crate::model::{Attr, Caller, FileId, Kind, Mode, OpKind};
+use crate::model::{Attr, Caller, FileId, Kind, Mode, OpKind, RunId};
 use crate::placement::AskKind;
 
 use super::super::content::{Content, Lies, Open};
-use super::super::files::Opened;
+use super::super::files::{Opened, Via};
 use super::super::journal::Txn;
 use super::super::tree::{Entry, Inode, Name, OWN_INODE_BASE, Tree};
 use super::super::{Found, Namespace};
 
 /// What a directory of ours shows as its size; file systems differ, programs only want it not to be 0.
 const DIR_BYTES: u64 = 4096;
+
+/// A file that was just made.
+pub(crate) struct Made {
+    pub id: FileId,
+    pub attr: Attr,
+    pub open: Arc<Open>,
+    /// The descriptor with which the plain file was made, where it is direct.
+    pub plain: Option<std::fs::File>,
+}
 
 impl Namespace {
     fn fresh_attr(id: FileId, kind: Kind, perm: u32, cred: crate::store::Cred) -> Attr {
@@ -100,6 +109,24 @@ impl Namespace {
         flags: i32,
     ) -> FsResult<(Found, Opened)> {
         let run = self.run(caller);
+        let Made { id, attr, open, .. } = self.make_file(caller, (dir, name), perm, run, Via::Mount)?;
+        if open.direct && flags & libc::O_ACCMODE != libc::O_RDONLY {
+            self.directly_written(&open);
+        }
+        let ttl = if open.direct { super::super::TTL_WRITTEN } else { super::super::TTL_OURS };
+        let opened = self.register(open, true, flags, run);
+        Ok((Found { id, attr, ttl }, opened))
+    }
+
+    /// Makes a file under a name that is free, open for one writer.
+    pub(crate) fn make_file(
+        &self,
+        caller: &Caller,
+        (dir, name): (FileId, &[u8]),
+        perm: u32,
+        run: RunId,
+        via: Via,
+    ) -> FsResult<Made> {
         let name = Name::from(name);
         let (id, path) = {
             let mut tree = self.tree();
@@ -107,8 +134,8 @@ impl Namespace {
             (tree.new_id(), path)
         };
         let mode = self.decide(&path).mode;
-        let placed = self.place(&path, id, AskKind::Create { expected: self.expected(&path) }, mode, perm)?;
-        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let mut placed = self.place(&path, id, AskKind::Create { expected: self.expected(&path) }, mode, perm, via)?;
+        let plain = placed.made.take();
         let mut tree = self.tree();
         if let Err(fault) = Self::still_absent(&tree, dir, &name) {
             self.undo_placed(&placed);
@@ -123,7 +150,7 @@ impl Namespace {
         inode.sealed = false;
         inode.run = run;
         inode.handles = 1;
-        inode.lookups = 1;
+        inode.lookups = u32::from(via == Via::Mount);
         tree.insert(id, inode);
         let mut txn = Txn::default();
         if let Err(fault) = self.adopt(&mut tree, id, &placed) {
@@ -135,26 +162,29 @@ impl Namespace {
         self.own(&mut tree, &mut txn, id);
         txn.entry(dir, &name);
         Self::touch_dir(&mut tree, dir, 0);
+        // The kernel is not asked for a file that the shim will write: it is open from its first sight on.
+        let early = match via {
+            Via::Shim => Some(self.engage_new(id, &placed, via)?),
+            Via::Mount => None,
+        };
         self.commit(&tree, txn);
         let attr = tree.get(id).map(|inode| inode.attr).ok_or(Errno::NOENT)?;
         drop(tree);
-        let open = self.engage_new(id, placed)?;
-        {
-            let mut users = open.users.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            // A file created for reading only still has to be sealed once.
-            users.writers = 1;
-        }
-        if open.backing.is_some() && writes {
-            self.directly_written(&open);
-        }
-        let direct = open.backing.is_some();
-        let opened = self.register(open, true, flags, run);
-        let ttl = if direct { super::super::TTL_WRITTEN } else { super::super::TTL_OURS };
-        Ok((Found { id, attr, ttl }, opened))
+        let open = match early {
+            Some(open) => open,
+            None => self.engage_new(id, &placed, via)?,
+        };
+        Ok(Made { id, attr, open, plain })
     }
 
-    fn engage_new(&self, id: FileId, placed: super::super::files::Placed) -> FsResult<Arc<Open>> {
-        let open = Arc::new(self.bound(id, placed, 0)?);
+    /// Open for one writer. (A file created for reading only still has to be sealed once.)
+    fn engage_new(&self, id: FileId, placed: &super::super::files::Placed, via: Via) -> FsResult<Arc<Open>> {
+        let open = Arc::new(self.bound(id, placed, 0, via)?);
+        open.users.lock().unwrap_or_else(std::sync::PoisonError::into_inner).writers = 1;
+        if via == Via::Shim {
+            open.handed.store(true, Ordering::Relaxed);
+            self.directly_written(&open);
+        }
         self.opens().insert(id, open.clone());
         Ok(open)
     }
@@ -164,8 +194,14 @@ impl Namespace {
         self.permit_change(caller, dir)?;
         let run = self.run(caller);
         let id = self.tree().new_id();
-        let placed =
-            self.place(b"", id, AskKind::Create { expected: crate::placement::Expected::Unknown }, Mode::Remove, perm)?;
+        let placed = self.place(
+            b"",
+            id,
+            AskKind::Create { expected: crate::placement::Expected::Unknown },
+            Mode::Remove,
+            perm,
+            Via::Mount,
+        )?;
         let mut tree = self.tree();
         let (cred, _) = self.owner_for_new(&tree, caller, dir, Kind::File, perm);
         let mut attr = Self::fresh_attr(id, Kind::File, perm, cred);
@@ -184,7 +220,7 @@ impl Namespace {
         if let Lies::Tier(device) = content.lies {
             self.tiers.device(device).unreserve(placed.reserved_bytes);
         }
-        let open = Arc::new(Open::new(id, content, None, 0));
+        let open = Arc::new(Open::new(id, content, false, None, 0));
         open.written.store(true, Ordering::Relaxed);
         open.users.lock().unwrap_or_else(std::sync::PoisonError::into_inner).writers = 1;
         self.opens().insert(id, open.clone());

@@ -75,6 +75,7 @@ pub fn spawn(
     cwd: &Path,
     agent: &Connection,
     signals: &Signals,
+    variables: &[(&str, OsString)],
 ) -> std::result::Result<u32, Stillborn> {
     let Some((program, arguments)) = command.split_first() else {
         return Err(Stillborn::Ours(Error::new("no command is given")));
@@ -99,6 +100,7 @@ pub fn spawn(
     };
     let mut child = Command::new(program);
     child.args(arguments).env(AGENT_VARIABLE, agents_around(agent));
+    child.envs(variables.iter().map(|(name, value)| (name, value)));
     // SAFETY: the closure makes system calls on values prepared before the fork, and allocates nothing.
     unsafe { child.pre_exec(before_exec) };
     let spawned = child.spawn();

@@ -1,0 +1,191 @@
+//! Handing out descriptors of the plain file itself, for the shim: creating and opening for writing where that is direct,
+//! and noticing that the last of them is closed.
+//!
+//! Whatever would have to ask the store, to copy or to mediate is left to the mount ([`LEFT_TO_THE_MOUNT`]). The
+//! descriptors never reach us again: the kernel tells when one that could write is closed (`Shim::watch`), and whether
+//! others are left a lease tells. Until then `Open::handed` stands for one writer.
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::error::{Errno, FsResult};
+use crate::model::{Caller, FileId, Kind};
+
+use super::super::Namespace;
+use super::super::content::{Lies, Open};
+use super::super::tree::Name;
+use super::seal::nobody_writes;
+use super::{LEFT_TO_THE_MOUNT, Via};
+
+/// Of open's flags, what an open file keeps.
+const KEPT: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_NOATIME;
+
+impl Namespace {
+    /// A descriptor of the plain file, as open(2) of the name with these flags would give it.
+    pub fn hand_out(&self, caller: &Caller, dir: FileId, name: &[u8], perm: u32, flags: i32) -> FsResult<File> {
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        if !writes || name.is_empty() || name.starts_with(crate::model::STORE_TEMPORARY_PREFIX) {
+            return Err(LEFT_TO_THE_MOUNT.into());
+        }
+        let known = {
+            let tree = self.tree();
+            let inode = tree.get(dir).ok_or(LEFT_TO_THE_MOUNT)?;
+            if !inode.is_dir() || (inode.logical.is_none() && dir != FileId::ROOT) {
+                return Err(LEFT_TO_THE_MOUNT.into());
+            }
+            self.permit(caller, &inode.attr, 1)?;
+            self.known(&tree, dir, &Name::from(name)).ok_or(LEFT_TO_THE_MOUNT)?
+        };
+        match known {
+            Some(_) if flags & (libc::O_CREAT | libc::O_EXCL) == libc::O_CREAT | libc::O_EXCL => {
+                Err(Errno::EXIST.into())
+            }
+            Some(id) => self.hand_out_existing(caller, id, flags),
+            None if flags & libc::O_CREAT == 0 => Err(Errno::NOENT.into()),
+            None => {
+                self.permit_change(caller, dir)?;
+                self.hand_out_new(caller, dir, name, perm, flags)
+            }
+        }
+    }
+
+    fn hand_out_existing(&self, caller: &Caller, id: FileId, flags: i32) -> FsResult<File> {
+        let want = if flags & libc::O_ACCMODE == libc::O_WRONLY { 2 } else { 6 };
+        {
+            let tree = self.tree();
+            let inode = tree.get(id).filter(|inode| inode.attr.kind == Kind::File).ok_or(LEFT_TO_THE_MOUNT)?;
+            self.permit(caller, &inode.attr, want)?;
+        }
+        let _inode = self.lock_inode(id);
+        // The caches of the kernel that the mount's readers have are not ours to drop while they read.
+        let open = self.open_locked(id, true, flags & libc::O_TRUNC != 0, self.run(caller), Via::Shim)?;
+        if open.handed.swap(true, Ordering::Relaxed) {
+            // It counts already.
+            self.close_user(&open, true);
+        } else {
+            self.handed.fetch_add(1, Ordering::Relaxed);
+        }
+        self.show(&self.tree(), id);
+        if let Some(door) = self.door.get() {
+            door.invalidate(id, true);
+        }
+        self.hand(&open, None, flags)
+    }
+
+    fn hand_out_new(&self, caller: &Caller, dir: FileId, name: &[u8], perm: u32, flags: i32) -> FsResult<File> {
+        let run = self.run(caller);
+        let made = match self.make_file(caller, (dir, name), perm, run, Via::Shim) {
+            Err(fault) if fault.errno == Errno::EXIST && flags & libc::O_EXCL == 0 => {
+                return Err(LEFT_TO_THE_MOUNT.into());
+            }
+            made => made?,
+        };
+        self.handed.fetch_add(1, Ordering::Relaxed);
+        let (listed, absent) = {
+            let mut tree = self.tree();
+            tree.dir_mut(dir).map_or((false, false), |d| (std::mem::take(&mut d.told), d.told_absent))
+        };
+        if let Some(door) = self.door.get() {
+            if listed {
+                door.invalidate(dir, false);
+            }
+            if absent {
+                door.invalidate_name(dir, name);
+            }
+        }
+        self.hand(&made.open, made.plain, flags)
+    }
+
+    /// Gives up what was opened when the descriptor cannot be given.
+    fn hand(&self, open: &Arc<Open>, plain: Option<File>, flags: i32) -> FsResult<File> {
+        let content = open.content();
+        let kept = flags & KEPT;
+        let file = match plain {
+            Some(file) if flags & libc::O_ACCMODE == libc::O_RDWR && kept == 0 => Ok(file),
+            _ => std::fs::OpenOptions::new()
+                .write(true)
+                .read(flags & libc::O_ACCMODE == libc::O_RDWR)
+                .custom_flags(kept)
+                .open(format!("/proc/self/fd/{}", content.file.as_raw_fd())),
+        };
+        let watched = match self.shim.get() {
+            Some(shim) => shim.watch(open.id, content.file.as_fd()),
+            None => Err(Errno::NOTCONN.into()),
+        };
+        match (file, watched) {
+            (Ok(file), Ok(())) => Ok(file),
+            (Err(why), _) | (_, Err(why)) => {
+                tracing::warn!(%why, "a descriptor of a plain file could not be handed out");
+                // Nobody will tell that it is closed.
+                self.linger_handed(open.id);
+                Err(LEFT_TO_THE_MOUNT.into())
+            }
+        }
+    }
+
+    /// A descriptor that we handed out was closed; others may be left.
+    pub fn handed_closed(&self, id: FileId) {
+        let _inode = self.lock_inode(id);
+        let Some(open) = self.open_of(id) else { return };
+        if self.end_handed(&open) {
+            return;
+        }
+        // Watched again first, or the last one might be closed just between.
+        let watched = self.shim.get().is_some_and(|shim| shim.watch(id, open.content().file.as_fd()).is_ok());
+        if !self.end_handed(&open) && !watched {
+            self.linger_handed(id);
+        }
+    }
+
+    /// Which one it was, nobody knows.
+    pub fn any_handed_closed(&self) {
+        let handed: Vec<FileId> =
+            self.opens().values().filter(|o| o.handed.load(Ordering::Relaxed)).map(|o| o.id).collect();
+        for id in handed {
+            self.handed_closed(id);
+        }
+    }
+
+    /// The kernel asks again for the file's attributes.
+    pub fn forget_attributes(&self, id: FileId) {
+        if let Some(door) = self.door.get() {
+            door.invalidate(id, true);
+        }
+    }
+
+    /// The inode's lock is held.
+    pub(super) fn end_handed(&self, open: &Arc<Open>) -> bool {
+        if !open.handed.load(Ordering::Relaxed) {
+            return true;
+        }
+        let content = open.content();
+        if matches!(content.lies, Lies::Tier(_)) && !nobody_writes(&content) {
+            return false;
+        }
+        open.handed.store(false, Ordering::Relaxed);
+        self.handed.fetch_sub(1, Ordering::Relaxed);
+        self.close_user(open, true);
+        true
+    }
+
+    /// Closes of descriptors that we handed out are taken in, so that what comes next comes after them. Not with a lock
+    /// held.
+    pub fn catch_up(&self) {
+        if self.handed.load(Ordering::Relaxed) > 0
+            && let Some(shim) = self.shim.get()
+        {
+            shim.catch_up();
+        }
+    }
+
+    /// fsync of a descriptor that we handed out.
+    pub fn fsync_handed(&self, id: FileId) -> FsResult<()> {
+        match self.open_of(id) {
+            Some(open) => self.fsync_open(&open, false),
+            None => self.fsync_closed(id),
+        }
+    }
+}

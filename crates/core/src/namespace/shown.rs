@@ -1,0 +1,133 @@
+//! What is shown of files to programs that do not ask (the index in shared memory that the shim reads).
+//!
+//! Told under the tree's lock, in the catalog's order: whoever looks sees what a request would have answered. Only what is
+//! ours is shown; of the rest others may change anything.
+
+use std::os::fd::BorrowedFd;
+
+use crate::model::{Attr, DeviceId, FileId, Kind};
+
+use super::Namespace;
+use super::tree::{Inode, Tree};
+
+/// One file as it may be believed.
+#[derive(Debug, Clone, Copy)]
+pub struct Shown {
+    pub id: FileId,
+    pub attr: Attr,
+    /// The attributes are right; otherwise the mount has to be asked.
+    pub known: bool,
+    /// Size, blocks and times are the plain file's, which is being written directly.
+    pub live: bool,
+    /// The plain file, where it may be read.
+    pub plain: Option<(DeviceId, u64)>,
+    /// The plain file may be opened for reading under the first name's path.
+    pub readable: bool,
+    /// A directory of ours: names that are not shown do not exist.
+    pub complete: bool,
+    /// The agent's user may look names up in the directory.
+    pub searchable: bool,
+    /// A directory's parent.
+    pub parent: FileId,
+}
+
+/// The shim's side.
+pub trait Shim: Send + Sync {
+    /// What is true of a file now; `name`: a directory's own.
+    fn show(&self, shown: &Shown, name: &[u8]);
+    fn hide(&self, id: FileId);
+    /// For a moment nothing is to be believed of the file; it is shown again, or hidden.
+    fn conceal(&self, id: FileId);
+    /// Whom the name in a directory means; `None`: nobody.
+    fn name(&self, dir: FileId, name: &[u8], id: Option<FileId>);
+    /// From now on `Namespace::handed_closed` is to be called when a descriptor of the file that can write is closed.
+    fn watch(&self, id: FileId, file: BorrowedFd<'_>) -> std::io::Result<()>;
+    /// Calls it for all that have been closed until now.
+    fn catch_up(&self);
+}
+
+impl Namespace {
+    /// The shim's door is open from now on: everything is shown to it.
+    pub fn set_shim(&self, shim: std::sync::Arc<dyn Shim>) {
+        let tree = self.tree();
+        if self.shim.set(shim).is_err() {
+            return;
+        }
+        for (id, _) in tree.iter() {
+            self.show(&tree, id);
+        }
+        if let Some(shim) = self.shim.get() {
+            for (dir, inode) in tree.iter().filter(|(_, inode)| inode.owned) {
+                for (name, entry) in inode.dir.iter().flat_map(|dir| &dir.children) {
+                    if entry.logical().is_some() {
+                        shim.name(dir, name, entry.logical());
+                    }
+                }
+            }
+        }
+    }
+
+    pub(crate) fn show(&self, tree: &Tree, id: FileId) {
+        let Some(shim) = self.shim.get() else { return };
+        match tree.get(id) {
+            Some(inode) if inode.owned && (inode.logical.is_some() || inode.handles > 0 || id == FileId::ROOT) => {
+                let (parent, name): (FileId, &[u8]) = match &inode.logical {
+                    Some((parent, name)) if inode.is_dir() => (*parent, name),
+                    _ => (FileId::ROOT, b""),
+                };
+                shim.show(&self.shown(id, inode, parent), name);
+            }
+            _ => shim.hide(id),
+        }
+    }
+
+    /// What a transaction changed is shown. New names come before old ones go: a file that is renamed is never gone.
+    pub(super) fn show_all(&self, tree: &Tree, files: &[FileId], entries: &[(FileId, super::tree::Name)]) {
+        let Some(shim) = self.shim.get() else { return };
+        for id in files {
+            self.show(tree, *id);
+        }
+        let mut dirs: Vec<FileId> = Vec::new();
+        for bound in [true, false] {
+            for (dir, name) in entries {
+                let id = tree.entry(*dir, name).and_then(super::tree::Entry::logical);
+                if id.is_some() == bound {
+                    shim.name(*dir, name, id);
+                }
+                if !dirs.contains(dir) {
+                    dirs.push(*dir);
+                }
+            }
+        }
+        // Their times changed too.
+        for dir in dirs {
+            self.show(tree, dir);
+        }
+    }
+
+    fn shown(&self, id: FileId, inode: &Inode, parent: FileId) -> Shown {
+        let open = (!inode.sealed).then(|| self.opens().get(&id).cloned()).flatten();
+        let direct = open.is_some_and(|open| open.direct);
+        let file = inode.attr.kind == Kind::File;
+        let ours = |want| !self.checks_permissions || self.may(&inode.attr, want);
+        let plain = inode.replica.filter(|_| file && (inode.sealed || direct));
+        Shown {
+            id,
+            attr: inode.attr,
+            known: !file || inode.sealed || (direct && plain.is_some()),
+            live: file && !inode.sealed,
+            plain,
+            readable: plain.is_some() && inode.logical.is_some() && ours(4),
+            complete: inode.dir.as_ref().is_some_and(|dir| dir.complete),
+            searchable: inode.is_dir() && ours(1),
+            parent,
+        }
+    }
+
+    /// May the agent's own user do this?
+    fn may(&self, attr: &Attr, want: u32) -> bool {
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let caller = crate::model::Caller { uid, gid, pid: 0, umask: 0 };
+        self.permit(&caller, attr, want).is_ok()
+    }
+}

@@ -1,0 +1,178 @@
+//! The shim's door: an index of what we know in shared memory, which programs that preload the shim read without asking,
+//! and a socket on which they ask for what they want to write (docs/internals/doors.md).
+//!
+//! The mount stays the truth: whatever this door cannot serve at once it leaves to the mount, and a program that finds it
+//! closed goes there too.
+
+pub mod abi;
+mod closings;
+mod index;
+mod memory;
+mod server;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use rustix::event::EventfdFlags;
+use surgetank_core::model::FileId;
+use surgetank_core::namespace::{Namespace, Shim, Shown};
+
+use closings::{Closed, Closings};
+use index::{Index, Place};
+
+/// Programs believe the index for so long after the last sign of life.
+const BELIEVED: Duration = Duration::from_secs(2);
+const SIGN_EVERY: Duration = Duration::from_millis(200);
+
+pub struct Door {
+    index: Mutex<Index>,
+    closings: Closings,
+    namespace: Weak<Namespace>,
+    only_ids: Option<(u32, u32)>,
+}
+
+/// An open door; closed by dropping it.
+pub struct Opened {
+    stop: OwnedFd,
+    threads: Vec<std::thread::JoinHandle<()>>,
+    socket: PathBuf,
+    door: Arc<Door>,
+}
+
+/// Opens the door. Everything that is known is shown from now on.
+pub fn open(
+    namespace: &Arc<Namespace>,
+    state: &Path,
+    mount_dev: u64,
+    only_ids: Option<(u32, u32)>,
+) -> io::Result<Opened> {
+    let places = namespace.tiers.devices().filter(|device| device.is_there() && device.leases()).take(abi::DEVICES_MAX);
+    let places: Vec<Place> = places.map(place_of).collect::<io::Result<_>>()?;
+    let index = create_index(namespace.key(), state, places, only_ids)?;
+    let door = Arc::new(Door {
+        index: Mutex::new(index),
+        closings: Closings::new()?,
+        namespace: Arc::downgrade(namespace),
+        only_ids,
+    });
+    namespace.set_shim(door.clone());
+    door.index().open(mount_dev);
+    let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    let socket = state.join(SOCKET);
+    let server = server::Server::listen(door.clone(), &socket, stop.as_fd())?;
+    door.live();
+    let mut threads = vec![std::thread::Builder::new().name("shim".into()).spawn(move || server.serve())?];
+    let (alive, stopped) = (door.clone(), stop.try_clone()?);
+    threads.push(std::thread::Builder::new().name("shim-alive".into()).spawn(move || alive.stay_alive(&stopped))?);
+    Ok(Opened { stop, threads, socket, door })
+}
+
+const SOCKET: &str = "shim.sock";
+
+fn place_of(device: &surgetank_core::tier::Device) -> io::Result<Place> {
+    let dev = rustix::fs::fstat(device.root())?.st_dev;
+    let flags = rustix::fs::fstatvfs(device.root())?.f_flag;
+    Ok(Place {
+        id: device.id(),
+        root: device.files_path().to_path_buf(),
+        dev,
+        noexec: flags.contains(rustix::fs::StatVfsMountFlags::NOEXEC),
+    })
+}
+
+/// In memory if possible: on a disk its pages would be written back for nothing.
+fn create_index(key: &str, state: &Path, places: Vec<Place>, only_ids: Option<(u32, u32)>) -> io::Result<Index> {
+    let uid = rustix::process::geteuid().as_raw();
+    let in_memory = PathBuf::from(format!("/dev/shm/surgetank-{uid}-{key}.index"));
+    Index::create(&in_memory, places.clone(), only_ids).or_else(|why| {
+        tracing::debug!(%why, path = %in_memory.display(), "the index goes into the state's directory");
+        Index::create(&state.join("index"), places, only_ids)
+    })
+}
+
+impl Opened {
+    pub fn index(&self) -> PathBuf {
+        self.door.index().memory().path().to_path_buf()
+    }
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        self.door.index().memory().live_until(0);
+        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+        for thread in self.threads.drain(..) {
+            drop(thread.join());
+        }
+        drop(std::fs::remove_file(&self.socket));
+        drop(std::fs::remove_file(self.index()));
+    }
+}
+
+impl Door {
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn namespace(&self) -> Option<Arc<Namespace>> {
+        self.namespace.upgrade()
+    }
+
+    fn of_plain(&self, dev: u64, ino: u64) -> Option<FileId> {
+        self.index().of_plain(dev, ino)
+    }
+
+    fn take_closings(&self) {
+        let Some(namespace) = self.namespace() else { return };
+        self.closings.take(|closed| match closed {
+            Closed::Of(id) => namespace.handed_closed(id),
+            Closed::Any => namespace.any_handed_closed(),
+        });
+    }
+
+    fn live(&self) {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let nanos = u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0);
+        self.index().memory().live_until(nanos + BELIEVED.as_nanos() as u64);
+    }
+
+    fn stay_alive(&self, stop: &OwnedFd) {
+        let timeout = rustix::time::Timespec { tv_sec: 0, tv_nsec: i64::from(SIGN_EVERY.subsec_nanos()) };
+        loop {
+            self.live();
+            let mut fds = [rustix::event::PollFd::new(stop, rustix::event::PollFlags::IN)];
+            if rustix::event::poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready > 0) {
+                return;
+            }
+        }
+    }
+}
+
+impl Shim for Door {
+    fn show(&self, shown: &Shown, name: &[u8]) {
+        self.index().show(shown, name);
+    }
+    fn hide(&self, id: FileId) {
+        self.index().hide(id);
+    }
+    fn conceal(&self, id: FileId) {
+        self.index().conceal(id);
+    }
+    fn name(&self, dir: FileId, name: &[u8], id: Option<FileId>) {
+        self.index().name(dir, name, id);
+    }
+    fn watch(&self, id: FileId, file: BorrowedFd<'_>) -> io::Result<()> {
+        self.closings.watch(id, file)
+    }
+    fn catch_up(&self) {
+        self.take_closings();
+    }
+}

@@ -1,0 +1,178 @@
+//! The layout that the shim reads: `shim/abi.h` in Rust, where each field is explained. A test compares the two.
+
+pub const MAGIC: u64 = 0x5844_494b_4e41_5453;
+pub const LAYOUT: u32 = 1;
+pub const DEVICES_MAX: usize = 16;
+pub const NAME_BYTES_MAX: usize = 255;
+
+pub mod of_record {
+    pub const KNOWN: u32 = 1;
+    pub const RESIDENT: u32 = 2;
+    pub const LIVE: u32 = 4;
+    pub const COMPLETE: u32 = 8;
+    pub const SEARCHABLE: u32 = 16;
+    pub const LINKED: u32 = 32;
+}
+pub const WRITES: u32 = 1;
+pub const NOEXEC: u32 = 1;
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Extent {
+    pub offset: u64,
+    pub capacity: u64,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Device {
+    pub dev: u64,
+    pub flags: u32,
+    pub root_bytes: u32,
+    pub root_offset: u64,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Header {
+    pub magic: u64,
+    pub layout: u32,
+    pub flags: u32,
+    pub total_bytes: u64,
+    pub alive_until_ns: u64,
+    pub generation: u64,
+    pub key: [u64; 2],
+    pub mount_dev: u64,
+    pub root: u32,
+    pub uid: u32,
+    pub names: Extent,
+    pub records: Extent,
+    pub labels: Extent,
+    pub dirs: Extent,
+    pub plain: Extent,
+    pub device_count: u32,
+    pub reserved: u32,
+    pub devices: [Device; DEVICES_MAX],
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Name {
+    pub a: u64,
+    pub b: u64,
+    pub id: u64,
+    pub record: u32,
+    pub reserved: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Record {
+    pub seq: u32,
+    pub flags: u32,
+    pub id: u64,
+    pub ino: u64,
+    pub backing_ino: u64,
+    pub device: u32,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub nlink: u32,
+    pub label: u32,
+    pub rdev: u64,
+    pub size_bytes: u64,
+    pub blocks: u64,
+    pub atime_s: i64,
+    pub mtime_s: i64,
+    pub ctime_s: i64,
+    pub atime_ns: u32,
+    pub mtime_ns: u32,
+    pub ctime_ns: u32,
+    pub reserved: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Label {
+    pub parent: u32,
+    pub name_bytes: u32,
+    pub name: [u8; NAME_BYTES_MAX + 1],
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Dir {
+    pub ino: u64,
+    pub record: u32,
+    pub reserved: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Plain {
+    pub backing_ino: u64,
+    pub device: u32,
+    pub record: u32,
+}
+
+pub mod op {
+    pub const OPEN: u32 = 1;
+    pub const SYNC: u32 = 2;
+    pub const SETATTR: u32 = 3;
+}
+pub mod set {
+    pub const MODE: u32 = 1;
+    pub const UID: u32 = 2;
+    pub const GID: u32 = 4;
+    pub const ATIME: u32 = 8;
+    pub const MTIME: u32 = 16;
+    pub const ATIME_NOW: u32 = 32;
+    pub const MTIME_NOW: u32 = 64;
+}
+pub const ASK_MOUNT: i32 = -1;
+
+/// Without the name, which follows.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Request {
+    pub op: u32,
+    pub flags: u32,
+    pub mode: u32,
+    pub valid: u32,
+    pub dir: u64,
+    pub dev: u64,
+    pub ino: u64,
+    pub uid: u32,
+    pub gid: u32,
+    pub atime_s: i64,
+    pub mtime_s: i64,
+    pub atime_ns: u32,
+    pub mtime_ns: u32,
+    pub name_bytes: u32,
+    pub reserved: u32,
+}
+
+pub fn fold(x: u64, y: u64) -> u64 {
+    let product = u128::from(x) * u128::from(y);
+    product as u64 ^ (product >> 64) as u64
+}
+
+pub fn mix(x: u64) -> u64 {
+    fold(x ^ 0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93)
+}
+
+/// `st_hash`.
+pub fn hash(key: [u64; 2], parent: u64, name: &[u8]) -> (u64, u64) {
+    let mut x = fold(key[0] ^ parent, 0xa076_1d64_78bd_642f);
+    let mut y = fold(key[1] ^ parent, 0xe703_7ed1_a0b4_28db);
+    for part in name.chunks(8) {
+        let mut word = [0; 8];
+        word[..part.len()].copy_from_slice(part);
+        let word = u64::from_le_bytes(word);
+        x = fold(x ^ word, 0x8ebc_6af0_9c88_c6e3);
+        y = fold(y ^ word, 0x5899_65cc_7537_4cc3);
+    }
+    x = fold(x ^ name.len() as u64, 0x1d8e_4e27_c47d_124f);
+    y = fold(y ^ name.len() as u64, 0xeb44_acca_b455_d165);
+    (if x < 2 { x + 2 } else { x }, y)
+}

@@ -1,0 +1,227 @@
+//! The shim's requests: one thread that waits for all connections, answers what it can at once, and hands what waits for
+//! the store (fsync) to a thread of its own.
+
+use std::collections::HashMap;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::{MaybeUninit, offset_of};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use surgetank_core::model::{Caller, Timestamp};
+use surgetank_core::namespace::{LEFT_TO_THE_MOUNT, Namespace, SetAttr};
+
+use super::Door;
+use super::abi::{self, Request, op, set};
+
+const LISTENER: u64 = 0;
+const CLOSINGS: u64 = 1;
+const STOP: u64 = 2;
+const FIRST_CLIENT: u64 = 3;
+const WAITING_MAX: i32 = 1024;
+
+pub struct Server {
+    door: Arc<Door>,
+    listener: OwnedFd,
+    epoll: OwnedFd,
+    clients: HashMap<u64, Arc<OwnedFd>>,
+    next: u64,
+}
+
+/// A request and who sent it.
+struct Message {
+    request: Request,
+    name: Vec<u8>,
+    caller: Caller,
+}
+
+impl Server {
+    pub fn listen(door: Arc<Door>, socket: &Path, stop: BorrowedFd<'_>) -> io::Result<Self> {
+        match std::fs::remove_file(socket) {
+            Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
+            _ => {}
+        }
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        rustix::net::bind(&listener, &SocketAddrUnix::new(socket)?)?;
+        rustix::net::listen(&listener, WAITING_MAX)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
+        epoll::add(&epoll, door.closings.as_fd(), EventData::new_u64(CLOSINGS), EventFlags::IN)?;
+        epoll::add(&epoll, stop, EventData::new_u64(STOP), EventFlags::IN)?;
+        Ok(Self { door, listener, epoll, clients: HashMap::new(), next: FIRST_CLIENT })
+    }
+
+    pub fn serve(mut self) {
+        let mut events = Vec::with_capacity(64);
+        loop {
+            events.clear();
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => {
+                    tracing::error!(%errno, "the shim's door closes");
+                    return;
+                }
+            }
+            for event in &events {
+                match event.data.u64() {
+                    LISTENER => self.accept(),
+                    CLOSINGS => self.door.take_closings(),
+                    STOP => return,
+                    client => self.hear(client),
+                }
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        while let Ok(client) = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            let number = self.next;
+            self.next += 1;
+            let ready = rustix::net::sockopt::set_socket_passcred(&client, true)
+                .and_then(|()| epoll::add(&self.epoll, &client, EventData::new_u64(number), EventFlags::IN));
+            match ready {
+                Ok(()) => drop(self.clients.insert(number, Arc::new(client))),
+                Err(errno) => tracing::warn!(%errno, "a program could not be let in; it goes by the mount"),
+            }
+        }
+    }
+
+    fn hear(&mut self, number: u64) {
+        let Some(client) = self.clients.get(&number).cloned() else { return };
+        match receive(client.as_fd()) {
+            Ok(Some(message)) => self.answer(client, message),
+            Err(why) if why.kind() == io::ErrorKind::WouldBlock => {}
+            // Gone, or one whose messages make no sense.
+            Ok(None) | Err(_) => drop(self.clients.remove(&number)),
+        }
+    }
+
+    fn answer(&self, client: Arc<OwnedFd>, message: Message) {
+        let Some(namespace) = self.door.namespace() else { return };
+        let ours = message.caller.uid == rustix::process::geteuid().as_raw();
+        match message.request.op {
+            _ if !ours => reply(&client, abi::ASK_MOUNT, None),
+            op::OPEN => {
+                let request = &message.request;
+                let dir = surgetank_core::model::FileId(request.dir);
+                let flags = request.flags as i32;
+                match namespace.hand_out(&message.caller, dir, &message.name, request.mode & 0o7777, flags) {
+                    Ok(file) => reply(&client, 0, Some(file.as_fd())),
+                    Err(fault) => reply(&client, status_of(fault.errno), None),
+                }
+            }
+            op::SETATTR => reply(&client, self.set_attributes(&namespace, &message), None),
+            op::SYNC => {
+                let door = Arc::clone(&self.door);
+                let (dev, ino) = (message.request.dev, message.request.ino);
+                let told = Arc::clone(&client);
+                let sync = move || reply(&told, sync(&door, &namespace, dev, ino), None);
+                if let Err(why) = std::thread::Builder::new().name("shim-sync".into()).spawn(sync) {
+                    tracing::warn!(%why, "fsync for the shim");
+                    reply(&client, libc::EAGAIN, None);
+                }
+            }
+            _ => reply(&client, libc::EINVAL, None),
+        }
+    }
+
+    fn set_attributes(&self, namespace: &Namespace, message: &Message) -> i32 {
+        let request = &message.request;
+        let Some(id) = self.door.of_plain(request.dev, request.ino) else {
+            return libc::ENOENT;
+        };
+        let on = |flag: u32| request.valid & flag != 0;
+        let now = surgetank_core::clock::now();
+        let time = |at: u32, at_now: u32, secs: i64, nanos: u32| {
+            if on(at_now) { Some(now) } else { on(at).then(|| Timestamp::from_parts(secs, nanos)) }
+        };
+        let only = self.door.only_ids;
+        let change = SetAttr {
+            perm: on(set::MODE).then_some(request.mode & 0o7777),
+            // Who sets the owner that is shown changes nothing: the true one stays.
+            uid: on(set::UID).then_some(request.uid).filter(|uid| only.is_none_or(|only| only.0 != *uid)),
+            gid: on(set::GID).then_some(request.gid).filter(|gid| only.is_none_or(|only| only.1 != *gid)),
+            size_bytes: None,
+            atime: time(set::ATIME, set::ATIME_NOW, request.atime_s, request.atime_ns),
+            mtime: time(set::MTIME, set::MTIME_NOW, request.mtime_s, request.mtime_ns),
+            times_now: !on(set::ATIME) && !on(set::MTIME),
+            kill_suidgid: false,
+        };
+        self.door.take_closings();
+        match namespace.setattr(&message.caller, id, None, &change) {
+            Ok(_) => {
+                namespace.forget_attributes(id);
+                0
+            }
+            Err(fault) => fault.errno.raw_os_error(),
+        }
+    }
+}
+
+fn sync(door: &Door, namespace: &Namespace, dev: u64, ino: u64) -> i32 {
+    door.take_closings();
+    match door.of_plain(dev, ino) {
+        Some(id) => namespace.fsync_handed(id).map_or_else(|fault| fault.errno.raw_os_error(), |()| 0),
+        // Without a name by now, and closed by whoever could write it.
+        None => 0,
+    }
+}
+
+fn status_of(errno: rustix::io::Errno) -> i32 {
+    if errno == LEFT_TO_THE_MOUNT { abi::ASK_MOUNT } else { errno.raw_os_error() }
+}
+
+/// `None`: the program has gone.
+fn receive(client: BorrowedFd<'_>) -> io::Result<Option<Message>> {
+    let mut bytes = [0; size_of::<Request>() + abi::NAME_BYTES_MAX + 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let received =
+        rustix::net::recvmsg(client, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, RecvFlags::empty())?;
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    let credentials = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmCredentials(credentials) => Some(credentials),
+        _ => None,
+    });
+    let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+    let credentials = credentials.ok_or_else(invalid)?;
+    if received.bytes < size_of::<Request>() {
+        return Err(invalid());
+    }
+    // SAFETY: the buffer holds at least as many bytes, and any bytes are a request.
+    let request: Request = unsafe { bytes.as_ptr().cast::<Request>().read_unaligned() };
+    let name = bytes[size_of::<Request>()..received.bytes].get(..request.name_bytes as usize).ok_or_else(invalid)?;
+    if name.contains(&0) || name.contains(&b'/') || name == b"." || name == b".." {
+        return Err(invalid());
+    }
+    let caller = Caller {
+        uid: credentials.uid.as_raw(),
+        gid: credentials.gid.as_raw(),
+        pid: credentials.pid.as_raw_pid().unsigned_abs(),
+        umask: 0,
+    };
+    Ok(Some(Message { request, name: name.to_vec(), caller }))
+}
+
+fn reply(client: &OwnedFd, status: i32, file: Option<BorrowedFd<'_>>) {
+    let mut bytes = [0; 8];
+    bytes[..4].copy_from_slice(&status.to_ne_bytes());
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let files: Vec<BorrowedFd<'_>> = file.into_iter().collect();
+    if !files.is_empty() {
+        ancillary.push(SendAncillaryMessage::ScmRights(&files));
+    }
+    // Whoever is gone needs no answer; what was opened for him is closed, and that is noticed.
+    let _ = rustix::net::sendmsg(client, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL);
+}
+
+const _: () = assert!(offset_of!(Request, reserved) + 4 == size_of::<Request>());

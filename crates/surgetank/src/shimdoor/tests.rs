@@ -1,0 +1,290 @@
+//! The layout against `shim/abi.h`, and the index against a map, read back as the shim reads it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::mem::offset_of;
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+
+use surgetank_core::model::{Attr, DeviceId, FileId, Kind, Timestamp};
+use surgetank_core::namespace::Shown;
+
+use super::abi::{self, of_record};
+use super::index::{Index, Place};
+
+const DEVICE: DeviceId = DeviceId { tier: 0, device: 0 };
+const DEV: u64 = 77;
+
+#[test]
+fn the_layout_is_that_of_the_header() {
+    let mut ours = BTreeMap::new();
+    macro_rules! says {
+        ($rust:ty, $c:literal: $($field:ident),*) => {
+            ours.insert(concat!("sizeof(struct ", $c, ")").to_owned(), size_of::<$rust>() as u64);
+            $(ours.insert(
+                concat!("offsetof(struct ", $c, ", ", stringify!($field), ")").to_owned(),
+                offset_of!($rust, $field) as u64,
+            );)*
+        };
+    }
+    says!(abi::Header, "st_header": magic, layout, flags, total_bytes, alive_until_ns, generation, key, mount_dev, root,
+        uid, names, records, labels, dirs, plain, device_count, devices);
+    says!(abi::Device, "st_device": dev, flags, root_bytes, root_offset);
+    says!(abi::Name, "st_name": a, b, id, record);
+    says!(abi::Record, "st_record": seq, flags, id, ino, backing_ino, device, mode, uid, gid, nlink, label, rdev,
+        size_bytes, blocks, atime_s, mtime_s, ctime_s, atime_ns, mtime_ns, ctime_ns);
+    says!(abi::Label, "st_label": parent, name_bytes, name);
+    says!(abi::Dir, "st_dir": ino, record);
+    says!(abi::Plain, "st_plain": backing_ino, device, record);
+    ours.remove("sizeof(struct st_request)");
+    for (field, at) in [
+        ("op", offset_of!(abi::Request, op)),
+        ("flags", offset_of!(abi::Request, flags)),
+        ("mode", offset_of!(abi::Request, mode)),
+        ("valid", offset_of!(abi::Request, valid)),
+        ("dir", offset_of!(abi::Request, dir)),
+        ("dev", offset_of!(abi::Request, dev)),
+        ("ino", offset_of!(abi::Request, ino)),
+        ("uid", offset_of!(abi::Request, uid)),
+        ("gid", offset_of!(abi::Request, gid)),
+        ("atime_s", offset_of!(abi::Request, atime_s)),
+        ("mtime_s", offset_of!(abi::Request, mtime_s)),
+        ("atime_ns", offset_of!(abi::Request, atime_ns)),
+        ("mtime_ns", offset_of!(abi::Request, mtime_ns)),
+        ("name_bytes", offset_of!(abi::Request, name_bytes)),
+        ("name", size_of::<abi::Request>()),
+    ] {
+        ours.insert(format!("offsetof(struct st_request, {field})"), at as u64);
+    }
+    for (constant, value) in [
+        ("ST_MAGIC", abi::MAGIC),
+        ("ST_LAYOUT", abi::LAYOUT.into()),
+        ("ST_DEVICES_MAX", abi::DEVICES_MAX as u64),
+        ("ST_NAME_BYTES_MAX", abi::NAME_BYTES_MAX as u64),
+        ("ST_KNOWN", of_record::KNOWN.into()),
+        ("ST_RESIDENT", of_record::RESIDENT.into()),
+        ("ST_LIVE", of_record::LIVE.into()),
+        ("ST_COMPLETE", of_record::COMPLETE.into()),
+        ("ST_SEARCHABLE", of_record::SEARCHABLE.into()),
+        ("ST_LINKED", of_record::LINKED.into()),
+        ("ST_WRITES", abi::WRITES.into()),
+        ("ST_NOEXEC", abi::NOEXEC.into()),
+        ("ST_OPEN", abi::op::OPEN.into()),
+        ("ST_SYNC", abi::op::SYNC.into()),
+        ("ST_SETATTR", abi::op::SETATTR.into()),
+        ("ST_SET_MODE", abi::set::MODE.into()),
+        ("ST_SET_UID", abi::set::UID.into()),
+        ("ST_SET_GID", abi::set::GID.into()),
+        ("ST_SET_ATIME", abi::set::ATIME.into()),
+        ("ST_SET_MTIME", abi::set::MTIME.into()),
+        ("ST_SET_ATIME_NOW", abi::set::ATIME_NOW.into()),
+        ("ST_SET_MTIME_NOW", abi::set::MTIME_NOW.into()),
+    ] {
+        ours.insert(constant.to_owned(), value);
+    }
+    let long = "a name that is longer than a few words of eight bytes";
+    for (parent, name) in [(1, ""), (1, "a"), (2, "12345678"), (u64::MAX, "123456789"), (7, long)] {
+        let (a, b) = abi::hash([3, 5], parent, name.as_bytes());
+        ours.insert(format!("hash_a({parent}ull, \"{name}\")"), a);
+        ours.insert(format!("hash_b({parent}ull, \"{name}\")"), b);
+    }
+    ours.insert("st_mix(12345)".to_owned(), abi::mix(12345));
+
+    let dir = tempfile::tempdir().unwrap();
+    let header = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shim/abi.h");
+    let mut program = format!(
+        "#include \"{header}\"\n#include <stddef.h>\n#include <stdio.h>\n#include <string.h>\n\
+         static const uint64_t key[2] = {{3, 5}};\n\
+         static uint64_t hash_a(uint64_t p, const char *n) {{ uint64_t a, b; st_hash(key, p, n, strlen(n), &a, &b); return a; }}\n\
+         static uint64_t hash_b(uint64_t p, const char *n) {{ uint64_t a, b; st_hash(key, p, n, strlen(n), &a, &b); return b; }}\n\
+         int main(void) {{\n"
+    );
+    for what in ours.keys() {
+        program += &format!("printf(\"%llu\\n\", (unsigned long long)({what}));\n");
+    }
+    program += "return 0; }\n";
+    let source = dir.path().join("layout.c");
+    std::fs::write(&source, program).unwrap();
+    let binary = dir.path().join("layout");
+    let built = Command::new("cc").arg("-o").arg(&binary).arg(&source).output().unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let said = String::from_utf8(Command::new(&binary).output().unwrap().stdout).unwrap();
+    let theirs: Vec<u64> = said.lines().map(|line| line.parse().unwrap()).collect();
+    assert_eq!(theirs.len(), ours.len());
+    for ((what, rust), c) in ours.iter().zip(theirs) {
+        assert_eq!(*rust, c, "{what}");
+    }
+}
+
+fn shown(id: u64, kind: Kind, parent: u64) -> Shown {
+    let time = Timestamp::from_parts(1000 + id as i64, 7);
+    Shown {
+        id: FileId(id),
+        attr: Attr {
+            kind,
+            perm: 0o640,
+            uid: 3,
+            gid: 4,
+            ino: 5_000_000 + id,
+            links: 1,
+            size_bytes: id * 10,
+            blocks: 8,
+            device: 0,
+            atime: time,
+            mtime: time,
+            ctime: time,
+        },
+        known: true,
+        live: false,
+        plain: (kind == Kind::File).then_some((DEVICE, 9_000_000 + id)),
+        readable: true,
+        complete: kind == Kind::Directory,
+        searchable: kind == Kind::Directory,
+        parent: FileId(parent),
+    }
+}
+
+fn index(dir: &std::path::Path) -> Index {
+    let place = Place { id: DEVICE, root: "/tier/files".into(), dev: DEV, noexec: false };
+    let mut index = Index::create(&dir.join("index"), vec![place], None).unwrap();
+    index.show(&shown(1, Kind::Directory, 1), b"");
+    index.open(42);
+    index
+}
+
+/// Reads the file as a stranger does, without the writer's memory.
+struct Reader {
+    bytes: Vec<u8>,
+}
+
+impl Reader {
+    fn of(dir: &std::path::Path) -> Self {
+        let file = std::fs::File::open(dir.join("index")).unwrap();
+        let mut bytes = vec![0; usize::try_from(file.metadata().unwrap().len()).unwrap()];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        Self { bytes }
+    }
+    fn get<T: Copy>(&self, at: u64) -> T {
+        let at = usize::try_from(at).unwrap();
+        assert!(at + size_of::<T>() <= self.bytes.len());
+        // SAFETY: within the bytes, and all types of the layout are numbers.
+        unsafe { self.bytes.as_ptr().add(at).cast::<T>().read_unaligned() }
+    }
+    fn header(&self) -> abi::Header {
+        self.get(0)
+    }
+    fn record(&self, number: u32) -> abi::Record {
+        let header = self.header();
+        assert!(u64::from(number) < header.records.capacity);
+        self.get(header.records.offset + u64::from(number) * size_of::<abi::Record>() as u64)
+    }
+    fn find(&self, parent: u64, name: &[u8]) -> Option<abi::Record> {
+        let header = self.header();
+        let (a, b) = abi::hash(header.key, parent, name);
+        let mut at = a & (header.names.capacity - 1);
+        loop {
+            let there: abi::Name = self.get(header.names.offset + at * size_of::<abi::Name>() as u64);
+            if there.a == 0 {
+                return None;
+            }
+            if (there.a, there.b) == (a, b) {
+                let record = self.record(there.record);
+                assert_eq!(record.id, there.id);
+                return Some(record);
+            }
+            at = (at + 1) & (header.names.capacity - 1);
+        }
+    }
+}
+
+#[test]
+fn a_hundred_thousand_names_come_and_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut index = index(dir.path());
+    let mut names: HashMap<u64, String> = HashMap::new();
+    for id in 2..100_000 {
+        let name = format!("file-{id}");
+        index.show(&shown(id, Kind::File, 1), b"");
+        index.name(FileId(1), name.as_bytes(), Some(FileId(id)));
+        names.insert(id, name);
+        // Most of them go again, and the places are used anew.
+        if id % 3 != 0 {
+            let gone = id - 1;
+            if let Some(name) = names.remove(&gone) {
+                index.name(FileId(1), name.as_bytes(), None);
+                index.hide(FileId(gone));
+            }
+        }
+    }
+    assert_eq!(index.of_plain(DEV, 9_000_000 + 99_999), Some(FileId(99_999)));
+    assert_eq!(index.of_plain(DEV + 1, 9_000_000 + 99_999), None, "another file system's file");
+    let reader = Reader::of(dir.path());
+    let header = reader.header();
+    assert_eq!((header.magic, header.mount_dev, header.generation % 2), (abi::MAGIC, 42, 0));
+    assert!(header.names.capacity > 1 << 12, "it grew");
+    for id in 2..100_000 {
+        let found = reader.find(1, format!("file-{id}").as_bytes());
+        match names.get(&id) {
+            None => assert_eq!(found, None, "{id}"),
+            Some(_) => {
+                let found = found.unwrap_or_else(|| panic!("{id} is missing"));
+                assert_eq!((found.id, found.ino, found.size_bytes), (id, 5_000_000 + id, id * 10));
+                assert_eq!(found.mode, libc::S_IFREG | 0o640);
+                assert_eq!(found.flags, of_record::KNOWN | of_record::RESIDENT);
+                assert_eq!((found.seq % 2, found.backing_ino), (0, 9_000_000 + id));
+                assert_eq!((found.mtime_s, found.mtime_ns), (1000 + id as i64, 7));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_directory_says_where_it_is_even_when_it_is_shown_before_its_parent() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut index = index(dir.path());
+    index.show(&shown(11, Kind::Directory, 10), b"child");
+    index.show(&shown(10, Kind::Directory, 1), b"parent");
+    index.name(FileId(1), b"parent", Some(FileId(10)));
+    index.name(FileId(10), b"child", Some(FileId(11)));
+    let reader = Reader::of(dir.path());
+    let header = reader.header();
+    let label = |record: &abi::Record| -> abi::Label {
+        reader.get(header.labels.offset + u64::from(record.label) * size_of::<abi::Label>() as u64)
+    };
+    let child = reader.find(10, b"child").unwrap();
+    assert_eq!(child.flags, of_record::KNOWN | of_record::COMPLETE | of_record::SEARCHABLE);
+    assert_eq!(&label(&child).name[..label(&child).name_bytes as usize], b"child");
+    let parent = reader.record(label(&child).parent);
+    assert_eq!(parent.id, 10);
+    assert_eq!(&label(&parent).name[..label(&parent).name_bytes as usize], b"parent");
+    assert_eq!(reader.record(label(&parent).parent).id, 1);
+    let mut at = abi::mix(child.ino) & (header.dirs.capacity - 1);
+    let found = loop {
+        let there: abi::Dir = reader.get(header.dirs.offset + at * size_of::<abi::Dir>() as u64);
+        assert_ne!(there.record, 0, "fstat of the directory does not lead to it");
+        if there.ino == child.ino {
+            break there;
+        }
+        at = (at + 1) & (header.dirs.capacity - 1);
+    };
+    assert_eq!(reader.record(found.record).id, 11);
+}
+
+#[test]
+fn what_is_concealed_or_not_shown_is_left_to_the_mount() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut index = index(dir.path());
+    index.show(&shown(5, Kind::File, 1), b"");
+    index.name(FileId(1), b"a", Some(FileId(5)));
+    index.name(FileId(1), b"stranger", Some(FileId(6)));
+    index.conceal(FileId(5));
+    let reader = Reader::of(dir.path());
+    assert_eq!(reader.find(1, b"a").map(|record| (record.id, record.flags)), Some((5, 0)));
+    assert_eq!(reader.find(1, b"stranger").map(|record| record.flags), Some(0), "it is there, but nothing is known");
+    index.show(&shown(5, Kind::File, 1), b"");
+    let live = Shown { live: true, plain: None, ..shown(5, Kind::File, 1) };
+    assert_eq!(Reader::of(dir.path()).find(1, b"a").unwrap().flags, of_record::KNOWN | of_record::RESIDENT);
+    index.show(&live, b"");
+    let record = Reader::of(dir.path()).find(1, b"a").unwrap();
+    assert_eq!((record.flags & (of_record::KNOWN | of_record::RESIDENT), record.backing_ino), (0, 0));
+    assert_eq!(index.of_plain(DEV, 9_000_005), None);
+}
