@@ -1,0 +1,190 @@
+/* Talks to the agent: one request, one reply. Danger avoided: a descriptor of ours in the way of the program's. A connection
+ * may be closed, or its number reused, by the program at any time, so each is looked at before it is used; a child never
+ * talks through its parent's. Only system calls: no lock, no cancellation point, nothing that a signal handler may not do.
+ */
+#define _GNU_SOURCE
+#include "shim.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#define POOL 8
+#define HIGH 512 /* descriptors from here on are in nobody's way, and are kept */
+
+struct connection {
+    uint32_t claimed;
+    int descriptor; /* 0: none; it is always a high one */
+    uint64_t dev, ino;
+    const struct st_domain *domain;
+};
+static struct connection pool[POOL];
+static int pool_owner; /* process; -1: being taken over */
+
+static bool is_ours(const struct connection *connection)
+{
+    struct stat now;
+    return connection->descriptor && !st_sys_failed(st_sys_fstat(connection->descriptor, &now)) &&
+           now.st_dev == connection->dev && now.st_ino == connection->ino;
+}
+
+/* To a high number: what the agent sends has to get the lowest free one, as open promises. */
+static int raise(int descriptor)
+{
+    static const int least[] = {HIGH, 200, 50, 20};
+    for (unsigned at = 0; at < sizeof least / sizeof *least; at++) {
+        long high = st_sys(__NR_fcntl, descriptor, F_DUPFD_CLOEXEC, least[at]);
+        if (st_sys_failed(high))
+            continue;
+        st_sys_close(descriptor);
+        return (int)high;
+    }
+    return descriptor;
+}
+
+static int dial(const struct st_domain *domain)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (!domain->socket_bytes || domain->socket_bytes >= sizeof address.sun_path)
+        return -1;
+    memcpy(address.sun_path, domain->socket, domain->socket_bytes);
+    long descriptor = st_sys(__NR_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (st_sys_failed(descriptor))
+        return -1;
+    long result;
+    do
+        result = st_sys(__NR_connect, descriptor, &address, sizeof address);
+    while (result == -EINTR);
+    if (st_sys_failed(result)) {
+        st_sys_close((int)descriptor);
+        return -1;
+    }
+    return raise((int)descriptor);
+}
+
+/* In a fork child: the parent's connections are closed here, not used. */
+static bool take_over(int pid)
+{
+    int before = __atomic_load_n(&pool_owner, __ATOMIC_ACQUIRE);
+    if (before == pid)
+        return true;
+    if (before == -1 || !__atomic_compare_exchange_n(&pool_owner, &before, -1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+        return false;
+    for (int at = 0; at < POOL; at++) {
+        if (is_ours(&pool[at]))
+            st_sys_close(pool[at].descriptor);
+        pool[at].descriptor = 0;
+        __atomic_store_n(&pool[at].claimed, 0, __ATOMIC_RELAXED);
+    }
+    __atomic_store_n(&pool_owner, pid, __ATOMIC_RELEASE);
+    return true;
+}
+
+static bool claim(struct connection *connection)
+{
+    uint32_t free = 0;
+    return !__atomic_load_n(&connection->claimed, __ATOMIC_RELAXED) &&
+           __atomic_compare_exchange_n(&connection->claimed, &free, 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+}
+
+static void release(struct connection *connection)
+{
+    __atomic_store_n(&connection->claimed, 0, __ATOMIC_RELEASE);
+}
+
+/* A place of the pool for this domain, connected or not; NULL: none. */
+static struct connection *claim_one(const struct st_domain *domain)
+{
+    int pid;
+    if (st_self(&pid) != ST_SELF_OWN || !take_over(pid))
+        return NULL;
+    for (int connected = 1; connected >= 0; connected--)
+        for (int at = 0; at < POOL; at++) {
+            if (!claim(&pool[at]))
+                continue;
+            if (pool[at].descriptor && !is_ours(&pool[at]))
+                pool[at].descriptor = 0; /* the program has closed it; what has its number now is not ours */
+            if (pool[at].descriptor ? pool[at].domain == domain : !connected)
+                return &pool[at];
+            release(&pool[at]);
+        }
+    return NULL;
+}
+
+static void keep(struct connection *connection, const struct st_domain *domain, int descriptor)
+{
+    struct stat stat;
+    if (descriptor < HIGH || st_sys_failed(st_sys_fstat(descriptor, &stat)))
+        return;
+    connection->dev = stat.st_dev;
+    connection->ino = stat.st_ino;
+    connection->domain = domain;
+    connection->descriptor = descriptor;
+}
+
+static int send_request(int socket, const struct st_request *request)
+{
+    size_t bytes = offsetof(struct st_request, name) + request->name_bytes;
+    long result;
+    do
+        result = st_sys(__NR_sendto, socket, request, bytes, MSG_NOSIGNAL, 0, 0);
+    while (result == -EINTR);
+    return result == (long)bytes ? 0 : -1;
+}
+
+static int receive_reply(int socket, bool cloexec, int *descriptor)
+{
+    struct st_reply reply;
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control;
+    struct iovec vector = {&reply, sizeof reply};
+    struct msghdr message = {
+        .msg_iov = &vector, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    long result;
+    do
+        result = st_sys(__NR_recvmsg, socket, &message, cloexec ? MSG_CMSG_CLOEXEC : 0);
+    while (result == -EINTR);
+    struct cmsghdr *head = st_sys_failed(result) ? NULL : CMSG_FIRSTHDR(&message);
+    *descriptor = -1;
+    if (head && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS && head->cmsg_len >= CMSG_LEN(sizeof(int)))
+        memcpy(descriptor, CMSG_DATA(head), sizeof(int));
+    if (result != sizeof reply)
+        return ST_UNHEARD;
+    if (*descriptor < 0 && (message.msg_flags & MSG_CTRUNC))
+        return EMFILE;
+    return reply.status;
+}
+
+int st_ask(const struct st_domain *domain, const struct st_request *request, bool cloexec, int *descriptor)
+{
+    int unused = -1, answer = ST_UNSENT;
+    int *out = descriptor ? descriptor : &unused;
+    *out = -1;
+    for (int try = 0; try < 2 && answer == ST_UNSENT; try++) {
+        struct connection *connection = claim_one(domain);
+        bool old = connection && connection->descriptor;
+        int socket = old ? connection->descriptor : dial(domain);
+        if (socket >= 0 && connection && !old)
+            keep(connection, domain, socket);
+        if (socket >= 0 && send_request(socket, request) == 0)
+            answer = receive_reply(socket, cloexec, out);
+        bool pooled = connection && connection->descriptor == socket && socket >= 0;
+        if (socket >= 0 && (!pooled || answer == ST_UNSENT || answer == ST_UNHEARD)) {
+            if (pooled)
+                connection->descriptor = 0;
+            st_sys_close(socket);
+        }
+        if (connection)
+            release(connection);
+        if (!old)
+            break; /* a new connection is not tried again */
+    }
+    if (*out >= 0 && (answer != 0 || !descriptor)) {
+        st_sys_close(*out);
+        *out = -1;
+    }
+    return answer;
+}

@@ -1,0 +1,140 @@
+/* Where a relative path begins: the record of the working directory or of a directory's descriptor. Danger avoided: taking
+ * one directory for another. The kernel is asked each time, unless the working directory's answer is remembered; a
+ * remembered "outside" that is wrong only costs time, so descriptors have a table of those, while a remembered "inside" is
+ * given up for good as soon as something may change the working directory without our seeing it.
+ */
+#define _GNU_SOURCE
+#include "shim.h"
+
+#include <errno.h>
+#include <string.h>
+
+#ifndef AT_STATX_DONT_SYNC
+#define AT_STATX_DONT_SYNC 0x4000
+#endif
+
+uint8_t st_hints[ST_DESCRIPTORS];
+
+/* `turn` grows with every change of the working directory; what was remembered under another turn is void. */
+static uint64_t turn = 2;
+static uint32_t moving;
+static bool never;
+static uint64_t outside_turn; /* the turn in which it was outside of all mounts */
+static struct {
+    uint64_t seq; /* odd: being written */
+    uint64_t turn, id;
+    uint32_t domain, record;
+} inside;
+
+void st_base_moving(void)
+{
+    __atomic_fetch_add(&moving, 1, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&turn, 1, __ATOMIC_SEQ_CST);
+}
+
+void st_base_moved(void)
+{
+    __atomic_fetch_add(&turn, 1, __ATOMIC_SEQ_CST);
+    __atomic_fetch_sub(&moving, 1, __ATOMIC_SEQ_CST);
+}
+
+void st_base_never(void)
+{
+    __atomic_store_n(&never, true, __ATOMIC_SEQ_CST);
+}
+
+bool st_base_known_outside(int dirfd)
+{
+    if (dirfd == AT_FDCWD)
+        return __atomic_load_n(&outside_turn, __ATOMIC_RELAXED) == __atomic_load_n(&turn, __ATOMIC_RELAXED);
+    return (unsigned)dirfd < ST_DESCRIPTORS && __atomic_load_n(&st_hints[dirfd], __ATOMIC_RELAXED);
+}
+
+/* Device, inode and number of links of a directory, without making the mount ask its agent. */
+static bool ask(int dirfd, uint64_t *dev, uint64_t *ino, bool *removed)
+{
+    static bool no_statx;
+    if (!__atomic_load_n(&no_statx, __ATOMIC_RELAXED)) {
+        struct statx out;
+        long result = st_sys(__NR_statx, dirfd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_INO | STATX_NLINK, &out);
+        if (!st_sys_failed(result)) {
+            *dev = st_device_number(out.stx_dev_major, out.stx_dev_minor);
+            *ino = out.stx_ino;
+            *removed = !out.stx_nlink;
+            return true;
+        }
+        if (result != -ENOSYS && result != -EPERM)
+            return false;
+        __atomic_store_n(&no_statx, true, __ATOMIC_RELAXED);
+    }
+    struct stat out;
+    if (st_sys_failed(st_sys(__NR_newfstatat, dirfd, "", &out, AT_EMPTY_PATH)))
+        return false;
+    *dev = out.st_dev;
+    *ino = out.st_ino;
+    *removed = !out.st_nlink;
+    return true;
+}
+
+static bool remembered(struct st_base *out)
+{
+    if (__atomic_load_n(&never, __ATOMIC_RELAXED))
+        return false;
+    uint64_t seq = __atomic_load_n(&inside.seq, __ATOMIC_ACQUIRE);
+    uint64_t then = __atomic_load_n(&inside.turn, __ATOMIC_RELAXED);
+    uint32_t domain = __atomic_load_n(&inside.domain, __ATOMIC_RELAXED);
+    out->record = __atomic_load_n(&inside.record, __ATOMIC_RELAXED);
+    out->id = __atomic_load_n(&inside.id, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    if ((seq & 1) || __atomic_load_n(&inside.seq, __ATOMIC_RELAXED) != seq || !then ||
+        then != __atomic_load_n(&turn, __ATOMIC_RELAXED) || __atomic_load_n(&moving, __ATOMIC_RELAXED))
+        return false;
+    out->domain = &st_process.domains[domain];
+    /* A directory that was removed has no record under that id any more. */
+    struct st_record record;
+    return st_index_read(out->domain, out->record, &record) && record.id == out->id;
+}
+
+static void remember(const struct st_base *base, uint64_t then)
+{
+    int pid;
+    uint64_t seq = __atomic_load_n(&inside.seq, __ATOMIC_RELAXED);
+    if (__atomic_load_n(&never, __ATOMIC_RELAXED) || __atomic_load_n(&moving, __ATOMIC_RELAXED) || (seq & 1) ||
+        st_self(&pid) != ST_SELF_OWN ||
+        !__atomic_compare_exchange_n(&inside.seq, &seq, seq + 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+        return;
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    __atomic_store_n(&inside.turn, then, __ATOMIC_RELAXED);
+    __atomic_store_n(&inside.domain, (uint32_t)(base->domain - st_process.domains), __ATOMIC_RELAXED);
+    __atomic_store_n(&inside.record, base->record, __ATOMIC_RELAXED);
+    __atomic_store_n(&inside.id, base->id, __ATOMIC_RELAXED);
+    __atomic_store_n(&inside.seq, seq + 2, __ATOMIC_RELEASE);
+}
+
+bool st_base_of(int dirfd, struct st_base *out)
+{
+    uint64_t then = __atomic_load_n(&turn, __ATOMIC_SEQ_CST), dev, ino;
+    bool removed;
+    if (dirfd == AT_FDCWD && remembered(out))
+        return true;
+    if (!ask(dirfd, &dev, &ino, &removed))
+        return false;
+    for (uint32_t number = 0; number < st_process.domain_count; number++) {
+        const struct st_domain *domain = &st_process.domains[number];
+        if (!domain->index || domain->index->mount_dev != dev)
+            continue;
+        struct st_record record;
+        if (removed || !st_index_directory(domain, ino, &record, &out->record))
+            return false;
+        out->domain = domain;
+        out->id = record.id;
+        if (dirfd == AT_FDCWD)
+            remember(out, then);
+        return true;
+    }
+    if (dirfd == AT_FDCWD)
+        __atomic_store_n(&outside_turn, then, __ATOMIC_RELAXED);
+    else if ((unsigned)dirfd < ST_DESCRIPTORS)
+        __atomic_store_n(&st_hints[dirfd], 1, __ATOMIC_RELAXED);
+    return false;
+}

@@ -1,0 +1,364 @@
+/* Operations on descriptors of plain files that the mount has to know of: attributes, syncing, extended attributes, names.
+ * Danger avoided: a change of the plain file that the agent does not learn of. The agent is asked; without it the same is
+ * done through the mount by path; a file without a path is changed itself.
+ */
+#define _GNU_SOURCE
+#include "shim.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/types.h>
+#include <sys/vfs.h>
+
+struct statvfs; /* its header has another ST_NOEXEC */
+
+static int failed(int error)
+{
+    errno = error;
+    return -1;
+}
+
+static int result_of(long raw)
+{
+    return st_sys_failed(raw) ? failed((int)-raw) : (int)raw;
+}
+
+/* Diverted, and there is somebody to tell? */
+static bool held_by_mount(int descriptor, struct st_held *held)
+{
+    return st_on(ST_ON_INDEX | ST_ON_PATHS) && st_held(descriptor, held);
+}
+
+/* 0, -1 with errno, or ST_PASS: nobody did it. */
+static int ask_about(const struct st_held *held, struct st_request *request)
+{
+    if (!st_on(ST_ON_INDEX))
+        return ST_PASS;
+    request->dev = held->stat.st_dev;
+    request->ino = held->stat.st_ino;
+    int answer = st_ask(held->domain, request, true, NULL);
+    return answer > 0 ? failed(answer) : answer == 0 ? 0 : ST_PASS;
+}
+
+/* ---- Attributes */
+
+static int change_mode(int descriptor, mode_t mode)
+{
+    struct st_held held;
+    if (!held_by_mount(descriptor, &held))
+        return ST_PASS;
+    struct st_request request = {.op = ST_SETATTR, .valid = ST_SET_MODE, .mode = mode & 07777};
+    int result = ask_about(&held, &request);
+    if (result != ST_PASS)
+        return result;
+    char text[ST_TEXT];
+    const char *path = st_held_path(&held, descriptor, text);
+    return path ? result_of(st_sys(__NR_fchmodat, AT_FDCWD, path, mode)) : ST_PASS;
+}
+
+static int change_owner(int descriptor, uid_t uid, gid_t gid)
+{
+    struct st_held held;
+    if (!held_by_mount(descriptor, &held))
+        return ST_PASS;
+    struct st_request request = {.op = ST_SETATTR, .uid = uid, .gid = gid};
+    request.valid = (uid == (uid_t)-1 ? 0 : ST_SET_UID) | (gid == (gid_t)-1 ? 0 : ST_SET_GID);
+    int result = request.valid ? ask_about(&held, &request) : ST_PASS;
+    if (result != ST_PASS)
+        return result;
+    char text[ST_TEXT];
+    const char *path = st_held_path(&held, descriptor, text);
+    return path ? result_of(st_sys(__NR_fchownat, AT_FDCWD, path, uid, gid, 0)) : ST_PASS;
+}
+
+static bool good_time(const struct timespec *time)
+{
+    return time->tv_nsec == UTIME_NOW || time->tv_nsec == UTIME_OMIT || (time->tv_nsec >= 0 && time->tv_nsec < 1000000000);
+}
+
+static int change_times(int descriptor, const struct timespec times[2])
+{
+    struct st_held held;
+    static const struct timespec now[2] = {{0, UTIME_NOW}, {0, UTIME_NOW}};
+    if (!times)
+        times = now;
+    if ((uintptr_t)times < 4096 || !good_time(&times[0]) || !good_time(&times[1]) || !held_by_mount(descriptor, &held))
+        return ST_PASS;
+    struct st_request request = {.op = ST_SETATTR};
+    if (times[0].tv_nsec == UTIME_NOW) {
+        request.valid |= ST_SET_ATIME_NOW;
+    } else if (times[0].tv_nsec != UTIME_OMIT) {
+        request.valid |= ST_SET_ATIME;
+        request.atime_s = times[0].tv_sec;
+        request.atime_ns = (uint32_t)times[0].tv_nsec;
+    }
+    if (times[1].tv_nsec == UTIME_NOW) {
+        request.valid |= ST_SET_MTIME_NOW;
+    } else if (times[1].tv_nsec != UTIME_OMIT) {
+        request.valid |= ST_SET_MTIME;
+        request.mtime_s = times[1].tv_sec;
+        request.mtime_ns = (uint32_t)times[1].tv_nsec;
+    }
+    int result = request.valid ? ask_about(&held, &request) : ST_PASS;
+    if (result != ST_PASS)
+        return result;
+    char text[ST_TEXT];
+    const char *path = st_held_path(&held, descriptor, text);
+    return path ? result_of(st_sys(__NR_utimensat, AT_FDCWD, path, times, 0)) : ST_PASS;
+}
+
+static int change_micro_times(int descriptor, const struct timeval times[2])
+{
+    if (!times)
+        return change_times(descriptor, NULL);
+    if ((uintptr_t)times < 4096)
+        return ST_PASS;
+    struct timespec nano[2];
+    for (int at = 0; at < 2; at++) {
+        if (times[at].tv_usec < 0 || times[at].tv_usec >= 1000000)
+            return ST_PASS;
+        nano[at] = (struct timespec){times[at].tv_sec, times[at].tv_usec * 1000};
+    }
+    return change_times(descriptor, nano);
+}
+
+#define LIST(...) __VA_ARGS__
+#define DESCRIPTOR_CALL(name, TYPES, PARAMETERS, ARGUMENTS, attempt, raw) \
+    ST_WRAP(int, name, PARAMETERS)                                      \
+    {                                                                     \
+        int result = attempt;                                             \
+        if (result != ST_PASS)                                            \
+            return result;                                                \
+        int (*next)(TYPES) = ST_NEXT(name);                             \
+        return next ? next(ARGUMENTS) : result_of(raw);                   \
+    }
+DESCRIPTOR_CALL(fchmod, LIST(int, mode_t), LIST(int descriptor, mode_t mode), LIST(descriptor, mode),
+                change_mode(descriptor, mode), st_sys(__NR_fchmod, descriptor, mode))
+DESCRIPTOR_CALL(fchown, LIST(int, uid_t, gid_t), LIST(int descriptor, uid_t uid, gid_t gid), LIST(descriptor, uid, gid),
+                change_owner(descriptor, uid, gid), st_sys(__NR_fchown, descriptor, uid, gid))
+DESCRIPTOR_CALL(futimens, LIST(int, const struct timespec *), LIST(int descriptor, const struct timespec *times),
+                LIST(descriptor, times), change_times(descriptor, times),
+                st_sys(__NR_utimensat, descriptor, 0, times, 0))
+DESCRIPTOR_CALL(futimes, LIST(int, const struct timeval *), LIST(int descriptor, const struct timeval *times),
+                LIST(descriptor, times), change_micro_times(descriptor, times), -ENOSYS)
+
+static bool empty_path(const char *path, int flags)
+{
+    return (flags & AT_EMPTY_PATH) && (uintptr_t)path >= 4096 && !*path;
+}
+
+ST_WRAP(int, utimensat, int dirfd, const char *path, const struct timespec *times, int flags)
+{
+    char text[ST_TEXT];
+    if (!(flags & AT_SYMLINK_NOFOLLOW))
+        path = st_through(path, text);
+    int result = ST_PASS;
+    if ((!path || empty_path(path, flags)) && dirfd >= 0)
+        result = change_times(dirfd, times);
+    else if (st_refused(dirfd, path))
+        return -1;
+    if (result != ST_PASS)
+        return result;
+    int (*next)(int, const char *, const struct timespec *, int) = ST_NEXT(utimensat);
+    return next ? next(dirfd, path, times, flags) : result_of(st_sys(__NR_utimensat, dirfd, path, times, flags));
+}
+
+ST_WRAP(int, futimesat, int dirfd, const char *path, const struct timeval *times)
+{
+    char text[ST_TEXT];
+    path = st_through(path, text);
+    int result = path ? ST_PASS : change_micro_times(dirfd, times);
+    if (st_refused(dirfd, path))
+        return -1;
+    if (result != ST_PASS)
+        return result;
+    int (*next)(int, const char *, const struct timeval *) = ST_NEXT(futimesat);
+    return next ? next(dirfd, path, times) : failed(ENOSYS);
+}
+
+ST_WRAP(int, fchownat, int dirfd, const char *path, uid_t uid, gid_t gid, int flags)
+{
+    char text[ST_TEXT];
+    if (!(flags & AT_SYMLINK_NOFOLLOW))
+        path = st_through(path, text);
+    if (st_refused(dirfd, path))
+        return -1;
+    int result = empty_path(path, flags) && dirfd >= 0 ? change_owner(dirfd, uid, gid) : ST_PASS;
+    if (result != ST_PASS)
+        return result;
+    int (*next)(int, const char *, uid_t, gid_t, int) = ST_NEXT(fchownat);
+    return next ? next(dirfd, path, uid, gid, flags) : result_of(st_sys(__NR_fchownat, dirfd, path, uid, gid, flags));
+}
+
+/* ---- Syncing: the plain file first, then what the agent promises beyond that. */
+
+static int sync_by_mount(const struct st_held *held, int descriptor)
+{
+    char text[ST_TEXT];
+    const char *path = descriptor < 0 ? NULL : st_held_path(held, descriptor, text);
+    if (!path)
+        return 0; /* no name: nobody will look for it after a crash */
+    long opened = st_sys(__NR_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW, 0);
+    if (opened == -EACCES)
+        opened = st_sys(__NR_openat, AT_FDCWD, path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW, 0);
+    if (opened == -ENOENT)
+        return 0;
+    if (st_sys_failed(opened))
+        return failed(EIO); /* it cannot be said that it is safe */
+    long result = st_sys(__NR_fsync, opened);
+    st_sys_close((int)opened);
+    return result_of(result);
+}
+
+static int sync_held(const struct st_held *held, int descriptor)
+{
+    struct st_request request = {.op = ST_SYNC};
+    int result = ask_about(held, &request);
+    return result == ST_PASS ? sync_by_mount(held, descriptor) : result;
+}
+
+static int sync_descriptor(int result, int descriptor)
+{
+    struct st_held held;
+    return result == 0 && held_by_mount(descriptor, &held) ? sync_held(&held, descriptor) : result;
+}
+
+#define SYNC(name)                                                                          \
+    ST_WRAP(int, name, int descriptor)                                                    \
+    {                                                                                       \
+        int (*next)(int) = ST_NEXT(name);                                                 \
+        int result = next ? next(descriptor) : result_of(st_sys(__NR_##name, descriptor)); \
+        return sync_descriptor(result, descriptor);                                         \
+    }
+SYNC(fsync)
+SYNC(fdatasync)
+
+/* ---- msync names memory: which files are there is in /proc/self/maps. */
+
+struct reader {
+    int descriptor;
+    int at, bytes;
+    char text[512];
+};
+
+static int next_byte(struct reader *reader)
+{
+    if (reader->at == reader->bytes) {
+        long got;
+        do
+            got = st_sys(__NR_read, reader->descriptor, reader->text, sizeof reader->text);
+        while (got == -EINTR);
+        if (got <= 0)
+            return -1;
+        reader->at = 0;
+        reader->bytes = (int)got;
+    }
+    return (unsigned char)reader->text[reader->at++];
+}
+
+/* A number in `base` up to the first other byte, which is read too. */
+static unsigned long next_number(struct reader *reader, unsigned base, int *end)
+{
+    unsigned long number = 0;
+    for (;;) {
+        int byte = next_byte(reader);
+        int digit = byte >= '0' && byte <= '9' ? byte - '0' : byte >= 'a' && byte <= 'f' ? byte - 'a' + 10 : 99;
+        *end = byte;
+        if (digit >= (int)base)
+            return number;
+        number = number * base + (unsigned)digit;
+    }
+}
+
+/* "from-to permissions offset major:minor inode path"; false at the end. */
+static bool next_mapping(struct reader *reader, unsigned long *from, unsigned long *to, struct stat *file)
+{
+    int end;
+    *from = next_number(reader, 16, &end);
+    if (end != '-')
+        return false;
+    *to = next_number(reader, 16, &end);
+    for (int spaces = 0; spaces < 2;) {
+        int byte = next_byte(reader);
+        if (byte < 0)
+            return false;
+        spaces += byte == ' ';
+    }
+    unsigned long major = next_number(reader, 16, &end), minor = next_number(reader, 16, &end);
+    memset(file, 0, sizeof *file);
+    file->st_dev = st_device_number((uint32_t)major, (uint32_t)minor);
+    file->st_ino = next_number(reader, 10, &end);
+    file->st_mode = S_IFREG;
+    while (end != '\n' && end >= 0)
+        end = next_byte(reader);
+    return end == '\n';
+}
+
+static int sync_memory(uintptr_t start, size_t bytes)
+{
+    struct reader reader = {.at = 0};
+    long opened = st_sys(__NR_openat, AT_FDCWD, "/proc/self/maps", O_RDONLY | O_CLOEXEC, 0);
+    if (st_sys_failed(opened))
+        return 0;
+    reader.descriptor = (int)opened;
+    unsigned long from, to;
+    struct stat file;
+    int result = 0;
+    while (result == 0 && next_mapping(&reader, &from, &to, &file)) {
+        struct st_held held;
+        if (from < start + bytes && start < to && file.st_ino && st_held_as(&file, &held))
+            result = sync_held(&held, -1);
+    }
+    st_sys_close((int)opened);
+    return result;
+}
+
+ST_WRAP(int, msync, void *start, size_t bytes, int flags)
+{
+    int (*next)(void *, size_t, int) = ST_NEXT(msync);
+    int result = next ? next(start, bytes, flags) : result_of(st_sys(__NR_msync, start, bytes, flags));
+    if (result == 0 && (flags & MS_SYNC) && __atomic_load_n(&st_process.wrote, __ATOMIC_RELAXED) && st_on(ST_ON_INDEX))
+        result = sync_memory((uintptr_t)start, bytes);
+    return result;
+}
+
+/* ---- Questions about the file system, and extended attributes */
+
+#define STATFS(name, by_path, type)                                                     \
+    ST_WRAP(int, name, int descriptor, struct type *out)                              \
+    {                                                                                   \
+        struct st_held held;                                                            \
+        int (*path_next)(const char *, struct type *) = ST_NEXT(by_path);             \
+        if (st_on(ST_ON_PATHS) && path_next && st_held(descriptor, &held))              \
+            return path_next(held.domain->mount, out);                                  \
+        int (*next)(int, struct type *) = ST_NEXT(name);                              \
+        return next ? next(descriptor, out) : failed(ENOSYS);                           \
+    }
+STATFS(fstatfs, statfs, statfs)
+STATFS(fstatfs64, statfs64, statfs)
+STATFS(fstatvfs, statvfs, statvfs)
+STATFS(fstatvfs64, statvfs64, statvfs)
+
+#define XATTR(result, name, by_path, TYPES, PARAMETERS, ARGUMENTS)                      \
+    ST_WRAP(result, name, int descriptor, PARAMETERS)                                 \
+    {                                                                                   \
+        struct st_held held;                                                            \
+        char text[ST_TEXT];                                                             \
+        const char *path;                                                               \
+        result (*path_next)(const char *, TYPES) = ST_NEXT(by_path);                  \
+        if (st_on(ST_ON_PATHS) && path_next && st_held(descriptor, &held) &&            \
+            (path = st_held_path(&held, descriptor, text)))                             \
+            return path_next(path, ARGUMENTS);                                          \
+        result (*next)(int, TYPES) = ST_NEXT(name);                                   \
+        return next ? next(descriptor, ARGUMENTS) : failed(ENOSYS);                     \
+    }
+XATTR(ssize_t, fgetxattr, getxattr, LIST(const char *, void *, size_t), LIST(const char *name, void *value, size_t bytes),
+      LIST(name, value, bytes))
+XATTR(int, fsetxattr, setxattr, LIST(const char *, const void *, size_t, int),
+      LIST(const char *name, const void *value, size_t bytes, int flags), LIST(name, value, bytes, flags))
+XATTR(ssize_t, flistxattr, listxattr, LIST(char *, size_t), LIST(char *list, size_t bytes), LIST(list, bytes))
+XATTR(int, fremovexattr, removexattr, LIST(const char *), LIST(const char *name), name)

@@ -1,0 +1,139 @@
+/* Descriptors of plain files: is one diverted, which record is it, and what is its path below the mount? Danger avoided: a
+ * program that gets to know the tier's paths or inode numbers. Stateless: the file's own (device, inode) is looked up, so
+ * that dup, fork, exec and descriptors sent through sockets need no care.
+ */
+#define _GNU_SOURCE
+#include "shim.h"
+
+#include <string.h>
+
+#define TURNS_MAX 200 /* of other processes, while the agent rebuilds its tables */
+
+bool st_held_as(const struct stat *stat, struct st_held *out)
+{
+    if (!st_on(ST_ON_IDENTITY) || !S_ISREG(stat->st_mode) ||
+        !st_index_device_of(stat->st_dev, &out->domain, &out->device))
+        return false;
+    if (&out->stat != stat)
+        out->stat = *stat;
+    for (int turn = 0; turn < TURNS_MAX; turn++) {
+        uint64_t generation;
+        bool steady = st_index_generation(out->domain, &generation);
+        if (steady && st_index_plain(out->domain, out->device, stat->st_ino, &out->record, &out->number))
+            return true;
+        if (steady && st_index_same_generation(out->domain, generation) && turn >= 2)
+            return false; /* another file of that device */
+        if (!steady)
+            st_sys(__NR_sched_yield);
+    }
+    return false;
+}
+
+bool st_held(int descriptor, struct st_held *out)
+{
+    return st_on(ST_ON_IDENTITY) && !st_sys_failed(st_sys_fstat(descriptor, &out->stat)) && st_held_as(&out->stat, out);
+}
+
+char *st_write_number(char *to, unsigned long number)
+{
+    char digits[20];
+    int count = 0;
+    do {
+        digits[count++] = (char)('0' + number % 10);
+        number /= 10;
+    } while (number);
+    while (count)
+        *to++ = digits[--count];
+    *to = 0;
+    return to;
+}
+
+const char *st_proc_path(int descriptor, char text[32])
+{
+    memcpy(text, "/proc/self/fd/", 14);
+    st_write_number(text + 14, (unsigned long)descriptor);
+    return text;
+}
+
+const char *st_held_path(const struct st_held *held, int descriptor, char text[ST_TEXT])
+{
+    char link[32];
+    const char *root;
+    struct st_device device;
+    static const char deleted[] = " (deleted)";
+    const size_t deleted_bytes = sizeof deleted - 1;
+    if (!st_on(ST_ON_PATHS) || !held->stat.st_nlink || descriptor < 0 ||
+        !st_index_device(held->domain, held->device, &device, &root))
+        return NULL;
+    long bytes = st_sys(__NR_readlinkat, AT_FDCWD, st_proc_path(descriptor, link), text, ST_TEXT - 1);
+    if (st_sys_failed(bytes) || bytes >= ST_TEXT - 1 || (size_t)bytes <= device.root_bytes)
+        return NULL;
+    text[bytes] = 0;
+    if (memcmp(text, root, device.root_bytes) != 0 || text[device.root_bytes] != '/' ||
+        ((size_t)bytes >= deleted_bytes && !strcmp(text + bytes - deleted_bytes, deleted)))
+        return NULL;
+    size_t rest = (size_t)bytes - device.root_bytes;
+    if (held->domain->mount_bytes + rest >= ST_TEXT)
+        return NULL;
+    memmove(text + held->domain->mount_bytes, text + device.root_bytes, rest + 1);
+    memcpy(text, held->domain->mount, held->domain->mount_bytes);
+    /* If the index knows that path, it has to be that file. */
+    struct st_place place;
+    if (st_on(ST_ON_INDEX) && st_begin(&place, AT_FDCWD, text)) {
+        enum st_found found = st_find(&place);
+        if (found == ST_MISSING || found == ST_NOWHERE || (found == ST_FOUND && place.record.id != held->record.id))
+            return NULL;
+    }
+    return text;
+}
+
+static const char *after(const char *path, const char *prefix)
+{
+    size_t bytes = strlen(prefix);
+    return strncmp(path, prefix, bytes) ? NULL : path + bytes;
+}
+
+static int number_in(const char **at)
+{
+    int number = 0;
+    const char *from = *at;
+    if (*from < '0' || *from > '9' || (*from == '0' && from[1] >= '0' && from[1] <= '9'))
+        return -1;
+    while (*from >= '0' && *from <= '9') {
+        if (number > 100000000)
+            return -1;
+        number = number * 10 + (*from++ - '0');
+    }
+    *at = from;
+    return number;
+}
+
+/* The descriptor that a path of /proc or /dev names, or -1. */
+static int descriptor_in(const char *path)
+{
+    const char *rest;
+    if (!strcmp(path, "/dev/stdin"))
+        return 0;
+    if (!strcmp(path, "/dev/stdout"))
+        return 1;
+    if (!strcmp(path, "/dev/stderr"))
+        return 2;
+    if (!(rest = after(path, "/dev/fd/")) && !(rest = after(path, "/proc/self/fd/")) &&
+        !(rest = after(path, "/proc/thread-self/fd/"))) {
+        rest = after(path, "/proc/");
+        if (!rest || number_in(&rest) != st_sys_getpid() || !(rest = after(rest, "/fd/")))
+            return -1;
+    }
+    int number = number_in(&rest);
+    return *rest ? -1 : number;
+}
+
+const char *st_through_slow(const char *path, char text[ST_TEXT])
+{
+    struct st_held held;
+    int descriptor = descriptor_in(path);
+    if (descriptor < 0 || !st_held(descriptor, &held))
+        return path;
+    const char *instead = st_held_path(&held, descriptor, text);
+    return instead ? instead : path;
+}

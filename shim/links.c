@@ -1,0 +1,136 @@
+/* Names of descriptors: readlink of /proc/self/fd/N, linkat and execveat of a descriptor. Danger avoided: a tier's path in a
+ * program's hands, which means nothing tomorrow, and a link or a program made behind the agent's back.
+ */
+#define _GNU_SOURCE
+#include "shim.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/types.h>
+
+static int failed(int error)
+{
+    errno = error;
+    return -1;
+}
+
+/* Only the kernel's own links to descriptors; a symbolic link that somebody wrote is shown as it is. */
+static bool may_be_descriptor(int dirfd, const char *path)
+{
+    if ((uintptr_t)path < 4096)
+        return false;
+    return *path == '/' ? !strncmp(path, "/proc/", 6) || !strncmp(path, "/dev/fd/", 8) : dirfd != AT_FDCWD && *path;
+}
+
+/* What the link says with the tier's root replaced by the mount; 0: leave it. */
+static ssize_t read_instead(int dirfd, const char *path, char *out, size_t bytes)
+{
+    char text[ST_TEXT];
+    struct st_held held;
+    struct st_device device;
+    const char *root;
+    long got = st_sys(__NR_readlinkat, dirfd, path, text, ST_TEXT);
+    if (st_sys_failed(got) || got >= (long)ST_TEXT || *text != '/' ||
+        st_sys_failed(st_sys(__NR_newfstatat, dirfd, path, &held.stat, 0)) || !st_held_as(&held.stat, &held) ||
+        !st_index_device(held.domain, held.device, &device, &root) || (size_t)got <= device.root_bytes ||
+        memcmp(text, root, device.root_bytes) != 0 || text[device.root_bytes] != '/')
+        return 0;
+    size_t head = held.domain->mount_bytes, tail = (size_t)got - device.root_bytes;
+    size_t first = head < bytes ? head : bytes, second = tail < bytes - first ? tail : bytes - first;
+    memcpy(out, held.domain->mount, first);
+    memcpy(out + first, text + device.root_bytes, second);
+    return (ssize_t)(first + second);
+}
+
+static ssize_t improved(ssize_t result, int dirfd, const char *path, char *out, size_t bytes)
+{
+    if (result <= 0 || !st_on(ST_ON_PATHS) || *out != '/' || !may_be_descriptor(dirfd, path))
+        return result;
+    ssize_t instead = read_instead(dirfd, path, out, bytes);
+    return instead ? instead : result;
+}
+
+ST_WRAP(ssize_t, readlink, const char *path, char *out, size_t bytes)
+{
+    if (st_refused(AT_FDCWD, path))
+        return -1;
+    ssize_t (*next)(const char *, char *, size_t) = ST_NEXT(readlink);
+    return next ? improved(next(path, out, bytes), AT_FDCWD, path, out, bytes) : failed(ENOSYS);
+}
+
+ST_WRAP(ssize_t, readlinkat, int dirfd, const char *path, char *out, size_t bytes)
+{
+    if (st_refused(dirfd, path))
+        return -1;
+    ssize_t (*next)(int, const char *, char *, size_t) = ST_NEXT(readlinkat);
+    return next ? improved(next(dirfd, path, out, bytes), dirfd, path, out, bytes) : failed(ENOSYS);
+}
+
+ST_WRAP(ssize_t, __readlink_chk, const char *path, char *out, size_t bytes, size_t room)
+{
+    if (st_refused(AT_FDCWD, path))
+        return -1;
+    ssize_t (*next)(const char *, char *, size_t, size_t) = ST_NEXT(__readlink_chk);
+    return next ? improved(next(path, out, bytes, room), AT_FDCWD, path, out, bytes) : failed(ENOSYS);
+}
+
+ST_WRAP(ssize_t, __readlinkat_chk, int dirfd, const char *path, char *out, size_t bytes, size_t room)
+{
+    if (st_refused(dirfd, path))
+        return -1;
+    ssize_t (*next)(int, const char *, char *, size_t, size_t) = ST_NEXT(__readlinkat_chk);
+    return next ? improved(next(dirfd, path, out, bytes, room), dirfd, path, out, bytes) : failed(ENOSYS);
+}
+
+/* "" with AT_EMPTY_PATH: the path of a diverted descriptor, or NULL. */
+static const char *path_of(int descriptor, const char *path, int flags, char text[ST_TEXT])
+{
+    struct st_held held;
+    if (!(flags & AT_EMPTY_PATH) || (uintptr_t)path < 4096 || *path || !st_on(ST_ON_PATHS) || !st_held(descriptor, &held))
+        return NULL;
+    return st_held_path(&held, descriptor, text);
+}
+
+ST_WRAP(int, linkat, int dirfd, const char *path, int to_dirfd, const char *to, int flags)
+{
+    char text[ST_TEXT];
+    if (st_refused(dirfd, path) || st_refused(to_dirfd, to))
+        return -1;
+    const char *instead = path_of(dirfd, path, flags, text);
+    if (!instead && (flags & AT_SYMLINK_FOLLOW) && (instead = st_through(path, text)) == path)
+        instead = NULL;
+    int (*next)(int, const char *, int, const char *, int) = ST_NEXT(linkat);
+    if (!next)
+        return failed(ENOSYS);
+    if (instead)
+        return next(AT_FDCWD, instead, to_dirfd, to, flags & ~(AT_EMPTY_PATH | AT_SYMLINK_FOLLOW));
+    return next(dirfd, path, to_dirfd, to, flags);
+}
+
+ST_WRAP(int, fexecve, int descriptor, char *const *arguments, char *const *environment)
+{
+    static const char nothing[] = "";
+    char text[ST_TEXT];
+    const char *instead = path_of(descriptor, nothing, AT_EMPTY_PATH, text);
+    int (*path_next)(const char *, char *const *, char *const *) = ST_NEXT(execve);
+    if (instead && path_next)
+        return path_next(instead, arguments, environment);
+    int (*next)(int, char *const *, char *const *) = ST_NEXT(fexecve);
+    return next ? next(descriptor, arguments, environment) : failed(ENOSYS);
+}
+
+ST_WRAP(int, execveat, int dirfd, const char *path, char *const *arguments, char *const *environment, int flags)
+{
+    char text[ST_TEXT];
+    if (st_refused(dirfd, path))
+        return -1;
+    const char *instead = path_of(dirfd, path, flags, text);
+    if (!instead && !(flags & AT_SYMLINK_NOFOLLOW) && (instead = st_through(path, text)) == path)
+        instead = NULL;
+    int (*path_next)(const char *, char *const *, char *const *) = ST_NEXT(execve);
+    if (instead && path_next)
+        return path_next(instead, arguments, environment);
+    int (*next)(int, const char *, char *const *, char *const *, int) = ST_NEXT(execveat);
+    return next ? next(dirfd, path, arguments, environment, flags)
+                : failed((int)-st_sys(__NR_execveat, dirfd, path, arguments, environment, flags));
+}

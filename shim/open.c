@@ -1,0 +1,287 @@
+/* The open family and fopen. Reading: the plain file is opened, if it still is the file when that has happened. Writing and
+ * creating: the agent opens and sends the descriptor. Danger avoided: a descriptor of another file than the path's, or a
+ * file made behind the agent's back.
+ */
+#define _GNU_SOURCE
+#include "shim.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#ifndef O_TMPFILE
+#define O_TMPFILE (020000000 | O_DIRECTORY)
+#endif
+#define LARGEFILE 0100000 /* what programs for 32 bits give; nothing here */
+#define SERVED                                                                                                     \
+    (O_ACCMODE | O_CREAT | O_EXCL | O_NOCTTY | O_TRUNC | O_APPEND | O_NONBLOCK | O_SYNC | O_NOFOLLOW | O_NOATIME | \
+     O_CLOEXEC | LARGEFILE)
+
+static int failed(int error)
+{
+    errno = error;
+    return -1;
+}
+
+static bool writes(int flags)
+{
+    return (flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC);
+}
+
+static int open_plain(struct st_place *place, int flags)
+{
+    const char *root;
+    struct st_device device;
+    const struct st_record *record = &place->record;
+    if (!(record->flags & ST_RESIDENT) || !st_index_device(place->from.domain, record->device, &device, &root) ||
+        ((device.flags & ST_NOEXEC) && (record->mode & 0111)))
+        return ST_PASS;
+    char text[ST_TEXT];
+    const char *path = st_plain_path(place, text);
+    if (!path)
+        return ST_PASS;
+    long opened = st_sys(__NR_openat, AT_FDCWD, path, (flags & ~O_CREAT) | O_NOFOLLOW | O_NOCTTY, 0);
+    if (st_sys_failed(opened))
+        return ST_PASS;
+    struct stat stat;
+    bool sure = st_still(place);
+    if (sure && ((record->flags & ST_LINKED) || !st_chain_still(place)))
+        sure = !st_sys_failed(st_sys_fstat((int)opened, &stat)) && stat.st_ino == record->backing_ino &&
+               stat.st_dev == device.dev;
+    if (sure)
+        return (int)opened;
+    st_sys_close((int)opened);
+    return ST_PASS;
+}
+
+static int open_by_agent(struct st_place *place, int flags, mode_t mode)
+{
+    const struct st_domain *domain = place->from.domain;
+    struct st_request request;
+    uint32_t mask = flags & O_CREAT ? st_umask() : 0;
+    if (!st_process.writes || mask == ST_UMASK_UNKNOWN || (flags & (O_SYNC | O_DSYNC)) ||
+        !(__atomic_load_n(&domain->index->flags, __ATOMIC_RELAXED) & ST_WRITES))
+        return ST_PASS;
+    memset(&request, 0, offsetof(struct st_request, name));
+    request.op = ST_OPEN;
+    request.flags = (uint32_t)flags;
+    request.mode = mode & 07777 & ~mask;
+    request.dir = place->dir_id;
+    request.name_bytes = place->name_bytes;
+    memcpy(request.name, place->name, place->name_bytes);
+    int opened, answer = st_ask(domain, &request, flags & O_CLOEXEC, &opened);
+    if (answer == 0 && opened >= 0) {
+        if ((flags & O_ACCMODE) != O_RDONLY)
+            __atomic_store_n(&st_process.wrote, true, __ATOMIC_RELAXED);
+        st_count(ST_OPEN_AGENT);
+        return opened;
+    }
+    if (answer > 0)
+        return failed(answer);
+    /* No answer: it may have been carried out. Doing that again would show only with these flags. */
+    return answer == ST_UNHEARD && (flags & (O_EXCL | O_TRUNC)) ? failed(EIO) : ST_PASS;
+}
+
+static int open_found(struct st_place *place, int flags, mode_t mode)
+{
+    switch (st_find(place)) {
+    case ST_FOUND:
+        if (!S_ISREG(place->record.mode))
+            return ST_PASS;
+        if ((flags & O_CREAT) && (flags & O_EXCL))
+            return failed(EEXIST);
+        return writes(flags) ? open_by_agent(place, flags, mode) : open_plain(place, flags);
+    case ST_MISSING:
+        return flags & O_CREAT ? open_by_agent(place, flags, mode) : failed(ENOENT);
+    case ST_NOWHERE:
+        return failed(ENOENT);
+    case ST_UNSURE:
+        return writes(flags) || (flags & O_CREAT) ? open_by_agent(place, flags, mode) : ST_PASS;
+    default:
+        return ST_PASS;
+    }
+}
+
+/* For what only the mount can do: O_PATH, O_DIRECTORY, O_TMPFILE, O_DIRECT, and flags that came after this was written. */
+__attribute__((noinline)) static int open_inside(struct st_place *place, int flags, mode_t mode)
+{
+    int opened = ST_PASS;
+    if (!(flags & ~SERVED) && (flags & O_ACCMODE) != O_ACCMODE)
+        opened = open_found(place, flags, mode);
+    if (opened == ST_PASS)
+        st_count(ST_OPEN_LEFT);
+    else if (opened < 0 || !writes(flags))
+        st_count(ST_OPEN_INDEX);
+    return opened;
+}
+
+int st_open(int dirfd, const char *path, int flags, mode_t mode)
+{
+    if (st_refused(dirfd, path))
+        return -1;
+    struct st_place place;
+    if (!st_begin(&place, dirfd, path))
+        return ST_PASS;
+    return open_inside(&place, flags, mode);
+}
+
+/* ---- What programs call. */
+
+#define TAKES_MODE(flags) (((flags) & O_CREAT) || ((flags) & O_TMPFILE) == O_TMPFILE)
+
+#define MODE_FROM_ARGUMENTS              \
+    mode_t mode = 0;                     \
+    if (TAKES_MODE(flags)) {             \
+        va_list arguments;               \
+        va_start(arguments, flags);      \
+        mode = va_arg(arguments, mode_t); \
+        va_end(arguments);               \
+    }
+
+static int raw_openat(int dirfd, const char *path, int flags, mode_t mode)
+{
+    long opened = st_sys(__NR_openat, dirfd, path, flags, mode);
+    return st_sys_failed(opened) ? failed((int)-opened) : (int)opened;
+}
+
+/* A link to a descriptor is followed unless the caller forbids that. */
+#define SERVE(dirfd)                                                  \
+    if (!(flags & (O_NOFOLLOW | O_PATH)))                             \
+        path = st_through(path, text);                                \
+    int opened = st_open(dirfd, path, flags, mode);                   \
+    if (opened != ST_PASS)                                            \
+        return opened;
+
+#define OPEN(name)                                                                                           \
+    ST_WRAP(int, name, const char *path, int flags, ...)                                                   \
+    {                                                                                                        \
+        MODE_FROM_ARGUMENTS                                                                                  \
+        char text[ST_TEXT];                                                                                  \
+        SERVE(AT_FDCWD)                                                                                      \
+        int (*next)(const char *, int, ...) = ST_NEXT(name);                                               \
+        return st_fresh(next ? next(path, flags, mode) : raw_openat(AT_FDCWD, path, flags, mode));           \
+    }
+
+#define OPENAT(name)                                                                                         \
+    ST_WRAP(int, name, int dirfd, const char *path, int flags, ...)                                        \
+    {                                                                                                        \
+        MODE_FROM_ARGUMENTS                                                                                  \
+        char text[ST_TEXT];                                                                                  \
+        SERVE(dirfd)                                                                                         \
+        int (*next)(int, const char *, int, ...) = ST_NEXT(name);                                          \
+        return st_fresh(next ? next(dirfd, path, flags, mode) : raw_openat(dirfd, path, flags, mode));       \
+    }
+
+/* The checked variants are only called where no mode is needed; libc itself complains if one is. */
+#define OPEN_2(name)                                                                                         \
+    ST_WRAP(int, name, const char *path, int flags)                                                        \
+    {                                                                                                        \
+        const mode_t mode = 0;                                                                               \
+        char text[ST_TEXT];                                                                                  \
+        if (!TAKES_MODE(flags)) {                                                                            \
+            SERVE(AT_FDCWD)                                                                                  \
+        }                                                                                                    \
+        int (*next)(const char *, int) = ST_NEXT(name);                                                    \
+        return st_fresh(next ? next(path, flags) : raw_openat(AT_FDCWD, path, flags, mode));                 \
+    }
+
+#define OPENAT_2(name)                                                                                       \
+    ST_WRAP(int, name, int dirfd, const char *path, int flags)                                             \
+    {                                                                                                        \
+        const mode_t mode = 0;                                                                               \
+        char text[ST_TEXT];                                                                                  \
+        if (!TAKES_MODE(flags)) {                                                                            \
+            SERVE(dirfd)                                                                                     \
+        }                                                                                                    \
+        int (*next)(int, const char *, int) = ST_NEXT(name);                                               \
+        return st_fresh(next ? next(dirfd, path, flags) : raw_openat(dirfd, path, flags, mode));             \
+    }
+
+#define CREAT(name)                                                                                          \
+    ST_WRAP(int, name, const char *path, mode_t mode)                                                      \
+    {                                                                                                        \
+        const int flags = O_CREAT | O_WRONLY | O_TRUNC;                                                      \
+        char text[ST_TEXT];                                                                                  \
+        SERVE(AT_FDCWD)                                                                                      \
+        int (*next)(const char *, mode_t) = ST_NEXT(name);                                                 \
+        return st_fresh(next ? next(path, mode) : raw_openat(AT_FDCWD, path, flags, mode));                  \
+    }
+
+OPEN(open)
+OPEN(open64)
+OPEN(__open)
+OPEN(__open64)
+OPENAT(openat)
+OPENAT(openat64)
+OPEN_2(__open_2)
+OPEN_2(__open64_2)
+OPENAT_2(__openat_2)
+OPENAT_2(__openat64_2)
+CREAT(creat)
+CREAT(creat64)
+
+/* ---- fopen */
+
+/* fopen's mode as open's flags, or -1: leave it to libc (conversions, and what it would complain of). */
+static int flags_of(const char *mode)
+{
+    int flags;
+    switch (*mode) {
+    case 'r': flags = O_RDONLY; break;
+    case 'w': flags = O_WRONLY | O_CREAT | O_TRUNC; break;
+    case 'a': flags = O_WRONLY | O_CREAT | O_APPEND; break;
+    default: return -1;
+    }
+    for (int at = 1; mode[at]; at++) {
+        if (at == 5) /* fdopen reads no further than that */
+            return -1;
+        switch (mode[at]) {
+        case '+': flags = (flags & ~O_ACCMODE) | O_RDWR; break;
+        case 'x': flags |= O_EXCL; break;
+        case 'e': flags |= O_CLOEXEC; break;
+        case 'b': case 'c': case 'm': case 't': break;
+        default: return -1;
+        }
+    }
+    return flags;
+}
+
+static FILE *open_stream(const char *path, const char *mode, bool *pass)
+{
+    FILE *(*stream_of)(int, const char *) = ST_NEXT(fdopen);
+    int flags = (uintptr_t)mode < 4096 ? -1 : flags_of(mode);
+    int opened = flags < 0 || !stream_of ? ST_PASS : st_open(AT_FDCWD, path, flags, 0666);
+    *pass = opened == ST_PASS;
+    if (opened < 0)
+        return NULL;
+    if ((flags & (O_APPEND | O_ACCMODE)) == (O_APPEND | O_WRONLY))
+        st_sys(__NR_lseek, opened, 0, SEEK_END); /* as fopen does; fdopen does not */
+    FILE *stream = stream_of(opened, mode);
+    if (!stream)
+        st_sys_close(opened);
+    return stream;
+}
+
+#define FOPEN(name)                                                       \
+    ST_WRAP(FILE *, name, const char *path, const char *mode)           \
+    {                                                                     \
+        char text[ST_TEXT];                                               \
+        bool pass;                                                        \
+        path = st_through(path, text);                                    \
+        if (st_refused(AT_FDCWD, path))                                   \
+            return NULL;                                                  \
+        if (st_on(ST_ON_INDEX)) {                                         \
+            FILE *stream = open_stream(path, mode, &pass);                \
+            if (!pass)                                                    \
+                return stream;                                            \
+        }                                                                 \
+        FILE *(*next)(const char *, const char *) = ST_NEXT(name);      \
+        if (next)                                                         \
+            return next(path, mode);                                      \
+        errno = ENOSYS;                                                   \
+        return NULL;                                                      \
+    }
+
+FOPEN(fopen)
+FOPEN(fopen64)

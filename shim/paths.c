@@ -1,0 +1,283 @@
+/* The other functions that take a path: the mount serves them. They are here because a mount that is not here has to refuse
+ * them, and because a link to a descriptor (/proc/self/fd/N) leads to the file's path below the mount. Danger avoided: a
+ * function that was forgotten writes into the bare directory.
+ */
+#define _GNU_SOURCE
+#include "shim.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <ftw.h>
+#include <glob.h>
+#include <mntent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/ipc.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/types.h>
+#include <sys/un.h>
+#include <sys/vfs.h>
+#include <utime.h>
+
+struct statvfs; /* its header has another ST_NOEXEC */
+
+#define LIST(...) __VA_ARGS__
+
+static long unknown(void)
+{
+    errno = ENOSYS;
+    return -1;
+}
+
+/* `failure` is what the function returns when it fails. */
+#define PATH_CALL(result, failure, name, TYPES, PARAMETERS, ARGUMENTS, dirfd, path) \
+    ST_WRAP(result, name, PARAMETERS)                                             \
+    {                                                                               \
+        if (st_refused(dirfd, path))                                                \
+            return failure;                                                         \
+        result (*next)(TYPES) = ST_NEXT(name);                                    \
+        if (next)                                                                   \
+            return next(ARGUMENTS);                                                 \
+        unknown();                                                                  \
+        return failure;                                                             \
+    }
+
+#define FOLLOW_CALL(result, failure, name, TYPES, PARAMETERS, ARGUMENTS, dirfd, path) \
+    ST_WRAP(result, name, PARAMETERS)                                               \
+    {                                                                                 \
+        char text[ST_TEXT];                                                           \
+        path = st_through(path, text);                                                \
+        if (st_refused(dirfd, path))                                                  \
+            return failure;                                                           \
+        result (*next)(TYPES) = ST_NEXT(name);                                      \
+        if (next)                                                                     \
+            return next(ARGUMENTS);                                                   \
+        unknown();                                                                    \
+        return failure;                                                               \
+    }
+
+/* One path, from the working directory, and one more argument. */
+#define FOLLOW1(name, type) \
+    FOLLOW_CALL(int, -1, name, LIST(const char *, type), LIST(const char *path, type a), LIST(path, a), AT_FDCWD, path)
+#define PATH0(name) PATH_CALL(int, -1, name, LIST(const char *), LIST(const char *path), LIST(path), AT_FDCWD, path)
+#define PATH1(name, type) \
+    PATH_CALL(int, -1, name, LIST(const char *, type), LIST(const char *path, type a), LIST(path, a), AT_FDCWD, path)
+#define PATH2(name, type, type2)                                                                                   \
+    PATH_CALL(int, -1, name, LIST(const char *, type, type2), LIST(const char *path, type a, type2 b), LIST(path, a, b), \
+              AT_FDCWD, path)
+
+/* Attributes */
+FOLLOW1(chmod, mode_t)
+PATH1(lchmod, mode_t)
+FOLLOW_CALL(int, -1, chown, LIST(const char *, uid_t, gid_t), LIST(const char *path, uid_t a, gid_t b), LIST(path, a, b),
+            AT_FDCWD, path)
+PATH2(lchown, uid_t, gid_t)
+FOLLOW1(utime, const struct utimbuf *)
+FOLLOW1(utimes, const struct timeval *)
+PATH1(lutimes, const struct timeval *)
+FOLLOW1(truncate, off_t)
+FOLLOW1(truncate64, off_t)
+FOLLOW1(statfs, struct statfs *)
+FOLLOW1(statfs64, struct statfs *)
+FOLLOW1(statvfs, struct statvfs *)
+FOLLOW1(statvfs64, struct statvfs *)
+FOLLOW_CALL(long, -1, pathconf, LIST(const char *, int), LIST(const char *path, int a), LIST(path, a), AT_FDCWD, path)
+FOLLOW_CALL(key_t, -1, ftok, LIST(const char *, int), LIST(const char *path, int a), LIST(path, a), AT_FDCWD, path)
+
+ST_WRAP(int, fchmodat, int dirfd, const char *path, mode_t mode, int flags)
+{
+    char text[ST_TEXT];
+    if (!(flags & AT_SYMLINK_NOFOLLOW))
+        path = st_through(path, text);
+    if (st_refused(dirfd, path))
+        return -1;
+    int (*next)(int, const char *, mode_t, int) = ST_NEXT(fchmodat);
+    return next ? next(dirfd, path, mode, flags) : (int)unknown();
+}
+
+FOLLOW_CALL(ssize_t, -1, getxattr, LIST(const char *, const char *, void *, size_t),
+            LIST(const char *path, const char *a, void *b, size_t c), LIST(path, a, b, c), AT_FDCWD, path)
+PATH_CALL(ssize_t, -1, lgetxattr, LIST(const char *, const char *, void *, size_t),
+          LIST(const char *path, const char *a, void *b, size_t c), LIST(path, a, b, c), AT_FDCWD, path)
+FOLLOW_CALL(int, -1, setxattr, LIST(const char *, const char *, const void *, size_t, int),
+            LIST(const char *path, const char *a, const void *b, size_t c, int d), LIST(path, a, b, c, d), AT_FDCWD, path)
+PATH_CALL(int, -1, lsetxattr, LIST(const char *, const char *, const void *, size_t, int),
+          LIST(const char *path, const char *a, const void *b, size_t c, int d), LIST(path, a, b, c, d), AT_FDCWD, path)
+FOLLOW_CALL(ssize_t, -1, listxattr, LIST(const char *, char *, size_t), LIST(const char *path, char *a, size_t b),
+            LIST(path, a, b), AT_FDCWD, path)
+PATH_CALL(ssize_t, -1, llistxattr, LIST(const char *, char *, size_t), LIST(const char *path, char *a, size_t b),
+          LIST(path, a, b), AT_FDCWD, path)
+FOLLOW1(removexattr, const char *)
+PATH1(lremovexattr, const char *)
+
+/* Names */
+PATH0(unlink)
+PATH0(rmdir)
+PATH0(remove)
+PATH1(mkdir, mode_t)
+PATH1(mkfifo, mode_t)
+PATH_CALL(int, -1, unlinkat, LIST(int, const char *, int), LIST(int dirfd, const char *path, int a), LIST(dirfd, path, a),
+          dirfd, path)
+PATH_CALL(int, -1, mkdirat, LIST(int, const char *, mode_t), LIST(int dirfd, const char *path, mode_t a),
+          LIST(dirfd, path, a), dirfd, path)
+PATH_CALL(int, -1, mkfifoat, LIST(int, const char *, mode_t), LIST(int dirfd, const char *path, mode_t a),
+          LIST(dirfd, path, a), dirfd, path)
+PATH_CALL(int, -1, __xmknod, LIST(int, const char *, mode_t, dev_t *), LIST(int a, const char *path, mode_t b, dev_t *c),
+          LIST(a, path, b, c), AT_FDCWD, path)
+PATH_CALL(int, -1, __xmknodat, LIST(int, int, const char *, mode_t, dev_t *),
+          LIST(int a, int dirfd, const char *path, mode_t b, dev_t *c), LIST(a, dirfd, path, b, c), dirfd, path)
+PATH_CALL(int, -1, symlinkat, LIST(const char *, int, const char *), LIST(const char *a, int dirfd, const char *path),
+          LIST(a, dirfd, path), dirfd, path)
+PATH_CALL(int, -1, symlink, LIST(const char *, const char *), LIST(const char *a, const char *path), LIST(a, path),
+          AT_FDCWD, path)
+
+/* Before glibc 2.33 these were not functions of libc.so. */
+ST_WRAP(int, mknodat, int dirfd, const char *path, mode_t mode, dev_t device)
+{
+    if (st_refused(dirfd, path))
+        return -1;
+    int (*next)(int, const char *, mode_t, dev_t) = ST_NEXT(mknodat);
+    if (next)
+        return next(dirfd, path, mode, device);
+    long result = st_sys(__NR_mknodat, dirfd, path, mode, (unsigned)device);
+    return st_sys_failed(result) ? (errno = (int)-result, -1) : 0;
+}
+
+ST_WRAP(int, mknod, const char *path, mode_t mode, dev_t device)
+{
+    int (*next)(const char *, mode_t, dev_t) = ST_NEXT(mknod);
+    if (st_refused(AT_FDCWD, path))
+        return -1;
+    return next ? next(path, mode, device) : st_wrap_mknodat(AT_FDCWD, path, mode, device);
+}
+
+ST_WRAP(int, link, const char *path, const char *to)
+{
+    if (st_refused(AT_FDCWD, path) || st_refused(AT_FDCWD, to))
+        return -1;
+    int (*next)(const char *, const char *) = ST_NEXT(link);
+    return next ? next(path, to) : (int)unknown();
+}
+
+ST_WRAP(int, rename, const char *path, const char *to)
+{
+    if (st_refused(AT_FDCWD, path) || st_refused(AT_FDCWD, to))
+        return -1;
+    int (*next)(const char *, const char *) = ST_NEXT(rename);
+    return next ? next(path, to) : (int)unknown();
+}
+
+ST_WRAP(int, renameat, int dirfd, const char *path, int to_dirfd, const char *to)
+{
+    if (st_refused(dirfd, path) || st_refused(to_dirfd, to))
+        return -1;
+    int (*next)(int, const char *, int, const char *) = ST_NEXT(renameat);
+    return next ? next(dirfd, path, to_dirfd, to) : (int)unknown();
+}
+
+ST_WRAP(int, renameat2, int dirfd, const char *path, int to_dirfd, const char *to, unsigned flags)
+{
+    if (st_refused(dirfd, path) || st_refused(to_dirfd, to))
+        return -1;
+    int (*next)(int, const char *, int, const char *, unsigned) = ST_NEXT(renameat2);
+    if (next)
+        return next(dirfd, path, to_dirfd, to, flags);
+    long result = st_sys(__NR_renameat2, dirfd, path, to_dirfd, to, flags);
+    return st_sys_failed(result) ? (errno = (int)-result, -1) : 0;
+}
+
+/* Directories, trees, patterns. A directory's descriptor is a new one. */
+ST_WRAP(DIR *, opendir, const char *path)
+{
+    if (st_refused(AT_FDCWD, path))
+        return NULL;
+    DIR *(*next)(const char *) = ST_NEXT(opendir);
+    DIR *opened = next ? next(path) : (unknown(), NULL);
+    if (opened && st_on(ST_ON_INDEX))
+        st_fresh(dirfd(opened));
+    return opened;
+}
+
+#define SCANDIR(name)                                                                                                \
+    PATH_CALL(int, -1, name, LIST(const char *, void *, void *, void *), LIST(const char *path, void *a, void *b, void *c), \
+              LIST(path, a, b, c), AT_FDCWD, path)
+#define SCANDIRAT(name)                                                                   \
+    PATH_CALL(int, -1, name, LIST(int, const char *, void *, void *, void *),             \
+              LIST(int dirfd, const char *path, void *a, void *b, void *c), LIST(dirfd, path, a, b, c), dirfd, path)
+SCANDIR(scandir)
+SCANDIR(scandir64)
+SCANDIRAT(scandirat)
+SCANDIRAT(scandirat64)
+PATH2(ftw, void *, int)
+PATH2(ftw64, void *, int)
+#define GLOB(name)                                                                                                      \
+    PATH_CALL(int, GLOB_ABORTED, name, LIST(const char *, int, void *, void *), LIST(const char *path, int a, void *b, void *c), \
+              LIST(path, a, b, c), AT_FDCWD, path)
+GLOB(glob)
+GLOB(glob64)
+
+/* Temporary files */
+PATH_CALL(int, -1, mkstemp, LIST(char *), LIST(char *path), LIST(path), AT_FDCWD, path)
+PATH_CALL(int, -1, mkstemp64, LIST(char *), LIST(char *path), LIST(path), AT_FDCWD, path)
+#define MKTEMP1(name) PATH_CALL(int, -1, name, LIST(char *, int), LIST(char *path, int a), LIST(path, a), AT_FDCWD, path)
+MKTEMP1(mkostemp)
+MKTEMP1(mkostemp64)
+MKTEMP1(mkstemps)
+MKTEMP1(mkstemps64)
+#define MKTEMP2(name) \
+    PATH_CALL(int, -1, name, LIST(char *, int, int), LIST(char *path, int a, int b), LIST(path, a, b), AT_FDCWD, path)
+MKTEMP2(mkostemps)
+MKTEMP2(mkostemps64)
+PATH_CALL(char *, NULL, mkdtemp, LIST(char *), LIST(char *path), LIST(path), AT_FDCWD, path)
+PATH_CALL(FILE *, NULL, tmpfile, LIST(void), LIST(void), LIST(), AT_FDCWD, P_tmpdir)
+PATH_CALL(FILE *, NULL, tmpfile64, LIST(void), LIST(void), LIST(), AT_FDCWD, P_tmpdir)
+
+/* Streams: a stream that exists is opened anew by libc, on the mount. */
+FOLLOW_CALL(FILE *, NULL, freopen, LIST(const char *, const char *, FILE *), LIST(const char *path, const char *a, FILE *b),
+            LIST(path, a, b), AT_FDCWD, path)
+FOLLOW_CALL(FILE *, NULL, freopen64, LIST(const char *, const char *, FILE *),
+            LIST(const char *path, const char *a, FILE *b), LIST(path, a, b), AT_FDCWD, path)
+PATH_CALL(FILE *, NULL, setmntent, LIST(const char *, const char *), LIST(const char *path, const char *a), LIST(path, a),
+          AT_FDCWD, path)
+
+/* Paths made of paths */
+FOLLOW_CALL(char *, NULL, realpath, LIST(const char *, char *), LIST(const char *path, char *a), LIST(path, a), AT_FDCWD,
+            path)
+FOLLOW_CALL(char *, NULL, __realpath_chk, LIST(const char *, char *, size_t), LIST(const char *path, char *a, size_t b),
+            LIST(path, a, b), AT_FDCWD, path)
+FOLLOW_CALL(char *, NULL, canonicalize_file_name, LIST(const char *), LIST(const char *path), LIST(path), AT_FDCWD, path)
+
+/* Watching */
+FOLLOW_CALL(int, -1, inotify_add_watch, LIST(int, const char *, uint32_t), LIST(int a, const char *path, uint32_t b),
+            LIST(a, path, b), AT_FDCWD, path)
+PATH_CALL(int, -1, fanotify_mark, LIST(int, unsigned, uint64_t, int, const char *),
+          LIST(int a, unsigned b, uint64_t c, int dirfd, const char *path), LIST(a, b, c, dirfd, path), dirfd, path)
+PATH_CALL(int, -1, name_to_handle_at, LIST(int, const char *, void *, int *, int),
+          LIST(int dirfd, const char *path, void *a, int *b, int c), LIST(dirfd, path, a, b, c), dirfd, path)
+
+/* Sockets with a path: bind makes a file. */
+static bool socket_refused(const struct sockaddr *address, socklen_t bytes)
+{
+    struct sockaddr_un copy;
+    char path[sizeof copy.sun_path + 1];
+    if (!st_on(ST_ON_DEAD) || (uintptr_t)address < 4096 || bytes <= offsetof(struct sockaddr_un, sun_path) ||
+        bytes > sizeof copy || address->sa_family != AF_UNIX)
+        return false;
+    size_t room = bytes - offsetof(struct sockaddr_un, sun_path);
+    for (size_t at = 0; at < room; at++)
+        path[at] = ((const struct sockaddr_un *)(const void *)address)->sun_path[at];
+    path[room] = 0;
+    return st_refused(AT_FDCWD, path);
+}
+
+#define SOCKET_CALL(name)                                                                          \
+    ST_WRAP(int, name, int descriptor, const struct sockaddr *address, socklen_t bytes)          \
+    {                                                                                              \
+        if (socket_refused(address, bytes))                                                        \
+            return -1;                                                                             \
+        int (*next)(int, const struct sockaddr *, socklen_t) = ST_NEXT(name);                    \
+        return next ? next(descriptor, address, bytes) : (int)unknown();                           \
+    }
+SOCKET_CALL(bind)
+SOCKET_CALL(connect)

@@ -1,0 +1,214 @@
+/* What the shim's own files share. Nothing here is a libc symbol; nothing allocates, locks or prints. Danger avoided: a
+ * second meaning of the same thing in two files. catalogue.md says which libc function is where.
+ */
+#ifndef SURGETANK_SHIM_H
+#define SURGETANK_SHIM_H
+
+#include <stddef.h>
+
+#include "abi.h"
+#include "next.h"
+#include "sys.h"
+
+#define ST_DOMAINS_MAX 4u
+#define ST_PASS (-2)   /* make the call as if there were no shim */
+#define ST_TEXT 1024u  /* paths made here: buffers on stacks that may be a signal's, so longer ones are left to the mount */
+#define ST_CHAIN 24u
+#define ST_DESCRIPTORS 1024
+
+#define st_likely(x) __builtin_expect(!!(x), 1)
+#define st_unlikely(x) __builtin_expect(!!(x), 0)
+
+/* A function under libc's name, seen by programs; inside the shim it has no other use, so its C name is never written. */
+#define ST_WRAP(result, name, ...)                                                                   \
+    result st_wrap_##name(__VA_ARGS__) __asm__(#name) __attribute__((visibility("default")));      \
+    result st_wrap_##name(__VA_ARGS__)
+
+/* ---- State of the process (start.c); `on` only ever loses bits after the constructor. */
+
+#define ST_ON_INDEX 1u    /* look-ups of paths, and requests to the agent */
+#define ST_ON_PATHS 2u    /* paths below the mount mean here what they mean to the agent */
+#define ST_ON_IDENTITY 4u /* descriptors of plain files are shown as the mount's */
+#define ST_ON_DEAD 8u     /* some mount is not here: its paths are refused */
+
+struct st_domain {
+    const struct st_header *index; /* NULL: not usable, or dead */
+    uint64_t mapped_bytes;
+    uint32_t mount_bytes;
+    uint32_t socket_bytes;
+    bool dead;
+    const char *mount;  /* no slash at its end */
+    const char *socket;
+};
+
+struct st_process {
+    uint32_t on;
+    uint32_t domain_count;
+    bool report;
+    bool writes; /* this program may open for writing through the agent */
+    bool wrote;  /* it has */
+    struct st_domain domains[ST_DOMAINS_MAX];
+};
+extern struct st_process st_process;
+
+static inline uint32_t st_on(uint32_t bits)
+{
+    return __atomic_load_n(&st_process.on, __ATOMIC_RELAXED) & bits;
+}
+
+static inline void st_off(uint32_t bits)
+{
+    __atomic_fetch_and(&st_process.on, ~bits, __ATOMIC_RELAXED);
+}
+
+/* ---- Counters for SURGETANK_REPORT (report.c). */
+
+enum st_count { ST_OPEN_INDEX, ST_OPEN_AGENT, ST_OPEN_LEFT, ST_STAT_INDEX, ST_STAT_LEFT, ST_COUNTS };
+extern uint64_t st_counts[ST_COUNTS];
+
+static inline void st_count(enum st_count which)
+{
+    if (st_unlikely(st_process.report))
+        __atomic_fetch_add(&st_counts[which], 1, __ATOMIC_RELAXED);
+}
+
+/* ---- Which process is this (self.c)? A vfork child has its parent's memory; a fork child has a wiped page. */
+
+enum st_self { ST_SELF_OWN, ST_SELF_VFORKED, ST_SELF_UNKNOWN };
+void st_self_start(void);
+void st_self_forked(void); /* in the child of a fork that we saw */
+enum st_self st_self(int *pid);
+
+#define ST_UMASK_UNKNOWN (~UINT32_C(0))
+uint32_t st_umask(void); /* ST_UMASK_UNKNOWN: leave it to the mount */
+void st_umask_start(void);
+
+/* ---- Where relative paths begin (base.c). */
+
+struct st_base {
+    const struct st_domain *domain;
+    uint32_t record;
+    uint64_t id;
+};
+bool st_base_known_outside(int dirfd); /* cheap; true: leave it to the mount */
+bool st_base_of(int dirfd, struct st_base *out);
+void st_base_moving(void); /* around chdir */
+void st_base_moved(void);
+void st_base_never(void); /* the working directory may change behind our back: never believe a remembered one */
+
+extern uint8_t st_hints[ST_DESCRIPTORS]; /* 1: this directory was outside of all mounts */
+/* A descriptor that a call passed on has returned: what was known of its number is over. */
+static inline int st_fresh(int descriptor)
+{
+    if ((unsigned)descriptor < ST_DESCRIPTORS && __atomic_load_n(&st_hints[descriptor], __ATOMIC_RELAXED))
+        __atomic_store_n(&st_hints[descriptor], 0, __ATOMIC_RELAXED);
+    return descriptor;
+}
+
+/* ---- Paths → records (lookup.c, index.c). */
+
+struct st_link {
+    uint32_t record, seq;
+};
+
+struct st_place {
+    struct st_base from; /* where `rest` begins */
+    const char *rest;
+    const char *name; /* the last component */
+    uint32_t name_bytes;
+    uint32_t rest_bytes;  /* normalised, without a slash at the front */
+    uint32_t dir;         /* record of the directory that has the last name */
+    uint64_t dir_id;
+    uint32_t number;      /* of `record` */
+    struct st_record record;
+    const struct st_name *slot; /* where the last name was found */
+    struct st_name slot_read;
+    uint64_t generation;
+    uint32_t depth; /* > ST_CHAIN: the chain is not whole */
+    struct st_link chain[ST_CHAIN];
+};
+
+enum st_found {
+    ST_LEAVE,   /* nothing is known: leave it to the mount */
+    ST_FOUND,   /* `record` is what the last name is */
+    ST_MISSING, /* certain: there is no such name, and its directory exists */
+    ST_NOWHERE, /* certain: a directory on the way does not exist */
+    ST_UNSURE,  /* the directory is known, whether it has the name is not */
+};
+
+/* Is the path below a mount whose index is in use? Fills `from` and `rest`. */
+bool st_begin_slow(struct st_place *place, int dirfd, const char *path);
+enum st_found st_find(struct st_place *place);
+/* The plain file's path in `text`, or NULL. */
+const char *st_plain_path(struct st_place *place, char text[ST_TEXT]);
+/* Is what was found still so? `held`: the plain file that was opened or asked meanwhile, looked at only if needed. */
+bool st_still(const struct st_place *place);
+bool st_chain_still(const struct st_place *place);
+bool st_mount_prefix(const struct st_domain *domain, const char *path, const char **rest);
+
+static inline bool st_begin(struct st_place *place, int dirfd, const char *path)
+{
+    if (st_likely(!st_on(ST_ON_INDEX)) || st_unlikely((uintptr_t)path < 4096))
+        return false;
+    if (*path != '/' && st_base_known_outside(dirfd))
+        return false;
+    return st_begin_slow(place, dirfd, path);
+}
+
+/* index.c: one look at the mapped index each; false: leave it to the mount */
+bool st_index_alive(const struct st_domain *domain);
+bool st_index_generation(const struct st_domain *domain, uint64_t *out);
+bool st_index_same_generation(const struct st_domain *domain, uint64_t generation);
+const struct st_record *st_index_record_at(const struct st_domain *domain, uint32_t number);
+bool st_index_read(const struct st_domain *domain, uint32_t number, struct st_record *out);
+bool st_index_label(const struct st_domain *domain, const struct st_record *directory, uint32_t number, struct st_label *out);
+enum st_found st_index_name(const struct st_domain *domain, uint64_t dir_id, const char *name, uint64_t bytes,
+                            const struct st_name **slot, struct st_name *out);
+bool st_index_directory(const struct st_domain *domain, uint64_t ino, struct st_record *out, uint32_t *number);
+bool st_index_plain(const struct st_domain *domain, uint32_t device, uint64_t ino, struct st_record *out, uint32_t *number);
+bool st_index_device(const struct st_domain *domain, uint32_t device, struct st_device *out, const char **root);
+bool st_index_device_of(uint64_t dev, const struct st_domain **domain, uint32_t *device);
+
+/* ---- Descriptors that are diverted (held.c). */
+
+struct st_held {
+    const struct st_domain *domain;
+    uint32_t device;
+    uint32_t number;
+    struct st_record record;
+    struct stat stat; /* of the plain file */
+};
+bool st_held(int descriptor, struct st_held *out);
+bool st_held_as(const struct stat *stat, struct st_held *out);
+/* The path below the mount of what a diverted descriptor has open, in `text`; NULL: it has none, or it is not known. */
+const char *st_held_path(const struct st_held *held, int descriptor, char text[ST_TEXT]);
+char *st_write_number(char *to, unsigned long number);
+const char *st_proc_path(int descriptor, char text[32]);
+/* "/proc/self/fd/N" and its like of a diverted descriptor → its path below the mount; anything else as it is. */
+const char *st_through_slow(const char *path, char text[ST_TEXT]);
+static inline const char *st_through(const char *path, char text[ST_TEXT])
+{
+    if (st_likely(!st_on(ST_ON_PATHS)) || (uintptr_t)path < 4096 || path[0] != '/' || (path[1] != 'p' && path[1] != 'd'))
+        return path;
+    return st_through_slow(path, text);
+}
+
+/* ---- A mount that is not here (refuse.c). Sets errno if so. */
+bool st_refused_slow(int dirfd, const char *path);
+static inline bool st_refused(int dirfd, const char *path)
+{
+    return st_unlikely(st_on(ST_ON_DEAD)) && st_refused_slow(dirfd, path);
+}
+
+/* ---- The agent (agent.c). 0 or an errno, ST_ASK_MOUNT, or one of these. */
+#define ST_UNSENT (-2) /* nobody was asked */
+#define ST_UNHEARD (-3) /* asked, but no answer came */
+int st_ask(const struct st_domain *domain, const struct st_request *request, bool cloexec, int *descriptor);
+
+/* ---- Opening (open.c): a descriptor, -1 and errno, or ST_PASS. */
+int st_open(int dirfd, const char *path, int flags, mode_t mode);
+
+/* stat.c */
+void st_identify(struct stat *out);
+
+#endif
