@@ -92,7 +92,7 @@ static bool remembered(struct st_base *out)
     out->domain = &st_process.domains[domain];
     /* A directory that was removed has no record under that id any more. */
     struct st_record record;
-    return st_index_read(out->domain, out->record, &record) && record.id == out->id;
+    return st_index_read_head(out->domain, out->record, &record) && record.id == out->id;
 }
 
 static void remember(const struct st_base *base, uint64_t then)

@@ -18,12 +18,13 @@ struct span {
     uint64_t capacity;
 };
 
-static struct span span_of(const struct st_domain *domain, const struct st_table *table, uint64_t entry_bytes)
+static inline struct span span_of(const struct st_domain *domain, const struct st_table *table, uint64_t entry_bytes)
 {
     uint64_t offset = RELAXED(&table->offset), capacity = RELAXED(&table->capacity);
     struct span span = {NULL, 0};
-    if (capacity > domain->mapped_bytes / entry_bytes || offset % 8 || offset < sizeof(struct st_header) ||
-        offset > domain->mapped_bytes - capacity * entry_bytes)
+    /* The product cannot overflow after the first condition. */
+    if (capacity >> 32 || offset % 8 || offset < sizeof(struct st_header) || offset > domain->mapped_bytes ||
+        capacity * entry_bytes > domain->mapped_bytes - offset)
         return span;
     span.entries = (const uint8_t *)domain->index + offset;
     span.capacity = capacity;
@@ -62,7 +63,8 @@ const struct st_record *st_index_record_at(const struct st_domain *domain, uint3
     return (const struct st_record *)records.entries + number;
 }
 
-bool st_index_read(const struct st_domain *domain, uint32_t number, struct st_record *out)
+/* The first `words` words of a record. */
+static inline bool read_words(const struct st_domain *domain, uint32_t number, struct st_record *out, size_t words)
 {
     const struct st_record *record = st_index_record_at(domain, number);
     _Static_assert(sizeof *record % 8 == 0, "read by words");
@@ -70,7 +72,7 @@ bool st_index_read(const struct st_domain *domain, uint32_t number, struct st_re
         uint32_t seq = __atomic_load_n(&record->seq, __ATOMIC_ACQUIRE);
         if (seq & 1)
             continue;
-        for (size_t word = 0; word < sizeof *record / 8; word++) {
+        for (size_t word = 0; word < words; word++) {
             uint64_t value = RELAXED((const uint64_t *)record + word);
             __builtin_memcpy((uint8_t *)out + 8 * word, &value, 8);
         }
@@ -79,6 +81,17 @@ bool st_index_read(const struct st_domain *domain, uint32_t number, struct st_re
             return out->id != 0;
     }
     return false;
+}
+
+bool st_index_read(const struct st_domain *domain, uint32_t number, struct st_record *out)
+{
+    return read_words(domain, number, out, sizeof *out / 8);
+}
+
+/* Only up to `label`: what a directory on the way needs. */
+bool st_index_read_head(const struct st_domain *domain, uint32_t number, struct st_record *out)
+{
+    return read_words(domain, number, out, offsetof(struct st_record, rdev) / 8);
 }
 
 /* The label of a directory that was read just now; false if the directory was written since. */

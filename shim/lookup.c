@@ -58,7 +58,7 @@ bool st_begin_slow(struct st_place *place, int dirfd, const char *path)
 
 static bool read_directory(struct st_place *place, uint32_t number, uint64_t id, struct st_record *out)
 {
-    if (!st_index_read(place->from.domain, number, out) || out->id != id || !S_ISDIR(out->mode))
+    if (!st_index_read_head(place->from.domain, number, out) || out->id != id || !S_ISDIR(out->mode))
         return false;
     if (place->depth < ST_CHAIN) {
         place->chain[place->depth].record = number;
@@ -93,7 +93,7 @@ static enum st_found walk(struct st_place *place)
     place->rest_bytes = 0;
     if (!number) {
         number = __atomic_load_n(&domain->index->root, __ATOMIC_RELAXED);
-        if (!st_index_read(domain, number, &directory))
+        if (!st_index_read_head(domain, number, &directory))
             return ST_LEAVE;
         place->from.id = directory.id;
     }
@@ -172,7 +172,7 @@ static char *climb(struct st_place *place, char *text, char *at)
     for (int level = 0; number != root; level++) {
         struct st_record directory;
         struct st_label label;
-        if (level == LEVELS_MAX || !st_index_read(domain, number, &directory) || !S_ISDIR(directory.mode) ||
+        if (level == LEVELS_MAX || !st_index_read_head(domain, number, &directory) || !S_ISDIR(directory.mode) ||
             (level == 0 && directory.id != place->from.id) || !st_index_label(domain, &directory, number, &label) ||
             !label.name_bytes || label.parent == number)
             return NULL;

@@ -141,7 +141,7 @@ bool st_begin_slow(struct st_place *place, int dirfd, const char *path);
 enum st_found st_find(struct st_place *place);
 /* The plain file's path in `text`, or NULL. */
 const char *st_plain_path(struct st_place *place, char text[ST_TEXT]);
-/* Is what was found still so? `held`: the plain file that was opened or asked meanwhile, looked at only if needed. */
+/* Is what was found still so? And where: has no directory on the way been written since? */
 bool st_still(const struct st_place *place);
 bool st_chain_still(const struct st_place *place);
 bool st_mount_prefix(const struct st_domain *domain, const char *path, const char **rest);
@@ -161,6 +161,7 @@ bool st_index_generation(const struct st_domain *domain, uint64_t *out);
 bool st_index_same_generation(const struct st_domain *domain, uint64_t generation);
 const struct st_record *st_index_record_at(const struct st_domain *domain, uint32_t number);
 bool st_index_read(const struct st_domain *domain, uint32_t number, struct st_record *out);
+bool st_index_read_head(const struct st_domain *domain, uint32_t number, struct st_record *out);
 bool st_index_label(const struct st_domain *domain, const struct st_record *directory, uint32_t number, struct st_label *out);
 enum st_found st_index_name(const struct st_domain *domain, uint64_t dir_id, const char *name, uint64_t bytes,
                             const struct st_name **slot, struct st_name *out);
