@@ -21,7 +21,7 @@ bool st_held_as(const struct stat *stat, struct st_held *out)
         bool steady = st_index_generation(out->domain, &generation);
         if (steady && st_index_plain(out->domain, out->device, stat->st_ino, &out->record, &out->number))
             return true;
-        if (steady && st_index_same_generation(out->domain, generation) && turn >= 2)
+        if (steady && st_index_same_generation(out->domain, generation) && turn >= 1)
             return false; /* another file of that device */
         if (!steady)
             st_sys(__NR_sched_yield);

@@ -13,7 +13,11 @@
 #ifndef O_TMPFILE
 #define O_TMPFILE (020000000 | O_DIRECTORY)
 #endif
-#define LARGEFILE 0100000 /* what programs for 32 bits give; nothing here */
+#ifdef __aarch64__ /* the kernel's O_LARGEFILE, which means nothing here */
+#define LARGEFILE 0400000
+#else
+#define LARGEFILE 0100000
+#endif
 #define SERVED                                                                                                     \
     (O_ACCMODE | O_CREAT | O_EXCL | O_NOCTTY | O_TRUNC | O_APPEND | O_NONBLOCK | O_SYNC | O_NOFOLLOW | O_NOATIME | \
      O_CLOEXEC | LARGEFILE)
@@ -29,12 +33,20 @@ static bool writes(int flags)
     return (flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC);
 }
 
+/* Copies on the tier are all the agent's user's: what the file's own mode denies is left to the mount to refuse. */
+static bool may_read(const struct st_domain *domain, const struct st_record *record)
+{
+    uint32_t uid = domain->index->uid;
+    return !uid || (record->uid == uid ? record->mode & 0400 : record->mode & 0044);
+}
+
 static int open_plain(struct st_place *place, int flags)
 {
     const char *root;
     struct st_device device;
     const struct st_record *record = &place->record;
-    if (!(record->flags & ST_RESIDENT) || !st_index_device(place->from.domain, record->device, &device, &root) ||
+    if (!(record->flags & ST_RESIDENT) || !may_read(place->from.domain, record) ||
+        !st_index_device(place->from.domain, record->device, &device, &root) ||
         ((device.flags & ST_NOEXEC) && (record->mode & 0111)))
         return ST_PASS;
     char text[ST_TEXT];

@@ -97,8 +97,11 @@ ST_WRAP(pid_t, fork, void)
 {
     pid_t (*next)(void) = ST_NEXT(fork);
     pid_t child = next ? next() : failed(ENOSYS);
-    if (child == 0)
+    if (child == 0) {
         st_self_forked();
+        for (int which = 0; which < ST_COUNTS; which++)
+            __atomic_store_n(&st_counts[which], 0, __ATOMIC_RELAXED); /* the parent reports its own */
+    }
     return child;
 }
 

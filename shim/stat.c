@@ -185,6 +185,7 @@ DESCRIPTOR_STAT(fstat64)
 DESCRIPTOR_XSTAT(__fxstat)
 DESCRIPTOR_XSTAT(__fxstat64)
 
+#define KNOWN (AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | AT_EMPTY_PATH)
 #define AT_STAT(name, PARAMETERS, TYPES, ARGUMENTS)                                                     \
     ST_WRAP(int, name, PARAMETERS)                                                                    \
     {                                                                                                   \
@@ -192,7 +193,9 @@ DESCRIPTOR_XSTAT(__fxstat64)
         bool follow = !(flags & AT_SYMLINK_NOFOLLOW), descriptor = names_descriptor(path, flags);       \
         if (follow)                                                                                     \
             path = st_through(path, text);                                                              \
-        int result = descriptor ? ST_PASS : stat_path(dirfd, path, out, follow);                        \
+        int result = st_refused(dirfd, path)           ? -1                                             \
+                     : descriptor || (flags & ~KNOWN)  ? ST_PASS                                        \
+                                                       : stat_path(dirfd, path, out, follow);           \
         if (result != ST_PASS)                                                                          \
             return result;                                                                              \
         int (*next)(TYPES) = ST_NEXT(name);                                                           \
