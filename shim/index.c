@@ -106,8 +106,9 @@ bool st_index_label(const struct st_domain *domain, const struct st_record *dire
     out->name_bytes = RELAXED(&label->name_bytes);
     if (out->name_bytes > ST_NAME_BYTES_MAX)
         return false;
+    const uint64_t *words = (const void *)label->name; /* labels are 264 bytes from an offset that is a multiple of 8 */
     for (uint32_t at = 0; at < out->name_bytes; at += 8) {
-        uint64_t value = RELAXED((const uint64_t *)(label->name + at));
+        uint64_t value = RELAXED(words + at / 8);
         __builtin_memcpy(out->name + at, &value, 8);
     }
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
