@@ -1,6 +1,7 @@
 //! Real programs behave under `surgetank run` as they do in a plain directory.
 //!
-//! Each case is a shell script in `real_programs/`. It runs twice from the same start: in a plain directory, and in a
+//! Each case is a shell script in `real_programs/`, once for programs that go by the mount and once for programs that have
+//! the preload shim. It runs twice from the same start: in a plain directory, and in a
 //! directory under `surgetank run`. Compared are its standard output, its exit code, and the two directories
 //! afterwards, the second one as the *store* has it, with nothing mounted any more: names, types, contents, modes,
 //! owners, links, extended attributes, times that were set on purpose, and that holes stayed holes.
@@ -25,14 +26,21 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tempfile::TempDir;
 
-/// One test a script, so that the runner spreads them over the cores and names the one that failed.
+/// Two tests a script, one for each door, so that the runner spreads them over the cores and names the one that failed.
 macro_rules! cases {
     ($($name:ident)+) => {
         const NAMES: &[&str] = &[$(stringify!($name)),+];
-        $(#[test]
-        fn $name() {
-            run_case(stringify!($name), include_str!(concat!("real_programs/", stringify!($name), ".sh")));
-        })+
+        cases!(@door by_mount, &["--no-preload"], $($name)+);
+        cases!(@door by_shim, &[], $($name)+);
+    };
+    (@door $door:ident, $options:expr, $($name:ident)+) => {
+        mod $door {
+            $(#[test]
+            fn $name() {
+                let script = include_str!(concat!("real_programs/", stringify!($name), ".sh"));
+                super::run_case(stringify!($name), script, $options);
+            })+
+        }
     };
 }
 
@@ -65,7 +73,7 @@ struct Outcome {
     status: ExitStatus,
 }
 
-fn run_case(name: &str, script: &str) {
+fn run_case(name: &str, script: &str, options: &[&str]) {
     if let Some(missing) = missing_needs(script) {
         assert!(std::env::var_os("CI").is_none(), "{name} needs {missing}: scripts/setup test installs it");
         eprintln!("skipped: {name} needs {missing}");
@@ -90,16 +98,11 @@ fn run_case(name: &str, script: &str) {
             shell(run, &scratch, side, &place, &[])
         } else {
             let tier = TempDir::new_in("/dev/shm").unwrap();
-            let tier_words = format!("ram={}:512M", tier.path().display());
-            let words = [
-                env!("CARGO_BIN_EXE_surgetank"),
-                "run",
-                "--over",
-                place.to_str().unwrap(),
-                "--tier",
-                &tier_words,
-                "--",
-            ];
+            let tier_words = format!("ram={}:8G", tier.path().display());
+            let mut words = vec![env!("CARGO_BIN_EXE_surgetank"), "run"];
+            words.extend(["--over", place.to_str().unwrap(), "--tier", &tier_words]);
+            words.extend(options);
+            words.push("--");
             shell(run, &scratch, side, &place, &words)
         };
         let kept = scratch.path().join(side);

@@ -15,8 +15,21 @@ pub(crate) use seal::{identity_of, nobody_has};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Via {
     Mount,
-    /// It wants a descriptor of the plain file itself, or be sent to the mount.
-    Shim,
+    /// It wants a descriptor of the plain file itself, opened with these flags, or be sent to the mount.
+    Shim(i32),
+}
+
+/// Of open's flags, what an open file keeps.
+const KEPT: i32 = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK | libc::O_NOATIME;
+
+impl Via {
+    /// How a plain file is opened when it is made.
+    fn access(self) -> rustix::fs::OFlags {
+        match self {
+            Self::Mount => rustix::fs::OFlags::RDWR,
+            Self::Shim(flags) => rustix::fs::OFlags::from_bits_retain((flags & KEPT) as u32),
+        }
+    }
 }
 
 /// What the shim's door answers when only the mount can serve. No file system fails with this.

@@ -117,7 +117,7 @@ impl Namespace {
             known: !file || inode.sealed || (direct && plain.is_some()),
             live: file && !inode.sealed,
             plain,
-            readable: plain.is_some() && inode.logical.is_some() && ours(4),
+            readable: self.config.direct && plain.is_some() && inode.logical.is_some() && ours(4),
             complete: inode.dir.as_ref().is_some_and(|dir| dir.complete),
             searchable: inode.is_dir() && ours(1),
             parent,

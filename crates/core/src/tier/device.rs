@@ -449,7 +449,12 @@ impl Device {
     /// Makes a new file and what is missing of its directories. A leftover tree of empty directories in its place
     /// is removed; any other leftover is EEXIST. (The process's umask applies to `perm`.)
     pub fn create(&self, path: &[u8], perm: u32) -> io::Result<File> {
-        self.tree().create(path, perm)
+        self.create_as(path, perm, OFlags::RDWR)
+    }
+
+    /// The same, opened as `access` says (open's access mode and status flags).
+    pub fn create_as(&self, path: &[u8], perm: u32, access: OFlags) -> io::Result<File> {
+        self.tree().create(path, perm, access)
     }
 
     /// A file without a name: it vanishes with its last descriptor unless [`Self::link_unnamed`] names it.

@@ -179,9 +179,9 @@ impl<'a> Tree<'a> {
         }
     }
 
-    pub fn create(self, path: &[u8], perm: u32) -> io::Result<File> {
+    pub fn create(self, path: &[u8], perm: u32, access: OFlags) -> io::Result<File> {
         check(path)?;
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR;
+        let flags = OFlags::CREATE | OFlags::EXCL | access;
         self.with_parents(path, Errno::EXIST, || self.open_at(path, flags, Mode::from_raw_mode(perm))).map(File::from)
     }
 

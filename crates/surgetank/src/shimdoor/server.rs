@@ -111,7 +111,13 @@ impl Server {
                 let request = &message.request;
                 let dir = surgetank_core::model::FileId(request.dir);
                 let flags = request.flags as i32;
-                match namespace.hand_out(&message.caller, dir, &message.name, request.mode & 0o7777, flags) {
+                let hand = || namespace.hand_out(&message.caller, dir, &message.name, request.mode & 0o7777, flags);
+                let handed = match hand() {
+                    // Writers that are gone already may be what it lacks room for.
+                    Err(fault) if fault.errno == LEFT_TO_THE_MOUNT && namespace.catch_up() => hand(),
+                    handed => handed,
+                };
+                match handed {
                     Ok(file) => reply(&client, 0, Some(file.as_fd())),
                     Err(fault) => reply(&client, status_of(fault.errno), None),
                 }

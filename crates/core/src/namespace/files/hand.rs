@@ -18,10 +18,7 @@ use super::super::Namespace;
 use super::super::content::{Lies, Open};
 use super::super::tree::Name;
 use super::seal::nobody_writes;
-use super::{LEFT_TO_THE_MOUNT, Via};
-
-/// Of open's flags, what an open file keeps.
-const KEPT: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_NOATIME;
+use super::{KEPT, LEFT_TO_THE_MOUNT, Via};
 
 impl Namespace {
     /// A descriptor of the plain file, as open(2) of the name with these flags would give it.
@@ -61,7 +58,7 @@ impl Namespace {
         }
         let _inode = self.lock_inode(id);
         // The caches of the kernel that the mount's readers have are not ours to drop while they read.
-        let open = self.open_locked(id, true, flags & libc::O_TRUNC != 0, self.run(caller), Via::Shim)?;
+        let open = self.open_locked(id, true, flags & libc::O_TRUNC != 0, self.run(caller), Via::Shim(flags))?;
         if open.handed.swap(true, Ordering::Relaxed) {
             // It counts already.
             self.close_user(&open, true);
@@ -77,7 +74,7 @@ impl Namespace {
 
     fn hand_out_new(&self, caller: &Caller, dir: FileId, name: &[u8], perm: u32, flags: i32) -> FsResult<File> {
         let run = self.run(caller);
-        let made = match self.make_file(caller, (dir, name), perm, run, Via::Shim) {
+        let made = match self.make_file(caller, (dir, name), perm, run, Via::Shim(flags)) {
             Err(fault) if fault.errno == Errno::EXIST && flags & libc::O_EXCL == 0 => {
                 return Err(LEFT_TO_THE_MOUNT.into());
             }
@@ -102,13 +99,12 @@ impl Namespace {
     /// Gives up what was opened when the descriptor cannot be given.
     fn hand(&self, open: &Arc<Open>, plain: Option<File>, flags: i32) -> FsResult<File> {
         let content = open.content();
-        let kept = flags & KEPT;
         let file = match plain {
-            Some(file) if flags & libc::O_ACCMODE == libc::O_RDWR && kept == 0 => Ok(file),
-            _ => std::fs::OpenOptions::new()
+            Some(file) => Ok(file),
+            None => std::fs::OpenOptions::new()
                 .write(true)
                 .read(flags & libc::O_ACCMODE == libc::O_RDWR)
-                .custom_flags(kept)
+                .custom_flags(flags & KEPT & !libc::O_ACCMODE)
                 .open(format!("/proc/self/fd/{}", content.file.as_raw_fd())),
         };
         let watched = match self.shim.get() {
@@ -171,14 +167,16 @@ impl Namespace {
         true
     }
 
-    /// Closes of descriptors that we handed out are taken in, so that what comes next comes after them. Not with a lock
-    /// held.
-    pub fn catch_up(&self) {
-        if self.handed.load(Ordering::Relaxed) > 0
+    /// Closes of descriptors that we handed out are taken in, so that what comes next comes after them; returns whether
+    /// there were any. Not with a lock held.
+    pub fn catch_up(&self) -> bool {
+        let before = self.handed.load(Ordering::Relaxed);
+        if before > 0
             && let Some(shim) = self.shim.get()
         {
             shim.catch_up();
         }
+        self.handed.load(Ordering::Relaxed) < before
     }
 
     /// fsync of a descriptor that we handed out.

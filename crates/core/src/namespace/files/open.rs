@@ -95,7 +95,7 @@ impl Namespace {
     ) -> FsResult<Arc<Open>> {
         let active = self.opens().get(&id).cloned();
         let open = match active {
-            Some(open) if via == Via::Shim && !(open.direct && matches!(open.content().lies, Lies::Tier(_))) => {
+            Some(open) if via != Via::Mount && !(open.direct && matches!(open.content().lies, Lies::Tier(_))) => {
                 return Err(LEFT_TO_THE_MOUNT.into());
             }
             Some(open) => {
@@ -230,7 +230,7 @@ impl Namespace {
     /// The first open of an inode. The inode's lock is held.
     fn open_content(&self, id: FileId, writes: bool, truncates: bool, via: Via) -> FsResult<Open> {
         let in_place = writes && self.has_unknown_names(id);
-        if via == Via::Shim && (in_place || self.tree().get(id).is_none_or(|inode| inode.replica.is_none())) {
+        if via != Via::Mount && (in_place || self.tree().get(id).is_none_or(|inode| inode.replica.is_none())) {
             return Err(LEFT_TO_THE_MOUNT.into());
         }
         if in_place {
@@ -247,7 +247,7 @@ impl Namespace {
             // A direct descriptor of ours is read-only, or our own leases would be refused.
             let direct =
                 self.may_be_direct(via) && (!writes || self.room_for_direct(device.id(), &path, size_bytes).is_some());
-            if via == Via::Shim && !direct {
+            if via != Via::Mount && !direct {
                 return Err(LEFT_TO_THE_MOUNT.into());
             }
             let file = device.open(&path, writes && !direct).inspect_err(|why| self.device_failed(device.id(), why))?;
@@ -353,7 +353,7 @@ impl Namespace {
             }
             _ => None,
         };
-        let direct = backing.is_some() || (direct && via == Via::Shim);
+        let direct = backing.is_some() || (direct && via != Via::Mount);
         if !direct && writes && !content.writable {
             content.file = Arc::new(writable()?);
             content.writable = true;
@@ -420,7 +420,7 @@ impl Namespace {
         self.config.direct
             && match via {
                 Via::Mount => self.door.get().is_some_and(|door| door.passes_through()),
-                Via::Shim => true,
+                Via::Shim(_) => true,
             }
     }
 

@@ -90,13 +90,13 @@ impl Namespace {
             }
             match place {
                 // The mount mediates where there is no room for sure.
-                Place::Device { direct: false, .. } | Place::Store if via == Via::Shim => {
+                Place::Device { direct: false, .. } | Place::Store if via != Via::Mount => {
                     return Err(LEFT_TO_THE_MOUNT.into());
                 }
                 Place::Device { id: device, direct, reserve_bytes } => {
                     let device = self.tiers.device(device);
                     let direct = direct && self.dirty_room_for_direct(device, reserve_bytes);
-                    if !direct && via == Via::Shim {
+                    if !direct && via != Via::Mount {
                         return Err(LEFT_TO_THE_MOUNT.into());
                     }
                     if reserve_bytes > 0 && !device.try_reserve(reserve_bytes) {
@@ -108,11 +108,12 @@ impl Namespace {
                         _ => hidden_name(id),
                     };
                     let plain_perm = perm & 0o777 | 0o600;
-                    let created = match device.create(&at, plain_perm) {
+                    let access = via.access();
+                    let created = match device.create_as(&at, plain_perm, access) {
                         // Something that the catalog does not know lies there.
                         Err(why) if why.raw_os_error() == Some(libc::EEXIST) => {
                             let hidden = hidden_name(id);
-                            device.create(&hidden, plain_perm).map(|file| (file, hidden))
+                            device.create_as(&hidden, plain_perm, access).map(|file| (file, hidden))
                         }
                         other => other.map(|file| (file, at)),
                     };

@@ -164,7 +164,7 @@ impl Namespace {
         Self::touch_dir(&mut tree, dir, 0);
         // The kernel is not asked for a file that the shim will write: it is open from its first sight on.
         let early = match via {
-            Via::Shim => Some(self.engage_new(id, &placed, via)?),
+            Via::Shim(_) => Some(self.engage_new(id, &placed, via)?),
             Via::Mount => None,
         };
         self.commit(&tree, txn);
@@ -181,7 +181,7 @@ impl Namespace {
     fn engage_new(&self, id: FileId, placed: &super::super::files::Placed, via: Via) -> FsResult<Arc<Open>> {
         let open = Arc::new(self.bound(id, placed, 0, via)?);
         open.users.lock().unwrap_or_else(std::sync::PoisonError::into_inner).writers = 1;
-        if via == Via::Shim {
+        if via != Via::Mount {
             open.handed.store(true, Ordering::Relaxed);
             self.directly_written(&open);
         }

@@ -1,0 +1,362 @@
+//! The preload shim and the mount serve one and the same files: what a program writes through one door is there through
+//! the other as soon as it is closed, and nobody has to tell.
+//!
+//! `$by_mount` is the environment without the shim: whoever is started with it goes through the kernel. The shell itself
+//! leaves its redirections to the mount, so files are written by python here.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+
+mod scene;
+
+use scene::Scene;
+
+const HEAD: &str = "set -eu; by_mount='env -u LD_PRELOAD -u SURGETANK_SHIM'\n";
+
+fn scene(name: &str) -> Option<Scene> {
+    let mut scene = Scene::new(name)?;
+    scene.tier("fast", 4096);
+    Some(scene)
+}
+
+#[track_caller]
+fn wait_until(there: impl Fn() -> bool) {
+    let begin = std::time::Instant::now();
+    while !there() {
+        assert!(begin.elapsed() < scene::LIMIT, "it never came");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
+
+/// Runs python under the shim and returns what it printed.
+fn python(scene: &Scene, options: &[&str], program: &str) -> scene::Ended {
+    std::fs::write("/mnt/program.py", program).unwrap();
+    scene.run(options, &format!("{HEAD}exec /usr/bin/python3 /mnt/program.py")).exits(0)
+}
+
+/// Everything below would hold with the mount alone, so first of all: the shim is there and serves.
+#[test]
+fn programs_are_served_from_the_index_and_by_the_agent() {
+    let Some(scene) = scene("shim_counts") else { return };
+    let program = "
+import os
+os.mkdir('d')
+for n in range(10):
+    os.close(os.open(f'd/{n}', os.O_CREAT | os.O_WRONLY, 0o640))
+for n in range(10):
+    os.close(os.open(f'd/{n}', os.O_RDONLY))
+    os.stat(f'd/{n}')
+    assert not os.path.exists(f'd/{n}.not')
+";
+    std::fs::write("/mnt/program.py", program).unwrap();
+    let ended = scene.run(&[], &format!("{HEAD}SURGETANK_REPORT=1 exec /usr/bin/python3 /mnt/program.py")).exits(0);
+    let line = ended.stderr.lines().find(|line| line.contains(" opens from the index")).unwrap().to_owned();
+    let numbers: Vec<u32> = line.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect();
+    // pid (behind the program's name, which has a digit), opens: index, agent, mount; stats: index, mount.
+    let [.., index, agent, _, stats, _] = numbers[..] else { panic!("{line}") };
+    assert!(index >= 10 && agent == 10 && stats >= 20, "{line}");
+}
+
+#[test]
+fn without_the_shim_nothing_is_preloaded() {
+    let Some(scene) = scene("shim_off") else { return };
+    let tell = "echo \"${LD_PRELOAD:-none}\"; grep -c libsurgetank /proc/self/maps || true";
+    scene.run(&["--no-preload"], tell).exits(0).prints("none\n0\n");
+    let with = scene.run(&[], tell).exits(0);
+    assert!(with.stdout.starts_with('/') && !with.stdout.ends_with("\n0\n"), "{}", with.stdout);
+    // Loaded, and asleep.
+    for sleep in ["SURGETANK_PRELOAD=0", "SURGETANK_PRELOAD_SKIP=perl:python3.11:python3"] {
+        let script = format!("{sleep} SURGETANK_REPORT=1 /usr/bin/python3 -c 'open(\"f\", \"w\").write(\"x\")'");
+        let ended = scene.run(&[], &script).exits(0);
+        assert!(!ended.stderr.contains("opens from the index"), "{sleep}: {}", ended.stderr);
+    }
+}
+
+#[test]
+fn what_is_closed_is_seen_through_the_other_door() {
+    let Some(scene) = scene("shim_close_to_open") else { return };
+    python(
+        &scene,
+        &[],
+        "
+import os, subprocess
+mount = {name: value for name, value in os.environ.items() if name not in ('LD_PRELOAD', 'SURGETANK_SHIM')}
+reader = subprocess.Popen(['/usr/bin/python3', '-c', '''
+import os, sys
+for line in sys.stdin:
+    name = line.strip()
+    with open(name) as f: text = f.read()
+    assert os.stat(name).st_size == len(text), (name, os.stat(name).st_size, len(text))
+    with open(name, 'a') as f: f.write('+')
+    print(text, flush=True)
+'''], env=mount, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+os.mkdir('d')
+for n in range(300):
+    name = f'd/{n % 7}'
+    before = open(name).read() if os.path.exists(name) else ''
+    with open(name, 'w' if n % 2 else 'a') as f: f.write(f'{n};' * (n % 5 + 1))
+    expected = ('' if n % 2 else before) + f'{n};' * (n % 5 + 1)
+    reader.stdin.write(name + '\\n'); reader.stdin.flush()
+    seen = reader.stdout.readline().strip()
+    assert seen == expected, (n, seen, expected)
+    assert open(name).read() == expected + '+', n
+    assert os.stat(name).st_size == len(expected) + 1, n
+",
+    );
+    scene.is_clean();
+}
+
+#[test]
+fn a_growing_file_shows_its_size_at_once() {
+    let Some(scene) = scene("shim_growing") else { return };
+    python(
+        &scene,
+        &[],
+        "
+import os, subprocess
+mount = {name: value for name, value in os.environ.items() if name not in ('LD_PRELOAD', 'SURGETANK_SHIM')}
+watcher = subprocess.Popen(['/usr/bin/python3', '-c', '''
+import os, sys
+held = None
+for line in sys.stdin:
+    held = held or os.open('log', os.O_RDONLY)
+    print(os.stat('log').st_size, os.fstat(held).st_size, len(os.pread(held, 1 << 20, 0)), flush=True)
+'''], env=mount, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+with open('log', 'w', buffering=1) as log:
+    for n in range(1, 200):
+        log.write('line of a log\\n')
+        watcher.stdin.write('now\\n'); watcher.stdin.flush()
+        sizes = watcher.stdout.readline().split()
+        assert sizes == [str(14 * n)] * 3, (n, sizes)
+        assert os.stat('log').st_size == 14 * n
+",
+    );
+}
+
+/// What the kernel remembers of a directory and its names is no longer true when a file is made behind its back.
+#[test]
+fn a_name_that_was_missed_before_is_found_when_it_is_there() {
+    let Some(scene) = scene("shim_negative") else { return };
+    let script = format!(
+        "{HEAD}mkdir d
+        for n in $(seq 40); do
+            if $by_mount test -e d/$n; then exit 1; fi
+            $by_mount ls d >/dev/null; before=$($by_mount stat -c %y d)
+            /usr/bin/python3 -c 'import sys; open(sys.argv[1], \"w\").write(\"x\")' d/$n
+            $by_mount test -s d/$n
+            test $($by_mount ls d | wc -l) = $n
+            test \"$before\" != \"$($by_mount stat -c %y d)\"
+        done"
+    );
+    scene.run(&[], &script).exits(0);
+    scene.is_clean();
+}
+
+/// Which descriptors there are of a file, only the kernel knows: it is complete when the last of them is gone.
+#[test]
+fn a_file_is_complete_when_its_last_descriptor_is_closed() {
+    let Some(scene) = scene("shim_last_close") else { return };
+    let ended = python(&scene, &["--quiet-period", "0s"], "
+import mmap, os, subprocess, time
+def state(name): return os.getxattr(name, 'user.surgetank.state').decode()
+def becomes(name, wanted):
+    for _ in range(500):
+        if state(name) == wanted: return
+        time.sleep(0.02)
+    raise SystemExit(f'{name} is {state(name)}, not {wanted}')
+# A duplicate.
+first = os.open('dup', os.O_CREAT | os.O_WRONLY); second = os.dup(first); os.write(first, b'a'); os.close(first)
+time.sleep(0.2); assert state('dup') == 'open', state('dup')
+os.write(second, b'b'); os.close(second); becomes('dup', 'durable')
+# A child that outlives its parent's descriptor.
+child_file = os.open('child', os.O_CREAT | os.O_WRONLY); os.set_inheritable(child_file, True)
+child = subprocess.Popen(['sh', '-c', f'sleep 0.5; echo late >&{child_file}'], close_fds=False)
+os.close(child_file); time.sleep(0.2); assert state('child') == 'open'
+child.wait(); becomes('child', 'durable')
+# A shared mapping outlives all descriptors.
+mapped = os.open('mapped', os.O_CREAT | os.O_RDWR); os.ftruncate(mapped, 8192)
+memory = mmap.mmap(mapped, 8192); os.close(mapped); time.sleep(0.2); assert state('mapped') == 'open'
+memory[5000:5004] = b'page'; memory.close(); becomes('mapped', 'durable')
+# Two descriptors that know nothing of each other; and one that was killed.
+killed = subprocess.Popen(['/usr/bin/python3', '-c', 'import os, time; f = os.open(\"two\", os.O_CREAT | os.O_WRONLY); os.write(f, b\"1\"); print(\"x\", flush=True); time.sleep(100)'], stdout=subprocess.PIPE)
+killed.stdout.readline()
+mine = os.open('two', os.O_WRONLY | os.O_APPEND); os.write(mine, b'2'); os.close(mine)
+time.sleep(0.2); assert state('two') == 'open'
+killed.kill(); killed.wait(); becomes('two', 'durable')
+print('done')
+");
+    assert_eq!(ended.stdout, "done\n");
+    scene.holds("dup", b"ab");
+    scene.holds("child", b"late\n");
+    scene.holds("two", b"12");
+    assert_eq!(&scene.read("mapped")[5000..5004], b"page");
+    scene.is_clean();
+}
+
+#[test]
+fn fsync_in_memory_means_the_store() {
+    let Some(mut scene) = Scene::new("shim_fsync") else { return };
+    let memory = scene.tmpfs("memory", 64);
+    let tier = format!("ram={}:48M", memory.display());
+    scene.tier("unused", 8);
+    std::fs::write(
+        "/mnt/program.py",
+        "
+import mmap, os, sys
+f = os.open('f', os.O_CREAT | os.O_RDWR); os.write(f, b'synced'); os.fsync(f)
+print('synced', flush=True); sys.stdin.readline()
+os.ftruncate(f, 4096); m = mmap.mmap(f, 4096); m[0:6] = b'mapped'; m.flush()
+print('flushed', flush=True); sys.stdin.readline()
+",
+    )
+    .unwrap();
+    // The bare directory, seen from outside while the program waits.
+    let script = format!(
+        "{HEAD}mkfifo /mnt/go; (exec 3<>/mnt/go; exec /usr/bin/python3 /mnt/program.py <&3) |
+         while read said; do echo $said >/mnt/said-$said; while ! test -e /mnt/seen-$said; do sleep 0.01; done; echo >/mnt/go; done"
+    );
+    let running = scene.start(&["--tier", &tier, "--quiet-period", "60s"], &script);
+    for (said, expected) in [("synced", &b"synced"[..]), ("flushed", &b"mapped"[..])] {
+        wait_until(|| std::path::Path::new(&format!("/mnt/said-{said}")).exists());
+        assert_eq!(&scene.read("f")[..6], expected, "{said} before anything was closed");
+        std::fs::write(format!("/mnt/seen-{said}"), "").unwrap();
+    }
+    running.ends().exits(0);
+}
+
+/// A reader has its plain file open without anybody knowing.
+#[test]
+fn what_somebody_reads_is_not_evicted() {
+    let Some(scene) = scene("shim_evict") else { return };
+    python(
+        &scene,
+        &["--quiet-period", "0s"],
+        "
+import os, subprocess, time
+with open('f', 'wb') as f: f.write(b'x' * 100000)
+while os.getxattr('f', 'user.surgetank.state') != b'durable': time.sleep(0.01)
+held = os.open('f', os.O_RDONLY)
+before = os.fstat(held)
+subprocess.run(['/mnt/surgetank', 'evict', 'f'])
+assert os.getxattr('f', 'user.surgetank.state') == b'durable', 'evicted under a reader'
+assert os.fstat(held) == before and os.path.samestat(os.stat('f'), before)
+os.close(held)
+subprocess.run(['/mnt/surgetank', 'evict', 'f'])
+assert os.getxattr('f', 'user.surgetank.state') == b'evicted'
+assert os.stat('f').st_ino == before.st_ino and open('f', 'rb').read() == b'x' * 100000
+",
+    );
+}
+
+/// Data written through the shim and closed, then the mark that it is complete, by a program on the mount.
+#[test]
+fn a_mark_made_through_the_mount_was_not_before_its_data() {
+    let Some(scene) = scene("shim_order") else { return };
+    let script = format!(
+        "{HEAD}mkdir out
+        for n in $(seq 60); do
+            /usr/bin/python3 -c 'import sys; open(sys.argv[1], \"wb\").write(b\"d\" * 20000)' out/data-$n
+            $by_mount touch out/done-$n
+        done"
+    );
+    let mut running = scene.start(&["--quiet-period", "0s"], &script);
+    let mut marks = 0;
+    while !running.is_over() {
+        // The store, while it is being filled.
+        for n in 1..=60 {
+            if scene.path(&format!("out/done-{n}")).exists() {
+                let data = std::fs::metadata(scene.path(&format!("out/data-{n}")));
+                assert_eq!(data.map(|there| there.len()).ok(), Some(20_000), "done-{n} is there before its data");
+                marks += 1;
+            }
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    running.ends().exits(0);
+    assert!(marks > 100, "nothing was looked at: {marks}");
+    scene.is_clean();
+}
+
+/// srun, ssh and containers carry the environment to where no mount is.
+#[test]
+fn without_the_mount_nothing_reaches_the_bare_directory() {
+    let Some(scene) = scene("shim_elsewhere") else { return };
+    std::fs::write(scene.path("there"), "before").unwrap();
+    let script =
+        format!("{HEAD}env | grep -E '^(LD_PRELOAD|SURGETANK_SHIM)=' | tr '\\n' '\\f' >/mnt/environment; sleep 60");
+    let running = scene.start(&[], &script);
+    wait_until(|| std::fs::read("/mnt/environment").is_ok_and(|text| text.ends_with(b"\x0c")));
+    let environment = std::fs::read_to_string("/mnt/environment").unwrap();
+    let elsewhere = "
+import errno, os
+def refused(act, *args):
+    try: act(*args)
+    except OSError as why: assert why.errno == errno.ENOTCONN, (act, args, why)
+    else: raise SystemExit(f'{act.__name__}{args} was let through')
+def tries(path):
+    refused(os.open, path + '/new', os.O_CREAT | os.O_WRONLY)
+    refused(os.mkdir, path + '/dir')
+    refused(os.unlink, path + '/there')
+    refused(os.rename, path + '/there', '/mnt/stolen')
+    refused(os.rename, '/mnt/program.py', path + '/program')
+    refused(os.symlink, 'x', path + '/link')
+    refused(os.truncate, path + '/there', 0)
+    refused(os.chmod, path + '/there', 0)
+    refused(os.listdir, path)
+    refused(os.stat, path + '/there')
+    refused(open, path + '/there')
+    refused(os.execv, path + '/there', ['x'])
+tries('/mnt/project'); tries('/mnt//./project'); tries('/mnt/state/../project')
+refused(os.chdir, '/mnt/project')
+os.chdir('/mnt')
+tries('project')
+open('/mnt/outside', 'w').write('works')
+os.stat('/mnt/projectile') if os.path.exists('/mnt/projectile') else None
+print('refused')
+";
+    std::fs::write("/mnt/program.py", elsewhere).unwrap();
+    let mut command = std::process::Command::new("/usr/bin/python3");
+    command.arg("/mnt/program.py").current_dir("/");
+    // The variable itself has lines: only the separator behind each variable was replaced.
+    for variable in environment.split('\x0c').filter(|line| !line.is_empty()) {
+        let (name, value) = variable.split_once('=').unwrap();
+        command.env(name, value);
+    }
+    let output = command.output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "refused\n", "{}", String::from_utf8_lossy(&output.stderr));
+    let mut names: Vec<_> = std::fs::read_dir(scene.path("")).unwrap().map(|one| one.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["there"]);
+    assert_eq!(scene.read("there"), b"before");
+    assert_eq!(std::fs::read("/mnt/outside").unwrap(), b"works");
+    running.kill();
+    drop(running);
+}
+
+#[test]
+fn an_ordinary_user_is_served_too() {
+    let Some(mut scene) = Scene::of_user("shim_user") else { return };
+    scene.tier("fast", 4096);
+    let program = "
+import os, subprocess
+mount = {name: value for name, value in os.environ.items() if name not in ('LD_PRELOAD', 'SURGETANK_SHIM')}
+os.mkdir('d'); os.umask(0o027)
+f = os.open('d/f', os.O_CREAT | os.O_WRONLY); os.write(f, b'shared')
+assert oct(os.fstat(f).st_mode) == '0o100750' and os.fstat(f).st_uid == os.getuid()
+assert os.path.samestat(os.fstat(f), os.stat('d/f'))
+# Read through the mount while it is being written.
+assert subprocess.run(['cat', 'd/f'], env=mount, capture_output=True).stdout == b'shared'
+os.write(f, b' and more')
+assert subprocess.run(['cat', 'd/f'], env=mount, capture_output=True).stdout == b'shared and more'
+os.close(f)
+# Not even its owner may read it.
+os.chmod('d/f', 0o200)
+try: open('d/f'); raise SystemExit('read without permission')
+except PermissionError: pass
+os.chmod('d/f', 0o600)
+";
+    std::fs::write("/mnt/program.py", program).unwrap();
+    let script = format!("{HEAD}SURGETANK_REPORT=1 exec /usr/bin/python3 /mnt/program.py");
+    let ended = scene.run(&[], &script).exits(0);
+    assert!(ended.stderr.contains(" 1 from the agent"), "{}", ended.stderr);
+    scene.holds("d/f", b"shared and more");
+    scene.is_clean();
+}
