@@ -349,6 +349,8 @@ static void check_children(const char *self)
             close(at);
         made = open("after-closing", O_WRONLY | O_CREAT, 0600);
         CHECK(made == 3 && logged("1 after-closing 101 600 0 0"));
+        for (int at = 10; at < 600; at++)
+            CHECK(fcntl(at, F_GETFD) == 0); /* none of them was taken for ours */
         SERVED("plain", open("top", O_RDONLY));
         _exit(failures);
     }
