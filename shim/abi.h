@@ -30,7 +30,7 @@
 #define ST_WRITES 1u /* creating and opening for writing may be asked of the agent */
 
 /* Of a device. */
-#define ST_NOEXEC 1u /* the tier is mounted noexec: a file with an execute bit is left to the mount */
+#define ST_DEVICE_NOEXEC 1u /* the tier is mounted noexec: a file with an execute bit is left to the mount */
 
 /* A table: `capacity` entries (a power of two) from `offset` on are in use. It grows in place, under an odd generation. */
 struct st_table {
@@ -126,20 +126,37 @@ static inline uint64_t st_mix(uint64_t x)
     return st_fold(x ^ UINT64_C(0x9e3779b97f4a7c15), UINT64_C(0xd6e8feb86659fd93));
 }
 
-/* 128 bits under a random key: names are not compared again. Words of 8 bytes, the last one filled up with zeros. */
+static inline uint64_t st_load8(const char *at)
+{
+    uint64_t word;
+    __builtin_memcpy(&word, at, 8);
+    return word;
+}
+
+static inline uint64_t st_load4(const char *at)
+{
+    uint32_t word;
+    __builtin_memcpy(&word, at, 4);
+    return word;
+}
+
+/* 128 bits under a random key: names are not compared again. Words of 8 bytes; the last one ends where the name ends and
+ * may overlap the one before; of names shorter than that it has all bytes too, some of them twice. */
 static inline void st_hash(const uint64_t key[2], uint64_t parent, const char *name, uint64_t bytes, uint64_t *a, uint64_t *b)
 {
     uint64_t x = st_fold(key[0] ^ parent, UINT64_C(0xa0761d6478bd642f));
     uint64_t y = st_fold(key[1] ^ parent, UINT64_C(0xe7037ed1a0b428db));
     for (uint64_t at = 0; at < bytes; at += 8) {
-        uint64_t word = 0;
-        uint64_t part = bytes - at < 8 ? bytes - at : 8;
-        if (part == 8) {
-            __builtin_memcpy(&word, name + at, 8);
-        } else {
-            for (uint64_t i = 0; i < part; i++)
-                word |= (uint64_t)(unsigned char)name[at + i] << (8 * i);
-        }
+        uint64_t word;
+        if (bytes - at >= 8)
+            word = st_load8(name + at);
+        else if (bytes >= 8)
+            word = st_load8(name + bytes - 8);
+        else if (bytes >= 4)
+            word = st_load4(name) | st_load4(name + bytes - 4) << 32;
+        else
+            word = (uint64_t)(unsigned char)name[0] | (uint64_t)(unsigned char)name[bytes / 2] << 8 |
+                   (uint64_t)(unsigned char)name[bytes - 1] << 16;
         x = st_fold(x ^ word, UINT64_C(0x8ebc6af09c88c6e3));
         y = st_fold(y ^ word, UINT64_C(0x589965cc75374cc3));
     }

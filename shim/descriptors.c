@@ -14,7 +14,7 @@
 #include <sys/types.h>
 #include <sys/vfs.h>
 
-struct statvfs; /* its header has another ST_NOEXEC */
+struct statvfs;
 
 static int failed(int error)
 {

@@ -47,7 +47,7 @@ static int open_plain(struct st_place *place, int flags)
     const struct st_record *record = &place->record;
     if (!(record->flags & ST_RESIDENT) || !may_read(place->from.domain, record) ||
         !st_index_device(place->from.domain, record->device, &device, &root) ||
-        ((device.flags & ST_NOEXEC) && (record->mode & 0111)))
+        ((device.flags & ST_DEVICE_NOEXEC) && (record->mode & 0111)))
         return ST_PASS;
     char text[ST_TEXT];
     const char *path = st_plain_path(place, text);

@@ -20,7 +20,7 @@
 #include <sys/vfs.h>
 #include <utime.h>
 
-struct statvfs; /* its header has another ST_NOEXEC */
+struct statvfs;
 
 #define LIST(...) __VA_ARGS__
 

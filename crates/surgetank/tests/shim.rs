@@ -360,3 +360,12 @@ os.chmod('d/f', 0o600)
     scene.holds("d/f", b"shared and more");
     scene.is_clean();
 }
+
+/// The library alone, with an index and an agent of its tests' own.
+#[test]
+fn the_shim_holds_its_own_checks() {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shim/tests/run");
+    let output = std::process::Command::new(script).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+}

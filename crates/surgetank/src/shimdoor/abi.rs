@@ -165,10 +165,15 @@ pub fn mix(x: u64) -> u64 {
 pub fn hash(key: [u64; 2], parent: u64, name: &[u8]) -> (u64, u64) {
     let mut x = fold(key[0] ^ parent, 0xa076_1d64_78bd_642f);
     let mut y = fold(key[1] ^ parent, 0xe703_7ed1_a0b4_28db);
-    for part in name.chunks(8) {
-        let mut word = [0; 8];
-        word[..part.len()].copy_from_slice(part);
-        let word = u64::from_le_bytes(word);
+    let eight = |at: usize| (0..8).fold(0, |word, n| word | u64::from(name[at + n]) << (8 * n));
+    let four = |at: usize| (0..4).fold(0, |word, n| word | u64::from(name[at + n]) << (8 * n));
+    for at in (0..name.len()).step_by(8) {
+        let word = match name.len() {
+            bytes if bytes - at >= 8 => eight(at),
+            bytes if bytes >= 8 => eight(bytes - 8),
+            bytes if bytes >= 4 => four(0) | four(bytes - 4) << 32,
+            bytes => u64::from(name[0]) | u64::from(name[bytes / 2]) << 8 | u64::from(name[bytes - 1]) << 16,
+        };
         x = fold(x ^ word, 0x8ebc_6af0_9c88_c6e3);
         y = fold(y ^ word, 0x5899_65cc_7537_4cc3);
     }

@@ -67,7 +67,7 @@ fn the_layout_is_that_of_the_header() {
         ("ST_SEARCHABLE", of_record::SEARCHABLE.into()),
         ("ST_LINKED", of_record::LINKED.into()),
         ("ST_WRITES", abi::WRITES.into()),
-        ("ST_NOEXEC", abi::NOEXEC.into()),
+        ("ST_DEVICE_NOEXEC", abi::NOEXEC.into()),
         ("ST_OPEN", abi::op::OPEN.into()),
         ("ST_SYNC", abi::op::SYNC.into()),
         ("ST_SETATTR", abi::op::SETATTR.into()),
@@ -82,7 +82,17 @@ fn the_layout_is_that_of_the_header() {
         ours.insert(constant.to_owned(), value);
     }
     let long = "a name that is longer than a few words of eight bytes";
-    for (parent, name) in [(1, ""), (1, "a"), (2, "12345678"), (u64::MAX, "123456789"), (7, long)] {
+    for (parent, name) in [
+        (1, ""),
+        (1, "a"),
+        (1, "ab"),
+        (1, "abc"),
+        (4, "abcd"),
+        (4, "abcdefg"),
+        (2, "12345678"),
+        (u64::MAX, "123456789"),
+        (7, long),
+    ] {
         let (a, b) = abi::hash([3, 5], parent, name.as_bytes());
         ours.insert(format!("hash_a({parent}ull, \"{name}\")"), a);
         ours.insert(format!("hash_b({parent}ull, \"{name}\")"), b);
