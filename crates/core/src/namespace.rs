@@ -11,6 +11,7 @@
 mod ahead;
 mod attributes;
 pub mod content;
+mod early;
 mod evict;
 mod files;
 pub(crate) mod journal;
@@ -42,6 +43,7 @@ use crate::tier::Tiers;
 
 pub use ahead::BroughtIn;
 pub use attributes::SetAttr;
+pub use early::Real;
 use content::{Handle, Open};
 pub use files::{Grant, LEFT_TO_THE_MOUNT, Opened};
 pub use listing::Listed;

@@ -326,10 +326,18 @@ impl Drain {
         let identity = match there {
             // Somebody else made it too (or we did, before a crash): both mean the same directory.
             Some(identity) => {
-                if let Some(d) = self.namespace.tree().dir_mut(file) {
-                    d.complete = false;
+                // (Not so when it was made ahead of its turn: then nobody but us has put anything there.)
+                if self.identity(file).is_some_and(|known| known.ino == identity.ino) {
+                    match meta.perm & 0o700 {
+                        0o700 => identity,
+                        _ => self.as_owner(owner, |who| store.set_meta(who, &path, Kind::Directory, &meta))?,
+                    }
+                } else {
+                    if let Some(d) = self.namespace.tree().dir_mut(file) {
+                        d.complete = false;
+                    }
+                    identity
                 }
-                identity
             }
             None => {
                 self.namespace.expect_temporaries_in(at.0);

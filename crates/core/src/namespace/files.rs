@@ -1,6 +1,7 @@
 //! Opening, reading, writing, sealing: the life of content between the first open and the last release.
 
 mod hand;
+mod only;
 mod open;
 mod place;
 mod room;
@@ -17,17 +18,23 @@ pub(crate) enum Via {
     Mount,
     /// It wants a descriptor of the plain file itself, opened with these flags, or be sent to the mount.
     Shim(i32),
+    /// The same where there is no mount: whatever can be opened at all is opened directly.
+    Only(i32),
 }
 
 /// Of open's flags, what an open file keeps.
 const KEPT: i32 = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK | libc::O_NOATIME;
 
 impl Via {
+    fn is_only(self) -> bool {
+        matches!(self, Self::Only(_))
+    }
+
     /// How a plain file is opened when it is made.
     fn access(self) -> rustix::fs::OFlags {
         match self {
             Self::Mount => rustix::fs::OFlags::RDWR,
-            Self::Shim(flags) => rustix::fs::OFlags::from_bits_retain((flags & KEPT) as u32),
+            Self::Shim(flags) | Self::Only(flags) => rustix::fs::OFlags::from_bits_retain((flags & KEPT) as u32),
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::error::{Errno, FsResult};
 use crate::model::{Caller, FileId, Kind};
 
 use super::super::Namespace;
-use super::super::content::{Lies, Open};
+use super::super::content::Open;
 use super::super::tree::Name;
 use super::seal::nobody_writes;
 use super::{KEPT, LEFT_TO_THE_MOUNT, Via};
@@ -97,7 +97,7 @@ impl Namespace {
     }
 
     /// Gives up what was opened when the descriptor cannot be given.
-    fn hand(&self, open: &Arc<Open>, plain: Option<File>, flags: i32) -> FsResult<File> {
+    pub(super) fn hand(&self, open: &Arc<Open>, plain: Option<File>, flags: i32) -> FsResult<File> {
         let content = open.content();
         let file = match plain {
             Some(file) => Ok(file),
@@ -158,7 +158,8 @@ impl Namespace {
             return true;
         }
         let content = open.content();
-        if matches!(content.lies, Lies::Tier(_)) && !nobody_writes(&content) {
+        // (Where there are no leases no writer is ever refused one.)
+        if !nobody_writes(&content) {
             return false;
         }
         open.handed.store(false, Ordering::Relaxed);

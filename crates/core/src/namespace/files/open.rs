@@ -95,9 +95,13 @@ impl Namespace {
     ) -> FsResult<Arc<Open>> {
         let active = self.opens().get(&id).cloned();
         let open = match active {
-            Some(open) if via != Via::Mount && !(open.direct && matches!(open.content().lies, Lies::Tier(_))) => {
+            Some(open)
+                if matches!(via, Via::Shim(_)) && !(open.direct && matches!(open.content().lies, Lies::Tier(_))) =>
+            {
                 return Err(LEFT_TO_THE_MOUNT.into());
             }
+            // Somebody of ours moves its bytes: for a moment only.
+            Some(open) if via.is_only() && !open.direct => return Err(Errno::AGAIN.into()),
             Some(open) => {
                 if writes {
                     self.make_writable(&open)?;
@@ -230,7 +234,7 @@ impl Namespace {
     /// The first open of an inode. The inode's lock is held.
     fn open_content(&self, id: FileId, writes: bool, truncates: bool, via: Via) -> FsResult<Open> {
         let in_place = writes && self.has_unknown_names(id);
-        if via != Via::Mount && (in_place || self.tree().get(id).is_none_or(|inode| inode.replica.is_none())) {
+        if matches!(via, Via::Shim(_)) && (in_place || self.tree().get(id).is_none_or(|inode| inode.replica.is_none())) {
             return Err(LEFT_TO_THE_MOUNT.into());
         }
         if in_place {
@@ -245,8 +249,9 @@ impl Namespace {
             let path = tree.logical_path(id).ok_or(Errno::NOENT)?;
             let device = self.tiers.device(device);
             // A direct descriptor of ours is read-only, or our own leases would be refused.
-            let direct =
-                self.may_be_direct(via) && (!writes || self.room_for_direct(device.id(), &path, size_bytes).is_some());
+            let direct = via.is_only()
+                || self.may_be_direct(via)
+                    && (!writes || self.room_for_direct(device.id(), &path, size_bytes).is_some());
             if via != Via::Mount && !direct {
                 return Err(LEFT_TO_THE_MOUNT.into());
             }
@@ -261,25 +266,30 @@ impl Namespace {
         if let Some((dir, name)) = inode.spill().cloned() {
             let path = tree.applied_path(dir).ok_or(Errno::NOENT)?.join(&name);
             drop(tree);
-            let file = self.store.open(self.own_cred(owner), &path, writes)?;
-            let content = Content { file: Arc::new(file), lies: Lies::StoreTemporary, writable: writes };
-            return self.engage(id, content, via, writes, !writes, 0, || Err(Errno::IO.into()));
+            let direct = !writes || via.is_only();
+            let file = self.store.open(self.own_cred(owner), &path, !direct)?;
+            let content = Content { file: Arc::new(file), lies: Lies::StoreTemporary, writable: !direct };
+            return self.engage(id, content, via, writes, direct, 0, || Err(Errno::IO.into()));
         }
         let path = tree.applied_path(id).ok_or(Errno::NOENT)?;
         drop(tree);
         if truncates && !in_place {
-            return self.open_placed(id, None, 0);
+            return self.open_placed(id, None, 0, via);
         }
         if writes && !in_place && size_bytes <= self.config.copy_up_bytes_max {
             let source = self.open_in_store(id, owner, &path, false)?;
-            return self.open_placed(id, Some(&source), size_bytes);
+            // Who has the store's own file open would not see what is written to a copy.
+            if !via.is_only() || super::nobody_has(&source) {
+                return self.open_placed(id, Some(&source), size_bytes, via);
+            }
         }
-        let file = self.open_in_store(id, owner, &path, writes)?;
+        let direct = !writes || via.is_only();
+        let file = self.open_in_store(id, owner, &path, !direct)?;
         if writes {
             self.times_in_place(id, &file)?;
         }
-        let content = Content { file: Arc::new(file), lies: Lies::Store, writable: writes };
-        self.engage(id, content, via, writes, !writes, 0, || Err(Errno::IO.into()))
+        let content = Content { file: Arc::new(file), lies: Lies::Store, writable: !direct };
+        self.engage(id, content, via, writes, direct, 0, || Err(Errno::IO.into()))
     }
 
     /// The store's own file. A mode that its owner gave it may still wait in the queue; who is not root needs it now.
@@ -362,7 +372,7 @@ impl Namespace {
     }
 
     /// Opens a store file whose next version goes to a tier: with the present bytes (copy-up) or empty.
-    fn open_placed(&self, id: FileId, source: Option<&std::fs::File>, size_bytes: u64) -> FsResult<Open> {
+    fn open_placed(&self, id: FileId, source: Option<&std::fs::File>, size_bytes: u64, via: Via) -> FsResult<Open> {
         let (path, mode, attr) = {
             let tree = self.tree();
             let inode = tree.get(id).ok_or(Errno::NOENT)?;
@@ -374,7 +384,9 @@ impl Namespace {
             Some(_) => AskKind::CopyUp { bytes: size_bytes },
             None => AskKind::Create { expected: self.expected(&path) },
         };
-        let mut placed = self.place(&path, id, kind, mode, attr.perm, Via::Mount)?;
+        // Filled by us, whatever the program wants of it.
+        let access = if via.is_only() { Via::Only(libc::O_RDWR) } else { Via::Mount };
+        let mut placed = self.place(&path, id, kind, mode, attr.perm, access)?;
         // A writer of ours would stand in the way of our own leases.
         placed.made = None;
         if let Some(source) = source {
@@ -393,7 +405,7 @@ impl Namespace {
         self.adopt(&mut tree, id, &placed)?;
         self.commit(&tree, txn);
         drop(tree);
-        let open = self.bound(id, &placed, size_bytes, Via::Mount)?;
+        let open = self.bound(id, &placed, size_bytes, access)?;
         open.written.store(source.is_none(), Ordering::Relaxed);
         Ok(open)
     }
@@ -417,10 +429,11 @@ impl Namespace {
 
     /// Could programs that come through this door have the plain file itself?
     pub(super) fn may_be_direct(&self, via: Via) -> bool {
-        self.config.direct
+        via.is_only()
+            || self.config.direct
             && match via {
                 Via::Mount => self.door.get().is_some_and(|door| door.passes_through()),
-                Via::Shim(_) => true,
+                Via::Shim(_) | Via::Only(_) => true,
             }
     }
 
@@ -478,7 +491,7 @@ impl Namespace {
             Lies::Store => {
                 let size_bytes = self.tree().get(id).ok_or(Errno::NOENT)?.attr.size_bytes;
                 if size_bytes <= self.config.copy_up_bytes_max && !self.has_unknown_names(id) {
-                    let placed = self.open_placed(id, Some(&content.file), size_bytes)?;
+                    let placed = self.open_placed(id, Some(&content.file), size_bytes, Via::Mount)?;
                     let fresh = placed.content();
                     open.charged_bytes.store(size_bytes, Ordering::Relaxed);
                     if let Some(backing) = placed.take_backing()

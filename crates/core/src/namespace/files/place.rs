@@ -90,12 +90,12 @@ impl Namespace {
             }
             match place {
                 // The mount mediates where there is no room for sure.
-                Place::Device { direct: false, .. } | Place::Store if via != Via::Mount => {
+                Place::Device { direct: false, .. } | Place::Store if matches!(via, Via::Shim(_)) => {
                     return Err(LEFT_TO_THE_MOUNT.into());
                 }
                 Place::Device { id: device, direct, reserve_bytes } => {
                     let device = self.tiers.device(device);
-                    let direct = direct && self.dirty_room_for_direct(device, reserve_bytes);
+                    let direct = via.is_only() || direct && self.dirty_room_for_direct(device, reserve_bytes);
                     if !direct && via != Via::Mount {
                         return Err(LEFT_TO_THE_MOUNT.into());
                     }
@@ -148,16 +148,16 @@ impl Namespace {
                 Place::Store if matches!(kind, AskKind::Prefetch { .. }) => {
                     return Err(Errno::NOSPC.into());
                 }
-                Place::Store => return self.place_in_store(path, id, perm, &reason.to_string()),
+                Place::Store => return self.place_in_store(path, id, perm, &reason.to_string(), via),
             }
         }
         if matches!(kind, AskKind::Prefetch { .. }) {
             return Err(Errno::NOSPC.into());
         }
-        self.place_in_store(path, id, perm, "no tier took the file")
+        self.place_in_store(path, id, perm, "no tier took the file", via)
     }
 
-    fn place_in_store(&self, path: &[u8], id: FileId, perm: u32, reason: &str) -> FsResult<Placed> {
+    fn place_in_store(&self, path: &[u8], id: FileId, perm: u32, reason: &str, via: Via) -> FsResult<Placed> {
         let place = || {
             let tree = self.tree();
             let dir = tree.get(id).and_then(|inode| inode.logical.as_ref()).map_or(FileId::ROOT, |place| place.0);
@@ -186,15 +186,17 @@ impl Namespace {
                 ),
             )
         })?;
+        // Where nobody mediates the program writes to the temporary itself.
+        let (file, made) = if via.is_only() { (reopen_read_only(&file)?, Some(file)) } else { (file, None) };
         Ok(Placed {
-            content: Content { file: Arc::new(file), lies: Lies::StoreTemporary, writable: true },
-            direct: false,
+            content: Content { file: Arc::new(file), lies: Lies::StoreTemporary, writable: made.is_none() },
+            direct: made.is_some(),
             reserved_bytes: 0,
             spill: Some((dir, name)),
             reason: format!("written to a temporary in the store: {reason}"),
             backing_ino: 0,
             at: Vec::new(),
-            made: None,
+            made,
         })
     }
 

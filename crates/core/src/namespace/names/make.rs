@@ -46,7 +46,7 @@ impl Namespace {
     }
 
     /// `EEXIST` when the name is taken; leaves the knowledge that it is free behind.
-    fn must_be_absent(&self, caller: &Caller, dir: FileId, name: &[u8]) -> FsResult<()> {
+    pub(crate) fn must_be_absent(&self, caller: &Caller, dir: FileId, name: &[u8]) -> FsResult<()> {
         if name.is_empty() {
             return Err(Errno::NOENT.into());
         }
@@ -164,7 +164,7 @@ impl Namespace {
         Self::touch_dir(&mut tree, dir, 0);
         // The kernel is not asked for a file that the shim will write: it is open from its first sight on.
         let early = match via {
-            Via::Shim(_) => Some(self.engage_new(id, &placed, via)?),
+            Via::Shim(_) | Via::Only(_) => Some(self.engage_new(id, &placed, via)?),
             Via::Mount => None,
         };
         self.commit(&tree, txn);

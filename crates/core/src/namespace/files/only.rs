@@ -1,0 +1,105 @@
+//! Handing out descriptors where there is no mount to mediate (the seccomp door): everything that can be opened is opened
+//! directly, or fails.
+//!
+//! As the shim's hand-outs (`hand`), except that nothing can be sent elsewhere: small files of the store are copied up
+//! first, large ones and those that somebody has open there are written in place in the store, and what finds no room in
+//! a tier is written to a temporary in the store. When a device is full the program gets ENOSPC from it.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::clock;
+use crate::error::{Errno, FsResult};
+use crate::model::{Caller, FileId, Kind, RunId};
+
+use super::super::Namespace;
+use super::{KEPT, LEFT_TO_THE_MOUNT, Via};
+
+/// While one of us moves a file's bytes (a prefetch, an eviction) nobody gets it directly.
+const PATIENCE: Duration = Duration::from_secs(30);
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+impl Namespace {
+    /// A descriptor of the plain file of a regular file, as open(2) with these flags would give it.
+    pub fn open_plain(&self, caller: &Caller, id: FileId, flags: i32) -> FsResult<File> {
+        let access = flags & libc::O_ACCMODE;
+        let truncates = flags & libc::O_TRUNC != 0;
+        let want = match access {
+            libc::O_RDONLY if truncates => 6,
+            libc::O_RDONLY => 4,
+            libc::O_WRONLY => 2,
+            _ => 6,
+        };
+        {
+            let tree = self.tree();
+            let inode = tree.get(id).filter(|inode| inode.attr.kind == Kind::File).ok_or(Errno::NOENT)?;
+            self.permit(caller, &inode.attr, want)?;
+        }
+        let until = clock::tick() + PATIENCE;
+        loop {
+            let opened = if access == libc::O_RDONLY && !truncates {
+                self.open_to_read(id, flags)
+            } else {
+                self.open_to_write(caller, id, flags)
+            };
+            match opened {
+                Err(fault) if fault.errno == Errno::AGAIN && clock::tick() < until => std::thread::sleep(LOOK_EVERY),
+                Err(fault) if fault.errno == Errno::AGAIN => return Err(Errno::BUSY.into()),
+                Err(fault) if fault.errno == LEFT_TO_THE_MOUNT => return Err(Errno::IO.into()),
+                other => return other,
+            }
+        }
+    }
+
+    fn open_to_read(&self, id: FileId, flags: i32) -> FsResult<File> {
+        let _inode = self.lock_inode(id);
+        let open = self.open_locked(id, false, false, RunId(0), Via::Only(flags))?;
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(flags & (KEPT | libc::O_DIRECT) & !libc::O_ACCMODE)
+            .open(format!("/proc/self/fd/{}", open.content().file.as_raw_fd()));
+        self.close_user(&open, false);
+        Ok(file?)
+    }
+
+    fn open_to_write(&self, caller: &Caller, id: FileId, flags: i32) -> FsResult<File> {
+        // What only truncates is a writer all the same, of whom nothing is left.
+        let given = flags & !libc::O_TRUNC;
+        let given = if given & libc::O_ACCMODE == libc::O_RDONLY { given | libc::O_RDWR } else { given };
+        let _inode = self.lock_inode(id);
+        let open = self.open_locked(id, true, flags & libc::O_TRUNC != 0, self.run(caller), Via::Only(given))?;
+        if open.handed.swap(true, Ordering::Relaxed) {
+            // It counts already.
+            self.close_user(&open, true);
+        } else {
+            self.handed.fetch_add(1, Ordering::Relaxed);
+        }
+        self.show(&self.tree(), id);
+        self.hand(&open, None, given)
+    }
+
+    /// Makes a file that must not exist, and opens it for writing.
+    pub fn create_plain(
+        &self,
+        caller: &Caller,
+        dir: FileId,
+        name: &[u8],
+        perm: u32,
+        flags: i32,
+    ) -> FsResult<(FileId, File)> {
+        self.must_be_absent(caller, dir, name)?;
+        self.permit_change(caller, dir)?;
+        let flags = flags & !libc::O_TRUNC;
+        let flags = if flags & libc::O_ACCMODE == libc::O_RDONLY { flags | libc::O_RDWR } else { flags };
+        let run = self.run(caller);
+        let made = self.make_file(caller, (dir, name), perm, run, Via::Only(flags))?;
+        self.handed.fetch_add(1, Ordering::Relaxed);
+        let file = self.hand(&made.open, made.plain, flags).map_err(|fault| {
+            if fault.errno == LEFT_TO_THE_MOUNT { Errno::IO.into() } else { fault }
+        })?;
+        Ok((made.id, file))
+    }
+}
