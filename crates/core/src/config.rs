@@ -120,6 +120,17 @@ pub enum KeepAtExit {
     Drop,
 }
 
+/// How programs reach the directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(rename_all = "lowercase")]
+pub enum Way {
+    /// By a mount where one can be made, otherwise by seccomp.
+    #[default]
+    Auto,
+    Fuse,
+    Seccomp,
+}
+
 /// Everything the agent needs to know; resolved, absolute, ready to use.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Config {
@@ -150,6 +161,8 @@ pub struct Config {
     pub grace: Duration,
     pub keep_at_exit: KeepAtExit,
     pub direct: bool,
+    #[serde(default)]
+    pub door: Way,
     /// Programs get the preload shim.
     pub preload: bool,
     /// Names of programs that do not.
@@ -182,12 +195,13 @@ pub struct Overrides {
     pub grace: Option<String>,
     pub keep_at_exit: Option<String>,
     pub direct: Option<String>,
+    pub door: Option<String>,
     pub preload: Option<String>,
     pub preload_skip: Option<String>,
 }
 
 impl Overrides {
-    fn scalars(&self) -> [(&'static str, &Option<String>); 17] {
+    fn scalars(&self) -> [(&'static str, &Option<String>); 18] {
         [
             ("store", &self.store),
             ("state", &self.state),
@@ -204,6 +218,7 @@ impl Overrides {
             ("grace", &self.grace),
             ("keep_at_exit", &self.keep_at_exit),
             ("direct", &self.direct),
+            ("door", &self.door),
             ("preload", &self.preload),
             ("preload_skip", &self.preload_skip),
         ]

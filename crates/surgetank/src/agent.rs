@@ -20,4 +20,5 @@ pub mod signals;
 pub mod socket;
 pub mod submounts;
 pub mod users;
+mod way;
 pub mod wire;

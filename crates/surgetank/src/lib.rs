@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod mount;
+pub mod seccomp;
 pub mod service;
 pub mod shimdoor;
 pub mod verbs;

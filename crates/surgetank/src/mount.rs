@@ -24,6 +24,7 @@ pub mod notifier;
 pub mod reply;
 pub mod request;
 pub mod session;
+pub mod trial;
 
 pub use attach::{AttachOptions, attach, detach};
 pub use crew::interrupted;

@@ -45,7 +45,7 @@ impl Backend for Service {
 }
 
 fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
-    let Opening { config, store, state, key, visibility, on_lost } = opening;
+    let Opening { config, store, state, key, visibility, by_calls, on_lost } = opening;
     let over = config.over.clone();
     let root = rustix::process::geteuid().is_root() && in_initial_user_namespace();
     let label = format!("file://{}", config.store.display());
@@ -53,11 +53,15 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
         .map_err(|why| Error::new(format!("the store {} cannot be used", config.store.display())).why(why))?;
     let catalog = Arc::new(LogCatalog::open(&state.join("catalog"))?);
     let direct = config.direct && root;
-    let namespace = Namespace::open(config, Arc::new(store), tiers.clone(), catalog, key, !root)?;
+    let checks = !root || by_calls;
+    let namespace = Namespace::open(config, Arc::new(store), tiers.clone(), catalog, key, checks)?;
     let runs = Arc::new(runs::Runs::default());
     let asked = runs.clone();
     namespace.set_run_of(Box::new(move |pid| asked.run_of(pid)));
     namespace.set_interrupted(crate::mount::interrupted);
+    if by_calls {
+        return serve_calls(namespace, runs, &over, &state);
+    }
     let attach_options = AttachOptions {
         // A private mount has only the run's processes in it; a global one is for everybody only where root made it.
         allow_other: root || visibility == Visibility::Private,
@@ -83,7 +87,47 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     let shim = namespace.config.preload.then(|| open_shim_door(&namespace, &state, &over)).flatten();
     let place = shim.as_ref().map(|door| ShimPlace { index: door.index().into(), socket: door.socket().into() });
     let engine = Arc::new(engine::Served::new(namespace, drain, runs, filesystem.clone(), prefetcher));
-    Ok(Running { engine, mount: Box::new(OverMount { over, session, filesystem, shim }), shim: place })
+    let mount = Box::new(OverMount { over, session, filesystem, shim });
+    Ok(Running { engine, mount, shim: place, listeners: None })
+}
+
+/// Without a mount: the directory stays bare, and programs' calls come to us.
+fn serve_calls(namespace: Arc<Namespace>, runs: Arc<runs::Runs>, over: &Path, state: &Path) -> Result<Running> {
+    let cannot = |why: io::Error| Error::new(format!("{} cannot be served without a mount", over.display())).why(why);
+    let bare = rustix::fs::stat(over).map_err(|errno| cannot(errno.into()))?;
+    let shim = shimdoor::open(&namespace, state, bare.st_dev, only_ids()).map_err(cannot)?;
+    let socket = state.join("calls.sock");
+    let calls = crate::seccomp::open(&namespace, &shim, over, bare.st_dev, &socket).map_err(cannot)?;
+    let drain = Drain::start(namespace.clone()).map_err(cannot)?;
+    let prefetcher = prefetcher::Prefetcher::start(&namespace).map_err(|why| {
+        drain.stop();
+        cannot(why)
+    })?;
+    let place = namespace.config.preload.then(|| ShimPlace { index: shim.index().into(), socket: shim.socket().into() });
+    // Counts nothing; the engine asks it.
+    let filesystem = Arc::new(door::Door::new(namespace.clone(), true, only_ids(), Box::new(|| ())));
+    let engine = Arc::new(engine::Served::new(namespace, drain, runs, filesystem, prefetcher));
+    let mount = Box::new(NoMount { calls: Some(calls), shim: Some(shim) });
+    Ok(Running { engine, mount, shim: place, listeners: Some(socket) })
+}
+
+struct NoMount {
+    calls: Option<crate::seccomp::Opened>,
+    shim: Option<shimdoor::Opened>,
+}
+
+impl Mounted for NoMount {
+    fn detach(&mut self) -> io::Result<()> {
+        if self.in_use() {
+            return Err(rustix::io::Errno::BUSY.into());
+        }
+        self.calls = None;
+        self.shim = None;
+        Ok(())
+    }
+    fn in_use(&self) -> bool {
+        self.calls.as_ref().is_some_and(crate::seccomp::Opened::in_use)
+    }
 }
 
 struct OverMount {

@@ -97,6 +97,9 @@ fn create_index(key: &str, state: &Path, places: Vec<Place>, only_ids: Option<(u
 }
 
 impl Opened {
+    pub fn door(&self) -> Arc<Door> {
+        self.door.clone()
+    }
     pub fn index(&self) -> PathBuf {
         self.door.index().memory().path().to_path_buf()
     }
@@ -126,7 +129,7 @@ impl Door {
         self.namespace.upgrade()
     }
 
-    fn of_plain(&self, dev: u64, ino: u64) -> Option<FileId> {
+    pub fn of_plain(&self, dev: u64, ino: u64) -> Option<FileId> {
         self.index().of_plain(dev, ino)
     }
 

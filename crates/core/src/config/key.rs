@@ -7,13 +7,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::quantity::{duration, size_bytes};
-use super::{Authority, KeepAtExit, Pattern, RuleConfig, TierConfig};
+use super::{Authority, KeepAtExit, Pattern, RuleConfig, TierConfig, Way};
 use crate::error::{Error, Result};
 use crate::model::{FsyncTarget, Mode};
 use crate::store::Verify;
 
 /// Keys with one value each, by the name they have in `surgetank.toml`.
-pub const SCALARS: [&str; 18] = [
+pub const SCALARS: [&str; 19] = [
     "over",
     "store",
     "state",
@@ -30,6 +30,7 @@ pub const SCALARS: [&str; 18] = [
     "grace",
     "keep_at_exit",
     "direct",
+    "door",
     "preload",
     "preload_skip",
 ];
@@ -76,6 +77,7 @@ pub struct Draft {
     pub grace: Option<Duration>,
     pub keep_at_exit: Option<KeepAtExit>,
     pub direct: Option<bool>,
+    pub door: Option<Way>,
     pub preload: Option<bool>,
     pub preload_skip: Option<Vec<String>>,
 }
@@ -96,6 +98,10 @@ impl Draft {
             "store" => self.store = path(&store_path(text).map_err(refused)?)?,
             "ordered" => self.ordered = Some(truth(text).map_err(refused)?),
             "direct" => self.direct = Some(truth(text).map_err(refused)?),
+            "door" => {
+                let choices = [("auto", Way::Auto), ("fuse", Way::Fuse), ("seccomp", Way::Seccomp)];
+                self.door = Some(one_of(text, &choices).map_err(refused)?);
+            }
             "preload" => self.preload = Some(truth(text).map_err(refused)?),
             "preload_skip" => self.preload_skip = Some(program_names(text).map_err(refused)?),
             "verify" => {

@@ -251,6 +251,7 @@ fn overlay(draft: &mut Draft, upper: Draft) {
         grace,
         keep_at_exit,
         direct,
+        door,
         preload,
         preload_skip,
     } = upper;
@@ -277,6 +278,7 @@ fn overlay(draft: &mut Draft, upper: Draft) {
     put(&mut draft.grace, grace);
     put(&mut draft.keep_at_exit, keep_at_exit);
     put(&mut draft.direct, direct);
+    put(&mut draft.door, door);
     put(&mut draft.preload, preload);
     put(&mut draft.preload_skip, preload_skip);
 }
@@ -398,6 +400,7 @@ fn resolve(
         grace: draft.grace.unwrap_or(Duration::from_secs(5)),
         keep_at_exit: draft.keep_at_exit.unwrap_or_default(),
         direct: draft.direct.unwrap_or(true),
+        door: draft.door.unwrap_or_default(),
         preload: draft.preload.unwrap_or(true),
         preload_skip: draft.preload_skip.unwrap_or_default(),
     };

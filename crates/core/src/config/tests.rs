@@ -118,6 +118,7 @@ fn every_key_in_every_source() {
         ("grace", "1h"),
         ("keep_at_exit", "drain"),
         ("direct", "no"),
+        ("door", "seccomp"),
         ("preload", "off"),
         ("preload_skip", "java, mpirun:perl"),
     ];
@@ -129,6 +130,7 @@ fn every_key_in_every_source() {
         assert_eq!((&config.store, &config.over), (&place.path("elsewhere"), &place.path("empty")));
         assert_eq!(config.state, place.path("state"));
         assert_eq!((config.ordered, config.direct, config.verify), (false, false, Verify::Reread));
+        assert_eq!(config.door, Way::Seccomp);
         assert_eq!((config.fsync, config.keep_at_exit), (Some(FsyncTarget::Store), KeepAtExit::Drain));
         assert_eq!((config.copy_up_bytes_max, config.dirty_bytes_max, config.drain_threads), (3 << 29, 10 << 30, 9));
         assert_eq!((config.drain_bytes_per_second_max, config.store_ttl.as_millis()), (5 << 20, 100));
@@ -181,6 +183,7 @@ fn every_key_in_every_source() {
         grace: value("grace"),
         keep_at_exit: value("keep_at_exit"),
         direct: value("direct"),
+        door: value("door"),
         preload: value("preload"),
         preload_skip: value("preload_skip"),
     };

@@ -512,6 +512,7 @@ fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Arc<Mutex<V
         grace: Duration::ZERO,
         keep_at_exit: if terms.keeps { KeepAtExit::Drain } else { KeepAtExit::Leave },
         direct: true,
+        door: surgetank_core::config::Way::Fuse,
         preload: false,
         preload_skip: Vec::new(),
     };

@@ -48,6 +48,8 @@ pub struct Opening {
     /// Names what this agent puts elsewhere.
     pub key: String,
     pub visibility: Visibility,
+    /// Without a mount: programs' calls are put before us.
+    pub by_calls: bool,
     /// To be called when the mount stops being served without [`Mounted::detach`] (somebody else unmounted it).
     pub on_lost: Box<dyn Fn() + Send + Sync>,
 }
@@ -56,6 +58,10 @@ pub struct Opening {
 pub trait Mounted: Send {
     /// Unmounts, never lazily, and waits for the serving threads. `EBUSY` leaves everything as it was.
     fn detach(&mut self) -> io::Result<()>;
+    /// Without a mount: somebody lives under the filter.
+    fn in_use(&self) -> bool {
+        false
+    }
 }
 
 /// Where programs with the preload shim find its door.
@@ -70,6 +76,8 @@ pub struct Running {
     pub mount: Box<dyn Mounted>,
     /// The second door, where it is open.
     pub shim: Option<ShimPlace>,
+    /// Without a mount: the socket to which runs bring the listeners of their filters.
+    pub listeners: Option<PathBuf>,
 }
 
 pub trait Backend: Send + Sync {

@@ -32,6 +32,7 @@ use super::signals::Signals;
 use super::socket::{self, Desk};
 use super::submounts::{self, Taken};
 use super::users::Users;
+use super::way;
 use super::wire::{self, Hello, PROTOCOL, Refusal};
 
 /// The message on stdin.
@@ -157,7 +158,9 @@ fn begin(backend: &dyn Backend) -> Result<Agent> {
     raise_descriptor_limit();
 
     let user_before = namespace_inode("user").map_err(|error| fail(error.to_string()))?;
+    let by_calls = wanted == Visibility::Private && way::by_calls(&config)?;
     let visibility = match wanted {
+        Visibility::Private if by_calls => Visibility::Private,
         Visibility::Private => seclusion::seclude()?,
         Visibility::Global => Visibility::Global,
     };
@@ -168,7 +171,7 @@ fn begin(backend: &dyn Backend) -> Result<Agent> {
     let store = open_directory(&config.store, "the store")?;
     let may_mount =
         rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
-    let taken = if may_mount { submounts::take(&over)? } else { refuse_submounts(&over)? };
+    let taken = if may_mount && !by_calls { submounts::take(&over)? } else { refuse_submounts(&over)? };
 
     let users = Arc::new(Users::new(wanted == Visibility::Global));
     let lost = Arc::clone(&users);
@@ -177,6 +180,7 @@ fn begin(backend: &dyn Backend) -> Result<Agent> {
         state: place.path().to_path_buf(),
         key: place.identify(&over)?,
         visibility,
+        by_calls,
         on_lost: Box::new(move || {
             tracing::error!("the mount is not served any more: somebody unmounted it");
             lost.stay_no_longer();
@@ -184,7 +188,7 @@ fn begin(backend: &dyn Backend) -> Result<Agent> {
         config,
     };
     let store_path = PathText::from(opening.config.store.as_path());
-    let Running { engine, mut mount, shim } = backend.start(opening)?;
+    let Running { engine, mut mount, shim, listeners } = backend.start(opening)?;
     if let Err(error) = submounts::put_back(&taken) {
         detach_after_failure(&mut *mount, &*engine);
         return Err(error);
@@ -211,6 +215,7 @@ fn begin(backend: &dyn Backend) -> Result<Agent> {
             store: store_path,
             mount_device,
             shim,
+            listeners: listeners.as_deref().map(Into::into),
             visibility,
             user_namespace,
             mount_namespace: namespace_inode("mnt").map_err(|error| fail(error.to_string()))?,
@@ -318,7 +323,12 @@ impl Agent {
         const LOOK_EVERY: Duration = Duration::from_millis(500);
         let everything = Scope::everything();
         let Desk { engine, users, hello, .. } = &*self.desk;
-        if hello.visibility == Visibility::Private {
+        if hello.listeners.is_some() {
+            if self.mount.in_use() {
+                std::thread::sleep(LOOK_EVERY / 5);
+                return false;
+            }
+        } else if hello.visibility == Visibility::Private {
             let residents: Vec<Holder> = holders::of_our_namespace();
             if !residents.is_empty() {
                 holders::await_one_gone(&residents, LOOK_EVERY);

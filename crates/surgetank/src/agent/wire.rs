@@ -111,6 +111,9 @@ pub struct Hello {
     /// The preload shim's door, where it is open.
     #[serde(default)]
     pub shim: Option<super::engine::ShimPlace>,
+    /// Without a mount: where runs bring the listeners of their filters.
+    #[serde(default)]
+    pub listeners: Option<PathText>,
     /// Inode numbers of the agent's namespaces.
     pub user_namespace: u64,
     pub mount_namespace: u64,

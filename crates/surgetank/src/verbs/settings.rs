@@ -68,6 +68,9 @@ pub struct Settings {
     /// Whether programs may get direct descriptors of tier files: true or false
     #[arg(long, value_name = "BOOL", help_heading = "Tuning")]
     pub direct: Option<String>,
+    /// How programs reach the directory: auto, fuse (a mount) or seccomp (system calls are answered by the agent)
+    #[arg(long, value_name = "DOOR")]
+    pub door: Option<String>,
     /// Leave programs as they are: everything goes by the mount
     #[arg(long, conflicts_with = "preload")]
     pub no_preload: bool,
@@ -97,6 +100,7 @@ impl Settings {
             ("--verify", self.verify.is_some()),
             ("--fsync", self.fsync.is_some()),
             ("--direct", self.direct.is_some()),
+            ("--door", self.door.is_some()),
             ("--quiet-period", self.quiet_period.is_some()),
             ("--copy-up-bytes-max", self.copy_up_bytes_max.is_some()),
             ("--dirty-bytes-max", self.dirty_bytes_max.is_some()),
@@ -127,6 +131,7 @@ impl Settings {
             grace: self.grace,
             keep_at_exit: self.keep_at_exit,
             direct: self.direct,
+            door: self.door,
             preload: if self.no_preload { Some("false".to_owned()) } else { self.preload },
             preload_skip: self.preload_skip,
         }

@@ -56,6 +56,7 @@ impl Backend for FakeBackend {
             engine: Arc::new(FakeEngine { store: opening.store, runs: AtomicU32::new(0) }),
             mount: Box::new(FakeMount { over, session }),
             shim: None,
+            listeners: None,
         })
     }
 }
@@ -192,6 +193,7 @@ pub fn configure(settings: &Settings) -> Result<Config> {
         grace: grace.transpose().map_err(|error| Error::new("--grace").why(error))?.unwrap_or_default(),
         keep_at_exit: KeepAtExit::Leave,
         direct: false,
+        door: surgetank_core::config::Way::Fuse,
         preload: false,
         preload_skip: Vec::new(),
     })

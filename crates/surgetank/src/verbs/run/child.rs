@@ -60,6 +60,7 @@ pub fn close_in_command(inherited: &Inherited) -> io::Result<()> {
 enum Step {
     Namespaces = 1,
     Directory = 2,
+    Filter = 3,
 }
 
 /// The command did not come to life.
@@ -81,6 +82,7 @@ pub fn spawn(
         return Err(Stillborn::Ours(Error::new("no command is given")));
     };
     let namespaces = namespaces_of(agent).map_err(Stillborn::Ours)?;
+    let arming = arming_of(agent).map_err(Stillborn::Ours)?;
     let broken =
         |error: &dyn std::fmt::Display| Stillborn::Ours(Error::new("the command cannot be started").why(error));
     let cwd_bytes = CString::new(cwd.as_os_str().as_bytes()).map_err(|error| broken(&error))?;
@@ -94,6 +96,9 @@ pub fn spawn(
         };
         if let Some(namespaces) = &namespaces {
             namespaces.enter().map_err(|error| failed(Step::Namespaces, error))?;
+        }
+        if let Some(arming) = &arming {
+            arming.arm().map_err(|error| failed(Step::Filter, error))?;
         }
         rustix::process::chdir(&cwd_bytes).map_err(|errno| failed(Step::Directory, errno.into()))?;
         unblock()
@@ -127,7 +132,12 @@ fn not_executable(program: &OsString, error: &io::Error) -> Stillborn {
 
 fn lost(step: u8, cwd: &Path, agent: &Connection, error: &io::Error) -> Stillborn {
     let over = &agent.hello.over;
-    Stillborn::Ours(if step == Step::Namespaces as u8 {
+    Stillborn::Ours(if step == Step::Filter as u8 {
+        Error::new("the command's system calls cannot be put before the agent")
+            .why(format!("seccomp: {error}"))
+            .remedy("inside another filter with a listener (a container, another surgetank run) it takes a mount: --door fuse")
+            .data("nothing was begun")
+    } else if step == Step::Namespaces as u8 {
         Error::new(format!("the mount over {over} cannot be entered"))
             .why(format!("setns: {error}"))
             .remedy("the agent belongs to another container or user; run as the user who started it")
@@ -147,6 +157,14 @@ fn namespaces_of(agent: &Connection) -> Result<Option<Namespaces>> {
     }
     Namespaces::of(agent.pid).map(Some).map_err(|error| {
         Error::new(format!("the namespaces of the agent (pid {}) cannot be opened", agent.pid)).why(error)
+    })
+}
+
+/// Where there is no mount.
+fn arming_of(agent: &Connection) -> Result<Option<crate::seccomp::Arming>> {
+    let Some(listeners) = &agent.hello.listeners else { return Ok(None) };
+    crate::seccomp::Arming::new(listeners.as_path()).map(Some).map_err(|error| {
+        Error::new(format!("the agent (pid {}) takes no command's calls", agent.pid)).why(error)
     })
 }
 

@@ -1,0 +1,105 @@
+//! The run's side: puts a command under the filter, between fork and exec.
+
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+use super::filter;
+
+const NEW_LISTENER: libc::c_ulong = 1 << 3;
+/// Once a call was taken, only what kills the caller interrupts it: nothing is done twice. From 5.19 on.
+const WAIT_KILLABLE: libc::c_ulong = 1 << 5;
+
+/// Everything that the child needs, made before the fork.
+pub struct Arming {
+    program: Vec<libc::sock_filter>,
+    agent: UnixStream,
+}
+
+impl Arming {
+    pub fn new(socket: &Path) -> io::Result<Self> {
+        Ok(Self { program: filter::program(), agent: UnixStream::connect(socket)? })
+    }
+
+    /// In the child. System calls only; returns when the agent serves.
+    pub fn arm(&self) -> io::Result<()> {
+        let listener = install(&self.program)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let descriptors: [BorrowedFd<'_>; 1] = [listener.as_fd()];
+        ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+        rustix::net::sendmsg(&self.agent, &[IoSlice::new(&[1])], &mut ancillary, SendFlags::NOSIGNAL)?;
+        let mut byte = [0];
+        match rustix::io::read(&self.agent, &mut byte)? {
+            1 => Ok(()),
+            _ => Err(io::ErrorKind::ConnectionAborted.into()),
+        }
+    }
+}
+
+/// Puts this thread under the filter.
+fn install(program: &[libc::sock_filter]) -> io::Result<OwnedFd> {
+    let whole = libc::sock_fprog {
+        len: u16::try_from(program.len()).unwrap_or(0),
+        filter: program.as_ptr().cast_mut(),
+    };
+    let try_with = |flags: libc::c_ulong| {
+        // SAFETY: the program is alive and `len` long; the kernel copies it.
+        let fd = unsafe {
+            libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, (&raw const whole).cast::<libc::c_void>())
+        };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: just made for us.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    };
+    let try_either = || match try_with(NEW_LISTENER | WAIT_KILLABLE) {
+        Err(why) if why.raw_os_error() == Some(libc::EINVAL) => try_with(NEW_LISTENER),
+        other => other,
+    };
+    match try_either() {
+        // Who is not root first gives up what setuid programs would give.
+        Err(why) if why.raw_os_error() == Some(libc::EACCES) => {
+            // SAFETY: a number for a flag of our own.
+            if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            try_either()
+        }
+        other => other,
+    }
+}
+
+/// Can calls be put before an agent here? Why not, if not.
+pub fn is_possible() -> Result<(), String> {
+    // Whether descriptors can be injected and answered in one step, which came last (5.14), only a listener tells; its
+    // kernel does.
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if version < (5, 14) {
+        return Err(format!("the kernel {release} cannot inject descriptors (5.14 can)"));
+    }
+    let action: u32 = libc::SECCOMP_RET_USER_NOTIF;
+    // SAFETY: asks whether the action is known.
+    let known = unsafe {
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_GET_ACTION_AVAIL, 0, (&raw const action).cast::<libc::c_void>())
+    };
+    if known != 0 {
+        return Err(format!("user notification is not to be had: {}", io::Error::last_os_error()));
+    }
+    let root = rustix::process::geteuid().is_root();
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    if !root && !matches!(scope.trim(), "" | "0") {
+        return Err(format!(
+            "the agent may not read the arguments of programs that are not its children (kernel.yama.ptrace_scope is {})",
+            scope.trim()
+        ));
+    }
+    Ok(())
+}

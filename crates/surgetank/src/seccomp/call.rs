@@ -1,0 +1,127 @@
+//! One call that waits for its answer: who makes it, with what, and what it is told.
+
+use std::cell::{Cell, RefCell};
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use surgetank_core::error::{Fault, FsResult};
+use surgetank_core::model::{Attr, Caller, FileId};
+use surgetank_core::namespace::Namespace;
+
+use super::supervisor::Supervisor;
+use super::listener::{Listener, Notice};
+use super::task::Task;
+
+/// What the kernel is told to answer.
+pub enum Answer {
+    /// Make the call as it is.
+    Continue,
+    Value(i64),
+    Descriptor { file: OwnedFd, close_on_exec: bool },
+}
+
+pub type Answered = Result<Answer, Errno>;
+
+pub const DONE: Answered = Ok(Answer::Value(0));
+
+pub struct Call<'a> {
+    pub supervisor: &'a Supervisor,
+    pub listener: &'a Listener,
+    pub notice: Notice,
+    pub task: Task,
+    caller: Cell<Option<Caller>>,
+    /// What the namespace counts as looked up for us.
+    looked: RefCell<Vec<FileId>>,
+}
+
+/// A file as a look-up found it.
+#[derive(Debug, Clone, Copy)]
+pub struct Known {
+    pub id: FileId,
+    pub attr: Attr,
+}
+
+impl<'a> Call<'a> {
+    pub fn new(supervisor: &'a Supervisor, listener: &'a Listener, notice: Notice) -> Self {
+        let task = Task { tid: notice.tid };
+        Self { supervisor, listener, notice, task, caller: Cell::new(None), looked: RefCell::default() }
+    }
+
+    pub fn namespace(&self) -> &'a Namespace {
+        &self.supervisor.namespace
+    }
+
+    pub fn arg(&self, index: usize) -> u64 {
+        self.notice.args[index]
+    }
+
+    /// An argument that is an int: its upper half means nothing.
+    pub fn int(&self, index: usize) -> i32 {
+        self.notice.args[index] as i32
+    }
+
+    /// Who asks, with the umask of this moment.
+    pub fn caller(&self) -> Result<Caller, Errno> {
+        if let Some(caller) = self.caller.get() {
+            return Ok(caller);
+        }
+        let caller = self.task.status().ok_or(Errno::SRCH)?.caller;
+        self.caller.set(Some(caller));
+        Ok(caller)
+    }
+
+    /// The path at an argument. Read, it is the caller's only if the caller still waits.
+    pub fn path(&self, index: usize) -> Result<Vec<u8>, Errno> {
+        let path = self.task.string(self.arg(index), super::task::PATH_BYTES_MAX)?;
+        self.check()?;
+        Ok(path)
+    }
+
+    pub fn check(&self) -> Result<(), Errno> {
+        if self.listener.is_valid(self.notice.id) { Ok(()) } else { Err(Errno::INTR) }
+    }
+
+    pub fn lookup(&self, dir: FileId, name: &[u8]) -> FsResult<Known> {
+        let found = self.namespace().lookup(&self.caller()?, dir, name)?;
+        self.looked.borrow_mut().push(found.id);
+        Ok(Known { id: found.id, attr: found.attr })
+    }
+
+    /// The namespace counted a look-up for what it made.
+    pub fn made(&self, id: FileId) {
+        self.looked.borrow_mut().push(id);
+    }
+
+    /// The file stays known when the call is over.
+    pub fn keep(&self, id: FileId) {
+        let mut looked = self.looked.borrow_mut();
+        if let Some(index) = looked.iter().position(|one| *one == id) {
+            looked.swap_remove(index);
+        }
+    }
+
+    pub fn known(&self, id: FileId) -> Result<Known, Errno> {
+        Ok(Known { id, attr: self.namespace().getattr(id, None).map_err(errno)?.attr })
+    }
+
+    /// What cannot be served is refused, and a person is told once.
+    pub fn refuse(&self, what: &'static str, with: Errno) -> Answered {
+        self.supervisor.tell_once(what, self.task);
+        Err(with)
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        for id in self.looked.get_mut() {
+            self.supervisor.namespace.forget(*id, 1);
+        }
+    }
+}
+
+pub fn errno(fault: Fault) -> Errno {
+    if !fault.note.is_empty() {
+        tracing::warn!(errno = %fault.errno, note = %fault.note, "refused");
+    }
+    fault.errno
+}

@@ -1,0 +1,161 @@
+//! Names: making, removing, renaming.
+
+use rustix::io::Errno;
+use surgetank_core::model::Kind;
+
+use super::call::{Answer, Answered, Call, DONE, errno};
+use super::walk::{Spot, Walked};
+
+impl Call<'_> {
+    /// A place for a new name.
+    fn vacant(&self, dirfd: i32, path: usize, is_dir: bool) -> Result<Option<Spot>, Errno> {
+        let text = self.path(path)?;
+        match self.walk_at(dirfd, &text, false)? {
+            Walked::Outside => {
+                self.go_outside(dirfd, &text)?;
+                Ok(None)
+            }
+            Walked::Inside(spot) if spot.found.is_some() => Err(Errno::EXIST),
+            Walked::Inside(spot) if spot.must_be_dir && !is_dir => Err(Errno::NOENT),
+            Walked::Inside(spot) => Ok(Some(spot)),
+        }
+    }
+
+    pub(super) fn mkdir(&self, dirfd: i32, path: usize, mode: u32) -> Answered {
+        let Some(spot) = self.vacant(dirfd, path, true)? else { return Ok(Answer::Continue) };
+        let caller = self.caller()?;
+        self.namespace().catch_up();
+        let made = self
+            .namespace()
+            .mkdir(&caller, spot.dir, &spot.name, mode & 0o7777 & !caller.umask)
+            .map_err(errno)?;
+        self.made(made.id);
+        // So that whoever enters it need not wait; if it cannot be yet, he will.
+        if let Err(fault) = self.namespace().real_dir(made.id)
+            && fault.errno != Errno::AGAIN
+        {
+            tracing::debug!(errno = %fault.errno, "a directory was not made underneath");
+        }
+        DONE
+    }
+
+    pub(super) fn unlink(&self, dirfd: i32, path: usize, is_dir: bool) -> Answered {
+        let text = self.path(path)?;
+        let spot = match self.walk_at(dirfd, &text, false)? {
+            Walked::Outside => return self.go_outside(dirfd, &text),
+            Walked::Inside(spot) => spot,
+        };
+        if spot.name.is_empty() {
+            let ends_with_dot = text.ends_with(b".") && !text.ends_with(b"..");
+            return Err(match is_dir {
+                true if ends_with_dot => Errno::INVAL,
+                true if text.ends_with(b"..") => Errno::NOTEMPTY,
+                true => Errno::BUSY,
+                false => Errno::ISDIR,
+            });
+        }
+        let known = spot.found.ok_or(Errno::NOENT)?;
+        let caller = self.caller()?;
+        let namespace = self.namespace();
+        namespace.catch_up();
+        match (is_dir, known.attr.kind) {
+            (true, Kind::Directory) => namespace.rmdir(&caller, spot.dir, &spot.name),
+            (true, _) => return Err(Errno::NOTDIR),
+            (false, Kind::Directory) => return Err(Errno::ISDIR),
+            (false, _) if spot.must_be_dir => return Err(Errno::NOTDIR),
+            (false, _) => namespace.unlink(&caller, spot.dir, &spot.name),
+        }
+        .map_err(errno)?;
+        DONE
+    }
+
+    pub(super) fn rename(&self, from: (i32, usize), to: (i32, usize), flags: u32) -> Answered {
+        let (from_text, to_text) = (self.path(from.1)?, self.path(to.1)?);
+        let (source, target) = (self.walk_at(from.0, &from_text, false)?, self.walk_at(to.0, &to_text, false)?);
+        let (source, target) = match (source, target) {
+            (Walked::Inside(source), Walked::Inside(target)) => (source, target),
+            (Walked::Outside, Walked::Outside) => {
+                self.go_outside(from.0, &from_text)?;
+                return self.go_outside(to.0, &to_text);
+            }
+            _ => return Err(Errno::XDEV),
+        };
+        if source.name.is_empty() || target.name.is_empty() {
+            return Err(Errno::BUSY);
+        }
+        let known = source.known()?;
+        if target.must_be_dir && known.attr.kind != Kind::Directory {
+            return Err(Errno::NOTDIR);
+        }
+        self.namespace().catch_up();
+        self.namespace()
+            .rename(&self.caller()?, source.dir, &source.name, target.dir, &target.name, flags)
+            .map_err(errno)?;
+        DONE
+    }
+
+    pub(super) fn link(&self, from: (i32, usize), to: (i32, usize), flags: i32) -> Answered {
+        let text = self.path(from.1)?;
+        let source = if text.is_empty() && flags & libc::AT_EMPTY_PATH != 0 {
+            self.of_descriptor(from.0)?
+        } else {
+            match self.walk_at(from.0, &text, flags & libc::AT_SYMLINK_FOLLOW != 0)? {
+                Walked::Outside => None,
+                Walked::Inside(spot) => Some(spot.known()?),
+            }
+        };
+        let to_text = self.path(to.1)?;
+        let target = match (source, self.walk_at(to.0, &to_text, false)?) {
+            (None, Walked::Outside) => {
+                self.go_outside(from.0, &text)?;
+                return self.go_outside(to.0, &to_text);
+            }
+            (Some(_), Walked::Inside(target)) => target,
+            _ => return Err(Errno::XDEV),
+        };
+        let source = source.ok_or(Errno::NOENT)?;
+        if target.found.is_some() {
+            return Err(Errno::EXIST);
+        }
+        if target.must_be_dir {
+            return Err(Errno::NOENT);
+        }
+        self.namespace().catch_up();
+        let made = self.namespace().link(&self.caller()?, source.id, target.dir, &target.name).map_err(errno)?;
+        self.made(made.id);
+        DONE
+    }
+
+    pub(super) fn symlink(&self, target: usize, dirfd: i32, path: usize) -> Answered {
+        let Some(spot) = self.vacant(dirfd, path, false)? else { return Ok(Answer::Continue) };
+        let target = self.path(target)?;
+        if target.is_empty() {
+            return Err(Errno::NOENT);
+        }
+        let made = self.namespace().symlink(&self.caller()?, spot.dir, &spot.name, &target).map_err(errno)?;
+        self.made(made.id);
+        DONE
+    }
+
+    pub(super) fn mknod(&self, dirfd: i32, path: usize, mode: u32, device: u64) -> Answered {
+        let Some(spot) = self.vacant(dirfd, path, false)? else { return Ok(Answer::Continue) };
+        let caller = self.caller()?;
+        let kind = match mode & libc::S_IFMT {
+            0 => libc::S_IFREG,
+            libc::S_IFSOCK => return self.refuse("sockets in the directory", Errno::OPNOTSUPP),
+            libc::S_IFCHR | libc::S_IFBLK if caller.uid != 0 => return Err(Errno::PERM),
+            kind => kind,
+        };
+        let perm = mode & 0o7777 & !caller.umask;
+        if kind == libc::S_IFREG {
+            // As any other file is made: by a descriptor, which is closed at once.
+            let flags = libc::O_WRONLY | libc::O_CREAT;
+            let made = self.namespace().create_plain(&caller, spot.dir, &spot.name, perm, flags).map_err(errno)?;
+            drop(made);
+            return DONE;
+        }
+        let made = self.namespace().mknod(&caller, spot.dir, &spot.name, kind | perm, device).map_err(errno)?;
+        self.made(made.id);
+        DONE
+    }
+}

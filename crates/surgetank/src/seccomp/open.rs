@@ -1,0 +1,354 @@
+//! Opening, entering, executing: what gives a program something of ours that the kernel then serves by itself.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use surgetank_core::clock;
+use surgetank_core::model::{FileId, Kind};
+use surgetank_core::namespace::Real;
+
+use super::call::{Answer, Answered, Call, Known, errno};
+use super::task;
+use super::walk::{Spot, Walked};
+
+/// What is changed and not drained yet is waited for so long, where the kernel must find it in the store.
+const PATIENCE: Duration = Duration::from_secs(60);
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+const SCRIPTS_MAX: usize = 5;
+/// As much as the kernel looks at.
+const HEAD_BYTES: usize = 256;
+const TRIES_MAX: usize = 100;
+
+/// struct open_how
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+struct How {
+    flags: u64,
+    mode: u64,
+    resolve: u64,
+}
+
+impl Call<'_> {
+    pub(super) fn openat2(&self) -> Answered {
+        if self.arg(3) < size_of::<How>() as u64 {
+            return Ok(Answer::Continue);
+        }
+        let how: How = self.task.get(self.arg(2))?;
+        let path = self.path(1)?;
+        if how.resolve == 0 {
+            return self.open(self.int(0), 1, how.flags as i32, how.mode as u32);
+        }
+        // How a path is to be resolved is promised by the kernel alone.
+        match self.walk_at(self.int(0), &path, how.flags as i32 & libc::O_NOFOLLOW == 0)? {
+            Walked::Outside => Ok(Answer::Continue),
+            Walked::Inside(_) => self.refuse("openat2 with RESOLVE flags", Errno::NOSYS),
+        }
+    }
+
+    pub(super) fn open(&self, dirfd: i32, path: usize, flags: i32, mode: u32) -> Answered {
+        let path = self.path(path)?;
+        let creates = flags & libc::O_CREAT != 0;
+        let excludes = creates && flags & libc::O_EXCL != 0;
+        let follow = flags & libc::O_NOFOLLOW == 0 && !excludes;
+        for _ in 0..TRIES_MAX {
+            let spot = match self.walk_at(dirfd, &path, follow)? {
+                Walked::Outside => return self.go_outside(dirfd, &path),
+                Walked::Inside(spot) => spot,
+            };
+            if flags & libc::O_TMPFILE == libc::O_TMPFILE {
+                return self.refuse("files without a name (O_TMPFILE)", Errno::OPNOTSUPP);
+            }
+            let file: OwnedFd = match spot.found {
+                Some(_) if excludes => return Err(Errno::EXIST),
+                Some(known) => match self.open_known(&spot, known, flags) {
+                    // Deleted while we looked: as if it had never been there.
+                    Err(Errno::NOENT | Errno::STALE) => continue,
+                    Ok(None) => return Ok(Answer::Continue),
+                    other => match other? {
+                        Some(file) => file,
+                        None => return Ok(Answer::Continue),
+                    },
+                },
+                None if !creates => return Err(Errno::NOENT),
+                None if spot.must_be_dir => return Err(Errno::ISDIR),
+                None => match self.create(&spot, flags, mode) {
+                    Err(Errno::EXIST) if !excludes => continue,
+                    other => other?,
+                },
+            };
+            return Ok(Answer::Descriptor { file, close_on_exec: flags & libc::O_CLOEXEC != 0 });
+        }
+        Err(Errno::AGAIN)
+    }
+
+    fn create(&self, spot: &Spot, flags: i32, mode: u32) -> Result<OwnedFd, Errno> {
+        let caller = self.caller()?;
+        self.namespace().catch_up();
+        let perm = mode & 0o7777 & !caller.umask;
+        let (id, file) =
+            self.namespace().create_plain(&caller, spot.dir, &spot.name, perm, flags & !libc::O_EXCL).map_err(errno)?;
+        self.remember(&file, id);
+        if flags & libc::O_ACCMODE == libc::O_RDONLY {
+            drop(file);
+            return self.plain(id, flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC));
+        }
+        Ok(file.into())
+    }
+
+    fn remember(&self, file: &File, id: FileId) {
+        if let Ok(stat) = rustix::fs::fstat(file)
+            && self.supervisor.remember_file(stat.st_dev, stat.st_ino, id)
+        {
+            self.keep(id);
+        }
+    }
+
+    fn plain(&self, id: FileId, flags: i32) -> Result<OwnedFd, Errno> {
+        let caller = self.caller()?;
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
+        if writes {
+            self.namespace().catch_up();
+        }
+        let file = self.namespace().open_plain(&caller, id, flags).map_err(errno)?;
+        self.remember(&file, id);
+        Ok(file.into())
+    }
+
+    /// `None`: the kernel opens it itself.
+    fn open_known(&self, spot: &Spot, known: Known, flags: i32) -> Result<Option<OwnedFd>, Errno> {
+        let path_only = flags & libc::O_PATH != 0;
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
+        match known.attr.kind {
+            Kind::Directory if flags & libc::O_CREAT != 0 || writes && !path_only => Err(Errno::ISDIR),
+            Kind::Directory => {
+                if !path_only {
+                    self.namespace().access(&self.caller()?, known.id, 4).map_err(errno)?;
+                }
+                self.directory(known.id, flags & (libc::O_PATH | libc::O_NOATIME)).map(|(file, _)| Some(file))
+            }
+            _ if spot.must_be_dir || flags & libc::O_DIRECTORY != 0 => Err(Errno::NOTDIR),
+            Kind::Symlink if path_only => {
+                self.supervisor.tell_once("O_PATH of symbolic links", self.task);
+                Err(Errno::OPNOTSUPP)
+            }
+            Kind::Symlink => Err(Errno::LOOP),
+            Kind::File if path_only => {
+                let file = self.plain(known.id, libc::O_RDONLY)?;
+                let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+                let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;
+                Ok(Some(rustix::fs::open(link, flags, rustix::fs::Mode::empty())?))
+            }
+            Kind::File => self.plain(known.id, flags & !(libc::O_CREAT | libc::O_EXCL)).map(Some),
+            // A fifo or a device is what the store has: all must meet at the same one.
+            _ => {
+                self.await_file(known.id)?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// The bare directory, open.
+    fn directory(&self, id: FileId, flags: i32) -> Result<(OwnedFd, Real), Errno> {
+        let until = clock::tick() + PATIENCE;
+        loop {
+            match self.namespace().real_dir(id) {
+                Ok(real) => {
+                    match task::open_directory(&self.bare(&real.path.0), flags) {
+                        Ok(file) => {
+                            let stat = rustix::fs::fstat(&file)?;
+                            // Unless the drain moved something while we opened it.
+                            if self.namespace().real_dir(id).is_ok_and(|now| now == real) {
+                                if self.supervisor.remember_dir(stat.st_dev, stat.st_ino, id) {
+                                    self.keep(id);
+                                }
+                                return Ok((file, real));
+                            }
+                        }
+                        Err(Errno::NOENT | Errno::NOTDIR) if clock::tick() < until => {}
+                        Err(why) => return Err(why),
+                    }
+                }
+                Err(fault) if fault.errno == Errno::AGAIN => {}
+                Err(fault) => return Err(errno(fault)),
+            }
+            self.wait(until, "a directory that takes the place of another")?;
+        }
+    }
+
+    fn bare(&self, below: &[u8]) -> Vec<u8> {
+        let mut path = self.supervisor.over.clone();
+        if !below.is_empty() {
+            path.push(b'/');
+            path.extend_from_slice(below);
+        }
+        path
+    }
+
+    /// Everything is drained now; a moment passes.
+    fn wait(&self, until: Instant, what: &'static str) -> Result<(), Errno> {
+        self.check()?;
+        if clock::tick() >= until {
+            return self.refuse(what, Errno::BUSY).map(drop);
+        }
+        self.namespace().catch_up();
+        self.namespace().hurry_everything();
+        std::thread::sleep(LOOK_EVERY);
+        Ok(())
+    }
+
+    /// A relative path that leads out leads there by the bare directory: which must be where we are.
+    pub(super) fn go_outside(&self, dirfd: i32, path: &[u8]) -> Answered {
+        if path.first() == Some(&b'/') || !path.starts_with(b"..") {
+            return Ok(Answer::Continue);
+        }
+        let link = match dirfd {
+            libc::AT_FDCWD => self.task.proc("cwd"),
+            number => self.task.proc(&format!("fd/{number}")),
+        };
+        let Ok(text) = rustix::fs::readlink(&*link, Vec::new()) else { return Ok(Answer::Continue) };
+        let text = text.into_bytes();
+        if self.supervisor.is_below(&text)
+            && let Some(id) = self.dir_at(&link, &text)?
+        {
+            let until = clock::tick() + PATIENCE;
+            while !self.namespace().real_dir(id).is_ok_and(|real| real.in_place) {
+                self.wait(until, "paths out of a directory that was moved")?;
+            }
+        }
+        Ok(Answer::Continue)
+    }
+
+    /// The path as we can look at it ourselves.
+    fn seen_from_here(&self, dirfd: i32, path: &[u8]) -> Result<CString, Errno> {
+        let mut whole = if path.first() == Some(&b'/') {
+            let root = self.supervisor.root_of(self.task);
+            if root == b"/" { Vec::new() } else { root }
+        } else {
+            let link = match dirfd {
+                libc::AT_FDCWD => self.task.proc("cwd"),
+                number => self.task.proc(&format!("fd/{number}")),
+            };
+            let mut base = rustix::fs::readlink(&*link, Vec::new())?.into_bytes();
+            base.push(b'/');
+            base
+        };
+        whole.extend_from_slice(path);
+        CString::new(whole).map_err(|_| Errno::NOENT)
+    }
+
+    /// Waits until the kernel finds, by this path, the very thing that lies at `below`.
+    fn await_path(&self, dirfd: i32, path: &[u8], below: &[u8], until: Instant) -> Result<bool, Errno> {
+        let theirs = rustix::fs::stat(self.seen_from_here(dirfd, path)?.as_c_str());
+        let ours = rustix::fs::stat(&*self.bare(below));
+        if let (Ok(theirs), Ok(ours)) = (theirs, ours)
+            && (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)
+        {
+            return Ok(true);
+        }
+        self.wait(until, "a path whose links are not drained yet")?;
+        Ok(false)
+    }
+
+    pub(super) fn chdir(&self) -> Answered {
+        let path = self.path(0)?;
+        let spot = match self.walk_at(libc::AT_FDCWD, &path, true)? {
+            Walked::Outside => return self.go_outside(libc::AT_FDCWD, &path),
+            Walked::Inside(spot) => spot,
+        };
+        let known = spot.known()?;
+        if known.attr.kind != Kind::Directory {
+            return Err(Errno::NOTDIR);
+        }
+        self.namespace().access(&self.caller()?, known.id, 1).map_err(errno)?;
+        let until = clock::tick() + PATIENCE;
+        loop {
+            let (_, real) = self.directory(known.id, libc::O_PATH)?;
+            if !real.in_place {
+                self.wait(until, "a directory that was moved")?;
+            } else if self.await_path(libc::AT_FDCWD, &path, &real.path.0, until)? {
+                return Ok(Answer::Continue);
+            }
+        }
+    }
+
+    /// The store has it as programs see it.
+    fn await_file(&self, id: FileId) -> Result<Vec<u8>, Errno> {
+        let until = clock::tick() + PATIENCE;
+        loop {
+            match self.namespace().real_file(id) {
+                Ok(path) => return Ok(path.0),
+                Err(fault) if fault.errno == Errno::AGAIN => self.wait(until, "a program that does not get into the store")?,
+                Err(fault) if fault.errno == Errno::ACCESS => {
+                    return self.refuse("executing a file that is never drained", Errno::ACCESS).map(|_| Vec::new());
+                }
+                Err(fault) => return Err(errno(fault)),
+            }
+        }
+    }
+
+    pub(super) fn exec(&self, dirfd: i32, path: usize, flags: i32) -> Answered {
+        let path = self.path(path)?;
+        if path.is_empty() {
+            // The open file itself.
+            return Ok(Answer::Continue);
+        }
+        self.executable(dirfd, &path, flags & libc::AT_SYMLINK_NOFOLLOW == 0, 0)
+    }
+
+    fn executable(&self, dirfd: i32, path: &[u8], follow: bool, depth: usize) -> Answered {
+        let head = match self.walk_at(dirfd, path, follow)? {
+            Walked::Outside => {
+                self.go_outside(dirfd, path)?;
+                match self.seen_from_here(dirfd, path) {
+                    Ok(seen) => head_of(&seen),
+                    Err(_) => Vec::new(),
+                }
+            }
+            Walked::Inside(spot) => {
+                let known = spot.known()?;
+                if known.attr.kind != Kind::File {
+                    return Err(Errno::ACCESS);
+                }
+                self.namespace().catch_up();
+                self.namespace().access(&self.caller()?, known.id, 1).map_err(errno)?;
+                let below = self.await_file(known.id)?;
+                // Through /proc it is the open file itself, wherever that lies.
+                if !spot.name.is_empty() {
+                    let until = clock::tick() + PATIENCE;
+                    while !self.await_path(dirfd, path, &below, until)? {}
+                }
+                CString::new(self.bare(&below)).map_or_else(|_| Vec::new(), |seen| head_of(&seen))
+            }
+        };
+        // The kernel opens a script's interpreter by itself.
+        if let Some(line) = head.strip_prefix(b"#!")
+            && depth < SCRIPTS_MAX
+        {
+            let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
+            let mut words = line.split(|byte| matches!(byte, b' ' | b'\t')).filter(|word| !word.is_empty());
+            if let Some(interpreter) = words.next() {
+                return self.executable(libc::AT_FDCWD, interpreter, true, depth + 1);
+            }
+        }
+        Ok(Answer::Continue)
+    }
+}
+
+fn head_of(path: &std::ffi::CStr) -> Vec<u8> {
+    use std::io::Read;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::OpenOptionsExt;
+    let path = std::ffi::OsStr::from_bytes(path.to_bytes());
+    let mut head = vec![0; HEAD_BYTES];
+    let read = std::fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)
+        .and_then(|mut file| file.read(&mut head))
+        .unwrap_or(0);
+    head.truncate(read);
+    head
+}

@@ -1,0 +1,193 @@
+//! What a file is: the catalog's answer, the same for a name and for a descriptor of whatever plain file is behind it.
+
+use rustix::io::Errno;
+use surgetank_core::model::Attr;
+
+use super::call::{Answer, Answered, Call, DONE, Known, errno};
+use super::walk::Walked;
+
+const BLOCK_BYTES: u32 = 4096;
+
+/// The bytes of a structure of plain numbers.
+fn bytes_of<T>(value: &T) -> &[u8] {
+    // SAFETY: only used for the kernel's structures below, which begin as zeros: padding is initialised too.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
+}
+
+fn zeroed<T>() -> T {
+    // SAFETY: only used for the kernel's structures below, of which zeros are a value.
+    unsafe { std::mem::zeroed() }
+}
+
+impl Call<'_> {
+    /// What a path with AT_EMPTY_PATH and the like means; `None`: nothing of ours.
+    fn meant(&self, dirfd: i32, path: usize, flags: i32) -> Result<Option<Known>, Errno> {
+        let empty = flags & libc::AT_EMPTY_PATH != 0;
+        let text = if self.arg(path) == 0 && empty { Vec::new() } else { self.path(path)? };
+        if text.is_empty() && empty {
+            return match dirfd {
+                libc::AT_FDCWD => self.object(&self.task.proc("cwd")),
+                number => self.of_descriptor(number),
+            };
+        }
+        match self.walk_flags(dirfd, &text, flags)? {
+            Walked::Outside => {
+                self.go_outside(dirfd, &text)?;
+                Ok(None)
+            }
+            Walked::Inside(spot) => spot.known().map(Some),
+        }
+    }
+
+    pub(super) fn stat(&self, dirfd: i32, path: usize, out: usize, flags: i32) -> Answered {
+        match self.meant(dirfd, path, flags)? {
+            Some(known) => self.put_stat(&known.attr, out),
+            None => Ok(Answer::Continue),
+        }
+    }
+
+    pub(super) fn fstat(&self, number: i32, out: usize) -> Answered {
+        match self.of_descriptor(number)? {
+            Some(known) => self.put_stat(&known.attr, out),
+            None => Ok(Answer::Continue),
+        }
+    }
+
+    fn put_stat(&self, attr: &Attr, out: usize) -> Answered {
+        let mut stat: libc::stat = zeroed();
+        stat.st_dev = self.supervisor.over_dev;
+        stat.st_ino = attr.ino;
+        stat.st_nlink = attr.links as _;
+        stat.st_mode = attr.kind.type_bits() | attr.perm;
+        stat.st_uid = attr.uid;
+        stat.st_gid = attr.gid;
+        stat.st_rdev = attr.device;
+        stat.st_size = attr.size_bytes.cast_signed();
+        stat.st_blksize = BLOCK_BYTES as _;
+        stat.st_blocks = attr.blocks.cast_signed();
+        (stat.st_atime, stat.st_atime_nsec) = (attr.atime.secs(), attr.atime.subsec_nanos().into());
+        (stat.st_mtime, stat.st_mtime_nsec) = (attr.mtime.secs(), attr.mtime.subsec_nanos().into());
+        (stat.st_ctime, stat.st_ctime_nsec) = (attr.ctime.secs(), attr.ctime.subsec_nanos().into());
+        self.task.write(self.arg(out), bytes_of(&stat))?;
+        DONE
+    }
+
+    pub(super) fn statx(&self) -> Answered {
+        let Some(known) = self.meant(self.int(0), 1, self.int(2))? else { return Ok(Answer::Continue) };
+        let attr = known.attr;
+        let time = |time: surgetank_core::model::Timestamp| {
+            let mut out: libc::statx_timestamp = zeroed();
+            out.tv_sec = time.secs();
+            out.tv_nsec = time.subsec_nanos();
+            out
+        };
+        let mut out: libc::statx = zeroed();
+        out.stx_mask = libc::STATX_BASIC_STATS;
+        out.stx_blksize = BLOCK_BYTES;
+        out.stx_nlink = attr.links;
+        out.stx_uid = attr.uid;
+        out.stx_gid = attr.gid;
+        out.stx_mode = (attr.kind.type_bits() | attr.perm) as u16;
+        out.stx_ino = attr.ino;
+        out.stx_size = attr.size_bytes;
+        out.stx_blocks = attr.blocks;
+        (out.stx_atime, out.stx_mtime, out.stx_ctime) = (time(attr.atime), time(attr.mtime), time(attr.ctime));
+        (out.stx_rdev_major, out.stx_rdev_minor) = (libc::major(attr.device), libc::minor(attr.device));
+        let dev = self.supervisor.over_dev;
+        (out.stx_dev_major, out.stx_dev_minor) = (libc::major(dev), libc::minor(dev));
+        self.task.write(self.arg(4), bytes_of(&out))?;
+        DONE
+    }
+
+    pub(super) fn access(&self, dirfd: i32, path: usize, mask: i32, flags: i32) -> Answered {
+        if mask & !7 != 0 {
+            return Err(Errno::INVAL);
+        }
+        let Some(known) = self.meant(dirfd, path, flags)? else { return Ok(Answer::Continue) };
+        self.namespace().access(&self.caller()?, known.id, mask.cast_unsigned()).map_err(errno)?;
+        DONE
+    }
+
+    pub(super) fn readlink(&self, dirfd: i32, path: usize, out: usize, room: i32) -> Answered {
+        let text = self.path(path)?;
+        if room <= 0 {
+            return Err(Errno::INVAL);
+        }
+        if let Some(name) = self.name_of_descriptor(&text)? {
+            return self.put_link(&name, out, room);
+        }
+        let spot = match self.walk_at(dirfd, &text, false)? {
+            Walked::Outside => return self.go_outside(dirfd, &text),
+            Walked::Inside(spot) => spot,
+        };
+        let known = spot.known()?;
+        let target = self.namespace().readlink(known.id).map_err(errno)?;
+        self.put_link(&target, out, room)
+    }
+
+    fn put_link(&self, target: &[u8], out: usize, room: i32) -> Answered {
+        let shown = &target[..target.len().min(usize::try_from(room).unwrap_or(0))];
+        self.task.write(self.arg(out), shown)?;
+        Ok(Answer::Value(shown.len() as i64))
+    }
+
+    /// /proc/…/fd/N of a file of ours: its name here instead of the plain file's.
+    fn name_of_descriptor(&self, path: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
+        let Ok(text) = std::str::from_utf8(path) else { return Ok(None) };
+        let parts: Vec<&str> = text.split('/').collect();
+        let link = match parts.as_slice() {
+            ["", "proc", "self" | "thread-self", "fd", number] | ["", "dev", "fd", number] => {
+                self.task.proc(&format!("fd/{number}"))
+            }
+            ["", "proc", _, "fd", _] => text.to_owned(),
+            _ => return Ok(None),
+        };
+        let Some(known) = self.object(&link)? else { return Ok(None) };
+        if known.attr.kind == surgetank_core::model::Kind::Directory {
+            return Ok(None);
+        }
+        let mut name = self.supervisor.over.clone();
+        name.push(b'/');
+        match self.namespace().path_of(known.id) {
+            Some(path) => name.extend_from_slice(&path),
+            None => name.extend_from_slice(b"(deleted)"),
+        }
+        Ok(Some(name))
+    }
+
+    pub(super) fn statfs(&self) -> Answered {
+        let text = self.path(0)?;
+        match self.walk_at(libc::AT_FDCWD, &text, true)? {
+            Walked::Outside => self.go_outside(libc::AT_FDCWD, &text),
+            Walked::Inside(spot) => spot.known().and_then(|_| self.put_space()),
+        }
+    }
+
+    pub(super) fn fstatfs(&self) -> Answered {
+        match self.of_descriptor(self.int(0))? {
+            Some(_) => self.put_space(),
+            None => Ok(Answer::Continue),
+        }
+    }
+
+    fn put_space(&self) -> Answered {
+        let space = self.namespace().statfs().map_err(errno)?;
+        let path = std::ffi::CString::new(self.supervisor.over.clone()).map_err(|_| Errno::IO)?;
+        let mut out: libc::statfs = zeroed();
+        // The file system's kind is the bare directory's: what is drained there will be of it.
+        // SAFETY: a C string and room for the answer.
+        if unsafe { libc::statfs(path.as_ptr(), &raw mut out) } != 0 {
+            return Err(Errno::IO);
+        }
+        let block = u64::from(space.block_bytes.max(512));
+        out.f_bsize = block as _;
+        out.f_frsize = block as _;
+        out.f_blocks = space.total_bytes / block;
+        out.f_bfree = space.free_bytes / block;
+        out.f_bavail = space.available_bytes / block;
+        out.f_files = space.inodes_total;
+        out.f_ffree = space.inodes_free;
+        self.task.write(self.arg(1), bytes_of(&out))?;
+        DONE
+    }
+}

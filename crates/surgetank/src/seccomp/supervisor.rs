@@ -1,0 +1,288 @@
+//! What answers: the listeners of all runs, the threads that serve them, and what is known of the descriptors that were
+//! given.
+
+use std::collections::{HashMap, HashSet};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use surgetank_core::model::FileId;
+use surgetank_core::namespace::Namespace;
+
+use super::call::{Answer, Call};
+use super::listener::Listener;
+use super::listing::Cookies;
+use super::task::Task;
+use crate::shimdoor;
+
+/// Operations that wait (for the drain, for the store) hold a thread each.
+const THREADS_MAX: usize = 256;
+/// Files of the store that programs may still have open; of those before them descriptors count as strangers.
+const REMEMBERED_MAX: usize = 1 << 16;
+
+/// A plain file or a bare directory: device and inode number.
+type Number = (u64, u64);
+
+pub struct Supervisor {
+    pub namespace: Arc<Namespace>,
+    pub shim: Arc<shimdoor::Door>,
+    /// The directory, absolute, without links.
+    pub over: Vec<u8>,
+    pub over_dev: u64,
+    dirs: Mutex<HashMap<Number, FileId>>,
+    files: Mutex<HashMap<Number, FileId>>,
+    pub cookies: Mutex<Cookies>,
+    told: Mutex<HashSet<&'static str>>,
+    /// Somebody changed his root.
+    pub rooted: AtomicBool,
+    /// Runs that are being served.
+    crews: AtomicUsize,
+    pub calls: AtomicU64,
+}
+
+/// The door while it is open.
+pub struct Opened {
+    pub supervisor: Arc<Supervisor>,
+    socket: PathBuf,
+    listener: UnixListener,
+    closing: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Opens the door: runs bring their listeners to `socket`.
+pub fn open(
+    namespace: &Arc<Namespace>,
+    shim: &shimdoor::Opened,
+    over: &Path,
+    over_dev: u64,
+    socket: &Path,
+) -> io::Result<Opened> {
+    let supervisor = Arc::new(Supervisor {
+        namespace: namespace.clone(),
+        shim: shim.door(),
+        over: over.as_os_str().as_bytes().to_vec(),
+        over_dev,
+        dirs: Mutex::default(),
+        files: Mutex::default(),
+        cookies: Mutex::default(),
+        told: Mutex::default(),
+        rooted: AtomicBool::new(false),
+        crews: AtomicUsize::new(0),
+        calls: AtomicU64::new(0),
+    });
+    let root = rustix::fs::stat(over)?;
+    supervisor.remember_dir(root.st_dev, root.st_ino, FileId::ROOT);
+    match std::fs::remove_file(socket) {
+        Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
+        _ => {}
+    }
+    let listener = UnixListener::bind(socket)?;
+    let closing = Arc::new(AtomicBool::new(false));
+    let (theirs, us, ends) = (listener.try_clone()?, supervisor.clone(), closing.clone());
+    let thread = std::thread::Builder::new().name("calls".into()).spawn(move || admit(&us, &theirs, &ends))?;
+    Ok(Opened { supervisor, socket: socket.to_path_buf(), listener, closing, thread: Some(thread) })
+}
+
+impl Opened {
+    /// Somebody lives under one of our filters.
+    pub fn in_use(&self) -> bool {
+        self.supervisor.crews.load(Ordering::Acquire) > 0
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        self.closing.store(true, Ordering::Release);
+        // Wakes the one who waits in accept.
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+        drop(std::fs::remove_file(&self.socket));
+    }
+}
+
+fn admit(supervisor: &Arc<Supervisor>, socket: &UnixListener, closing: &AtomicBool) {
+    while !closing.load(Ordering::Acquire) {
+        let Ok((stream, _)) = socket.accept() else {
+            if closing.load(Ordering::Acquire) {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            continue;
+        };
+        if let Err(why) = take_in(supervisor, &stream) {
+            tracing::error!(%why, "a run's calls cannot be served");
+        }
+    }
+}
+
+/// Receives a listener. The one byte that goes back says that its calls are served from now on.
+fn take_in(supervisor: &Arc<Supervisor>, stream: &UnixStream) -> io::Result<()> {
+    let peer = rustix::net::sockopt::socket_peercred(stream)?;
+    let ours = rustix::process::geteuid();
+    if peer.uid != ours && !peer.uid.is_root() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    stream.set_read_timeout(Some(std::time::Duration::from_secs(10)))?;
+    let mut byte = [0];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    rustix::net::recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    let descriptor: Option<OwnedFd> = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    let listener = Listener::new(descriptor.ok_or(io::ErrorKind::InvalidData)?);
+    let crew = Arc::new(Crew { supervisor: supervisor.clone(), listener, turn: Mutex::new(()), idle: AtomicUsize::new(0), threads: AtomicUsize::new(0) });
+    supervisor.crews.fetch_add(1, Ordering::AcqRel);
+    if let Err(why) = Crew::grow(&crew) {
+        supervisor.crews.fetch_sub(1, Ordering::AcqRel);
+        return Err(why);
+    }
+    rustix::net::send(stream, &[1], rustix::net::SendFlags::NOSIGNAL)?;
+    let _ = IoSlice::new(&[]);
+    Ok(())
+}
+
+/// The threads of one listener. One of them waits for calls at a time; who got one lets the next wait, and makes one if
+/// there is none.
+struct Crew {
+    supervisor: Arc<Supervisor>,
+    listener: Listener,
+    turn: Mutex<()>,
+    idle: AtomicUsize,
+    threads: AtomicUsize,
+}
+
+impl Crew {
+    fn grow(crew: &Arc<Self>) -> io::Result<()> {
+        crew.threads.fetch_add(1, Ordering::AcqRel);
+        crew.idle.fetch_add(1, Ordering::AcqRel);
+        let us = crew.clone();
+        let spawned = std::thread::Builder::new().name("call".into()).stack_size(512 << 10).spawn(move || {
+            Self::serve(&us);
+            if us.threads.fetch_sub(1, Ordering::AcqRel) == 1 {
+                us.supervisor.crews.fetch_sub(1, Ordering::AcqRel);
+            }
+        });
+        if let Err(why) = spawned {
+            crew.threads.fetch_sub(1, Ordering::AcqRel);
+            crew.idle.fetch_sub(1, Ordering::AcqRel);
+            return Err(why);
+        }
+        Ok(())
+    }
+
+    fn serve(crew: &Arc<Self>) {
+        loop {
+            let notice = {
+                let _turn = lock(&crew.turn);
+                let mut fds = [PollFd::new(&crew.listener, PollFlags::IN)];
+                match rustix::event::poll(&mut fds, None) {
+                    Ok(_) if fds[0].revents().contains(PollFlags::IN) => {}
+                    // Nobody lives under the filter any more.
+                    Ok(_) => return,
+                    Err(Errno::INTR) => continue,
+                    Err(why) => {
+                        tracing::error!(%why, "a run's calls are not served any more");
+                        return;
+                    }
+                }
+                match crew.listener.receive() {
+                    Ok(notice) => notice,
+                    // The caller was killed before we came.
+                    Err(_) => continue,
+                }
+            };
+            let last_idle = crew.idle.fetch_sub(1, Ordering::AcqRel) == 1;
+            if last_idle
+                && crew.threads.load(Ordering::Acquire) < THREADS_MAX
+                && let Err(why) = Self::grow(crew)
+            {
+                tracing::warn!(%why, "no further thread for calls");
+            }
+            crew.supervisor.calls.fetch_add(1, Ordering::Relaxed);
+            let id = notice.id;
+            let call = Call::new(&crew.supervisor, &crew.listener, notice);
+            let outcome = match call.answer() {
+                Ok(Answer::Continue) => crew.listener.let_go(id),
+                Ok(Answer::Value(value)) => crew.listener.succeed(id, value),
+                Ok(Answer::Descriptor { file, close_on_exec }) => {
+                    match crew.listener.hand_over(id, file.as_fd(), close_on_exec) {
+                        // Its table is full.
+                        Err(why) if why.raw_os_error() == Some(libc::EMFILE) => crew.listener.fail(id, libc::EMFILE),
+                        other => other,
+                    }
+                }
+                Err(errno) => crew.listener.fail(id, errno.raw_os_error()),
+            };
+            drop(call);
+            if let Err(why) = outcome
+                && why.raw_os_error() != Some(libc::ENOENT)
+            {
+                tracing::warn!(%why, number = notice.number, "a call could not be answered");
+                let _ = crew.listener.fail(id, libc::EIO);
+            }
+            crew.idle.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+}
+
+impl Supervisor {
+    pub fn is_below(&self, path: &[u8]) -> bool {
+        path.strip_prefix(&*self.over).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
+    }
+
+    pub fn dir(&self, dev: u64, ino: u64) -> Option<FileId> {
+        lock(&self.dirs).get(&(dev, ino)).copied()
+    }
+
+    /// Returns whether it was not known before.
+    pub fn remember_dir(&self, dev: u64, ino: u64, id: FileId) -> bool {
+        lock(&self.dirs).insert((dev, ino), id) != Some(id)
+    }
+
+    pub fn file(&self, dev: u64, ino: u64) -> Option<FileId> {
+        self.shim.of_plain(dev, ino).or_else(|| lock(&self.files).get(&(dev, ino)).copied())
+    }
+
+    pub fn remember_file(&self, dev: u64, ino: u64, id: FileId) -> bool {
+        let mut files = lock(&self.files);
+        let known = files.insert((dev, ino), id);
+        if files.len() > REMEMBERED_MAX {
+            for (_, id) in files.drain() {
+                self.namespace.forget(id, 1);
+            }
+            files.insert((dev, ino), id);
+        }
+        known != Some(id)
+    }
+
+    /// "/" unless somebody called chroot.
+    pub fn root_of(&self, task: Task) -> Vec<u8> {
+        if !self.rooted.load(Ordering::Relaxed) {
+            return b"/".to_vec();
+        }
+        rustix::fs::readlink(task.proc("root"), Vec::new()).map_or_else(|_| b"/".to_vec(), std::ffi::CString::into_bytes)
+    }
+
+    pub fn tell_once(&self, what: &'static str, task: Task) {
+        if lock(&self.told).insert(what) {
+            let command = std::fs::read_to_string(task.proc("comm")).unwrap_or_default();
+            tracing::warn!(command = command.trim(), "refused without a mount: {what}");
+        }
+    }
+}

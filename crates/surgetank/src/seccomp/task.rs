@@ -1,0 +1,131 @@
+//! A thread whose call is being answered: its memory, its descriptors, who it is.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+
+use rustix::io::Errno;
+use surgetank_core::model::Caller;
+
+const PAGE_BYTES: u64 = 4096;
+pub const PATH_BYTES_MAX: usize = 4096;
+
+#[derive(Debug, Clone, Copy)]
+pub struct Task {
+    pub tid: u32,
+}
+
+/// What `/proc/TID/status` says.
+#[derive(Debug, Clone, Copy)]
+pub struct Status {
+    pub caller: Caller,
+    /// The process, of which the thread may be one of many.
+    pub tgid: u32,
+}
+
+impl Task {
+    fn transfer(self, at: u64, buffer: *mut libc::c_void, bytes: usize, writes: bool) -> Result<usize, Errno> {
+        let ours = libc::iovec { iov_base: buffer, iov_len: bytes };
+        let theirs = libc::iovec { iov_base: at as *mut libc::c_void, iov_len: bytes };
+        let tid = self.tid.cast_signed();
+        // SAFETY: `ours` is memory of ours, readable and (unless only read from) writable for its length; the kernel
+        // checks theirs.
+        let moved = unsafe {
+            if writes {
+                libc::process_vm_writev(tid, &raw const ours, 1, &raw const theirs, 1, 0)
+            } else {
+                libc::process_vm_readv(tid, &raw const ours, 1, &raw const theirs, 1, 0)
+            }
+        };
+        usize::try_from(moved).map_err(|_| Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::FAULT))
+    }
+
+    pub fn read(self, at: u64, buffer: &mut [u8]) -> Result<(), Errno> {
+        match self.transfer(at, buffer.as_mut_ptr().cast(), buffer.len(), false)? {
+            all if all == buffer.len() => Ok(()),
+            _ => Err(Errno::FAULT),
+        }
+    }
+
+    pub fn write(self, at: u64, bytes: &[u8]) -> Result<(), Errno> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        match self.transfer(at, bytes.as_ptr().cast_mut().cast(), bytes.len(), true)? {
+            all if all == bytes.len() => Ok(()),
+            _ => Err(Errno::FAULT),
+        }
+    }
+
+    /// A value of plain numbers.
+    pub fn get<T: Copy + Default>(self, at: u64) -> Result<T, Errno> {
+        let mut value = T::default();
+        // SAFETY: the callers' types are numbers and arrays of them: any bytes are a value.
+        let bytes = unsafe { std::slice::from_raw_parts_mut((&raw mut value).cast::<u8>(), size_of::<T>()) };
+        self.read(at, bytes)?;
+        Ok(value)
+    }
+
+    /// Bytes up to a NUL. At a page's end the memory may end.
+    pub fn string(self, at: u64, bytes_max: usize) -> Result<Vec<u8>, Errno> {
+        let mut string = Vec::new();
+        let mut at = at;
+        while string.len() < bytes_max {
+            let piece = usize::try_from(PAGE_BYTES - at % PAGE_BYTES).unwrap_or(bytes_max).min(bytes_max - string.len());
+            // Names are short: the page's rest is fetched only for long ones.
+            let piece = if string.is_empty() { piece.min(256) } else { piece };
+            let start = string.len();
+            string.resize(start + piece, 0);
+            self.read(at, &mut string[start..])?;
+            if let Some(end) = string[start..].iter().position(|byte| *byte == 0) {
+                string.truncate(start + end);
+                return Ok(string);
+            }
+            at += piece as u64;
+        }
+        Err(Errno::NAMETOOLONG)
+    }
+
+    pub fn proc(self, what: &str) -> String {
+        format!("/proc/{}/{what}", self.tid)
+    }
+
+    pub fn status(self) -> Option<Status> {
+        let text = std::fs::read_to_string(self.proc("status")).ok()?;
+        let field = |name: &str, index: usize| -> Option<&str> {
+            text.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().nth(index)
+        };
+        Some(Status {
+            caller: Caller {
+                // The fourth: with which files are accessed.
+                uid: field("Uid:", 3)?.parse().ok()?,
+                gid: field("Gid:", 3)?.parse().ok()?,
+                pid: self.tid,
+                umask: u32::from_str_radix(field("Umask:", 0).unwrap_or("22"), 8).ok()?,
+            },
+            tgid: field("Tgid:", 0)?.parse().ok()?,
+        })
+    }
+
+    /// A duplicate of one of its descriptors: the same open file, with the same position.
+    pub fn descriptor(self, number: i32) -> Result<OwnedFd, Errno> {
+        let tgid = self.status().ok_or(Errno::SRCH)?.tgid.cast_signed();
+        let pid = rustix::process::Pid::from_raw(tgid).ok_or(Errno::SRCH)?;
+        let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
+        Ok(rustix::process::pidfd_getfd(process.as_fd(), number, rustix::process::PidfdGetfdFlags::empty())?)
+    }
+}
+
+/// openat2 of our own with the path's bytes.
+pub fn open_directory(path: &[u8], flags: i32) -> Result<OwnedFd, Errno> {
+    let path = CString::new(std::ffi::OsStr::from_bytes(path).as_bytes()).map_err(|_| Errno::NOENT)?;
+    let flags = flags | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // SAFETY: a C string and flags; the descriptor is ours alone.
+    let fd = unsafe { libc::open(path.as_ptr(), flags) };
+    if fd < 0 {
+        return Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO));
+    }
+    // SAFETY: just opened, owned by nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}

@@ -1,0 +1,305 @@
+//! Paths: where does one lead, past whatever links, inside the directory or outside of it?
+//!
+//! Outside, the host's own links are read, from the caller's root; inside, the namespace is asked. A program that changes
+//! a path while we look is told the truth about one of the two; it deceives nobody but itself.
+
+use rustix::io::Errno;
+use surgetank_core::model::{FileId, Kind};
+
+use super::call::{Call, Known, errno};
+
+/// As the kernel.
+const LINKS_MAX: usize = 40;
+
+/// A place inside.
+#[derive(Debug)]
+pub struct Spot {
+    pub dir: FileId,
+    /// Empty: the path means `found` itself, whatever its name.
+    pub name: Vec<u8>,
+    pub found: Option<Known>,
+    /// The path ends with a slash.
+    pub must_be_dir: bool,
+}
+
+pub enum Walked {
+    Outside,
+    Inside(Spot),
+}
+
+/// Where a relative path starts.
+enum At {
+    Out(Vec<u8>),
+    In(FileId),
+}
+
+impl Spot {
+    pub fn known(&self) -> Result<Known, Errno> {
+        match self.found {
+            Some(known) if self.must_be_dir && known.attr.kind != Kind::Directory => Err(Errno::NOTDIR),
+            Some(known) => Ok(known),
+            None => Err(Errno::NOENT),
+        }
+    }
+}
+
+impl Call<'_> {
+    /// The path at an argument, relative to the descriptor at another.
+    pub fn walk_at(&self, dirfd: i32, path: &[u8], follow: bool) -> Result<Walked, Errno> {
+        if path.is_empty() {
+            // The kernel says ENOENT.
+            return Ok(Walked::Outside);
+        }
+        let root = self.supervisor.root_of(self.task);
+        let mut at = if path[0] == b'/' {
+            At::Out(root.clone())
+        } else {
+            match self.base(dirfd)? {
+                Some(at) => at,
+                None => return Ok(Walked::Outside),
+            }
+        };
+        let mut must_be_dir = false;
+        let mut rest: Vec<Vec<u8>> = Vec::new();
+        push(&mut rest, path, &mut must_be_dir);
+        let follow_last = follow;
+        let mut links = 0;
+        while let Some(name) = rest.pop() {
+            let last = rest.is_empty();
+            let follow = !last || follow_last || must_be_dir;
+            if name == b"." {
+                continue;
+            }
+            match at {
+                At::Out(ref mut here) => {
+                    if name == b".." {
+                        if *here != root {
+                            let end = here.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
+                            here.truncate(end.max(1));
+                        }
+                        continue;
+                    }
+                    let mut next = here.clone();
+                    if next.last() != Some(&b'/') {
+                        next.push(b'/');
+                    }
+                    next.extend_from_slice(&name);
+                    if next == self.supervisor.over {
+                        at = At::In(FileId::ROOT);
+                        continue;
+                    }
+                    if next.starts_with(b"/proc/") {
+                        match self.magic(&mut next, follow)? {
+                            Magic::None => {}
+                            Magic::Dir(id) => {
+                                at = At::In(id);
+                                continue;
+                            }
+                            Magic::File(known) if last => {
+                                return Ok(Walked::Inside(Spot {
+                                    dir: FileId::ROOT,
+                                    name: Vec::new(),
+                                    found: Some(known),
+                                    must_be_dir,
+                                }));
+                            }
+                            Magic::File(_) => return Err(Errno::NOTDIR),
+                            Magic::Elsewhere(path) => {
+                                at = At::Out(path);
+                                continue;
+                            }
+                            Magic::Nowhere => return Ok(Walked::Outside),
+                        }
+                    }
+                    if !follow {
+                        return Ok(Walked::Outside);
+                    }
+                    match rustix::fs::readlink(&*next, Vec::new()) {
+                        Ok(target) => {
+                            links += 1;
+                            if links > LINKS_MAX {
+                                return Err(Errno::LOOP);
+                            }
+                            let target = target.into_bytes();
+                            if target.first() == Some(&b'/') {
+                                at = At::Out(root.clone());
+                            }
+                            push(&mut rest, &target, &mut must_be_dir);
+                        }
+                        Err(Errno::INVAL) => at = At::Out(next),
+                        // It is not there, or may not be looked at: the kernel knows what to say.
+                        Err(_) => return Ok(Walked::Outside),
+                    }
+                }
+                At::In(dir) => {
+                    if name == b".." {
+                        at = self.above(dir);
+                        continue;
+                    }
+                    let found = match self.lookup(dir, &name) {
+                        Ok(found) => found,
+                        Err(fault) if fault.errno == Errno::NOENT && last => {
+                            return Ok(Walked::Inside(Spot { dir, name, found: None, must_be_dir }));
+                        }
+                        Err(fault) => return Err(errno(fault)),
+                    };
+                    if found.attr.kind == Kind::Symlink && follow {
+                        links += 1;
+                        if links > LINKS_MAX {
+                            return Err(Errno::LOOP);
+                        }
+                        let target = self.namespace().readlink(found.id).map_err(errno)?;
+                        if target.first() == Some(&b'/') {
+                            at = At::Out(root.clone());
+                        }
+                        push(&mut rest, &target, &mut must_be_dir);
+                        continue;
+                    }
+                    if last {
+                        return Ok(Walked::Inside(Spot { dir, name, found: Some(found), must_be_dir }));
+                    }
+                    if found.attr.kind != Kind::Directory {
+                        return Err(Errno::NOTDIR);
+                    }
+                    at = At::In(found.id);
+                }
+            }
+        }
+        match at {
+            At::Out(_) => Ok(Walked::Outside),
+            At::In(id) => {
+                Ok(Walked::Inside(Spot { dir: id, name: Vec::new(), found: Some(self.known(id)?), must_be_dir }))
+            }
+        }
+    }
+
+    fn above(&self, dir: FileId) -> At {
+        if dir != FileId::ROOT {
+            return At::In(self.namespace().parent(dir));
+        }
+        let over = &self.supervisor.over;
+        let end = over.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
+        At::Out(over[..end.max(1)].to_vec())
+    }
+
+    /// `None`: nothing of ours (not a directory, no such descriptor).
+    fn base(&self, dirfd: i32) -> Result<Option<At>, Errno> {
+        let link = match dirfd {
+            libc::AT_FDCWD => self.task.proc("cwd"),
+            number => self.task.proc(&format!("fd/{number}")),
+        };
+        let Ok(text) = rustix::fs::readlink(&*link, Vec::new()) else { return Ok(None) };
+        let text = text.into_bytes();
+        if text.first() != Some(&b'/') {
+            return Ok(None);
+        }
+        if !self.supervisor.is_below(&text) {
+            return Ok(Some(At::Out(text)));
+        }
+        Ok(self.dir_at(&link, &text)?.map(At::In))
+    }
+
+    /// The directory of ours to which a link of /proc leads.
+    pub fn dir_at(&self, link: &str, text: &[u8]) -> Result<Option<FileId>, Errno> {
+        let Ok(stat) = rustix::fs::stat(link) else { return Ok(None) };
+        if stat.st_mode & libc::S_IFMT != libc::S_IFDIR {
+            return Ok(None);
+        }
+        if let Some(id) = self.supervisor.dir(stat.st_dev, stat.st_ino) {
+            return Ok(Some(id));
+        }
+        if stat.st_nlink == 0 || text.ends_with(b" (deleted)") {
+            return Err(Errno::NOENT);
+        }
+        // Opened before the agent was there.
+        let mut id = FileId::ROOT;
+        for name in text[self.supervisor.over.len()..].split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
+            id = self.lookup(id, name).map_err(errno)?.id;
+        }
+        self.supervisor.remember_dir(stat.st_dev, stat.st_ino, id);
+        self.keep(id);
+        Ok(Some(id))
+    }
+
+    /// Links below /proc that lead to what somebody has open, whatever their text says.
+    fn magic(&self, next: &mut Vec<u8>, follow: bool) -> Result<Magic, Errno> {
+        let text = String::from_utf8_lossy(next).into_owned();
+        let parts: Vec<&str> = text.split('/').skip(2).collect();
+        match parts.as_slice() {
+            // Of the caller, not ours.
+            ["self" | "thread-self"] if follow => {
+                *next = format!("/proc/{}", self.task.tid).into_bytes();
+                return Ok(Magic::Elsewhere(next.clone()));
+            }
+            [_, "fd", _] | [_, "task", _, "fd", _] | [_, "cwd" | "root" | "exe"] | [_, "task", _, "cwd" | "root" | "exe"]
+                if follow => {}
+            _ => return Ok(Magic::None),
+        }
+        let Ok(target) = rustix::fs::readlink(&text, Vec::new()) else { return Ok(Magic::Nowhere) };
+        let target = target.into_bytes();
+        if target.first() != Some(&b'/') {
+            return Ok(Magic::Nowhere);
+        }
+        if self.supervisor.is_below(&target)
+            && let Some(id) = self.dir_at(&text, &target)?
+        {
+            return Ok(Magic::Dir(id));
+        }
+        match self.object(&text)? {
+            Some(known) => Ok(Magic::File(known)),
+            None => Ok(Magic::Elsewhere(target)),
+        }
+    }
+
+    /// The file of ours that a descriptor is of.
+    pub fn of_descriptor(&self, number: i32) -> Result<Option<Known>, Errno> {
+        if number < 0 {
+            return Ok(None);
+        }
+        self.object(&self.task.proc(&format!("fd/{number}")))
+    }
+
+    pub fn object(&self, link: &str) -> Result<Option<Known>, Errno> {
+        let Ok(stat) = rustix::fs::stat(link) else { return Ok(None) };
+        match stat.st_mode & libc::S_IFMT {
+            libc::S_IFDIR if stat.st_dev == self.supervisor.over_dev => {
+                if let Some(id) = self.supervisor.dir(stat.st_dev, stat.st_ino) {
+                    return self.known(id).map(Some);
+                }
+                let Ok(text) = rustix::fs::readlink(link, Vec::new()) else { return Ok(None) };
+                let text = text.into_bytes();
+                if !self.supervisor.is_below(&text) {
+                    return Ok(None);
+                }
+                self.dir_at(link, &text)?.map(|id| self.known(id)).transpose()
+            }
+            libc::S_IFREG => {
+                let Some(id) = self.supervisor.file(stat.st_dev, stat.st_ino) else { return Ok(None) };
+                // Forgotten by now: it is what it is.
+                Ok(self.known(id).ok().filter(|known| known.attr.kind == Kind::File))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+enum Magic {
+    None,
+    Dir(FileId),
+    File(Known),
+    /// On with this path.
+    Elsewhere(Vec<u8>),
+    Nowhere,
+}
+
+/// Puts the components in front of what is still to be walked.
+fn push(rest: &mut Vec<Vec<u8>>, path: &[u8], must_be_dir: &mut bool) {
+    if rest.is_empty() && path.ends_with(b"/") {
+        *must_be_dir = true;
+    }
+    let parts: Vec<&[u8]> = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty()).collect();
+    if rest.is_empty() && parts.last().is_some_and(|last| *last == b".") {
+        *must_be_dir = true;
+    }
+    rest.extend(parts.into_iter().rev().map(<[u8]>::to_vec));
+}
