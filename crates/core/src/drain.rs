@@ -163,6 +163,7 @@ impl Drain {
                 polled = clock::tick();
                 self.namespace.tiers.poll();
                 self.namespace.watch_direct_writers();
+                self.namespace.retry_handed();
             }
             let until_poll = POLL_PERIOD.saturating_sub(polled.elapsed());
             let pause = next.map_or(until_poll, |next| next.min(until_poll)).max(Duration::from_micros(100));

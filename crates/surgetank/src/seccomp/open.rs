@@ -2,12 +2,12 @@
 
 use std::ffi::CString;
 use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use surgetank_core::clock;
-use surgetank_core::model::{FileId, Kind};
+use surgetank_core::model::{Caller, FileId, Kind};
 use surgetank_core::namespace::Real;
 
 use super::call::{Answer, Answered, Call, Known, errno};
@@ -127,7 +127,8 @@ impl Call<'_> {
                 if !path_only {
                     self.namespace().access(&self.caller()?, known.id, 4).map_err(errno)?;
                 }
-                self.directory(known.id, flags & (libc::O_PATH | libc::O_NOATIME)).map(|(file, _)| Some(file))
+                // The kernel injects no O_PATH descriptors: one that can be read does all that such a one does.
+                self.directory(known.id, flags & libc::O_NOATIME).map(|(file, _)| Some(file))
             }
             _ if spot.must_be_dir || flags & libc::O_DIRECTORY != 0 => Err(Errno::NOTDIR),
             Kind::Symlink if path_only => {
@@ -136,10 +137,11 @@ impl Call<'_> {
             }
             Kind::Symlink => Err(Errno::LOOP),
             Kind::File if path_only => {
-                let file = self.plain(known.id, libc::O_RDONLY)?;
-                let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-                let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;
-                Ok(Some(rustix::fs::open(link, flags, rustix::fs::Mode::empty())?))
+                // To have its name takes no right to read it.
+                let anybody = Caller { uid: 0, gid: 0, pid: self.task.tid, umask: 0 };
+                let file = self.namespace().open_plain(&anybody, known.id, libc::O_RDONLY).map_err(errno)?;
+                self.remember(&file, known.id);
+                Ok(Some(file.into()))
             }
             Kind::File => self.plain(known.id, flags & !(libc::O_CREAT | libc::O_EXCL)).map(Some),
             // A fifo or a device is what the store has: all must meet at the same one.

@@ -136,6 +136,24 @@ impl Namespace {
         }
     }
 
+    /// The kernel tells of a close an instant before the file counts as closed; who asked for the lease in between asks
+    /// again.
+    pub(crate) fn retry_handed(&self) {
+        if self.handed.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let handed: Vec<Arc<Open>> =
+            self.opens().values().filter(|open| open.handed.load(Ordering::Relaxed)).cloned().collect();
+        for open in handed {
+            // Whoever is busy with it sees to it.
+            if let Some(_inode) = self.try_lock_inode(open.id)
+                && self.open_of(open.id).is_some_and(|now| Arc::ptr_eq(&now, &open))
+            {
+                self.end_handed(&open);
+            }
+        }
+    }
+
     /// Which one it was, nobody knows.
     pub fn any_handed_closed(&self) {
         let handed: Vec<FileId> =
