@@ -18,8 +18,8 @@ impl Call<'_> {
             return self.of_descriptor(dirfd);
         }
         match self.walk_flags(dirfd, &text, flags)? {
-            Walked::Outside => {
-                self.go_outside(dirfd, &text)?;
+            Walked::Outside(to) => {
+                self.go_outside(dirfd, &text, to.as_deref())?;
                 Ok(None)
             }
             Walked::Inside(spot) => spot.known().map(Some),

@@ -28,6 +28,7 @@ impl Call<'_> {
             libc::SYS_readlinkat => self.readlink(int(0), 1, 2, int(3)),
             libc::SYS_getdents64 => self.getdents(true),
             libc::SYS_chdir => self.chdir(),
+            libc::SYS_getcwd => self.getcwd(),
             libc::SYS_execve => self.exec(FDCWD, 0, 0),
             libc::SYS_execveat => self.exec(int(0), 1, int(4)),
             libc::SYS_mkdirat => self.mkdir(int(0), 1, self.arg(2) as u32),
@@ -117,8 +118,9 @@ impl Call<'_> {
         if self.arg(path) == 0 {
             return Ok(Answer::Continue);
         }
-        match self.walk_at(dirfd, &self.path(path)?, true)? {
-            Walked::Outside => Ok(Answer::Continue),
+        let path = self.path(path)?;
+        match self.walk_at(dirfd, &path, true)? {
+            Walked::Outside(to) => self.go_outside(dirfd, &path, to.as_deref()),
             Walked::Inside(_) => self.refuse(what, with),
         }
     }
@@ -140,16 +142,17 @@ impl Call<'_> {
             return Ok(Answer::Continue);
         }
         match self.walk_at(FDCWD, path, false)? {
-            Walked::Outside => Ok(Answer::Continue),
+            Walked::Outside(to) => self.go_outside(FDCWD, path, to.as_deref()),
             Walked::Inside(_) => self.refuse("sockets in the directory", Errno::OPNOTSUPP),
         }
     }
 
     fn chroot(&self) -> Answered {
-        match self.walk_at(FDCWD, &self.path(0)?, true)? {
-            Walked::Outside => {
+        let path = self.path(0)?;
+        match self.walk_at(FDCWD, &path, true)? {
+            Walked::Outside(to) => {
                 self.supervisor.rooted.store(true, std::sync::atomic::Ordering::Relaxed);
-                Ok(Answer::Continue)
+                self.go_outside(FDCWD, &path, to.as_deref())
             }
             Walked::Inside(_) => self.refuse("chroot into the directory", Errno::PERM),
         }

@@ -34,7 +34,7 @@ pub mod number {
     pub const FILE_SETATTR: c_long = 469;
 }
 
-const EVERYWHERE: [libc::c_long; 59] = [
+const EVERYWHERE: [libc::c_long; 60] = [
     libc::SYS_openat,
     libc::SYS_newfstatat,
     libc::SYS_fstat,
@@ -46,6 +46,7 @@ const EVERYWHERE: [libc::c_long; 59] = [
     libc::SYS_execveat,
     libc::SYS_getdents64,
     libc::SYS_chdir,
+    libc::SYS_getcwd,
     libc::SYS_mkdirat,
     libc::SYS_unlinkat,
     libc::SYS_renameat2,

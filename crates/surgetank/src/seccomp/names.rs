@@ -11,8 +11,8 @@ impl Call<'_> {
     fn vacant(&self, dirfd: i32, path: usize, is_dir: bool) -> Result<Option<Spot>, Errno> {
         let text = self.path(path)?;
         match self.walk_at(dirfd, &text, false)? {
-            Walked::Outside => {
-                self.go_outside(dirfd, &text)?;
+            Walked::Outside(to) => {
+                self.go_outside(dirfd, &text, to.as_deref())?;
                 Ok(None)
             }
             Walked::Inside(spot) if spot.found.is_some() => Err(Errno::EXIST),
@@ -42,7 +42,7 @@ impl Call<'_> {
     pub(super) fn unlink(&self, dirfd: i32, path: usize, is_dir: bool) -> Answered {
         let text = self.path(path)?;
         let spot = match self.walk_at(dirfd, &text, false)? {
-            Walked::Outside => return self.go_outside(dirfd, &text),
+            Walked::Outside(to) => return self.go_outside(dirfd, &text, to.as_deref()),
             Walked::Inside(spot) => spot,
         };
         if spot.name.is_empty() {
@@ -74,9 +74,9 @@ impl Call<'_> {
         let (source, target) = (self.walk_at(from.0, &from_text, false)?, self.walk_at(to.0, &to_text, false)?);
         let (source, target) = match (source, target) {
             (Walked::Inside(source), Walked::Inside(target)) => (source, target),
-            (Walked::Outside, Walked::Outside) => {
-                self.go_outside(from.0, &from_text)?;
-                return self.go_outside(to.0, &to_text);
+            (Walked::Outside(source), Walked::Outside(target)) => {
+                self.go_outside(from.0, &from_text, source.as_deref())?;
+                return self.go_outside(to.0, &to_text, target.as_deref());
             }
             _ => return Err(Errno::XDEV),
         };
@@ -96,19 +96,23 @@ impl Call<'_> {
 
     pub(super) fn link(&self, from: (i32, usize), to: (i32, usize), flags: i32) -> Answered {
         let text = self.path(from.1)?;
+        let mut leads_to = None;
         let source = if text.is_empty() && flags & libc::AT_EMPTY_PATH != 0 {
             self.of_descriptor(from.0)?
         } else {
             match self.walk_at(from.0, &text, flags & libc::AT_SYMLINK_FOLLOW != 0)? {
-                Walked::Outside => None,
+                Walked::Outside(path) => {
+                    leads_to = path;
+                    None
+                }
                 Walked::Inside(spot) => Some(spot.known()?),
             }
         };
         let to_text = self.path(to.1)?;
         let target = match (source, self.walk_at(to.0, &to_text, false)?) {
-            (None, Walked::Outside) => {
-                self.go_outside(from.0, &text)?;
-                return self.go_outside(to.0, &to_text);
+            (None, Walked::Outside(target)) => {
+                self.go_outside(from.0, &text, leads_to.as_deref())?;
+                return self.go_outside(to.0, &to_text, target.as_deref());
             }
             (Some(_), Walked::Inside(target)) => target,
             _ => return Err(Errno::XDEV),

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use surgetank_core::clock;
 use surgetank_core::model::{Caller, FileId, Kind};
@@ -43,7 +44,7 @@ impl Call<'_> {
         }
         // How a path is to be resolved is promised by the kernel alone.
         match self.walk_at(self.int(0), &path, how.flags as i32 & libc::O_NOFOLLOW == 0)? {
-            Walked::Outside => Ok(Answer::Continue),
+            Walked::Outside(to) => self.go_outside(self.int(0), &path, to.as_deref()),
             Walked::Inside(_) => self.refuse("openat2 with RESOLVE flags", Errno::NOSYS),
         }
     }
@@ -55,7 +56,7 @@ impl Call<'_> {
         let follow = flags & libc::O_NOFOLLOW == 0 && !excludes;
         for _ in 0..TRIES_MAX {
             let spot = match self.walk_at(dirfd, &path, follow)? {
-                Walked::Outside => return self.go_outside(dirfd, &path),
+                Walked::Outside(to) => return self.go_outside(dirfd, &path, to.as_deref()),
                 Walked::Inside(spot) => spot,
             };
             if flags & libc::O_TMPFILE == libc::O_TMPFILE {
@@ -158,7 +159,7 @@ impl Call<'_> {
         loop {
             match self.namespace().real_dir(id) {
                 Ok(real) => {
-                    match task::open_directory(&self.bare(&real.path.0), flags) {
+                    match task::open_directory(&self.bare(&real.path.0), OFlags::from_bits_retain(flags.cast_unsigned())) {
                         Ok(file) => {
                             let stat = rustix::fs::fstat(&file)?;
                             // Unless the drain moved something while we opened it.
@@ -201,24 +202,14 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// A relative path that leads out leads there by the bare directory: which must be where we are.
-    pub(super) fn go_outside(&self, dirfd: i32, path: &[u8]) -> Answered {
-        if path.first() == Some(&b'/') || !path.starts_with(b"..") {
-            return Ok(Answer::Continue);
-        }
-        let link = match dirfd {
-            libc::AT_FDCWD => self.task.proc("cwd"),
-            number => self.task.proc(&format!("fd/{number}")),
-        };
-        let Ok(text) = rustix::fs::readlink(&*link, Vec::new()) else { return Ok(Answer::Continue) };
-        let text = text.into_bytes();
-        if self.supervisor.is_below(&text)
-            && let Some(id) = self.dir_at(&link, &text)?
-        {
-            let until = clock::tick() + PATIENCE;
-            while !self.namespace().real_dir(id).is_ok_and(|real| real.in_place) {
-                self.wait(until, "paths out of a directory that was moved")?;
-            }
+    /// The kernel makes the call. A path that led through the directory must lead it to where it led us: links and moved
+    /// directories have to be drained for that.
+    pub(super) fn go_outside(&self, dirfd: i32, path: &[u8], leads_to: Option<&[u8]>) -> Answered {
+        let Some(leads_to) = leads_to else { return Ok(Answer::Continue) };
+        let theirs = self.seen_from_here(dirfd, path)?.into_bytes();
+        let until = clock::tick() + PATIENCE;
+        while !(same(&theirs, leads_to) || absent(&theirs) && absent(leads_to) && same(above(&theirs), above(leads_to))) {
+            self.wait(until, "paths that lead out by links that are not drained yet")?;
         }
         Ok(Answer::Continue)
     }
@@ -229,11 +220,7 @@ impl Call<'_> {
             let root = self.supervisor.root_of(self.task);
             if root == b"/" { Vec::new() } else { root }
         } else {
-            let link = match dirfd {
-                libc::AT_FDCWD => self.task.proc("cwd"),
-                number => self.task.proc(&format!("fd/{number}")),
-            };
-            let mut base = rustix::fs::readlink(&*link, Vec::new())?.into_bytes();
+            let mut base = self.link_of(dirfd).into_bytes();
             base.push(b'/');
             base
         };
@@ -242,10 +229,9 @@ impl Call<'_> {
     }
 
     /// Waits until the kernel finds, by this path, the very thing that lies at `below`.
-    fn await_path(&self, dirfd: i32, path: &[u8], below: &[u8], until: Instant) -> Result<bool, Errno> {
+    fn await_path(&self, dirfd: i32, path: &[u8], ours: rustix::fs::Stat, until: Instant) -> Result<bool, Errno> {
         let theirs = rustix::fs::stat(self.seen_from_here(dirfd, path)?.as_c_str());
-        let ours = rustix::fs::stat(&*self.bare(below));
-        if let (Ok(theirs), Ok(ours)) = (theirs, ours)
+        if let Ok(theirs) = theirs
             && (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)
         {
             return Ok(true);
@@ -257,7 +243,7 @@ impl Call<'_> {
     pub(super) fn chdir(&self) -> Answered {
         let path = self.path(0)?;
         let spot = match self.walk_at(libc::AT_FDCWD, &path, true)? {
-            Walked::Outside => return self.go_outside(libc::AT_FDCWD, &path),
+            Walked::Outside(to) => return self.go_outside(libc::AT_FDCWD, &path, to.as_deref()),
             Walked::Inside(spot) => spot,
         };
         let known = spot.known()?;
@@ -267,10 +253,10 @@ impl Call<'_> {
         self.namespace().access(&self.caller()?, known.id, 1).map_err(errno)?;
         let until = clock::tick() + PATIENCE;
         loop {
-            let (_, real) = self.directory(known.id, libc::O_PATH)?;
+            let (file, real) = self.directory(known.id, libc::O_PATH)?;
             if !real.in_place {
                 self.wait(until, "a directory that was moved")?;
-            } else if self.await_path(libc::AT_FDCWD, &path, &real.path.0, until)? {
+            } else if self.await_path(libc::AT_FDCWD, &path, rustix::fs::fstat(&file)?, until)? {
                 return Ok(Answer::Continue);
             }
         }
@@ -302,8 +288,8 @@ impl Call<'_> {
 
     fn executable(&self, dirfd: i32, path: &[u8], follow: bool, depth: usize) -> Answered {
         let head = match self.walk_at(dirfd, path, follow)? {
-            Walked::Outside => {
-                self.go_outside(dirfd, path)?;
+            Walked::Outside(to) => {
+                self.go_outside(dirfd, path, to.as_deref())?;
                 match self.seen_from_here(dirfd, path) {
                     Ok(seen) => head_of(&seen),
                     Err(_) => Vec::new(),
@@ -320,7 +306,8 @@ impl Call<'_> {
                 // Through /proc it is the open file itself, wherever that lies.
                 if !spot.name.is_empty() {
                     let until = clock::tick() + PATIENCE;
-                    while !self.await_path(dirfd, path, &below, until)? {}
+                    let ours = rustix::fs::stat(&*self.bare(&below))?;
+                    while !self.await_path(dirfd, path, ours, until)? {}
                 }
                 CString::new(self.bare(&below)).map_or_else(|_| Vec::new(), |seen| head_of(&seen))
             }
@@ -353,4 +340,29 @@ fn head_of(path: &std::ffi::CStr) -> Vec<u8> {
         .unwrap_or(0);
     head.truncate(read);
     head
+}
+
+fn same(a: &[u8], b: &[u8]) -> bool {
+    match (rustix::fs::lstat(a), rustix::fs::lstat(b)) {
+        (Ok(a), Ok(b)) if (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino) => true,
+        // One of them names a link, the other what it leads to.
+        (Ok(_), Ok(_)) => match (rustix::fs::stat(a), rustix::fs::stat(b)) {
+            (Ok(a), Ok(b)) => (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino),
+            _ => false,
+        },
+        _ => false,
+    }
+}
+
+fn absent(path: &[u8]) -> bool {
+    rustix::fs::lstat(path).is_err()
+}
+
+/// What a path lies in.
+fn above(path: &[u8]) -> &[u8] {
+    let path = path.strip_suffix(b"/").unwrap_or(path);
+    match path.iter().rposition(|byte| *byte == b'/') {
+        Some(0) | None => b"/",
+        Some(end) => &path[..end],
+    }
 }

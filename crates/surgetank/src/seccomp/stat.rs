@@ -31,8 +31,8 @@ impl Call<'_> {
             };
         }
         match self.walk_flags(dirfd, &text, flags)? {
-            Walked::Outside => {
-                self.go_outside(dirfd, &text)?;
+            Walked::Outside(to) => {
+                self.go_outside(dirfd, &text, to.as_deref())?;
                 Ok(None)
             }
             Walked::Inside(spot) => spot.known().map(Some),
@@ -117,7 +117,7 @@ impl Call<'_> {
             return self.put_link(&name, out, room);
         }
         let spot = match self.walk_at(dirfd, &text, false)? {
-            Walked::Outside => return self.go_outside(dirfd, &text),
+            Walked::Outside(to) => return self.go_outside(dirfd, &text, to.as_deref()),
             Walked::Inside(spot) => spot,
         };
         let known = spot.known()?;
@@ -136,29 +136,48 @@ impl Call<'_> {
         let Ok(text) = std::str::from_utf8(path) else { return Ok(None) };
         let parts: Vec<&str> = text.split('/').collect();
         let link = match parts.as_slice() {
+            ["", "proc", "self" | "thread-self", "cwd"] => self.task.proc("cwd"),
+            ["", "proc", _, "cwd"] => text.to_owned(),
             ["", "proc", "self" | "thread-self", "fd", number] | ["", "dev", "fd", number] => {
                 self.task.proc(&format!("fd/{number}"))
             }
             ["", "proc", _, "fd", _] => text.to_owned(),
             _ => return Ok(None),
         };
-        let Some(known) = self.object(&link)? else { return Ok(None) };
-        if known.attr.kind == surgetank_core::model::Kind::Directory {
-            return Ok(None);
-        }
+        Ok(self.object(&link)?.and_then(|known| self.name_of(known)))
+    }
+
+    /// The whole path; `None`: it has no name any more.
+    fn name_of(&self, known: Known) -> Option<Vec<u8>> {
+        let path = self.namespace().path_of(known.id)?;
         let mut name = self.supervisor.over.clone();
-        name.push(b'/');
-        match self.namespace().path_of(known.id) {
-            Some(path) => name.extend_from_slice(&path),
-            None => name.extend_from_slice(b"(deleted)"),
+        if !path.is_empty() {
+            name.push(b'/');
+            name.extend_from_slice(&path);
         }
-        Ok(Some(name))
+        Some(name)
+    }
+
+    /// Where the bare directory is by now is not where programs see it, as long as a rename waits for the drain.
+    pub(super) fn getcwd(&self) -> Answered {
+        let Some(known) = self.object(&self.task.proc("cwd"))? else { return Ok(Answer::Continue) };
+        let mut name = self.name_of(known).ok_or(Errno::NOENT)?;
+        name.push(0);
+        // The kernel tells no longer one.
+        if name.len() > super::task::PATH_BYTES_MAX {
+            return Err(Errno::NAMETOOLONG);
+        }
+        if u64::try_from(name.len()).is_ok_and(|bytes| bytes > self.arg(1)) {
+            return Err(Errno::RANGE);
+        }
+        self.task.write(self.arg(0), &name)?;
+        Ok(Answer::Value(name.len() as i64))
     }
 
     pub(super) fn statfs(&self) -> Answered {
         let text = self.path(0)?;
         match self.walk_at(libc::AT_FDCWD, &text, true)? {
-            Walked::Outside => self.go_outside(libc::AT_FDCWD, &text),
+            Walked::Outside(to) => self.go_outside(libc::AT_FDCWD, &text, to.as_deref()),
             Walked::Inside(spot) => spot.known().and_then(|_| self.put_space()),
         }
     }

@@ -1,10 +1,9 @@
 //! A thread whose call is being answered: its memory, its descriptors, who it is.
 
-use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsFd, OwnedFd};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use surgetank_core::model::Caller;
 
@@ -117,15 +116,22 @@ impl Task {
     }
 }
 
-/// openat2 of our own with the path's bytes.
-pub fn open_directory(path: &[u8], flags: i32) -> Result<OwnedFd, Errno> {
-    let path = CString::new(std::ffi::OsStr::from_bytes(path).as_bytes()).map_err(|_| Errno::NOENT)?;
-    let flags = flags | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-    // SAFETY: a C string and flags; the descriptor is ours alone.
-    let fd = unsafe { libc::open(path.as_ptr(), flags) };
-    if fd < 0 {
-        return Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO));
+/// Opens a directory whose path may be longer than the kernel takes at once.
+pub fn open_directory(path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+    let each = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut from: Option<OwnedFd> = None;
+    let mut rest = path;
+    while rest.len() >= PATH_BYTES_MAX {
+        let end = rest[..PATH_BYTES_MAX - 1].iter().rposition(|byte| *byte == b'/').ok_or(Errno::NAMETOOLONG)?;
+        from = Some(open_from(from.as_ref(), &rest[..end], each | OFlags::PATH)?);
+        rest = &rest[end + 1..];
     }
-    // SAFETY: just opened, owned by nobody else.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    open_from(from.as_ref(), rest, each | flags)
+}
+
+fn open_from(from: Option<&OwnedFd>, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+    match from {
+        Some(from) => rustix::fs::openat(from, path, flags, Mode::empty()),
+        None => rustix::fs::open(path, flags, Mode::empty()),
+    }
 }

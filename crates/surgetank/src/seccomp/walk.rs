@@ -23,7 +23,9 @@ pub struct Spot {
 }
 
 pub enum Walked {
-    Outside,
+    /// Where it leads, if it led there through the directory (by one of its links, or out of it): what the kernel finds
+    /// there depends on what is drained.
+    Outside(Option<Vec<u8>>),
     Inside(Spot),
 }
 
@@ -48,15 +50,16 @@ impl Call<'_> {
     pub fn walk_at(&self, dirfd: i32, path: &[u8], follow: bool) -> Result<Walked, Errno> {
         if path.is_empty() {
             // The kernel says ENOENT.
-            return Ok(Walked::Outside);
+            return Ok(Walked::Outside(None));
         }
         let root = self.supervisor.root_of(self.task);
+        let mut entered = false;
         let mut at = if path[0] == b'/' {
             At::Out(root.clone())
         } else {
             match self.base(dirfd)? {
                 Some(at) => at,
-                None => return Ok(Walked::Outside),
+                None => return Ok(Walked::Outside(None)),
             }
         };
         let mut must_be_dir = false;
@@ -65,6 +68,7 @@ impl Call<'_> {
         let follow_last = follow;
         let mut links = 0;
         while let Some(name) = rest.pop() {
+            entered |= matches!(at, At::In(_));
             let last = rest.is_empty();
             let follow = !last || follow_last || must_be_dir;
             if name == b"." {
@@ -108,11 +112,11 @@ impl Call<'_> {
                                 at = At::Out(path);
                                 continue;
                             }
-                            Magic::Nowhere => return Ok(Walked::Outside),
+                            Magic::Nowhere => return Ok(Walked::Outside(None)),
                         }
                     }
                     if !follow {
-                        return Ok(Walked::Outside);
+                        return Ok(Walked::Outside(entered.then_some(next)));
                     }
                     match rustix::fs::readlink(&*next, Vec::new()) {
                         Ok(target) => {
@@ -128,7 +132,13 @@ impl Call<'_> {
                         }
                         Err(Errno::INVAL) => at = At::Out(next),
                         // It is not there, or may not be looked at: the kernel knows what to say.
-                        Err(_) => return Ok(Walked::Outside),
+                        Err(_) => {
+                            for name in rest.iter().rev() {
+                                next.push(b'/');
+                                next.extend_from_slice(name);
+                            }
+                            return Ok(Walked::Outside(entered.then_some(next)));
+                        }
                     }
                 }
                 At::In(dir) => {
@@ -166,7 +176,7 @@ impl Call<'_> {
             }
         }
         match at {
-            At::Out(_) => Ok(Walked::Outside),
+            At::Out(here) => Ok(Walked::Outside(entered.then_some(here))),
             At::In(id) => {
                 Ok(Walked::Inside(Spot { dir: id, name: Vec::new(), found: Some(self.known(id)?), must_be_dir }))
             }
@@ -184,12 +194,17 @@ impl Call<'_> {
 
     /// `None`: nothing of ours (not a directory, no such descriptor).
     fn base(&self, dirfd: i32) -> Result<Option<At>, Errno> {
-        let link = match dirfd {
-            libc::AT_FDCWD => self.task.proc("cwd"),
-            number => self.task.proc(&format!("fd/{number}")),
+        let link = self.link_of(dirfd);
+        let text = match rustix::fs::readlink(&*link, Vec::new()) {
+            Ok(text) => text.into_bytes(),
+            // So deep that its path cannot be told: ours if we gave it.
+            Err(Errno::NAMETOOLONG) => {
+                let stat = rustix::fs::stat(&*link)?;
+                let ours = self.supervisor.dir(stat.st_dev, stat.st_ino);
+                return ours.map(|id| Some(At::In(id))).ok_or(Errno::NAMETOOLONG);
+            }
+            Err(_) => return Ok(None),
         };
-        let Ok(text) = rustix::fs::readlink(&*link, Vec::new()) else { return Ok(None) };
-        let text = text.into_bytes();
         if text.first() != Some(&b'/') {
             return Ok(None);
         }
@@ -197,6 +212,14 @@ impl Call<'_> {
             return Ok(Some(At::Out(text)));
         }
         Ok(self.dir_at(&link, &text)?.map(At::In))
+    }
+
+    /// What /proc has for where a relative path starts.
+    pub fn link_of(&self, dirfd: i32) -> String {
+        match dirfd {
+            libc::AT_FDCWD => self.task.proc("cwd"),
+            number => self.task.proc(&format!("fd/{number}")),
+        }
     }
 
     /// The directory of ours to which a link of /proc leads.
