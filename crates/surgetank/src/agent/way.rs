@@ -1,5 +1,6 @@
 //! Which way programs come to the directory: by a mount, or, where none can be made, by their system calls.
 
+use rustix::thread::CapabilitySet;
 use surgetank_core::config::{Config, Way};
 use surgetank_core::error::{Error, Result};
 
@@ -36,13 +37,16 @@ pub fn by_calls(config: &Config) -> Result<bool> {
 fn mountable(config: &Config) -> std::result::Result<(), String> {
     let device = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
     device.map_err(|why| format!("/dev/fuse: {why}"))?;
-    let privileged = match tried(&config.over, Try { user: false, mount: true }) {
-        Ok(()) => return Ok(()),
-        Err(why) => why,
-    };
-    match tried(&config.over, Try { user: true, mount: true }) {
-        Ok(()) => Ok(()),
+    // As the mount would be made: see `seclusion`.
+    let privileged =
+        rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
+    if privileged {
+        return tried(&config.over, Try { user: false, mount: true }).map_err(|why| format!("mounting: {why}"));
+    }
+    match tried(&config.over, Try { user: true, mount: false }) {
+        Ok(()) => tried(&config.over, Try { user: true, mount: true })
+            .map_err(|why| format!("mounting in a user namespace: {why}")),
         Err(_) if seclusion::fusermount().is_some() => Ok(()),
-        Err(inside) => Err(format!("{privileged}; in a user namespace: {inside}; fusermount3: not found in PATH")),
+        Err(why) => Err(format!("user namespaces: {why}; fusermount3: not found in PATH")),
     }
 }

@@ -227,7 +227,12 @@ impl Crew {
                         other => other,
                     }
                 }
-                Err(errno) => crew.listener.fail(id, errno.raw_os_error()),
+                Err(errno) => {
+                    if errno == Errno::IO {
+                        tracing::warn!(number = notice.number, tid = notice.tid, "a call ends with an I/O error");
+                    }
+                    crew.listener.fail(id, errno.raw_os_error())
+                }
             };
             drop(call);
             if let Err(why) = outcome

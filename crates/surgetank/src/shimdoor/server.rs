@@ -48,6 +48,8 @@ impl Server {
         }
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        // Inherited by what is accepted: who sends at once, between accept and anything done after it, is known too.
+        rustix::net::sockopt::set_socket_passcred(&listener, true)?;
         rustix::net::bind(&listener, &SocketAddrUnix::new(socket)?)?;
         rustix::net::listen(&listener, WAITING_MAX)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -83,8 +85,7 @@ impl Server {
         while let Ok(client) = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             let number = self.next;
             self.next += 1;
-            let ready = rustix::net::sockopt::set_socket_passcred(&client, true)
-                .and_then(|()| epoll::add(&self.epoll, &client, EventData::new_u64(number), EventFlags::IN));
+            let ready = epoll::add(&self.epoll, &client, EventData::new_u64(number), EventFlags::IN);
             match ready {
                 Ok(()) => drop(self.clients.insert(number, Arc::new(client))),
                 Err(errno) => tracing::warn!(%errno, "a program could not be let in; it goes by the mount"),

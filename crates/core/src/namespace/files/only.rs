@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::clock;
-use crate::error::{Errno, FsResult};
+use crate::error::{Errno, Fault, FsResult};
 use crate::model::{Caller, FileId, Kind, RunId};
 
 use super::super::Namespace;
@@ -48,7 +48,9 @@ impl Namespace {
             match opened {
                 Err(fault) if fault.errno == Errno::AGAIN && clock::tick() < until => std::thread::sleep(LOOK_EVERY),
                 Err(fault) if fault.errno == Errno::AGAIN => return Err(Errno::BUSY.into()),
-                Err(fault) if fault.errno == LEFT_TO_THE_MOUNT => return Err(Errno::IO.into()),
+                Err(fault) if fault.errno == LEFT_TO_THE_MOUNT => {
+                    return Err(Fault::new(Errno::IO, "the plain file cannot be watched"));
+                }
                 other => return other,
             }
         }
