@@ -65,7 +65,8 @@ const char *st_held_path(const struct st_held *held, int descriptor, char text[S
     if (!st_on(ST_ON_PATHS) || !held->stat.st_nlink || descriptor < 0 ||
         !st_index_device(held->domain, held->device, &device, &root))
         return NULL;
-    long bytes = st_sys(__NR_readlinkat, AT_FDCWD, st_proc_path(descriptor, link), text, ST_TEXT - 1);
+    long bytes = st_sys(__NR_readlinkat, AT_FDCWD, st_proc_path(descriptor, link), text, ST_TEXT - 1, 0,
+                        ST_OWN_CALL);
     if (st_sys_failed(bytes) || bytes >= ST_TEXT - 1 || (size_t)bytes <= device.root_bytes)
         return NULL;
     text[bytes] = 0;

@@ -53,7 +53,8 @@ static int open_plain(struct st_place *place, int flags)
     const char *path = st_plain_path(place, text);
     if (!path)
         return ST_PASS;
-    long opened = st_sys(__NR_openat, AT_FDCWD, path, (flags & ~O_CREAT) | O_NOFOLLOW | O_NOCTTY, 0);
+    long opened = st_sys(__NR_openat, AT_FDCWD, path, (flags & ~O_CREAT) | O_NOFOLLOW | O_NOCTTY, 0, 0,
+                         ST_OWN_CALL);
     if (st_sys_failed(opened))
         return ST_PASS;
     struct stat stat;

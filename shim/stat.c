@@ -64,7 +64,7 @@ static bool stat_plain(struct st_place *place, struct stat *out)
 {
     char text[ST_TEXT];
     const char *path = place->record.flags & ST_RESIDENT ? st_plain_path(place, text) : NULL;
-    return path && !st_sys_failed(st_sys(__NR_newfstatat, AT_FDCWD, path, out, AT_SYMLINK_NOFOLLOW)) &&
+    return path && !st_sys_failed(st_sys(__NR_newfstatat, AT_FDCWD, path, out, AT_SYMLINK_NOFOLLOW, 0, ST_OWN_CALL)) &&
            out->st_ino == place->record.backing_ino && st_still(place);
 }
 

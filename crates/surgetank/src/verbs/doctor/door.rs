@@ -97,6 +97,7 @@ pub fn examine(target: &Path) -> Vec<Finding> {
             .remedy("only needed where user name spaces are switched off, or for a mount that all your sessions see: install the fuse3 package"),
     });
     findings.push(door(means, kernel));
+    findings.push(calls(means, &crate::seccomp::is_possible()));
     if matches!(means.door(), Door::Private) {
         findings.push(
             Finding::new(
@@ -140,15 +141,32 @@ fn door(means: Means, kernel: (u32, u32)) -> Finding {
         )
         .remedy(user_space_remedy()),
         Door::None if !means.device => {
-            Finding::new(about, Verdict::Bad, "none: without /dev/fuse nothing can be mounted")
+            Finding::new(about, Verdict::Less, "none: without /dev/fuse nothing can be mounted")
                 .remedy("load the module (modprobe fuse); in a container pass the device in (--device /dev/fuse)")
         }
         Door::None => Finding::new(
             about,
-            Verdict::Bad,
+            Verdict::Less,
             "none: mounting is refused, user name spaces are refused, and there is no fusermount3",
         )
         .remedy(format!("install fuse3, or {}", user_space_remedy())),
+    }
+}
+
+/// The way without a mount.
+fn calls(means: Means, possible: &Result<(), String>) -> Finding {
+    let about = "system calls (seccomp)";
+    let chosen = means.door() == Door::None;
+    match possible {
+        Ok(()) if chosen => Finding::new(
+            about,
+            Verdict::Less,
+            "--door auto takes this way: the agent answers the command's calls on paths; opening costs a few times what a mount costs, reading and writing nothing",
+        )
+        .remedy("setuid programs, sockets in the directory, containers started inside and --store elsewhere do not work this way"),
+        Ok(()) => Finding::new(about, Verdict::Good, "possible without a mount too: --door seccomp"),
+        Err(why) => Finding::new(about, if chosen { Verdict::Bad } else { Verdict::Info }, format!("not possible: {why}"))
+            .remedy("a kernel from 5.14 on; as root: sysctl kernel.yama.ptrace_scope=0; in a container a profile that permits seccomp"),
     }
 }
 
@@ -239,7 +257,12 @@ mod tests {
         ] {
             assert_eq!(means.door(), door, "{means:?}");
             let finding = super::door(means, (6, 1));
-            assert_eq!(finding.verdict == Verdict::Bad, door == Door::None);
+            for possible in [Ok(()), Err("a reason".to_owned())] {
+                let calls = super::calls(means, &possible);
+                // Nothing works only where neither way is open.
+                assert_eq!(calls.verdict == Verdict::Bad, door == Door::None && possible.is_err());
+                assert_eq!(calls.remedy.is_empty(), calls.verdict == Verdict::Good);
+            }
             assert_eq!(finding.remedy.is_empty(), finding.verdict == Verdict::Good, "{finding:?}");
         }
     }
