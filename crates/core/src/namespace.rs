@@ -15,6 +15,7 @@ mod evict;
 mod files;
 pub(crate) mod journal;
 mod listing;
+mod locks;
 mod meet;
 mod names;
 mod questions;
@@ -104,6 +105,7 @@ pub struct Namespace {
     opens: Mutex<HashMap<FileId, Arc<Open>>>,
     handles: RwLock<HashMap<u64, Arc<Handle>>>,
     listings: Mutex<HashMap<u64, Arc<Mutex<listing::Snapshot>>>>,
+    locks: locks::Locks,
     next_handle: AtomicU64,
     door: OnceLock<Arc<dyn Door>>,
     shim: OnceLock<Arc<dyn Shim>>,
@@ -181,6 +183,7 @@ impl Namespace {
             opens: Mutex::default(),
             handles: RwLock::default(),
             listings: Mutex::default(),
+            locks: locks::Locks::default(),
             next_handle: AtomicU64::new(1),
             door: OnceLock::new(),
             shim: OnceLock::new(),

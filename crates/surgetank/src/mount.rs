@@ -26,7 +26,7 @@ pub mod request;
 pub mod session;
 
 pub use attach::{AttachOptions, attach, detach};
-pub use crew::interrupted;
+pub use crew::{interrupted, wait_long};
 pub use filesystem::{
     Attributes, Entry, Filesystem, Looked, Opened, OpenedDirectory, SetAttr, SpaceReport, TimeChange, WriteFlags,
 };
