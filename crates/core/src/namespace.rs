@@ -44,7 +44,7 @@ use crate::tier::Tiers;
 pub use ahead::BroughtIn;
 pub use attributes::SetAttr;
 use content::{Handle, Open};
-pub use files::{Grant, LEFT_TO_THE_MOUNT, Opened};
+pub use files::{Grant, LEFT_TO_THE_MOUNT, Opened, STORE_TO_BE_ASKED};
 pub use listing::Listed;
 pub use questions::{Stuck, Undurable, Waiting, Where};
 pub use shown::{Shim, Shown};
