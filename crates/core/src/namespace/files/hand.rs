@@ -78,8 +78,8 @@ impl Namespace {
         // The caches of the kernel that the mount's readers have are not ours to drop while they read.
         let open = self.open_locked(id, true, flags & libc::O_TRUNC != 0, self.run(caller), Via::Shim(flags))?;
         if open.handed.swap(true, Ordering::Relaxed) {
-            // It counts already.
-            self.close_user(&open, true);
+            // It counts already, for one writer; what was handed out before may be closed by now, this one is not.
+            self.uncount_user(&open, true);
         } else {
             self.handed.fetch_add(1, Ordering::Relaxed);
         }
