@@ -199,6 +199,28 @@ print('done')
     scene.is_clean();
 }
 
+/// Its last close was not noticed yet when the next one opened it: then it was sealed, and what was written afterwards lost.
+#[test]
+fn what_was_written_after_a_quick_reopening_was_lost() {
+    let Some(scene) = scene("shim_reopen") else { return };
+    python(
+        &scene,
+        &["--quiet-period", "0s"],
+        "
+import time
+for n in range(150):
+    with open(f'f{n}', 'w') as f: f.write('a')
+    with open(f'f{n}', 'a') as f:
+        time.sleep(0.003)
+        f.write('b' * 1000)
+",
+    );
+    for n in 0..150 {
+        scene.holds(&format!("f{n}"), format!("a{}", "b".repeat(1000)).as_bytes());
+    }
+    scene.is_clean();
+}
+
 #[test]
 fn fsync_in_memory_means_the_store() {
     let Some(mut scene) = Scene::new("shim_fsync") else { return };
