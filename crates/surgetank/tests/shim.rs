@@ -252,6 +252,27 @@ print('flushed', flush=True); sys.stdin.readline()
     running.ends().exits(0);
 }
 
+/// To the kernel these are two file systems.
+#[test]
+fn copies_between_the_doors_are_made() {
+    let Some(scene) = scene("shim_copies") else { return };
+    let program = "
+import os, subprocess
+# The shell leaves its redirections to the mount.
+source = os.open('source', os.O_CREAT | os.O_RDWR); os.write(source, bytes(range(256)) * 200)
+assert os.copy_file_range(source, 1, 50000, 100) == 50000
+assert os.lseek(1, 0, os.SEEK_CUR) == 50000
+assert os.copy_file_range(1, source, 1000, 0, 60000) == 1000
+assert os.pread(source, 1000, 60000) == (bytes(range(256)) * 200)[100:1100]
+assert os.copy_file_range(1, source, 10, 10**9, 0) == 0
+";
+    std::fs::write("/mnt/program.py", program).unwrap();
+    scene.run(&SMALL, &format!("{HEAD}exec /usr/bin/python3 /mnt/program.py 1<>target")).exits(0);
+    let bytes: Vec<u8> = (0..=255).cycle().skip(100).take(50_000).collect();
+    scene.holds("target", &bytes);
+    scene.is_clean();
+}
+
 /// A reader has its plain file open without anybody knowing.
 #[test]
 fn what_somebody_reads_is_not_evicted() {
