@@ -7,7 +7,7 @@
     X(__openat64_2) X(creat) X(creat64) X(fopen) X(fopen64) X(freopen) X(freopen64) X(fdopen)                           \
     X(stat) X(stat64) X(lstat) X(lstat64) X(fstat) X(fstat64) X(fstatat) X(fstatat64) X(statx)                          \
     X(__xstat) X(__xstat64) X(__lxstat) X(__lxstat64) X(__fxstat) X(__fxstat64) X(__fxstatat) X(__fxstatat64)           \
-    X(access) X(faccessat) X(eaccess) X(euidaccess)                                                                      \
+    X(access) X(faccessat) X(eaccess) X(euidaccess) X(copy_file_range)                                                                    \
     X(fchmod) X(fchown) X(futimens) X(futimes) X(utimensat) X(futimesat) X(fsync) X(fdatasync) X(msync)                 \
     X(fstatfs) X(fstatfs64) X(fstatvfs) X(fstatvfs64) X(fgetxattr) X(fsetxattr) X(flistxattr) X(fremovexattr)           \
     X(readlink) X(readlinkat) X(__readlink_chk) X(__readlinkat_chk) X(linkat) X(fexecve) X(execveat)                    \

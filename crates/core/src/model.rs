@@ -1,9 +1,11 @@
 //! The nouns that every room shares: ids, attributes, records. No behaviour beyond their own invariants.
 
 pub mod attr;
+pub mod lock;
 pub mod record;
 
 pub use attr::{Attr, Kind, Timestamp};
+pub use lock::{FileLock, LockKind, LockRequest};
 pub use record::{Change, EntryRecord, FileRecord, Image, OpKind, OpRecord, Prepared, Replica, StoreIdentity, Xattrs};
 
 use serde::{Deserialize, Serialize};

@@ -16,6 +16,7 @@ mod evict;
 mod files;
 pub(crate) mod journal;
 mod listing;
+mod locks;
 mod meet;
 mod names;
 mod questions;
@@ -45,7 +46,7 @@ pub use ahead::BroughtIn;
 pub use attributes::SetAttr;
 pub use early::Real;
 use content::{Handle, Open};
-pub use files::{Grant, LEFT_TO_THE_MOUNT, Opened};
+pub use files::{Grant, LEFT_TO_THE_MOUNT, Opened, STORE_TO_BE_ASKED};
 pub use listing::Listed;
 pub use questions::{Stuck, Undurable, Waiting, Where};
 pub use shown::{Shim, Shown};
@@ -106,6 +107,7 @@ pub struct Namespace {
     opens: Mutex<HashMap<FileId, Arc<Open>>>,
     handles: RwLock<HashMap<u64, Arc<Handle>>>,
     listings: Mutex<HashMap<u64, Arc<Mutex<listing::Snapshot>>>>,
+    locks: locks::Locks,
     next_handle: AtomicU64,
     door: OnceLock<Arc<dyn Door>>,
     shim: OnceLock<Arc<dyn Shim>>,
@@ -183,6 +185,7 @@ impl Namespace {
             opens: Mutex::default(),
             handles: RwLock::default(),
             listings: Mutex::default(),
+            locks: locks::Locks::default(),
             next_handle: AtomicU64::new(1),
             door: OnceLock::new(),
             shim: OnceLock::new(),

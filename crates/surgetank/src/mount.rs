@@ -27,7 +27,7 @@ pub mod session;
 pub mod trial;
 
 pub use attach::{AttachOptions, attach, detach};
-pub use crew::interrupted;
+pub use crew::{interrupted, wait_long};
 pub use filesystem::{
     Attributes, Entry, Filesystem, Looked, Opened, OpenedDirectory, SetAttr, SpaceReport, TimeChange, WriteFlags,
 };

@@ -70,7 +70,7 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     };
     let device = attach(&over, &attach_options)?;
     let filesystem = Arc::new(door::Door::new(namespace.clone(), direct, only_ids(), on_lost));
-    let options = Options { passthrough: direct, ..Options::default() };
+    let options = Options { passthrough: direct, locks: true, ..Options::default() };
     let session = Session::start(device, &filesystem, &options).map_err(|why| {
         drop(detach(&over, true));
         Error::new(format!("the mount over {} cannot be served", over.display())).why(why).data("nothing was changed")

@@ -18,6 +18,7 @@ mod reference;
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
+use std::os::fd::FromRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::Command;
@@ -53,8 +54,36 @@ fn has_older_links(seed: u64) -> bool {
     seed.is_multiple_of(2)
 }
 
+/// How the program inside reaches its files.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Doors {
+    Mount,
+    /// By libc, for which the preload shim stands.
+    Shim,
+    /// One operation by libc, the next by the system call itself, which the shim does not see.
+    InTurn,
+}
+
+/// Tells the program inside which of them.
+const DOORS: &str = "SURGETANK_MODEL_DOORS";
+
 #[test]
 fn the_mount_is_what_the_reference_says() {
+    is_what_the_reference_says(Doors::Mount);
+}
+
+#[test]
+fn the_shim_is_what_the_reference_says() {
+    is_what_the_reference_says(Doors::Shim);
+}
+
+#[test]
+fn both_doors_in_turn_are_what_the_reference_says() {
+    is_what_the_reference_says(Doors::InTurn);
+}
+
+fn is_what_the_reference_says(doors: Doors) {
+    let (mut by_agent, mut by_index) = (0, 0);
     let seed = number("SURGETANK_MODEL_SEED");
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let first = seed.unwrap_or_else(|| u64::from(now.subsec_nanos()));
@@ -63,6 +92,9 @@ fn the_mount_is_what_the_reference_says() {
         let store = scratch.join("store");
         let mut reference = Reference::new();
         disk::lay_out(&store, &mut reference, has_older_links(seed));
+        // Known to be small: written directly, while there is room.
+        let sizes = scratch.join("sizes.toml");
+        fs::write(&sizes, "[[rules]]\nmatch = \"**\"\nsize = \"256K\"\n").unwrap();
         let output = Command::new(env!("CARGO_BIN_EXE_surgetank"))
             .args(["run", "--quiet", "--over"])
             .arg(&store)
@@ -70,14 +102,25 @@ fn the_mount_is_what_the_reference_says() {
             .arg(scratch.join("state"))
             .args(["--tier", &format!("fast={}:1MiB", scratch.join("fast").display())])
             .args(["--tier", &format!("slow={}:4GiB", scratch.join("slow").display())])
+            .args(["--config", sizes.to_str().unwrap()])
+            .args((doors == Doors::Mount).then_some("--no-preload"))
             .arg("--")
             .arg(std::env::current_exe().unwrap())
             .args(["--exact", "inside_the_mount", "--ignored", "--nocapture"])
             .env(INSIDE, seed.to_string())
+            .env(DOORS, format!("{doors:?}"))
+            .env("SURGETANK_REPORT", "1")
             .current_dir(&store)
             .output()
             .unwrap();
         let told = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        let counts = told.split(['[', ':', ';', ',', ' ']).collect::<Vec<_>>();
+        let number_before = |words: [&str; 3]| -> u64 {
+            let places = counts.windows(4).filter(|window| window[1..] == words);
+            places.filter_map(|window| window[0].parse::<u64>().ok()).sum()
+        };
+        by_agent += number_before(["from", "the", "agent"]);
+        by_index += number_before(["opens", "from", "the"]);
         let done: Vec<String> = operations(seed).iter().map(|one| format!("    {one:?},")).collect();
         let done = done.join("\n");
         assert!(output.status.success(), "SURGETANK_MODEL_SEED={seed}: {}\n{told}\n{done}", output.status);
@@ -86,13 +129,18 @@ fn the_mount_is_what_the_reference_says() {
         let found = disk::differences(&store, &reference, &BTreeSet::new());
         assert!(found.is_empty(), "SURGETANK_MODEL_SEED={seed}: the store: {found:#?}\n{told}");
     }
+    eprintln!("{by_agent} opens by the agent, {by_index} by the index");
+    let served = by_agent > 0 && by_index > 0;
+    assert_eq!(served, doors != Doors::Mount, "{by_agent} opens by the agent, {by_index} by the index");
 }
 
 #[test]
 #[ignore = "the program that the other test runs in its mount"]
 fn inside_the_mount() {
     let seed = number(INSIDE).expect("run by the other test");
-    rustix::process::umask(rustix::fs::Mode::empty());
+    // SAFETY: takes and gives a number. By libc, where the shim sees it.
+    unsafe { libc::umask(0) };
+    let doors = std::env::var(DOORS).unwrap();
     let mut reference = Reference::new();
     // Outside was laid out in the same way.
     let twin = disk::Scratch::new();
@@ -101,6 +149,7 @@ fn inside_the_mount() {
     let operations = operations(seed);
     for (index, operation) in operations.iter().enumerate() {
         let mut want = reference.apply(operation);
+        BY_LIBC.set(doors != "InTurn" || index % 2 == 0);
         let mut got = apply(&mut files, operation).unwrap_or_else(Outcome::Failed);
         if let (Outcome::Seen(want), Outcome::Seen(got)) = (&mut want, &mut got)
             && want.mtime.is_none()
@@ -122,6 +171,11 @@ fn errno(why: &std::io::Error) -> Errno {
     Errno::from_io_error(why).unwrap_or(Errno::IO)
 }
 
+thread_local! {
+    /// This operation goes by libc.
+    static BY_LIBC: std::cell::Cell<bool> = const { std::cell::Cell::new(true) };
+}
+
 fn open(at: &str, access: Access, append: bool, truncate: bool, more: i32, perm: u32) -> Result<File, Errno> {
     let mut flags = more | libc::O_NOFOLLOW;
     if append {
@@ -136,12 +190,22 @@ fn open(at: &str, access: Access, append: bool, truncate: bool, more: i32, perm:
             Access::Write => libc::O_WRONLY,
             Access::Both => libc::O_RDWR,
         };
-    let file = rustix::fs::open(
-        path(at),
-        rustix::fs::OFlags::from_bits_retain(flags as u32),
-        rustix::fs::Mode::from_raw_mode(perm),
-    )?;
-    let file = File::from(file);
+    let file = if BY_LIBC.get() {
+        let at = std::ffi::CString::new(path(at).as_os_str().as_encoded_bytes()).unwrap();
+        // SAFETY: a path that ends with a zero byte and lives through the call.
+        let number = unsafe { libc::open(at.as_ptr(), flags | libc::O_CLOEXEC, perm) };
+        if number < 0 {
+            return Err(errno(&std::io::Error::last_os_error()));
+        }
+        // SAFETY: just opened, and nobody else's.
+        unsafe { File::from_raw_fd(number) }
+    } else {
+        File::from(rustix::fs::open(
+            path(at),
+            rustix::fs::OFlags::from_bits_retain(flags as u32),
+            rustix::fs::Mode::from_raw_mode(perm),
+        )?)
+    };
     // The reference knows no open directories.
     if file.metadata().map_err(|why| errno(&why))?.is_dir() { Err(Errno::ISDIR) } else { Ok(file) }
 }
@@ -154,6 +218,21 @@ fn seen(metadata: &fs::Metadata) -> Seen {
         links: metadata.nlink() as u32,
         size: if kind == Kind::Directory { 0 } else { metadata.len() },
         mtime: (kind == Kind::File).then_some(metadata.mtime()),
+    }
+}
+
+fn seen_raw(stat: &rustix::fs::Stat) -> Seen {
+    let kind = match stat.st_mode & libc::S_IFMT {
+        libc::S_IFDIR => Kind::Directory,
+        libc::S_IFLNK => Kind::Symlink,
+        _ => Kind::File,
+    };
+    Seen {
+        kind,
+        perm: stat.st_mode & 0o7777,
+        links: stat.st_nlink as u32,
+        size: if kind == Kind::Directory { 0 } else { stat.st_size as u64 },
+        mtime: (kind == Kind::File).then_some(stat.st_mtime),
     }
 }
 
@@ -238,12 +317,15 @@ fn apply(files: &mut [Option<File>; SLOTS], operation: &Operation) -> Answer {
             return Ok(Outcome::Names(names));
         }
         Operation::Stat { path: at } => {
-            return Ok(Outcome::Seen(seen(&fs::symlink_metadata(path(at)).map_err(|why| errno(&why))?)));
+            if BY_LIBC.get() {
+                return Ok(Outcome::Seen(seen(&fs::symlink_metadata(path(at)).map_err(|why| errno(&why))?)));
+            }
+            return Ok(Outcome::Seen(seen_raw(&rustix::fs::lstat(path(at))?)));
         }
         Operation::StatOpen { slot } => {
             return Ok(Outcome::Seen(seen(&at(slot)?.metadata().map_err(|why| errno(&why))?)));
         }
-        Operation::Fsync { slot } => rustix::fs::fsync(at(slot)?)?,
+        Operation::Fsync { slot } => at(slot)?.sync_all().map_err(|why| errno(&why))?,
         Operation::FsyncDir { path: at } => {
             let dir = OpenOptions::new()
                 .read(true)

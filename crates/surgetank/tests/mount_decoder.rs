@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use surgetank::mount::abi::{IN_HEADER_BYTES, opcode};
 use surgetank::mount::filesystem::TimeChange;
 use surgetank::mount::request::{Operation, Request, decode};
+use surgetank_core::model::{FileLock, LockKind, LockRequest};
 
 /// A message with a truthful header.
 fn message(opcode: u32, extension_words: u16, payload: &[u8]) -> Vec<u8> {
@@ -56,6 +57,17 @@ fn setattr_payload() -> Vec<u8> {
     payload
 }
 
+fn lock_payload() -> Vec<u8> {
+    let mut payload = Vec::new();
+    for value in [3u64, 77, 100, i64::MAX as u64] {
+        payload.extend_from_slice(&value.to_ne_bytes());
+    }
+    for value in [libc::F_WRLCK as u32, 4242, 1, 0] {
+        payload.extend_from_slice(&value.to_ne_bytes());
+    }
+    payload
+}
+
 /// Complete requests of every shape.
 fn valid() -> Vec<Vec<u8>> {
     let header = |bytes: usize| vec![0u8; bytes];
@@ -90,6 +102,9 @@ fn valid() -> Vec<Vec<u8>> {
         message(opcode::SETXATTR, 0, &[vec![3, 0, 0, 0, 0, 0, 0, 0], b"user.x\0abc".to_vec()].concat()),
         message(opcode::LISTXATTR, 0, &header(8)),
         message(opcode::REMOVEXATTR, 0, b"user.x\0"),
+        message(opcode::GETLK, 0, &lock_payload()),
+        message(opcode::SETLK, 0, &lock_payload()),
+        message(opcode::SETLKW, 0, &header(48)),
         message(opcode::ACCESS, 0, &header(8)),
         message(opcode::INIT, 0, &header(64)),
         message(opcode::INTERRUPT, 0, &header(8)),
@@ -120,11 +135,26 @@ fn fields_arrive_where_they_belong() {
     let Some(TimeChange::At(time)) = change.mtime else { panic!("no mtime") };
     assert_eq!((time.secs(), time.subsec_nanos()), (-5, 250_000_000));
 
+    let bytes = message(opcode::SETLKW, 0, &lock_payload());
+    let Operation::Setlk { asked, wait } = decode(&bytes).unwrap().operation else { panic!("no lock") };
+    let lock = FileLock { kind: LockKind::Exclusive, first: 100, last: i64::MAX as u64, pid: 4242 };
+    assert_eq!((asked, wait), (LockRequest { handle: 3, owner: 77, flock: true, lock }, true));
+
     let bytes = message(opcode::RENAME, 0, &[&9u64.to_ne_bytes()[..], b"old\0new\0"].concat());
     let Operation::Rename { name, new_parent, new_name, flags } = decode(&bytes).unwrap().operation else {
         panic!("no rename")
     };
     assert_eq!((name, new_parent, new_name, flags.bits()), (&b"old"[..], 9, &b"new"[..], 0));
+}
+
+#[test]
+fn locks_that_cannot_be_are_refused() {
+    // (at, value): an unknown kind, an end before the start, an end behind the last offset of a file.
+    for (at, value) in [(32, 3), (24, 99), (24, 1 << 63)] {
+        let mut payload = lock_payload();
+        payload[at..at + 8].copy_from_slice(&u64::to_ne_bytes(value));
+        assert!(decode(&message(opcode::SETLK, 0, &payload)).is_err(), "{value} at {at}");
+    }
 }
 
 #[test]
@@ -189,7 +219,7 @@ proptest! {
     }
 
     #[test]
-    fn flipped_bytes_never_panic(which in 0usize..32, at in any::<prop::sample::Index>(), with in any::<u8>()) {
+    fn flipped_bytes_never_panic(which in 0usize..35, at in any::<prop::sample::Index>(), with in any::<u8>()) {
         let mut bytes = valid().swap_remove(which);
         let at = at.index(bytes.len());
         bytes[at] ^= with;

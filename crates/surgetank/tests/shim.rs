@@ -11,10 +11,17 @@ use scene::Scene;
 
 const HEAD: &str = "set -eu; by_mount='env -u LD_PRELOAD -u SURGETANK_SHIM'\n";
 
+/// All files are known to be small, so whoever writes one has it directly, whatever else goes on on the machine.
+const SMALL: [&str; 2] = ["--config", "/mnt/small.toml"];
+
 fn scene(name: &str) -> Option<Scene> {
-    let mut scene = Scene::new(name)?;
-    scene.tier("fast", 4096);
-    Some(scene)
+    Scene::new(name).map(with_small_files)
+}
+
+fn with_small_files(mut scene: Scene) -> Scene {
+    scene.tier("fast", 512);
+    std::fs::write("/mnt/small.toml", "[[rules]]\nmatch = \"**\"\nsize = \"1M\"\n").unwrap();
+    scene
 }
 
 #[track_caller]
@@ -29,7 +36,8 @@ fn wait_until(there: impl Fn() -> bool) {
 /// Runs python under the shim and returns what it printed.
 fn python(scene: &Scene, options: &[&str], program: &str) -> scene::Ended {
     std::fs::write("/mnt/program.py", program).unwrap();
-    scene.run(options, &format!("{HEAD}exec /usr/bin/python3 /mnt/program.py")).exits(0)
+    let options = [&SMALL, options].concat();
+    scene.run(&options, &format!("{HEAD}exec /usr/bin/python3 /mnt/program.py")).exits(0)
 }
 
 /// Everything below would hold with the mount alone, so first of all: the shim is there and serves.
@@ -47,7 +55,7 @@ for n in range(10):
     assert not os.path.exists(f'd/{n}.not')
 ";
     std::fs::write("/mnt/program.py", program).unwrap();
-    let ended = scene.run(&[], &format!("{HEAD}SURGETANK_REPORT=1 exec /usr/bin/python3 /mnt/program.py")).exits(0);
+    let ended = scene.run(&SMALL, &format!("{HEAD}SURGETANK_REPORT=1 exec /usr/bin/python3 /mnt/program.py")).exits(0);
     let line = ended.stderr.lines().find(|line| line.contains(" opens from the index")).unwrap().to_owned();
     let numbers: Vec<u32> = line.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect();
     // pid (behind the program's name, which has a digit), opens: index, agent, mount; stats: index, mount.
@@ -191,6 +199,28 @@ print('done')
     scene.is_clean();
 }
 
+/// Its last close was not noticed yet when the next one opened it: then it was sealed, and what was written afterwards lost.
+#[test]
+fn what_was_written_after_a_quick_reopening_was_lost() {
+    let Some(scene) = scene("shim_reopen") else { return };
+    python(
+        &scene,
+        &["--quiet-period", "0s"],
+        "
+import time
+for n in range(150):
+    with open(f'f{n}', 'w') as f: f.write('a')
+    with open(f'f{n}', 'a') as f:
+        time.sleep(0.003)
+        f.write('b' * 1000)
+",
+    );
+    for n in 0..150 {
+        scene.holds(&format!("f{n}"), format!("a{}", "b".repeat(1000)).as_bytes());
+    }
+    scene.is_clean();
+}
+
 #[test]
 fn fsync_in_memory_means_the_store() {
     let Some(mut scene) = Scene::new("shim_fsync") else { return };
@@ -220,6 +250,27 @@ print('flushed', flush=True); sys.stdin.readline()
         std::fs::write(format!("/mnt/seen-{said}"), "").unwrap();
     }
     running.ends().exits(0);
+}
+
+/// To the kernel these are two file systems.
+#[test]
+fn copies_between_the_doors_are_made() {
+    let Some(scene) = scene("shim_copies") else { return };
+    let program = "
+import os, subprocess
+# The shell leaves its redirections to the mount.
+source = os.open('source', os.O_CREAT | os.O_RDWR); os.write(source, bytes(range(256)) * 200)
+assert os.copy_file_range(source, 1, 50000, 100) == 50000
+assert os.lseek(1, 0, os.SEEK_CUR) == 50000
+assert os.copy_file_range(1, source, 1000, 0, 60000) == 1000
+assert os.pread(source, 1000, 60000) == (bytes(range(256)) * 200)[100:1100]
+assert os.copy_file_range(1, source, 10, 10**9, 0) == 0
+";
+    std::fs::write("/mnt/program.py", program).unwrap();
+    scene.run(&SMALL, &format!("{HEAD}exec /usr/bin/python3 /mnt/program.py 1<>target")).exits(0);
+    let bytes: Vec<u8> = (0..=255).cycle().skip(100).take(50_000).collect();
+    scene.holds("target", &bytes);
+    scene.is_clean();
 }
 
 /// A reader has its plain file open without anybody knowing.
@@ -333,8 +384,7 @@ print('refused')
 
 #[test]
 fn an_ordinary_user_is_served_too() {
-    let Some(mut scene) = Scene::of_user("shim_user") else { return };
-    scene.tier("fast", 4096);
+    let Some(scene) = Scene::of_user("shim_user").map(with_small_files) else { return };
     let program = "
 import os, subprocess
 mount = {name: value for name, value in os.environ.items() if name not in ('LD_PRELOAD', 'SURGETANK_SHIM')}
@@ -355,7 +405,7 @@ os.chmod('d/f', 0o600)
 ";
     std::fs::write("/mnt/program.py", program).unwrap();
     let script = format!("{HEAD}SURGETANK_REPORT=1 exec /usr/bin/python3 /mnt/program.py");
-    let ended = scene.run(&[], &script).exits(0);
+    let ended = scene.run(&SMALL, &script).exits(0);
     assert!(ended.stderr.contains(" 1 from the agent"), "{}", ended.stderr);
     scene.holds("d/f", b"shared and more");
     scene.is_clean();

@@ -110,6 +110,7 @@ impl Open {
 pub struct Handle {
     pub id: FileId,
     pub open: Arc<Open>,
+    pub reads: bool,
     pub writes: bool,
     pub append: bool,
     pub run: RunId,

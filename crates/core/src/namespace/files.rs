@@ -42,6 +42,9 @@ impl Via {
 /// What the shim's door answers when only the mount can serve. No file system fails with this.
 pub const LEFT_TO_THE_MOUNT: crate::error::Errno = crate::error::Errno::RESTART;
 
+/// What it answers when that may take a while: once more, where nobody else waits behind it.
+pub const STORE_TO_BE_ASKED: crate::error::Errno = crate::error::Errno::INPROGRESS;
+
 /// How a program reaches the content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Grant {

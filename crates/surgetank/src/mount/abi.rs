@@ -47,6 +47,9 @@ pub mod opcode {
     pub const READDIR: u32 = 28;
     pub const RELEASEDIR: u32 = 29;
     pub const FSYNCDIR: u32 = 30;
+    pub const GETLK: u32 = 31;
+    pub const SETLK: u32 = 32;
+    pub const SETLKW: u32 = 33;
     pub const ACCESS: u32 = 34;
     pub const CREATE: u32 = 35;
     pub const INTERRUPT: u32 = 36;
@@ -66,8 +69,10 @@ pub mod opcode {
 /// What kernel and server offer each other in INIT. Bits from 32 on travel in a second word.
 pub mod init {
     pub const ASYNC_READ: u64 = 1;
+    pub const POSIX_LOCKS: u64 = 1 << 1;
     pub const ATOMIC_O_TRUNC: u64 = 1 << 3;
     pub const BIG_WRITES: u64 = 1 << 5;
+    pub const FLOCK_LOCKS: u64 = 1 << 10;
     pub const AUTO_INVAL_DATA: u64 = 1 << 12;
     pub const DO_READDIRPLUS: u64 = 1 << 13;
     pub const READDIRPLUS_AUTO: u64 = 1 << 14;
@@ -115,6 +120,7 @@ pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 pub const RELEASE_FLUSH: u32 = 1;
 pub const RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;
 pub const FSYNC_DATA_ONLY: u32 = 1;
+pub const LK_FLOCK: u32 = 1;
 
 /// Messages the server sends unasked; the code stands where an answer has its error.
 pub mod notify {

@@ -6,7 +6,8 @@
 //! thread's buffers are allocated when it is hired, cost memory only as far as they are touched, and go with it.
 //!
 //! States of a thread: waiting (in `read`) → serving → waiting … → gone. It leaves when the mount is gone (ENODEV), when the
-//! session is told to stop, or when it is let go. The last one to leave ends the file system.
+//! session is told to stop, or when it is let go. The last one to leave ends the file system. Threads whose request waits for
+//! another program ([`wait_long`]) do not count when the number of threads is decided.
 //!
 //! Invariants: every request that wants an answer gets exactly one, also when the file system panics (EIO); nobody is sent
 //! away from a request that was begun; there is a thread in `read` again at most a few milliseconds after the last one left
@@ -39,6 +40,8 @@ struct Berth {
     unique: AtomicU64,
     /// Its caller no longer wants to wait.
     interrupted: AtomicBool,
+    /// It may wait in its request for as long as another program likes.
+    waits_long: AtomicBool,
     /// The thread is in `read`.
     waiting: AtomicBool,
     /// It is to leave when it has nothing to do.
@@ -56,6 +59,17 @@ thread_local! {
 /// writes through the page cache are never interrupted: the kernel asks for them on its own behalf.
 pub fn interrupted() -> bool {
     BERTH.with(|berth| berth.get().is_some_and(|berth| berth.interrupted.load(Ordering::Relaxed)))
+}
+
+/// Says that the request which this thread serves may wait until another program does something, for a lock for instance.
+/// What that one asks must be served meanwhile, however many wait: this thread no longer counts among those of
+/// [`super::Options::threads_max`] until it has answered.
+pub fn wait_long() {
+    BERTH.with(|berth| {
+        if let Some(berth) = berth.get() {
+            berth.waits_long.store(true, Ordering::SeqCst);
+        }
+    });
 }
 
 /// What the session and the threads share.
@@ -128,12 +142,22 @@ impl Crew {
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         loop {
-            self.roll().berths.iter().for_each(|berth| berth.wake());
+            self.roll().berths.iter().for_each(|berth| {
+                if berth.waits_long.load(Ordering::SeqCst) {
+                    berth.interrupted.store(true, Ordering::Relaxed);
+                }
+                berth.wake();
+            });
             // A thread may have looked at `stopping` just before and gone to `read` just after the signal: call again.
             if self.wait(Some(Duration::from_millis(2))) {
                 return;
             }
         }
+    }
+
+    /// Threads that wait for requests or will soon be done with theirs.
+    fn at_hand(&self) -> usize {
+        self.roll().at_hand()
     }
 
     fn roll(&self) -> MutexGuard<'_, Roll> {
@@ -142,7 +166,7 @@ impl Crew {
 
     fn hire<F: Filesystem>(self: &Arc<Self>, filesystem: &Arc<F>) -> io::Result<()> {
         let mut roll = self.roll();
-        if roll.over || roll.berths.len() >= self.threads_max {
+        if roll.over || roll.at_hand() >= self.threads_max {
             return Ok(());
         }
         let berth = Arc::<Berth>::default();
@@ -158,7 +182,9 @@ impl Crew {
     /// Lets the newest of the waiting threads go.
     fn dismiss_one(&self) {
         let roll = self.roll();
-        let staying = roll.berths.iter().filter(|berth| !berth.let_go.load(Ordering::SeqCst)).count();
+        let staying =
+            |berth: &&Arc<Berth>| !berth.let_go.load(Ordering::SeqCst) && !berth.waits_long.load(Ordering::SeqCst);
+        let staying = roll.berths.iter().filter(staying).count();
         let idle = |berth: &&Arc<Berth>| berth.waiting.load(Ordering::SeqCst) && !berth.let_go.load(Ordering::SeqCst);
         if staying > 1
             && let Some(berth) = roll.berths.iter().rev().find(idle)
@@ -239,6 +265,7 @@ impl Crew {
         let outcome =
             catch_unwind(AssertUnwindSafe(|| dispatch::answer(filesystem, &request, reply, self.bulk_bytes_max)));
         berth.unique.store(0, Ordering::Release);
+        berth.waits_long.store(false, Ordering::SeqCst);
         match outcome {
             Ok(Ok(())) => send(received, &header, 0, reply.body()),
             Ok(Err(fault)) => {
@@ -274,6 +301,12 @@ impl Crew {
             self.left.notify_all();
             self.lookout.rouse();
         }
+    }
+}
+
+impl Roll {
+    fn at_hand(&self) -> usize {
+        self.berths.iter().filter(|berth| !berth.waits_long.load(Ordering::SeqCst)).count()
     }
 }
 

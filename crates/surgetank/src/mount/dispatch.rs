@@ -92,6 +92,8 @@ pub fn answer<F: Filesystem + ?Sized>(
         Operation::Setxattr { name, value, flags } => fs.setxattr(caller, id, name, value, flags)?,
         Operation::Listxattr { size } => sized(reply, &fs.listxattr(caller, id)?, size)?,
         Operation::Removexattr { name } => fs.removexattr(caller, id, name)?,
+        Operation::Getlk { asked } => reply.lock(&fs.getlk(caller, id, &asked)?),
+        Operation::Setlk { asked, wait } => fs.setlk(caller, id, &asked, wait)?,
         Operation::Access { mask } => fs.access(caller, id, mask)?,
         Operation::Syncfs => fs.syncfs(caller, id)?,
         Operation::Ioctl => return Err(Errno::NOTTY.into()),

@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
 use surgetank_core::error::FsResult;
-use surgetank_core::model::{Attr, Caller, Timestamp};
+use surgetank_core::model::{Attr, Caller, FileLock, LockRequest, Timestamp};
 
 use super::notifier::{BackingId, Notifier};
 use super::reply::{DirectoryPlusSink, DirectorySink};
@@ -308,6 +308,19 @@ pub trait Filesystem: Send + Sync + 'static {
     }
 
     fn removexattr(&self, caller: &Caller, id: u64, name: &[u8]) -> FsResult<()> {
+        absent()
+    }
+
+    /// Which lock is in the way of this one; [`surgetank_core::model::LockKind::None`] when none is. Locks are only asked
+    /// for with [`super::Options::locks`].
+    fn getlk(&self, caller: &Caller, id: u64, asked: &LockRequest) -> FsResult<FileLock> {
+        absent()
+    }
+
+    /// Takes a lock or gives it back. In the way of another: EAGAIN, or with `wait` when it is gone
+    /// ([`super::wait_long`], and EINTR when [`super::interrupted`]). Nobody unlocks at close: [`Filesystem::flush`] ends
+    /// what its `lock_owner` has on ranges, [`Filesystem::release`] all that was taken through the handle.
+    fn setlk(&self, caller: &Caller, id: u64, asked: &LockRequest, wait: bool) -> FsResult<()> {
         absent()
     }
 

@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::time::Duration;
 
 use rustix::fs::{major, minor};
-use surgetank_core::model::{Attr, Kind};
+use surgetank_core::model::{Attr, FileLock, Kind, LockKind};
 
 use super::abi::{self, fopen};
 use super::filesystem::{Attributes, Entry, Looked, Opened, OpenedDirectory, SpaceReport};
@@ -109,6 +109,18 @@ impl Reply {
         self.u64(opened.fh);
         self.u32(flag(opened.cache, fopen::CACHE_DIR) | flag(opened.keep_cache, fopen::KEEP_CACHE));
         self.u32(0);
+    }
+
+    pub fn lock(&mut self, lock: &FileLock) {
+        let kind = match lock.kind {
+            LockKind::Shared => libc::F_RDLCK,
+            LockKind::Exclusive => libc::F_WRLCK,
+            LockKind::None => libc::F_UNLCK,
+        };
+        self.u64(lock.first);
+        self.u64(lock.last);
+        self.u32(kind as u32);
+        self.u32(lock.pid);
     }
 
     pub fn space(&mut self, space: &SpaceReport) {

@@ -5,7 +5,7 @@
 
 use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
-use surgetank_core::model::{Caller, Timestamp};
+use surgetank_core::model::{Caller, FileLock, LockKind, LockRequest, Timestamp};
 
 use super::abi::{self, Fields, fattr, opcode};
 use super::filesystem::{FilePlace, ReleaseFlags, SetAttr, TimeChange, WriteFlags};
@@ -200,6 +200,14 @@ pub enum Operation<'a> {
     Removexattr {
         name: &'a [u8],
     },
+    /// Which lock is in the way of this one?
+    Getlk {
+        asked: LockRequest,
+    },
+    Setlk {
+        asked: LockRequest,
+        wait: bool,
+    },
     Access {
         mask: u32,
     },
@@ -212,7 +220,7 @@ pub enum Operation<'a> {
         unique: u64,
     },
     Destroy,
-    /// Locks (the kernel keeps them), poll, bmap, statx, DAX and whatever comes later.
+    /// Poll, bmap, statx, DAX and whatever comes later.
     Unknown,
 }
 
@@ -350,6 +358,9 @@ fn decode_operation<'a>(header: &Header, mut fields: Fields<'a>) -> Result<Opera
         }
         opcode::LISTXATTR => Operation::Listxattr { size: f.u32()? },
         opcode::REMOVEXATTR => Operation::Removexattr { name: f.text()? },
+        opcode::GETLK => Operation::Getlk { asked: lock(f)? },
+        opcode::SETLK => Operation::Setlk { asked: lock(f)?, wait: false },
+        opcode::SETLKW => Operation::Setlk { asked: lock(f)?, wait: true },
         opcode::ACCESS => Operation::Access { mask: f.u32()? },
         opcode::SYNCFS => Operation::Syncfs,
         opcode::IOCTL => Operation::Ioctl,
@@ -390,6 +401,23 @@ fn copy_file_range<'a>(header: &Header, f: &mut Fields<'a>, wide: bool) -> Resul
     let from = FilePlace { id: header.node, fh: f.u64()?, offset: f.u64()? };
     let to = FilePlace { id: f.u64()?, fh: f.u64()?, offset: f.u64()? };
     Ok(Operation::CopyFileRange { from, to, length: f.u64()?, flags: f.u64()?, wide })
+}
+
+fn lock(f: &mut Fields<'_>) -> Result<LockRequest, Errno> {
+    let (handle, owner, first, last) = (f.u64()?, f.u64()?, f.u64()?, f.u64()?);
+    let (kind, pid, flags) = (f.u32()?, f.u32()?, f.u32()?);
+    let kind = match i32::try_from(kind) {
+        Ok(libc::F_RDLCK) => LockKind::Shared,
+        Ok(libc::F_WRLCK) => LockKind::Exclusive,
+        Ok(libc::F_UNLCK) => LockKind::None,
+        _ => return Err(Errno::INVAL),
+    };
+    // Offsets of files are signed.
+    if first > last || last > i64::MAX as u64 {
+        return Err(Errno::INVAL);
+    }
+    let flock = flags & abi::LK_FLOCK != 0;
+    Ok(LockRequest { handle, owner, flock, lock: FileLock { kind, first, last, pid } })
 }
 
 fn offer(f: &mut Fields<'_>) -> Result<Offer, Errno> {

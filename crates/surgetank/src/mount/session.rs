@@ -3,7 +3,7 @@
 //! States: handshake (in [`Session::start`]) → serving → over (unmounted, or stopped). Whoever made the mount
 //! ([`super::attach`], later a supervisor) hands the descriptor over; the session doesn't unmount.
 //!
-//! Locks (flock, POSIX) are not announced, so the kernel keeps them itself. The write-back cache is never asked for.
+//! Locks (flock, POSIX) come here only with [`Options::locks`]; otherwise the kernel keeps them itself. The write-back cache is never asked for.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -36,11 +36,13 @@ pub struct Options {
     /// fewer. The kernel allows 1 and 2.
     pub stack_depth: u32,
     pub readdirplus: Readdirplus,
+    /// Ask for the locks of programs; the file system then has [`Filesystem::setlk`] and [`Filesystem::getlk`].
+    pub locks: bool,
     /// Largest single read or write; a thread's buffers are that large.
     pub transfer_bytes_max: usize,
     /// Requests that nobody waits for (read-ahead, releases) in flight at once.
     pub background_max: u16,
-    /// Operations that may block at once. There is one thread until some do.
+    /// Operations that may block at once, without those that wait for somebody's lock. There is one thread until some do.
     pub threads_max: usize,
 }
 
@@ -50,6 +52,7 @@ impl Default for Options {
             passthrough: false,
             stack_depth: 1,
             readdirplus: Readdirplus::Never,
+            locks: false,
             transfer_bytes_max: 1 << 20,
             background_max: 64,
             threads_max: 64,
@@ -159,6 +162,9 @@ fn agree(offer: &Offer, options: &Options) -> (Agreed, Reply) {
         | init::DIRECT_IO_ALLOW_MMAP;
     if options.passthrough {
         wanted |= init::PASSTHROUGH;
+    }
+    if options.locks {
+        wanted |= init::POSIX_LOCKS | init::FLOCK_LOCKS;
     }
     if options.readdirplus == Readdirplus::Auto {
         wanted |= init::DO_READDIRPLUS | init::READDIRPLUS_AUTO;

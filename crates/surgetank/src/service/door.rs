@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
 use surgetank_core::error::FsResult;
-use surgetank_core::model::{Attr, Caller, FileId, Kind, Timestamp};
+use surgetank_core::model::{Attr, Caller, FileId, FileLock, Kind, LockKind, LockRequest, Timestamp};
 use surgetank_core::namespace::{self, Found, Grant, Namespace};
 
 use crate::mount::filesystem::{FilePlace, ReleaseFlags};
 use crate::mount::{
     Agreed, Attributes, BackingId, DirectorySink, Entry, Filesystem, Looked, Notifier, Opened, OpenedDirectory,
-    SetAttr, SpaceReport, TimeChange, WriteFlags,
+    SetAttr, SpaceReport, TimeChange, WriteFlags, wait_long,
 };
 
 pub struct Door {
@@ -163,8 +163,12 @@ impl Door {
         };
         // Pages of an earlier mediated open may be older than what was written directly since: never kept.
         // Who only writes needs no pages in between: one copy less. Pages that readers have are dropped by the kernel.
-        let direct_io = backing.is_none() && (opened.shared || flags.bits() as i32 & libc::O_ACCMODE == libc::O_WRONLY);
-        Opened { fh: opened.handle, backing, direct_io, no_flush: true, ..Opened::default() }
+        let access = flags.bits() as i32 & libc::O_ACCMODE;
+        let direct_io = backing.is_none() && (opened.shared || access == libc::O_WRONLY);
+        // POSIX locks go with the first close, which only those hear of who ask for it. It costs a round trip, so only where
+        // locks matter to programs: databases lock what they read and write.
+        let no_flush = access != libc::O_RDWR;
+        Opened { fh: opened.handle, backing, direct_io, no_flush, ..Opened::default() }
     }
 }
 
@@ -323,11 +327,15 @@ impl Filesystem for Door {
         })
     }
 
-    fn flush(&self, _caller: &Caller, _id: u64, _fh: u64, _lock_owner: u64) -> FsResult<()> {
+    fn flush(&self, _caller: &Caller, id: u64, fh: u64, lock_owner: u64) -> FsResult<()> {
+        self.serve(|ns| ns.unlock_owner(FileId(id), fh, lock_owner));
         Ok(())
     }
 
-    fn release(&self, _id: u64, fh: u64, _flags: ReleaseFlags) {
+    fn release(&self, id: u64, fh: u64, _flags: ReleaseFlags) {
+        // First: the next program may want the lock already, and a descriptor of ours that can write would keep the file from
+        // being sealed.
+        self.namespace.unlock_handle(FileId(id), fh);
         self.change(|ns| ns.release(fh));
     }
 
@@ -419,6 +427,21 @@ impl Filesystem for Door {
 
     fn removexattr(&self, caller: &Caller, id: u64, name: &[u8]) -> FsResult<()> {
         self.change(|ns| ns.removexattr(caller, FileId(id), name))
+    }
+
+    fn getlk(&self, _caller: &Caller, id: u64, asked: &LockRequest) -> FsResult<FileLock> {
+        self.serve(|ns| ns.lock_in_the_way(FileId(id), asked))
+    }
+
+    fn setlk(&self, _caller: &Caller, id: u64, asked: &LockRequest, wait: bool) -> FsResult<()> {
+        if asked.lock.kind != LockKind::None {
+            wait_long();
+        }
+        if wait {
+            // Not counted as service: the time is the other program's.
+            return self.namespace.lock(FileId(id), asked, wait);
+        }
+        self.serve(|ns| ns.lock(FileId(id), asked, wait))
     }
 
     fn access(&self, caller: &Caller, id: u64, mask: u32) -> FsResult<()> {

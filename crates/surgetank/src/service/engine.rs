@@ -220,8 +220,10 @@ impl Engine for Served {
 
     fn progress(&self, scope: &Scope) -> Progress {
         self.namespace.catch_up();
-        let left = self.undurable(scope, false);
         let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner).get(&scope.run).copied();
+        // Looked at first: what is sealed just now is found among what is left.
+        let releasing = self.is_releasing(scope, begun);
+        let left = self.undurable(scope, false);
         let now = self.mark();
         let since = begun.unwrap_or(now);
         Progress {
@@ -233,7 +235,7 @@ impl Engine for Served {
             bytes_per_second: self.bytes_per_second(),
             trouble: self.trouble(),
             settled: ((left.is_empty() && self.namespace.lingering_none()) || self.drain.settled(scope.run))
-                && !self.is_releasing(scope, begun),
+                && !releasing,
         }
     }
 

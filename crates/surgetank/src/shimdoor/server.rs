@@ -2,6 +2,7 @@
 //! the store (fsync) to a thread of its own.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{MaybeUninit, offset_of};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,8 +14,9 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
-use surgetank_core::model::{Caller, Timestamp};
-use surgetank_core::namespace::{LEFT_TO_THE_MOUNT, Namespace, SetAttr};
+use surgetank_core::error::FsResult;
+use surgetank_core::model::{Caller, FileId, Timestamp};
+use surgetank_core::namespace::{LEFT_TO_THE_MOUNT, Namespace, STORE_TO_BE_ASKED, SetAttr};
 
 use super::Door;
 use super::abi::{self, Request, op, set};
@@ -108,33 +110,31 @@ impl Server {
         let ours = message.caller.uid == rustix::process::geteuid().as_raw();
         match message.request.op {
             _ if !ours => reply(&client, abi::ASK_MOUNT, None),
-            op::OPEN => {
-                let request = &message.request;
-                let dir = surgetank_core::model::FileId(request.dir);
-                let flags = request.flags as i32;
-                let hand = || namespace.hand_out(&message.caller, dir, &message.name, request.mode & 0o7777, flags);
-                let handed = match hand() {
-                    // Writers that are gone already may be what it lacks room for.
-                    Err(fault) if fault.errno == LEFT_TO_THE_MOUNT && namespace.catch_up() => hand(),
-                    handed => handed,
-                };
-                match handed {
-                    Ok(file) => reply(&client, 0, Some(file.as_fd())),
-                    Err(fault) => reply(&client, status_of(fault.errno), None),
-                }
-            }
+            op::OPEN => match open(&namespace, &message, false) {
+                Err(fault) if fault.errno == STORE_TO_BE_ASKED => self.aside(Aside::Open, client, message, namespace),
+                opened => answer_open(&client, opened),
+            },
             op::SETATTR => reply(&client, self.set_attributes(&namespace, &message), None),
-            op::SYNC => {
-                let door = Arc::clone(&self.door);
-                let (dev, ino) = (message.request.dev, message.request.ino);
-                let told = Arc::clone(&client);
-                let sync = move || reply(&told, sync(&door, &namespace, dev, ino), None);
-                if let Err(why) = std::thread::Builder::new().name("shim-sync".into()).spawn(sync) {
-                    tracing::warn!(%why, "fsync for the shim");
-                    reply(&client, libc::EAGAIN, None);
-                }
-            }
+            op::SYNC => self.aside(Aside::Sync, client, message, namespace),
             _ => reply(&client, libc::EINVAL, None),
+        }
+    }
+
+    /// What waits for the store keeps nobody else waiting.
+    fn aside(&self, what: Aside, client: Arc<OwnedFd>, message: Message, namespace: Arc<Namespace>) {
+        let door = Arc::clone(&self.door);
+        let told = Arc::clone(&client);
+        let act = move || match what {
+            Aside::Open => answer_open(&told, open(&namespace, &message, true)),
+            Aside::Sync => reply(&told, sync(&door, &namespace, message.request.dev, message.request.ino), None),
+        };
+        if let Err(why) = std::thread::Builder::new().name("shim-aside".into()).spawn(act) {
+            tracing::warn!(%why, "no thread for a request of the shim");
+            let status = match what {
+                Aside::Open => abi::ASK_MOUNT,
+                Aside::Sync => libc::EAGAIN,
+            };
+            reply(&client, status, None);
         }
     }
 
@@ -171,6 +171,31 @@ impl Server {
     }
 }
 
+#[derive(Clone, Copy)]
+enum Aside {
+    Open,
+    Sync,
+}
+
+fn open(namespace: &Namespace, message: &Message, may_ask: bool) -> FsResult<File> {
+    let Message { request, name, caller } = message;
+    let dir = FileId(request.dir);
+    let hand = || namespace.hand_out(caller, dir, name, request.mode & 0o7777, request.flags as i32, may_ask);
+    match hand() {
+        // Writers that are gone already may be what it lacks room for.
+        Err(fault) if fault.errno == LEFT_TO_THE_MOUNT && namespace.catch_up() => hand(),
+        handed => handed,
+    }
+}
+
+fn answer_open(client: &OwnedFd, opened: FsResult<File>) {
+    match opened {
+        Ok(file) => reply(client, 0, Some(file.as_fd())),
+        Err(fault) if fault.errno == LEFT_TO_THE_MOUNT => reply(client, abi::ASK_MOUNT, None),
+        Err(fault) => reply(client, fault.errno.raw_os_error(), None),
+    }
+}
+
 fn sync(door: &Door, namespace: &Namespace, dev: u64, ino: u64) -> i32 {
     door.take_closings();
     match door.of_plain(dev, ino) {
@@ -178,10 +203,6 @@ fn sync(door: &Door, namespace: &Namespace, dev: u64, ino: u64) -> i32 {
         // Without a name by now, and closed by whoever could write it.
         None => 0,
     }
-}
-
-fn status_of(errno: rustix::io::Errno) -> i32 {
-    if errno == LEFT_TO_THE_MOUNT { abi::ASK_MOUNT } else { errno.raw_os_error() }
 }
 
 /// `None`: the program has gone.

@@ -18,11 +18,20 @@ use super::super::Namespace;
 use super::super::content::Open;
 use super::super::tree::Name;
 use super::seal::nobody_writes;
-use super::{KEPT, LEFT_TO_THE_MOUNT, Via};
+use super::{KEPT, LEFT_TO_THE_MOUNT, STORE_TO_BE_ASKED, Via};
 
 impl Namespace {
-    /// A descriptor of the plain file, as open(2) of the name with these flags would give it.
-    pub fn hand_out(&self, caller: &Caller, dir: FileId, name: &[u8], perm: u32, flags: i32) -> FsResult<File> {
+    /// A descriptor of the plain file, as open(2) of the name with these flags would give it. [`STORE_TO_BE_ASKED`] unless
+    /// that `may_ask`.
+    pub fn hand_out(
+        &self,
+        caller: &Caller,
+        dir: FileId,
+        name: &[u8],
+        perm: u32,
+        flags: i32,
+        may_ask: bool,
+    ) -> FsResult<File> {
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         if !writes || name.is_empty() || name.starts_with(crate::model::STORE_TEMPORARY_PREFIX) {
             return Err(LEFT_TO_THE_MOUNT.into());
@@ -34,7 +43,16 @@ impl Namespace {
                 return Err(LEFT_TO_THE_MOUNT.into());
             }
             self.permit(caller, &inode.attr, 1)?;
-            self.known(&tree, dir, &Name::from(name)).ok_or(LEFT_TO_THE_MOUNT)?
+            self.known(&tree, dir, &Name::from(name))
+        };
+        let known = match known {
+            Some(known) => known,
+            None if !may_ask => return Err(STORE_TO_BE_ASKED.into()),
+            None => match self.resolve(caller, dir, name) {
+                Ok(id) => Some(id),
+                Err(fault) if fault.errno == Errno::NOENT => None,
+                Err(fault) => return Err(fault),
+            },
         };
         match known {
             Some(_) if flags & (libc::O_CREAT | libc::O_EXCL) == libc::O_CREAT | libc::O_EXCL => {
@@ -60,8 +78,8 @@ impl Namespace {
         // The caches of the kernel that the mount's readers have are not ours to drop while they read.
         let open = self.open_locked(id, true, flags & libc::O_TRUNC != 0, self.run(caller), Via::Shim(flags))?;
         if open.handed.swap(true, Ordering::Relaxed) {
-            // It counts already.
-            self.close_user(&open, true);
+            // It counts already, for one writer; what was handed out before may be closed by now, this one is not.
+            self.uncount_user(&open, true);
         } else {
             self.handed.fetch_add(1, Ordering::Relaxed);
         }

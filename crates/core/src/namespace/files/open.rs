@@ -12,7 +12,7 @@ use crate::placement::{self, Ask, AskKind, DirtyRoom, Place};
 use crate::store::{Cred, StorePath};
 
 use super::super::Namespace;
-use super::super::content::{Content, Handle, Lies, Open};
+use super::super::content::{Content, Handle, Lies, Open, Users};
 use super::super::journal::Txn;
 use super::super::tree::Progress;
 use super::{Grant, LEFT_TO_THE_MOUNT, Opened, Placed, Via};
@@ -65,7 +65,8 @@ impl Namespace {
             }
         };
         let id = open.id;
-        let handle = Handle { id, open, writes, append: flags & libc::O_APPEND != 0, run };
+        let reads = flags & libc::O_ACCMODE != libc::O_WRONLY;
+        let handle = Handle { id, open, reads, writes, append: flags & libc::O_APPEND != 0, run };
         self.handles.write().unwrap_or_else(PoisonError::into_inner).insert(fh, Arc::new(handle));
         let keep_cache = !writes && !shared && self.tree().get(id).is_some_and(|inode| inode.owned);
         Opened { handle: fh, grant, keep_cache, shared }
@@ -589,16 +590,22 @@ impl Namespace {
         self.close_user(open, writes);
     }
 
-    pub(super) fn close_user(&self, open: &Arc<Open>, writes: bool) {
-        let (last_writer, last) = {
-            let mut users = open.users.lock().unwrap_or_else(PoisonError::into_inner);
-            let count = if writes { &mut users.writers } else { &mut users.readers };
-            *count = count.saturating_sub(1);
-            (writes && users.writers == 0, users.writers == 0 && users.readers == 0)
-        };
+    /// Returns who is left.
+    pub(super) fn uncount_user(&self, open: &Open, writes: bool) -> Users {
+        let mut users = open.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = if writes { &mut users.writers } else { &mut users.readers };
+        *count = count.saturating_sub(1);
+        let left = *users;
+        drop(users);
         if let Some(inode) = self.tree().get_mut(open.id) {
             inode.handles = inode.handles.saturating_sub(1);
         }
+        left
+    }
+
+    pub(super) fn close_user(&self, open: &Arc<Open>, writes: bool) {
+        let left = self.uncount_user(open, writes);
+        let (last_writer, last) = (writes && left.writers == 0, left.writers == 0 && left.readers == 0);
         // The one writer that is left may be what we handed out, closed before this one was.
         if writes && !last_writer && open.handed.load(Ordering::Relaxed) && open.writers() == 1 && self.end_handed(open)
         {

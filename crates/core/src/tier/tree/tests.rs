@@ -24,7 +24,7 @@ impl Root {
         self.dir.path()
     }
     fn put(&self, path: &str, content: &str) {
-        self.tree().create(path.as_bytes(), 0o600).unwrap().write_all_at(content.as_bytes(), 0).unwrap();
+        self.tree().create(path.as_bytes(), 0o600, OFlags::RDWR).unwrap().write_all_at(content.as_bytes(), 0).unwrap();
     }
     /// path → content of every file, through the standard library.
     fn files(&self) -> BTreeMap<String, String> {
@@ -58,11 +58,11 @@ fn errno<T>(outcome: io::Result<T>) -> Option<Errno> {
 fn create_makes_parents_and_gives_way_only_to_empty_directories() {
     let root = Root::new();
     root.put("a/b/c", "1");
-    assert_eq!(errno(root.tree().create(b"a/b/c", 0o600)), Some(Errno::EXIST));
+    assert_eq!(errno(root.tree().create(b"a/b/c", 0o600, OFlags::RDWR)), Some(Errno::EXIST));
     fs::create_dir_all(root.path().join("x/y/z")).unwrap();
     root.put("x/y", "2");
-    assert_eq!(errno(root.tree().create(b"a/b", 0o600)), Some(Errno::EXIST));
-    assert_eq!(errno(root.tree().create(b"a/b/c/d", 0o600)), Some(Errno::NOTDIR));
+    assert_eq!(errno(root.tree().create(b"a/b", 0o600, OFlags::RDWR)), Some(Errno::EXIST));
+    assert_eq!(errno(root.tree().create(b"a/b/c/d", 0o600, OFlags::RDWR)), Some(Errno::NOTDIR));
     root.expect(&[("a/b/c", "1"), ("x/y", "2")]);
     assert_eq!(errno(root.tree().open(b"nope/nope", false)), Some(Errno::NOENT));
     let mut text = String::new();
@@ -98,7 +98,7 @@ fn nothing_follows_a_symlink_and_nothing_escapes() {
         assert!(open(b"real/f", OFlags::RDONLY).is_ok());
     }
     let tree = root.tree();
-    assert!(tree.create(b"dir/new", 0o600).is_err());
+    assert!(tree.create(b"dir/new", 0o600, OFlags::RDWR).is_err());
     assert!(tree.open(b"dir/victim", true).is_err());
     assert!(tree.rename(b"real/f", b"dir/f").is_err());
     assert!(tree.rename(b"dir/victim", b"g").is_err());
@@ -107,7 +107,7 @@ fn nothing_follows_a_symlink_and_nothing_escapes() {
     let _ = tree.remove_dir(b"dir");
     let _ = tree.rename_dir(b"dir", b"moved/victim");
     for path in [&b""[..], b"/etc/passwd", b"../x", b"a/../b", b"a//b", b"a/./b", b"a/", b"a\0b"] {
-        assert_eq!(errno(tree.create(path, 0o600)), Some(Errno::INVAL));
+        assert_eq!(errno(tree.create(path, 0o600, OFlags::RDWR)), Some(Errno::INVAL));
         assert_eq!(errno(tree.unlink(path)), Some(Errno::INVAL));
         assert_eq!(errno(tree.rename(path, b"ok")), Some(Errno::INVAL));
         assert_eq!(errno(tree.rename_dir(b"real", path)), Some(Errno::INVAL));
@@ -223,7 +223,7 @@ fn paths_have_no_limit() {
     root.tree().remove_empty_dirs().unwrap();
     assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
     let too_long = vec![b'x'; 5000];
-    assert_eq!(errno(root.tree().create(&too_long, 0o600)), Some(Errno::NAMETOOLONG));
+    assert_eq!(errno(root.tree().create(&too_long, 0o600, OFlags::RDWR)), Some(Errno::NAMETOOLONG));
 }
 
 #[test]
@@ -231,9 +231,9 @@ fn walk_tells_every_file_with_its_numbers() {
     use std::os::unix::fs::MetadataExt;
     let root = Root::new();
     root.put("a/one", "1");
-    root.tree().create(b"two", 0o600).unwrap().set_len(1 << 20).unwrap();
+    root.tree().create(b"two", 0o600, OFlags::RDWR).unwrap().set_len(1 << 20).unwrap();
     let odd = std::ffi::OsStr::from_bytes(b"not\xFFutf8");
-    root.tree().create(odd.as_bytes(), 0o600).unwrap();
+    root.tree().create(odd.as_bytes(), 0o600, OFlags::RDWR).unwrap();
     symlink("a/one", root.path().join("link")).unwrap();
     let mut walked = BTreeMap::new();
     root.tree()

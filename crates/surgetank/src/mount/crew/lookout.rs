@@ -57,7 +57,7 @@ pub fn watch<F: Filesystem>(crew: &Arc<Crew>, filesystem: &Arc<F>) {
     let mut served_before = 0;
     while crew.running() {
         std::thread::sleep(TICK);
-        let threads = crew.threads();
+        let threads = crew.at_hand();
         let served = crew.served.load(Ordering::Relaxed);
         quiet_ticks = if served == served_before { quiet_ticks + 1 } else { 0 };
         served_before = served;

@@ -1,0 +1,403 @@
+//! File locks of programs on the mount: exclusive also with those that others take on the plain file itself.
+//!
+//! The kernel's own locks are the only book that both doors can see. So a lock of the mount is taken, with a description
+//! (an open file) of ours, on the file's *proxy*: its plain file on a tier, or, where it has none, a file in memory that
+//! only we know. flock becomes flock(2) on a description for each open file of the mount; ranges become OFD locks on one
+//! for each lock owner. The proxy stays the same as long as there is a description, wherever the content goes: a further
+//! one is always made from one that is there.
+//!
+//! A description ends, and its locks with it, at FLUSH of its owner (ranges) and at RELEASE of a handle that it was used
+//! through. One that can write exists only while a handle that writes does: it would make the lease that seals the file
+//! fail. Hence reading handles get descriptions that read, which is enough for shared locks and for flock.
+//!
+//! Waiting is asking again, soon after somebody here unlocked, otherwise ever less often: the kernel would wait for us,
+//! but a thread that it holds could not be called back when the program is interrupted. Deadlocks are not seen (EDEADLK).
+//!
+//! The locks here are leaves: nothing of the namespace is locked under them, and no store is touched.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags};
+
+use super::Namespace;
+use super::content::{Handle, Lies};
+use crate::clock;
+use crate::error::{Errno, Fault, FsResult};
+use crate::model::{FileId, FileLock, LockKind, LockRequest};
+
+const PAUSE_FIRST: Duration = Duration::from_millis(1);
+const PAUSE_MAX: Duration = Duration::from_millis(20);
+/// Who does not wait is refused only after this, where the holder's end is told us late: `close` returns before RELEASE is
+/// served, and a program that was started after the holder's end must find the lock free.
+const RELEASE_PATIENCE: Duration = Duration::from_millis(20);
+/// Each one that waits has a thread of the mount.
+const WAITING_MAX: usize = 1024;
+const OFFSET_MAX: u64 = i64::MAX as u64;
+
+/// Files on which somebody has locks, or had until he closes.
+#[derive(Debug, Default)]
+pub(super) struct Locks {
+    files: Mutex<HashMap<FileId, Arc<Locked>>>,
+    waiting: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Locked {
+    descriptions: Mutex<Descriptions>,
+    /// Somebody unlocked.
+    freed: Condvar,
+}
+
+/// All are of one proxy.
+#[derive(Debug, Default)]
+struct Descriptions {
+    list: Vec<Description>,
+    /// No longer in the table: look there again.
+    struck: bool,
+}
+
+/// Whose locks a description has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Party {
+    /// flock: an open file of the mount.
+    Handle(u64),
+    /// Ranges: a process, or with OFD locks an open file; by the kernel's name for it.
+    Owner(u64),
+}
+
+#[derive(Debug)]
+struct Description {
+    party: Party,
+    file: File,
+    writable: bool,
+    /// The process that used it last.
+    pid: u32,
+    /// Open files of the mount that it was used through.
+    handles: Vec<u64>,
+    /// We hear of its end only some time after `close`: flock, what a handle holds that does not ask for FLUSH, and what is
+    /// left when FLUSH was served.
+    ends_late: bool,
+}
+
+impl Namespace {
+    /// Takes a lock or gives it back; EAGAIN when another is in the way, unless it is to be waited for.
+    pub fn lock(&self, id: FileId, asked: &LockRequest, wait: bool) -> FsResult<()> {
+        let handle = self.handle(asked.handle)?;
+        let party = Party::of(asked);
+        if asked.lock.kind == LockKind::None {
+            return self.locks.unlock(id, party, asked);
+        }
+        let place = match Waiting::new(&self.locks.waiting) {
+            Err(fault) if wait => return Err(fault),
+            place => place.ok(),
+        };
+        let impatient_at = clock::tick() + if place.is_some() { RELEASE_PATIENCE } else { Duration::ZERO };
+        let mut pause = PAUSE_FIRST;
+        loop {
+            let locked = self.locks.of(id);
+            let mut descriptions = locked.descriptions();
+            if descriptions.struck {
+                continue;
+            }
+            let outcome = descriptions.take(&handle, party, asked);
+            if !matches!(outcome, Ok(false)) {
+                self.locks.strike_unused(id, &mut descriptions);
+                return outcome.map(drop).map_err(refused);
+            }
+            let left = impatient_at.saturating_duration_since(clock::tick());
+            if !wait && (left.is_zero() || !descriptions.others_end_late(party)) {
+                self.locks.strike_unused(id, &mut descriptions);
+                return Err(Errno::AGAIN.into());
+            }
+            if wait && self.is_interrupted() {
+                self.locks.strike_unused(id, &mut descriptions);
+                return Err(Errno::INTR.into());
+            }
+            let at_most = if wait { pause } else { pause.min(left) };
+            let patience = locked.freed.wait_timeout(descriptions, at_most);
+            let freed = !patience.unwrap_or_else(PoisonError::into_inner).1.timed_out();
+            pause = if freed { PAUSE_FIRST } else { (pause * 2).min(PAUSE_MAX) };
+        }
+    }
+
+    /// What keeps a range from being locked; kind `None` when nothing does.
+    pub fn lock_in_the_way(&self, id: FileId, asked: &LockRequest) -> FsResult<FileLock> {
+        let handle = self.handle(asked.handle)?;
+        let party = Party::of(asked);
+        let locked = self.locks.find(id);
+        let descriptions = locked.as_deref().map(Locked::descriptions);
+        let list = descriptions.as_ref().map_or(&[][..], |descriptions| &descriptions.list);
+        let fresh;
+        let file = match list.iter().find(|description| description.party == party) {
+            Some(own) => &own.file,
+            None => match list.first().map(|any| reopen(&any.file, false)).or_else(|| plain_file(&handle, false)) {
+                Some(file) => {
+                    fresh = file.map_err(refused)?;
+                    &fresh
+                }
+                None => return Ok(FileLock { kind: LockKind::None, ..asked.lock }),
+            },
+        };
+        let found = range_in_the_way(file, &asked.lock).map_err(refused)?;
+        // Of an OFD lock the kernel knows no process; of our own ones we do.
+        let ours = list.iter().filter(|description| matches!(description.party, Party::Owner(_)));
+        let holder = ours.filter(|description| description.party != party).find(|description| {
+            let ranges = ranges_of(&description.file).unwrap_or_default();
+            ranges.iter().any(|range| (range.first, range.last) == (found.first, found.last))
+        });
+        Ok(FileLock { pid: holder.map_or(found.pid, |holder| holder.pid), ..found })
+    }
+
+    /// A process closed one of its descriptors of the file, or ended: its POSIX locks go. If it was the open file's last
+    /// descriptor, RELEASE follows, and with it go OFD locks; no request says which locks are such.
+    pub fn unlock_owner(&self, id: FileId, handle: u64, owner: u64) {
+        self.locks.end(id, |description| {
+            description.ends_late |= description.handles.contains(&handle);
+            description.party == Party::Owner(owner)
+        });
+    }
+
+    /// An open file of the mount is gone, and all locks that were taken through it. To be told before the file is released.
+    pub fn unlock_handle(&self, id: FileId, handle: u64) {
+        self.locks.end(id, |description| description.handles.contains(&handle));
+    }
+}
+
+impl Locks {
+    fn files(&self) -> MutexGuard<'_, HashMap<FileId, Arc<Locked>>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn find(&self, id: FileId) -> Option<Arc<Locked>> {
+        self.files().get(&id).cloned()
+    }
+
+    fn of(&self, id: FileId) -> Arc<Locked> {
+        self.files().entry(id).or_default().clone()
+    }
+
+    /// The table's lock comes after that of an entry.
+    fn strike_unused(&self, id: FileId, descriptions: &mut Descriptions) {
+        if descriptions.list.is_empty() && !std::mem::replace(&mut descriptions.struck, true) {
+            self.files().remove(&id);
+        }
+    }
+
+    fn end(&self, id: FileId, ends: impl Fn(&mut Description) -> bool) {
+        let Some(locked) = self.find(id) else { return };
+        let mut descriptions = locked.descriptions();
+        descriptions.list.retain_mut(|description| !ends(description));
+        self.strike_unused(id, &mut descriptions);
+        locked.freed.notify_all();
+    }
+
+    fn unlock(&self, id: FileId, party: Party, asked: &LockRequest) -> FsResult<()> {
+        let Some(locked) = self.find(id) else { return Ok(()) };
+        let mut descriptions = locked.descriptions();
+        match (party, descriptions.list.iter().position(|description| description.party == party)) {
+            (_, None) => {}
+            (Party::Handle(_), Some(at)) => {
+                // Kept until the handle goes: to open it again for the next lock costs more than the lock.
+                let description = &mut descriptions.list[at];
+                description.ends_late = false;
+                rustix::fs::flock(&description.file, FlockOperation::NonBlockingUnlock)
+                    .map_err(|errno| refused(errno.into()))?;
+            }
+            (Party::Owner(_), Some(at)) => {
+                set_range(&descriptions.list[at].file, &asked.lock).map_err(refused)?;
+            }
+        }
+        self.strike_unused(id, &mut descriptions);
+        locked.freed.notify_all();
+        Ok(())
+    }
+}
+
+impl Locked {
+    fn descriptions(&self) -> MutexGuard<'_, Descriptions> {
+        self.descriptions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Party {
+    fn of(asked: &LockRequest) -> Self {
+        if asked.flock { Self::Handle(asked.handle) } else { Self::Owner(asked.owner) }
+    }
+}
+
+impl Descriptions {
+    /// `false`: another's lock is in the way.
+    fn take(&mut self, handle: &Handle, party: Party, asked: &LockRequest) -> io::Result<bool> {
+        let at = self.description(handle, party, asked)?;
+        let description = &mut self.list[at];
+        description.pid = asked.lock.pid;
+        if !description.handles.contains(&asked.handle) {
+            description.handles.push(asked.handle);
+        }
+        description.ends_late |= asked.flock || !(handle.reads && handle.writes);
+        if !asked.flock {
+            return set_range(&description.file, &asked.lock);
+        }
+        let operation = match asked.lock.kind {
+            LockKind::Shared => FlockOperation::NonBlockingLockShared,
+            LockKind::Exclusive => FlockOperation::NonBlockingLockExclusive,
+            LockKind::None => FlockOperation::NonBlockingUnlock,
+        };
+        match rustix::fs::flock(&description.file, operation) {
+            Ok(()) => Ok(true),
+            Err(Errno::WOULDBLOCK) => {
+                // Who fails to change his lock has lost the one he had: flock(2) says so.
+                self.list.swap_remove(at);
+                Ok(false)
+            }
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Where the party's description is, made if need be, and able to write if need be.
+    fn description(&mut self, handle: &Handle, party: Party, asked: &LockRequest) -> io::Result<usize> {
+        let writable = !asked.flock && (handle.writes || asked.lock.kind == LockKind::Exclusive);
+        let own = self.list.iter().position(|description| description.party == party);
+        if let Some(at) = own
+            && (self.list[at].writable || !writable)
+        {
+            return Ok(at);
+        }
+        let (file, writable) = match self.open(handle, writable) {
+            Err(why) if asked.lock.kind != LockKind::Shared => return Err(why),
+            Err(_) => (self.open(handle, false)?, false),
+            Ok(file) => (file, writable),
+        };
+        match own {
+            Some(at) => {
+                // It has shared locks only, which both may have for a moment: nobody comes in between.
+                for range in ranges_of(&self.list[at].file)? {
+                    set_range(&file, &range)?;
+                }
+                self.list[at].file = file;
+                self.list[at].writable = writable;
+                Ok(at)
+            }
+            None => {
+                let (pid, handles) = (asked.lock.pid, vec![asked.handle]);
+                self.list.push(Description { party, file, writable, pid, handles, ends_late: false });
+                Ok(self.list.len() - 1)
+            }
+        }
+    }
+
+    /// A new description of the proxy.
+    fn open(&self, handle: &Handle, writable: bool) -> io::Result<File> {
+        if let Some(any) = self.list.first() {
+            return reopen(&any.file, writable);
+        }
+        match plain_file(handle, writable) {
+            Some(file) => file,
+            None => Ok(File::from(rustix::fs::memfd_create("surgetank-lock", MemfdFlags::CLOEXEC)?)),
+        }
+    }
+
+    fn others_end_late(&self, party: Party) -> bool {
+        self.list.iter().any(|description| description.party != party && description.ends_late)
+    }
+}
+
+/// One that waits, as long as it lives.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn new(count: &'a AtomicUsize) -> FsResult<Self> {
+        let place = Self(count);
+        if count.fetch_add(1, Ordering::Relaxed) >= WAITING_MAX {
+            return Err(Fault::new(Errno::NOLCK, format!("{WAITING_MAX} programs wait for locks already")));
+        }
+        Ok(place)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The plain file on a tier, where others may have locks on it.
+fn plain_file(handle: &Handle, writable: bool) -> Option<io::Result<File>> {
+    let content = handle.open.content();
+    matches!(content.lies, Lies::Tier(_)).then(|| reopen(&content.file, writable))
+}
+
+/// Another description of the same file, also when that has been renamed or deleted. Never waits for somebody's lease.
+fn reopen(file: &File, writable: bool) -> io::Result<File> {
+    let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(File::from(rustix::fs::open(path, access | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?))
+}
+
+fn flock_of(lock: &FileLock) -> libc::flock {
+    let kind = match lock.kind {
+        LockKind::Shared => libc::F_RDLCK,
+        LockKind::Exclusive => libc::F_WRLCK,
+        LockKind::None => libc::F_UNLCK,
+    };
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: lock.first as i64,
+        // 0: to the end of the file, however long it gets.
+        l_len: if lock.last >= OFFSET_MAX { 0 } else { (lock.last - lock.first + 1) as i64 },
+        l_pid: 0,
+    }
+}
+
+/// `false`: another's lock is in the way.
+fn set_range(file: &File, lock: &FileLock) -> io::Result<bool> {
+    let asked = flock_of(lock);
+    // SAFETY: F_OFD_SETLK reads one `flock`, which lives across the call; the descriptor is open.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const asked) } == 0 {
+        return Ok(true);
+    }
+    let why = io::Error::last_os_error();
+    if matches!(why.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) { Ok(false) } else { Err(why) }
+}
+
+fn range_in_the_way(file: &File, lock: &FileLock) -> io::Result<FileLock> {
+    let mut found = flock_of(lock);
+    // SAFETY: F_OFD_GETLK reads and writes one `flock`, which lives across the call; the descriptor is open.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut found) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let kind = match i32::from(found.l_type) {
+        libc::F_RDLCK => LockKind::Shared,
+        libc::F_WRLCK => LockKind::Exclusive,
+        _ => return Ok(FileLock { kind: LockKind::None, ..*lock }),
+    };
+    let first = u64::try_from(found.l_start).unwrap_or(0);
+    let last =
+        u64::try_from(found.l_len).ok().filter(|length| *length > 0).map_or(OFFSET_MAX, |length| first + length - 1);
+    Ok(FileLock { kind, first, last, pid: u32::try_from(found.l_pid).unwrap_or(0) })
+}
+
+/// The ranges that one of our own descriptions has locked. Only /proc tells: `N: OFDLCK ADVISORY READ PID DEVICE FIRST LAST`.
+fn ranges_of(file: &File) -> io::Result<Vec<FileLock>> {
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
+    let range = |line: &str| {
+        let words: Vec<&str> = line.strip_prefix("lock:")?.split_whitespace().collect();
+        let [_, "OFDLCK", _, kind, _, _, first, last] = words[..] else { return None };
+        let kind = if kind == "READ" { LockKind::Shared } else { LockKind::Exclusive };
+        let last = if last == "EOF" { OFFSET_MAX } else { last.parse().ok()? };
+        Some(FileLock { kind, first: first.parse().ok()?, last, pid: 0 })
+    };
+    Ok(text.lines().filter_map(range).collect())
+}
+
+/// Not to be taken for another's lock, nor for an error of the program's own file.
+fn refused(why: io::Error) -> Fault {
+    Fault::new(Errno::NOLCK, format!("the lock cannot be taken: {why}"))
+}
