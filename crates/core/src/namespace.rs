@@ -44,8 +44,8 @@ use crate::tier::Tiers;
 
 pub use ahead::BroughtIn;
 pub use attributes::SetAttr;
-pub use early::Real;
 use content::{Handle, Open};
+pub use early::Real;
 pub use files::{Grant, LEFT_TO_THE_MOUNT, Opened, STORE_TO_BE_ASKED};
 pub use listing::Listed;
 pub use questions::{Stuck, Undurable, Waiting, Where};

@@ -103,7 +103,8 @@ fn serve_calls(namespace: Arc<Namespace>, runs: Arc<runs::Runs>, over: &Path, st
         drain.stop();
         cannot(why)
     })?;
-    let place = namespace.config.preload.then(|| ShimPlace { index: shim.index().into(), socket: shim.socket().into() });
+    let place =
+        namespace.config.preload.then(|| ShimPlace { index: shim.index().into(), socket: shim.socket().into() });
     // Counts nothing; the engine asks it.
     let filesystem = Arc::new(door::Door::new(namespace.clone(), true, only_ids(), Box::new(|| ())));
     let engine = Arc::new(engine::Served::new(namespace, drain, runs, filesystem, prefetcher));

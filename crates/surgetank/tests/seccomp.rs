@@ -90,7 +90,10 @@ fn a_shell_finds_what_it_would_in_a_plain_directory() {
             Some(options) => scene.run(options, CHORES).exits(0).stdout,
         };
         let tree: Vec<_> = scene.store_files().into_iter().collect();
-        results.push((printed, tree.into_iter().map(|(path, size)| format!("{} {size}", path.display())).collect::<Vec<_>>()));
+        results.push((
+            printed,
+            tree.into_iter().map(|(path, size)| format!("{} {size}", path.display())).collect::<Vec<_>>(),
+        ));
     }
     assert_eq!(results[0].0, results[1].0);
     assert_eq!(results[0].0, results[2].0);
@@ -202,7 +205,8 @@ cp /bin/true not; chmod -x not; ./not 2> /dev/null || echo "refused $?"
 printf '#!/bin/sh\necho old\n' > again; chmod +x again; ./again; printf '#!/bin/sh\necho new\n' > again; ./again
 "#;
     scene.run(BARE, script).exits(0).prints("script one\ntwo\nthree \nfour\nrefused 126\nold\nnew\n");
-    let never = scene.run(&["--door", "seccomp", "--rule", "kept=keep"], "cp /bin/true kept; ./kept || echo refused $?");
+    let never =
+        scene.run(&["--door", "seccomp", "--rule", "kept=keep"], "cp /bin/true kept; ./kept || echo refused $?");
     never.exits(0).prints("refused 126\n");
     assert!(scene.log().contains("executing a file that is never drained"), "{}", scene.log());
 }
@@ -345,7 +349,8 @@ fn a_user_without_privileges_is_served() {
     scene.tier("fast", 64);
     fs::write(scene.path("secret"), "of root").unwrap();
     Command::new("chmod").args(["600", "/mnt/project/secret"]).status().unwrap();
-    let script = "id -u; mkdir d; cd d; echo mine > f; cat f; cp f g; mv g h; ls; cat ../secret 2> /dev/null || echo denied
+    let script =
+        "id -u; mkdir d; cd d; echo mine > f; cat f; cp f g; mv g h; ls; cat ../secret 2> /dev/null || echo denied
         sleep 0.3 & echo background";
     scene.run(BARE, script).exits(0).prints("1000\nmine\nf\nh\ndenied\nbackground\n");
     scene.holds("d/f", b"mine\n");

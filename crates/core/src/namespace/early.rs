@@ -56,7 +56,8 @@ impl Namespace {
             return Err(Errno::NOENT.into());
         }
         // While it is being made nobody may use it yet.
-        let making = inode.publish.and_then(|seq| tree.ops.get(&seq)).is_some_and(|op| op.progress != Progress::Waiting);
+        let making =
+            inode.publish.and_then(|seq| tree.ops.get(&seq)).is_some_and(|op| op.progress != Progress::Waiting);
         if making && inode.applied.is_none() {
             return Err(Errno::AGAIN.into());
         }

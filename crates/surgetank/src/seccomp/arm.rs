@@ -43,14 +43,17 @@ impl Arming {
 
 /// Puts this thread under the filter.
 fn install(program: &[libc::sock_filter]) -> io::Result<OwnedFd> {
-    let whole = libc::sock_fprog {
-        len: u16::try_from(program.len()).unwrap_or(0),
-        filter: program.as_ptr().cast_mut(),
-    };
+    let whole =
+        libc::sock_fprog { len: u16::try_from(program.len()).unwrap_or(0), filter: program.as_ptr().cast_mut() };
     let try_with = |flags: libc::c_ulong| {
         // SAFETY: the program is alive and `len` long; the kernel copies it.
         let fd = unsafe {
-            libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, (&raw const whole).cast::<libc::c_void>())
+            libc::syscall(
+                libc::SYS_seccomp,
+                libc::SECCOMP_SET_MODE_FILTER,
+                flags,
+                (&raw const whole).cast::<libc::c_void>(),
+            )
         };
         if fd < 0 {
             return Err(io::Error::last_os_error());

@@ -73,7 +73,8 @@ impl Call<'_> {
 
     pub(super) fn utimens(&self) -> Answered {
         let flags = self.int(3);
-        let known = if self.arg(1) == 0 { self.of_descriptor(self.int(0))? } else { self.target(self.int(0), 1, flags)? };
+        let known =
+            if self.arg(1) == 0 { self.of_descriptor(self.int(0))? } else { self.target(self.int(0), 1, flags)? };
         let Some(known) = known else { return Ok(Answer::Continue) };
         let now = surgetank_core::clock::now();
         if self.arg(2) == 0 {
@@ -140,9 +141,10 @@ impl Call<'_> {
     }
 
     fn xattr_name(&self) -> Result<Vec<u8>, Errno> {
-        let name = self.task.string(self.arg(1), XATTR_NAME_BYTES_MAX).map_err(|errno| {
-            if errno == Errno::NAMETOOLONG { Errno::RANGE } else { errno }
-        })?;
+        let name = self
+            .task
+            .string(self.arg(1), XATTR_NAME_BYTES_MAX)
+            .map_err(|errno| if errno == Errno::NAMETOOLONG { Errno::RANGE } else { errno })?;
         if name.is_empty() { Err(Errno::RANGE) } else { Ok(name) }
     }
 
@@ -208,4 +210,3 @@ impl Call<'_> {
         }
     }
 }
-

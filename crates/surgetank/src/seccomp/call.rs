@@ -8,8 +8,8 @@ use surgetank_core::error::{Fault, FsResult};
 use surgetank_core::model::{Attr, Caller, FileId};
 use surgetank_core::namespace::Namespace;
 
-use super::supervisor::Supervisor;
 use super::listener::{Listener, Notice};
+use super::supervisor::Supervisor;
 use super::task::Task;
 
 /// What the kernel is told to answer.
@@ -17,7 +17,10 @@ pub enum Answer {
     /// Make the call as it is.
     Continue,
     Value(i64),
-    Descriptor { file: OwnedFd, close_on_exec: bool },
+    Descriptor {
+        file: OwnedFd,
+        close_on_exec: bool,
+    },
 }
 
 pub type Answered = Result<Answer, Errno>;
@@ -72,7 +75,13 @@ impl<'a> Call<'a> {
 
     /// The path at an argument. Read, it is the caller's only if the caller still waits.
     pub fn path(&self, index: usize) -> Result<Vec<u8>, Errno> {
-        let path = self.task.string(self.arg(index), super::task::PATH_BYTES_MAX)?;
+        let path = match self.task.string(self.arg(index), super::task::PATH_BYTES_MAX) {
+            Err(Errno::PERM) => {
+                self.supervisor.tell_once("a program that may not be looked into (not dumpable, or Yama)", self.task);
+                return Err(Errno::PERM);
+            }
+            path => path?,
+        };
         self.check()?;
         Ok(path)
     }

@@ -176,7 +176,9 @@ mod tests {
         let read_until = cookies.after(dir, 0)[1].0;
         cookies.put(dir, &listed(&["a", "b", "c", "d", "e"]));
         let rest: Vec<&[u8]> = cookies.after(dir, read_until).iter().map(|(_, listed)| &*listed.name).collect();
-        assert!(rest.contains(&b"e".as_slice()) && !rest.contains(&b"a".as_slice()) && !rest.contains(&b"c".as_slice()));
+        assert!(
+            rest.contains(&b"e".as_slice()) && !rest.contains(&b"a".as_slice()) && !rest.contains(&b"c".as_slice())
+        );
         cookies.put(dir, &listed(&["e"]));
         assert_eq!(cookies.after(dir, read_until).len(), 1);
     }

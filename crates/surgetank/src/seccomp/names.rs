@@ -25,10 +25,8 @@ impl Call<'_> {
         let Some(spot) = self.vacant(dirfd, path, true)? else { return Ok(Answer::Continue) };
         let caller = self.caller()?;
         self.namespace().catch_up();
-        let made = self
-            .namespace()
-            .mkdir(&caller, spot.dir, &spot.name, mode & 0o7777 & !caller.umask)
-            .map_err(errno)?;
+        let made =
+            self.namespace().mkdir(&caller, spot.dir, &spot.name, mode & 0o7777 & !caller.umask).map_err(errno)?;
         self.made(made.id);
         // So that whoever enters it need not wait; if it cannot be yet, he will.
         if let Err(fault) = self.namespace().real_dir(made.id)

@@ -159,7 +159,10 @@ impl Call<'_> {
         loop {
             match self.namespace().real_dir(id) {
                 Ok(real) => {
-                    match task::open_directory(&self.bare(&real.path.0), OFlags::from_bits_retain(flags.cast_unsigned())) {
+                    match task::open_directory(
+                        &self.bare(&real.path.0),
+                        OFlags::from_bits_retain(flags.cast_unsigned()),
+                    ) {
                         Ok(file) => {
                             let stat = rustix::fs::fstat(&file)?;
                             // Unless the drain moved something while we opened it.
@@ -208,7 +211,8 @@ impl Call<'_> {
         let Some(leads_to) = leads_to else { return Ok(Answer::Continue) };
         let theirs = self.seen_from_here(dirfd, path)?.into_bytes();
         let until = clock::tick() + PATIENCE;
-        while !(same(&theirs, leads_to) || absent(&theirs) && absent(leads_to) && same(above(&theirs), above(leads_to))) {
+        while !(same(&theirs, leads_to) || absent(&theirs) && absent(leads_to) && same(above(&theirs), above(leads_to)))
+        {
             self.wait(until, "paths that lead out by links that are not drained yet")?;
         }
         Ok(Answer::Continue)
@@ -268,7 +272,9 @@ impl Call<'_> {
         loop {
             match self.namespace().real_file(id) {
                 Ok(path) => return Ok(path.0),
-                Err(fault) if fault.errno == Errno::AGAIN => self.wait(until, "a program that does not get into the store")?,
+                Err(fault) if fault.errno == Errno::AGAIN => {
+                    self.wait(until, "a program that does not get into the store")?
+                }
                 Err(fault) if fault.errno == Errno::ACCESS => {
                     return self.refuse("executing a file that is never drained", Errno::ACCESS).map(|_| Vec::new());
                 }

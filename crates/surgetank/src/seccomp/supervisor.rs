@@ -146,7 +146,13 @@ fn take_in(supervisor: &Arc<Supervisor>, stream: &UnixStream) -> io::Result<()> 
         _ => None,
     });
     let listener = Listener::new(descriptor.ok_or(io::ErrorKind::InvalidData)?);
-    let crew = Arc::new(Crew { supervisor: supervisor.clone(), listener, turn: Mutex::new(()), idle: AtomicUsize::new(0), threads: AtomicUsize::new(0) });
+    let crew = Arc::new(Crew {
+        supervisor: supervisor.clone(),
+        listener,
+        turn: Mutex::new(()),
+        idle: AtomicUsize::new(0),
+        threads: AtomicUsize::new(0),
+    });
     supervisor.crews.fetch_add(1, Ordering::AcqRel);
     if let Err(why) = Crew::grow(&crew) {
         supervisor.crews.fetch_sub(1, Ordering::AcqRel);
@@ -281,7 +287,8 @@ impl Supervisor {
         if !self.rooted.load(Ordering::Relaxed) {
             return b"/".to_vec();
         }
-        rustix::fs::readlink(task.proc("root"), Vec::new()).map_or_else(|_| b"/".to_vec(), std::ffi::CString::into_bytes)
+        rustix::fs::readlink(task.proc("root"), Vec::new())
+            .map_or_else(|_| b"/".to_vec(), std::ffi::CString::into_bytes)
     }
 
     pub fn tell_once(&self, what: &'static str, task: Task) {

@@ -71,7 +71,8 @@ impl Task {
         let mut string = Vec::new();
         let mut at = at;
         while string.len() < bytes_max {
-            let piece = usize::try_from(PAGE_BYTES - at % PAGE_BYTES).unwrap_or(bytes_max).min(bytes_max - string.len());
+            let piece =
+                usize::try_from(PAGE_BYTES - at % PAGE_BYTES).unwrap_or(bytes_max).min(bytes_max - string.len());
             // Names are short: the page's rest is fetched only for long ones.
             let piece = if string.is_empty() { piece.min(256) } else { piece };
             let start = string.len();

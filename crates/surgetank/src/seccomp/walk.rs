@@ -254,7 +254,10 @@ impl Call<'_> {
                 *next = format!("/proc/{}", self.task.tid).into_bytes();
                 return Ok(Magic::Elsewhere(next.clone()));
             }
-            [_, "fd", _] | [_, "task", _, "fd", _] | [_, "cwd" | "root" | "exe"] | [_, "task", _, "cwd" | "root" | "exe"]
+            [_, "fd", _]
+            | [_, "task", _, "fd", _]
+            | [_, "cwd" | "root" | "exe"]
+            | [_, "task", _, "cwd" | "root" | "exe"]
                 if follow => {}
             _ => return Ok(Magic::None),
         }

@@ -74,8 +74,8 @@ impl Namespace {
         let _inode = self.lock_inode(id);
         let open = self.open_locked(id, true, flags & libc::O_TRUNC != 0, self.run(caller), Via::Only(given))?;
         if open.handed.swap(true, Ordering::Relaxed) {
-            // It counts already.
-            self.close_user(&open, true);
+            // It counts already, for one writer; what was handed out before may be closed by now, this one is not.
+            self.uncount_user(&open, true);
         } else {
             self.handed.fetch_add(1, Ordering::Relaxed);
         }
@@ -99,9 +99,9 @@ impl Namespace {
         let run = self.run(caller);
         let made = self.make_file(caller, (dir, name), perm, run, Via::Only(flags))?;
         self.handed.fetch_add(1, Ordering::Relaxed);
-        let file = self.hand(&made.open, made.plain, flags).map_err(|fault| {
-            if fault.errno == LEFT_TO_THE_MOUNT { Errno::IO.into() } else { fault }
-        })?;
+        let file = self
+            .hand(&made.open, made.plain, flags)
+            .map_err(|fault| if fault.errno == LEFT_TO_THE_MOUNT { Errno::IO.into() } else { fault })?;
         Ok((made.id, file))
     }
 }

@@ -235,7 +235,8 @@ impl Namespace {
     /// The first open of an inode. The inode's lock is held.
     fn open_content(&self, id: FileId, writes: bool, truncates: bool, via: Via) -> FsResult<Open> {
         let in_place = writes && self.has_unknown_names(id);
-        if matches!(via, Via::Shim(_)) && (in_place || self.tree().get(id).is_none_or(|inode| inode.replica.is_none())) {
+        if matches!(via, Via::Shim(_)) && (in_place || self.tree().get(id).is_none_or(|inode| inode.replica.is_none()))
+        {
             return Err(LEFT_TO_THE_MOUNT.into());
         }
         if in_place {
@@ -432,10 +433,10 @@ impl Namespace {
     pub(super) fn may_be_direct(&self, via: Via) -> bool {
         via.is_only()
             || self.config.direct
-            && match via {
-                Via::Mount => self.door.get().is_some_and(|door| door.passes_through()),
-                Via::Shim(_) | Via::Only(_) => true,
-            }
+                && match via {
+                    Via::Mount => self.door.get().is_some_and(|door| door.passes_through()),
+                    Via::Shim(_) | Via::Only(_) => true,
+                }
     }
 
     /// Room that a direct writer of an existing tier file can count on; `None`: mediate it.

@@ -163,9 +163,9 @@ fn namespaces_of(agent: &Connection) -> Result<Option<Namespaces>> {
 /// Where there is no mount.
 fn arming_of(agent: &Connection) -> Result<Option<crate::seccomp::Arming>> {
     let Some(listeners) = &agent.hello.listeners else { return Ok(None) };
-    crate::seccomp::Arming::new(listeners.as_path()).map(Some).map_err(|error| {
-        Error::new(format!("the agent (pid {}) takes no command's calls", agent.pid)).why(error)
-    })
+    crate::seccomp::Arming::new(listeners.as_path())
+        .map(Some)
+        .map_err(|error| Error::new(format!("the agent (pid {}) takes no command's calls", agent.pid)).why(error))
 }
 
 /// The agents around the command, ours last.
