@@ -453,11 +453,11 @@ fn a_start_that_failed_and_the_doctor_left_directories_in_the_tiers() {
     let there = scene.tier_files();
     scene::mount(&["--bind", "/dev/null", "/dev/fuse"]);
     for _ in 0..2 {
-        let start = Running::of(scene.surgetank(&["run", "--state", "/mnt/state2", "--", "true"]));
+        let start = Running::of(scene.surgetank(&["run", "--door", "fuse", "--state", "/mnt/state2", "--", "true"]));
         start.ends().exits(1).says(&["cannot mount"]);
         assert_eq!((shared_memory(), tier()), (0, 1));
         // What is kept there stays.
-        scene.run(&[], "true").exits(1);
+        scene.run(&["--door", "fuse"], "true").exits(1);
         assert_eq!(scene.tier_files(), there);
     }
     scene::succeed(std::process::Command::new("umount").arg("/dev/fuse"));

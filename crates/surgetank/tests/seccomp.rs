@@ -76,7 +76,6 @@ cat numbers | wc -c
 #[test]
 fn a_shell_finds_what_it_would_in_a_plain_directory() {
     let Some(scene) = scene("calls_chores") else { return };
-    let plain = Path::new("/mnt/plain");
     let mut results = Vec::new();
     for options in [None, Some(BARE), Some(WITH_SHIM)] {
         fs::remove_dir_all(&scene.over).unwrap();
@@ -100,7 +99,6 @@ fn a_shell_finds_what_it_would_in_a_plain_directory() {
     // The archive has times in it, and directories differ in size.
     assert_eq!(results[0].1, results[1].1);
     assert_eq!(results[0].1, results[2].1);
-    drop(plain);
 }
 
 #[test]
@@ -374,4 +372,25 @@ fn the_door_is_chosen_and_said() {
     assert!(!refused.status.success());
     refused.says(&["cannot be served", "the store has to be the directory itself"]);
     assert!(!scene.path("f").exists());
+}
+
+#[test]
+fn who_watches_a_file_is_told_of_what_is_written_before_it_is_drained() {
+    let Some(scene) = scene("calls_watch") else { return };
+    let script = r#"
+python3 - <<'P'
+import ctypes, os, select
+libc = ctypes.CDLL(None)
+open('f', 'w').close()
+queue = libc.inotify_init()
+print(libc.inotify_add_watch(queue, b'f', 2), libc.inotify_add_watch(queue, b'absent', 2))
+with open('f', 'a') as f: f.write('x')
+print(len(select.select([queue], [], [], 10)[0]))
+P
+# The name is free here and still taken in the store.
+mkdir d; rmdir d; mkdir d; cd d; pwd; cd ..; mv d e; cd e; pwd; ln -s /mnt out; ls out/ > /dev/null; echo x > out/../project/e/g; cat g
+"#;
+    let mut options = BARE.to_vec();
+    options.extend(["--quiet-period", "1h"]);
+    scene.run(&options, script).exits(0).prints("1 -1\n1\n/mnt/project/d\n/mnt/project/e\nx\n");
 }

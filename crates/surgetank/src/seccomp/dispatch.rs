@@ -29,6 +29,7 @@ impl Call<'_> {
             libc::SYS_getdents64 => self.getdents(true),
             libc::SYS_chdir => self.chdir(),
             libc::SYS_getcwd => self.getcwd(),
+            libc::SYS_inotify_add_watch => self.inotify_add_watch(),
             libc::SYS_execve => self.exec(FDCWD, 0, 0),
             libc::SYS_execveat => self.exec(int(0), 1, int(4)),
             libc::SYS_mkdirat => self.mkdir(int(0), 1, self.arg(2) as u32),

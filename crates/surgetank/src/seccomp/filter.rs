@@ -34,7 +34,7 @@ pub mod number {
     pub const FILE_SETATTR: c_long = 469;
 }
 
-const EVERYWHERE: [libc::c_long; 60] = [
+const EVERYWHERE: [libc::c_long; 61] = [
     libc::SYS_openat,
     libc::SYS_newfstatat,
     libc::SYS_fstat,
@@ -47,6 +47,7 @@ const EVERYWHERE: [libc::c_long; 60] = [
     libc::SYS_getdents64,
     libc::SYS_chdir,
     libc::SYS_getcwd,
+    libc::SYS_inotify_add_watch,
     libc::SYS_mkdirat,
     libc::SYS_unlinkat,
     libc::SYS_renameat2,

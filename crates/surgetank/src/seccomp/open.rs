@@ -2,10 +2,11 @@
 
 use std::ffi::CString;
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
+use rustix::fs::inotify::{self, WatchFlags};
 use rustix::io::Errno;
 use surgetank_core::clock;
 use surgetank_core::model::{Caller, FileId, Kind};
@@ -264,6 +265,27 @@ impl Call<'_> {
                 return Ok(Answer::Continue);
             }
         }
+    }
+
+    /// Who follows a file (tail -f) is told of the plain file's changes: nothing happens to the bare one. Of a directory
+    /// what is told is what is drained.
+    pub(super) fn inotify_add_watch(&self) -> Answered {
+        let path = self.path(1)?;
+        let mask = self.arg(2) as u32;
+        let spot = match self.walk_at(libc::AT_FDCWD, &path, mask & libc::IN_DONT_FOLLOW == 0)? {
+            Walked::Outside(to) => return self.go_outside(libc::AT_FDCWD, &path, to.as_deref()),
+            Walked::Inside(spot) => spot,
+        };
+        let known = spot.known()?;
+        let plain = match known.attr.kind {
+            Kind::File => self.plain(known.id, libc::O_RDONLY)?,
+            Kind::Directory => self.directory(known.id, 0)?.0,
+            _ => return self.refuse("inotify on links and special files", Errno::ACCESS),
+        };
+        let theirs = self.task.descriptor(self.int(0))?;
+        let link = format!("/proc/self/fd/{}", plain.as_raw_fd());
+        let flags = WatchFlags::from_bits_retain(mask & !libc::IN_DONT_FOLLOW);
+        Ok(Answer::Value(inotify::add_watch(&theirs, link, flags)?.into()))
     }
 
     /// The store has it as programs see it.
