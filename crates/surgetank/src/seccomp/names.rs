@@ -23,7 +23,7 @@ impl Call<'_> {
 
     pub(super) fn mkdir(&self, dirfd: i32, path: usize, mode: u32) -> Answered {
         let Some(spot) = self.vacant(dirfd, path, true)? else { return Ok(Answer::Continue) };
-        let caller = self.caller()?;
+        let caller = self.creator()?;
         self.namespace().catch_up();
         let made =
             self.namespace().mkdir(&caller, spot.dir, &spot.name, mode & 0o7777 & !caller.umask).map_err(errno)?;
@@ -134,14 +134,14 @@ impl Call<'_> {
         if target.is_empty() {
             return Err(Errno::NOENT);
         }
-        let made = self.namespace().symlink(&self.caller()?, spot.dir, &spot.name, &target).map_err(errno)?;
+        let made = self.namespace().symlink(&self.creator()?, spot.dir, &spot.name, &target).map_err(errno)?;
         self.made(made.id);
         DONE
     }
 
     pub(super) fn mknod(&self, dirfd: i32, path: usize, mode: u32, device: u64) -> Answered {
         let Some(spot) = self.vacant(dirfd, path, false)? else { return Ok(Answer::Continue) };
-        let caller = self.caller()?;
+        let caller = self.creator()?;
         let kind = match mode & libc::S_IFMT {
             0 => libc::S_IFREG,
             libc::S_IFSOCK => return self.refuse("sockets in the directory", Errno::OPNOTSUPP),

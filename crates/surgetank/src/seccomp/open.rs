@@ -87,7 +87,7 @@ impl Call<'_> {
     }
 
     fn create(&self, spot: &Spot, flags: i32, mode: u32) -> Result<OwnedFd, Errno> {
-        let caller = self.caller()?;
+        let caller = self.creator()?;
         self.namespace().catch_up();
         let perm = mode & 0o7777 & !caller.umask;
         let (id, file) =

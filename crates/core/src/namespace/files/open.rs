@@ -3,24 +3,19 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
 
-use crate::clock;
 use crate::error::{Errno, Fault, FsResult};
-use crate::model::{Caller, DeviceId, FileId, Kind, Mode, RunId};
-use crate::placement::{self, Ask, AskKind, DirtyRoom, Place};
+use crate::model::{Caller, FileId, Kind, RunId};
+use crate::placement::AskKind;
 use crate::store::{Cred, StorePath};
 
 use super::super::Namespace;
 use super::super::content::{Content, Handle, Lies, Open, Users};
 use super::super::journal::Txn;
-use super::super::tree::Progress;
 use super::{Grant, LEFT_TO_THE_MOUNT, Opened, Placed, Via};
 
 /// A file that is renamed more often than this while it is opened is somebody's joke.
 const MOVES_MAX: usize = 1000;
-const BEGUN_PATIENCE: Duration = Duration::from_secs(5);
-const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 impl Namespace {
     pub fn open_file(&self, caller: &Caller, id: FileId, flags: i32) -> FsResult<Opened> {
@@ -439,32 +434,6 @@ impl Namespace {
                 }
     }
 
-    /// Room that a direct writer of an existing tier file can count on; `None`: mediate it.
-    fn room_for_direct(&self, device: DeviceId, path: &[u8], _size_bytes: u64) -> Option<u64> {
-        let views: Vec<_> = self.tiers.views().into_iter().filter(|view| view.id == device).collect();
-        let ask = Ask {
-            kind: AskKind::Create { expected: self.expected(path) },
-            preferred_tier: None,
-            direct_possible: true,
-            must_persist: false,
-            mode: Mode::Keep,
-            dirty: DirtyRoom { bytes: 0, bytes_max: u64::MAX },
-            salt: 0,
-        };
-        match placement::choose(&ask, &views).0 {
-            Place::Device { direct: true, reserve_bytes, .. } if self.tiers.device(device).leases() => {
-                Some(reserve_bytes)
-            }
-            _ => None,
-        }
-    }
-
-    pub(crate) fn device_failed(&self, device: DeviceId, why: &std::io::Error) {
-        if let Some(code) = why.raw_os_error() {
-            self.tiers.device(device).report_error(Errno::from_raw_os_error(code));
-        }
-    }
-
     /// An open inode gets its first writer. The inode's lock is held.
     fn make_writable(&self, open: &Arc<Open>) -> FsResult<()> {
         let content = open.content();
@@ -522,23 +491,6 @@ impl Namespace {
             }
         }
         Ok(())
-    }
-
-    /// A publication that was begun before a crash must be made, for others build on it, and would wait until this writer
-    /// closes: the writer waits for the copy instead, as does who deletes or replaces the file and with it what is to be
-    /// copied. It is among the first things that a new agent does.
-    pub(crate) fn await_begun(&self, id: FileId) {
-        let until = clock::tick() + BEGUN_PATIENCE;
-        let mut tree = self.tree();
-        loop {
-            let op = tree.get(id).filter(|inode| inode.applied.is_none()).and_then(|inode| inode.publish);
-            let op = op.and_then(|seq| tree.ops.get(&seq)).filter(|op| op.certain && op.error.is_none());
-            let left = until.saturating_duration_since(clock::tick());
-            if left.is_zero() || !op.is_some_and(|op| matches!(op.progress, Progress::Waiting | Progress::Staging)) {
-                return;
-            }
-            tree = self.changed.wait_timeout(tree, left.min(LOOK_EVERY)).unwrap_or_else(PoisonError::into_inner).0;
-        }
     }
 
     /// From now on the content may change: what was on its way to the store is void.
