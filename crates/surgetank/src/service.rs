@@ -20,7 +20,7 @@ use surgetank_core::report::Visibility;
 use surgetank_core::store::posix::PosixStore;
 use surgetank_core::tier::Tiers;
 
-use crate::agent::engine::{Backend, Mounted, Opening, Running, ShimPlace};
+use crate::agent::engine::{Backend, Listeners, Mounted, Opening, Running, ShimPlace};
 use crate::mount::{AttachOptions, Options, Session, attach, detach};
 use crate::shimdoor;
 
@@ -108,8 +108,9 @@ fn serve_calls(namespace: Arc<Namespace>, runs: Arc<runs::Runs>, over: &Path, st
     // Counts nothing; the engine asks it.
     let filesystem = Arc::new(door::Door::new(namespace.clone(), true, only_ids(), Box::new(|| ())));
     let engine = Arc::new(engine::Served::new(namespace, drain, runs, filesystem, prefetcher));
+    let listeners = Listeners { socket, living: calls.living() };
     let mount = Box::new(NoMount { calls: Some(calls), shim: Some(shim) });
-    Ok(Running { engine, mount, shim: place, listeners: Some(socket) })
+    Ok(Running { engine, mount, shim: place, listeners: Some(listeners) })
 }
 
 struct NoMount {
@@ -119,15 +120,12 @@ struct NoMount {
 
 impl Mounted for NoMount {
     fn detach(&mut self) -> io::Result<()> {
-        if self.in_use() {
+        if self.calls.as_ref().is_some_and(crate::seccomp::Opened::in_use) {
             return Err(rustix::io::Errno::BUSY.into());
         }
         self.calls = None;
         self.shim = None;
         Ok(())
-    }
-    fn in_use(&self) -> bool {
-        self.calls.as_ref().is_some_and(crate::seccomp::Opened::in_use)
     }
 }
 

@@ -388,9 +388,9 @@ with open('f', 'a') as f: f.write('x')
 print(len(select.select([queue], [], [], 10)[0]))
 P
 # The name is free here and still taken in the store.
-mkdir d; rmdir d; mkdir d; cd d; pwd; cd ..; mv d e; cd e; pwd; ln -s /mnt out; ls out/ > /dev/null; echo x > out/../project/e/g; cat g
+mkdir d; rmdir d; mkdir d; cd d; pwd; cd ..; mv d e; cd e; pwd; ln -s /mnt out; ls out/ > /dev/null; echo x > out/../mnt/project/e/g; cat g; cat out/../absent/x 2> /dev/null || echo none
 "#;
     let mut options = BARE.to_vec();
     options.extend(["--quiet-period", "1h"]);
-    scene.run(&options, script).exits(0).prints("1 -1\n1\n/mnt/project/d\n/mnt/project/e\nx\n");
+    scene.run(&options, script).exits(0).prints("1 -1\n1\n/mnt/project/d\n/mnt/project/e\nx\nnone\n");
 }

@@ -58,10 +58,6 @@ pub struct Opening {
 pub trait Mounted: Send {
     /// Unmounts, never lazily, and waits for the serving threads. `EBUSY` leaves everything as it was.
     fn detach(&mut self) -> io::Result<()>;
-    /// Without a mount: somebody lives under the filter.
-    fn in_use(&self) -> bool {
-        false
-    }
 }
 
 /// Where programs with the preload shim find its door.
@@ -76,8 +72,23 @@ pub struct Running {
     pub mount: Box<dyn Mounted>,
     /// The second door, where it is open.
     pub shim: Option<ShimPlace>,
-    /// Without a mount: the socket to which runs bring the listeners of their filters.
-    pub listeners: Option<PathBuf>,
+    /// Without a mount.
+    pub listeners: Option<Listeners>,
+}
+
+/// Where there is no mount: how runs' calls come to us.
+#[derive(Debug, Clone)]
+pub struct Listeners {
+    /// Runs bring the listeners of their filters there.
+    pub socket: PathBuf,
+    /// Filters under which somebody lives.
+    pub living: Arc<std::sync::atomic::AtomicUsize>,
+}
+
+impl Listeners {
+    pub fn nobody_lives(&self) -> bool {
+        self.living.load(std::sync::atomic::Ordering::Acquire) == 0
+    }
 }
 
 pub trait Backend: Send + Sync {

@@ -215,13 +215,14 @@ fn begin(backend: &dyn Backend) -> Result<Agent> {
             store: store_path,
             mount_device,
             shim,
-            listeners: listeners.as_deref().map(Into::into),
+            listeners: listeners.as_ref().map(|listeners| listeners.socket.as_path().into()),
             visibility,
             user_namespace,
             mount_namespace: namespace_inode("mnt").map_err(|error| fail(error.to_string()))?,
             inherited: inherited(&place),
         },
         since_unix_seconds: clock::now().secs(),
+        listeners,
         bypassed: taken.iter().map(|taken| taken.path.as_path().into()).collect(),
     };
     tracing::info!(over = %over.display(), ?visibility, "serving");
@@ -323,8 +324,8 @@ impl Agent {
         const LOOK_EVERY: Duration = Duration::from_millis(500);
         let everything = Scope::everything();
         let Desk { engine, users, hello, .. } = &*self.desk;
-        if hello.listeners.is_some() {
-            if self.mount.in_use() {
+        if let Some(listeners) = &self.desk.listeners {
+            if !listeners.nobody_lives() {
                 std::thread::sleep(LOOK_EVERY / 5);
                 return false;
             }

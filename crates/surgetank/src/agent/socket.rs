@@ -12,11 +12,12 @@ use surgetank_core::clock;
 use surgetank_core::model::RunId;
 use surgetank_core::report::{AgentStatus, Holder, PathText, RunStatus, Scope, Visibility};
 
-use super::engine::Engine;
+use super::engine::{Engine, Listeners};
 use super::holders;
 use super::users::Users;
 use super::wire::{self, Answer, Hello, PROTOCOL, Refusal, RefusalKind, Request};
 
+const LAST_PATIENCE: Duration = Duration::from_millis(100);
 /// How often a waiting client hears of progress.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
@@ -26,6 +27,7 @@ pub struct Desk {
     pub users: Arc<Users>,
     pub hello: Hello,
     pub since_unix_seconds: i64,
+    pub listeners: Option<Listeners>,
     pub bypassed: Vec<PathText>,
 }
 
@@ -182,6 +184,14 @@ impl<'a> Client<'a> {
 
     /// Is the end a matter of a moment, or are there others' files to drain, others' children to wait for?
     fn goes_at_once(&self) -> bool {
+        if let Some(listeners) = &self.desk.listeners {
+            // The kernel tells of the last one's end a moment after it.
+            let until = clock::tick() + LAST_PATIENCE;
+            while !listeners.nobody_lives() && clock::tick() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            return listeners.nobody_lives() && self.desk.engine.progress(&Scope::everything()).settled;
+        }
         self.desk.engine.progress(&Scope::everything()).settled
             && (self.desk.hello.visibility == Visibility::Global || holders::of_our_namespace().is_empty())
     }

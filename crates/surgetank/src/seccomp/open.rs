@@ -212,8 +212,11 @@ impl Call<'_> {
         let Some(leads_to) = leads_to else { return Ok(Answer::Continue) };
         let theirs = self.seen_from_here(dirfd, path)?.into_bytes();
         let until = clock::tick() + PATIENCE;
-        while !(same(&theirs, leads_to) || absent(&theirs) && absent(leads_to) && same(above(&theirs), above(leads_to)))
-        {
+        let agree = || {
+            let nowhere = absent(&theirs) && absent(leads_to);
+            same(&theirs, leads_to) || nowhere && (absent(above(leads_to)) || same(above(&theirs), above(leads_to)))
+        };
+        while !agree() {
             self.wait(until, "paths that lead out by links that are not drained yet")?;
         }
         Ok(Answer::Continue)

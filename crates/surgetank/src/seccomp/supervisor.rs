@@ -44,7 +44,7 @@ pub struct Supervisor {
     /// Somebody changed his root.
     pub rooted: AtomicBool,
     /// Runs that are being served.
-    crews: AtomicUsize,
+    crews: Arc<AtomicUsize>,
     pub calls: AtomicU64,
 }
 
@@ -79,7 +79,7 @@ pub fn open(
         cookies: Mutex::default(),
         told: Mutex::default(),
         rooted: AtomicBool::new(false),
-        crews: AtomicUsize::new(0),
+        crews: Arc::default(),
         calls: AtomicU64::new(0),
     });
     let root = rustix::fs::stat(over)?;
@@ -96,6 +96,10 @@ pub fn open(
 }
 
 impl Opened {
+    pub fn living(&self) -> Arc<AtomicUsize> {
+        self.supervisor.crews.clone()
+    }
+
     /// Somebody lives under one of our filters.
     pub fn in_use(&self) -> bool {
         self.supervisor.crews.load(Ordering::Acquire) > 0
