@@ -113,7 +113,7 @@ impl Task {
         let tgid = self.status().ok_or(Errno::SRCH)?.tgid.cast_signed();
         let pid = rustix::process::Pid::from_raw(tgid).ok_or(Errno::SRCH)?;
         let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
-        Ok(rustix::process::pidfd_getfd(process.as_fd(), number, rustix::process::PidfdGetfdFlags::empty())?)
+        rustix::process::pidfd_getfd(process.as_fd(), number, rustix::process::PidfdGetfdFlags::empty())
     }
 }
 
