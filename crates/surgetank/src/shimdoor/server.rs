@@ -98,8 +98,11 @@ impl Server {
         match receive(client.as_fd()) {
             Ok(Some(message)) => self.answer(client, message),
             Err(why) if why.kind() == io::ErrorKind::WouldBlock => {}
-            // Gone, or one whose messages make no sense.
-            Ok(None) | Err(_) => drop(self.clients.remove(&number)),
+            Ok(None) => drop(self.clients.remove(&number)),
+            Err(why) => {
+                tracing::warn!(%why, "a program's message to the shim's door makes no sense");
+                drop(self.clients.remove(&number));
+            }
         }
     }
 
@@ -218,7 +221,8 @@ fn receive(client: BorrowedFd<'_>) -> io::Result<Option<Message>> {
         _ => None,
     });
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
-    let credentials = credentials.ok_or_else(invalid)?;
+    // What was sent before we asked for them has none: then whoever connected just now.
+    let credentials = credentials.map_or_else(|| rustix::net::sockopt::socket_peercred(client), Ok)?;
     if received.bytes < size_of::<Request>() {
         return Err(invalid());
     }
