@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use crate::clock;
 use crate::error::{Errno, Fault, FsResult};
-use crate::model::{Caller, DeviceId, FileId, Kind, Mode, RunId};
-use crate::placement::{self, Ask, AskKind, DirtyRoom, Place};
+use crate::model::{Caller, DeviceId, FileId, Kind, RunId};
 use crate::store::{Cred, StorePath};
 
 use super::super::Namespace;
 use super::super::content::{Content, Handle, Lies, Open, Users};
 use super::super::journal::Txn;
 use super::super::tree::Progress;
-use super::{Grant, LEFT_TO_THE_MOUNT, Opened, Placed, Via};
+use super::engage::Wanted;
+use super::{Grant, LEFT_TO_THE_MOUNT, Opened, Via};
 
 /// A file that is renamed more often than this while it is opened is somebody's joke.
 const MOVES_MAX: usize = 1000;
@@ -257,14 +257,15 @@ impl Namespace {
                 device.counters().hits.fetch_add(1, Ordering::Relaxed);
             }
             let content = Content { file: Arc::new(file), lies: Lies::Tier(device.id()), writable: writes && !direct };
-            return self.engage(id, content, via, writes, direct, charged_bytes, || device.open(&path, true));
+            return self
+                .engage(id, content, Wanted { via, writes, direct }, charged_bytes, || device.open(&path, true));
         }
         if let Some((dir, name)) = inode.spill().cloned() {
             let path = tree.applied_path(dir).ok_or(Errno::NOENT)?.join(&name);
             drop(tree);
             let file = self.store.open(self.own_cred(owner), &path, writes)?;
             let content = Content { file: Arc::new(file), lies: Lies::StoreTemporary, writable: writes };
-            return self.engage(id, content, via, writes, !writes, 0, || Err(Errno::IO.into()));
+            return self.engage(id, content, Wanted { via, writes, direct: !writes }, 0, || Err(Errno::IO.into()));
         }
         let path = tree.applied_path(id).ok_or(Errno::NOENT)?;
         drop(tree);
@@ -280,7 +281,7 @@ impl Namespace {
             self.times_in_place(id, &file)?;
         }
         let content = Content { file: Arc::new(file), lies: Lies::Store, writable: writes };
-        self.engage(id, content, via, writes, !writes, 0, || Err(Errno::IO.into()))
+        self.engage(id, content, Wanted { via, writes, direct: !writes }, 0, || Err(Errno::IO.into()))
     }
 
     /// The store's own file. A mode that its owner gave it may still wait in the queue; who is not root needs it now.
@@ -335,114 +336,6 @@ impl Namespace {
         super::room::give_times(file, &inode.attr)?;
         inode.identity = Some(Box::new(super::identity_of(&rustix::fs::fstat(file)?)));
         Ok(())
-    }
-
-    /// Registers the plain file with the kernel where that was decided; mediates where the kernel cannot.
-    fn engage(
-        &self,
-        id: FileId,
-        mut content: Content,
-        via: Via,
-        writes: bool,
-        direct: bool,
-        charged_bytes: u64,
-        writable: impl FnOnce() -> std::io::Result<std::fs::File>,
-    ) -> FsResult<Open> {
-        let backing = match self.door.get() {
-            Some(door) if direct && via == Via::Mount && self.may_be_direct(via) => {
-                door.back(content.file.as_fd()).ok()
-            }
-            _ => None,
-        };
-        let direct = backing.is_some() || (direct && via != Via::Mount);
-        if !direct && writes && !content.writable {
-            content.file = Arc::new(writable()?);
-            content.writable = true;
-        }
-        Ok(Open::new(id, content, direct, backing, charged_bytes))
-    }
-
-    /// Opens a store file whose next version goes to a tier: with the present bytes (copy-up) or empty.
-    fn open_placed(&self, id: FileId, source: Option<&std::fs::File>, size_bytes: u64) -> FsResult<Open> {
-        let (path, mode, attr) = {
-            let tree = self.tree();
-            let inode = tree.get(id).ok_or(Errno::NOENT)?;
-            let path = tree.logical_path(id).ok_or(Errno::NOENT)?;
-            let mode = self.mode_for(&tree, id, &path);
-            (path, mode, inode.attr)
-        };
-        let kind = match source {
-            Some(_) => AskKind::CopyUp { bytes: size_bytes },
-            None => AskKind::Create { expected: self.expected(&path) },
-        };
-        let mut placed = self.place(&path, id, kind, mode, attr.perm, Via::Mount)?;
-        // A writer of ours would stand in the way of our own leases.
-        placed.made = None;
-        if let Some(source) = source {
-            let target = placed.writable()?;
-            // Opening is no change: the copy has the file's times.
-            if let Err(why) = crate::tier::ladder::copy_file(source, &target, size_bytes, &|_| Ok(()))
-                .and_then(|_| super::room::give_times(&target, &attr))
-            {
-                self.undo_placed(&placed);
-                return Err(why.into());
-            }
-        }
-        let mut tree = self.tree();
-        let mut txn = Txn::default();
-        self.own(&mut tree, &mut txn, id);
-        self.adopt(&mut tree, id, &placed)?;
-        self.commit(&tree, txn);
-        drop(tree);
-        let open = self.bound(id, &placed, size_bytes, Via::Mount)?;
-        open.written.store(source.is_none(), Ordering::Relaxed);
-        Ok(open)
-    }
-
-    /// The `Open` of a file that was just placed.
-    pub(crate) fn bound(&self, id: FileId, placed: &Placed, size_bytes: u64, via: Via) -> FsResult<Open> {
-        let open = self.engage(id, placed.content.clone(), via, true, placed.direct, 0, || placed.writable())?;
-        if let Lies::Tier(device) = placed.content.lies {
-            let device = self.tiers.device(device);
-            if open.direct {
-                open.reserved_bytes.store(placed.reserved_bytes, Ordering::Relaxed);
-            } else {
-                device.unreserve(placed.reserved_bytes);
-            }
-            device.add_used(i64::try_from(size_bytes).unwrap_or(i64::MAX));
-            open.charged_bytes.store(size_bytes, Ordering::Relaxed);
-        }
-        open.written.store(true, Ordering::Relaxed);
-        Ok(open)
-    }
-
-    /// Could programs that come through this door have the plain file itself?
-    pub(super) fn may_be_direct(&self, via: Via) -> bool {
-        self.config.direct
-            && match via {
-                Via::Mount => self.door.get().is_some_and(|door| door.passes_through()),
-                Via::Shim(_) => true,
-            }
-    }
-
-    /// Room that a direct writer of an existing tier file can count on; `None`: mediate it.
-    fn room_for_direct(&self, device: DeviceId, path: &[u8], _size_bytes: u64) -> Option<u64> {
-        let views: Vec<_> = self.tiers.views().into_iter().filter(|view| view.id == device).collect();
-        let ask = Ask {
-            kind: AskKind::Create { expected: self.expected(path) },
-            preferred_tier: None,
-            direct_possible: true,
-            must_persist: false,
-            mode: Mode::Keep,
-            dirty: DirtyRoom { bytes: 0, bytes_max: u64::MAX },
-            salt: 0,
-        };
-        match placement::choose(&ask, &views).0 {
-            Place::Device { direct: true, reserve_bytes, .. } if self.tiers.device(device).leases() => {
-                Some(reserve_bytes)
-            }
-            _ => None,
-        }
     }
 
     pub(crate) fn device_failed(&self, device: DeviceId, why: &std::io::Error) {
