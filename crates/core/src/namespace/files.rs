@@ -1,5 +1,6 @@
 //! Opening, reading, writing, sealing: the life of content between the first open and the last release.
 
+mod engage;
 mod hand;
 mod only;
 mod open;

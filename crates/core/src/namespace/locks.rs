@@ -333,11 +333,12 @@ fn plain_file(handle: &Handle, writable: bool) -> Option<io::Result<File>> {
     matches!(content.lies, Lies::Tier(_)).then(|| reopen(&content.file, writable))
 }
 
-/// Another description of the same file, also when that has been renamed or deleted. Never waits for somebody's lease.
+/// Another description of the same file, also when that has been renamed or deleted. Where a seal is just asking for its
+/// lease, the kernel waits until that is given back, which is at once.
 fn reopen(file: &File, writable: bool) -> io::Result<File> {
     let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    Ok(File::from(rustix::fs::open(path, access | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?))
+    Ok(File::from(rustix::fs::open(path, access | OFlags::CLOEXEC, Mode::empty())?))
 }
 
 fn flock_of(lock: &FileLock) -> libc::flock {

@@ -155,6 +155,7 @@ fn begin(backend: &dyn Backend) -> Result<Agent> {
     place.await_catalog();
     let signals = Signals::block(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT])
         .map_err(|error| fail(error.to_string()))?;
+    Signals::ignore_broken_leases();
     raise_descriptor_limit();
 
     let user_before = namespace_inode("user").map_err(|error| fail(error.to_string()))?;

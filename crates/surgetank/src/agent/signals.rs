@@ -49,6 +49,13 @@ impl Signals {
         Ok(Self { fd, before })
     }
 
+    /// The kernel sends SIGIO to who has a lease when another opens the file, and it ends a process that has said nothing of
+    /// it. We ask for leases only to learn whether they are granted and give them back at once: there is nothing to do.
+    pub fn ignore_broken_leases() {
+        // SAFETY: SIG_IGN runs no code of ours; nothing in this process waits for SIGIO.
+        unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
+    }
+
     /// The next signal that waits, if any.
     pub fn next(&self) -> io::Result<Option<Arrived>> {
         // SAFETY: signalfd_siginfo is plain integers; all zeroes is a valid value.

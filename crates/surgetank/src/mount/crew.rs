@@ -269,7 +269,10 @@ impl Crew {
         match outcome {
             Ok(Ok(())) => send(received, &header, 0, reply.body()),
             Ok(Err(fault)) => {
-                if !fault.note.is_empty() {
+                if fault.errno == Errno::IO {
+                    // Nobody asked for this one, and the program is told no more than the number.
+                    tracing::warn!(node = header.node, opcode = header.opcode, "{fault}");
+                } else if !fault.note.is_empty() {
                     tracing::debug!(node = header.node, opcode = header.opcode, "{fault}");
                 }
                 send(received, &header, fault.errno.raw_os_error(), &[]);

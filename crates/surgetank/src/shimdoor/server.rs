@@ -22,9 +22,8 @@ use super::Door;
 use super::abi::{self, Request, op, set};
 
 const LISTENER: u64 = 0;
-const CLOSINGS: u64 = 1;
-const STOP: u64 = 2;
-const FIRST_CLIENT: u64 = 3;
+const STOP: u64 = 1;
+const FIRST_CLIENT: u64 = 2;
 const WAITING_MAX: i32 = 1024;
 
 pub struct Server {
@@ -33,6 +32,7 @@ pub struct Server {
     epoll: OwnedFd,
     clients: HashMap<u64, Arc<OwnedFd>>,
     next: u64,
+    uid: u32,
 }
 
 /// A request and who sent it.
@@ -56,9 +56,9 @@ impl Server {
         rustix::net::listen(&listener, WAITING_MAX)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
-        epoll::add(&epoll, door.closings.as_fd(), EventData::new_u64(CLOSINGS), EventFlags::IN)?;
         epoll::add(&epoll, stop, EventData::new_u64(STOP), EventFlags::IN)?;
-        Ok(Self { door, listener, epoll, clients: HashMap::new(), next: FIRST_CLIENT })
+        let uid = rustix::process::geteuid().as_raw();
+        Ok(Self { door, listener, epoll, clients: HashMap::new(), next: FIRST_CLIENT, uid })
     }
 
     pub fn serve(mut self) {
@@ -75,7 +75,6 @@ impl Server {
             for event in &events {
                 match event.data.u64() {
                     LISTENER => self.accept(),
-                    CLOSINGS => self.door.take_closings(),
                     STOP => return,
                     client => self.hear(client),
                 }
@@ -100,14 +99,17 @@ impl Server {
         match receive(client.as_fd()) {
             Ok(Some(message)) => self.answer(client, message),
             Err(why) if why.kind() == io::ErrorKind::WouldBlock => {}
-            // Gone, or one whose messages make no sense.
-            Ok(None) | Err(_) => drop(self.clients.remove(&number)),
+            Ok(None) => drop(self.clients.remove(&number)),
+            Err(why) => {
+                tracing::warn!(%why, "a program's message to the shim's door makes no sense");
+                drop(self.clients.remove(&number));
+            }
         }
     }
 
     fn answer(&self, client: Arc<OwnedFd>, message: Message) {
         let Some(namespace) = self.door.namespace() else { return };
-        let ours = message.caller.uid == rustix::process::geteuid().as_raw();
+        let ours = message.caller.uid == self.uid;
         match message.request.op {
             _ if !ours => reply(&client, abi::ASK_MOUNT, None),
             op::OPEN => match open(&namespace, &message, false) {
@@ -220,7 +222,8 @@ fn receive(client: BorrowedFd<'_>) -> io::Result<Option<Message>> {
         _ => None,
     });
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
-    let credentials = credentials.ok_or_else(invalid)?;
+    // What was sent before we asked for them has none: then whoever connected just now.
+    let credentials = credentials.map_or_else(|| rustix::net::sockopt::socket_peercred(client), Ok)?;
     if received.bytes < size_of::<Request>() {
         return Err(invalid());
     }

@@ -200,7 +200,13 @@ impl Namespace {
         }
         open.handed.store(false, Ordering::Relaxed);
         self.handed.fetch_sub(1, Ordering::Relaxed);
-        self.close_user(open, true);
+        let left = self.uncount_user(open, true);
+        if left.writers == 0 {
+            self.finish_seal(open.id, Some(open), &content);
+            if left.readers == 0 {
+                self.give_up(open);
+            }
+        }
         true
     }
 

@@ -3,19 +3,24 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
+use crate::clock;
 use crate::error::{Errno, Fault, FsResult};
-use crate::model::{Caller, FileId, Kind, RunId};
-use crate::placement::AskKind;
+use crate::model::{Caller, DeviceId, FileId, Kind, RunId};
 use crate::store::{Cred, StorePath};
 
 use super::super::Namespace;
 use super::super::content::{Content, Handle, Lies, Open, Users};
 use super::super::journal::Txn;
-use super::{Grant, LEFT_TO_THE_MOUNT, Opened, Placed, Via};
+use super::super::tree::Progress;
+use super::engage::Wanted;
+use super::{Grant, LEFT_TO_THE_MOUNT, Opened, Via};
 
 /// A file that is renamed more often than this while it is opened is somebody's joke.
 const MOVES_MAX: usize = 1000;
+const BEGUN_PATIENCE: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 impl Namespace {
     pub fn open_file(&self, caller: &Caller, id: FileId, flags: i32) -> FsResult<Opened> {
@@ -258,7 +263,8 @@ impl Namespace {
                 device.counters().hits.fetch_add(1, Ordering::Relaxed);
             }
             let content = Content { file: Arc::new(file), lies: Lies::Tier(device.id()), writable: writes && !direct };
-            return self.engage(id, content, via, writes, direct, charged_bytes, || device.open(&path, true));
+            return self
+                .engage(id, content, Wanted { via, writes, direct }, charged_bytes, || device.open(&path, true));
         }
         if let Some((dir, name)) = inode.spill().cloned() {
             let path = tree.applied_path(dir).ok_or(Errno::NOENT)?.join(&name);
@@ -266,7 +272,7 @@ impl Namespace {
             let direct = !writes || via.is_only();
             let file = self.store.open(self.own_cred(owner), &path, !direct)?;
             let content = Content { file: Arc::new(file), lies: Lies::StoreTemporary, writable: !direct };
-            return self.engage(id, content, via, writes, direct, 0, || Err(Errno::IO.into()));
+            return self.engage(id, content, Wanted { via, writes, direct }, 0, || Err(Errno::IO.into()));
         }
         let path = tree.applied_path(id).ok_or(Errno::NOENT)?;
         drop(tree);
@@ -286,7 +292,7 @@ impl Namespace {
             self.times_in_place(id, &file)?;
         }
         let content = Content { file: Arc::new(file), lies: Lies::Store, writable: !direct };
-        self.engage(id, content, via, writes, direct, 0, || Err(Errno::IO.into()))
+        self.engage(id, content, Wanted { via, writes, direct }, 0, || Err(Errno::IO.into()))
     }
 
     /// The store's own file. A mode that its owner gave it may still wait in the queue; who is not root needs it now.
@@ -343,95 +349,10 @@ impl Namespace {
         Ok(())
     }
 
-    /// Registers the plain file with the kernel where that was decided; mediates where the kernel cannot.
-    fn engage(
-        &self,
-        id: FileId,
-        mut content: Content,
-        via: Via,
-        writes: bool,
-        direct: bool,
-        charged_bytes: u64,
-        writable: impl FnOnce() -> std::io::Result<std::fs::File>,
-    ) -> FsResult<Open> {
-        let backing = match self.door.get() {
-            Some(door) if direct && via == Via::Mount && self.may_be_direct(via) => {
-                door.back(content.file.as_fd()).ok()
-            }
-            _ => None,
-        };
-        let direct = backing.is_some() || (direct && via != Via::Mount);
-        if !direct && writes && !content.writable {
-            content.file = Arc::new(writable()?);
-            content.writable = true;
+    pub(crate) fn device_failed(&self, device: DeviceId, why: &std::io::Error) {
+        if let Some(code) = why.raw_os_error() {
+            self.tiers.device(device).report_error(Errno::from_raw_os_error(code));
         }
-        Ok(Open::new(id, content, direct, backing, charged_bytes))
-    }
-
-    /// Opens a store file whose next version goes to a tier: with the present bytes (copy-up) or empty.
-    fn open_placed(&self, id: FileId, source: Option<&std::fs::File>, size_bytes: u64, via: Via) -> FsResult<Open> {
-        let (path, mode, attr) = {
-            let tree = self.tree();
-            let inode = tree.get(id).ok_or(Errno::NOENT)?;
-            let path = tree.logical_path(id).ok_or(Errno::NOENT)?;
-            let mode = self.mode_for(&tree, id, &path);
-            (path, mode, inode.attr)
-        };
-        let kind = match source {
-            Some(_) => AskKind::CopyUp { bytes: size_bytes },
-            None => AskKind::Create { expected: self.expected(&path) },
-        };
-        // Filled by us, whatever the program wants of it.
-        let access = if via.is_only() { Via::Only(libc::O_RDWR) } else { Via::Mount };
-        let mut placed = self.place(&path, id, kind, mode, attr.perm, access)?;
-        // A writer of ours would stand in the way of our own leases.
-        placed.made = None;
-        if let Some(source) = source {
-            let target = placed.writable()?;
-            // Opening is no change: the copy has the file's times.
-            if let Err(why) = crate::tier::ladder::copy_file(source, &target, size_bytes, &|_| Ok(()))
-                .and_then(|_| super::room::give_times(&target, &attr))
-            {
-                self.undo_placed(&placed);
-                return Err(why.into());
-            }
-        }
-        let mut tree = self.tree();
-        let mut txn = Txn::default();
-        self.own(&mut tree, &mut txn, id);
-        self.adopt(&mut tree, id, &placed)?;
-        self.commit(&tree, txn);
-        drop(tree);
-        let open = self.bound(id, &placed, size_bytes, access)?;
-        open.written.store(source.is_none(), Ordering::Relaxed);
-        Ok(open)
-    }
-
-    /// The `Open` of a file that was just placed.
-    pub(crate) fn bound(&self, id: FileId, placed: &Placed, size_bytes: u64, via: Via) -> FsResult<Open> {
-        let open = self.engage(id, placed.content.clone(), via, true, placed.direct, 0, || placed.writable())?;
-        if let Lies::Tier(device) = placed.content.lies {
-            let device = self.tiers.device(device);
-            if open.direct {
-                open.reserved_bytes.store(placed.reserved_bytes, Ordering::Relaxed);
-            } else {
-                device.unreserve(placed.reserved_bytes);
-            }
-            device.add_used(i64::try_from(size_bytes).unwrap_or(i64::MAX));
-            open.charged_bytes.store(size_bytes, Ordering::Relaxed);
-        }
-        open.written.store(true, Ordering::Relaxed);
-        Ok(open)
-    }
-
-    /// Could programs that come through this door have the plain file itself?
-    pub(super) fn may_be_direct(&self, via: Via) -> bool {
-        via.is_only()
-            || self.config.direct
-                && match via {
-                    Via::Mount => self.door.get().is_some_and(|door| door.passes_through()),
-                    Via::Shim(_) | Via::Only(_) => true,
-                }
     }
 
     /// An open inode gets its first writer. The inode's lock is held.
@@ -491,6 +412,23 @@ impl Namespace {
             }
         }
         Ok(())
+    }
+
+    /// A publication that was begun before a crash must be made, for others build on it, and would wait until this writer
+    /// closes: the writer waits for the copy instead, as does who deletes or replaces the file and with it what is to be
+    /// copied. It is among the first things that a new agent does.
+    pub(crate) fn await_begun(&self, id: FileId) {
+        let until = clock::tick() + BEGUN_PATIENCE;
+        let mut tree = self.tree();
+        loop {
+            let op = tree.get(id).filter(|inode| inode.applied.is_none()).and_then(|inode| inode.publish);
+            let op = op.and_then(|seq| tree.ops.get(&seq)).filter(|op| op.certain && op.error.is_none());
+            let left = until.saturating_duration_since(clock::tick());
+            if left.is_zero() || !op.is_some_and(|op| matches!(op.progress, Progress::Waiting | Progress::Staging)) {
+                return;
+            }
+            tree = self.changed.wait_timeout(tree, left.min(LOOK_EVERY)).unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     /// From now on the content may change: what was on its way to the store is void.

@@ -4,7 +4,7 @@
 use std::sync::{Arc, PoisonError};
 
 use crate::error::{Errno, Fault, FsResult};
-use crate::model::{DeviceId, FileId, Mode};
+use crate::model::{FileId, Mode};
 use crate::placement::{self, Ask, AskKind, DirtyRoom, Expected, Place};
 use crate::store::{Cred, StorePath};
 
@@ -208,32 +208,6 @@ impl Namespace {
         let room_bytes = self.config.dirty_bytes_max.saturating_sub(self.volatile_dirty_bytes());
         let wanted_bytes = if reserve_bytes > 0 { reserve_bytes } else { placement::ample_bytes(&device.view()) };
         room_bytes >= wanted_bytes
-    }
-
-    /// Room that a direct writer of an existing tier file can count on; `None`: mediate it.
-    pub(super) fn room_for_direct(&self, device: DeviceId, path: &[u8], _size_bytes: u64) -> Option<u64> {
-        let views: Vec<_> = self.tiers.views().into_iter().filter(|view| view.id == device).collect();
-        let ask = Ask {
-            kind: AskKind::Create { expected: self.expected(path) },
-            preferred_tier: None,
-            direct_possible: true,
-            must_persist: false,
-            mode: Mode::Keep,
-            dirty: DirtyRoom { bytes: 0, bytes_max: u64::MAX },
-            salt: 0,
-        };
-        match placement::choose(&ask, &views).0 {
-            Place::Device { direct: true, reserve_bytes, .. } if self.tiers.device(device).leases() => {
-                Some(reserve_bytes)
-            }
-            _ => None,
-        }
-    }
-
-    pub(crate) fn device_failed(&self, device: DeviceId, why: &std::io::Error) {
-        if let Some(code) = why.raw_os_error() {
-            self.tiers.device(device).report_error(Errno::from_raw_os_error(code));
-        }
     }
 
     fn tier_index(&self, name: &str) -> Option<u8> {

@@ -13,10 +13,8 @@ use crate::model::{FileId, Mode, OpKind, Seq, Timestamp};
 use super::super::Namespace;
 use super::super::content::{Content, Lies, Open};
 use super::super::journal::Txn;
-use super::super::tree::{Progress, Tree};
+use super::super::tree::Tree;
 
-const BEGUN_PATIENCE: Duration = Duration::from_secs(5);
-const LOOK_EVERY: Duration = Duration::from_millis(20);
 const LINGER_FIRST: Duration = Duration::from_millis(1);
 const LINGER_MAX: Duration = Duration::from_millis(500);
 
@@ -34,23 +32,6 @@ impl Namespace {
         }
         self.finish_seal(open.id, Some(open), &content);
         true
-    }
-
-    /// A publication that was begun before a crash must be made, for others build on it, and would wait until this writer
-    /// closes: the writer waits for the copy instead, as does who deletes or replaces the file and with it what is to be
-    /// copied. It is among the first things that a new agent does.
-    pub(crate) fn await_begun(&self, id: FileId) {
-        let until = clock::tick() + BEGUN_PATIENCE;
-        let mut tree = self.tree();
-        loop {
-            let op = tree.get(id).filter(|inode| inode.applied.is_none()).and_then(|inode| inode.publish);
-            let op = op.and_then(|seq| tree.ops.get(&seq)).filter(|op| op.certain && op.error.is_none());
-            let left = until.saturating_duration_since(clock::tick());
-            if left.is_zero() || !op.is_some_and(|op| matches!(op.progress, Progress::Waiting | Progress::Staging)) {
-                return;
-            }
-            tree = self.changed.wait_timeout(tree, left.min(LOOK_EVERY)).unwrap_or_else(PoisonError::into_inner).0;
-        }
     }
 
     fn linger(&self, id: FileId, after: Duration) {

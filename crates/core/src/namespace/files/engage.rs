@@ -1,0 +1,143 @@
+//! An open file gets its content: direct or mediated, the one that is there or a new one that was just placed.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::error::{Errno, FsResult};
+use crate::model::{DeviceId, FileId, Mode};
+use crate::placement::{self, Ask, AskKind, DirtyRoom, Place};
+
+use super::super::Namespace;
+use super::super::content::{Content, Lies, Open};
+use super::super::journal::Txn;
+use super::{Placed, Via};
+
+/// How it is to be opened.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    pub via: Via,
+    pub writes: bool,
+    pub direct: bool,
+}
+
+impl Namespace {
+    /// Registers the plain file with the kernel where that was decided; mediates where the kernel cannot.
+    pub(super) fn engage(
+        &self,
+        id: FileId,
+        mut content: Content,
+        wanted: Wanted,
+        charged_bytes: u64,
+        writable: impl FnOnce() -> std::io::Result<std::fs::File>,
+    ) -> FsResult<Open> {
+        let Wanted { via, writes, direct } = wanted;
+        let backing = match self.door.get() {
+            Some(door) if direct && via == Via::Mount && self.may_be_direct(via) => {
+                door.back(content.file.as_fd()).ok()
+            }
+            _ => None,
+        };
+        let direct = backing.is_some() || (direct && via != Via::Mount);
+        if !direct && writes && !content.writable {
+            content.file = Arc::new(writable()?);
+            content.writable = true;
+        }
+        Ok(Open::new(id, content, direct, backing, charged_bytes))
+    }
+
+    /// Opens a store file whose next version goes to a tier: with the present bytes (copy-up) or empty.
+    pub(super) fn open_placed(
+        &self,
+        id: FileId,
+        source: Option<&std::fs::File>,
+        size_bytes: u64,
+        via: Via,
+    ) -> FsResult<Open> {
+        let (path, mode, attr) = {
+            let tree = self.tree();
+            let inode = tree.get(id).ok_or(Errno::NOENT)?;
+            let path = tree.logical_path(id).ok_or(Errno::NOENT)?;
+            let mode = self.mode_for(&tree, id, &path);
+            (path, mode, inode.attr)
+        };
+        let kind = match source {
+            Some(_) => AskKind::CopyUp { bytes: size_bytes },
+            None => AskKind::Create { expected: self.expected(&path) },
+        };
+        // Filled by us, whatever the program wants of it.
+        let access = if via.is_only() { Via::Only(libc::O_RDWR) } else { Via::Mount };
+        let mut placed = self.place(&path, id, kind, mode, attr.perm, access)?;
+        // A writer of ours would stand in the way of our own leases.
+        placed.made = None;
+        if let Some(source) = source {
+            let target = placed.writable()?;
+            // Opening is no change: the copy has the file's times.
+            if let Err(why) = crate::tier::ladder::copy_file(source, &target, size_bytes, &|_| Ok(()))
+                .and_then(|_| super::room::give_times(&target, &attr))
+            {
+                self.undo_placed(&placed);
+                return Err(why.into());
+            }
+        }
+        let mut tree = self.tree();
+        let mut txn = Txn::default();
+        self.own(&mut tree, &mut txn, id);
+        self.adopt(&mut tree, id, &placed)?;
+        self.commit(&tree, txn);
+        drop(tree);
+        let open = self.bound(id, &placed, size_bytes, access)?;
+        open.written.store(source.is_none(), Ordering::Relaxed);
+        Ok(open)
+    }
+
+    /// The `Open` of a file that was just placed.
+    pub(crate) fn bound(&self, id: FileId, placed: &Placed, size_bytes: u64, via: Via) -> FsResult<Open> {
+        let open =
+            self.engage(id, placed.content.clone(), Wanted { via, writes: true, direct: placed.direct }, 0, || {
+                placed.writable()
+            })?;
+        if let Lies::Tier(device) = placed.content.lies {
+            let device = self.tiers.device(device);
+            if open.direct {
+                open.reserved_bytes.store(placed.reserved_bytes, Ordering::Relaxed);
+            } else {
+                device.unreserve(placed.reserved_bytes);
+            }
+            device.add_used(i64::try_from(size_bytes).unwrap_or(i64::MAX));
+            open.charged_bytes.store(size_bytes, Ordering::Relaxed);
+        }
+        open.written.store(true, Ordering::Relaxed);
+        Ok(open)
+    }
+
+    /// Could programs that come through this door have the plain file itself?
+    pub(super) fn may_be_direct(&self, via: Via) -> bool {
+        via.is_only()
+            || self.config.direct
+                && match via {
+                    Via::Mount => self.door.get().is_some_and(|door| door.passes_through()),
+                    Via::Shim(_) | Via::Only(_) => true,
+                }
+    }
+
+    /// Room that a direct writer of an existing tier file can count on; `None`: mediate it.
+    pub(super) fn room_for_direct(&self, device: DeviceId, path: &[u8], _size_bytes: u64) -> Option<u64> {
+        let views: Vec<_> = self.tiers.views().into_iter().filter(|view| view.id == device).collect();
+        let ask = Ask {
+            kind: AskKind::Create { expected: self.expected(path) },
+            preferred_tier: None,
+            direct_possible: true,
+            must_persist: false,
+            mode: Mode::Keep,
+            dirty: DirtyRoom { bytes: 0, bytes_max: u64::MAX },
+            salt: 0,
+        };
+        match placement::choose(&ask, &views).0 {
+            Place::Device { direct: true, reserve_bytes, .. } if self.tiers.device(device).leases() => {
+                Some(reserve_bytes)
+            }
+            _ => None,
+        }
+    }
+}
