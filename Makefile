@@ -14,10 +14,12 @@ test: ## everything that CI checks, apart from lint
 	$(ENV) cargo nextest run --workspace
 	$(ENV) cargo test --quiet --workspace --doc
 
-test-full: ## the same with long random searches, and the demonstration
+test-full: ## the same with long random searches, the shim under other glibcs, and the demonstration
 	scripts/setup test
 	$(ENV) PROPTEST_CASES=4096 SURGETANK_MODEL_CASES=600 SURGETANK_MODEL_SEED=$$(date +%s) cargo nextest run --workspace
 	$(ENV) cargo test --quiet --workspace --doc
+	cargo build -p surgetank --bin surgetank
+	shim/tests/glibc target/debug/surgetank
 	demo/run
 
 bench: ## the figures of docs/performance.md, on this machine

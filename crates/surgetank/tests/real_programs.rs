@@ -108,7 +108,11 @@ fn run_case(name: &str, script: &str, options: &[&str]) {
             let tier = TempDir::new_in("/dev/shm").unwrap();
             let tier_words = format!("ram={}:8G", tier.path().display());
             let mut words = vec![env!("CARGO_BIN_EXE_surgetank"), "run"];
+            // Not the user's own: what a failed case leaves goes.
+            let aside = TempDir::new_in("/dev/shm").unwrap();
+            let state = aside.path().join("state");
             words.extend(["--over", place.to_str().unwrap(), "--tier", &tier_words]);
+            words.extend(["--state", state.to_str().unwrap()]);
             words.extend(options);
             words.push("--");
             shell(run, &scratch, side, &place, &words)
