@@ -143,7 +143,10 @@ impl Door {
         let Some(namespace) = self.namespace() else { return };
         self.closings.take(|closed| match closed {
             Closed::Of(id) => namespace.handed_closed(id),
-            Closed::Any => namespace.any_handed_closed(),
+            Closed::Any => {
+                namespace.any_handed_closed();
+                true
+            }
         });
     }
 

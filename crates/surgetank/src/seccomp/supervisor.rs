@@ -2,7 +2,7 @@
 //! given.
 
 use std::collections::{HashMap, HashSet};
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -163,7 +163,6 @@ fn take_in(supervisor: &Arc<Supervisor>, stream: &UnixStream) -> io::Result<()> 
         return Err(why);
     }
     rustix::net::send(stream, &[1], rustix::net::SendFlags::NOSIGNAL)?;
-    let _ = IoSlice::new(&[]);
     Ok(())
 }
 

@@ -6,8 +6,10 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use surgetank_core::clock;
 use surgetank_core::model::FileId;
 
 const BUFFER_BYTES: usize = 64 << 10;
@@ -18,8 +20,18 @@ pub struct Closings {
     queue: OwnedFd,
     watched: Mutex<HashMap<i32, FileId>>,
     /// Whoever takes events in holds this until they are dealt with, so that nobody overtakes them.
-    taking: Mutex<Vec<u8>>,
+    taking: Mutex<Taking>,
 }
+
+struct Taking {
+    buffer: Vec<u8>,
+    /// The kernel tells of a close an instant before the file counts as closed. Whoever looked in that instant looks again
+    /// before anything that came later, or a mark that was made after the data could be queued before it.
+    early: Vec<(FileId, Instant)>,
+}
+
+/// So long that instant lasts at most; after that somebody else has the file open.
+const INSTANT: Duration = Duration::from_millis(50);
 
 /// What happened.
 pub enum Closed {
@@ -33,7 +45,7 @@ impl Closings {
         Ok(Self {
             queue: inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?,
             watched: Mutex::default(),
-            taking: Mutex::new(vec![0; BUFFER_BYTES]),
+            taking: Mutex::new(Taking { buffer: vec![0; BUFFER_BYTES], early: Vec::new() }),
         })
     }
 
@@ -45,9 +57,11 @@ impl Closings {
         Ok(())
     }
 
-    /// Tells `each` of what was closed until now, in order.
-    pub fn take(&self, mut each: impl FnMut(Closed)) {
-        let mut buffer = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Tells `each` of what was closed until now, in order; it says whether the file counts as closed.
+    pub fn take(&self, mut each: impl FnMut(Closed) -> bool) {
+        let mut taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
+        let Taking { buffer, early } = &mut *taking;
+        early.retain(|(id, since)| !each(Closed::Of(*id)) && since.elapsed() < INSTANT);
         while let Ok(bytes) = rustix::io::read(&self.queue, &mut **buffer) {
             let mut rest = &buffer[..bytes];
             while let Some((event, after)) = rest.split_at_checked(EVENT_BYTES) {
@@ -59,8 +73,11 @@ impl Closings {
                     each(Closed::Any);
                 } else if mask & libc::IN_CLOSE_WRITE != 0 {
                     let id = self.watched.lock().unwrap_or_else(PoisonError::into_inner).get(&watch).copied();
-                    if let Some(id) = id {
-                        each(Closed::Of(id));
+                    if let Some(id) = id
+                        && !each(Closed::Of(id))
+                    {
+                        early.retain(|(other, _)| *other != id);
+                        early.push((id, clock::tick()));
                     }
                 } else if mask & libc::IN_IGNORED != 0 {
                     self.watched.lock().unwrap_or_else(PoisonError::into_inner).remove(&watch);

@@ -77,13 +77,7 @@ impl Namespace {
         let _inode = self.lock_inode(id);
         // The caches of the kernel that the mount's readers have are not ours to drop while they read.
         let open = self.open_locked(id, true, flags & libc::O_TRUNC != 0, self.run(caller), Via::Shim(flags))?;
-        if open.handed.swap(true, Ordering::Relaxed) {
-            // It counts already, for one writer; what was handed out before may be closed by now, this one is not.
-            self.uncount_user(&open, true);
-        } else {
-            self.handed.fetch_add(1, Ordering::Relaxed);
-        }
-        self.show(&self.tree(), id);
+        self.count_handed(&open);
         if let Some(door) = self.door.get() {
             door.invalidate(id, true);
         }
@@ -114,6 +108,17 @@ impl Namespace {
         self.hand(&made.open, made.plain, flags)
     }
 
+    /// The writer that was just counted is one that we hand out. The inode's lock is held.
+    pub(super) fn count_handed(&self, open: &Open) {
+        if open.handed.swap(true, Ordering::Relaxed) {
+            // It counts already, for one writer; what was handed out before may be closed by now, this one is not.
+            self.uncount_user(open, true);
+        } else {
+            self.handed.fetch_add(1, Ordering::Relaxed);
+        }
+        self.show(&self.tree(), open.id);
+    }
+
     /// Gives up what was opened when the descriptor cannot be given.
     pub(super) fn hand(&self, open: &Arc<Open>, plain: Option<File>, flags: i32) -> FsResult<File> {
         let content = open.content();
@@ -129,29 +134,34 @@ impl Namespace {
             Some(shim) => shim.watch(open.id, content.file.as_fd()),
             None => Err(Errno::NOTCONN.into()),
         };
-        match (file, watched) {
-            (Ok(file), Ok(())) => Ok(file),
-            (Err(why), _) | (_, Err(why)) => {
-                tracing::warn!(%why, "a descriptor of a plain file could not be handed out");
-                // Nobody will tell that it is closed.
-                self.linger_handed(open.id);
-                Err(LEFT_TO_THE_MOUNT.into())
-            }
+        if let Err(why) = &watched {
+            // Nobody will tell that it is closed: it is looked at now and then.
+            tracing::warn!(%why, "a plain file cannot be watched (fs.inotify.max_user_watches)");
         }
+        if watched.is_err() || file.is_err() {
+            self.linger_handed(open.id);
+        }
+        file.map_err(|why| {
+            tracing::warn!(%why, "a descriptor of a plain file could not be handed out");
+            LEFT_TO_THE_MOUNT.into()
+        })
     }
 
     /// A descriptor that we handed out was closed; others may be left.
-    pub fn handed_closed(&self, id: FileId) {
+    /// `false`: or the kernel told an instant too early, see `retry_handed`.
+    pub fn handed_closed(&self, id: FileId) -> bool {
         let _inode = self.lock_inode(id);
-        let Some(open) = self.open_of(id) else { return };
+        let Some(open) = self.open_of(id) else { return true };
         if self.end_handed(&open) {
-            return;
+            return true;
         }
         // Watched again first, or the last one might be closed just between.
         let watched = self.shim.get().is_some_and(|shim| shim.watch(id, open.content().file.as_fd()).is_ok());
-        if !self.end_handed(&open) && !watched {
+        let ended = self.end_handed(&open);
+        if !ended && !watched {
             self.linger_handed(id);
         }
+        ended
     }
 
     /// The kernel tells of a close an instant before the file counts as closed; who asked for the lease in between asks

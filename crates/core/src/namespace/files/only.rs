@@ -73,13 +73,7 @@ impl Namespace {
         let given = if given & libc::O_ACCMODE == libc::O_RDONLY { given | libc::O_RDWR } else { given };
         let _inode = self.lock_inode(id);
         let open = self.open_locked(id, true, flags & libc::O_TRUNC != 0, self.run(caller), Via::Only(given))?;
-        if open.handed.swap(true, Ordering::Relaxed) {
-            // It counts already, for one writer; what was handed out before may be closed by now, this one is not.
-            self.uncount_user(&open, true);
-        } else {
-            self.handed.fetch_add(1, Ordering::Relaxed);
-        }
-        self.show(&self.tree(), id);
+        self.count_handed(&open);
         self.hand(&open, None, given)
     }
 
