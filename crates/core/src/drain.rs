@@ -158,6 +158,7 @@ impl Drain {
     fn tend_loop(&self) {
         let mut polled = clock::tick();
         while !self.stopping() {
+            self.namespace.end_promises(crate::namespace::KEPT_FOR);
             let next = self.namespace.seal_lingering();
             if polled.elapsed() >= POLL_PERIOD {
                 polled = clock::tick();

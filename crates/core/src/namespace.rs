@@ -46,6 +46,7 @@ pub use ahead::BroughtIn;
 pub use attributes::SetAttr;
 use content::{Handle, Open};
 pub use early::Real;
+pub(crate) use files::KEPT_FOR;
 pub use files::{Grant, LEFT_TO_THE_MOUNT, Opened, STORE_TO_BE_ASKED};
 pub use listing::Listed;
 pub use questions::{Stuck, Undurable, Waiting, Where};
@@ -118,6 +119,7 @@ pub struct Namespace {
     history: Mutex<History>,
     /// Files whose last writer closed while something still held them writable: tried again. Their `Open` stays.
     lingering: Mutex<Vec<(FileId, Instant, Duration)>>,
+    promises: files::Promises,
     pub(crate) unwritten: Mutex<Vec<crate::model::Change>>,
     pub(crate) troubles: Mutex<Vec<Noted>>,
     pub(crate) final_drain: AtomicBool,
@@ -194,6 +196,7 @@ impl Namespace {
             interrupted: OnceLock::new(),
             history: Mutex::new(History::new()),
             lingering: Mutex::default(),
+            promises: files::Promises::default(),
             unwritten: Mutex::default(),
             troubles: Mutex::default(),
             final_drain: AtomicBool::new(false),

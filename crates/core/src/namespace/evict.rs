@@ -1,6 +1,7 @@
 //! Making room. Only what the store has is ever evicted, except temporaries that their rule lets go when nobody has
 //! them open.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::config::KeepAtExit;
@@ -154,7 +155,13 @@ impl Namespace {
                 let content = open.content();
                 if content.lies == Lies::Tier(device.id()) {
                     any = true;
-                    grown_bytes += self.charge_growth(open, &content.file, device);
+                    // Whoever is busy with it, sealing it perhaps, sees to what it is charged.
+                    if let Some(_inode) = self.try_lock_inode(open.id)
+                        && open.directly_written()
+                        && self.open_of(open.id).is_some_and(|now| Arc::ptr_eq(&now, open))
+                    {
+                        grown_bytes += self.charge_growth(open, &content.file, device);
+                    }
                 }
             }
             device.want_ballast(any);
@@ -194,6 +201,7 @@ impl Namespace {
     /// The end of the agent: everything durable leaves the tiers, temporaries are dropped, and when nothing
     /// is left that only we have, the catalog starts over. Returns whether all is in the store.
     pub fn finish(&self) -> bool {
+        self.end_promises(std::time::Duration::ZERO);
         let ids: Vec<FileId> =
             self.tree().iter().filter(|(_, inode)| inode.replica.is_some()).map(|(id, _)| id).collect();
         for id in &ids {

@@ -5,11 +5,13 @@ mod hand;
 mod only;
 mod open;
 mod place;
+mod promise;
 mod room;
 mod seal;
 mod transfer;
 
 pub(crate) use place::{HIDDEN_PREFIX, Placed, hidden_name};
+pub(crate) use promise::{KEPT_FOR, Promises};
 pub(crate) use room::give_times;
 pub(crate) use seal::{identity_of, nobody_has};
 

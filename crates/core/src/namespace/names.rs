@@ -13,6 +13,9 @@ use super::Namespace;
 use super::journal::Txn;
 use super::tree::{Inode, Name, Tree};
 
+/// Somebody who gives a name to other files more often than this, while one operation on it lasts, is not met.
+const LOOKS_MAX: usize = 1000;
+
 impl Namespace {
     /// May names be made or removed in the directory? The store is asked too where it has the directory:
     /// better an error now than in the drain.
@@ -190,16 +193,24 @@ impl Namespace {
     }
 
     pub fn unlink(&self, caller: &Caller, dir: FileId, name: &[u8]) -> FsResult<()> {
-        let id = self.resolve(caller, dir, name)?;
-        self.permit_change(caller, dir)?;
-        self.spare_unknown_names(id)?;
-        self.await_begun(id);
         let run = self.run(caller);
         let name = Name::from(name);
-        let mut tree = self.tree();
-        if tree.entry(dir, &name).and_then(super::tree::Entry::logical) != Some(id) {
-            return Err(Errno::NOENT.into());
-        }
+        let mut looks = 0;
+        let (id, mut tree) = loop {
+            let id = self.resolve(caller, dir, &name)?;
+            self.permit_change(caller, dir)?;
+            self.spare_unknown_names(id)?;
+            self.await_begun(id);
+            let tree = self.tree();
+            if tree.entry(dir, &name).and_then(super::tree::Entry::logical) == Some(id) {
+                break (id, tree);
+            }
+            // Another door has put another file there meanwhile.
+            looks += 1;
+            if looks == LOOKS_MAX {
+                return Err(Errno::NOENT.into());
+            }
+        };
         if tree.get(id).is_some_and(super::tree::Inode::is_dir) {
             return Err(Errno::ISDIR.into());
         }

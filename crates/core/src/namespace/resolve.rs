@@ -25,8 +25,13 @@ enum Ask {
 
 impl Namespace {
     pub fn lookup(&self, caller: &Caller, dir: FileId, name: &[u8]) -> FsResult<Found> {
-        let id = self.resolve(caller, dir, name)?;
-        self.found(id)
+        for _ in 0..TRIES_MAX {
+            let id = self.resolve(caller, dir, name)?;
+            if self.found_again(caller.pid, id) {
+                return self.found(id);
+            }
+        }
+        Err(Errno::AGAIN.into())
     }
 
     /// Counts one more reference that the kernel holds.

@@ -239,6 +239,9 @@ pub struct Tree {
     pub clean_bytes: HashMap<DeviceId, u64>,
     /// How the catalog calls each device.
     pub device_numbers: HashMap<DeviceId, DeviceId>,
+    /// Names for which a plain file is being made just now, and for whom. A name that is bound meanwhile leaves this list:
+    /// what lies under its path then is not the plain file that was made.
+    pub making: HashMap<Place, FileId>,
     /// Of files that a batch is about: what the catalog is told until the batch is over.
     pub before: HashMap<FileId, Before>,
 }
@@ -253,6 +256,7 @@ impl Tree {
             next_id: 2,
             next_seq: 1,
             discards: Vec::new(),
+            making: HashMap::new(),
             links_changed: 0,
             reasons: HashSet::new(),
             reasons_max: REASONS_MAX,
@@ -308,6 +312,12 @@ impl Tree {
         let entry = d.children.entry(name.clone()).or_default();
         change(entry);
         let entry = *entry;
+        if !self.making.is_empty() && entry.logical().is_some() {
+            self.making.remove(&(dir, name.clone()));
+        }
+        let Some(d) = self.dir_mut(dir) else {
+            return entry;
+        };
         if entry == Entry::default() {
             d.children.remove(name);
             d.generation = d.generation.wrapping_add(1);

@@ -510,6 +510,14 @@ impl Device {
     pub fn unlink(&self, path: &[u8]) -> io::Result<()> {
         self.change(|tree| tree.unlink(path))
     }
+    /// Inode number of what is there.
+    pub fn ino(&self, path: &[u8]) -> io::Result<Option<u64>> {
+        self.tree().ino(path)
+    }
+    /// Only if it is this file.
+    pub fn unlink_if(&self, path: &[u8], ino: u64) -> io::Result<()> {
+        self.change(|tree| if tree.ino(path)? == Some(ino) { tree.unlink(path) } else { Ok(()) })
+    }
     /// Removes a tree of directories without files (absent is fine); ENOTEMPTY when there are files in it.
     pub fn remove_dir(&self, path: &[u8]) -> io::Result<()> {
         self.change(|tree| tree.remove_dir(path))

@@ -284,6 +284,18 @@ impl<'a> Tree<'a> {
         self.with_parents(path, Errno::EXIST, link)
     }
 
+    /// Inode number of what is there.
+    pub fn ino(self, path: &[u8]) -> io::Result<Option<u64>> {
+        check(path)?;
+        let (dir, name) = split(path);
+        let flags = AtFlags::SYMLINK_NOFOLLOW;
+        match self.open_dir(dir).and_then(|dir| rustix::fs::statat(dir.as_fd(), name, flags)) {
+            Ok(stat) => Ok(Some(stat.st_ino)),
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
     pub fn unlink(self, path: &[u8]) -> io::Result<()> {
         check(path)?;
         let (dir, name) = split(path);

@@ -20,6 +20,9 @@ use super::super::tree::Name;
 use super::seal::nobody_writes;
 use super::{KEPT, LEFT_TO_THE_MOUNT, STORE_TO_BE_ASKED, Via};
 
+/// Somebody who takes the name away and brings it back more often than this, while one open lasts, is not met.
+const LOOKS_MAX: usize = 1000;
+
 impl Namespace {
     /// A descriptor of the plain file, as open(2) of the name with these flags would give it. [`STORE_TO_BE_ASKED`] unless
     /// that `may_ask`.
@@ -36,6 +39,26 @@ impl Namespace {
         if !writes || name.is_empty() || name.starts_with(crate::model::STORE_TEMPORARY_PREFIX) {
             return Err(LEFT_TO_THE_MOUNT.into());
         }
+        for _ in 0..LOOKS_MAX {
+            match self.hand_out_once(caller, dir, name, perm, flags, may_ask) {
+                // It lost its name to somebody else between our look and our opening; or got one.
+                Err(fault) if fault.errno == Errno::STALE => {}
+                Err(fault) if fault.errno == Errno::EXIST && flags & libc::O_EXCL == 0 => {}
+                handed => return handed,
+            }
+        }
+        Err(LEFT_TO_THE_MOUNT.into())
+    }
+
+    fn hand_out_once(
+        &self,
+        caller: &Caller,
+        dir: FileId,
+        name: &[u8],
+        perm: u32,
+        flags: i32,
+        may_ask: bool,
+    ) -> FsResult<File> {
         let known = {
             let tree = self.tree();
             let inode = tree.get(dir).ok_or(LEFT_TO_THE_MOUNT)?;
@@ -71,7 +94,10 @@ impl Namespace {
         let want = if flags & libc::O_ACCMODE == libc::O_WRONLY { 2 } else { 6 };
         {
             let tree = self.tree();
-            let inode = tree.get(id).filter(|inode| inode.attr.kind == Kind::File).ok_or(LEFT_TO_THE_MOUNT)?;
+            let inode = tree.get(id).ok_or(Errno::STALE)?;
+            if inode.attr.kind != Kind::File {
+                return Err(LEFT_TO_THE_MOUNT.into());
+            }
             self.permit(caller, &inode.attr, want)?;
         }
         let _inode = self.lock_inode(id);
@@ -86,12 +112,7 @@ impl Namespace {
 
     fn hand_out_new(&self, caller: &Caller, dir: FileId, name: &[u8], perm: u32, flags: i32) -> FsResult<File> {
         let run = self.run(caller);
-        let made = match self.make_file(caller, (dir, name), perm, run, Via::Shim(flags)) {
-            Err(fault) if fault.errno == Errno::EXIST && flags & libc::O_EXCL == 0 => {
-                return Err(LEFT_TO_THE_MOUNT.into());
-            }
-            made => made?,
-        };
+        let made = self.make_file(caller, (dir, name), perm, run, Via::Shim(flags))?;
         self.handed.fetch_add(1, Ordering::Relaxed);
         let (listed, absent) = {
             let mut tree = self.tree();

@@ -19,6 +19,9 @@ use super::{Grant, LEFT_TO_THE_MOUNT, Opened, Via};
 
 /// A file that is renamed more often than this while it is opened is somebody's joke.
 const MOVES_MAX: usize = 1000;
+/// Its last name went between the look-up and the open. The kernel looks the name up again then, and so do our own doors:
+/// whoever creates must not be told that there is nothing.
+const GONE: Errno = Errno::STALE;
 const BEGUN_PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -32,7 +35,7 @@ impl Namespace {
         let truncates = flags & libc::O_TRUNC != 0;
         {
             let tree = self.tree();
-            let inode = tree.get(id).ok_or(Errno::NOENT)?;
+            let inode = tree.get(id).ok_or(GONE)?;
             match inode.attr.kind {
                 Kind::File => {}
                 Kind::Directory => return Err(Errno::ISDIR.into()),
@@ -43,8 +46,13 @@ impl Namespace {
             self.permit(caller, &inode.attr, want)?;
         }
         let run = if writes { self.run(caller) } else { RunId(0) };
-        let open = self.open_inode(id, writes || truncates, truncates, run, Via::Mount)?;
-        Ok(self.register(open, writes, flags, run))
+        let open = self.open_inode(id, writes || truncates, truncates, run, Via::Mount);
+        if open.as_ref().is_err_and(|fault| fault.errno == GONE) {
+            self.sent_back(caller.pid);
+        } else {
+            self.served(caller.pid);
+        }
+        Ok(self.register(open?, writes, flags, run))
     }
 
     pub(crate) fn register(&self, open: Arc<Open>, writes: bool, flags: i32, run: RunId) -> Opened {
@@ -115,6 +123,7 @@ impl Namespace {
                     self.open_content(id, writes, truncates, via)
                 })?);
                 self.opens().insert(id, open.clone());
+                self.still_has_content(&open)?;
                 open
             }
         };
@@ -129,6 +138,17 @@ impl Namespace {
         }
         self.count_user(&open, writes);
         Ok(open)
+    }
+
+    /// Whoever took the last name away before it counted as open has discharged its content already.
+    fn still_has_content(&self, open: &Open) -> FsResult<()> {
+        let on_tier = matches!(open.content().lies, Lies::Tier(_));
+        if on_tier && self.tree().get(open.id).is_none_or(|inode| inode.replica.is_none()) {
+            self.opens().remove(&open.id);
+            self.tiers_unreserve(open);
+            return Err(GONE.into());
+        }
+        Ok(())
     }
 
     pub(super) fn count_user(&self, open: &Open, writes: bool) {
@@ -149,7 +169,7 @@ impl Namespace {
         let (path, who, identity) = {
             let tree = self.tree();
             let Some(inode) = tree.get(id) else {
-                return Err(Errno::NOENT.into());
+                return Err(GONE.into());
             };
             let fresh = inode.checked.is_some_and(|at| at.elapsed() < self.config.store_ttl);
             if fresh || inode.replica.is_some() || inode.spill().is_some() || inode.dirty() {
@@ -243,12 +263,12 @@ impl Namespace {
             self.evict_locked(id, "the store has it under further names: it is written there", true);
         }
         let tree = self.tree();
-        let inode = tree.get(id).ok_or(Errno::NOENT)?;
+        let inode = tree.get(id).ok_or(GONE)?;
         let owner = inode.cred();
         let size_bytes = inode.attr.size_bytes;
         let charged_bytes = inode.charged_bytes;
         if let Some((device, _)) = inode.replica {
-            let path = tree.logical_path(id).ok_or(Errno::NOENT)?;
+            let path = tree.logical_path(id).ok_or(GONE)?;
             let device = self.tiers.device(device);
             // A direct descriptor of ours is read-only, or our own leases would be refused.
             let direct = via.is_only()
@@ -267,14 +287,14 @@ impl Namespace {
                 .engage(id, content, Wanted { via, writes, direct }, charged_bytes, || device.open(&path, true));
         }
         if let Some((dir, name)) = inode.spill().cloned() {
-            let path = tree.applied_path(dir).ok_or(Errno::NOENT)?.join(&name);
+            let path = tree.applied_path(dir).ok_or(GONE)?.join(&name);
             drop(tree);
             let direct = !writes || via.is_only();
             let file = self.store.open(self.own_cred(owner), &path, !direct)?;
             let content = Content { file: Arc::new(file), lies: Lies::StoreTemporary, writable: !direct };
             return self.engage(id, content, Wanted { via, writes, direct }, 0, || Err(Errno::IO.into()));
         }
-        let path = tree.applied_path(id).ok_or(Errno::NOENT)?;
+        let path = tree.applied_path(id).ok_or(GONE)?;
         drop(tree);
         if truncates && !in_place {
             return self.open_placed(id, None, 0, via);
@@ -510,7 +530,6 @@ impl Namespace {
 
     /// Nobody has it open any more, and it is sealed. The inode's lock is held.
     pub(super) fn give_up(&self, open: &Open) {
-        self.opens().remove(&open.id);
         if let (Some(backing), Some(door)) = (open.take_backing(), self.door.get()) {
             door.unback(backing);
         }

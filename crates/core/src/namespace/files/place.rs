@@ -42,7 +42,14 @@ impl Namespace {
                 inode.replica = Some((device, placed.backing_ino));
                 // Without a name it keeps the hidden one: link may give it a name later.
                 match path {
-                    Some(path) if path != placed.at => self.tiers.device(device).rename(&placed.at, &path)?,
+                    Some(path) if path != placed.at => {
+                        let device = self.tiers.device(device);
+                        let renamed = device.rename(&placed.at, &path);
+                        // It may have come along with its directory.
+                        if renamed.is_err() && device.ino(&path).ok().flatten() != Some(placed.backing_ino) {
+                            return Err(renamed.err().map_or(Errno::IO.into(), Into::into));
+                        }
+                    }
                     _ => {}
                 }
             }

@@ -212,6 +212,8 @@ impl Namespace {
     /// Nobody has the file open any more. Content without a name goes now.
     pub(super) fn last_close(&self, open: &Open) {
         let mut tree = self.tree();
+        // In one step: whoever takes its last name away drops the content if it is not open, and we if it was.
+        self.opens().remove(&open.id);
         let Some(inode) = tree.get(open.id) else {
             return;
         };
@@ -229,7 +231,7 @@ impl Namespace {
         self.commit(&tree, txn);
     }
 
-    fn tiers_unreserve(&self, open: &Open) {
+    pub(super) fn tiers_unreserve(&self, open: &Open) {
         if let Lies::Tier(device) = open.content().lies {
             self.tiers.device(device).unreserve(open.reserved_bytes.swap(0, Ordering::Relaxed));
         }

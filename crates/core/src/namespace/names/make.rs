@@ -85,9 +85,15 @@ impl Namespace {
             match self.must_be_absent(caller, dir, name) {
                 Ok(()) => {}
                 Err(fault) if fault.errno == Errno::EXIST && flags & libc::O_EXCL == 0 => {
-                    let id = self.resolve(caller, dir, name)?;
-                    let opened = self.open_file(caller, id, flags)?;
-                    return Ok((self.found(id)?, opened));
+                    let opened = self.resolve(caller, dir, name).and_then(|id| {
+                        let opened = self.open_file(caller, id, flags)?;
+                        self.found(id).map(|found| (found, opened))
+                    });
+                    match opened {
+                        // It lost its name meanwhile: then there is one to be made after all.
+                        Err(fault) if matches!(fault.errno, Errno::NOENT | Errno::STALE) => {}
+                        opened => return opened,
+                    }
                 }
                 Err(fault) => return Err(fault),
             }
@@ -131,16 +137,30 @@ impl Namespace {
         let (id, path) = {
             let mut tree = self.tree();
             let path = tree.child_path(dir, &name).ok_or(Errno::NOENT)?;
-            (tree.new_id(), path)
+            let id = tree.new_id();
+            // Whoever else is making one starts again.
+            tree.making.insert((dir, name.clone()), id);
+            (id, path)
         };
         let mode = self.decide(&path).mode;
-        let mut placed = self.place(&path, id, AskKind::Create { expected: self.expected(&path) }, mode, perm, via)?;
-        let plain = placed.made.take();
+        let placed = self.place(&path, id, AskKind::Create { expected: self.expected(&path) }, mode, perm, via);
+        // Another door that finds it waits until it is open.
+        let _inode = self.lock_inode(id);
         let mut tree = self.tree();
-        if let Err(fault) = Self::still_absent(&tree, dir, &name) {
+        let place = (dir, name);
+        let own_turn = tree.making.get(&place) == Some(&id);
+        if own_turn {
+            tree.making.remove(&place);
+        }
+        let name = place.1;
+        let mut placed = placed?;
+        let plain = placed.made.take();
+        let free = Self::still_absent(&tree, dir, &name);
+        if let Err(fault) = free.and_then(|()| if own_turn { Ok(()) } else { Err(Errno::EXIST.into()) }) {
             self.undo_placed(&placed);
+            // Whoever has the name now may have put his plain file over ours.
             if let Lies::Tier(device) = placed.content.lies {
-                drop(self.tiers.device(device).unlink(&placed.at));
+                drop(self.tiers.device(device).unlink_if(&placed.at, placed.backing_ino));
             }
             return Err(fault);
         }

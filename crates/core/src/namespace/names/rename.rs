@@ -28,6 +28,24 @@ impl Namespace {
         if to.starts_with(crate::model::STORE_TEMPORARY_PREFIX) {
             return Err(Errno::INVAL.into());
         }
+        // Another door may have changed what the names mean between our look and our step.
+        for _ in 0..super::LOOKS_MAX {
+            match self.rename_seen(caller, (from_dir, from), (to_dir, to), flags) {
+                Err(fault) if fault.errno == Errno::STALE => {}
+                done => return done,
+            }
+        }
+        Err(Errno::NOENT.into())
+    }
+
+    /// `ESTALE` when a name has come to mean another file meanwhile.
+    fn rename_seen(
+        &self,
+        caller: &Caller,
+        (from_dir, from): (FileId, &[u8]),
+        (to_dir, to): (FileId, &[u8]),
+        flags: u32,
+    ) -> FsResult<()> {
         let id = self.resolve(caller, from_dir, from)?;
         let target = match self.resolve(caller, to_dir, to) {
             Ok(target) => Some(target),
@@ -67,7 +85,7 @@ impl Namespace {
         let unchanged = tree.entry(from_dir, &from).and_then(Entry::logical) == Some(id)
             && tree.entry(to_dir, &to).and_then(Entry::logical) == target;
         if !unchanged {
-            return Err(Errno::NOENT.into());
+            return Err(Errno::STALE.into());
         }
         if tree.get(to_dir).is_none_or(|inode| inode.logical.is_none() && to_dir != FileId::ROOT) {
             return Err(Errno::NOENT.into());

@@ -1,0 +1,90 @@
+//! The kernel opens by name in two steps, a look-up and an open of what was found. When the last name goes in between it
+//! begins again, but only once. So whoever was sent back finds a file the second time that stays until he has opened it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::clock;
+use crate::error::Errno;
+use crate::model::{FileId, Kind, RunId};
+
+use super::super::Namespace;
+use super::super::content::Open;
+use super::Via;
+
+/// The kernel comes back at once; after this it was killed on the way.
+pub(crate) const KEPT_FOR: Duration = Duration::from_millis(500);
+
+#[derive(Default)]
+pub(crate) struct Promises {
+    count: AtomicUsize,
+    /// By the thread that was sent back.
+    list: Mutex<HashMap<u32, Promise>>,
+}
+
+struct Promise {
+    since: Instant,
+    /// What it found the second time, held open for it.
+    open: Option<Arc<Open>>,
+}
+
+impl Namespace {
+    /// The thread comes again.
+    pub(super) fn sent_back(&self, thread: u32) {
+        if thread != 0 {
+            let now = Promise { since: clock::tick(), open: None };
+            self.release_promise(self.promised(|list| list.insert(thread, now)));
+        }
+    }
+
+    /// It has found this. `false`: which is gone already.
+    pub(crate) fn found_again(&self, thread: u32, id: FileId) -> bool {
+        let comes_again = || self.promised(|list| list.contains_key(&thread));
+        if self.promises.count.load(Ordering::Relaxed) == 0 || !comes_again() {
+            return true;
+        }
+        if self.tree().get(id).is_none_or(|inode| inode.attr.kind != Kind::File) {
+            return true;
+        }
+        let open = match self.open_inode(id, false, false, RunId(0), Via::Mount) {
+            Ok(open) => Some(open),
+            Err(fault) if fault.errno == Errno::STALE => return false,
+            Err(_) => None,
+        };
+        let now = Promise { since: clock::tick(), open };
+        self.release_promise(self.promised(|list| list.insert(thread, now)));
+        true
+    }
+
+    /// It has opened something, or failed for another reason.
+    pub(super) fn served(&self, thread: u32) {
+        if self.promises.count.load(Ordering::Relaxed) > 0 {
+            self.release_promise(self.promised(|list| list.remove(&thread)));
+        }
+    }
+
+    /// Those that nobody came for in so long.
+    pub(crate) fn end_promises(&self, kept_for: Duration) {
+        if self.promises.count.load(Ordering::Relaxed) > 0 {
+            let old: Vec<Promise> = self.promised(|list| {
+                list.extract_if(|_, promise| promise.since.elapsed() >= kept_for).map(|(_, promise)| promise).collect()
+            });
+            old.into_iter().for_each(|promise| self.release_promise(Some(promise)));
+        }
+    }
+
+    fn release_promise(&self, promise: Option<Promise>) {
+        if let Some(open) = promise.and_then(|promise| promise.open) {
+            self.close_inode(&open, false);
+        }
+    }
+
+    fn promised<T>(&self, act: impl FnOnce(&mut HashMap<u32, Promise>) -> T) -> T {
+        let mut list = self.promises.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = act(&mut list);
+        self.promises.count.store(list.len(), Ordering::Relaxed);
+        result
+    }
+}

@@ -1,0 +1,76 @@
+//! Programs in each other's way: the same name made, opened, replaced and deleted by several at once, through one door and
+//! through two. What a plain directory never answers must not be answered here, and no file may be lost over it.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+
+mod scene;
+
+use std::fs;
+
+use scene::Scene;
+
+/// `ROLE SECONDS NAME`, as often as it can; an errno that a plain directory would not give ends it.
+const PROGRAM: &str = r#"
+import errno, os, sys, time
+role, seconds, name = sys.argv[1], float(sys.argv[2]), sys.argv[3]
+end, turns = time.monotonic() + seconds, 0
+while time.monotonic() < end:
+    turns += 1
+    try:
+        if role == "open":
+            descriptor = os.open(name, os.O_RDWR | os.O_CREAT, 0o644)
+            if turns % 3 == 0:
+                os.write(descriptor, b"x")
+            os.close(descriptor)
+        elif role == "delete":
+            os.unlink(name)
+        elif role == "replace":
+            new = f"{name}.{os.getpid()}"
+            os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+            os.rename(new, name)
+    except FileNotFoundError:
+        if role != "delete":
+            raise
+if turns < 50:
+    raise SystemExit(f"{role} had {turns} turns only: nothing was tried")
+"#;
+
+fn prepare(name: &str) -> Option<Scene> {
+    let mut scene = Scene::new(name)?;
+    scene.tier("fast", 32);
+    Some(scene)
+}
+
+/// Two open or make the file, others delete and replace it; half of them go by the mount. Afterwards the tier must be
+/// empty in the agent's books, and the last version must be in the store.
+fn busy_name(name: &str, options: &[&str], other_half: &str) {
+    let Some(scene) = prepare(name) else { return };
+    fs::write(scene.path("program.py"), PROGRAM).unwrap();
+    let script = format!(
+        "pids=
+         for one in 1 2; do python3 program.py open 3 busy & pids=\"$pids $!\"; done
+         {other_half} python3 program.py open 3 busy & pids=\"$pids $!\"
+         {other_half} python3 program.py delete 3 busy & pids=\"$pids $!\"
+         python3 program.py replace 3 busy & pids=\"$pids $!\"
+         for pid in $pids; do wait $pid || exit 1; done
+         echo last > busy"
+    );
+    let ended = scene.run(options, &script).exits(0);
+    assert!(!ended.stderr.contains("at risk"), "bytes of files that are gone still count: {}", ended.stderr);
+    assert_eq!(fs::read(scene.path("busy")).unwrap(), b"last\n");
+}
+
+#[test]
+fn a_file_deleted_between_look_up_and_open_was_an_error_through_the_mount() {
+    busy_name("busy_mount", &["--no-preload"], "");
+}
+
+#[test]
+fn a_file_deleted_between_look_up_and_open_was_an_error_with_the_shim() {
+    busy_name("busy_shim", &[], "");
+}
+
+/// A plain file that another door had put in its place was deleted, and its content lost.
+#[test]
+fn two_doors_that_made_the_same_file_lost_it() {
+    busy_name("busy_doors", &[], "SURGETANK_PRELOAD=0");
+}
