@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #define ST_MAGIC UINT64_C(0x5844494b4e415453) /* "STANKIDX" */
-#define ST_LAYOUT 1u
+#define ST_LAYOUT 2u
 #define ST_DEVICES_MAX 16u
 #define ST_NAME_BYTES_MAX 255u
 
@@ -24,6 +24,8 @@
 #define ST_LIVE 4u        /* size, blocks and times are the plain file's own at this moment: ask it (fstatat on the tier) */
 #define ST_COMPLETE 8u    /* directory: a name that the table does not have does not exist */
 #define ST_SEARCHABLE 16u /* directory: the agent's user may look names up in it */
+#define ST_FRESH 64u      /* with ST_LIVE: permissions and access time are the plain file's too, until the first version.
+                             Whoever has it open for writing changes them there, while the owner may read and write */
 #define ST_LINKED 32u     /* several names: what was opened under this one has to have `backing_ino` */
 
 /* Of the index. */

@@ -6,6 +6,7 @@
 #include "shim.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -46,11 +47,26 @@ static int ask_about(const struct st_held *held, struct st_request *request)
 
 /* ---- Attributes */
 
+#define OWNER_ONLY 07600 /* of a mode: the bits that have to be just the owner's right to read and write */
+
+/* The plain file's own attributes count, and will until this descriptor is closed. */
+static bool is_fresh(const struct st_held *held, int descriptor)
+{
+    const struct st_record *record = &held->record;
+    if (!(record->flags & ST_FRESH) || (record->mode & OWNER_ONLY) != 0600 || !st_on(ST_ON_INDEX) ||
+        !st_index_alive(held->domain))
+        return false;
+    long flags = st_sys(__NR_fcntl, descriptor, F_GETFL);
+    return !st_sys_failed(flags) && (flags & O_ACCMODE) != O_RDONLY;
+}
+
 static int change_mode(int descriptor, mode_t mode)
 {
     struct st_held held;
     if (!held_by_mount(descriptor, &held))
         return ST_PASS;
+    if ((mode & OWNER_ONLY) == 0600 && is_fresh(&held, descriptor))
+        return result_of(st_sys(__NR_fchmod, descriptor, mode & 0777));
     struct st_request request = {.op = ST_SETATTR, .valid = ST_SET_MODE, .mode = mode & 07777};
     int result = ask_about(&held, &request);
     if (result != ST_PASS)
@@ -66,6 +82,10 @@ static int change_owner(int descriptor, uid_t uid, gid_t gid)
     if (!held_by_mount(descriptor, &held))
         return ST_PASS;
     struct st_request request = {.op = ST_SETATTR, .uid = uid, .gid = gid};
+    /* Who has it already. (The time of the change is that of the writing.) */
+    if ((uid == (uid_t)-1 || uid == held.record.uid) && (gid == (gid_t)-1 || gid == held.record.gid) &&
+        is_fresh(&held, descriptor))
+        return 0;
     request.valid = (uid == (uid_t)-1 ? 0 : ST_SET_UID) | (gid == (gid_t)-1 ? 0 : ST_SET_GID);
     int result = request.valid ? ask_about(&held, &request) : ST_PASS;
     if (result != ST_PASS)
@@ -88,6 +108,8 @@ static int change_times(int descriptor, const struct timespec times[2])
         times = now;
     if ((uintptr_t)times < 4096 || !good_time(&times[0]) || !good_time(&times[1]) || !held_by_mount(descriptor, &held))
         return ST_PASS;
+    if (is_fresh(&held, descriptor))
+        return result_of(st_sys(__NR_utimensat, descriptor, 0, times, 0));
     struct st_request request = {.op = ST_SETATTR};
     if (times[0].tv_nsec == UTIME_NOW) {
         request.valid |= ST_SET_ATIME_NOW;

@@ -44,7 +44,10 @@ static void put_times(const struct st_record *record, struct stat *out)
 static void put_over(const struct st_domain *domain, const struct st_record *record, struct stat *out)
 {
     struct timespec changed = {record->ctime_s, record->ctime_ns};
+    mode_t plain = out->st_mode & 0777;
     put_identity(domain, record, out);
+    if ((record->flags & ST_FRESH) && (record->mode & 07600) == 0600)
+        out->st_mode = (record->mode & ~0777u) | plain;
     if (!(record->flags & ST_LIVE))
         put_times(record, out);
     else if (later(&changed, &out->st_ctim))

@@ -26,11 +26,12 @@ mod shown;
 mod temporaries;
 pub mod tree;
 
-use std::collections::{HashMap, HashSet};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
+
+use foldhash::{HashMap, HashSet};
 
 use crate::catalog::Catalog;
 use crate::clock;
@@ -120,6 +121,7 @@ pub struct Namespace {
     /// Files whose last writer closed while something still held them writable: tried again. Their `Open` stays.
     lingering: Mutex<Vec<(FileId, Instant, Duration)>>,
     promises: files::Promises,
+    last_reason: Mutex<Option<(crate::placement::Reason, Arc<str>)>>,
     pub(crate) unwritten: Mutex<Vec<crate::model::Change>>,
     pub(crate) troubles: Mutex<Vec<Noted>>,
     pub(crate) final_drain: AtomicBool,
@@ -197,6 +199,7 @@ impl Namespace {
             history: Mutex::new(History::new()),
             lingering: Mutex::default(),
             promises: files::Promises::default(),
+            last_reason: Mutex::default(),
             unwritten: Mutex::default(),
             troubles: Mutex::default(),
             final_drain: AtomicBool::new(false),

@@ -46,14 +46,14 @@ macro_rules! cases {
 }
 
 cases! {
-    busy_directory changing_directory compile_and_make coreutils direct_io existing exit_codes find_identity
+    attributes_by_descriptor busy_directory changing_directory compile_and_make coreutils direct_io existing exit_codes find_identity
     fresh_programs git_repository holes_and_ranges hostile_names locks mmap_shared numpy_memmap permissions
     python_files rename_flags rsync_mirror special_files sqlite_rollback sqlite_wal standard_streams tail_growing
     tar_archive unnamed_files;
 
     // What is not here and why: docs/semantics.md, "Without a mount".
     without a mount:
-    busy_directory changing_directory compile_and_make coreutils direct_io existing exit_codes find_identity
+    attributes_by_descriptor busy_directory changing_directory compile_and_make coreutils direct_io existing exit_codes find_identity
     git_repository holes_and_ranges hostile_names locks mmap_shared numpy_memmap permissions
     python_files rename_flags rsync_mirror sqlite_rollback sqlite_wal standard_streams tail_growing
     tar_archive

@@ -42,22 +42,36 @@ const XATTR_VALUE_BYTES_MAX: usize = 65536;
 const CREATE: i32 = 1;
 const REPLACE: i32 = 2;
 
+/// The attributes of a file that was written in its plain file. The plain file's permissions are the file's with the owner's
+/// right to read and write; until there is a version, programs that have it by the shim change them, and the access time,
+/// there.
+pub(super) fn as_written(inode: &Inode, stat: &rustix::fs::Stat) -> Attr {
+    let mut attr = inode.attr;
+    attr.size_bytes = u64::try_from(stat.st_size).unwrap_or(0);
+    attr.blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
+    attr.mtime = Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32);
+    attr.ctime = attr.ctime.max(Timestamp::from_parts(stat.st_ctime, stat.st_ctime_nsec as u32));
+    let atime = Timestamp::from_parts(stat.st_atime, stat.st_atime_nsec as u32);
+    attr.atime = if inode.is_fresh() { atime } else { attr.atime.max(atime) };
+    let perm = stat.st_mode & 0o777;
+    if inode.is_fresh() && perm != attr.perm & 0o777 | 0o600 {
+        attr.perm = attr.perm & 0o7000 | perm;
+    }
+    attr
+}
+
 impl Namespace {
     /// The attributes as programs shall see them. Called under the tree's lock.
     pub(super) fn attr_of(&self, id: FileId, inode: &Inode) -> Attr {
-        let mut attr = inode.attr;
         if !inode.sealed {
             let open = self.opens().get(&id).cloned();
             if let Some(open) = open
                 && let Ok(stat) = rustix::fs::fstat(&*open.content().file)
             {
-                attr.size_bytes = u64::try_from(stat.st_size).unwrap_or(0);
-                attr.blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
-                attr.mtime = Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32);
-                attr.ctime = attr.ctime.max(Timestamp::from_parts(stat.st_ctime, stat.st_ctime_nsec as u32));
+                return as_written(inode, &stat);
             }
         }
-        attr
+        inode.attr
     }
 
     pub fn getattr(&self, id: FileId, _fh: Option<u64>) -> FsResult<Attributes> {
@@ -234,7 +248,17 @@ impl Namespace {
             result = rustix::fs::fchmod(&*file, mode).map_err(Into::into);
         }
         if change.mtime.is_some() || change.atime.is_some() {
-            result = result.and(super::files::give_times(&file, &inode.attr));
+            let omitted = rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
+            let spec = |time: Option<Timestamp>| {
+                time.map_or(omitted, |time| rustix::fs::Timespec {
+                    tv_sec: time.secs(),
+                    tv_nsec: i64::from(time.subsec_nanos()),
+                })
+            };
+            // The other one is the plain file's own while it is written.
+            let times =
+                rustix::fs::Timestamps { last_access: spec(change.atime), last_modification: spec(change.mtime) };
+            result = result.and(rustix::fs::futimens(&*file, &times).map_err(Into::into));
         }
         if let Err(why) = result {
             tracing::warn!(%why, "a tier did not follow a change of attributes");

@@ -19,6 +19,8 @@ pub struct Shown {
     pub known: bool,
     /// Size, blocks and times are the plain file's, which is being written directly.
     pub live: bool,
+    /// Permissions and access time are the plain file's too: until its first version programs change them there.
+    pub fresh: bool,
     /// The plain file, where it may be read.
     pub plain: Option<(DeviceId, u64)>,
     /// The plain file may be opened for reading under the first name's path.
@@ -107,7 +109,8 @@ impl Namespace {
 
     fn shown(&self, id: FileId, inode: &Inode, parent: FileId) -> Shown {
         let open = (!inode.sealed).then(|| self.opens().get(&id).cloned()).flatten();
-        let direct = open.is_some_and(|open| open.direct);
+        let direct = open.as_ref().is_some_and(|open| open.direct);
+        let handed = open.is_some_and(|open| open.handed.load(std::sync::atomic::Ordering::Relaxed));
         let file = inode.attr.kind == Kind::File;
         let ours = |want| !self.checks_permissions || self.may(&inode.attr, want);
         let plain = inode.replica.filter(|_| file && (inode.sealed || direct));
@@ -116,6 +119,7 @@ impl Namespace {
             attr: inode.attr,
             known: !file || inode.sealed || (direct && plain.is_some()),
             live: file && !inode.sealed,
+            fresh: handed && inode.is_fresh(),
             plain,
             readable: self.config.direct && plain.is_some() && inode.logical.is_some() && ours(4),
             complete: inode.dir.as_ref().is_some_and(|dir| dir.complete),

@@ -1,7 +1,7 @@
 //! Where in the store temporaries of ours may lie. The catalog knows it before the first is made in a directory, so that
 //! what a killed agent left is found and removed by the next one.
 
-use std::collections::HashSet;
+use foldhash::HashSet;
 
 use crate::model::{FileId, Image, STORE_TEMPORARY_PREFIX};
 

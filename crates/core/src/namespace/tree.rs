@@ -12,9 +12,11 @@
 mod applied;
 mod op;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
+
+use foldhash::{HashMap, HashSet};
 
 use crate::clock::Moment;
 use crate::model::{
@@ -202,6 +204,10 @@ impl Inode {
     pub fn is_dir(&self) -> bool {
         self.attr.kind == Kind::Directory
     }
+    /// On a tier, and without a version yet.
+    pub fn is_fresh(&self) -> bool {
+        self.version == 0 && self.replica.is_some()
+    }
     pub fn dirty(&self) -> bool {
         self.version != self.durable
     }
@@ -248,7 +254,7 @@ pub struct Tree {
 
 impl Tree {
     pub fn new(root: Inode) -> Self {
-        let mut inodes = HashMap::new();
+        let mut inodes = HashMap::default();
         inodes.insert(FileId::ROOT, Box::new(root));
         Self {
             inodes,
@@ -256,16 +262,16 @@ impl Tree {
             next_id: 2,
             next_seq: 1,
             discards: Vec::new(),
-            making: HashMap::new(),
+            making: HashMap::default(),
             links_changed: 0,
-            reasons: HashSet::new(),
+            reasons: HashSet::default(),
             reasons_max: REASONS_MAX,
             staging: 0,
-            temporaries: HashSet::new(),
-            hard_links: HashMap::new(),
-            clean_bytes: HashMap::new(),
-            device_numbers: HashMap::new(),
-            before: HashMap::new(),
+            temporaries: HashSet::default(),
+            hard_links: HashMap::default(),
+            clean_bytes: HashMap::default(),
+            device_numbers: HashMap::default(),
+            before: HashMap::default(),
         }
     }
 

@@ -64,6 +64,28 @@ pub enum Reason {
     },
 }
 
+impl Reason {
+    /// Without digits that the sentence does not show, so that one decision is like the next and its sentence is known.
+    pub fn rounded(mut self) -> Self {
+        if let Self::Tier { free_bytes, guarantee, .. } = &mut self {
+            *free_bytes = rounded(*free_bytes);
+            match guarantee {
+                Guarantee::Reserved { basis: Basis::History { samples, .. }, .. } if *samples >= 10 => {
+                    *samples = 10_u32.pow(samples.ilog10());
+                }
+                _ => {}
+            }
+        }
+        self
+    }
+}
+
+/// To eight binary digits: less than half a percent off.
+fn rounded(bytes: u64) -> u64 {
+    let cut = (u64::BITS - bytes.leading_zeros()).saturating_sub(8);
+    bytes.saturating_add((1 << cut) >> 1) >> cut << cut
+}
+
 /// Bytes for people: `3.1 GiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bytes(pub u64);
@@ -168,6 +190,22 @@ mod tests {
             "fastest tier with room: nvme has 3.1 GiB free, 12 MiB reserved because such files reached 6 MiB before \
              (5 seen); ram has 1000 B free of the 12 MiB wanted"
         );
+    }
+
+    #[test]
+    fn rounding_hides_what_is_not_shown() {
+        assert_eq!(rounded(0), 0);
+        assert_eq!(rounded(1 << 30), 1 << 30);
+        assert_eq!(rounded((4 << 30) - 4096), 4 << 30);
+        assert_eq!(rounded(u64::MAX), 0xff << 56);
+        let of = |free_bytes| Reason::Tier {
+            tier: "ram".into(),
+            preferred: false,
+            free_bytes,
+            guarantee: Guarantee::Ample { bytes: 1 << 20 },
+            skipped: Vec::new(),
+        };
+        assert_eq!(of((4 << 30) - 4096).rounded(), of((4 << 30) - 8192).rounded());
     }
 
     #[test]

@@ -39,7 +39,7 @@ use super::checksum::checksum;
 use super::{Cred, Expect, Gate, Meta, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Verify};
 use crate::model::{Kind, STORE_TEMPORARY_PREFIX, StoreIdentity};
 use attributes::{Xattrs, attr_of, identity_of, is_denied, read_xattrs, subject};
-use beneath::{Place, Root, open_file_at};
+use beneath::{Place, Root, open_file_at, without_atime};
 use content::{Copier, written_without_error};
 use counters::Counters;
 pub use counters::Counts;
@@ -309,7 +309,7 @@ impl Store for PosixStore {
         if how == Verify::Reread {
             fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
             // Past the cache for certain, where the file system can.
-            let direct = || open_file_at(&place, OFlags::RDONLY | OFlags::DIRECT);
+            let direct = || without_atime(|flags| open_file_at(&place, flags), OFlags::RDONLY | OFlags::DIRECT);
             if let Ok(direct) = self.identity.act(who, direct) {
                 ours(fstat(&direct)?.st_ino)?;
                 file = direct;

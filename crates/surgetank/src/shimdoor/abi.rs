@@ -1,7 +1,7 @@
 //! The layout that the shim reads: `shim/abi.h` in Rust, where each field is explained. A test compares the two.
 
 pub const MAGIC: u64 = 0x5844_494b_4e41_5453;
-pub const LAYOUT: u32 = 1;
+pub const LAYOUT: u32 = 2;
 pub const DEVICES_MAX: usize = 16;
 pub const NAME_BYTES_MAX: usize = 255;
 
@@ -12,6 +12,7 @@ pub mod of_record {
     pub const COMPLETE: u32 = 8;
     pub const SEARCHABLE: u32 = 16;
     pub const LINKED: u32 = 32;
+    pub const FRESH: u32 = 64;
 }
 pub const WRITES: u32 = 1;
 pub const NOEXEC: u32 = 1;

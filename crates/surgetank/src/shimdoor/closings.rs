@@ -2,12 +2,12 @@
 //! last of an open file's descriptors and mappings is gone, in the order in which it happened, across all processes, also
 //! when they are killed.
 
-use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use foldhash::HashMap;
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use surgetank_core::clock;
 use surgetank_core::model::FileId;

@@ -5,12 +5,12 @@
 //! full, files are left out, and a directory of which a name is left out is not complete any more: what is not here is
 //! asked of the mount.
 
-use std::collections::{HashMap, HashSet};
 use std::io;
 use std::mem::offset_of;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
+use foldhash::{HashMap, HashSet};
 use surgetank_core::model::{FileId, Timestamp};
 use surgetank_core::namespace::Shown;
 
@@ -125,9 +125,9 @@ impl Index {
             labels,
             dirs,
             plain,
-            numbers: HashMap::new(),
+            numbers: HashMap::default(),
             places,
-            wanting: HashSet::new(),
+            wanting: HashSet::default(),
             only_ids,
         };
         index.write_header(offset);
@@ -313,6 +313,7 @@ impl Index {
         set(shown.known && (!shown.live || plain.is_some()), of_record::KNOWN);
         set(shown.live, of_record::LIVE);
         set(plain.is_some() && shown.readable, of_record::RESIDENT);
+        set(shown.live && shown.fresh, of_record::FRESH);
         set(shown.complete, of_record::COMPLETE);
         set(shown.searchable, of_record::SEARCHABLE);
         set(attr.links > 1 && attr.kind == surgetank_core::model::Kind::File, of_record::LINKED);

@@ -104,9 +104,7 @@ impl Namespace {
         // The caches of the kernel that the mount's readers have are not ours to drop while they read.
         let open = self.open_locked(id, true, flags & libc::O_TRUNC != 0, self.run(caller), Via::Shim(flags))?;
         self.count_handed(&open);
-        if let Some(door) = self.door.get() {
-            door.invalidate(id, true);
-        }
+        self.forget_attributes(id);
         self.hand(&open, None, flags)
     }
 
@@ -212,9 +210,10 @@ impl Namespace {
         }
     }
 
-    /// The kernel asks again for the file's attributes.
+    /// The kernel asks again for the file's attributes and content, if it ever did.
     pub fn forget_attributes(&self, id: FileId) {
-        if let Some(door) = self.door.get() {
+        let known = self.tree().get(id).is_some_and(|inode| inode.lookups > 0);
+        if let Some(door) = self.door.get().filter(|_| known) {
             door.invalidate(id, true);
         }
     }

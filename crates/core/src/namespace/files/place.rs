@@ -20,7 +20,7 @@ pub(crate) struct Placed {
     pub reserved_bytes: u64,
     /// Name of the temporary when the store itself was chosen, and its directory.
     pub spill: Option<(FileId, Name)>,
-    pub reason: String,
+    pub reason: Arc<str>,
     pub backing_ino: u64,
     /// Its path on the tier now.
     pub at: Vec<u8>,
@@ -138,7 +138,7 @@ impl Namespace {
                                 direct,
                                 reserved_bytes: reserve_bytes,
                                 spill: None,
-                                reason: reason.to_string(),
+                                reason: self.sentence(reason),
                                 backing_ino,
                                 at,
                                 made,
@@ -155,7 +155,7 @@ impl Namespace {
                 Place::Store if matches!(kind, AskKind::Prefetch { .. }) => {
                     return Err(Errno::NOSPC.into());
                 }
-                Place::Store => return self.place_in_store(path, id, perm, &reason.to_string(), via),
+                Place::Store => return self.place_in_store(path, id, perm, &self.sentence(reason), via),
             }
         }
         if matches!(kind, AskKind::Prefetch { .. }) {
@@ -200,11 +200,25 @@ impl Namespace {
             direct: made.is_some(),
             reserved_bytes: 0,
             spill: Some((dir, name)),
-            reason: format!("written to a temporary in the store: {reason}"),
+            reason: format!("written to a temporary in the store: {reason}").into(),
             backing_ino: 0,
             at: Vec::new(),
             made,
         })
+    }
+
+    /// The reason in words. Most decisions are like the one before.
+    fn sentence(&self, reason: placement::Reason) -> Arc<str> {
+        let reason = reason.rounded();
+        let mut last = self.last_reason.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*last {
+            Some((known, words)) if *known == reason => words.clone(),
+            _ => {
+                let words: Arc<str> = reason.to_string().into();
+                *last = Some((reason, words.clone()));
+                words
+            }
+        }
     }
 
     /// A direct writer on a volatile tier must not write more than may be undrained there before we look again.

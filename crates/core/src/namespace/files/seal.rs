@@ -11,6 +11,7 @@ use crate::config::KeepAtExit;
 use crate::model::{FileId, Mode, OpKind, Seq, Timestamp};
 
 use super::super::Namespace;
+use super::super::attributes::as_written;
 use super::super::content::{Content, Lies, Open};
 use super::super::journal::Txn;
 use super::super::tree::Tree;
@@ -139,11 +140,7 @@ impl Namespace {
             return;
         };
         if written {
-            inode.attr.size_bytes = u64::try_from(stat.st_size).unwrap_or(0);
-            inode.attr.blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
-            inode.attr.mtime = Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32);
-            inode.attr.ctime = inode.attr.ctime.max(Timestamp::from_parts(stat.st_ctime, stat.st_ctime_nsec as u32));
-            inode.attr.atime = inode.attr.atime.max(Timestamp::from_parts(stat.st_atime, stat.st_atime_nsec as u32));
+            inode.attr = as_written(inode, &stat);
             inode.version += 1;
             if in_place {
                 inode.durable = inode.version;
@@ -180,11 +177,8 @@ impl Namespace {
         let first = tree.get(id).is_some_and(|inode| inode.version <= 1);
         drop(tree);
         // What the kernel was told of an older version may be believed for long; of a new file it never was.
-        if let Some(door) = self.door.get()
-            && !first
-            && open.is_some_and(|open| open.direct)
-        {
-            door.invalidate(id, true);
+        if !first && open.is_some_and(|open| open.direct) {
+            self.forget_attributes(id);
         }
         if queued {
             self.nudge();

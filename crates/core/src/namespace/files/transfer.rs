@@ -12,6 +12,7 @@ use crate::error::{Errno, Fault, FsResult};
 use crate::model::{FileId, FsyncTarget, OpKind};
 
 use super::super::Namespace;
+use super::super::attributes::as_written;
 use super::super::content::{Lies, Open, reopen_writable};
 use super::super::journal::Txn;
 
@@ -243,9 +244,8 @@ impl Namespace {
                 return Ok(());
             };
             if dirty {
+                inode.attr = as_written(inode, &stat);
                 inode.version += 1;
-                inode.attr.size_bytes = u64::try_from(stat.st_size).unwrap_or(0);
-                inode.attr.mtime = crate::model::Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32);
                 if let Some(seq) = inode.publish {
                     self.take_back(&mut tree, &mut txn, id, seq);
                 }

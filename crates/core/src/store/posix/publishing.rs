@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use super::PosixStore;
 use super::attributes::{carry_over, identity_of, is_denied, subject};
-use super::beneath::{Pinned, Place, open_file_at, pin_at};
+use super::beneath::{Pinned, Place, open_file_at, pin_at, without_atime};
 use crate::model::StoreIdentity;
 use crate::store::checksum::checksum;
 use crate::store::{Cred, Meta, StorePath};
@@ -164,7 +164,8 @@ impl PosixStore {
             self.counters.bytes_read_back.add(bytes);
             Ok(())
         };
-        let copy = self.identity.act(who, || target.open(OFlags::RDONLY)).or_else(|_| target.open(OFlags::RDONLY))?;
+        let open = || without_atime(|flags| target.open(flags), OFlags::RDONLY);
+        let copy = self.identity.act(who, open).or_else(|_| open())?;
         if copy.metadata()?.len() != source.metadata()?.len() || checksum(&copy, &read_back)? != sum {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
@@ -186,7 +187,7 @@ impl PosixStore {
 
     /// Opens a temporary of ours for reading even if its final mode does not let its owner read it.
     pub(super) fn open_ours(&self, who: Cred, place: &Place<'_>) -> io::Result<std::fs::File> {
-        let open = || open_file_at(place, OFlags::RDONLY);
+        let open = || without_atime(|flags| open_file_at(place, flags), OFlags::RDONLY);
         let denied = match self.identity.act(who, open) {
             Err(error) if is_denied(&error) => error,
             result => return result,
@@ -207,7 +208,7 @@ impl PosixStore {
             }
             let ours = subject(&*pinned, &self.identity, who, false);
             ours.set_perm((stat.st_mode & 0o7777) | 0o400)?;
-            let file = pinned.open(OFlags::RDONLY);
+            let file = without_atime(|flags| pinned.open(flags), OFlags::RDONLY);
             ours.set_perm(stat.st_mode & 0o7777)?;
             file
         })
