@@ -145,6 +145,7 @@ fn shown(id: u64, kind: Kind, parent: u64) -> Shown {
         },
         known: true,
         live: false,
+        fresh: false,
         plain: (kind == Kind::File).then_some((DEVICE, 9_000_000 + id)),
         readable: true,
         complete: kind == Kind::Directory,
