@@ -55,5 +55,8 @@ os.write(descriptor, b"y")
 os.utime(descriptor, ns=(OLDER, OLDER))
 subprocess.run(["touch", "-a", "-d", "@5", "half"], check=True)
 print("half", seen("half", descriptor))
+os.write(descriptor, b"z")
+subprocess.run(["touch", "-a", "-d", "@6", "half"], check=True)
+print("written just now:", os.stat("half").st_mtime > 1_500_000_000, os.stat("half").st_atime)
 os.close(descriptor)
 P
