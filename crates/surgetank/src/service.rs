@@ -4,6 +4,7 @@
 
 mod door;
 mod engine;
+mod guard;
 mod prefetcher;
 mod runs;
 
@@ -48,6 +49,9 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     let Opening { config, store, state, key, visibility, by_calls, on_lost } = opening;
     let over = config.over.clone();
     let root = rustix::process::geteuid().is_root() && in_initial_user_namespace();
+    let guard = guard::Guard::new(&over, &config.store).map_err(|why| {
+        Error::new(format!("{} cannot be opened", over.display())).why(why).data("nothing was changed")
+    })?;
     let label = format!("file://{}", config.store.display());
     let store = PosixStore::new(store, label)
         .map_err(|why| Error::new(format!("the store {} cannot be used", config.store.display())).why(why))?;
@@ -60,7 +64,7 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     namespace.set_run_of(Box::new(move |pid| asked.run_of(pid)));
     namespace.set_interrupted(crate::mount::interrupted);
     if by_calls {
-        return serve_calls(namespace, runs, &over, &state);
+        return serve_calls(namespace, runs, guard, &over, &state);
     }
     let attach_options = AttachOptions {
         // A private mount has only the run's processes in it; a global one is for everybody only where root made it.
@@ -86,13 +90,19 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     })?;
     let shim = namespace.config.preload.then(|| open_shim_door(&namespace, &state, &over)).flatten();
     let place = shim.as_ref().map(|door| ShimPlace { index: door.index().into(), socket: door.socket().into() });
-    let engine = Arc::new(engine::Served::new(namespace, drain, runs, filesystem.clone(), prefetcher));
+    let engine = Arc::new(engine::Served::new(namespace, drain, runs, filesystem.clone(), prefetcher, guard));
     let mount = Box::new(OverMount { over, session, filesystem, shim });
     Ok(Running { engine, mount, shim: place, listeners: None })
 }
 
 /// Without a mount: the directory stays bare, and programs' calls come to us.
-fn serve_calls(namespace: Arc<Namespace>, runs: Arc<runs::Runs>, over: &Path, state: &Path) -> Result<Running> {
+fn serve_calls(
+    namespace: Arc<Namespace>,
+    runs: Arc<runs::Runs>,
+    guard: Option<guard::Guard>,
+    over: &Path,
+    state: &Path,
+) -> Result<Running> {
     let cannot = |why: io::Error| Error::new(format!("{} cannot be served without a mount", over.display())).why(why);
     let bare = rustix::fs::stat(over).map_err(|errno| cannot(errno.into()))?;
     let shim = shimdoor::open(&namespace, state, bare.st_dev, only_ids()).map_err(cannot)?;
@@ -107,7 +117,7 @@ fn serve_calls(namespace: Arc<Namespace>, runs: Arc<runs::Runs>, over: &Path, st
         namespace.config.preload.then(|| ShimPlace { index: shim.index().into(), socket: shim.socket().into() });
     // Counts nothing; the engine asks it.
     let filesystem = Arc::new(door::Door::new(namespace.clone(), true, only_ids(), Box::new(|| ())));
-    let engine = Arc::new(engine::Served::new(namespace, drain, runs, filesystem, prefetcher));
+    let engine = Arc::new(engine::Served::new(namespace, drain, runs, filesystem, prefetcher, guard));
     let listeners = Listeners { socket, living: calls.living() };
     let mount = Box::new(NoMount { calls: Some(calls), shim: Some(shim) });
     Ok(Running { engine, mount, shim: place, listeners: Some(listeners) })

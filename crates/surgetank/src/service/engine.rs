@@ -19,6 +19,7 @@ use surgetank_core::report::{
 use surgetank_core::store::StorePath;
 
 use super::door::Door;
+use super::guard::Guard;
 use super::prefetcher::Prefetcher;
 use super::runs::Runs;
 use crate::agent::engine::Engine;
@@ -29,6 +30,7 @@ pub struct Served {
     runs: Arc<Runs>,
     door: Arc<Door>,
     prefetcher: Prefetcher,
+    guard: Option<Guard>,
     /// Where the drain's counts stood when a scope's final drain began, and when that was.
     begun: Mutex<HashMap<Option<RunId>, Mark>>,
     rate: Mutex<Rate>,
@@ -59,9 +61,10 @@ impl Served {
         runs: Arc<Runs>,
         door: Arc<Door>,
         prefetcher: Prefetcher,
+        guard: Option<Guard>,
     ) -> Self {
         let rate = Mutex::new(Rate { at: Instant::now(), bytes: 0, per_second: 0 });
-        Self { namespace, drain, runs, door, prefetcher, begun: Mutex::default(), rate }
+        Self { namespace, drain, runs, door, prefetcher, guard, begun: Mutex::default(), rate }
     }
 
     fn mark(&self) -> Mark {
@@ -274,6 +277,11 @@ impl Engine for Served {
                 });
             } else {
                 verdict.undelivered.push(Undelivered { operation: one.operation, why: one.why });
+            }
+        }
+        for escaped in self.guard.iter().flat_map(Guard::escaped) {
+            if scope.covers(escaped.operation.as_bytes()) {
+                verdict.undelivered.push(escaped);
             }
         }
         for noted in self.namespace.troubles().into_iter().filter(|noted| noted.counts) {

@@ -1,0 +1,76 @@
+//! The escape guard: files under the mount that did not go through it. A program gets there with a descriptor of the
+//! directory that is older than the mount, or from a name space that does not have it.
+//!
+//! Where the bare directory is the store such a file is what another's is: seen through the mount, and safe. Where the store
+//! is elsewhere the directory was bare of files when it was covered, so whatever is in it has escaped, and the store lacks it.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Dir, FileType, Mode, OFlags};
+use surgetank_core::report::{PathText, Undelivered};
+
+/// So many names are enough to see what happened.
+const NAMED_MAX: usize = 1000;
+const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+pub struct Guard {
+    over: PathBuf,
+    bare: OwnedFd,
+}
+
+impl Guard {
+    /// Before anything is mounted over it. `None`: the bare directory is the store.
+    pub fn new(over: &Path, store: &Path) -> io::Result<Option<Self>> {
+        if over == store {
+            return Ok(None);
+        }
+        let bare = rustix::fs::open(over, FLAGS, Mode::empty())?;
+        Ok(Some(Self { over: over.to_owned(), bare }))
+    }
+
+    /// What has escaped until now, as the verdict says it.
+    pub fn escaped(&self) -> Vec<Undelivered> {
+        let mut found = Vec::new();
+        if let Err(why) = walk(self.bare.as_fd(), Path::new(""), &mut found) {
+            tracing::warn!(%why, over = %self.over.display(), "what lies under the mount cannot be looked at");
+        }
+        let told = |path: PathBuf| Undelivered {
+            operation: PathText(path.as_os_str().as_bytes().to_vec()).to_string(),
+            why: format!(
+                "was not written through surgetank but to the bare directory under it, and is not in the store. It lies in \
+                 {} once nothing covers that directory: move it to the store",
+                self.over.display()
+            ),
+        };
+        found.into_iter().map(told).collect()
+    }
+}
+
+/// Everything but directories.
+fn walk(dir: BorrowedFd<'_>, at: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
+    for entry in Dir::read_from(dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        if found.len() >= NAMED_MAX {
+            return Ok(());
+        }
+        let path = at.join(std::ffi::OsStr::from_bytes(name.to_bytes()));
+        // Some file systems do not say what it is; what cannot be entered is none.
+        let inner = match entry.file_type() {
+            FileType::Directory | FileType::Unknown => rustix::fs::openat(dir, name, FLAGS, Mode::empty()).ok(),
+            _ => None,
+        };
+        match inner {
+            Some(inner) => walk(inner.as_fd(), &path, found)?,
+            None if entry.file_type() == FileType::Directory => {}
+            None => found.push(path),
+        }
+    }
+    Ok(())
+}

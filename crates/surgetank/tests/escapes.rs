@@ -1,0 +1,47 @@
+//! Nothing gets past the mount unseen.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+
+mod scene;
+
+use std::fs;
+
+use scene::Scene;
+
+/// `run` itself is outside of the mount: what is reached through its root is the bare directory.
+const PAST: &str = "past=/proc/$PPID/root$PWD";
+
+fn prepare(name: &str) -> Option<(Scene, String)> {
+    let mut scene = Scene::new(name)?;
+    scene.tier("fast", 32);
+    let store = scene.over.with_file_name("elsewhere");
+    fs::create_dir(scene.path("../elsewhere")).unwrap();
+    Some((scene, store.to_str().unwrap().to_owned()))
+}
+
+#[test]
+fn what_was_written_past_the_mount_is_an_error_with_its_name() {
+    let Some((scene, store)) = prepare("escaped") else { return };
+    let ended = scene.run(
+        &["--store", &store],
+        &format!("{PAST}; echo fine > fine; mkdir $past/deep; echo lost > $past/deep/escaped; test ! -e deep"),
+    );
+    let ended = ended.exits(3);
+    assert!(ended.stderr.contains("deep/escaped: was not written through surgetank"), "{}", ended.stderr);
+    assert_eq!(fs::read(scene.path("../elsewhere/fine")).unwrap(), b"fine\n");
+    assert_eq!(fs::read(scene.path("deep/escaped")).unwrap(), b"lost\n", "it is not touched");
+}
+
+#[test]
+fn a_run_that_stays_inside_is_no_escape() {
+    let Some((scene, store)) = prepare("nothing_escaped") else { return };
+    let ended =
+        scene.run(&["--store", &store], "mkdir d; echo fine > d/fine; mkdir /proc/$PPID/root$PWD/only-a-directory");
+    assert!(!ended.exits(0).stderr.contains("was not written through"), "directories are not data");
+}
+
+/// It is the store's own file then, and seen as one.
+#[test]
+fn where_the_bare_directory_is_the_store_it_is_anothers_file() {
+    let Some((scene, _)) = prepare("anothers") else { return };
+    scene.run(&[], &format!("{PAST}; echo here > $past/from-outside; cat from-outside")).exits(0).prints("here\n");
+}
