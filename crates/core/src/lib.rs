@@ -3,6 +3,9 @@
 //! Imports point one way (see `ARCHITECTURE.md`):
 //! `drain → namespace → {placement, report} → {catalog, store} → {tier, rule} → {model, config, clock, error}`.
 
+#[macro_use]
+pub mod crash;
+
 pub mod catalog;
 pub mod clock;
 pub mod config;

@@ -237,6 +237,7 @@ impl Shared {
 
     /// Brings all that is written to the media, the oldest segment first.
     fn settle(&self) -> io::Result<()> {
+        crash_point!("catalog.sync");
         let (closed, current, written) = {
             let pen = self.writer.pen();
             (pen.closed.clone(), Arc::clone(&pen.current), pen.written)
@@ -317,7 +318,9 @@ impl Shared {
         let Some((segment, last)) = self.writer.pen().closed.first().cloned() else {
             return Ok(false);
         };
+        crash_point!("catalog.fold");
         self.fold_segment(folding, &segment, last)?;
+        crash_point!("catalog.folded");
         self.durable.fetch_max(last.0, Ordering::AcqRel);
         self.writer.pen().closed.remove(0);
         if let Err(error) = std::fs::remove_file(&segment.path) {
@@ -363,7 +366,9 @@ impl Shared {
         if pen.end <= HEADER_BYTES && pen.closed.is_empty() && !folding.snapshot {
             return Ok(());
         }
+        crash_point!("catalog.clear");
         let void = self.writer.restart(&mut pen)?;
+        crash_point!("catalog.restarted");
         // From here on the catalog is empty, whatever happens; recovery would do the rest too.
         let (current, written) = (Arc::clone(&pen.current), pen.written);
         drop(pen);
@@ -372,6 +377,7 @@ impl Shared {
         syncing.distrust = None;
         self.durable.fetch_max(written.0, Ordering::AcqRel);
         self.snapshot.delete()?;
+        crash_point!("catalog.snapshot_deleted");
         for segment in void {
             std::fs::remove_file(&segment.path)?;
         }

@@ -86,7 +86,9 @@ impl Segment {
         let create = || {
             let file =
                 OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+            crash_point!("catalog.segment_made");
             file.write_all_at(&header.to_bytes(), 0)?;
+            crash_point!("catalog.segment_headed");
             if fresh {
                 file.sync_data()?;
             }

@@ -87,7 +87,9 @@ impl Snapshot {
         options.read(true).write(true).create(true).truncate(true);
         let file = FileBackend::new(options.mode(0o600).open(temporary)?)?;
         apply(&self.builder().create_with_backend(file)?, digest, last)?;
+        crash_point!("catalog.snapshot_made");
         std::fs::rename(temporary, &self.path)?;
+        crash_point!("catalog.snapshot_named");
         if let Some(dir) = self.path.parent() {
             File::open(dir)?.sync_all()?;
         }

@@ -160,6 +160,7 @@ impl Writer {
         }
         match Segment::create(&self.dir, pen.written, false) {
             Ok(segment) => {
+                crash_point!("catalog.rolled");
                 let written = pen.written;
                 let closed = std::mem::replace(&mut pen.current, Arc::new(segment));
                 pen.closed.push((closed, written));
@@ -194,6 +195,13 @@ impl Pen {
     /// Writes `group` after the last record, or nothing.
     fn write(&mut self, group: &[u8]) -> io::Result<()> {
         self.mend()?;
+        crash_point!("catalog.append");
+        #[cfg(debug_assertions)]
+        if crate::crash::is_next("catalog.torn") {
+            // As if the machine had been in the middle of it.
+            self.current.file.write_all_at(&group[..group.len() / 2], self.end)?;
+        }
+        crash_point!("catalog.torn");
         if let Err(error) = self.current.file.write_all_at(group, self.end) {
             self.torn = true;
             // When this fails too, the next commit tries again before it writes.
@@ -201,6 +209,7 @@ impl Pen {
             return Err(error);
         }
         self.end += group.len() as u64;
+        crash_point!("catalog.appended");
         Ok(())
     }
 

@@ -25,13 +25,16 @@ struct Small {
 impl Drain {
     pub(super) fn publish(&self, batch: &[Seq]) {
         let batch = self.compare(batch);
+        crash_point!("drain.compared");
         let batch = self.commit_to(&batch);
+        crash_point!("drain.started");
         let mut done: Vec<(Seq, Done)> = Vec::with_capacity(batch.len());
         let mut dirs: Vec<FileId> = Vec::new();
         let mut broke_off = None;
         for (index, seq) in batch.iter().enumerate() {
             match self.execute(*seq) {
                 Ok(outcome) => {
+                    crash_point!("drain.executed");
                     for dir in &outcome.dirs {
                         if !dirs.contains(dir) {
                             dirs.push(*dir);
@@ -88,6 +91,7 @@ impl Drain {
             }
             return;
         }
+        crash_point!("drain.durable");
         self.finalise(done);
     }
 
@@ -290,6 +294,7 @@ impl Drain {
             }
         }
         self.namespace.commit(&tree, txn);
+        crash_point!("drain.done");
         drop(tree);
         for id in moved {
             if let Err(why) = self.namespace.evict(id, "its rule says move: evicted once it was in the store") {

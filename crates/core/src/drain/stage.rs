@@ -149,6 +149,7 @@ impl Drain {
     }
 
     fn stage_job(&self, job: &Job) -> io::Result<(crate::store::Staged, bool)> {
+        crash_point!("drain.stage");
         let gate = |bytes: u64| -> io::Result<()> {
             let is_wanted = || !self.stopping() && self.current(job.seq, job);
             self.throttle.pass(bytes, &is_wanted);

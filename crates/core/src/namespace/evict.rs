@@ -112,7 +112,9 @@ impl Namespace {
             inode.placed = Some(reason);
         }
         txn.file(id);
+        crash_point!("evict.begun");
         self.commit(&tree, txn);
+        crash_point!("evict.written_down");
         let device = self.tiers.device(device);
         if let Some(path) = path
             && let Err(why) = device.unlink(&path)

@@ -216,11 +216,14 @@ impl Namespace {
         }
         self.permit_sticky(&tree, caller, dir, id)?;
         let mut txn = Txn::default();
+        crash_point!("unlink.begun");
         let detached = self.detach(&mut tree, &mut txn, (dir, &name), id, false, run);
         Self::touch_dir(&mut tree, dir, 0);
         self.reap(&mut tree, &mut txn, id);
         self.commit(&tree, txn);
+        crash_point!("unlink.written_down");
         self.detach_on_tier(&detached);
+        crash_point!("unlink.tier_done");
         drop(tree);
         self.nudge();
         Ok(())

@@ -106,12 +106,18 @@ impl Namespace {
         }
         // Every name that is hidden only while an operation waits was written down with it; stale ones go.
         drop(tree);
+        crash_point!("recover.loaded");
         self.settle_started();
+        crash_point!("recover.settled");
         self.match_tiers(&strange);
+        crash_point!("recover.matched");
         self.take_over_copies();
         self.match_spills();
+        crash_point!("recover.taken_over");
         self.seal_recovered();
+        crash_point!("recover.sealed");
         self.discard_leftovers();
+        crash_point!("recover.cleaned");
         let tree = self.tree();
         tracing::info!(files = tree.count(), operations = tree.ops.len(), "took up what an earlier agent left");
         Ok(())

@@ -236,10 +236,13 @@ impl Store for PosixStore {
         let (place, target) =
             self.replacing(who, path, |place| openat(&place.dir, place.name, CREATE | OFlags::WRONLY, mode))?;
         let target = File::from(target);
+        crash_point!("store.temporary_made");
         self.or_remove(who, &place, || {
             let checksum =
                 self.copier.copy(source, &target, &|write| self.identity.act(who, write), &self.counters, gate)?;
+            crash_point!("store.copied");
             subject(&target, &self.identity, who, true).dress(meta, place.dir.as_fd(), 0)?;
+            crash_point!("store.staged");
             Ok(Staged { identity: identity_of(&fstat(&target)?), checksum })
         })
     }
@@ -257,6 +260,7 @@ impl Store for PosixStore {
     }
 
     fn stage_dir(&self, who: Cred, path: &StorePath, meta: &Meta) -> io::Result<Staged> {
+        crash_point!("store.stage_dir");
         let mode = Mode::from_raw_mode(meta.perm & 0o777 | 0o700);
         let (place, ()) = self.replacing(who, path, |place| mkdirat(&place.dir, place.name, mode))?;
         self.stage_other(who, &place, meta, 0o700)
@@ -275,6 +279,7 @@ impl Store for PosixStore {
     }
 
     fn settle(&self, who: Cred, paths: &[StorePath]) -> io::Result<()> {
+        crash_point!("store.settle");
         let whole = self.whole(paths.len());
         if let Some(whole) = whole {
             whole.sync(&self.counters)?;
@@ -283,6 +288,7 @@ impl Store for PosixStore {
     }
 
     fn verify(&self, who: Cred, path: &StorePath, staged: &Staged, how: Verify, gate: Gate<'_>) -> io::Result<()> {
+        crash_point!("store.verify");
         let place = self.identity.act(who, || self.root.place(path))?;
         let different =
             |why: String| io::Error::new(io::ErrorKind::InvalidData, format!("{path} in {}: {why}", self.label));
@@ -334,6 +340,7 @@ impl Store for PosixStore {
     }
 
     fn discard(&self, who: Cred, path: &StorePath) -> io::Result<()> {
+        crash_point!("store.discard");
         if !is_temporary(path) {
             return Err(Errno::INVAL.into());
         }
@@ -369,6 +376,7 @@ impl Store for PosixStore {
     }
 
     fn rename(&self, who: Cred, from: &StorePath, to: &StorePath) -> io::Result<()> {
+        crash_point!("store.rename");
         self.counters.renames.add(1);
         self.identity.act(who, || {
             let (from, to) = (self.root.place(from)?, self.root.place(to)?);
@@ -377,6 +385,7 @@ impl Store for PosixStore {
     }
 
     fn exchange(&self, who: Cred, a: &StorePath, b: &StorePath) -> io::Result<()> {
+        crash_point!("store.exchange");
         self.counters.renames.add(1);
         self.identity.act(who, || {
             let (a, b) = (self.root.place(a)?, self.root.place(b)?);
@@ -385,6 +394,7 @@ impl Store for PosixStore {
     }
 
     fn link(&self, who: Cred, from: &StorePath, to: &StorePath) -> io::Result<()> {
+        crash_point!("store.link");
         self.identity.act(who, || {
             let (from, to) = (self.root.place(from)?, self.root.place(to)?);
             Ok(linkat(&from.dir, from.name, &to.dir, to.name, AtFlags::empty())?)
@@ -392,14 +402,17 @@ impl Store for PosixStore {
     }
 
     fn unlink(&self, who: Cred, path: &StorePath) -> io::Result<()> {
+        crash_point!("store.unlink");
         self.remove(who, path, AtFlags::empty())
     }
 
     fn remove_dir(&self, who: Cred, path: &StorePath) -> io::Result<()> {
+        crash_point!("store.remove_dir");
         self.remove(who, path, AtFlags::REMOVEDIR)
     }
 
     fn set_meta(&self, who: Cred, path: &StorePath, kind: Kind, meta: &Meta) -> io::Result<StoreIdentity> {
+        crash_point!("store.set_meta");
         let pinned = self.identity.act(who, || self.root.pin(path))?;
         let stat = pinned.stat()?;
         if Kind::from_mode(stat.st_mode) != kind {
@@ -414,6 +427,7 @@ impl Store for PosixStore {
     }
 
     fn sync_dirs(&self, who: Cred, paths: &[StorePath]) -> io::Result<()> {
+        crash_point!("store.sync_dirs");
         let paths: BTreeSet<_> = paths.iter().collect();
         match self.whole(paths.len()) {
             Some(whole) => whole.sync(&self.counters),

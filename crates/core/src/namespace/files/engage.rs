@@ -80,10 +80,12 @@ impl Namespace {
                 return Err(why.into());
             }
         }
+        crash_point!("copy_up.copied");
         let mut tree = self.tree();
         let mut txn = Txn::default();
         self.own(&mut tree, &mut txn, id);
         self.adopt(&mut tree, id, &placed)?;
+        crash_point!("copy_up.adopted");
         self.commit(&tree, txn);
         drop(tree);
         let open = self.bound(id, &placed, size_bytes, access)?;

@@ -109,6 +109,7 @@ impl Namespace {
                     if reserve_bytes > 0 && !device.try_reserve(reserve_bytes) {
                         continue;
                     }
+                    crash_point!("tier.reserved");
                     // Empty, it may have its own name at once; content that has to be copied first stays hidden.
                     let at = match kind {
                         AskKind::Create { .. } if !path.is_empty() => path.to_vec(),
@@ -126,6 +127,7 @@ impl Namespace {
                     };
                     match created {
                         Ok((file, at)) => {
+                            crash_point!("tier.created");
                             let backing_ino = rustix::fs::fstat(&file)?.st_ino;
                             let (file, made) =
                                 if direct { (reopen_read_only(&file)?, Some(file)) } else { (file, None) };

@@ -87,6 +87,7 @@ impl Namespace {
                 return Err(why.into());
             }
         };
+        crash_point!("spill.copied");
         let charged = open.charged_bytes.load(Ordering::Relaxed);
         self.counters.spills.fetch_add(1, Ordering::Relaxed);
         self.tiers.device(from).counters().spills_out.fetch_add(1, Ordering::Relaxed);
@@ -97,7 +98,9 @@ impl Namespace {
             tree.drop_replica(id);
             self.adopt(&mut tree, id, &placed)?;
             txn.file(id);
+            crash_point!("spill.adopted");
             self.commit(&tree, txn);
+            crash_point!("spill.written_down");
             let old = path.unwrap_or_else(|| super::hidden_name(id));
             if placed.content.lies != before.lies {
                 self.tiers.device(from).unlink(&old)?;

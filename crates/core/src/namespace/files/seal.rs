@@ -112,6 +112,7 @@ impl Namespace {
 
     /// The content is a version now. The inode's lock is held.
     pub(crate) fn finish_seal(&self, id: FileId, open: Option<&Open>, content: &Content) {
+        crash_point!("seal.begun");
         let written = open.is_none_or(|open| {
             let direct = open.direct_writer.swap(false, Ordering::Relaxed);
             if direct && let Lies::Tier(device) = content.lies {
@@ -174,6 +175,7 @@ impl Namespace {
         self.queue_publish(&mut tree, &mut txn, id);
         self.commit(&tree, txn);
         let queued = tree.get(id).is_some_and(|inode| inode.publish.is_some());
+        crash_point!("seal.written_down");
         let first = tree.get(id).is_some_and(|inode| inode.version <= 1);
         drop(tree);
         // What the kernel was told of an older version may be believed for long; of a new file it never was.

@@ -178,6 +178,7 @@ impl Namespace {
             self.undo_placed(&placed);
             return Err(fault);
         }
+        crash_point!("make.adopted");
         tree.bind(dir, &name, |entry| entry.set_logical(Some(id)));
         self.own(&mut tree, &mut txn, id);
         txn.entry(dir, &name);
@@ -189,6 +190,7 @@ impl Namespace {
         };
         self.commit(&tree, txn);
         let attr = tree.get(id).map(|inode| inode.attr).ok_or(Errno::NOENT)?;
+        crash_point!("make.written_down");
         drop(tree);
         let open = match early {
             Some(open) => open,

@@ -182,6 +182,7 @@ impl Namespace {
         Self::touch_dir(tree, from_dir, if from_dir == to_dir { 0 } else { -subdir });
         Self::touch_dir(tree, to_dir, if from_dir == to_dir { 0 } else { subdir });
         self.commit(tree, txn);
+        crash_point!("rename.written_down");
         // The tiers' side.
         if let Some(detached) = &detached {
             self.detach_on_tier(detached);
@@ -207,6 +208,7 @@ impl Namespace {
     }
 
     fn move_on_tiers(&self, tree: &Tree, id: FileId, was_primary: bool, old_path: &[u8], new_path: &[u8]) {
+        crash_point!("rename.before_tier");
         let Some(inode) = tree.get(id) else { return };
         let failed = |device: &crate::tier::Device, why: std::io::Error| {
             self.device_failed(device.id(), &why);
@@ -353,6 +355,7 @@ impl Namespace {
         Self::touch_dir(&mut tree, a_dir, if a_dir == b_dir { 0 } else { shift });
         Self::touch_dir(&mut tree, b_dir, if a_dir == b_dir { 0 } else { -shift });
         self.commit(&tree, txn);
+        crash_point!("exchange.written_down");
         self.exchange_on_tiers(&tree, (a, moves_a, &a_path), (b, moves_b, &b_path));
         drop(tree);
         self.nudge();
@@ -362,6 +365,7 @@ impl Namespace {
     fn exchange_on_tiers(&self, tree: &Tree, a: (FileId, bool, &[u8]), b: (FileId, bool, &[u8])) {
         let aside = super::super::files::hidden_name(a.0);
         self.move_on_tiers(tree, a.0, a.1, a.2, &aside);
+        crash_point!("exchange.one_aside");
         self.move_on_tiers(tree, b.0, b.1, b.2, a.2);
         self.move_on_tiers(tree, a.0, a.1, &aside, b.2);
     }

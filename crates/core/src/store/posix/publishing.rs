@@ -51,7 +51,10 @@ impl PosixStore {
         }
         for _ in 0..ATTEMPTS_MAX {
             match act(&|| self.rename_new(&from, &to)) {
-                Ok(()) => return self.identity_at(who, &to),
+                Ok(()) => {
+                    crash_point!("store.published");
+                    return self.identity_at(who, &to);
+                }
                 Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {}
                 Err(error) => return Err(error),
             }
@@ -82,7 +85,9 @@ impl PosixStore {
                 }
             }
             self.counters.renames.add(1);
+            crash_point!("store.replace");
             act(&|| Ok(renameat(&from.dir, from.name, &to.dir, to.name)?))?;
+            crash_point!("store.replaced");
             return self.identity_at(who, &to);
         }
         Err(Errno::AGAIN.into())

@@ -1,0 +1,61 @@
+//! Points at which the crash campaign (`make crash`) kills the agent: every step that touches disk or state has one. Only
+//! debug builds have them.
+//!
+//! `SURGETANK_CRASH=NAME:N` in the agent's environment: SIGKILL when NAME is passed for the Nth time.
+//! `SURGETANK_CRASH_LOG=FILE`: every passing writes a line there, so that the campaign knows what there is.
+
+/// `crash_point!("drain.rename")`.
+#[macro_export]
+macro_rules! crash_point {
+    ($name:literal) => {
+        #[cfg(debug_assertions)]
+        $crate::crash::pass($name);
+    };
+}
+
+#[cfg(debug_assertions)]
+pub use armed::{is_next, pass};
+
+#[cfg(debug_assertions)]
+mod armed {
+    use std::fs::{File, OpenOptions};
+    use std::io::Write;
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    struct Armed {
+        name: String,
+        left: AtomicU64,
+        log: Option<File>,
+    }
+
+    static ARMED: OnceLock<Option<Armed>> = OnceLock::new();
+
+    /// The process passes this point, or ends here.
+    pub fn pass(name: &str) {
+        let Some(armed) = ARMED.get_or_init(from_environment) else { return };
+        if let Some(mut log) = armed.log.as_ref() {
+            // One write a line: threads do not mix theirs. A campaign that misses a line tries one point less.
+            let _ = log.write_all(format!("{name}\n").as_bytes());
+        }
+        if armed.name == name && armed.left.fetch_sub(1, Ordering::Relaxed) == 1 {
+            // Nothing is flushed, no destructor runs, as when the kernel does it.
+            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+        }
+    }
+
+    /// Will the next passing be the last?
+    pub fn is_next(name: &str) -> bool {
+        let armed = ARMED.get_or_init(from_environment);
+        armed.as_ref().is_some_and(|armed| armed.name == name && armed.left.load(Ordering::Relaxed) == 1)
+    }
+
+    fn from_environment() -> Option<Armed> {
+        let log = std::env::var_os("SURGETANK_CRASH_LOG")
+            .and_then(|path| OpenOptions::new().append(true).create(true).open(path).ok());
+        let said = std::env::var("SURGETANK_CRASH").ok();
+        let (name, count) = said.as_deref().and_then(|said| said.rsplit_once(':')).unwrap_or_default();
+        let left = AtomicU64::new(count.parse().unwrap_or(0));
+        (log.is_some() || !name.is_empty()).then(|| Armed { name: name.to_owned(), left, log })
+    }
+}
