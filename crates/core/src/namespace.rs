@@ -14,6 +14,7 @@ pub mod content;
 mod early;
 mod evict;
 mod files;
+mod gone;
 pub(crate) mod journal;
 mod listing;
 mod locks;
@@ -27,7 +28,7 @@ mod temporaries;
 pub mod tree;
 
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -121,6 +122,7 @@ pub struct Namespace {
     /// Files whose last writer closed while something still held them writable: tried again. Their `Open` stays.
     lingering: Mutex<Vec<(FileId, Instant, Duration)>>,
     promises: files::Promises,
+    gone_next: AtomicU32,
     last_reason: Mutex<Option<(crate::placement::Reason, Arc<str>)>>,
     pub(crate) unwritten: Mutex<Vec<crate::model::Change>>,
     pub(crate) troubles: Mutex<Vec<Noted>>,
@@ -199,6 +201,7 @@ impl Namespace {
             history: Mutex::new(History::new()),
             lingering: Mutex::default(),
             promises: files::Promises::default(),
+            gone_next: AtomicU32::new(0),
             last_reason: Mutex::default(),
             unwritten: Mutex::default(),
             troubles: Mutex::default(),

@@ -106,6 +106,7 @@ impl Namespace {
             return 0;
         }
         let mut txn = Txn::default();
+        txn.gone(tree.get(id).and_then(|inode| inode.replica));
         let charged = tree.drop_replica(id).map_or(0, |(_, charged)| charged);
         let reason = tree.reason(reason);
         if let Some(inode) = tree.get_mut(id) {
@@ -247,6 +248,7 @@ impl Namespace {
             return;
         }
         let mut txn = Txn::default();
+        txn.gone(tree.get(id).and_then(|inode| inode.replica));
         let dropped = tree.drop_replica(id);
         txn.file(id);
         if let Some((dir, name)) = tree.get(id).and_then(|inode| inode.logical.clone()) {

@@ -25,20 +25,25 @@ const ORPHANS_TOLD_MAX: usize = 20;
 
 struct OnTier {
     path: Vec<u8>,
+    size_bytes: u64,
     blocks_bytes: u64,
 }
+
+type Gone = foldhash::HashSet<(DeviceId, u64)>;
 
 impl Namespace {
     pub(super) fn recover(&self) -> Result<()> {
         let image = self.catalog.load()?;
         let (ids, strange) = self.take_up_devices(&image)?;
         if image.files.is_empty() && image.ops.is_empty() {
-            self.match_tiers(&strange);
+            let gone = super::gone::remembered(&image, &self.tree());
+            self.match_tiers(&strange, &gone);
             return Ok(());
         }
         let mut tree = self.tree();
         tree.reserve(image.files.len());
         tree.temporaries = super::temporaries::remembered(&image);
+        let gone = super::gone::remembered(&image, &tree);
         for (id, record) in image.files {
             tree.next_id = tree.next_id.max(id.0 + 1);
             let root = id == FileId::ROOT;
@@ -109,7 +114,7 @@ impl Namespace {
         crash_point!("recover.loaded");
         self.settle_started();
         crash_point!("recover.settled");
-        self.match_tiers(&strange);
+        self.match_tiers(&strange, &gone);
         crash_point!("recover.matched");
         self.take_over_copies();
         self.match_spills();
@@ -188,7 +193,7 @@ impl Namespace {
 
     /// Finds every replica on its device, by inode number, and puts it under the path that the catalog says. On a
     /// `strange` device nobody can have put anything, as far as the catalog knows.
-    fn match_tiers(&self, strange: &HashSet<DeviceId>) {
+    fn match_tiers(&self, strange: &HashSet<DeviceId>, gone: &Gone) {
         let mut found: HashMap<(DeviceId, u64), OnTier> = HashMap::new();
         // What is not found there may be there all the same.
         let mut unread: HashMap<DeviceId, u64> = HashMap::new();
@@ -199,8 +204,8 @@ impl Namespace {
                 }
                 continue;
             }
-            let result = device.walk(&mut |path: &[u8], ino, _size, blocks_bytes| {
-                found.insert((device.id(), ino), OnTier { path: path.to_vec(), blocks_bytes });
+            let result = device.walk(&mut |path: &[u8], ino, size_bytes, blocks_bytes| {
+                found.insert((device.id(), ino), OnTier { path: path.to_vec(), size_bytes, blocks_bytes });
             });
             if let Err(why) = result {
                 unread.insert(device.id(), 0);
@@ -250,7 +255,7 @@ impl Namespace {
             }
         }
         drop(tree);
-        self.set_orphans_aside(found, strange);
+        self.set_orphans_aside(found, strange, gone);
         for (device, files) in unread {
             let device = self.tiers.device(device);
             if files > 0 && device.standing() == Standing::Absent {
@@ -303,7 +308,12 @@ impl Namespace {
 
     /// Plain files that no record names. On a device that the catalog knows they are unlinks or copies that were cut off;
     /// on one that it does not know, the only copy of what somebody wrote, and the memory of it is gone.
-    fn set_orphans_aside(&self, found: HashMap<(DeviceId, u64), OnTier>, strange: &HashSet<DeviceId>) {
+    fn set_orphans_aside(
+        &self,
+        found: HashMap<(DeviceId, u64), OnTier>,
+        strange: &HashSet<DeviceId>,
+        gone: &Gone,
+    ) {
         let mut orphans: Vec<_> = found.into_iter().collect();
         orphans.sort_unstable_by(|(at, one), (other_at, other)| (at.0, &one.path).cmp(&(other_at.0, &other.path)));
         let mut told: HashMap<DeviceId, usize> = HashMap::new();
@@ -311,6 +321,12 @@ impl Namespace {
         for ((device, ino), orphan) in orphans {
             if orphan.path.starts_with(ORPHANS) {
                 *old.entry(device).or_default() += 1;
+                continue;
+            }
+            // The agent died while it made it, and nothing is in it; or while it removed it.
+            let unwanted = orphan.size_bytes == 0 || gone.contains(&(device, ino));
+            if unwanted && !strange.contains(&device) {
+                drop(self.tiers.device(device).unlink(&orphan.path));
                 continue;
             }
             let Some(aside) = self.set_aside(device, ino, &orphan.path) else {
@@ -454,6 +470,8 @@ impl Namespace {
                 .map(|(id, _)| id)
                 .collect()
         };
+        // Which was closed first nobody knows any more; the order in which they were made is the next best.
+        let open = in_order(open);
         for id in open {
             let _inode = self.lock_inode(id);
             if let Some(content) = self.content_of(id) {
@@ -466,6 +484,7 @@ impl Namespace {
             let tree = self.tree();
             tree.iter().filter(|(_, inode)| inode.dirty() && inode.publish.is_none()).map(|(id, _)| id).collect()
         };
+        let dirty = in_order(dirty);
         let mut tree = self.tree();
         let mut txn = super::journal::Txn::default();
         for id in dirty {
@@ -492,4 +511,9 @@ impl Namespace {
         let file = self.store.open(self.own_cred(owner), &path, false).ok()?;
         Some(Content { file: Arc::new(file), lies, writable: false })
     }
+}
+
+fn in_order(mut ids: Vec<FileId>) -> Vec<FileId> {
+    ids.sort_unstable();
+    ids
 }

@@ -95,6 +95,7 @@ impl Namespace {
             let mut tree = self.tree();
             let mut txn = Txn::default();
             let path = tree.logical_path(id);
+            txn.gone(tree.get(id).and_then(|inode| inode.replica));
             tree.drop_replica(id);
             self.adopt(&mut tree, id, &placed)?;
             txn.file(id);

@@ -1,0 +1,331 @@
+//! The crash campaign. Each case: writers under `surgetank run`; the agent is killed (SIGKILL) at a crash point or at a random
+//! instant, the next one perhaps too, while it recovers; then a clean run drains what is left, and everything that the writers
+//! were told is compared with the store, which a watcher has looked at all along.
+//!
+//! `SURGETANK_CRASH_CASES` (150), `SURGETANK_CRASH_SEED` (another one each time with `make crash`); a case is named by its
+//! seed, and `SURGETANK_CRASH_CASE=SEED` runs that one alone.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+
+mod content;
+mod manifest;
+mod verify;
+mod watch;
+mod workload;
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use tempfile::TempDir;
+
+use manifest::Story;
+use watch::Watcher;
+use workload::{Dice, Terms};
+
+const CASES: u64 = 150;
+const SEED: u64 = 1;
+const CASES_A_TRIAL: u64 = 10;
+const WRITERS: u64 = 3;
+const OPERATIONS: u64 = 120;
+/// What hangs for so long is ended and fails.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The crash points that this workload passes, and how often a life does at most, about (`SURGETANK_CRASH_LOG`).
+const POINTS: &[(&str, u64)] = &[
+    ("catalog.append", 190),
+    ("catalog.torn", 190),
+    ("catalog.appended", 190),
+    ("catalog.sync", 14),
+    ("catalog.segment_made", 3),
+    ("catalog.segment_headed", 3),
+    ("catalog.clear", 2),
+    ("catalog.restarted", 2),
+    ("catalog.snapshot_deleted", 2),
+    ("tier.reserved", 40),
+    ("tier.created", 40),
+    ("make.adopted", 40),
+    ("make.written_down", 40),
+    ("seal.begun", 40),
+    ("seal.written_down", 40),
+    ("rename.written_down", 12),
+    ("rename.before_tier", 12),
+    ("unlink.begun", 4),
+    ("unlink.written_down", 4),
+    ("unlink.tier_done", 4),
+    ("copy_up.copied", 1),
+    ("copy_up.adopted", 1),
+    ("spill.copied", 3),
+    ("spill.adopted", 3),
+    ("spill.written_down", 3),
+    ("evict.begun", 30),
+    ("evict.written_down", 30),
+    ("drain.stage", 46),
+    ("store.temporary_made", 46),
+    ("store.copied", 46),
+    ("store.staged", 46),
+    ("store.settle", 10),
+    ("store.verify", 43),
+    ("drain.compared", 14),
+    ("drain.started", 14),
+    ("store.published", 41),
+    ("store.replace", 10),
+    ("store.replaced", 10),
+    ("store.stage_dir", 9),
+    ("store.rename", 5),
+    ("store.unlink", 3),
+    ("store.discard", 14),
+    ("drain.executed", 56),
+    ("store.sync_dirs", 14),
+    ("drain.durable", 14),
+    ("drain.done", 14),
+    ("recover.loaded", 1),
+    ("recover.settled", 1),
+    ("recover.matched", 1),
+    ("recover.taken_over", 1),
+    ("recover.sealed", 1),
+    ("recover.cleaned", 1),
+];
+
+fn main() {
+    if let Ok(words) = std::env::var("SURGETANK_CRASH_WRITER") {
+        return be_a_writer(&words);
+    }
+    let arguments = Arguments::from_args();
+    let number = |name: &str, default: u64| std::env::var(name).ok().map_or(default, |text| text.parse().unwrap());
+    let first = number("SURGETANK_CRASH_SEED", SEED) * 1_000_000;
+    let cases = number("SURGETANK_CRASH_CASES", CASES);
+    let trial = |seeds: std::ops::Range<u64>| {
+        let name = format!("cases_from_{}", seeds.start);
+        Trial::test(name, move || seeds.clone().filter_map(|seed| case(seed).err()).reduce(|a, b| a + "\n" + &b).map_or(Ok(()), |why| Err(Failed::from(why))))
+    };
+    let trials = match std::env::var("SURGETANK_CRASH_CASE") {
+        Ok(seed) => {
+            let seed = seed.parse().unwrap();
+            vec![trial(seed..seed + 1)]
+        }
+        Err(_) => (0..cases)
+            .step_by(CASES_A_TRIAL as usize)
+            .map(|at| trial(first + at..first + (at + CASES_A_TRIAL).min(cases)))
+            .collect(),
+    };
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn be_a_writer(words: &str) {
+    let words: Vec<&str> = words.split('\t').collect();
+    let terms = Terms {
+        seed: words[0].parse().unwrap(),
+        writer: words[1].parse().unwrap(),
+        operations: words[2].parse().unwrap(),
+        directory: words[3].into(),
+        manifest: words[4].into(),
+    };
+    std::process::exit(i32::from(workload::write(&terms).is_err()));
+}
+
+/// How the agent ends.
+#[derive(Debug, Clone)]
+enum End {
+    At { point: &'static str, pass: u64 },
+    After(Duration),
+    Never,
+}
+
+struct Scene {
+    seed: u64,
+    kept: (TempDir, TempDir, TempDir),
+    store: PathBuf,
+    state: PathBuf,
+    manifests: PathBuf,
+    options: Vec<String>,
+    direct: bool,
+}
+
+impl Scene {
+    fn new(seed: u64, dice: &mut Dice) -> Self {
+        let disk = TempDir::with_prefix_in("crash.", env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let memory = TempDir::with_prefix_in("crash.", "/dev/shm").unwrap();
+        let aside = TempDir::with_prefix_in("crash.", "/dev/shm").unwrap();
+        let (store, slow) = (disk.path().join("project"), disk.path().join("tier"));
+        let state = aside.path().join("state");
+        [&store, &slow].into_iter().for_each(|dir| fs::create_dir(dir).unwrap());
+        // Small, so that files are evicted and moved on while they are written.
+        let (fast_mib, slow_mib) = [(64, 64), (4, 64), (1, 1)][dice.below(3) as usize];
+        let mut options = vec![
+            "--tier".to_owned(),
+            format!("fast={}:{fast_mib}M", memory.path().display()),
+            "--tier".to_owned(),
+            format!("slow={}:{slow_mib}M", slow.display()),
+            "--quiet-period".to_owned(),
+            ["0s", "20ms", "200ms"][dice.below(3) as usize].to_owned(),
+        ];
+        match dice.below(3) {
+            0 => options.push("--no-preload".to_owned()),
+            _ => {}
+        }
+        let direct = dice.below(3) > 0;
+        let manifests = aside.path().join("manifests");
+        fs::create_dir(&manifests).unwrap();
+        Self { seed, kept: (disk, memory, aside), store, state, manifests, options, direct }
+    }
+
+    fn surgetank(&self, end: &End, command: &str) -> Command {
+        let mut run = Command::new(env!("CARGO_BIN_EXE_surgetank"));
+        run.arg("run").args(["--over".as_ref(), self.store.as_os_str()]).args(["--state".as_ref(), self.state.as_os_str()]);
+        run.args(&self.options).args(["--no-progress", "--", "sh", "-c", command]);
+        run.current_dir(&self.store).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        run.env("SURGETANK_DIRECT", self.direct.to_string());
+        if let End::At { point, pass } = end {
+            run.env("SURGETANK_CRASH", format!("{point}:{pass}"));
+        }
+        run
+    }
+
+    /// Runs to the end; the agent ends as is said.
+    fn run(&self, end: &End, command: &str) -> Result<Ended, String> {
+        let began = Instant::now();
+        let output = fs::File::create(self.manifests.join("output")).unwrap();
+        let mut run = self.surgetank(end, command);
+        let mut child = run.stdout(output.try_clone().unwrap()).stderr(output).spawn().unwrap();
+        let mut killed = false;
+        loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                let said = fs::read_to_string(self.manifests.join("output")).unwrap();
+                return Ok(Ended { status, said, killed });
+            }
+            if let End::After(instant) = end
+                && !killed
+                && began.elapsed() >= *instant
+            {
+                killed = self.kill_the_agent();
+            }
+            if began.elapsed() > PATIENCE {
+                let _ = child.kill();
+                self.kill_the_agent();
+                return Err(format!("hangs: {}", fs::read_to_string(self.manifests.join("output")).unwrap()));
+            }
+            std::thread::sleep(Duration::from_micros(500));
+        }
+    }
+
+    fn kill_the_agent(&self) -> bool {
+        let places = fs::read_dir(&self.state).into_iter().flatten().flatten();
+        let told = places.filter_map(|place| fs::read_to_string(place.path().join("agent.json")).ok());
+        let pids = told.filter_map(|text| serde_json::from_str::<serde_json::Value>(&text).ok()?["pid"].as_i64());
+        let pids: Vec<i32> = pids.filter_map(|pid| i32::try_from(pid).ok()).collect();
+        // SAFETY: kill takes any number; these are agents of this scene's own state directory.
+        pids.into_iter().any(|pid| unsafe { libc::kill(pid, libc::SIGKILL) } == 0)
+    }
+
+    fn stories(&self) -> Vec<Story> {
+        (0..WRITERS).map(|writer| Story::read(&self.manifests.join(writer.to_string()))).collect()
+    }
+
+    fn workload(&self) -> String {
+        let me = std::env::current_exe().unwrap();
+        let writer = |writer: u64| {
+            let manifest = self.manifests.join(writer.to_string());
+            let words = format!("{}\t{writer}\t{OPERATIONS}\t{}\t{}", self.seed, self.store.display(), manifest.display());
+            format!("SURGETANK_CRASH_WRITER='{words}' '{}' & pids=\"$pids $!\"", me.display())
+        };
+        let writers: Vec<String> = (0..WRITERS).map(writer).collect();
+        format!("pids=; {}\nfor pid in $pids; do wait $pid || failed=1; done; exit ${{failed:-0}}", writers.join("\n"))
+    }
+}
+
+struct Ended {
+    status: ExitStatus,
+    said: String,
+    killed: bool,
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        self.kill_the_agent();
+    }
+}
+
+fn case(seed: u64) -> Result<(), String> {
+    let mut dice = Dice::new(seed);
+    let scene = Scene::new(seed, &mut dice);
+    let ends = [a_end(&mut dice), if dice.below(3) == 0 { a_end(&mut dice) } else { End::Never }];
+    let watcher = Watcher::start(&scene.store, true);
+    let outcome = lives(&scene, &ends);
+    let seen = watcher.stop();
+    let told = |why: String| {
+        let output = fs::read_to_string(scene.manifests.join("output")).unwrap_or_default();
+        format!("SURGETANK_CRASH_CASE={seed}: {why}\nends: {ends:?}\noptions: {:?}, direct: {}\nthe last run said:\n{output}", scene.options, scene.direct)
+    };
+    let stories = scene.stories();
+    let (died, verified) = outcome.map_err(&told)?;
+    verify::excuse(&seen, &stories).map_err(&told)?;
+    let done: u64 = stories.iter().map(|story| story.done).sum();
+    record(&format!(
+        "{{\"seed\":{seed},\"died\":{died},\"operations\":{done},\"files\":{},\"bytes\":{},\"looks\":{},\"seen\":{}}}",
+        verified.files, verified.bytes, seen.looks, seen.files
+    ));
+    Ok(())
+}
+
+/// Several lives of the agent, the last one whole. Returns how often it died, and what was verified.
+fn lives(scene: &Scene, ends: &[End]) -> Result<(u64, verify::Verified), String> {
+    let mut died = 0;
+    let workload = scene.workload();
+    for (life, end) in ends.iter().enumerate() {
+        let command = if life == 0 { workload.as_str() } else { "true" };
+        let ended = scene.run(end, command)?;
+        let killed = ended.killed || ended.said.contains("the agent of") || ended.said.contains("the agent died");
+        died += u64::from(killed);
+        // The exit code tells the truth: 0 says that all is in the store, now.
+        if ended.status.success() {
+            verify::verify(&scene.store, &scene.stories()).map_err(|why| format!("exit code 0, but {why}"))?;
+        } else if !killed {
+            return Err(format!("nobody killed it, and it ended with {}: {}", ended.status, ended.said));
+        }
+    }
+    let last = scene.run(&End::Never, "true")?;
+    if !last.status.success() {
+        return Err(format!("the last, undisturbed run ended with {}", last.status));
+    }
+    let stories = scene.stories();
+    if stories.iter().map(|story| story.done).sum::<u64>() == 0 {
+        // It died before anything was done: there is nothing to verify, and that is counted.
+        return Ok((died, verify::Verified::default()));
+    }
+    let verified = verify::verify(&scene.store, &stories)?;
+    let tiers = tier_files(scene);
+    if !tiers.is_empty() {
+        return Err(format!("left in the tiers: {tiers:?}"));
+    }
+    Ok((died, verified))
+}
+
+fn tier_files(scene: &Scene) -> Vec<PathBuf> {
+    let (disk, memory, _) = &scene.kept;
+    let mut left = vec![disk.path().join("tier"), memory.path().to_owned()];
+    let mut found = Vec::new();
+    while let Some(dir) = left.pop() {
+        for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
+            if entry.file_type().unwrap().is_dir() { left.push(entry.path()) } else { found.push(entry.path()) }
+        }
+    }
+    found
+}
+
+fn a_end(dice: &mut Dice) -> End {
+    if POINTS.is_empty() || dice.below(4) == 0 {
+        return End::After(Duration::from_millis(dice.below(700)));
+    }
+    let (point, passes) = POINTS[dice.below(POINTS.len() as u64) as usize];
+    End::At { point, pass: 1 + dice.below(passes) }
+}
+
+/// For the campaign's sum (`make crash`).
+fn record(line: &str) {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("crash-cases.jsonl");
+    let mut file = fs::OpenOptions::new().append(true).create(true).open(path).unwrap();
+    file.write_all(format!("{line}\n").as_bytes()).unwrap();
+}

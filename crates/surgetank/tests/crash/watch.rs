@@ -1,0 +1,93 @@
+//! Looks at the store all along: whatever is there under its own name must be whole, and in order.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::content;
+
+const OURS: &str = ".surgetank-";
+
+#[derive(Debug, Default)]
+pub struct Seen {
+    pub looks: u64,
+    pub files: u64,
+    /// Path → what was wrong with it.
+    pub broken: BTreeMap<String, String>,
+    pub disorder: Vec<String>,
+}
+
+pub struct Watcher {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Seen>,
+}
+
+impl Watcher {
+    pub fn start(store: &Path, ordered: bool) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (told, store) = (Arc::clone(&stop), store.to_owned());
+        let thread = std::thread::spawn(move || {
+            let mut seen = Seen::default();
+            let mut known = BTreeMap::new();
+            while !told.load(Ordering::Relaxed) {
+                look(&store, &store, ordered, &mut known, &mut seen);
+                seen.looks += 1;
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            seen
+        });
+        Self { stop, thread }
+    }
+
+    pub fn stop(self) -> Seen {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+type Known = BTreeMap<(u64, i64, i64), ()>;
+
+fn look(store: &Path, dir: &Path, ordered: bool, known: &mut Known, seen: &mut Seen) {
+    use std::os::unix::fs::MetadataExt;
+    let Ok(listed) = fs::read_dir(dir) else { return };
+    let mut orders: Vec<PathBuf> = Vec::new();
+    for entry in listed.flatten() {
+        let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+        if name.starts_with(OURS) || name.contains(".surgetank-") {
+            continue;
+        }
+        // A link or a file that went meanwhile is nobody's fault.
+        let Ok(stat) = fs::symlink_metadata(&path) else { continue };
+        if stat.is_dir() {
+            look(store, &path, ordered, known, seen);
+            continue;
+        }
+        if dir.file_name().is_some_and(|name| name == "order") {
+            orders.push(path.clone());
+        }
+        let version = (stat.ino(), stat.ctime(), stat.ctime_nsec());
+        if known.insert(version, ()).is_none()
+            && let Ok(bytes) = fs::read(&path)
+        {
+            seen.files += 1;
+            if let Err(why) = content::check(&bytes) {
+                let path = path.strip_prefix(store).unwrap().to_string_lossy().into_owned();
+                seen.broken.insert(path, why);
+            }
+        }
+    }
+    // Nobody deletes these: what is earlier than the last one seen must be there now, too.
+    if ordered && let Some(last) = orders.iter().max() {
+        let number = |path: &Path| path.file_name().unwrap().to_str().unwrap()[1..].parse::<u64>().unwrap();
+        for earlier in 1..number(last) {
+            let path = dir.join(format!("o{earlier:05}"));
+            if fs::symlink_metadata(&path).is_err() {
+                seen.disorder.push(format!("{} without {}", last.display(), path.display()));
+            }
+        }
+    }
+}

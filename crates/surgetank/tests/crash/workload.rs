@@ -1,0 +1,231 @@
+//! What the command under `surgetank run` does: writers with files of their own, each of whom writes down, outside of the
+//! directory, what it begins and what it was told is done. With the first error it stops: the agent is dead.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::content;
+
+/// A small generator: the same seed, the same operations.
+pub struct Dice(u64);
+
+impl Dice {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5bf0_3635_f0a5_b2c1)
+    }
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit.max(1)
+    }
+}
+
+pub struct Terms {
+    pub seed: u64,
+    pub writer: u64,
+    pub operations: u64,
+    pub directory: PathBuf,
+    pub manifest: PathBuf,
+}
+
+struct Writer {
+    dice: Dice,
+    directory: PathBuf,
+    manifest: File,
+    writer: u64,
+    next: u64,
+    files: Vec<String>,
+    dirs: Vec<String>,
+    ordered: u64,
+    step: u64,
+}
+
+/// One writer, in a process of its own.
+pub fn write(terms: &Terms) -> io::Result<()> {
+    let manifest = OpenOptions::new().append(true).create(true).open(&terms.manifest)?;
+    let mut writer = Writer {
+        dice: Dice::new(terms.seed ^ terms.writer << 32),
+        directory: terms.directory.clone(),
+        manifest,
+        writer: terms.writer,
+        next: 0,
+        files: Vec::new(),
+        dirs: vec![format!("w{}", terms.writer)],
+        ordered: 0,
+        step: 0,
+    };
+    // Of an earlier life of the same name there may be a directory.
+    let home = format!("w{}", terms.writer);
+    writer.noted(&format!("mkdir {home}"), |writer| fs::create_dir(writer.directory.join(&home)))?;
+    writer.noted(&format!("mkdir {home}/order"), |writer| fs::create_dir(writer.directory.join(&home).join("order")))?;
+    for _ in 0..terms.operations {
+        writer.operation()?;
+    }
+    Ok(())
+}
+
+impl Writer {
+    /// B(egun), then E(nded) or X (an error: nobody knows whether it was carried out).
+    fn noted(&mut self, what: &str, act: impl FnOnce(&mut Self) -> io::Result<()>) -> io::Result<()> {
+        self.step += 1;
+        let step = self.step;
+        self.say(&format!("B {step} {what}"))?;
+        let result = act(self);
+        self.say(&match &result {
+            Ok(()) => format!("E {step}"),
+            Err(why) => format!("X {step} {why}"),
+        })?;
+        result
+    }
+
+    fn say(&mut self, line: &str) -> io::Result<()> {
+        self.manifest.write_all(format!("{line}\n").as_bytes())
+    }
+
+    fn fresh(&mut self) -> (String, u64) {
+        self.next += 1;
+        let dir = self.dirs[self.dice.below(self.dirs.len() as u64) as usize].clone();
+        (format!("{dir}/f{:05}", self.next), self.writer << 32 | self.next)
+    }
+
+    fn some_file(&mut self) -> Option<usize> {
+        (!self.files.is_empty()).then(|| self.dice.below(self.files.len() as u64) as usize)
+    }
+
+    fn size(&mut self) -> usize {
+        match self.dice.below(20) {
+            0..=11 => self.dice.below(4000) as usize,
+            12..=17 => self.dice.below(60_000) as usize,
+            18 => self.dice.below(400_000) as usize,
+            _ => self.dice.below(1_500_000) as usize,
+        }
+    }
+
+    fn operation(&mut self) -> io::Result<()> {
+        match self.dice.below(20) {
+            0..=5 => self.create(false),
+            6 | 7 => self.create(true),
+            8 | 9 => self.in_order(),
+            10 | 11 => self.overwrite(),
+            12 | 13 => self.replace(),
+            14 | 15 => self.rename(),
+            16 => self.unlink(),
+            17 => self.mkdir(),
+            18 => self.rename_dir(),
+            _ => {
+                std::thread::sleep(Duration::from_millis(self.dice.below(30)));
+                Ok(())
+            }
+        }
+    }
+
+    fn create(&mut self, sync: bool) -> io::Result<()> {
+        let (path, id) = self.fresh();
+        let len = self.size();
+        self.noted(&format!("create {path} {id}"), |writer| {
+            let mut options = OpenOptions::new();
+            options.write(true).create_new(true);
+            writer.put(&options, &path, id, len, sync)
+        })?;
+        self.files.push(path);
+        Ok(())
+    }
+
+    /// Files of which a later one must never be in the store without the earlier ones.
+    fn in_order(&mut self) -> io::Result<()> {
+        self.ordered += 1;
+        let (_, id) = self.fresh();
+        let path = format!("w{}/order/o{:05}", self.writer, self.ordered);
+        let len = self.size();
+        self.noted(&format!("create {path} {id}"), |writer| {
+            writer.put(OpenOptions::new().write(true).create_new(true), &path, id, len, false)
+        })
+    }
+
+    fn overwrite(&mut self) -> io::Result<()> {
+        let Some(index) = self.some_file() else { return Ok(()) };
+        let path = self.files[index].clone();
+        let ((_, id), len) = (self.fresh(), self.size());
+        let sync = self.dice.below(3) == 0;
+        self.noted(&format!("overwrite {path} {id}"), |writer| {
+            writer.put(OpenOptions::new().write(true).truncate(true), &path, id, len, sync)
+        })
+    }
+
+    fn put(&mut self, options: &OpenOptions, path: &str, id: u64, len: usize, sync: bool) -> io::Result<()> {
+        let bytes = content::make(id, len);
+        let mut file = options.open(self.directory.join(path))?;
+        for part in bytes.chunks(20_000) {
+            file.write_all(part)?;
+        }
+        if sync {
+            file.sync_all()?;
+            let step = self.step;
+            // From here on its bytes are promised, closed or not.
+            self.say(&format!("F {step}"))?;
+            std::thread::sleep(Duration::from_millis(self.dice.below(20)));
+        }
+        drop(file);
+        Ok(())
+    }
+
+    /// As careful programs save: beside it, then over it.
+    fn replace(&mut self) -> io::Result<()> {
+        let Some(index) = self.some_file() else { return Ok(()) };
+        let path = self.files[index].clone();
+        let ((_, id), len) = (self.fresh(), self.size());
+        let new = format!("{path}.new{}", self.next);
+        self.noted(&format!("create {new} {id}"), |writer| {
+            writer.put(OpenOptions::new().write(true).create_new(true), &new, id, len, false)
+        })?;
+        self.noted(&format!("rename {new} {path}"), |writer| {
+            fs::rename(writer.directory.join(&new), writer.directory.join(&path))
+        })
+    }
+
+    fn rename(&mut self) -> io::Result<()> {
+        let Some(index) = self.some_file() else { return Ok(()) };
+        let (from, (to, _)) = (self.files[index].clone(), self.fresh());
+        self.noted(&format!("rename {from} {to}"), |writer| {
+            fs::rename(writer.directory.join(&from), writer.directory.join(&to))
+        })?;
+        self.files[index] = to;
+        Ok(())
+    }
+
+    fn unlink(&mut self) -> io::Result<()> {
+        let Some(index) = self.some_file() else { return Ok(()) };
+        let path = self.files.swap_remove(index);
+        self.noted(&format!("unlink {path}"), |writer| fs::remove_file(writer.directory.join(&path)))
+    }
+
+    fn mkdir(&mut self) -> io::Result<()> {
+        self.next += 1;
+        let dir = self.dirs[self.dice.below(self.dirs.len() as u64) as usize].clone();
+        let path = format!("{dir}/d{:05}", self.next);
+        self.noted(&format!("mkdir {path}"), |writer| fs::create_dir(writer.directory.join(&path)))?;
+        self.dirs.push(path);
+        Ok(())
+    }
+
+    fn rename_dir(&mut self) -> io::Result<()> {
+        if self.dirs.len() < 2 {
+            return Ok(());
+        }
+        let index = 1 + self.dice.below(self.dirs.len() as u64 - 1) as usize;
+        self.next += 1;
+        let from = self.dirs[index].clone();
+        let parent = Path::new(&from).parent().unwrap().to_str().unwrap();
+        let to = format!("{parent}/m{:05}", self.next);
+        self.noted(&format!("rename {from} {to}"), |writer| {
+            fs::rename(writer.directory.join(&from), writer.directory.join(&to))
+        })?;
+        for path in self.files.iter_mut().chain(&mut self.dirs) {
+            if let Some(rest) = path.strip_prefix(&from).filter(|rest| rest.is_empty() || rest.starts_with('/')) {
+                *path = format!("{to}{rest}");
+            }
+        }
+        Ok(())
+    }
+}
