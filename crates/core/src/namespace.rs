@@ -120,7 +120,7 @@ pub struct Namespace {
     interrupted: OnceLock<fn() -> bool>,
     history: Mutex<History>,
     /// Files whose last writer closed while something still held them writable: tried again. Their `Open` stays.
-    lingering: Mutex<Vec<(FileId, Instant, Duration)>>,
+    lingering: Mutex<Vec<files::Lingering>>,
     promises: files::Promises,
     gone_next: AtomicU32,
     last_reason: Mutex<Option<(crate::placement::Reason, Arc<str>)>>,

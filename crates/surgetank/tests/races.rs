@@ -74,3 +74,32 @@ fn a_file_deleted_between_look_up_and_open_was_an_error_with_the_shim() {
 fn two_doors_that_made_the_same_file_lost_it() {
     busy_name("busy_doors", &[], "SURGETANK_PRELOAD=0");
 }
+
+/// Several threads of the agent carried out the kernel's messages of closes, and one overtook another.
+#[test]
+fn closes_overtook_each_other() {
+    use std::os::unix::fs::MetadataExt;
+    let Some(scene) = prepare("overtaking") else { return };
+    fs::write(
+        scene.path("writer.py"),
+        "import os, sys\nos.mkdir(sys.argv[1])\nfor n in range(400):\n    with open(f'{sys.argv[1]}/{n:04}', 'w') as f: f.write('x')\n",
+    )
+    .unwrap();
+    // Others keep the agent's further threads awake: an fsync waits in the store.
+    let script = "pids=
+        for one in a b; do python3 writer.py $one & pids=\"$pids $!\"; done
+        for one in 1 2 3; do (for n in $(seq 60); do echo $n > s$one; sync s$one; stat s$one >/dev/null; done) & pids=\"$pids $!\"; done
+        for pid in $pids; do wait $pid; done";
+    scene.run(&["--no-preload", "--fsync", "store", "--quiet-period", "0s"], script).exits(0);
+    // The last rename in the store is what changed it last.
+    let changed = |name: String| {
+        let stat = fs::metadata(scene.path(&name)).unwrap();
+        (stat.ctime(), stat.ctime_nsec())
+    };
+    for writer in ["a", "b"] {
+        for n in 1..400 {
+            let (before, this) = (format!("{writer}/{:04}", n - 1), format!("{writer}/{n:04}"));
+            assert!(changed(before.clone()) <= changed(this.clone()), "{this} was there before {before}");
+        }
+    }
+}

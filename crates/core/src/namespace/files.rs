@@ -2,6 +2,7 @@
 
 mod engage;
 mod hand;
+mod linger;
 mod only;
 mod open;
 mod place;
@@ -10,6 +11,7 @@ mod room;
 mod seal;
 mod transfer;
 
+pub(crate) use linger::Lingering;
 pub(crate) use place::{HIDDEN_PREFIX, Placed, hidden_name};
 pub(crate) use promise::{KEPT_FOR, Promises};
 pub(crate) use room::give_times;

@@ -308,12 +308,7 @@ impl Namespace {
 
     /// Plain files that no record names. On a device that the catalog knows they are unlinks or copies that were cut off;
     /// on one that it does not know, the only copy of what somebody wrote, and the memory of it is gone.
-    fn set_orphans_aside(
-        &self,
-        found: HashMap<(DeviceId, u64), OnTier>,
-        strange: &HashSet<DeviceId>,
-        gone: &Gone,
-    ) {
+    fn set_orphans_aside(&self, found: HashMap<(DeviceId, u64), OnTier>, strange: &HashSet<DeviceId>, gone: &Gone) {
         let mut orphans: Vec<_> = found.into_iter().collect();
         orphans.sort_unstable_by(|(at, one), (other_at, other)| (at.0, &one.path).cmp(&(other_at.0, &other.path)));
         let mut told: HashMap<DeviceId, usize> = HashMap::new();

@@ -5,7 +5,9 @@
 //! an operation (an fsync to a slow store) or have no time to wait any more, and lets them go again when they are idle. A
 //! thread's buffers are allocated when it is hired, cost memory only as far as they are touched, and go with it.
 //!
-//! States of a thread: waiting (in `read`) → serving → waiting … → gone. It leaves when the mount is gone (ENODEV), when the
+//! Closes are carried out in the order in which the kernel sent them ([`turns`]).
+//!
+//! States of a thread: waiting (in `read`, or for who is in it) → serving → waiting … → gone. It leaves when the mount is gone (ENODEV), when the
 //! session is told to stop, or when it is let go. The last one to leave ends the file system. Threads whose request waits for
 //! another program ([`wait_long`]) do not count when the number of threads is decided.
 //!
@@ -15,6 +17,7 @@
 
 mod inbox;
 mod lookout;
+mod turns;
 
 use std::cell::OnceCell;
 use std::io;
@@ -32,6 +35,7 @@ use super::reply::{self, Reply};
 use super::request::{self, Header, Operation};
 use inbox::{Inbox, Received};
 use lookout::Lookout;
+use turns::Turns;
 
 /// One thread of the crew, as the others see it.
 #[derive(Debug, Default)]
@@ -83,6 +87,7 @@ pub struct Crew {
     roll: Mutex<Roll>,
     left: Condvar,
     lookout: Lookout,
+    turns: Turns,
 }
 
 #[derive(Default)]
@@ -104,6 +109,7 @@ impl Crew {
             roll: Mutex::default(),
             left: Condvar::new(),
             lookout: Lookout::default(),
+            turns: Turns::default(),
         }
     }
 
@@ -217,7 +223,7 @@ impl Crew {
             if self.stopping.load(Ordering::SeqCst) || berth.let_go.load(Ordering::SeqCst) {
                 break None;
             }
-            match inbox.read() {
+            match self.turns.read(inbox) {
                 Ok(place) => break Some(place),
                 // A signal; or the request was withdrawn between wake-up and read.
                 Err(Errno::INTR | Errno::NOENT | Errno::AGAIN) => {}
@@ -246,6 +252,7 @@ impl Crew {
             return;
         };
         reply.clear();
+        let _turn = self.turns.turn(&header);
         let request = match request::decode(received.bytes) {
             Ok(request) => request,
             Err(errno) => {

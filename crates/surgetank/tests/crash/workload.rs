@@ -58,7 +58,8 @@ pub fn write(terms: &Terms) -> io::Result<()> {
     // Of an earlier life of the same name there may be a directory.
     let home = format!("w{}", terms.writer);
     writer.noted(&format!("mkdir {home}"), |writer| fs::create_dir(writer.directory.join(&home)))?;
-    writer.noted(&format!("mkdir {home}/order"), |writer| fs::create_dir(writer.directory.join(&home).join("order")))?;
+    writer
+        .noted(&format!("mkdir {home}/order"), |writer| fs::create_dir(writer.directory.join(&home).join("order")))?;
     for _ in 0..terms.operations {
         writer.operation()?;
     }

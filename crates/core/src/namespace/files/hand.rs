@@ -225,7 +225,7 @@ impl Namespace {
         }
         let content = open.content();
         // (Where there are no leases no writer is ever refused one.)
-        if !nobody_writes(&content) {
+        if !nobody_writes(&content) || !self.seal_those_before(open.id) {
             return false;
         }
         open.handed.store(false, Ordering::Relaxed);

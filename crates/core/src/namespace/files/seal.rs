@@ -4,9 +4,7 @@
 use std::os::fd::AsRawFd;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
-use crate::clock;
 use crate::config::KeepAtExit;
 use crate::model::{FileId, Mode, OpKind, Seq, Timestamp};
 
@@ -15,9 +13,6 @@ use super::super::attributes::as_written;
 use super::super::content::{Content, Lies, Open};
 use super::super::journal::Txn;
 use super::super::tree::Tree;
-
-const LINGER_FIRST: Duration = Duration::from_millis(1);
-const LINGER_MAX: Duration = Duration::from_millis(500);
 
 impl Namespace {
     /// The last writer closed. The inode's lock is held. `false`: something can still write (a duplicate, a child, a
@@ -28,86 +23,16 @@ impl Namespace {
             && matches!(content.lies, Lies::Tier(_))
             && !nobody_writes(&content)
         {
-            self.linger(open.id, LINGER_FIRST);
+            self.linger(open.id);
+            return false;
+        }
+        // What was closed before it comes before it.
+        if !self.seal_those_before(open.id) {
+            self.linger(open.id);
             return false;
         }
         self.finish_seal(open.id, Some(open), &content);
         true
-    }
-
-    fn linger(&self, id: FileId, after: Duration) {
-        let mut lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
-        lingering.retain(|(other, ..)| *other != id);
-        lingering.push((id, clock::tick() + after, after));
-        drop(lingering);
-        self.tender.notify_all();
-    }
-
-    /// A descriptor was to be handed out and could not be.
-    pub(super) fn linger_handed(&self, id: FileId) {
-        self.linger(id, LINGER_FIRST);
-    }
-
-    pub(super) fn lingers(&self, id: FileId) -> bool {
-        self.lingering.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|(other, ..)| *other == id)
-    }
-
-    /// Tries again to seal what was still held writable by a duplicate, a child or a mapping.
-    /// Returns how long to wait until the next one is due.
-    pub(crate) fn seal_lingering(&self) -> Option<Duration> {
-        let now = clock::tick();
-        let due: Vec<FileId> = {
-            let lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
-            lingering.iter().filter(|(_, at, _)| *at <= now).map(|(id, ..)| *id).collect()
-        };
-        for id in due {
-            let _inode = self.lock_inode(id);
-            let open = self.opens().get(&id).cloned();
-            // Whoever has it open for writing again seals it when he closes.
-            let sealed =
-                open.is_none_or(|open| self.end_handed(&open) && (open.writers() > 0 || self.seal_again(&open)));
-            let mut lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
-            if sealed {
-                lingering.retain(|(other, ..)| *other != id);
-            } else if let Some((_, at, after)) = lingering.iter_mut().find(|(other, ..)| *other == id) {
-                *after = (*after * 2).min(LINGER_MAX);
-                *at = clock::tick() + *after;
-            }
-        }
-        let lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
-        lingering.iter().map(|(_, at, _)| at.saturating_duration_since(now)).min()
-    }
-
-    /// The inode's lock is held.
-    fn seal_again(&self, open: &std::sync::Arc<Open>) -> bool {
-        let content = open.content();
-        if !nobody_writes(&content) {
-            return false;
-        }
-        self.finish_seal(open.id, Some(open), &content);
-        if open.is_unused() {
-            self.give_up(open);
-        }
-        true
-    }
-
-    /// Lets whoever waits for lingering files go.
-    pub(crate) fn end_lingering(&self) {
-        drop(self.lingering.lock());
-        self.tender.notify_all();
-    }
-
-    /// Waits until something lingers anew, at most so long.
-    pub(crate) fn wait_lingering(&self, at_most: Duration, stop: &dyn Fn() -> bool) {
-        let lingering = self.lingering.lock().unwrap_or_else(PoisonError::into_inner);
-        if !stop() {
-            drop(self.tender.wait_timeout(lingering, at_most));
-        }
-    }
-
-    /// Files that no program has open any more but that something can still write.
-    pub(crate) fn lingering_files(&self) -> Vec<FileId> {
-        self.lingering.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|(id, ..)| *id).collect()
     }
 
     /// The content is a version now. The inode's lock is held.

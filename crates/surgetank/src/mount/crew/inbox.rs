@@ -76,12 +76,16 @@ impl Inbox {
         Ok(Place { bytes, while_looking: false })
     }
 
+    pub fn bytes(&self, place: &Place) -> &[u8] {
+        &self.bytes[self.start..self.start + place.bytes]
+    }
+
     pub fn received(&self, place: Place) -> Received<'_> {
         let device = match &self.looking {
             Some(looking) if place.while_looking => looking.as_fd(),
             _ => self.sleeping.as_fd(),
         };
-        Received { bytes: &self.bytes[self.start..self.start + place.bytes], device }
+        Received { bytes: self.bytes(&place), device }
     }
 }
 
