@@ -22,6 +22,7 @@ use super::door::Door;
 use super::prefetcher::Prefetcher;
 use super::runs::Runs;
 use crate::agent::engine::Engine;
+use crate::seccomp::Refusals;
 
 pub struct Served {
     namespace: Arc<Namespace>,
@@ -32,6 +33,8 @@ pub struct Served {
     /// Where the drain's counts stood when a scope's final drain began, and when that was.
     begun: Mutex<HashMap<Option<RunId>, Mark>>,
     rate: Mutex<Rate>,
+    /// Where there is no mount.
+    refusals: Option<Arc<Refusals>>,
 }
 
 #[derive(Clone, Copy)]
@@ -59,9 +62,10 @@ impl Served {
         runs: Arc<Runs>,
         door: Arc<Door>,
         prefetcher: Prefetcher,
+        refusals: Option<Arc<Refusals>>,
     ) -> Self {
         let rate = Mutex::new(Rate { at: Instant::now(), bytes: 0, per_second: 0 });
-        Self { namespace, drain, runs, door, prefetcher, begun: Mutex::default(), rate }
+        Self { namespace, drain, runs, door, prefetcher, begun: Mutex::default(), rate, refusals }
     }
 
     fn mark(&self) -> Mark {
@@ -343,6 +347,7 @@ impl Engine for Served {
             mediated_read_bytes: counters.read_bytes.load(Ordering::Relaxed),
             mediated_write_bytes: counters.written_bytes.load(Ordering::Relaxed),
         };
+        summary.refused = self.refusals.as_ref().map(|refusals| refusals.list()).unwrap_or_default();
         summary
     }
 

@@ -49,7 +49,7 @@ pub fn inherited_below(over: &Path) -> Vec<Inherited> {
 
 /// The command will not see it.
 pub fn close_in_command(inherited: &Inherited) -> io::Result<()> {
-    // SAFETY: the number was listed in /proc/self/fd, and nothing in this single-threaded process closes it.
+    // SAFETY: the number was listed in /proc/self/fd, and nothing in this process, which has a single thread by now, closes it.
     let fd = unsafe { BorrowedFd::borrow_raw(inherited.number) };
     rustix::io::fcntl_setfd(fd, FdFlags::CLOEXEC)?;
     Ok(())
