@@ -86,6 +86,7 @@ pub fn spawn(
     let broken =
         |error: &dyn std::fmt::Display| Stillborn::Ours(Error::new("the command cannot be started").why(error));
     let cwd_bytes = CString::new(cwd.as_os_str().as_bytes()).map_err(|error| broken(&error))?;
+    let over_bytes = CString::new(agent.hello.over.0.clone()).map_err(|error| broken(&error))?;
     let (mut told, tell) = io::pipe().map_err(|error| broken(&error))?;
     let unblock = signals.unblock_in_child();
     let before_exec = move || {
@@ -96,6 +97,9 @@ pub fn spawn(
         };
         if let Some(namespaces) = &namespaces {
             namespaces.enter().map_err(|error| failed(Step::Namespaces, error))?;
+            // Until somebody asks whose the mount's root is, the kernel takes it for root's, whom a user's name space does not
+            // know, and refuses to make anything there. Chdir does not ask. An error shows below.
+            let _ = rustix::fs::stat(&over_bytes);
         }
         if let Some(arming) = &arming {
             arming.arm().map_err(|error| failed(Step::Filter, error))?;
