@@ -244,11 +244,14 @@ impl Crew {
                 Ok(Answer::Continue) => crew.listener.let_go(id),
                 Ok(Answer::Value(value)) => crew.listener.succeed(id, value),
                 Ok(Answer::Descriptor { file, close_on_exec }) => {
-                    match crew.listener.hand_over(id, file.as_fd(), close_on_exec) {
+                    let _giving = crew.supervisor.shim.giving();
+                    let handed = match crew.listener.hand_over(id, file.as_fd(), close_on_exec) {
                         // Its table is full.
                         Err(why) if why.raw_os_error() == Some(libc::EMFILE) => crew.listener.fail(id, libc::EMFILE),
                         other => other,
-                    }
+                    };
+                    drop(file);
+                    handed
                 }
                 Err(errno) => {
                     if errno == Errno::IO {
