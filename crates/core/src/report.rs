@@ -417,6 +417,20 @@ pub struct Summary {
     pub mount: MountSummary,
     /// Undrained bytes that the loss of the node would take now.
     pub at_risk_node_bytes: u64,
+    /// By all programs that the agent served, not by one run's.
+    #[serde(default)]
+    pub refused: Vec<Refused>,
+}
+
+/// Calls that had to fail because there is no mount, of one kind.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Refused {
+    pub what: String,
+    pub count: u64,
+    /// What the first of them named, as it named it; empty when it named nothing.
+    pub path: PathText,
+    /// Which program that was.
+    pub command: String,
 }
 
 /// What `prefetch` set in motion.

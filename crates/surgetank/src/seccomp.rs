@@ -22,10 +22,14 @@ mod listener;
 mod listing;
 mod names;
 mod open;
+mod program;
+mod reach;
+mod refused;
 mod stat;
 mod supervisor;
 mod task;
 mod walk;
 
 pub use arm::{Arming, is_possible};
+pub use refused::Refusals;
 pub use supervisor::{Opened, open};

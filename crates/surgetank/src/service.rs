@@ -90,7 +90,7 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     })?;
     let shim = namespace.config.preload.then(|| open_shim_door(&namespace, &state, &over)).flatten();
     let place = shim.as_ref().map(|door| ShimPlace { index: door.index().into(), socket: door.socket().into() });
-    let engine = Arc::new(engine::Served::new(namespace, drain, runs, filesystem.clone(), prefetcher, guard));
+    let engine = Arc::new(engine::Served::new(namespace, drain, runs, filesystem.clone(), prefetcher, guard, None));
     let mount = Box::new(OverMount { over, session, filesystem, shim });
     Ok(Running { engine, mount, shim: place, listeners: None })
 }
@@ -117,7 +117,8 @@ fn serve_calls(
         namespace.config.preload.then(|| ShimPlace { index: shim.index().into(), socket: shim.socket().into() });
     // Counts nothing; the engine asks it.
     let filesystem = Arc::new(door::Door::new(namespace.clone(), true, only_ids(), Box::new(|| ())));
-    let engine = Arc::new(engine::Served::new(namespace, drain, runs, filesystem, prefetcher, guard));
+    let engine =
+        Arc::new(engine::Served::new(namespace, drain, runs, filesystem, prefetcher, guard, Some(calls.refusals())));
     let listeners = Listeners { socket, living: calls.living() };
     let mount = Box::new(NoMount { calls: Some(calls), shim: Some(shim) });
     Ok(Running { engine, mount, shim: place, listeners: Some(listeners) })

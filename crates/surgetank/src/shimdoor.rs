@@ -16,7 +16,7 @@ mod tests;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::Duration;
 
 use rustix::event::EventfdFlags;
@@ -37,6 +37,7 @@ pub struct Door {
     closings: Closings,
     namespace: Weak<Namespace>,
     only_ids: Option<(u32, u32)>,
+    giving: RwLock<()>,
 }
 
 /// An open door; closed by dropping it.
@@ -62,6 +63,7 @@ pub fn open(
         closings: Closings::new()?,
         namespace: Arc::downgrade(namespace),
         only_ids,
+        giving: RwLock::default(),
     });
     namespace.set_shim(door.clone());
     door.index().open(mount_dev);
@@ -139,6 +141,11 @@ impl Door {
         self.index().of_plain(dev, ino)
     }
 
+    /// To be held from before a descriptor is sent until ours is closed, which may be the last one by then.
+    pub fn giving(&self) -> RwLockReadGuard<'_, ()> {
+        self.giving.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn take_closings(&self) {
         let Some(namespace) = self.namespace() else { return };
         self.closings.take(|closed| match closed {
@@ -198,6 +205,10 @@ impl Shim for Door {
         self.closings.watch(id, file)
     }
     fn catch_up(&self) {
+        self.await_given();
         self.take_closings();
+    }
+    fn await_given(&self) {
+        drop(self.giving.write().unwrap_or_else(PoisonError::into_inner));
     }
 }

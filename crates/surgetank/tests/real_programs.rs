@@ -7,8 +7,8 @@
 //! owners, links, extended attributes, times that were set on purpose, and that holes stayed holes.
 //!
 //! A script is `bash` with `set -euo pipefail`; `$PYTHON` is the interpreter. Its head may say:
-//! `# needs: PROGRAM…`, `# python: MODULE…` (missing: a failure under CI, elsewhere a printed skip), and what stands
-//! between `#: before` and `#: run` happens in the bare directory first, so that the store has something to show.
+//! `# needs: PROGRAM…`, `# python: MODULE…`, `# sources: PROJECT…` (below `$SOURCES`; missing: a failure under CI,
+//! elsewhere a printed skip), and what stands between `#: before` and `#: run` happens in the bare directory first, so that the store has something to show.
 //! A script prints nothing that differs from run to run, and `REAL_PROGRAMS_PLAIN=1` checks just that: both runs plain.
 
 // A test: what cannot be done here is a failure, said where it happened.
@@ -47,15 +47,15 @@ macro_rules! cases {
 
 cases! {
     attributes_by_descriptor busy_directory changing_directory compile_and_make coreutils direct_io existing exit_codes find_identity
-    fresh_programs git_repository holes_and_ranges hostile_names locks mmap_shared numpy_memmap permissions
-    python_files rename_flags rsync_mirror special_files sqlite_rollback sqlite_wal standard_streams tail_growing
+    fresh_programs git_repository hdf5 holes_and_ranges hostile_names java_files large_build locks mmap_shared mpi_ranks
+    numpy_memmap permissions python_files rename_flags rsync_mirror special_files sqlite_rollback sqlite_wal standard_streams tail_growing
     tar_archive unnamed_files;
 
     // What is not here and why: docs/semantics.md, "Without a mount".
     without a mount:
     attributes_by_descriptor busy_directory changing_directory compile_and_make coreutils direct_io existing exit_codes find_identity
-    git_repository holes_and_ranges hostile_names locks mmap_shared numpy_memmap permissions
-    python_files rename_flags rsync_mirror sqlite_rollback sqlite_wal standard_streams tail_growing
+    git_repository hdf5 holes_and_ranges hostile_names java_files large_build locks mmap_shared mpi_ranks
+    numpy_memmap permissions python_files rename_flags rsync_mirror sqlite_rollback sqlite_wal standard_streams tail_growing
     tar_archive
 }
 
@@ -73,7 +73,7 @@ fn every_script_is_a_case() {
 }
 
 /// A program that takes longer than this hangs.
-const LIMIT: Duration = Duration::from_secs(180);
+const LIMIT: Duration = Duration::from_secs(240);
 
 struct Outcome {
     stdout: String,
@@ -147,6 +147,7 @@ fn missing_needs(script: &str) -> Option<String> {
         let import = Command::new(python()).args(["-c", &format!("import {module}")]).stderr(Stdio::null()).status();
         !import.is_ok_and(|status| status.success())
     }));
+    missing.extend(wanted("# sources: ").into_iter().filter(|project| !sources().join(project).is_dir()));
     (!missing.is_empty()).then(|| missing.join(", "))
 }
 
@@ -154,6 +155,11 @@ fn missing_needs(script: &str) -> Option<String> {
 fn python() -> PathBuf {
     let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/venv/bin/python");
     if ours.exists() { ours } else { "python3".into() }
+}
+
+/// What `scripts/setup` fetched to be built.
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/sources")
 }
 
 /// Runs a script in a directory, with `words` before it, in an environment that is the same everywhere.
@@ -174,6 +180,7 @@ fn shell(script: &str, scratch: &TempDir, side: &str, place: &Path, words: &[&st
         .env("LC_ALL", "C.UTF-8")
         .env("TZ", "UTC")
         .env("PYTHON", python())
+        .env("SOURCES", sources())
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .stdin(Stdio::null())
         .stdout(File::create(file("stdout")).unwrap())

@@ -193,3 +193,17 @@ fn the_doctor_knows() {
         assert!(ended.stdout.contains(word), "{word}: {}", ended.stdout);
     }
 }
+
+/// The kernel did not know yet whose the directory is, and refused: what a shell looks at first had hidden it.
+#[test]
+fn the_first_thing_a_command_did_could_not_be_to_make_a_file() {
+    let Some(scene) = prepare("user_first_act") else { return };
+    for options in [&["--no-preload"][..], &[]] {
+        let tier = format!("fast={}:16M", scene.beside("first").display());
+        let words = ["run", "--over", "/mnt/project", "--state", "/mnt/state", "--tier", &tier, "--no-progress"];
+        let command = scene.surgetank(&[&words[..], options, &["--", "mkdir", "made"]].concat());
+        Running::of(command).ends().exits(0);
+        scene.await_no_agent();
+        fs::remove_dir(scene.path("made")).unwrap();
+    }
+}

@@ -46,6 +46,8 @@ pub trait Shim: Send + Sync {
     fn watch(&self, id: FileId, file: BorrowedFd<'_>) -> std::io::Result<()>;
     /// Calls it for all that have been closed until now.
     fn catch_up(&self);
+    /// Returns when no descriptor that was given until now is still ours as well.
+    fn await_given(&self);
 }
 
 impl Namespace {

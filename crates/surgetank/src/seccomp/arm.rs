@@ -8,7 +8,7 @@ use std::path::Path;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-use super::filter;
+use super::{filter, reach};
 
 const NEW_LISTENER: libc::c_ulong = 1 << 3;
 /// Once a call was taken, only what kills the caller interrupts it: nothing is done twice. From 5.19 on.
@@ -18,19 +18,25 @@ const WAIT_KILLABLE: libc::c_ulong = 1 << 5;
 pub struct Arming {
     program: Vec<libc::sock_filter>,
     agent: UnixStream,
+    /// Goes to the agent with the listener.
+    reach: OwnedFd,
 }
 
 impl Arming {
     pub fn new(socket: &Path) -> io::Result<Self> {
-        Ok(Self { program: filter::program(), agent: UnixStream::connect(socket)? })
+        let agent = UnixStream::connect(socket)?;
+        let (served, reach) = reach::pair()?;
+        // From the first call on: the exec that follows is one.
+        reach::serve(served)?;
+        Ok(Self { program: filter::program(), agent, reach })
     }
 
     /// In the child. System calls only; returns when the agent serves.
     pub fn arm(&self) -> io::Result<()> {
         let listener = install(&self.program)?;
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        let descriptors: [BorrowedFd<'_>; 1] = [listener.as_fd()];
+        let descriptors: [BorrowedFd<'_>; 2] = [listener.as_fd(), self.reach.as_fd()];
         ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
         rustix::net::sendmsg(&self.agent, &[IoSlice::new(&[1])], &mut ancillary, SendFlags::NOSIGNAL)?;
         let mut byte = [0];
@@ -96,13 +102,8 @@ pub fn is_possible() -> Result<(), String> {
     if known != 0 {
         return Err(format!("user notification is not to be had: {}", io::Error::last_os_error()));
     }
-    let root = rustix::process::geteuid().is_root();
     let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
-    if !root && !matches!(scope.trim(), "" | "0") {
-        return Err(format!(
-            "the agent may not read the arguments of programs that are not its children (kernel.yama.ptrace_scope is {})",
-            scope.trim()
-        ));
-    }
-    Ok(())
+    let may_trace = rustix::thread::capabilities(None)
+        .is_ok_and(|sets| sets.effective.contains(rustix::thread::CapabilitySet::SYS_PTRACE));
+    reach::permitted(&scope, may_trace)
 }

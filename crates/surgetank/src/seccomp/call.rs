@@ -9,6 +9,7 @@ use surgetank_core::model::{Attr, Caller, FileId};
 use surgetank_core::namespace::Namespace;
 
 use super::listener::{Listener, Notice};
+use super::reach::Reach;
 use super::supervisor::Supervisor;
 use super::task::Task;
 
@@ -31,8 +32,10 @@ pub struct Call<'a> {
     pub supervisor: &'a Supervisor,
     pub listener: &'a Listener,
     pub notice: Notice,
-    pub task: Task,
+    pub task: Task<'a>,
     caller: Cell<Option<Caller>>,
+    /// The last that was read, for who is told of a refusal.
+    named: RefCell<Vec<u8>>,
     /// What the namespace counts as looked up for us.
     looked: RefCell<Vec<FileId>>,
 }
@@ -45,9 +48,17 @@ pub struct Known {
 }
 
 impl<'a> Call<'a> {
-    pub fn new(supervisor: &'a Supervisor, listener: &'a Listener, notice: Notice) -> Self {
-        let task = Task { tid: notice.tid };
-        Self { supervisor, listener, notice, task, caller: Cell::new(None), looked: RefCell::default() }
+    pub fn new(supervisor: &'a Supervisor, listener: &'a Listener, reach: Option<&'a Reach>, notice: Notice) -> Self {
+        let task = Task::reached(notice.tid, reach);
+        Self {
+            supervisor,
+            listener,
+            notice,
+            task,
+            caller: Cell::new(None),
+            named: RefCell::default(),
+            looked: RefCell::default(),
+        }
     }
 
     pub fn namespace(&self) -> &'a Namespace {
@@ -86,12 +97,13 @@ impl<'a> Call<'a> {
     pub fn path(&self, index: usize) -> Result<Vec<u8>, Errno> {
         let path = match self.task.string(self.arg(index), super::task::PATH_BYTES_MAX) {
             Err(Errno::PERM) => {
-                self.supervisor.tell_once("a program that may not be looked into (not dumpable, or Yama)", self.task);
+                self.tell("a program that may not be looked into (not dumpable, or its run is over)");
                 return Err(Errno::PERM);
             }
             path => path?,
         };
         self.check()?;
+        self.named.borrow_mut().clone_from(&path);
         Ok(path)
     }
 
@@ -122,10 +134,22 @@ impl<'a> Call<'a> {
         Ok(Known { id, attr: self.namespace().getattr(id, None).map_err(errno)?.attr })
     }
 
-    /// What cannot be served is refused, and a person is told once.
+    /// What cannot be served is refused, and a person is told.
     pub fn refuse(&self, what: &'static str, with: Errno) -> Answered {
-        self.supervisor.tell_once(what, self.task);
+        self.tell(what);
         Err(with)
+    }
+
+    pub fn tell(&self, what: &'static str) {
+        self.supervisor.refusals.add(what, || {
+            let command = std::fs::read_to_string(self.task.proc("comm")).unwrap_or_default();
+            (command.trim().to_owned(), self.named.borrow().clone())
+        });
+    }
+
+    /// For a path that `path` did not read.
+    pub fn names(&self, path: &[u8]) {
+        path.clone_into(&mut self.named.borrow_mut());
     }
 }
 

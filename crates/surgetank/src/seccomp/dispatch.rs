@@ -142,8 +142,10 @@ impl Call<'_> {
         if i32::from(family) != libc::AF_UNIX || path.is_empty() {
             return Ok(Answer::Continue);
         }
+        self.names(path);
         match self.walk_at(FDCWD, path, false)? {
             Walked::Outside(to) => self.go_outside(FDCWD, path, to.as_deref()),
+            Walked::Inside(spot) if spot.found.is_some() => Err(Errno::ADDRINUSE),
             Walked::Inside(_) => self.refuse("sockets in the directory", Errno::OPNOTSUPP),
         }
     }

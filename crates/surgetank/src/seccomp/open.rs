@@ -13,15 +13,13 @@ use surgetank_core::model::{Caller, FileId, Kind};
 use surgetank_core::namespace::Real;
 
 use super::call::{Answer, Answered, Call, Known, errno};
-use super::task;
 use super::walk::{Spot, Walked};
+use super::{program, task};
 
 /// What is changed and not drained yet is waited for so long, where the kernel must find it in the store.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 const SCRIPTS_MAX: usize = 5;
-/// As much as the kernel looks at.
-const HEAD_BYTES: usize = 256;
 const TRIES_MAX: usize = 100;
 
 /// struct open_how
@@ -61,6 +59,10 @@ impl Call<'_> {
                 Walked::Inside(spot) => spot,
             };
             if flags & libc::O_TMPFILE == libc::O_TMPFILE {
+                // As file systems that do not have it: who is told so makes a file with a name.
+                if spot.known()?.attr.kind != Kind::Directory {
+                    return Err(Errno::NOTDIR);
+                }
                 return self.refuse("files without a name (O_TMPFILE)", Errno::OPNOTSUPP);
             }
             let file: OwnedFd = match spot.found {
@@ -134,7 +136,7 @@ impl Call<'_> {
             }
             _ if spot.must_be_dir || flags & libc::O_DIRECTORY != 0 => Err(Errno::NOTDIR),
             Kind::Symlink if path_only => {
-                self.supervisor.tell_once("O_PATH of symbolic links", self.task);
+                self.tell("O_PATH of symbolic links");
                 Err(Errno::OPNOTSUPP)
             }
             Kind::Symlink => Err(Errno::LOOP),
@@ -318,12 +320,12 @@ impl Call<'_> {
     }
 
     fn executable(&self, dirfd: i32, path: &[u8], follow: bool, depth: usize) -> Answered {
-        let head = match self.walk_at(dirfd, path, follow)? {
+        let interpreter = match self.walk_at(dirfd, path, follow)? {
             Walked::Outside(to) => {
                 self.go_outside(dirfd, path, to.as_deref())?;
                 match self.seen_from_here(dirfd, path) {
-                    Ok(seen) => head_of(&seen),
-                    Err(_) => Vec::new(),
+                    Ok(seen) => program::interpreter_of(&seen),
+                    Err(_) => None,
                 }
             }
             Walked::Inside(spot) => {
@@ -340,37 +342,15 @@ impl Call<'_> {
                     let ours = rustix::fs::stat(&*self.bare(&below))?;
                     while !self.await_path(dirfd, path, ours, until)? {}
                 }
-                CString::new(self.bare(&below)).map_or_else(|_| Vec::new(), |seen| head_of(&seen))
+                CString::new(self.bare(&below)).ok().and_then(|seen| program::interpreter_of(&seen))
             }
         };
-        // The kernel opens a script's interpreter by itself.
-        if let Some(line) = head.strip_prefix(b"#!")
-            && depth < SCRIPTS_MAX
-        {
-            let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
-            let mut words = line.split(|byte| matches!(byte, b' ' | b'\t')).filter(|word| !word.is_empty());
-            if let Some(interpreter) = words.next() {
-                return self.executable(libc::AT_FDCWD, interpreter, true, depth + 1);
-            }
+        // The kernel opens it by itself.
+        match interpreter {
+            Some(interpreter) if depth < SCRIPTS_MAX => self.executable(libc::AT_FDCWD, &interpreter, true, depth + 1),
+            _ => Ok(Answer::Continue),
         }
-        Ok(Answer::Continue)
     }
-}
-
-fn head_of(path: &std::ffi::CStr) -> Vec<u8> {
-    use std::io::Read;
-    use std::os::unix::ffi::OsStrExt;
-    use std::os::unix::fs::OpenOptionsExt;
-    let path = std::ffi::OsStr::from_bytes(path.to_bytes());
-    let mut head = vec![0; HEAD_BYTES];
-    let read = std::fs::OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK)
-        .open(path)
-        .and_then(|mut file| file.read(&mut head))
-        .unwrap_or(0);
-    head.truncate(read);
-    head
 }
 
 fn same(a: &[u8], b: &[u8]) -> bool {

@@ -1,7 +1,7 @@
 //! What answers: the listeners of all runs, the threads that serve them, and what is known of the descriptors that were
 //! given.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,6 +20,8 @@ use surgetank_core::namespace::Namespace;
 use super::call::{Answer, Call};
 use super::listener::Listener;
 use super::listing::Cookies;
+use super::reach::Reach;
+use super::refused::Refusals;
 use super::task::Task;
 use crate::shimdoor;
 
@@ -40,7 +42,7 @@ pub struct Supervisor {
     dirs: Mutex<HashMap<Number, FileId>>,
     files: Mutex<HashMap<Number, FileId>>,
     pub cookies: Mutex<Cookies>,
-    told: Mutex<HashSet<&'static str>>,
+    pub refusals: Arc<Refusals>,
     /// Somebody changed his root.
     pub rooted: AtomicBool,
     /// Runs that are being served.
@@ -77,7 +79,7 @@ pub fn open(
         dirs: Mutex::default(),
         files: Mutex::default(),
         cookies: Mutex::default(),
-        told: Mutex::default(),
+        refusals: Arc::default(),
         rooted: AtomicBool::new(false),
         crews: Arc::default(),
         calls: AtomicU64::new(0),
@@ -98,6 +100,10 @@ pub fn open(
 impl Opened {
     pub fn living(&self) -> Arc<AtomicUsize> {
         self.supervisor.crews.clone()
+    }
+
+    pub fn refusals(&self) -> Arc<Refusals> {
+        self.supervisor.refusals.clone()
     }
 
     /// Somebody lives under one of our filters.
@@ -142,17 +148,24 @@ fn take_in(supervisor: &Arc<Supervisor>, stream: &UnixStream) -> io::Result<()> 
     }
     stream.set_read_timeout(Some(std::time::Duration::from_secs(10)))?;
     let mut byte = [0];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     rustix::net::recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
-    let descriptor: Option<OwnedFd> = ancillary.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-        _ => None,
-    });
-    let listener = Listener::new(descriptor.ok_or(io::ErrorKind::InvalidData)?);
+    // The filter's listener, and who reaches into the programs for us.
+    let descriptors: Vec<OwnedFd> = ancillary
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    let [listener, reach] = <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| io::ErrorKind::InvalidData)?;
+    let listener = Listener::new(listener);
     let crew = Arc::new(Crew {
         supervisor: supervisor.clone(),
         listener,
+        reach: Reach::new(reach),
         turn: Mutex::new(()),
         idle: AtomicUsize::new(0),
         threads: AtomicUsize::new(0),
@@ -171,6 +184,7 @@ fn take_in(supervisor: &Arc<Supervisor>, stream: &UnixStream) -> io::Result<()> 
 struct Crew {
     supervisor: Arc<Supervisor>,
     listener: Listener,
+    reach: Reach,
     turn: Mutex<()>,
     idle: AtomicUsize,
     threads: AtomicUsize,
@@ -225,16 +239,19 @@ impl Crew {
             }
             crew.supervisor.calls.fetch_add(1, Ordering::Relaxed);
             let id = notice.id;
-            let call = Call::new(&crew.supervisor, &crew.listener, notice);
+            let call = Call::new(&crew.supervisor, &crew.listener, Some(&crew.reach), notice);
             let outcome = match call.answer() {
                 Ok(Answer::Continue) => crew.listener.let_go(id),
                 Ok(Answer::Value(value)) => crew.listener.succeed(id, value),
                 Ok(Answer::Descriptor { file, close_on_exec }) => {
-                    match crew.listener.hand_over(id, file.as_fd(), close_on_exec) {
+                    let _giving = crew.supervisor.shim.giving();
+                    let handed = match crew.listener.hand_over(id, file.as_fd(), close_on_exec) {
                         // Its table is full.
                         Err(why) if why.raw_os_error() == Some(libc::EMFILE) => crew.listener.fail(id, libc::EMFILE),
                         other => other,
-                    }
+                    };
+                    drop(file);
+                    handed
                 }
                 Err(errno) => {
                     if errno == Errno::IO {
@@ -286,18 +303,11 @@ impl Supervisor {
     }
 
     /// "/" unless somebody called chroot.
-    pub fn root_of(&self, task: Task) -> Vec<u8> {
+    pub fn root_of(&self, task: Task<'_>) -> Vec<u8> {
         if !self.rooted.load(Ordering::Relaxed) {
             return b"/".to_vec();
         }
         rustix::fs::readlink(task.proc("root"), Vec::new())
             .map_or_else(|_| b"/".to_vec(), std::ffi::CString::into_bytes)
-    }
-
-    pub fn tell_once(&self, what: &'static str, task: Task) {
-        if lock(&self.told).insert(what) {
-            let command = std::fs::read_to_string(task.proc("comm")).unwrap_or_default();
-            tracing::warn!(command = command.trim(), "refused without a mount: {what}");
-        }
     }
 }

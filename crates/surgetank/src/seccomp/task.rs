@@ -7,12 +7,16 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use surgetank_core::model::Caller;
 
+use super::reach::Reach;
+
 const PAGE_BYTES: u64 = 4096;
 pub const PATH_BYTES_MAX: usize = 4096;
 
-#[derive(Debug, Clone, Copy)]
-pub struct Task {
+#[derive(Clone, Copy)]
+pub struct Task<'a> {
     pub tid: u32,
+    /// Who may reach into it where we may not.
+    reach: Option<&'a Reach>,
 }
 
 /// What `/proc/TID/status` says.
@@ -23,7 +27,18 @@ pub struct Status {
     pub tgid: u32,
 }
 
-impl Task {
+impl Task<'static> {
+    /// With nobody's help.
+    pub fn of(tid: u32) -> Self {
+        Self { tid, reach: None }
+    }
+}
+
+impl<'a> Task<'a> {
+    pub fn reached(tid: u32, reach: Option<&'a Reach>) -> Self {
+        Self { tid, reach }
+    }
+
     fn transfer(self, at: u64, buffer: *mut libc::c_void, bytes: usize, writes: bool) -> Result<usize, Errno> {
         let ours = libc::iovec { iov_base: buffer, iov_len: bytes };
         let theirs = libc::iovec { iov_base: at as *mut libc::c_void, iov_len: bytes };
@@ -40,8 +55,23 @@ impl Task {
         usize::try_from(moved).map_err(|_| Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::FAULT))
     }
 
+    /// As much as there is.
+    pub fn read_some(self, at: u64, buffer: &mut [u8]) -> Result<usize, Errno> {
+        match (self.transfer(at, buffer.as_mut_ptr().cast(), buffer.len(), false), self.reach) {
+            (Err(Errno::PERM), Some(reach)) => reach.read(self.tid, at, buffer),
+            (other, _) => other,
+        }
+    }
+
+    pub fn write_some(self, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        match (self.transfer(at, bytes.as_ptr().cast_mut().cast(), bytes.len(), true), self.reach) {
+            (Err(Errno::PERM), Some(reach)) => reach.write(self.tid, at, bytes),
+            (other, _) => other,
+        }
+    }
+
     pub fn read(self, at: u64, buffer: &mut [u8]) -> Result<(), Errno> {
-        match self.transfer(at, buffer.as_mut_ptr().cast(), buffer.len(), false)? {
+        match self.read_some(at, buffer)? {
             all if all == buffer.len() => Ok(()),
             _ => Err(Errno::FAULT),
         }
@@ -51,7 +81,7 @@ impl Task {
         if bytes.is_empty() {
             return Ok(());
         }
-        match self.transfer(at, bytes.as_ptr().cast_mut().cast(), bytes.len(), true)? {
+        match self.write_some(at, bytes)? {
             all if all == bytes.len() => Ok(()),
             _ => Err(Errno::FAULT),
         }
@@ -113,7 +143,11 @@ impl Task {
         let tgid = self.status().ok_or(Errno::SRCH)?.tgid.cast_signed();
         let pid = rustix::process::Pid::from_raw(tgid).ok_or(Errno::SRCH)?;
         let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
-        rustix::process::pidfd_getfd(process.as_fd(), number, rustix::process::PidfdGetfdFlags::empty())
+        let taken = rustix::process::pidfd_getfd(process.as_fd(), number, rustix::process::PidfdGetfdFlags::empty());
+        match (taken, self.reach) {
+            (Err(Errno::PERM), Some(reach)) => reach.descriptor(self.tid, number),
+            (other, _) => other,
+        }
     }
 }
 

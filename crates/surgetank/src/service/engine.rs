@@ -23,6 +23,7 @@ use super::guard::Guard;
 use super::prefetcher::Prefetcher;
 use super::runs::Runs;
 use crate::agent::engine::Engine;
+use crate::seccomp::Refusals;
 
 pub struct Served {
     namespace: Arc<Namespace>,
@@ -34,6 +35,8 @@ pub struct Served {
     /// Where the drain's counts stood when a scope's final drain began, and when that was.
     begun: Mutex<HashMap<Option<RunId>, Mark>>,
     rate: Mutex<Rate>,
+    /// Where there is no mount.
+    refusals: Option<Arc<Refusals>>,
 }
 
 #[derive(Clone, Copy)]
@@ -62,9 +65,10 @@ impl Served {
         door: Arc<Door>,
         prefetcher: Prefetcher,
         guard: Option<Guard>,
+        refusals: Option<Arc<Refusals>>,
     ) -> Self {
         let rate = Mutex::new(Rate { at: Instant::now(), bytes: 0, per_second: 0 });
-        Self { namespace, drain, runs, door, prefetcher, guard, begun: Mutex::default(), rate }
+        Self { namespace, drain, runs, door, prefetcher, guard, begun: Mutex::default(), rate, refusals }
     }
 
     fn mark(&self) -> Mark {
@@ -351,6 +355,7 @@ impl Engine for Served {
             mediated_read_bytes: counters.read_bytes.load(Ordering::Relaxed),
             mediated_write_bytes: counters.written_bytes.load(Ordering::Relaxed),
         };
+        summary.refused = self.refusals.as_ref().map(|refusals| refusals.list()).unwrap_or_default();
         summary
     }
 

@@ -30,8 +30,12 @@ struct Taking {
     early: Vec<(FileId, Instant)>,
 }
 
-/// So long that instant lasts at most; after that somebody else has the file open.
+/// So long that instant lasts, mostly; after that somebody else has the file open.
 const INSTANT: Duration = Duration::from_millis(50);
+/// But closing a large file may take its file system longer (ext4 begins to write it when it was emptied before): so many
+/// are looked at for so long, the latest.
+const LONG_MAX: usize = 8;
+const LONG_INSTANT: Duration = Duration::from_secs(60);
 
 /// What happened.
 pub enum Closed {
@@ -61,7 +65,7 @@ impl Closings {
     pub fn take(&self, mut each: impl FnMut(Closed) -> bool) {
         let mut taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
         let Taking { buffer, early } = &mut *taking;
-        early.retain(|(id, since)| !each(Closed::Of(*id)) && since.elapsed() < INSTANT);
+        look_again(early, &mut each);
         while let Ok(bytes) = rustix::io::read(&self.queue, &mut **buffer) {
             let mut rest = &buffer[..bytes];
             while let Some((event, after)) = rest.split_at_checked(EVENT_BYTES) {
@@ -72,6 +76,8 @@ impl Closings {
                 if mask & libc::IN_Q_OVERFLOW != 0 {
                     each(Closed::Any);
                 } else if mask & libc::IN_CLOSE_WRITE != 0 {
+                    // What came early a moment ago, in this very round, may be closed by now, and this come after it.
+                    look_again(early, &mut each);
                     let id = self.watched.lock().unwrap_or_else(PoisonError::into_inner).get(&watch).copied();
                     if let Some(id) = id
                         && !each(Closed::Of(id))
@@ -85,6 +91,15 @@ impl Closings {
             }
         }
     }
+}
+
+fn look_again(early: &mut Vec<(FileId, Instant)>, each: &mut impl FnMut(Closed) -> bool) {
+    let mut left = early.len();
+    early.retain(|(id, since)| {
+        let patience = if left <= LONG_MAX { LONG_INSTANT } else { INSTANT };
+        left -= 1;
+        !each(Closed::Of(*id)) && since.elapsed() < patience
+    });
 }
 
 impl AsFd for Closings {

@@ -114,7 +114,7 @@ impl Server {
             _ if !ours => reply(&client, abi::ASK_MOUNT, None),
             op::OPEN => match open(&namespace, &message, false) {
                 Err(fault) if fault.errno == STORE_TO_BE_ASKED => self.aside(Aside::Open, client, message, namespace),
-                opened => answer_open(&client, opened),
+                opened => answer_open(&self.door, &client, opened),
             },
             op::SETATTR => reply(&client, self.set_attributes(&namespace, &message), None),
             op::SYNC => self.aside(Aside::Sync, client, message, namespace),
@@ -127,7 +127,7 @@ impl Server {
         let door = Arc::clone(&self.door);
         let told = Arc::clone(&client);
         let act = move || match what {
-            Aside::Open => answer_open(&told, open(&namespace, &message, true)),
+            Aside::Open => answer_open(&door, &told, open(&namespace, &message, true)),
             Aside::Sync => reply(&told, sync(&door, &namespace, message.request.dev, message.request.ino), None),
         };
         if let Err(why) = std::thread::Builder::new().name("shim-aside".into()).spawn(act) {
@@ -190,9 +190,13 @@ fn open(namespace: &Namespace, message: &Message, may_ask: bool) -> FsResult<Fil
     }
 }
 
-fn answer_open(client: &OwnedFd, opened: FsResult<File>) {
+fn answer_open(door: &Door, client: &OwnedFd, opened: FsResult<File>) {
     match opened {
-        Ok(file) => reply(client, 0, Some(file.as_fd())),
+        Ok(file) => {
+            let _giving = door.giving();
+            reply(client, 0, Some(file.as_fd()));
+            drop(file);
+        }
         Err(fault) if fault.errno == LEFT_TO_THE_MOUNT => reply(client, abi::ASK_MOUNT, None),
         Err(fault) => reply(client, fault.errno.raw_os_error(), None),
     }

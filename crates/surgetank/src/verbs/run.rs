@@ -4,7 +4,7 @@
 //! find or start agent ─► join ─► command (signals passed on) ─► grace for its children ─► final drain ─► account
 //! ```
 //! The run *is* its connection to the agent: killed at any moment, it is released by the connection's end.
-//! This process stays outside the mount and single-threaded; only the command goes inside.
+//! This process stays outside the mount, and has no other thread than the one of `seccomp/reach`; only the command goes inside.
 
 pub mod account;
 pub mod child;

@@ -39,6 +39,11 @@ impl Namespace {
         if !writes || name.is_empty() || name.starts_with(crate::model::STORE_TEMPORARY_PREFIX) {
             return Err(LEFT_TO_THE_MOUNT.into());
         }
+        // Whoever asks may have closed what we gave him before: if we were slow in closing ours, that would be told after
+        // what he makes now.
+        if let Some(shim) = self.shim.get() {
+            shim.await_given();
+        }
         for _ in 0..LOOKS_MAX {
             match self.hand_out_once(caller, dir, name, perm, flags, may_ask) {
                 // It lost its name to somebody else between our look and our opening; or got one.
@@ -192,6 +197,11 @@ impl Namespace {
         let handed: Vec<Arc<Open>> =
             self.opens().values().filter(|open| open.handed.load(Ordering::Relaxed)).cloned().collect();
         for open in handed {
+            if !nobody_writes(&open.content()) {
+                continue;
+            }
+            // It is closed; and what was closed before it comes before it: in the kernel's order, not in ours.
+            self.catch_up();
             // Whoever is busy with it sees to it.
             if let Some(_inode) = self.try_lock_inode(open.id)
                 && self.open_of(open.id).is_some_and(|now| Arc::ptr_eq(&now, &open))

@@ -166,7 +166,7 @@ fn calls(means: Means, possible: &Result<(), String>) -> Finding {
         .remedy("setuid programs, sockets in the directory, containers started inside and --store elsewhere do not work this way"),
         Ok(()) => Finding::new(about, Verdict::Good, "possible without a mount too: --door seccomp"),
         Err(why) => Finding::new(about, if chosen { Verdict::Bad } else { Verdict::Info }, format!("not possible: {why}"))
-            .remedy("a kernel from 5.14 on; as root: sysctl kernel.yama.ptrace_scope=0; in a container a profile that permits seccomp"),
+            .remedy("a kernel from 5.14 on; as root: sysctl kernel.yama.ptrace_scope=1; in a container a profile that permits seccomp"),
     }
 }
 

@@ -76,6 +76,14 @@ pub fn summary_lines(summary: &Summary, drain_ms: u64) -> Vec<String> {
             bytes(mount.mediated_write_bytes)
         ));
     }
+    for refused in &summary.refused {
+        let first = match (refused.path.0.is_empty(), refused.command.is_empty()) {
+            (false, _) => format!(" (first: {} of {})", refused.path, refused.command),
+            (true, false) => format!(" (first: {})", refused.command),
+            (true, true) => String::new(),
+        };
+        out.push(format!("refused without a mount: {}, {} times{first}", refused.what, count(refused.count)));
+    }
     if summary.at_risk_node_bytes > 0 {
         out.push(format!("at risk if this node is lost now: {}", bytes(summary.at_risk_node_bytes)));
     }

@@ -49,7 +49,7 @@ pub fn inherited_below(over: &Path) -> Vec<Inherited> {
 
 /// The command will not see it.
 pub fn close_in_command(inherited: &Inherited) -> io::Result<()> {
-    // SAFETY: the number was listed in /proc/self/fd, and nothing in this single-threaded process closes it.
+    // SAFETY: the number was listed in /proc/self/fd, and nothing in this process, which has a single thread by now, closes it.
     let fd = unsafe { BorrowedFd::borrow_raw(inherited.number) };
     rustix::io::fcntl_setfd(fd, FdFlags::CLOEXEC)?;
     Ok(())
@@ -86,6 +86,7 @@ pub fn spawn(
     let broken =
         |error: &dyn std::fmt::Display| Stillborn::Ours(Error::new("the command cannot be started").why(error));
     let cwd_bytes = CString::new(cwd.as_os_str().as_bytes()).map_err(|error| broken(&error))?;
+    let over_bytes = CString::new(agent.hello.over.0.clone()).map_err(|error| broken(&error))?;
     let (mut told, tell) = io::pipe().map_err(|error| broken(&error))?;
     let unblock = signals.unblock_in_child();
     let before_exec = move || {
@@ -96,6 +97,9 @@ pub fn spawn(
         };
         if let Some(namespaces) = &namespaces {
             namespaces.enter().map_err(|error| failed(Step::Namespaces, error))?;
+            // Until somebody asks whose the mount's root is, the kernel takes it for root's, whom a user's name space does not
+            // know, and refuses to make anything there. Chdir does not ask. An error shows below.
+            let _ = rustix::fs::stat(&over_bytes);
         }
         if let Some(arming) = &arming {
             arming.arm().map_err(|error| failed(Step::Filter, error))?;

@@ -1,0 +1,158 @@
+//! The door without a mount, at its edges: what it refuses and how that is told, programs whose interpreter lies in the
+//! directory, an agent that may not look into programs.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+
+mod scene;
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use scene::{Scene, eventually};
+
+const BARE: &[&str] = &["--door", "seccomp", "--no-preload"];
+
+fn scene(name: &str) -> Option<Scene> {
+    let mut scene = Scene::new(name)?;
+    scene.tier("fast", 1024);
+    Some(scene)
+}
+
+#[test]
+fn what_is_refused_is_counted_and_told_and_nothing_of_it_is_in_the_bare_directory() {
+    let Some(scene) = scene("gaps_refused") else { return };
+    let script = r#"
+mkdir d; echo there > taken
+python3 - <<'P'
+import errno, os, socket, tempfile
+# Two names of one number.
+errno.errorcode[errno.EOPNOTSUPP] = 'EOPNOTSUPP'
+def bind(path):
+    one = socket.socket(socket.AF_UNIX)
+    try: one.bind(path); return 'bound'
+    except OSError as e: return errno.errorcode[e.errno]
+print(bind('d/socket'), bind('taken'), bind('/mnt/outside-socket'), bind(b'\0abstract-' + os.urandom(8)))
+try: os.mknod('node', 0o140600); print('made')
+except OSError as e: print(errno.errorcode[e.errno])
+def unnamed(path):
+    try: os.close(os.open(path, os.O_TMPFILE | os.O_RDWR)); return 'opened'
+    except OSError as e: return errno.errorcode[e.errno]
+print(unnamed('d'), unnamed('absent'), unnamed('taken'), unnamed('/mnt'))
+# Who asks for one and is told that there is none takes a file with a name, and deletes it.
+with tempfile.TemporaryFile(dir='d') as f:
+    f.write(b'x' * 100_000); f.seek(0); print(len(f.read()))
+print(os.listdir('d'))
+P
+"#;
+    let ended = scene
+        .run(BARE, script)
+        .exits(0)
+        .prints("EOPNOTSUPP EADDRINUSE bound bound\nEOPNOTSUPP\nEOPNOTSUPP ENOENT ENOTDIR opened\n100000\n[]\n");
+    ended.says(&[
+        "refused without a mount: sockets in the directory, 2 times (first: d/socket of python3)",
+        "refused without a mount: files without a name (O_TMPFILE), 2 times (first: ",
+    ]);
+    assert_eq!(scene.store_files().into_keys().collect::<Vec<_>>(), [std::path::Path::new("taken")]);
+    // Nobody is told of what did not happen.
+    let ended = scene.run(BARE, "cat taken").exits(0);
+    assert!(!ended.stderr.contains("refused"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_programs_interpreter_may_lie_in_the_directory() {
+    let Some(scene) = scene("gaps_interpreter") else { return };
+    // The loader of this machine, under a name of ours; an old one of that name lies in the store and must not be taken.
+    fs::write(scene.path("loader"), "no program at all").unwrap();
+    fs::write("/mnt/hello.c", "#include <stdio.h>\nint main(void) { puts(\"hello\"); return 5; }\n").unwrap();
+    let script = r#"
+real=$(readlink -f /lib64/ld-linux-x86-64.so.2 /lib/ld-linux-aarch64.so.1 2>/dev/null | head -1)
+cp "$real" new; chmod +x new; mv new loader
+cc -o /mnt/hello /mnt/hello.c -Wl,--dynamic-linker=/mnt/project/loader
+/mnt/hello || echo "ended with $?"
+cp /mnt/hello hello; ./hello || echo "ended with $?"
+rm loader; /mnt/hello 2> /dev/null || echo "without: $?"; ./hello 2> /dev/null || echo "without: $?"
+"#;
+    let printed = "hello\nended with 5\nhello\nended with 5\nwithout: 127\nwithout: 127\n";
+    let mut options = BARE.to_vec();
+    // Nothing is drained unless somebody asks for it.
+    options.extend(["--quiet-period", "1h"]);
+    scene.run(&options, script).exits(0).prints(printed);
+}
+
+/// As under Yama, which this kernel may not have: the agent is told that it may not, and `run` has to look for it.
+#[test]
+fn an_agent_that_may_not_look_into_programs_asks_their_run() {
+    let Some(mut scene) = Scene::of_user("gaps_yama") else { return };
+    scene.tier("fast", 64);
+    let aside = scene.beside("aside");
+    let injected = "inject=process_vm_readv,process_vm_writev,pidfd_getfd:error=EPERM";
+    let script = r#"
+mkdir early; touch /mnt/aside/waits; while [ ! -e /mnt/aside/go ]; do sleep 0.05; done
+mkdir -p d/e; echo content > d/e/f; cp d/e/f g; mv g d/h; cat d/h; stat -c %s d/h; readlink -f d/e/../h
+ls d; ln -s d/h link; cat link; printf '#!/bin/sh\necho a script\n' > s; chmod +x s; ./s
+python3 - <<'P'
+import os
+open('long', 'wb').write(b'x' * 200_000); os.setxattr('long', 'user.big', b'v' * 3000)
+print(len(os.getxattr('long', 'user.big')), os.getcwd(), len(os.listdir('d')))
+P
+for n in $(seq 40); do (echo $n > many$n) & done; wait; ls | wc -l
+(sleep 0.3; cat d/h > by_orphan) & 
+"#;
+    let running = scene.start(BARE, script);
+    eventually("the script waits", || aside.join("waits").exists());
+    let agent = scene.agent().unwrap().to_string();
+    let words = ["-f", "-qq", "-o", "/mnt/trace", "-e", injected];
+    let calls = "trace=process_vm_readv,process_vm_writev,pidfd_getfd";
+    let Ok(mut strace) =
+        Command::new("strace").args(words).args(["-e", calls, "-p", &agent]).stdin(Stdio::null()).spawn()
+    else {
+        assert!(std::env::var_os("CI").is_none(), "strace is missing: scripts/setup test installs it");
+        eprintln!("skipped: no strace");
+        return;
+    };
+    eventually("strace holds the agent", || {
+        let tasks = fs::read_dir(format!("/proc/{agent}/task")).unwrap().flatten();
+        tasks.map(|task| fs::read_to_string(task.path().join("status")).unwrap_or_default()).all(|status| {
+            let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+            tracer.is_none_or(|tracer| tracer.trim() != "0")
+        })
+    });
+    fs::write("/mnt/aside/go", "").unwrap();
+    running.ends().exits(0).prints("content\n8\n/mnt/project/d/h\ne\nh\ncontent\na script\n3000 /mnt/project 2\n45\n");
+    scene.await_no_agent();
+    strace.wait().unwrap();
+    scene.holds("d/h", b"content\n");
+    scene.holds("many40", b"40\n");
+    scene.holds("by_orphan", b"content\n");
+    let trace = fs::read_to_string("/mnt/trace").unwrap();
+    for call in ["process_vm_readv", "process_vm_writev", "pidfd_getfd"] {
+        // Not those that others interrupt on the page: their end is a line of its own.
+        let ended: Vec<_> = trace.lines().filter(|line| line.contains(call) && line.contains(" = ")).collect();
+        assert!(!ended.is_empty(), "{call} was not tried");
+        let permitted: Vec<_> = ended.iter().filter(|line| !line.contains("EPERM")).collect();
+        assert!(permitted.is_empty(), "{permitted:?}");
+    }
+}
+
+/// Where nobody but an administrator may look, it does not begin.
+#[test]
+fn what_yama_forbids_is_said_before_anything_is_begun() {
+    let Some(mut scene) = Scene::of_user("gaps_yama_strict") else { return };
+    scene.tier("fast", 64);
+    // A kernel without Yama shows no such file: the directory is covered with one that has it.
+    scene::mount(&["-t", "tmpfs", "tmpfs", "/proc/sys/kernel"]);
+    fs::create_dir("/proc/sys/kernel/yama").unwrap();
+    let scope = |level: &str| fs::write("/proc/sys/kernel/yama/ptrace_scope", level).unwrap();
+    scope("1\n");
+    scene.run(BARE, "echo served > f").exits(0);
+    scene.holds("f", b"served\n");
+    scene.await_no_agent();
+    scope("2\n");
+    let refused = scene.run(BARE, "echo escaped > g");
+    assert!(!refused.status.success());
+    refused.says(&["cannot be served", "kernel.yama.ptrace_scope is 2", "nothing was begun"]);
+    assert!(!scene.path("g").exists());
+    // A diagnosis is no promise of a way: only what it says of this one matters here.
+    let diagnosis = scene.verb("doctor", &[]);
+    let said = format!("{}{}", diagnosis.stdout, diagnosis.stderr);
+    assert!(said.contains("kernel.yama.ptrace_scope is 2"), "{said}");
+}

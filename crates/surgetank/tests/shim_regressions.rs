@@ -1,0 +1,278 @@
+//! The preload shim: what went wrong once, or would by a hair, each with the instant that it takes made long enough to meet.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+
+mod scene;
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::Read;
+
+use scene::{Running, Scene, eventually};
+
+/// All files are known to be small, so whoever writes one has it directly, whatever else goes on on the machine.
+const SMALL: [&str; 2] = ["--config", "/mnt/small.toml"];
+const PYTHON: &str = "exec /usr/bin/python3 /mnt/program.py";
+
+fn scene(name: &str) -> Option<Scene> {
+    let mut scene = Scene::new(name)?;
+    scene.tier("fast", 512);
+    Some(scene)
+}
+
+/// What every run here finds under /mnt, which is the scene's.
+fn prepare(program: &str) {
+    fs::write("/mnt/small.toml", "[[rules]]\nmatch = \"**\"\nsize = \"1M\"\n").unwrap();
+    fs::write("/mnt/program.py", program).unwrap();
+}
+
+/// The kernel tells of a close before the file counts as closed. In between the tier's file system may have work to do: ext4
+/// finds room for what it put off, and begins to write it, when a file was emptied before. The mark that came next was queued,
+/// and shown in the store, before its data.
+#[test]
+fn a_close_that_was_told_too_early_let_the_mark_overtake_its_data() {
+    let Some(scene) = Scene::new("shim_early_close") else { return };
+    scene.ext4("disk", 1024);
+    prepare(
+        "
+import os
+for n in range(12):
+    data = os.open(f'data-{n}', os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    os.write(data, b'x')
+    os.ftruncate(data, 0)
+    os.pwrite(data, b'd' * (16 << 20), 0)
+    os.close(data)
+    os.close(os.open(f'done-{n}', os.O_CREAT | os.O_WRONLY, 0o644))
+",
+    );
+    fs::write("/mnt/large.toml", "[[rules]]\nmatch = \"**\"\nsize = \"20M\"\n").unwrap();
+    let options = ["--config", "/mnt/large.toml", "--quiet-period", "0s", "--tier", "disk=/mnt/disk:900M"];
+    let mut running = scene.start(&options, PYTHON);
+    let (mut seen, mut looks) = (BTreeSet::new(), 0);
+    while !running.is_over() {
+        for n in 0..12 {
+            if !seen.contains(&n) && scene.path(&format!("done-{n}")).exists() {
+                assert!(scene.path(&format!("data-{n}")).exists(), "done-{n} is in the store before its data");
+                seen.insert(n);
+            }
+        }
+        looks += 1;
+        std::thread::sleep(std::time::Duration::from_micros(200));
+    }
+    let ended = running.ends().exits(0);
+    assert!(looks > 100 && seen.len() > 5, "nothing was looked at: {looks} times, {} marks", seen.len());
+    assert!(ended.stderr.contains(" 0 mediated"), "not by the shim: {}", ended.stderr);
+    assert_eq!(scene.store_files()[std::path::Path::new("data-11")], 16 << 20);
+}
+
+/// A large file takes the kernel longer to close, and others close theirs meanwhile: it has to be looked at again all the
+/// same.
+#[test]
+fn a_close_that_took_long_let_the_mark_overtake_its_data() {
+    let Some(scene) = Scene::new("shim_long_close") else { return };
+    scene.ext4("disk", 2048);
+    prepare(
+        "
+import os, subprocess, sys, time
+code = 'import os, sys\\nn = 0\\nwhile not os.path.exists(\"over\"):\\n n += 1; open(f\"other-{n % 500}\", \"w\").close()'
+others = subprocess.Popen([sys.executable, '-c', code])
+longest = 0
+for n in range(3):
+    data = os.open(f'data-{n}', os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    os.write(data, b'x')
+    os.ftruncate(data, 0)
+    for at in range(24): os.pwrite(data, b'd' * (16 << 20), at << 24)
+    before = time.monotonic()
+    os.close(data)
+    longest = max(longest, time.monotonic() - before)
+    os.close(os.open(f'done-{n}', os.O_CREAT | os.O_WRONLY, 0o644))
+open('over', 'w').close()
+sys.exit(others.wait())
+",
+    );
+    fs::write(
+        "/mnt/large.toml",
+        "[[rules]]\nmatch = \"data-*\"\nsize = \"400M\"\n[[rules]]\nmatch = \"o*\"\nsize = \"1M\"\n",
+    )
+    .unwrap();
+    let options = ["--config", "/mnt/large.toml", "--quiet-period", "0s", "--tier", "disk=/mnt/disk:1900M"];
+    let mut running = scene.start(&options, PYTHON);
+    while !running.is_over() {
+        for n in 0..3 {
+            if scene.path(&format!("done-{n}")).exists() {
+                assert!(scene.path(&format!("data-{n}")).exists(), "done-{n} is in the store before its data");
+            }
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    running.ends().exits(0);
+    assert_eq!(scene.store_files()[std::path::Path::new("data-2")], 384 << 20);
+}
+
+/// Where the user's watches are used up, the file had been made when that was found out, and the mount, which was asked
+/// next, said that it was there already.
+#[test]
+fn no_watch_to_be_had_was_a_false_eexist() {
+    let Some(mut scene) = Scene::of_user("shim_no_watch") else { return };
+    scene.tier("fast", 64);
+    prepare(
+        "
+import os
+for n in range(20):
+    made = os.open(f'exclusive-{n}', os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    os.write(made, b'content')
+    os.close(made)
+    with open(f'exclusive-{n}', 'a') as again: again.write(' and more')
+    assert open(f'exclusive-{n}').read() == 'content and more'
+    try: os.open(f'exclusive-{n}', os.O_CREAT | os.O_EXCL | os.O_WRONLY); assert False
+    except FileExistsError: pass
+held = open('held-to-the-end', 'w'); held.write('x'); held.flush()
+os._exit(0)
+",
+    );
+    // In a user namespace the limit is its own; the agent, which is started inside, is counted there.
+    let script = "echo 0 > /proc/sys/user/max_inotify_watches; exec setpriv --inh-caps=-all --ambient-caps=-all --bounding-set=-all \
+        /mnt/surgetank run --over /mnt/project --state /mnt/state --no-progress --tier fast=/mnt/tier-fast:64M \
+        --config /mnt/small.toml --quiet-period 0s -- /usr/bin/python3 /mnt/program.py";
+    let mut command = scene.command("unshare");
+    command.args(["--user", "--map-current-user", "--keep-caps", "bash", "-euc", script]);
+    Running::of(command).ends().exits(0);
+    assert!(scene.log().contains("cannot be watched"), "there were watches:\n{}", scene.log());
+    for n in 0..20 {
+        scene.holds(&format!("exclusive-{n}"), b"content and more");
+    }
+    scene.holds("held-to-the-end", b"x");
+    scene.is_clean();
+}
+
+/// At the agent's end tiers are emptied; a file that somebody still read stayed there for good.
+#[test]
+fn who_still_read_at_the_end_kept_the_file_on_the_tier() {
+    let Some(scene) = scene("shim_end_readers") else { return };
+    prepare("");
+    let script = "/usr/bin/python3 -c 'open(\"read\", \"w\").write(\"to the end\")'; touch /mnt/waits
+        while [ ! -e /mnt/go ]; do sleep 0.02; done";
+    let running = scene.start(&SMALL, script);
+    eventually("the file is made", || std::path::Path::new("/mnt/waits").exists());
+    // As a process has it to which a program sent its descriptor: outside of the mount, which such a one does not keep busy.
+    let tier = scene.tier_files();
+    assert_eq!(tier.len(), 1, "{tier:?}");
+    let find = std::process::Command::new("find").args(["/mnt/tier-fast", "-name", "read"]).output().unwrap();
+    let path = String::from_utf8(find.stdout).unwrap();
+    let mut reader = File::open(path.trim()).unwrap();
+    fs::write("/mnt/go", "").unwrap();
+    running.ends().exits(0);
+    scene.await_no_agent();
+    assert!(scene.tier_files().is_empty(), "{:?}", scene.tier_files());
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "to the end");
+    scene.holds("read", b"to the end");
+}
+
+/// Somebody appends, now to an open file, now with a close each time; who looks never sees it shrink, by whatever call.
+const GROWING: &str = "
+import os, subprocess, sys, threading
+code = '''
+import os
+log = None
+for n in range(1500):
+    if n % 100 < 50:
+        with open(\"log\", \"ab\") as one: one.write(b\"x\" * 7)
+    else:
+        log = log or os.open(\"log\", os.O_WRONLY | os.O_APPEND)
+        os.write(log, b\"x\" * 7)
+        if n % 100 == 99: os.close(log); log = None
+    if n % 300 == 299: os.rename(\"log\", \"moved\"); os.rename(\"moved\", \"log\")
+'''
+open('log', 'wb').close()
+environment = dict(os.environ)
+if sys.argv[1] == 'plain':
+    for name in ('LD_PRELOAD', 'SURGETANK_SHIM'): environment.pop(name, None)
+writer = subprocess.Popen(['/usr/bin/python3', '-c', code], env=environment)
+held = os.open('log', os.O_RDONLY)
+calls = [lambda: os.stat('log').st_size, lambda: os.fstat(held).st_size, lambda: os.stat('log', dir_fd=here).st_size,
+         lambda: os.lseek(held, 0, os.SEEK_END), lambda: [e for e in os.scandir('.') if e.name == 'log'][0].stat().st_size]
+here = os.open('.', os.O_RDONLY)
+last, looks, grew = 0, 0, 0
+while True:
+    over = writer.poll() is not None
+    for number, call in enumerate(calls):
+        try: size = call()
+        # For an instant it has the other name.
+        except (FileNotFoundError, IndexError): continue
+        assert size >= last, (number, size, last)
+        grew += size > last
+        last, looks = size, looks + 1
+    if over: break
+assert writer.returncode == 0 and last == 1500 * 7, last
+assert looks > 100 and grew > 20, (looks, grew)
+";
+
+#[test]
+fn a_size_that_grows_never_shrinks_by_whatever_call() {
+    let Some(scene) = scene("shim_growing_sizes") else { return };
+    prepare(GROWING);
+    for (options, writer) in [
+        (&[][..], "shim"),
+        (&[][..], "plain"),
+        (&["--door", "seccomp"][..], "shim"),
+        (&["--door", "seccomp"][..], "plain"),
+        (&["--door", "seccomp", "--no-preload"][..], "plain"),
+    ] {
+        let options = [&SMALL[..], options].concat();
+        scene.run(&options, &format!("{PYTHON} {writer}")).exits(0);
+        assert_eq!(scene.store_files()[std::path::Path::new("log")], 1500 * 7, "{options:?}, {writer}");
+        scene.await_no_agent();
+        fs::remove_file(scene.path("log")).unwrap();
+    }
+}
+
+/// Between looking a file up and asking the plain file for its size the file may become another, with the same inode
+/// number where the tier's file system gives it away again (ext4). Whoever looks then sees the one or the other.
+#[test]
+fn two_files_of_one_name_are_never_mixed_in_a_stat() {
+    let Some(scene) = Scene::new("shim_mixed") else { return };
+    scene.ext4("disk", 64);
+    prepare(
+        "
+import os, random, subprocess, sys
+os.umask(0)
+kinds = [(0o600, 1000), (0o640, 2000), (0o644, 3000), (0o664, 4000), (0o666, 5000)]
+looker = '''
+import os, sys
+seen = {}
+sizes = {0o600: 1000, 0o640: 2000, 0o644: 3000, 0o664: 4000, 0o666: 5000}
+try:
+    while not os.path.exists(\"over\"):
+        try: s = os.stat(\"file\")
+        except FileNotFoundError: continue
+        kind = s.st_mode & 0o777
+        seen[kind] = seen.get(kind, 0) + 1
+        assert s.st_size <= sizes[kind], (oct(kind), s.st_size)
+except AssertionError as e: print(\"mixed:\", e); sys.exit(1)
+assert min(seen.values()) > 5 and len(seen) == 5, seen
+'''
+# It stops on its way from the one look to the other.
+delay = ['strace', '-f', '-qq', '-o', '/dev/null', '-e', 'trace=newfstatat', '-e', 'inject=newfstatat:delay_enter=3000']
+look = subprocess.Popen([*delay, '/usr/bin/python3', '-c', looker])
+while look.poll() is None:
+    for mode, size in random.choices(kinds, k=2):
+        made = os.open('file', os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
+        os.write(made, b'x' * size)
+        os.fstat(made)
+        for _ in range(20000): pass
+        os.unlink('file')
+        os.close(made)
+    if not hasattr(sys, 'rounds'): sys.rounds = 0
+    sys.rounds += 1
+    if sys.rounds == 1500: open('over', 'w').close()
+sys.exit(look.returncode)
+",
+    );
+    if std::process::Command::new("strace").arg("-V").output().is_err() {
+        assert!(std::env::var_os("CI").is_none(), "strace is missing: scripts/setup test installs it");
+        eprintln!("skipped: no strace");
+        return;
+    }
+    scene.run(&[&SMALL[..], &["--tier", "disk=/mnt/disk:48M"]].concat(), PYTHON).exits(0);
+}
