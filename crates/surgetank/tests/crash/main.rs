@@ -177,9 +177,8 @@ impl Scene {
             "--quiet-period".to_owned(),
             ["0s", "20ms", "200ms"][dice.below(3) as usize].to_owned(),
         ];
-        match dice.below(3) {
-            0 => options.push("--no-preload".to_owned()),
-            _ => {}
+        if dice.below(3) == 0 {
+            options.push("--no-preload".to_owned());
         }
         let direct = dice.below(3) > 0;
         let manifests = aside.path().join("manifests");

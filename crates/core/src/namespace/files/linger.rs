@@ -10,7 +10,7 @@ use crate::model::FileId;
 
 use super::super::Namespace;
 use super::super::content::Open;
-use super::seal::nobody_writes;
+use super::seal::somebody_writes;
 
 const PAUSE_FIRST: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
@@ -111,7 +111,7 @@ impl Namespace {
     /// The inode's lock is held.
     fn seal_again(&self, open: &Arc<Open>) -> bool {
         let content = open.content();
-        if !nobody_writes(&content) {
+        if somebody_writes(open, &content) {
             return false;
         }
         self.finish_seal(open.id, Some(open), &content);

@@ -19,15 +19,8 @@ impl Namespace {
     /// mapping): the file lingers, and its `Open` with it, for that knows what was charged and that it was written.
     pub(super) fn seal(&self, open: &Open) -> bool {
         let content = open.content();
-        if open.direct_writer.load(Ordering::Relaxed)
-            && matches!(content.lies, Lies::Tier(_))
-            && !nobody_writes(&content)
-        {
-            self.linger(open.id);
-            return false;
-        }
         // What was closed before it comes before it.
-        if !self.seal_those_before(open.id) {
+        if somebody_writes(open, &content) || !self.seal_those_before(open.id) {
             self.linger(open.id);
             return false;
         }
@@ -277,6 +270,12 @@ impl Namespace {
             }
         }
     }
+}
+
+/// (A file that we mediate is written by us alone.)
+pub(super) fn somebody_writes(open: &Open, content: &Content) -> bool {
+    let directly = open.direct_writer.load(Ordering::Relaxed) && matches!(content.lies, Lies::Tier(_));
+    directly && !nobody_writes(content)
 }
 
 /// A read lease is granted exactly when nobody can write: no descriptor, no duplicate, no shared mapping.
