@@ -20,7 +20,12 @@ test-full: ## the same with long random searches, the shim under other glibcs, a
 	$(ENV) cargo test --quiet --workspace --doc
 	cargo build -p surgetank --bin surgetank
 	shim/tests/glibc target/debug/surgetank
+	$(ENV) scripts/crash
 	demo/run
+
+crash: ## the crash campaign: 2,000 cases, with another seed each time
+	scripts/setup test
+	$(ENV) scripts/crash
 
 bench: ## the figures of docs/performance.md, on this machine
 	scripts/setup demo
@@ -39,4 +44,4 @@ clean: ## what building, testing and the demonstration left in this checkout
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
 
-.PHONY: demo test test-full bench lint clean help
+.PHONY: demo test test-full crash bench lint clean help

@@ -29,7 +29,6 @@ impl Namespace {
         mut content: Content,
         wanted: Wanted,
         charged_bytes: u64,
-        writable: impl FnOnce() -> std::io::Result<std::fs::File>,
     ) -> FsResult<Open> {
         let Wanted { via, writes, direct } = wanted;
         let backing = match self.door.get() {
@@ -40,7 +39,7 @@ impl Namespace {
         };
         let direct = backing.is_some() || (direct && via != Via::Mount);
         if !direct && writes && !content.writable {
-            content.file = Arc::new(writable()?);
+            content.file = Arc::new(super::super::content::reopen_writable(&content.file)?);
             content.writable = true;
         }
         Ok(Open::new(id, content, direct, backing, charged_bytes))
@@ -56,8 +55,8 @@ impl Namespace {
     ) -> FsResult<Open> {
         let (path, mode, attr) = {
             let tree = self.tree();
-            let inode = tree.get(id).ok_or(Errno::NOENT)?;
-            let path = tree.logical_path(id).ok_or(Errno::NOENT)?;
+            let inode = tree.get(id).ok_or(Errno::STALE)?;
+            let path = tree.logical_path(id).ok_or(Errno::STALE)?;
             let mode = self.mode_for(&tree, id, &path);
             (path, mode, inode.attr)
         };
@@ -95,10 +94,8 @@ impl Namespace {
 
     /// The `Open` of a file that was just placed.
     pub(crate) fn bound(&self, id: FileId, placed: &Placed, size_bytes: u64, via: Via) -> FsResult<Open> {
-        let open =
-            self.engage(id, placed.content.clone(), Wanted { via, writes: true, direct: placed.direct }, 0, || {
-                placed.writable()
-            })?;
+        let wanted = Wanted { via, writes: true, direct: placed.direct };
+        let open = self.engage(id, placed.content.clone(), wanted, 0)?;
         if let Lies::Tier(device) = placed.content.lies {
             let device = self.tiers.device(device);
             if open.direct {

@@ -283,8 +283,7 @@ impl Namespace {
                 device.counters().hits.fetch_add(1, Ordering::Relaxed);
             }
             let content = Content { file: Arc::new(file), lies: Lies::Tier(device.id()), writable: writes && !direct };
-            return self
-                .engage(id, content, Wanted { via, writes, direct }, charged_bytes, || device.open(&path, true));
+            return self.engage(id, content, Wanted { via, writes, direct }, charged_bytes);
         }
         if let Some((dir, name)) = inode.spill().cloned() {
             let path = tree.applied_path(dir).ok_or(GONE)?.join(&name);
@@ -292,7 +291,7 @@ impl Namespace {
             let direct = !writes || via.is_only();
             let file = self.store.open(self.own_cred(owner), &path, !direct)?;
             let content = Content { file: Arc::new(file), lies: Lies::StoreTemporary, writable: !direct };
-            return self.engage(id, content, Wanted { via, writes, direct }, 0, || Err(Errno::IO.into()));
+            return self.engage(id, content, Wanted { via, writes, direct }, 0);
         }
         let path = tree.applied_path(id).ok_or(GONE)?;
         drop(tree);
@@ -312,7 +311,7 @@ impl Namespace {
             self.times_in_place(id, &file)?;
         }
         let content = Content { file: Arc::new(file), lies: Lies::Store, writable: !direct };
-        self.engage(id, content, Wanted { via, writes, direct }, 0, || Err(Errno::IO.into()))
+        self.engage(id, content, Wanted { via, writes, direct }, 0)
     }
 
     /// The store's own file. A mode that its owner gave it may still wait in the queue; who is not root needs it now.
@@ -388,15 +387,8 @@ impl Namespace {
         let _gate = open.gate.write().unwrap_or_else(PoisonError::into_inner);
         let id = open.id;
         match content.lies {
-            Lies::Tier(device) => {
-                let path = self.tree().logical_path(id);
-                let file = match path {
-                    Some(path) => self.tiers.device(device).open(&path, true)?,
-                    None => super::super::content::reopen_writable(&content.file)?,
-                };
-                open.replace(Content { file: Arc::new(file), writable: true, ..content });
-            }
-            Lies::StoreTemporary => {
+            // Not by its path: another file may be there by now.
+            Lies::Tier(_) | Lies::StoreTemporary => {
                 let file = super::super::content::reopen_writable(&content.file)?;
                 open.replace(Content { file: Arc::new(file), writable: true, ..content });
             }

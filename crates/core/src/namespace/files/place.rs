@@ -34,7 +34,7 @@ impl Namespace {
         let path = tree.logical_path(id);
         let reason = tree.reason(&placed.reason);
         let Some(inode) = tree.get_mut(id) else {
-            return Err(Errno::NOENT.into());
+            return Err(Errno::STALE.into());
         };
         inode.placed = Some(reason);
         match (placed.content.lies, &placed.spill) {
@@ -43,6 +43,11 @@ impl Namespace {
                 // Without a name it keeps the hidden one: link may give it a name later.
                 match path {
                     Some(path) if path != placed.at => {
+                        // Under its name before the catalog knows it: an agent that dies in between leaves a copy that is
+                        // not wanted, and the next one has to know that.
+                        let mut txn = super::super::journal::Txn::default();
+                        txn.gone(Some((device, placed.backing_ino)));
+                        self.commit(tree, txn);
                         let device = self.tiers.device(device);
                         let renamed = device.rename(&placed.at, &path);
                         // It may have come along with its directory.
