@@ -95,7 +95,7 @@ open('long', 'wb').write(b'x' * 200_000); os.setxattr('long', 'user.big', b'v' *
 print(len(os.getxattr('long', 'user.big')), os.getcwd(), len(os.listdir('d')))
 P
 for n in $(seq 40); do (echo $n > many$n) & done; wait; ls | wc -l
-(sleep 0.3; cat d/h > by_orphan) & 
+(sleep 0.3; cat d/h > by_orphan) &
 "#;
     let running = scene.start(BARE, script);
     eventually("the script waits", || aside.join("waits").exists());
