@@ -292,7 +292,15 @@ impl Run {
         let mut gave_up = false;
         let mut verdict: Option<Verdict> = None;
         if !detached {
-            match self.drain() {
+            let mut drained = self.drain();
+            if drained.is_err() && !self.agent_lost {
+                // It died in the instant in which the command ended, or since.
+                self.await_event(Some(clock::tick()))?;
+                if self.agent_lost {
+                    drained = self.drain();
+                }
+            }
+            match drained {
                 Ok(Drained::Settled(settled) | Drained::TimedOut(settled)) => verdict = Some(*settled),
                 Ok(Drained::GaveUp) => gave_up = true,
                 Err(error) => eprintln!("surgetank: {error}"),

@@ -57,7 +57,8 @@ scratch.Write_ordered(bytes([rank]) * 1000)
 scratch.Close()
 print(rank, os.path.exists("scratch"), flush=True)
 P
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+# What it needs for itself goes with the scratch directory.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 TMPDIR=$HOME
 # On one machine, by shared memory, without looking for networks or for others to start ranks on.
 mpirun --oversubscribe -n 2 --mca btl self,vader --mca plm isolated --mca oob_tcp_if_include lo \
     "$PYTHON" "$HOME/ranks.py" >ranks.log
