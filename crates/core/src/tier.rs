@@ -29,7 +29,7 @@ use std::time::Duration;
 
 pub use device::{Device, DeviceCounters, DeviceView, Standing};
 pub use remembered::Remembered;
-pub use tree::Each;
+pub use tree::{Each, Plain};
 
 use device::{Setup, Sighting};
 use ledger::{CapRule, Ledger, floor_bytes, share_out};

@@ -92,9 +92,10 @@ impl Namespace {
         let Some(inode) = tree.get(id) else {
             return 0;
         };
-        let Some((device, _)) = inode.replica else {
+        let Some(replica) = inode.replica else {
             return 0;
         };
+        let device = replica.0;
         let evictable = inode.sealed && !inode.dirty() && inode.publish.is_none() && inode.applied.is_some();
         let held = !even_pinned && self.pinned(&tree, id);
         if !evictable || held || self.opens().contains_key(&id) {
@@ -106,7 +107,9 @@ impl Namespace {
             return 0;
         }
         let mut txn = Txn::default();
-        txn.gone(tree.get(id).and_then(|inode| inode.replica));
+        if let Some(path) = &path {
+            txn.gone(self.going(&tree, replica, path));
+        }
         let charged = tree.drop_replica(id).map_or(0, |(_, charged)| charged);
         let reason = tree.reason(reason);
         if let Some(inode) = tree.get_mut(id) {
@@ -248,7 +251,9 @@ impl Namespace {
             return;
         }
         let mut txn = Txn::default();
-        txn.gone(tree.get(id).and_then(|inode| inode.replica));
+        if let Some(replica) = inode.replica {
+            txn.gone(self.going(&tree, replica, &path));
+        }
         let dropped = tree.drop_replica(id);
         txn.file(id);
         if let Some((dir, name)) = tree.get(id).and_then(|inode| inode.logical.clone()) {

@@ -4,7 +4,7 @@
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use crate::model::{Change, DeviceId, FileId, OpKind, Prepared, RunId, Seq};
+use crate::model::{Change, FileId, OpKind, Prepared, RunId, Seq};
 
 use super::Namespace;
 use super::tree::{Inode, Name, Place, Progress, Tree};
@@ -16,7 +16,7 @@ pub(crate) struct Txn {
     ops: Vec<Seq>,
     dropped: Vec<FileId>,
     counters: Vec<(String, u64)>,
-    gone: Vec<(DeviceId, u64)>,
+    gone: Vec<u64>,
 }
 
 impl Txn {
@@ -34,9 +34,9 @@ impl Txn {
     pub fn dropped(&mut self, id: FileId) {
         self.dropped.push(id);
     }
-    /// This plain file is removed once the catalog does not name it any more.
-    pub fn gone(&mut self, replica: Option<(DeviceId, u64)>) {
-        self.gone.extend(replica);
+    /// This plain file ([`Namespace::going`]) is removed once the catalog does not name it any more.
+    pub fn gone(&mut self, file: Option<u64>) {
+        self.gone.extend(file);
     }
     pub fn counter(&mut self, name: String, value: u64) {
         self.counters.push((name, value));
@@ -258,7 +258,7 @@ impl Namespace {
         for id in &txn.dropped {
             self.show(tree, *id);
         }
-        changes.extend(txn.gone.iter().map(|replica| self.gone(tree, *replica)));
+        changes.extend(txn.gone.iter().map(|file| self.gone(*file)));
         changes.extend(txn.counters.into_iter().map(|(name, value)| Change::PutCounter(name, value)));
         if changes.is_empty() {
             return;

@@ -141,7 +141,7 @@ impl Namespace {
         let was_primary =
             tree.get(id).is_some_and(|inode| inode.logical.as_ref().is_some_and(|(d, n)| *d == dir && n == name));
         let old_path = was_primary.then(|| tree.child_path(dir, name)).flatten();
-        let device = tree.get(id).and_then(|inode| inode.replica).map(|(device, _)| device);
+        let replica = tree.get(id).and_then(|inode| inode.replica);
         let last = Self::unname(tree, id, dir, name);
         tree.bind(dir, name, |entry| entry.set_logical(None));
         let was_in_store = tree.in_store(id);
@@ -168,11 +168,14 @@ impl Namespace {
             self.queue_publish(tree, txn, id);
         }
         let new_path = (!last && was_primary).then(|| tree.logical_path(id)).flatten();
+        if last && let (Some(replica), Some(path)) = (replica, &old_path) {
+            txn.gone(self.going(tree, replica, path));
+        }
         if last && !self.opens().contains_key(&id) {
             let charged_bytes = tree.get(id).map_or(0, |inode| inode.charged_bytes);
             self.drop_content(tree, txn, id, charged_bytes);
         }
-        Detached { device, old_path, new_path, last }
+        Detached { device: replica.map(|(device, _)| device), old_path, new_path, last }
     }
 
     /// The tier's side of `detach`, after the catalog has it.

@@ -29,21 +29,21 @@ struct OnTier {
     blocks_bytes: u64,
 }
 
-type Gone = foldhash::HashSet<(DeviceId, u64)>;
+type Gone = foldhash::HashSet<u64>;
 
 impl Namespace {
     pub(super) fn recover(&self) -> Result<()> {
         let image = self.catalog.load()?;
         let (ids, strange) = self.take_up_devices(&image)?;
         if image.files.is_empty() && image.ops.is_empty() {
-            let gone = super::gone::remembered(&image, &self.tree());
+            let gone = super::gone::remembered(&image);
             self.match_tiers(&strange, &gone);
             return Ok(());
         }
         let mut tree = self.tree();
         tree.reserve(image.files.len());
         tree.temporaries = super::temporaries::remembered(&image);
-        let gone = super::gone::remembered(&image, &tree);
+        let gone = super::gone::remembered(&image);
         for (id, record) in image.files {
             tree.next_id = tree.next_id.max(id.0 + 1);
             let root = id == FileId::ROOT;
@@ -319,7 +319,8 @@ impl Namespace {
                 continue;
             }
             // The agent died while it made it, and nothing is in it; or while it removed it.
-            let unwanted = orphan.size_bytes == 0 || gone.contains(&(device, ino));
+            let unwanted = orphan.size_bytes == 0
+                || self.going(&self.tree(), (device, ino), &orphan.path).is_some_and(|file| gone.contains(&file));
             if unwanted && !strange.contains(&device) {
                 drop(self.tiers.device(device).unlink(&orphan.path));
                 continue;

@@ -21,7 +21,7 @@ use super::health::{self, Health};
 use super::ledger::Ledger;
 use super::rate::Rate;
 use super::scope::Scope;
-use super::tree::{Each, Tree};
+use super::tree::{Each, Plain, Tree};
 use crate::config::Survives;
 use crate::model::DeviceId;
 
@@ -510,13 +510,15 @@ impl Device {
     pub fn unlink(&self, path: &[u8]) -> io::Result<()> {
         self.change(|tree| tree.unlink(path))
     }
-    /// Inode number of what is there.
-    pub fn ino(&self, path: &[u8]) -> io::Result<Option<u64>> {
-        self.tree().ino(path)
+    /// What is there, if anything.
+    pub fn plain_at(&self, path: &[u8]) -> io::Result<Option<Plain>> {
+        self.tree().plain_at(path)
     }
     /// Only if it is this file.
     pub fn unlink_if(&self, path: &[u8], ino: u64) -> io::Result<()> {
-        self.change(|tree| if tree.ino(path)? == Some(ino) { tree.unlink(path) } else { Ok(()) })
+        self.change(
+            |tree| if tree.plain_at(path)?.is_some_and(|plain| plain.ino == ino) { tree.unlink(path) } else { Ok(()) },
+        )
     }
     /// Removes a tree of directories without files (absent is fine); ENOTEMPTY when there are files in it.
     pub fn remove_dir(&self, path: &[u8]) -> io::Result<()> {

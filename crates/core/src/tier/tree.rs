@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno;
 
 /// Longest piece of a path handed to one system call (PATH_MAX is 4096 with the final NUL).
@@ -26,6 +26,14 @@ static OPENAT2_MISSING: AtomicBool = AtomicBool::new(false);
 
 /// Told of a file: path, inode number, size in bytes, allocated bytes.
 pub type Each<'a> = &'a mut dyn FnMut(&[u8], u64, u64, u64);
+
+/// A plain file as its file system knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plain {
+    pub ino: u64,
+    /// Seconds and nanoseconds, where the file system remembers. An inode number alone may be another file's later.
+    pub born: Option<(i64, u32)>,
+}
 
 /// A directory and what lies below it; borrowed from whoever holds the handle.
 #[derive(Clone, Copy)]
@@ -284,13 +292,18 @@ impl<'a> Tree<'a> {
         self.with_parents(path, Errno::EXIST, link)
     }
 
-    /// Inode number of what is there.
-    pub fn ino(self, path: &[u8]) -> io::Result<Option<u64>> {
+    /// What is there, if anything.
+    pub fn plain_at(self, path: &[u8]) -> io::Result<Option<Plain>> {
         check(path)?;
         let (dir, name) = split(path);
         let flags = AtFlags::SYMLINK_NOFOLLOW;
-        match self.open_dir(dir).and_then(|dir| rustix::fs::statat(dir.as_fd(), name, flags)) {
-            Ok(stat) => Ok(Some(stat.st_ino)),
+        let asked = StatxFlags::INO | StatxFlags::BTIME;
+        match self.open_dir(dir).and_then(|dir| rustix::fs::statx(dir.as_fd(), name, flags, asked)) {
+            Ok(stat) => {
+                let known = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME);
+                let born = known.then_some((stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec));
+                Ok(Some(Plain { ino: stat.stx_ino, born }))
+            }
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
             Err(errno) => Err(errno.into()),
         }

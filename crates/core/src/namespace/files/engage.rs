@@ -84,6 +84,11 @@ impl Namespace {
         let mut txn = Txn::default();
         self.own(&mut tree, &mut txn, id);
         self.adopt(&mut tree, id, &placed)?;
+        // Charged with its adoption: whoever takes its last name away from here on discharges it.
+        if let (Lies::Tier(device), Some(inode)) = (placed.content.lies, tree.get_mut(id)) {
+            inode.charged_bytes = size_bytes;
+            self.tiers.device(device).add_used(i64::try_from(size_bytes).unwrap_or(i64::MAX));
+        }
         crash_point!("copy_up.adopted");
         self.commit(&tree, txn);
         drop(tree);
@@ -92,8 +97,8 @@ impl Namespace {
         Ok(open)
     }
 
-    /// The `Open` of a file that was just placed.
-    pub(crate) fn bound(&self, id: FileId, placed: &Placed, size_bytes: u64, via: Via) -> FsResult<Open> {
+    /// The `Open` of a file that was just placed, and charged so much.
+    pub(crate) fn bound(&self, id: FileId, placed: &Placed, charged_bytes: u64, via: Via) -> FsResult<Open> {
         let wanted = Wanted { via, writes: true, direct: placed.direct };
         let open = self.engage(id, placed.content.clone(), wanted, 0)?;
         if let Lies::Tier(device) = placed.content.lies {
@@ -103,8 +108,7 @@ impl Namespace {
             } else {
                 device.unreserve(placed.reserved_bytes);
             }
-            device.add_used(i64::try_from(size_bytes).unwrap_or(i64::MAX));
-            open.charged_bytes.store(size_bytes, Ordering::Relaxed);
+            open.charged_bytes.store(charged_bytes, Ordering::Relaxed);
         }
         open.written.store(true, Ordering::Relaxed);
         Ok(open)
@@ -121,7 +125,7 @@ impl Namespace {
     }
 
     /// Room that a direct writer of an existing tier file can count on; `None`: mediate it.
-    pub(super) fn room_for_direct(&self, device: DeviceId, path: &[u8], _size_bytes: u64) -> Option<u64> {
+    pub(super) fn room_for_direct(&self, device: DeviceId, path: &[u8]) -> Option<u64> {
         let views: Vec<_> = self.tiers.views().into_iter().filter(|view| view.id == device).collect();
         let ask = Ask {
             kind: AskKind::Create { expected: self.expected(path) },

@@ -15,7 +15,7 @@ use crate::error::{Errno, FsResult};
 use crate::model::{Caller, FileId, Kind};
 
 use super::super::Namespace;
-use super::super::content::Open;
+use super::super::content::{Content, Open};
 use super::super::tree::Name;
 use super::seal::nobody_writes;
 use super::{KEPT, LEFT_TO_THE_MOUNT, STORE_TO_BE_ASKED, Via};
@@ -44,8 +44,39 @@ impl Namespace {
         if let Some(shim) = self.shim.get() {
             shim.await_given();
         }
+        let once = || {
+            let known = {
+                let tree = self.tree();
+                let inode = tree.get(dir).ok_or(LEFT_TO_THE_MOUNT)?;
+                if !inode.is_dir() || (inode.logical.is_none() && dir != FileId::ROOT) {
+                    return Err(LEFT_TO_THE_MOUNT.into());
+                }
+                self.permit(caller, &inode.attr, 1)?;
+                self.known(&tree, dir, &Name::from(name))
+            };
+            let known = match known {
+                Some(known) => known,
+                None if !may_ask => return Err(STORE_TO_BE_ASKED.into()),
+                None => match self.resolve(caller, dir, name) {
+                    Ok(id) => Some(id),
+                    Err(fault) if fault.errno == Errno::NOENT => None,
+                    Err(fault) => return Err(fault),
+                },
+            };
+            match known {
+                Some(_) if flags & (libc::O_CREAT | libc::O_EXCL) == libc::O_CREAT | libc::O_EXCL => {
+                    Err(Errno::EXIST.into())
+                }
+                Some(id) => self.hand_out_existing(caller, id, flags),
+                None if flags & libc::O_CREAT == 0 => Err(Errno::NOENT.into()),
+                None => {
+                    self.permit_change(caller, dir)?;
+                    self.hand_out_new(caller, dir, name, perm, flags)
+                }
+            }
+        };
         for _ in 0..LOOKS_MAX {
-            match self.hand_out_once(caller, dir, name, perm, flags, may_ask) {
+            match once() {
                 // It lost its name to somebody else between our look and our opening; or got one.
                 Err(fault) if fault.errno == Errno::STALE => {}
                 Err(fault) if fault.errno == Errno::EXIST && flags & libc::O_EXCL == 0 => {}
@@ -53,46 +84,6 @@ impl Namespace {
             }
         }
         Err(LEFT_TO_THE_MOUNT.into())
-    }
-
-    fn hand_out_once(
-        &self,
-        caller: &Caller,
-        dir: FileId,
-        name: &[u8],
-        perm: u32,
-        flags: i32,
-        may_ask: bool,
-    ) -> FsResult<File> {
-        let known = {
-            let tree = self.tree();
-            let inode = tree.get(dir).ok_or(LEFT_TO_THE_MOUNT)?;
-            if !inode.is_dir() || (inode.logical.is_none() && dir != FileId::ROOT) {
-                return Err(LEFT_TO_THE_MOUNT.into());
-            }
-            self.permit(caller, &inode.attr, 1)?;
-            self.known(&tree, dir, &Name::from(name))
-        };
-        let known = match known {
-            Some(known) => known,
-            None if !may_ask => return Err(STORE_TO_BE_ASKED.into()),
-            None => match self.resolve(caller, dir, name) {
-                Ok(id) => Some(id),
-                Err(fault) if fault.errno == Errno::NOENT => None,
-                Err(fault) => return Err(fault),
-            },
-        };
-        match known {
-            Some(_) if flags & (libc::O_CREAT | libc::O_EXCL) == libc::O_CREAT | libc::O_EXCL => {
-                Err(Errno::EXIST.into())
-            }
-            Some(id) => self.hand_out_existing(caller, id, flags),
-            None if flags & libc::O_CREAT == 0 => Err(Errno::NOENT.into()),
-            None => {
-                self.permit_change(caller, dir)?;
-                self.hand_out_new(caller, dir, name, perm, flags)
-            }
-        }
     }
 
     fn hand_out_existing(&self, caller: &Caller, id: FileId, flags: i32) -> FsResult<File> {
@@ -163,7 +154,7 @@ impl Namespace {
             tracing::warn!(%why, "a plain file cannot be watched (fs.inotify.max_user_watches)");
         }
         if watched.is_err() || file.is_err() {
-            self.linger_handed(open.id);
+            self.linger(open.id);
         }
         file.map_err(|why| {
             tracing::warn!(%why, "a descriptor of a plain file could not be handed out");
@@ -183,7 +174,7 @@ impl Namespace {
         let watched = self.shim.get().is_some_and(|shim| shim.watch(id, open.content().file.as_fd()).is_ok());
         let ended = self.end_handed(&open);
         if !ended && !watched {
-            self.linger_handed(id);
+            self.linger(id);
         }
         ended
     }
@@ -235,19 +226,36 @@ impl Namespace {
         }
         let content = open.content();
         // (Where there are no leases no writer is ever refused one.)
-        if !nobody_writes(&content) || !self.seal_those_before(open.id) {
-            return false;
+        let ended = nobody_writes(&content) && self.seal_those_before(open.id);
+        if ended {
+            self.ended(open, &content);
         }
+        ended
+    }
+
+    /// The same, when those that were closed before were seen to.
+    pub(super) fn end_handed_now(&self, open: &Arc<Open>) -> bool {
+        if !open.handed.load(Ordering::Relaxed) {
+            return true;
+        }
+        let content = open.content();
+        let ended = nobody_writes(&content);
+        if ended {
+            self.ended(open, &content);
+        }
+        ended
+    }
+
+    fn ended(&self, open: &Arc<Open>, content: &Content) {
         open.handed.store(false, Ordering::Relaxed);
         self.handed.fetch_sub(1, Ordering::Relaxed);
         let left = self.uncount_user(open, true);
         if left.writers == 0 {
-            self.finish_seal(open.id, Some(open), &content);
+            self.finish_seal(open.id, Some(open), content);
             if left.readers == 0 {
                 self.give_up(open);
             }
         }
-        true
     }
 
     /// Closes of descriptors that we handed out are taken in, so that what comes next comes after them; returns whether

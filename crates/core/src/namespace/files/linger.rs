@@ -1,6 +1,9 @@
 //! Files whose last writer has closed and that can still be written: by a duplicate, a child, a mapping. Or so it seems: the
-//! kernel tells of a close an instant before it lets go of the plain file. For that instant whatever is closed later waits
-//! too, so that files become versions in the order in which they were closed.
+//! kernel tells of a close an instant before it lets go of the plain file.
+//!
+//! Files become versions in the order in which they were closed. Who closes one file after another one's close has
+//! returned finds that one let go of, however slow its file system is in it: so before a file becomes a version,
+//! those that linger are tried, in the order of their closes, and one that is still held was not closed before.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,21 +17,14 @@ use super::seal::somebody_writes;
 
 const PAUSE_FIRST: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
-/// So long the kernel's instant lasts at most. After that somebody has the file: a mapping, a child.
-const INSTANT: Duration = Duration::from_millis(50);
+/// So many of those that were closed last are tried before another becomes a version.
+const TRIED_MAX: usize = 64;
 
 /// In the order in which they were closed.
 pub(crate) struct Lingering {
     id: FileId,
-    since: Instant,
     due: Instant,
     pause: Duration,
-}
-
-impl Lingering {
-    fn is_young(&self) -> bool {
-        self.since.elapsed() < INSTANT
-    }
 }
 
 impl Namespace {
@@ -37,63 +33,52 @@ impl Namespace {
     }
 
     pub(super) fn linger(&self, id: FileId) {
-        let since = clock::tick();
         let mut lingering = self.lingering();
         lingering.retain(|other| other.id != id);
-        lingering.push(Lingering { id, since, due: since + PAUSE_FIRST, pause: PAUSE_FIRST });
+        lingering.push(Lingering { id, due: clock::tick() + PAUSE_FIRST, pause: PAUSE_FIRST });
         drop(lingering);
         self.tender.notify_all();
-    }
-
-    /// A descriptor was to be handed out and could not be.
-    pub(super) fn linger_handed(&self, id: FileId) {
-        self.linger(id);
     }
 
     pub(super) fn lingers(&self, id: FileId) -> bool {
         self.lingering().iter().any(|other| other.id == id)
     }
 
-    /// Tries to seal what was closed a moment before this one; says whether nothing of that is left. (The lock of this one's
-    /// inode is held, so others' are only tried.)
+    /// Seals what was closed before this one as far as it is let go of. `false`: somebody is about one of those just now.
+    /// (The lock of this one's inode is held, so others' are only tried.)
     pub(super) fn seal_those_before(&self, id: FileId) -> bool {
-        let young: Vec<FileId> = {
+        let before: Vec<FileId> = {
             let lingering = self.lingering();
-            let before = lingering.iter().take_while(|other| other.id != id);
-            before.filter(|other| other.is_young()).map(|other| other.id).collect()
+            let end = lingering.iter().position(|other| other.id == id).unwrap_or(lingering.len());
+            lingering[end.saturating_sub(TRIED_MAX)..end].iter().map(|other| other.id).collect()
         };
-        young.into_iter().all(|id| {
+        before.into_iter().all(|id| {
             let Some(_inode) = self.try_lock_inode(id) else { return false };
-            let sealed = self.seal_lingering_one(id);
-            if sealed {
+            if self.seal_lingering_one(id) {
                 self.lingering().retain(|other| other.id != id);
             }
-            sealed
+            true
         })
     }
 
     /// Tries again to seal what was still held writable. Returns how long to wait until the next one is due.
     pub(crate) fn seal_lingering(&self) -> Option<Duration> {
         let now = clock::tick();
-        let due: Vec<(FileId, bool)> = {
+        let tried: Vec<FileId> = {
             let lingering = self.lingering();
-            lingering.iter().filter(|one| one.due <= now).map(|one| (one.id, one.is_young())).collect()
+            let end = lingering.iter().rposition(|one| one.due <= now).map_or(0, |last| last + 1);
+            lingering[..end].iter().map(|one| one.id).collect()
         };
-        let mut before_is_left = false;
-        for (id, young) in due {
-            let sealed = if young && before_is_left {
-                false
-            } else {
+        for id in tried {
+            let sealed = {
                 let _inode = self.lock_inode(id);
                 self.seal_lingering_one(id)
             };
-            before_is_left |= young && !sealed;
             let mut lingering = self.lingering();
             if sealed {
                 lingering.retain(|other| other.id != id);
-            } else if let Some(one) = lingering.iter_mut().find(|other| other.id == id) {
-                // One that only waits for another does so without getting slower.
-                one.pause = if one.is_young() { PAUSE_FIRST } else { (one.pause * 2).min(PAUSE_MAX) };
+            } else if let Some(one) = lingering.iter_mut().find(|other| other.id == id && other.due <= now) {
+                one.pause = (one.pause * 2).min(PAUSE_MAX);
                 one.due = clock::tick() + one.pause;
             }
         }
@@ -105,7 +90,7 @@ impl Namespace {
     fn seal_lingering_one(&self, id: FileId) -> bool {
         let open = self.opens().get(&id).cloned();
         // Whoever has it open for writing again seals it when he closes.
-        open.is_none_or(|open| self.end_handed(&open) && (open.writers() > 0 || self.seal_again(&open)))
+        open.is_none_or(|open| self.end_handed_now(&open) && (open.writers() > 0 || self.seal_again(&open)))
     }
 
     /// The inode's lock is held.

@@ -146,6 +146,7 @@ impl Namespace {
         if on_tier && self.tree().get(open.id).is_none_or(|inode| inode.replica.is_none()) {
             self.opens().remove(&open.id);
             self.tiers_unreserve(open);
+            self.unback(open);
             return Err(GONE.into());
         }
         Ok(())
@@ -272,8 +273,7 @@ impl Namespace {
             let device = self.tiers.device(device);
             // A direct descriptor of ours is read-only, or our own leases would be refused.
             let direct = via.is_only()
-                || self.may_be_direct(via)
-                    && (!writes || self.room_for_direct(device.id(), &path, size_bytes).is_some());
+                || self.may_be_direct(via) && (!writes || self.room_for_direct(device.id(), &path).is_some());
             if via != Via::Mount && !direct {
                 return Err(LEFT_TO_THE_MOUNT.into());
             }
@@ -398,11 +398,7 @@ impl Namespace {
                     let placed = self.open_placed(id, Some(&content.file), size_bytes, Via::Mount)?;
                     let fresh = placed.content();
                     open.charged_bytes.store(size_bytes, Ordering::Relaxed);
-                    if let Some(backing) = placed.take_backing()
-                        && let Some(door) = self.door.get()
-                    {
-                        door.unback(backing);
-                    }
+                    self.unback(&placed);
                     let file = if fresh.writable {
                         fresh.file
                     } else {
@@ -522,10 +518,15 @@ impl Namespace {
 
     /// Nobody has it open any more, and it is sealed. The inode's lock is held.
     pub(super) fn give_up(&self, open: &Open) {
+        self.unback(open);
+        self.last_close(open);
+    }
+
+    /// The kernel no longer needs the plain file.
+    fn unback(&self, open: &Open) {
         if let (Some(backing), Some(door)) = (open.take_backing(), self.door.get()) {
             door.unback(backing);
         }
-        self.last_close(open);
     }
 
     pub fn release(&self, fh: u64) {

@@ -46,12 +46,14 @@ impl Namespace {
                         // Under its name before the catalog knows it: an agent that dies in between leaves a copy that is
                         // not wanted, and the next one has to know that.
                         let mut txn = super::super::journal::Txn::default();
-                        txn.gone(Some((device, placed.backing_ino)));
+                        txn.gone(self.going(tree, (device, placed.backing_ino), &placed.at));
                         self.commit(tree, txn);
                         let device = self.tiers.device(device);
                         let renamed = device.rename(&placed.at, &path);
                         // It may have come along with its directory.
-                        if renamed.is_err() && device.ino(&path).ok().flatten() != Some(placed.backing_ino) {
+                        if renamed.is_err()
+                            && device.plain_at(&path).ok().flatten().map(|plain| plain.ino) != Some(placed.backing_ino)
+                        {
                             return Err(renamed.err().map_or(Errno::IO.into(), Into::into));
                         }
                     }

@@ -95,14 +95,16 @@ impl Namespace {
             let mut tree = self.tree();
             let mut txn = Txn::default();
             let path = tree.logical_path(id);
-            txn.gone(tree.get(id).and_then(|inode| inode.replica));
+            let old = path.unwrap_or_else(|| super::hidden_name(id));
+            if let Some(replica) = tree.get(id).and_then(|inode| inode.replica) {
+                txn.gone(self.going(&tree, replica, &old));
+            }
             tree.drop_replica(id);
             self.adopt(&mut tree, id, &placed)?;
             txn.file(id);
             crash_point!("spill.adopted");
             self.commit(&tree, txn);
             crash_point!("spill.written_down");
-            let old = path.unwrap_or_else(|| super::hidden_name(id));
             if placed.content.lies != before.lies {
                 self.tiers.device(from).unlink(&old)?;
             }

@@ -153,7 +153,6 @@ impl Namespace {
 
     /// Discharges the content of an unlinked inode. Its plain file has no name any more.
     pub(crate) fn drop_content(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, charged_bytes: u64) {
-        txn.gone(tree.get(id).and_then(|inode| inode.replica));
         if let Some((device, _)) = tree.drop_replica(id) {
             self.tiers.device(device).add_used(-i64::try_from(charged_bytes).unwrap_or(i64::MAX));
         }

@@ -222,8 +222,6 @@ pub fn pin_at(place: &Place<'_>) -> io::Result<Pinned> {
     Ok(Pinned(openat(&place.dir, place.name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?))
 }
 
-/// Opens an existing regular file without blocking on whatever has taken its name. The descriptor stays non-blocking,
-/// which regular files do not mind.
 /// Reads that are ours leave no trace in the file's access time, where its owner asks for that.
 pub fn without_atime(open: impl Fn(OFlags) -> io::Result<File>, flags: OFlags) -> io::Result<File> {
     match open(flags | OFlags::NOATIME) {
@@ -232,6 +230,8 @@ pub fn without_atime(open: impl Fn(OFlags) -> io::Result<File>, flags: OFlags) -
     }
 }
 
+/// Opens an existing regular file without blocking on whatever has taken its name. The descriptor stays non-blocking,
+/// which regular files do not mind.
 pub fn open_file_at(place: &Place<'_>, flags: OFlags) -> io::Result<File> {
     let guard = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let fd = openat(&place.dir, place.name, flags | guard, Mode::empty()).map_err(|error| match error {
