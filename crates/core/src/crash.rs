@@ -2,6 +2,7 @@
 //! debug builds have them.
 //!
 //! `SURGETANK_CRASH=NAME:N` in the agent's environment: SIGKILL when NAME is passed for the Nth time.
+//! `SURGETANK_HOLD=NAME:MILLISECONDS`: whoever passes NAME stays there so long, that a test may meet him.
 //! `SURGETANK_CRASH_LOG=FILE`: every passing writes a line there, so that the campaign knows what there is.
 
 /// `crash_point!("drain.rename")`.
@@ -22,10 +23,13 @@ mod armed {
     use std::io::Write;
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
 
     struct Armed {
         name: String,
         left: AtomicU64,
+        held: String,
+        hold: Duration,
         log: Option<File>,
     }
 
@@ -37,6 +41,9 @@ mod armed {
         if let Some(mut log) = armed.log.as_ref() {
             // One write a line: threads do not mix theirs. A campaign that misses a line tries one point less.
             let _ = log.write_all(format!("{name}\n").as_bytes());
+        }
+        if armed.held == name {
+            std::thread::sleep(armed.hold);
         }
         if armed.name == name && armed.left.fetch_sub(1, Ordering::Relaxed) == 1 {
             // Nothing is flushed, no destructor runs, as when the kernel does it.
@@ -53,9 +60,21 @@ mod armed {
     fn from_environment() -> Option<Armed> {
         let log = std::env::var_os("SURGETANK_CRASH_LOG")
             .and_then(|path| OpenOptions::new().append(true).create(true).open(path).ok());
-        let said = std::env::var("SURGETANK_CRASH").ok();
-        let (name, count) = said.as_deref().and_then(|said| said.rsplit_once(':')).unwrap_or_default();
-        let left = AtomicU64::new(count.parse().unwrap_or(0));
-        (log.is_some() || !name.is_empty()).then(|| Armed { name: name.to_owned(), left, log })
+        let (name, count) = said("SURGETANK_CRASH");
+        let (held, milliseconds) = said("SURGETANK_HOLD");
+        (log.is_some() || !name.is_empty() || !held.is_empty()).then(|| Armed {
+            name,
+            left: AtomicU64::new(count),
+            held,
+            hold: Duration::from_millis(milliseconds),
+            log,
+        })
+    }
+
+    /// `NAME:NUMBER`
+    fn said(variable: &str) -> (String, u64) {
+        let words = std::env::var(variable).unwrap_or_default();
+        let (name, number) = words.rsplit_once(':').unwrap_or_default();
+        (name.to_owned(), number.parse().unwrap_or(0))
     }
 }

@@ -5,6 +5,7 @@
 mod scene;
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 
 use scene::Scene;
 
@@ -78,7 +79,6 @@ fn two_doors_that_made_the_same_file_lost_it() {
 /// Several threads of the agent carried out the kernel's messages of closes, and one overtook another.
 #[test]
 fn closes_overtook_each_other() {
-    use std::os::unix::fs::MetadataExt;
     let Some(scene) = prepare("overtaking") else { return };
     fs::write(
         scene.path("writer.py"),
@@ -100,6 +100,32 @@ fn closes_overtook_each_other() {
         for n in 1..400 {
             let (before, this) = (format!("{writer}/{:04}", n - 1), format!("{writer}/{n:04}"));
             assert!(changed(before.clone()) <= changed(this.clone()), "{this} was there before {before}");
+        }
+    }
+}
+
+/// rsync sets a file's times by name right after its close, and renames it. Who made it a version had looked at the plain
+/// file before that, and wrote down what he had seen after it: the next rsync copied the file again.
+#[test]
+fn times_set_after_a_close_were_lost() {
+    let program = "
+import os
+for n in range(3):
+    with open(f'f{n}', 'w') as f: f.write('x')
+    os.utime(f'f{n}', (1321009871, 1321009871))
+    os.chmod(f'f{n}', 0o640)
+    os.rename(f'f{n}', f'g{n}')
+";
+    let Some(scene) = prepare("times_after_close") else { return };
+    fs::write(scene.path("set.py"), program).unwrap();
+    let script = "python3 set.py; sleep 0.5; stat -c '%n %a %Y' g*";
+    for door in [&["--no-preload"][..], &[], &["--door", "seccomp"]] {
+        let ended = scene.run_held("seal.looked:100", door, script).exits(0);
+        assert_eq!(ended.stdout, "g0 640 1321009871\ng1 640 1321009871\ng2 640 1321009871\n", "{door:?}");
+        for name in ["g0", "g1", "g2"] {
+            let stat = fs::metadata(scene.path(name)).unwrap();
+            assert_eq!((stat.mtime(), stat.mode() & 0o777), (1_321_009_871, 0o640), "{door:?}");
+            fs::remove_file(scene.path(name)).unwrap();
         }
     }
 }

@@ -104,7 +104,7 @@ impl Namespace {
         // Its times are those that programs see: those of the store may be behind.
         let attr = tree.get(id).map(|inode| inode.attr);
         let stat = attr
-            .map_or(Ok(()), |attr| super::files::give_times(&target, &attr))
+            .map_or(Ok(()), |attr| super::files::Given::known(&attr).give_times(&target))
             .and_then(|()| Ok(rustix::fs::fstat(&target)?));
         let stat = match stat {
             Ok(stat) => stat,

@@ -14,7 +14,7 @@ mod transfer;
 pub(crate) use linger::Lingering;
 pub(crate) use place::{HIDDEN_PREFIX, Placed, hidden_name};
 pub(crate) use promise::{KEPT_FOR, Promises};
-pub(crate) use room::give_times;
+pub(crate) use room::Given;
 pub(crate) use seal::{identity_of, nobody_has};
 
 /// Through which door a program comes.

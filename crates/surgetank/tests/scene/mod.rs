@@ -257,6 +257,14 @@ impl Scene {
         Running::of(self.run_command(options, script)).ends()
     }
 
+    /// Whoever in the agent passes this crash point stays there for so long.
+    #[track_caller]
+    pub fn run_held(&self, held: &str, options: &[&str], script: &str) -> Ended {
+        let mut command = self.run_command(options, script);
+        command.env("SURGETANK_HOLD", held);
+        Running::of(command).ends()
+    }
+
     pub fn start(&self, options: &[&str], script: &str) -> Running {
         Running::of(self.run_command(options, script))
     }

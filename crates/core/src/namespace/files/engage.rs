@@ -11,7 +11,7 @@ use crate::placement::{self, Ask, AskKind, DirtyRoom, Place};
 use super::super::Namespace;
 use super::super::content::{Content, Lies, Open};
 use super::super::journal::Txn;
-use super::{Placed, Via};
+use super::{Given, Placed, Via};
 
 /// How it is to be opened.
 #[derive(Clone, Copy)]
@@ -69,11 +69,15 @@ impl Namespace {
         let mut placed = self.place(&path, id, kind, mode, attr.perm, access)?;
         // A writer of ours would stand in the way of our own leases.
         placed.made = None;
-        if let Some(source) = source {
-            let target = placed.writable()?;
+        let given = Given::known(&attr);
+        let target = match source {
+            Some(_) => Some(placed.writable()?),
+            None => None,
+        };
+        if let (Some(source), Some(target)) = (source, &target) {
             // Opening is no change: the copy has the file's times.
-            if let Err(why) = crate::tier::ladder::copy_file(source, &target, size_bytes, &|_| Ok(()))
-                .and_then(|_| super::room::give_times(&target, &attr))
+            if let Err(why) =
+                crate::tier::ladder::copy_file(source, target, size_bytes, &|_| Ok(())).and_then(|_| given.give(target))
             {
                 self.undo_placed(&placed);
                 return Err(why.into());
@@ -84,6 +88,12 @@ impl Namespace {
         let mut txn = Txn::default();
         self.own(&mut tree, &mut txn, id);
         self.adopt(&mut tree, id, &placed)?;
+        // What was set by name since.
+        if let (Some(target), Some(inode)) = (target, tree.get(id))
+            && Given::known(&inode.attr) != given
+        {
+            Given::known(&inode.attr).give(&target)?;
+        }
         // Charged with its adoption: whoever takes its last name away from here on discharges it.
         if let (Lies::Tier(device), Some(inode)) = (placed.content.lies, tree.get_mut(id)) {
             inode.charged_bytes = size_bytes;

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use crate::error::{Errno, FsResult};
-use crate::model::{DeviceId, Mode};
+use crate::model::{Attr, DeviceId, Mode, Timestamp};
 use crate::placement::AskKind;
 use crate::tier::ladder;
 
@@ -77,11 +77,11 @@ impl Namespace {
         };
         let placed =
             self.place(&path, id, AskKind::Spill { have_bytes, want_bytes, from }, mode, perm, super::Via::Mount)?;
-        let target = match placed
+        let (target, given) = match placed
             .writable()
-            .and_then(|target| copy_with_times(&before.file, &target, have_bytes).map(|()| target))
+            .and_then(|target| copy_with_attributes(&before.file, &target, have_bytes).map(|given| (target, given)))
         {
-            Ok(target) => target,
+            Ok(made) => made,
             Err(why) => {
                 self.undo_placed(&placed);
                 return Err(why.into());
@@ -101,6 +101,11 @@ impl Namespace {
             }
             tree.drop_replica(id);
             self.adopt(&mut tree, id, &placed)?;
+            // What was set by name since.
+            let now = Given::of(&before.file)?;
+            if now != given {
+                now.give(&target)?;
+            }
             txn.file(id);
             crash_point!("spill.adopted");
             self.commit(&tree, txn);
@@ -190,22 +195,49 @@ impl Namespace {
     }
 }
 
-/// Copies content between places; the times go with it, for they belong to the catalog.
-fn copy_with_times(from: &File, to: &File, size_bytes: u64) -> std::io::Result<()> {
+/// Copies content between places; permissions and times go with it, for they belong to the catalog.
+fn copy_with_attributes(from: &File, to: &File, size_bytes: u64) -> std::io::Result<Given> {
+    let given = Given::of(from)?;
     ladder::copy_file(from, to, size_bytes, &|_| Ok(()))?;
     to.set_len(size_bytes)?;
-    let metadata = from.metadata()?;
-    to.set_times(std::fs::FileTimes::new().set_modified(metadata.modified()?).set_accessed(metadata.accessed()?))
+    given.give(to)?;
+    Ok(given)
 }
 
-/// Gives a plain file the times that the catalog knows.
-pub(crate) fn give_times(file: &File, attr: &crate::model::Attr) -> std::io::Result<()> {
-    let spec = |time: crate::model::Timestamp| rustix::fs::Timespec {
-        tv_sec: time.secs(),
-        tv_nsec: i64::from(time.subsec_nanos()),
-    };
-    let times = rustix::fs::Timestamps { last_access: spec(attr.atime), last_modification: spec(attr.mtime) };
-    Ok(rustix::fs::futimens(file, &times)?)
+/// What a plain file is given beside its content.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Given {
+    perm: u32,
+    atime: Timestamp,
+    mtime: Timestamp,
+}
+
+impl Given {
+    fn of(file: &File) -> std::io::Result<Self> {
+        let stat = rustix::fs::fstat(file)?;
+        Ok(Self {
+            perm: stat.st_mode & 0o777,
+            atime: Timestamp::from_parts(stat.st_atime, stat.st_atime_nsec as u32),
+            mtime: Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32),
+        })
+    }
+
+    /// As the catalog knows it.
+    pub fn known(attr: &Attr) -> Self {
+        Self { perm: attr.perm & 0o777 | 0o600, atime: attr.atime, mtime: attr.mtime }
+    }
+
+    pub fn give(self, file: &File) -> std::io::Result<()> {
+        rustix::fs::fchmod(file, rustix::fs::Mode::from_raw_mode(self.perm))?;
+        self.give_times(file)
+    }
+
+    pub fn give_times(self, file: &File) -> std::io::Result<()> {
+        let spec =
+            |time: Timestamp| rustix::fs::Timespec { tv_sec: time.secs(), tv_nsec: i64::from(time.subsec_nanos()) };
+        let times = rustix::fs::Timestamps { last_access: spec(self.atime), last_modification: spec(self.mtime) };
+        Ok(rustix::fs::futimens(file, &times)?)
+    }
 }
 
 pub(super) fn is_full(why: &std::io::Error) -> bool {

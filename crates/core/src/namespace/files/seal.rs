@@ -50,10 +50,19 @@ impl Namespace {
                 true,
             );
         }
-        let Ok(stat) = rustix::fs::fstat(&*content.file) else {
-            return;
+        // Whoever sets its times or mode by name does so with the tree locked, there and here: looked at before that and
+        // written down after it, the file would lose what was set.
+        let (mut tree, stat) = loop {
+            let before = self.tree().get(id).map(|inode| inode.attr);
+            let Ok(stat) = rustix::fs::fstat(&*content.file) else {
+                return;
+            };
+            crash_point!("seal.looked");
+            let tree = self.tree();
+            if tree.get(id).map(|inode| inode.attr) == before {
+                break (tree, stat);
+            }
         };
-        let mut tree = self.tree();
         let mut txn = Txn::default();
         let Some(inode) = tree.get_mut(id) else {
             return;
