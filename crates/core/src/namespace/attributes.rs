@@ -2,7 +2,7 @@
 //! written directly is asked for its size and times each time.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::clock;
@@ -72,6 +72,24 @@ impl Namespace {
             }
         }
         inode.attr
+    }
+
+    /// What the plain file is, to be written down in the tree. Whoever sets times or mode by name does so with the tree
+    /// locked, there and here: looked at before that and written down after it, the file would lose what was set.
+    pub(super) fn look_and_lock(
+        &self,
+        id: FileId,
+        file: &std::fs::File,
+    ) -> FsResult<(MutexGuard<'_, Tree>, rustix::fs::Stat)> {
+        loop {
+            let before = self.tree().get(id).map(|inode| inode.attr);
+            let stat = rustix::fs::fstat(file)?;
+            crash_point!("seal.looked");
+            let tree = self.tree();
+            if tree.get(id).map(|inode| inode.attr) == before {
+                return Ok((tree, stat));
+            }
+        }
     }
 
     pub fn getattr(&self, id: FileId, _fh: Option<u64>) -> FsResult<Attributes> {

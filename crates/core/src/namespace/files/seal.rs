@@ -50,18 +50,8 @@ impl Namespace {
                 true,
             );
         }
-        // Whoever sets its times or mode by name does so with the tree locked, there and here: looked at before that and
-        // written down after it, the file would lose what was set.
-        let (mut tree, stat) = loop {
-            let before = self.tree().get(id).map(|inode| inode.attr);
-            let Ok(stat) = rustix::fs::fstat(&*content.file) else {
-                return;
-            };
-            crash_point!("seal.looked");
-            let tree = self.tree();
-            if tree.get(id).map(|inode| inode.attr) == before {
-                break (tree, stat);
-            }
+        let Ok((mut tree, stat)) = self.look_and_lock(id, &content.file) else {
+            return;
         };
         let mut txn = Txn::default();
         let Some(inode) = tree.get_mut(id) else {

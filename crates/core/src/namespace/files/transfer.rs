@@ -237,8 +237,7 @@ impl Namespace {
         let version = {
             let _inode = self.lock_inode(id);
             let dirty = open.written.swap(false, Ordering::Relaxed) || open.direct_writer.load(Ordering::Relaxed);
-            let stat = rustix::fs::fstat(&*open.content().file)?;
-            let mut tree = self.tree();
+            let (mut tree, stat) = self.look_and_lock(id, &open.content().file)?;
             let mut txn = Txn::default();
             let Some(inode) = tree.get_mut(id) else {
                 return Ok(());
