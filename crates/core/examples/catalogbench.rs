@@ -38,8 +38,11 @@ fn file(id: u64) -> Change {
     };
     let identity =
         StoreIdentity { ino: 9_000_000 + id, size_bytes: id * 4096, mtime_nanos: time.nanos, ctime_nanos: time.nanos };
-    let replica = Replica { node: NodeId(0), device: DeviceId { tier: 0, device: 0 }, backing_ino: 7_000_000 + id };
+    let replica =
+        Replica { node: NodeId(0), device: DeviceId { tier: 0, device: 0 }, backing_ino: 7_000_000 + id, born: 7 };
     let record = FileRecord {
+        synced_version: 0,
+        promised: false,
         attr,
         version: 1,
         durable_version: 1,

@@ -155,6 +155,8 @@ pub struct Config {
     pub store_ttl: Duration,
     /// How long a sealed file must be quiet before it is drained.
     pub quiet: Duration,
+    /// How long a closed file may lie on a tier, not in the store yet, until the tier is made to keep it through a reboot.
+    pub sync_after: Duration,
     /// How long a failing store operation is retried before the final drain gives up.
     pub retry: Duration,
     /// How long background children may outlive the command.
@@ -191,6 +193,7 @@ pub struct Overrides {
     pub drain_bytes_per_second_max: Option<String>,
     pub store_ttl: Option<String>,
     pub quiet: Option<String>,
+    pub sync_after: Option<String>,
     pub retry: Option<String>,
     pub grace: Option<String>,
     pub keep_at_exit: Option<String>,
@@ -201,7 +204,7 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    fn scalars(&self) -> [(&'static str, &Option<String>); 18] {
+    fn scalars(&self) -> [(&'static str, &Option<String>); 19] {
         [
             ("store", &self.store),
             ("state", &self.state),
@@ -214,6 +217,7 @@ impl Overrides {
             ("drain_bytes_per_second_max", &self.drain_bytes_per_second_max),
             ("store_ttl", &self.store_ttl),
             ("quiet", &self.quiet),
+            ("sync_after", &self.sync_after),
             ("retry", &self.retry),
             ("grace", &self.grace),
             ("keep_at_exit", &self.keep_at_exit),

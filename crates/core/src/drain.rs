@@ -90,6 +90,7 @@ impl Drain {
         };
         threads.push(spawn("drain", Self::publish_loop)?);
         threads.push(spawn("tender", Self::tend_loop)?);
+        threads.push(spawn("sync", Self::sync_loop)?);
         for _ in 0..drain.namespace.config.drain_threads.max(1) {
             threads.push(spawn("stage", Self::stage_loop)?);
         }
@@ -104,6 +105,7 @@ impl Drain {
         self.job_came.notify_all();
         self.namespace.wake();
         self.namespace.end_lingering();
+        self.namespace.end_unsynced();
         let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         for thread in threads {
             if thread.join().is_err() {
@@ -170,6 +172,16 @@ impl Drain {
             let pause = next.map_or(until_poll, |next| next.min(until_poll)).max(Duration::from_micros(100));
             self.namespace.wait_lingering(pause, &|| self.stopping());
         }
+    }
+
+    /// Makes the tiers keep what has been closed on them for a while.
+    fn sync_loop(&self) {
+        while !self.stopping() {
+            let next = self.namespace.sync_closed(false);
+            self.namespace.wait_unsynced(next, &|| self.stopping());
+        }
+        // What stays on the tiers (keep, or a store that is not there) may have to wait long.
+        self.namespace.sync_closed(true);
     }
 
     fn publish_loop(&self) {

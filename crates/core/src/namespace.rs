@@ -121,6 +121,8 @@ pub struct Namespace {
     history: Mutex<History>,
     /// Files whose last writer closed while something still held them writable: tried again. Their `Open` stays.
     lingering: Mutex<Vec<files::Lingering>>,
+    unsynced: Mutex<files::Unsynced>,
+    unsynced_came: Condvar,
     promises: files::Promises,
     gone_next: AtomicU32,
     last_reason: Mutex<Option<(crate::placement::Reason, Arc<str>)>>,
@@ -200,6 +202,8 @@ impl Namespace {
             interrupted: OnceLock::new(),
             history: Mutex::new(History::new()),
             lingering: Mutex::default(),
+            unsynced: Mutex::default(),
+            unsynced_came: Condvar::new(),
             promises: files::Promises::default(),
             gone_next: AtomicU32::new(0),
             last_reason: Mutex::default(),

@@ -13,7 +13,7 @@ use crate::model::{FsyncTarget, Mode};
 use crate::store::Verify;
 
 /// Keys with one value each, by the name they have in `surgetank.toml`.
-pub const SCALARS: [&str; 19] = [
+pub const SCALARS: [&str; 20] = [
     "over",
     "store",
     "state",
@@ -26,6 +26,7 @@ pub const SCALARS: [&str; 19] = [
     "drain_bytes_per_second_max",
     "store_ttl",
     "quiet",
+    "sync_after",
     "retry",
     "grace",
     "keep_at_exit",
@@ -73,6 +74,7 @@ pub struct Draft {
     pub drain_bytes_per_second_max: Option<u64>,
     pub store_ttl: Option<Duration>,
     pub quiet: Option<Duration>,
+    pub sync_after: Option<Duration>,
     pub retry: Option<Duration>,
     pub grace: Option<Duration>,
     pub keep_at_exit: Option<KeepAtExit>,
@@ -127,6 +129,7 @@ impl Draft {
             },
             "store_ttl" => self.store_ttl = Some(duration(text).map_err(refused)?),
             "quiet" => self.quiet = Some(duration(text).map_err(refused)?),
+            "sync_after" => self.sync_after = Some(duration(text).map_err(refused)?),
             "retry" => self.retry = Some(duration(text).map_err(refused)?),
             "grace" => self.grace = Some(duration(text).map_err(refused)?),
             _ => {

@@ -247,6 +247,7 @@ fn overlay(draft: &mut Draft, upper: Draft) {
         drain_bytes_per_second_max,
         store_ttl,
         quiet,
+        sync_after,
         retry,
         grace,
         keep_at_exit,
@@ -274,6 +275,7 @@ fn overlay(draft: &mut Draft, upper: Draft) {
     put(&mut draft.drain_bytes_per_second_max, drain_bytes_per_second_max);
     put(&mut draft.store_ttl, store_ttl);
     put(&mut draft.quiet, quiet);
+    put(&mut draft.sync_after, sync_after);
     put(&mut draft.retry, retry);
     put(&mut draft.grace, grace);
     put(&mut draft.keep_at_exit, keep_at_exit);
@@ -396,6 +398,7 @@ fn resolve(
         drain_bytes_per_second_max: draft.drain_bytes_per_second_max.unwrap_or(0),
         store_ttl: draft.store_ttl.unwrap_or(Duration::from_secs(1)),
         quiet: draft.quiet.unwrap_or(Duration::from_millis(50)),
+        sync_after: draft.sync_after.unwrap_or(Duration::from_secs(30)),
         retry: draft.retry.unwrap_or(Duration::from_secs(30)),
         grace: draft.grace.unwrap_or(Duration::from_secs(5)),
         keep_at_exit: draft.keep_at_exit.unwrap_or_default(),

@@ -114,6 +114,7 @@ fn every_key_in_every_source() {
         ("drain_bytes_per_second_max", "5M"),
         ("store_ttl", "100ms"),
         ("quiet", "0"),
+        ("sync_after", "7s"),
         ("retry", "2m"),
         ("grace", "1h"),
         ("keep_at_exit", "drain"),
@@ -135,6 +136,7 @@ fn every_key_in_every_source() {
         assert_eq!((config.copy_up_bytes_max, config.dirty_bytes_max, config.drain_threads), (3 << 29, 10 << 30, 9));
         assert_eq!((config.drain_bytes_per_second_max, config.store_ttl.as_millis()), (5 << 20, 100));
         assert_eq!((config.quiet.as_secs(), config.retry.as_secs(), config.grace.as_secs()), (0, 120, 3600));
+        assert_eq!(config.sync_after.as_secs(), 7);
         assert_eq!((config.preload, config.preload_skip.join(" ").as_str()), (false, "java mpirun perl"));
         assert_eq!(config.tiers.len(), 2);
         assert_eq!(config.tiers[1].cap_bytes, Some(2 << 30));
@@ -179,6 +181,7 @@ fn every_key_in_every_source() {
         drain_bytes_per_second_max: value("drain_bytes_per_second_max"),
         store_ttl: value("store_ttl"),
         quiet: value("quiet"),
+        sync_after: value("sync_after"),
         retry: value("retry"),
         grace: value("grace"),
         keep_at_exit: value("keep_at_exit"),

@@ -19,6 +19,8 @@ pub struct Replica {
     pub device: DeviceId,
     /// Inode number on the device: finds the file again after a crash in the middle of a rename.
     pub backing_ino: u64,
+    /// A digest of when the plain file was made, 0 if nobody knows: the number may be given out again.
+    pub born: u32,
 }
 
 /// What we knew of the store's file when we last looked; a difference means that somebody else changed it.
@@ -36,6 +38,10 @@ pub struct FileRecord {
     /// Counts what programs sealed; content is dirty while `version != durable_version`.
     pub version: u64,
     pub durable_version: u64,
+    /// The highest version of which the tier was made to keep every byte.
+    pub synced_version: u64,
+    /// A program was promised bytes of what is not durable yet.
+    pub promised: bool,
     /// False while some program may still write it.
     pub sealed: bool,
     pub replica: Option<Replica>,

@@ -249,7 +249,7 @@ impl Namespace {
             }
             Some(content) => content.file,
             None => {
-                let (device, _) = inode.replica?;
+                let device = inode.replica?.device;
                 let path = tree.logical_path(id)?;
                 let opened = self.tiers.device(device).open(&path, false);
                 Arc::new(

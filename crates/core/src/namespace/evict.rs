@@ -25,7 +25,7 @@ impl Namespace {
         let candidates: Vec<Candidate> = {
             let tree = self.tree();
             tree.iter()
-                .filter(|(_, inode)| inode.replica.is_some_and(|(at, _)| at == device))
+                .filter(|(_, inode)| inode.replica.is_some_and(|plain| plain.device == device))
                 .map(|(id, inode)| {
                     let decision = tree.logical_path(id).map(|path| self.decide(&path));
                     Candidate {
@@ -95,7 +95,7 @@ impl Namespace {
         let Some(replica) = inode.replica else {
             return 0;
         };
-        let device = replica.0;
+        let device = replica.device;
         let evictable = inode.sealed && !inode.dirty() && inode.publish.is_none() && inode.applied.is_some();
         let held = !even_pinned && self.pinned(&tree, id);
         if !evictable || held || self.opens().contains_key(&id) {
@@ -107,9 +107,7 @@ impl Namespace {
             return 0;
         }
         let mut txn = Txn::default();
-        if let Some(path) = &path {
-            txn.gone(self.going(&tree, replica, path));
-        }
+        txn.gone(Some(replica));
         let charged = tree.drop_replica(id).map_or(0, |(_, charged)| charged);
         let reason = tree.reason(reason);
         if let Some(inode) = tree.get_mut(id) {
@@ -251,9 +249,7 @@ impl Namespace {
             return;
         }
         let mut txn = Txn::default();
-        if let Some(replica) = inode.replica {
-            txn.gone(self.going(&tree, replica, &path));
-        }
+        txn.gone(inode.replica);
         let dropped = tree.drop_replica(id);
         txn.file(id);
         if let Some((dir, name)) = tree.get(id).and_then(|inode| inode.logical.clone()) {

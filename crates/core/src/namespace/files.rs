@@ -9,6 +9,7 @@ mod place;
 mod promise;
 mod room;
 mod seal;
+mod sync;
 mod transfer;
 
 pub(crate) use linger::Lingering;
@@ -16,6 +17,7 @@ pub(crate) use place::{HIDDEN_PREFIX, Placed, hidden_name};
 pub(crate) use promise::{KEPT_FOR, Promises};
 pub(crate) use room::Given;
 pub(crate) use seal::{identity_of, nobody_has};
+pub(crate) use sync::Unsynced;
 
 /// Through which door a program comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,39 +10,35 @@ use std::sync::atomic::Ordering;
 use foldhash::HashSet;
 
 use crate::model::{Change, DeviceId, Image};
-use crate::tier::Plain;
 
 use super::Namespace;
-use super::tree::Tree;
+use super::tree::{PlainId, Tree};
 
 /// More than so many are never between the two steps: each has a thread of its own.
 const REMEMBERED: u32 = 256;
 const COUNTER: &str = "gone-";
 
 impl Namespace {
-    /// What lies there, if it is this one: to be told to the transaction that lets it go. `None` where it cannot be told
-    /// from a later file: then nothing is said, and what is left is kept.
-    pub(super) fn going(&self, tree: &Tree, (device, ino): (DeviceId, u64), path: &[u8]) -> Option<u64> {
-        let plain = self.tiers.device(device).plain_at(path).ok()??;
-        if plain.ino != ino {
-            return None;
-        }
-        said(tree.device_numbers.get(&device).copied().unwrap_or(device), plain)
-    }
-
-    pub(super) fn gone(&self, file: u64) -> Change {
+    /// What the catalog is told of a plain file that is about to be removed. Nothing, where it could not be told from a
+    /// later file: then what is left is kept.
+    pub(super) fn gone(&self, tree: &Tree, plain: PlainId) -> Option<Change> {
         let slot = self.gone_next.fetch_add(1, Ordering::Relaxed) % REMEMBERED;
-        Change::PutCounter(format!("{COUNTER}{slot}"), file)
+        Some(Change::PutCounter(format!("{COUNTER}{slot}"), saying(tree, plain)?))
     }
 }
 
-fn said(device: DeviceId, plain: Plain) -> Option<u64> {
-    let (seconds, nanoseconds) = plain.born?;
+pub(super) fn saying(tree: &Tree, plain: PlainId) -> Option<u64> {
+    said(tree.device_numbers.get(&plain.device).copied().unwrap_or(plain.device), plain)
+}
+
+fn said(device: DeviceId, plain: PlainId) -> Option<u64> {
+    if plain.born == 0 {
+        return None;
+    }
     let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc64Nvme);
     digest.update(&[device.tier, device.device]);
     digest.update(&plain.ino.to_le_bytes());
-    digest.update(&seconds.to_le_bytes());
-    digest.update(&nanoseconds.to_le_bytes());
+    digest.update(&plain.born.to_le_bytes());
     Some(digest.finalize())
 }
 
@@ -60,11 +56,11 @@ mod tests {
     #[test]
     fn an_inode_number_that_came_again_was_taken_for_the_file_that_went() {
         let device = DeviceId { tier: 0, device: 0 };
-        let went = Plain { ino: 12, born: Some((1_700_000_000, 5)) };
+        let went = PlainId { device, ino: 12, born: 77 };
         assert_eq!(said(device, went), said(device, went));
-        assert_ne!(said(device, went), said(device, Plain { born: Some((1_700_000_000, 6)), ..went }));
+        assert_ne!(said(device, went), said(device, PlainId { born: 78, ..went }));
         assert_ne!(said(device, went), said(DeviceId { tier: 0, device: 1 }, went));
-        assert_ne!(said(device, went), said(device, Plain { ino: 13, ..went }));
-        assert_eq!(said(device, Plain { born: None, ..went }), None, "it cannot be told from another");
+        assert_ne!(said(device, went), said(device, PlainId { ino: 13, ..went }));
+        assert_eq!(said(device, PlainId { born: 0, ..went }), None, "it cannot be told from another");
     }
 }

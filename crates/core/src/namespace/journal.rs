@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::model::{Change, FileId, OpKind, Prepared, RunId, Seq};
 
 use super::Namespace;
-use super::tree::{Inode, Name, Place, Progress, Tree};
+use super::tree::{Inode, Name, Place, PlainId, Progress, Tree};
 
 #[derive(Default)]
 pub(crate) struct Txn {
@@ -16,7 +16,7 @@ pub(crate) struct Txn {
     ops: Vec<Seq>,
     dropped: Vec<FileId>,
     counters: Vec<(String, u64)>,
-    gone: Vec<u64>,
+    gone: Vec<PlainId>,
 }
 
 impl Txn {
@@ -34,9 +34,9 @@ impl Txn {
     pub fn dropped(&mut self, id: FileId) {
         self.dropped.push(id);
     }
-    /// This plain file ([`Namespace::going`]) is removed once the catalog does not name it any more.
-    pub fn gone(&mut self, file: Option<u64>) {
-        self.gone.extend(file);
+    /// This plain file is removed once the catalog does not name it any more.
+    pub fn gone(&mut self, plain: Option<PlainId>) {
+        self.gone.extend(plain);
     }
     pub fn counter(&mut self, name: String, value: u64) {
         self.counters.push((name, value));
@@ -204,6 +204,7 @@ impl Namespace {
                         }
                         None => inode.durable = inode.version,
                     }
+                    inode.promised &= inode.dirty() || !inode.sealed;
                     inode.checked = Some(crate::clock::Moment::now());
                 }
                 OpKind::SetMeta { .. } if inode.set_meta == Some(seq) => inode.set_meta = None,
@@ -258,7 +259,7 @@ impl Namespace {
         for id in &txn.dropped {
             self.show(tree, *id);
         }
-        changes.extend(txn.gone.iter().map(|file| self.gone(*file)));
+        changes.extend(txn.gone.iter().filter_map(|plain| self.gone(tree, *plain)));
         changes.extend(txn.counters.into_iter().map(|(name, value)| Change::PutCounter(name, value)));
         if changes.is_empty() {
             return;

@@ -168,14 +168,14 @@ impl Namespace {
             self.queue_publish(tree, txn, id);
         }
         let new_path = (!last && was_primary).then(|| tree.logical_path(id)).flatten();
-        if last && let (Some(replica), Some(path)) = (replica, &old_path) {
-            txn.gone(self.going(tree, replica, path));
+        if last {
+            txn.gone(replica);
         }
         if last && !self.opens().contains_key(&id) {
             let charged_bytes = tree.get(id).map_or(0, |inode| inode.charged_bytes);
             self.drop_content(tree, txn, id, charged_bytes);
         }
-        Detached { device: replica.map(|(device, _)| device), old_path, new_path, last }
+        Detached { device: replica.map(|plain| plain.device), old_path, new_path, last }
     }
 
     /// The tier's side of `detach`, after the catalog has it.

@@ -6,7 +6,7 @@ use crate::config::Survives;
 use crate::model::{FileId, Kind, Mode, OpKind, RunId};
 
 use super::Namespace;
-use super::tree::{Inode, Op, Progress, State, Tree};
+use super::tree::{Inode, Op, PlainId, Progress, State, Tree};
 
 /// Where a file is and why (`surgetank why`, the `user.surgetank.*` attributes).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,7 +109,7 @@ impl Namespace {
         let mut places = Vec::new();
         let mut replica = None;
         let mut tier = String::from("store");
-        if let Some((device, _)) = inode.replica {
+        if let Some(PlainId { device, .. }) = inode.replica {
             let device = self.tiers.device(device);
             tier = device.tier_name().to_owned();
             let mut file = device.files_path().as_os_str().as_encoded_bytes().to_vec();
@@ -189,7 +189,7 @@ impl Namespace {
 
     /// Why the content of a file cannot be had now, when its tier is not there.
     pub(crate) fn absence(&self, tree: &Tree, id: FileId) -> Option<String> {
-        let (device, _) = tree.get(id)?.replica?;
+        let device = tree.get(id)?.replica?.device;
         let device = self.tiers.device(device);
         (!device.is_there()).then(|| {
             format!(
@@ -205,8 +205,8 @@ impl Namespace {
         };
         let path = tree.logical_path(id).unwrap_or_default();
         match (inode.replica, inode.spill()) {
-            (Some((device, _)), _) => {
-                format!("{}/{}", self.tiers.device(device).files_path().display(), String::from_utf8_lossy(&path))
+            (Some(plain), _) => {
+                format!("{}/{}", self.tiers.device(plain.device).files_path().display(), String::from_utf8_lossy(&path))
             }
             (None, Some((dir, name))) => {
                 format!("{}/{}", self.store.describe(), tree.applied_path(*dir).unwrap_or_default().join(name))

@@ -2,6 +2,7 @@
 //! known by its inode number, so that a rename that was written down but not done (or done but not
 //! finished) on the tier is put right. Nothing that only we have is ever deleted here.
 
+mod lost;
 mod started;
 
 use std::collections::{HashMap, HashSet};
@@ -10,13 +11,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, PoisonError};
 
 use crate::error::{Error, Result};
-use crate::model::{Change, DeviceId, FileId, Image, Kind, OpKind, RunId};
-use crate::tier::{Remembered, Standing};
+use crate::model::{Change, DeviceId, FileId, Image, Kind, Mode, OpKind, RunId};
+use crate::tier::{Plain, Remembered, Standing};
 
 use super::Namespace;
 use super::content::{Content, Lies};
 use super::files::HIDDEN_PREFIX;
-use super::tree::{Entry, Inode, Name, Op, Tree};
+use super::journal::Txn;
+use super::tree::{Entry, Inode, Name, Op, PlainId, Tree};
+use lost::Worth;
 
 /// Where plain files lie that nobody remembers.
 const ORPHANS: &[u8] = b".surgetank-orphans/";
@@ -25,8 +28,7 @@ const ORPHANS_TOLD_MAX: usize = 20;
 
 struct OnTier {
     path: Vec<u8>,
-    size_bytes: u64,
-    blocks_bytes: u64,
+    plain: Plain,
 }
 
 type Gone = foldhash::HashSet<u64>;
@@ -37,13 +39,15 @@ impl Namespace {
         let (ids, strange) = self.take_up_devices(&image)?;
         if image.files.is_empty() && image.ops.is_empty() {
             let gone = super::gone::remembered(&image);
-            self.match_tiers(&strange, &gone);
+            self.match_tiers(&strange, &gone, false);
+            self.remember_boot();
             return Ok(());
         }
         let mut tree = self.tree();
         tree.reserve(image.files.len());
         tree.temporaries = super::temporaries::remembered(&image);
         let gone = super::gone::remembered(&image);
+        let went_down = lost::went_down(&image);
         for (id, record) in image.files {
             tree.next_id = tree.next_id.max(id.0 + 1);
             let root = id == FileId::ROOT;
@@ -52,7 +56,12 @@ impl Namespace {
             inode.version = u32::try_from(record.version).unwrap_or(u32::MAX);
             inode.durable = u32::try_from(record.durable_version).unwrap_or(0);
             inode.sealed = record.sealed;
-            inode.replica = record.replica.and_then(|replica| Some((*ids.get(&replica.device)?, replica.backing_ino)));
+            inode.replica = record.replica.and_then(|replica| {
+                let device = *ids.get(&replica.device)?;
+                Some(PlainId { device, born: replica.born, ino: replica.backing_ino })
+            });
+            inode.synced = u32::try_from(record.synced_version).unwrap_or(0);
+            inode.promised = record.promised;
             inode.identity = record.identity.map(Box::new);
             inode.logical = record.logical.map(place);
             inode.pinned = record.pinned;
@@ -114,14 +123,16 @@ impl Namespace {
         crash_point!("recover.loaded");
         self.settle_started();
         crash_point!("recover.settled");
-        self.match_tiers(&strange, &gone);
+        self.match_tiers(&strange, &gone, went_down);
         crash_point!("recover.matched");
         self.take_over_copies();
-        self.match_spills();
+        self.match_spills(went_down);
         crash_point!("recover.taken_over");
         self.seal_recovered();
         crash_point!("recover.sealed");
         self.discard_leftovers();
+        // Not before: who takes up the work of an agent that died here has to doubt the same files.
+        self.remember_boot();
         crash_point!("recover.cleaned");
         let tree = self.tree();
         tracing::info!(files = tree.count(), operations = tree.ops.len(), "took up what an earlier agent left");
@@ -193,7 +204,7 @@ impl Namespace {
 
     /// Finds every replica on its device, by inode number, and puts it under the path that the catalog says. On a
     /// `strange` device nobody can have put anything, as far as the catalog knows.
-    fn match_tiers(&self, strange: &HashSet<DeviceId>, gone: &Gone) {
+    fn match_tiers(&self, strange: &HashSet<DeviceId>, gone: &Gone, went_down: bool) {
         let mut found: HashMap<(DeviceId, u64), OnTier> = HashMap::new();
         // What is not found there may be there all the same.
         let mut unread: HashMap<DeviceId, u64> = HashMap::new();
@@ -204,8 +215,8 @@ impl Namespace {
                 }
                 continue;
             }
-            let result = device.walk(&mut |path: &[u8], ino, size_bytes, blocks_bytes| {
-                found.insert((device.id(), ino), OnTier { path: path.to_vec(), size_bytes, blocks_bytes });
+            let result = device.walk(&mut |path: &[u8], plain| {
+                found.insert((device.id(), plain.ino), OnTier { path: path.to_vec(), plain });
             });
             if let Err(why) = result {
                 unread.insert(device.id(), 0);
@@ -219,32 +230,47 @@ impl Namespace {
             }
         }
         let mut tree = self.tree();
-        let replicas: Vec<(FileId, DeviceId, u64)> =
-            tree.iter().filter_map(|(id, inode)| inode.replica.map(|(device, ino)| (id, device, ino))).collect();
+        let mut txn = Txn::default();
+        let replicas: Vec<(FileId, PlainId)> =
+            tree.iter().filter_map(|(id, inode)| Some((id, inode.replica?))).collect();
         // Whatever is in another's place is moved aside first, so that swapped names come right too.
         let mut aside: Vec<(FileId, DeviceId, Vec<u8>)> = Vec::new();
-        for (id, device, ino) in replicas {
+        for (mut id, known) in replicas {
             let want = tree.logical_path(id);
-            let Some(on_tier) = found.remove(&(device, ino)) else {
+            let device = known.device;
+            let is_it =
+                |on_tier: &OnTier| known.born == 0 || on_tier.plain.born == 0 || known.born == on_tier.plain.born;
+            let place = (device, known.ino);
+            let Some(on_tier) = found.get(&place).is_some_and(is_it).then(|| found.remove(&place)).flatten() else {
                 let only_there =
                     tree.get(id).is_some_and(|inode| inode.logical.is_some() && (inode.dirty() || !inode.sealed));
                 if only_there && let Some(files) = unread.get_mut(&device) {
                     *files += 1;
                     continue;
                 }
-                self.replica_missing(&mut tree, id, want);
+                self.replica_missing(&mut tree, &mut txn, id, want);
                 continue;
             };
-            let Some(want) = want else {
+            let Some(mut want) = want else {
                 // Unlinked while open: nobody has it open any more.
                 drop(self.tiers.device(device).unlink(&on_tier.path));
                 tree.drop_replica(id);
                 continue;
             };
+            if went_down {
+                match self.after_going_down(&mut tree, &mut txn, id, &on_tier) {
+                    Some(kept) => id = kept,
+                    None => {
+                        drop(self.tiers.device(device).unlink(&on_tier.path));
+                        continue;
+                    }
+                }
+                want = tree.logical_path(id).unwrap_or(want);
+            }
             let device = self.tiers.device(device);
-            device.add_used(i64::try_from(on_tier.blocks_bytes).unwrap_or(i64::MAX));
+            device.add_used(i64::try_from(on_tier.plain.blocks_bytes).unwrap_or(i64::MAX));
             if let Some(inode) = tree.get_mut(id) {
-                inode.charged_bytes = on_tier.blocks_bytes;
+                inode.charged_bytes = on_tier.plain.blocks_bytes;
             }
             tree.recount(id);
             if on_tier.path != want {
@@ -254,6 +280,7 @@ impl Namespace {
                 }
             }
         }
+        self.commit(&tree, txn);
         drop(tree);
         self.set_orphans_aside(found, strange, gone);
         for (device, files) in unread {
@@ -282,28 +309,52 @@ impl Namespace {
         }
     }
 
-    fn replica_missing(&self, tree: &mut Tree, id: FileId, path: Option<Vec<u8>>) {
+    /// Whose content the plain file is now; `None`: it is not wanted.
+    fn after_going_down(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, on_tier: &OnTier) -> Option<FileId> {
+        let path = tree.logical_path(id)?;
+        match lost::worth(tree.get(id)?, on_tier.plain.size_bytes) {
+            Worth::All => Some(id),
+            Worth::Promised => {
+                self.tell_promised(&path);
+                Some(id)
+            }
+            Worth::Spare => {
+                tree.drop_replica(id);
+                txn.file(id);
+                None
+            }
+            // Of no use without the run that made it.
+            Worth::Doubtful if self.mode_for(tree, id, &path) == Mode::Remove => {
+                self.lose(tree, txn, id);
+                None
+            }
+            Worth::Doubtful => {
+                let plain = tree.get(id)?.replica?;
+                let kept = self.set_apart(tree, txn, id, &on_tier.plain)?;
+                self.sync_apart(plain, &on_tier.path);
+                Some(kept)
+            }
+        }
+    }
+
+    fn replica_missing(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, path: Option<Vec<u8>>) {
         let dirty = tree.get(id).is_some_and(|inode| inode.dirty() || !inode.sealed);
-        tree.drop_replica(id);
-        let Some(path) = path else { return };
-        if !dirty {
+        let (Some(path), true) = (path, dirty) else {
+            tree.drop_replica(id);
             return;
-        }
-        let shown = String::from_utf8_lossy(&path).into_owned();
-        let publish = tree.get(id).and_then(|inode| inode.publish);
-        if let Some(seq) = publish {
-            tree.dequeue(seq);
-        }
-        if let Some(inode) = tree.get_mut(id) {
-            inode.publish = None;
-            inode.sealed = true;
-            inode.version = inode.durable;
-        }
-        self.note(RunId(0), shown, "its newest version is gone from the tier (a volatile tier does not survive a reboot); the store keeps the version before", true);
-        let never = tree.get(id).is_some_and(|inode| inode.applied.is_none());
-        if never && let Some((dir, name)) = tree.get_mut(id).and_then(|inode| inode.logical.take()) {
-            tree.bind(dir, &name, |entry| entry.set_logical(None));
-        }
+        };
+        let there = tree.get(id).is_some_and(|inode| inode.applied.is_some());
+        self.lose(tree, txn, id);
+        self.note(
+            RunId(0),
+            String::from_utf8_lossy(&path).into_owned(),
+            if there {
+                "its newest version is gone from the tier (a volatile tier does not survive a reboot); the store keeps the version before"
+            } else {
+                "it is gone from the tier (a volatile tier does not survive a reboot), and was not in the store yet"
+            },
+            true,
+        );
     }
 
     /// Plain files that no record names. On a device that the catalog knows they are unlinks or copies that were cut off;
@@ -314,13 +365,14 @@ impl Namespace {
         let mut told: HashMap<DeviceId, usize> = HashMap::new();
         let mut old: HashMap<DeviceId, usize> = HashMap::new();
         for ((device, ino), orphan) in orphans {
+            let plain = PlainId::new(device, &orphan.plain);
             if orphan.path.starts_with(ORPHANS) {
                 *old.entry(device).or_default() += 1;
                 continue;
             }
             // The agent died while it made it, and nothing is in it; or while it removed it.
-            let unwanted = orphan.size_bytes == 0
-                || self.going(&self.tree(), (device, ino), &orphan.path).is_some_and(|file| gone.contains(&file));
+            let unwanted = orphan.plain.size_bytes == 0
+                || super::gone::saying(&self.tree(), plain).is_some_and(|file| gone.contains(&file));
             if unwanted && !strange.contains(&device) {
                 drop(self.tiers.device(device).unlink(&orphan.path));
                 continue;
@@ -418,7 +470,7 @@ impl Namespace {
         aside
     }
 
-    fn match_spills(&self) {
+    fn match_spills(&self, went_down: bool) {
         {
             // Deleted while somebody had it open: nobody has any more.
             let mut tree = self.tree();
@@ -444,14 +496,33 @@ impl Namespace {
                 .collect()
         };
         for (id, path, who) in spills {
-            if self.store.stat(self.own_cred(who), &path).is_err() {
-                let mut tree = self.tree();
-                let logical = tree.logical_path(id);
-                if let Some(inode) = tree.get_mut(id) {
-                    inode.extra_mut().spill = None;
+            let there = self.store.stat(self.own_cred(who), &path);
+            let mut tree = self.tree();
+            let mut txn = Txn::default();
+            match there {
+                Err(_) => {
+                    let logical = tree.logical_path(id);
+                    if let Some(inode) = tree.get_mut(id) {
+                        inode.extra_mut().spill = None;
+                    }
+                    self.replica_missing(&mut tree, &mut txn, id, logical);
                 }
-                self.replica_missing(&mut tree, id, logical);
+                Ok(there) if went_down => {
+                    let plain = Plain {
+                        ino: 0,
+                        born: 0,
+                        size_bytes: there.attr.size_bytes,
+                        blocks_bytes: 0,
+                        mtime: there.attr.mtime,
+                    };
+                    let worth = tree.get(id).map(|inode| lost::worth(inode, plain.size_bytes));
+                    if worth == Some(Worth::Doubtful) {
+                        self.set_apart(&mut tree, &mut txn, id, &plain);
+                    }
+                }
+                Ok(_) => {}
             }
+            self.commit(&tree, txn);
         }
     }
 
@@ -462,7 +533,7 @@ impl Namespace {
             tree.iter()
                 .filter(|(_, inode)| !inode.sealed && inode.attr.kind == Kind::File)
                 // What cannot be read now is completed when its tier is back.
-                .filter(|(_, inode)| inode.replica.is_none_or(|(device, _)| self.tiers.device(device).is_there()))
+                .filter(|(_, inode)| inode.replica.is_none_or(|plain| self.tiers.device(plain.device).is_there()))
                 .map(|(id, _)| id)
                 .collect()
         };
@@ -494,7 +565,7 @@ impl Namespace {
         let tree = self.tree();
         let inode = tree.get(id)?;
         let owner = inode.cred();
-        if let Some((device, _)) = inode.replica {
+        if let Some(PlainId { device, .. }) = inode.replica {
             let path = tree.logical_path(id)?;
             let file = self.tiers.device(device).open(&path, false).ok()?;
             return Some(Content { file: Arc::new(file), lies: Lies::Tier(device), writable: false });

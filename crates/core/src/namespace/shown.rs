@@ -115,7 +115,7 @@ impl Namespace {
         let handed = open.is_some_and(|open| open.handed.load(std::sync::atomic::Ordering::Relaxed));
         let file = inode.attr.kind == Kind::File;
         let ours = |want| !self.checks_permissions || self.may(&inode.attr, want);
-        let plain = inode.replica.filter(|_| file && (inode.sealed || direct));
+        let plain = inode.replica.map(|plain| (plain.device, plain.ino)).filter(|_| file && (inode.sealed || direct));
         Shown {
             id,
             attr: inode.attr,

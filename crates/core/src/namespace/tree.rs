@@ -121,12 +121,31 @@ pub enum State {
     Kept,
 }
 
+/// A plain file on a tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PlainId {
+    pub device: DeviceId,
+    /// See [`crate::tier::Plain::born`].
+    pub born: u32,
+    pub ino: u64,
+}
+
+impl PlainId {
+    pub fn new(device: DeviceId, plain: &crate::tier::Plain) -> Self {
+        Self { device, born: plain.born, ino: plain.ino }
+    }
+}
+
 #[derive(Debug)]
 pub struct Inode {
     pub attr: Attr,
     pub version: u32,
     pub durable: u32,
-    pub replica: Option<(DeviceId, u64)>,
+    pub replica: Option<PlainId>,
+    /// The highest version of which the tier was made to keep every byte.
+    pub synced: u32,
+    /// A program was promised bytes of what is not in the store yet (fsync of an open file).
+    pub promised: bool,
     /// Bytes charged to the replica's device.
     pub charged_bytes: u64,
     pub identity: Option<Box<StoreIdentity>>,
@@ -169,6 +188,8 @@ impl Inode {
             version: 0,
             durable: 0,
             replica: None,
+            synced: 0,
+            promised: false,
             charged_bytes: 0,
             identity: None,
             logical: None,
@@ -207,6 +228,10 @@ impl Inode {
     /// On a tier, and without a version yet.
     pub fn is_fresh(&self) -> bool {
         self.version == 0 && self.replica.is_some()
+    }
+    /// The tier has been made to keep the present version.
+    pub fn is_synced(&self) -> bool {
+        self.sealed && self.synced >= self.version
     }
     pub fn dirty(&self) -> bool {
         self.version != self.durable
@@ -338,7 +363,7 @@ impl Tree {
         let Some(inode) = self.inodes.get_mut(&id) else {
             return;
         };
-        let Some((device, _)) = inode.replica else {
+        let Some(PlainId { device, .. }) = inode.replica else {
             return;
         };
         let now = if inode.sealed && !inode.dirty() { inode.charged_bytes } else { 0 };
@@ -350,7 +375,7 @@ impl Tree {
     /// The replica leaves its device; returns what it was charged.
     pub fn drop_replica(&mut self, id: FileId) -> Option<(DeviceId, u64)> {
         let inode = self.inodes.get_mut(&id)?;
-        let (device, _) = inode.replica.take()?;
+        let device = inode.replica.take()?.device;
         let before = std::mem::replace(&mut inode.clean_bytes, 0);
         let charged = std::mem::replace(&mut inode.charged_bytes, 0);
         if let Some(count) = self.clean_bytes.get_mut(&device) {
@@ -550,10 +575,13 @@ impl Tree {
             version: u64::from(inode.version),
             durable_version: u64::from(inode.durable),
             sealed: inode.sealed,
-            replica: inode.replica.map(|(device, backing_ino)| Replica {
+            synced_version: u64::from(inode.synced),
+            promised: inode.promised,
+            replica: inode.replica.map(|plain| Replica {
                 node: NodeId(0),
-                device: self.device_numbers.get(&device).copied().unwrap_or(device),
-                backing_ino,
+                device: self.device_numbers.get(&plain.device).copied().unwrap_or(plain.device),
+                backing_ino: plain.ino,
+                born: plain.born,
             }),
             spill: inode.spill().map(place),
             identity: identity.as_deref().copied(),

@@ -524,7 +524,7 @@ impl Device {
     pub fn remove_dir(&self, path: &[u8]) -> io::Result<()> {
         self.change(|tree| tree.remove_dir(path))
     }
-    /// Every plain file: path, inode number, size, allocated bytes.
+    /// Every plain file.
     pub fn walk(&self, each: Each<'_>) -> io::Result<()> {
         self.change(|tree| tree.walk(each))
     }

@@ -133,7 +133,7 @@ fn unnamed_files_leave_no_trace_and_can_be_named() {
     let device = tiers.device(FIRST);
     let count = || {
         let mut count = 0;
-        device.walk(&mut |_, _, _, _| count += 1).unwrap();
+        device.walk(&mut |_, _| count += 1).unwrap();
         count
     };
     let file = device.create_unnamed(0o640).unwrap();

@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno;
 
+use crate::model::Timestamp;
+
 /// Longest piece of a path handed to one system call (PATH_MAX is 4096 with the final NUL).
 const PIECE_BYTES_MAX: usize = 4000;
 /// A directory that we make may be removed as empty by somebody else before we use it: so often we try again.
@@ -24,15 +26,45 @@ const PRIVATE_DIR: Mode = Mode::RWXU;
 
 static OPENAT2_MISSING: AtomicBool = AtomicBool::new(false);
 
-/// Told of a file: path, inode number, size in bytes, allocated bytes.
-pub type Each<'a> = &'a mut dyn FnMut(&[u8], u64, u64, u64);
+/// Told of a file and its path.
+pub type Each<'a> = &'a mut dyn FnMut(&[u8], Plain);
 
 /// A plain file as its file system knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plain {
     pub ino: u64,
-    /// Seconds and nanoseconds, where the file system remembers. An inode number alone may be another file's later.
-    pub born: Option<(i64, u32)>,
+    /// A digest of the time at which it was made, for its inode number alone may be another file's later. 0: nobody knows.
+    pub born: u32,
+    pub size_bytes: u64,
+    pub blocks_bytes: u64,
+    pub mtime: Timestamp,
+}
+
+impl Plain {
+    const ASKED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
+
+    pub fn of(file: &File) -> io::Result<Self> {
+        Ok(Self::from(&rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, Self::ASKED)?))
+    }
+}
+
+impl From<&rustix::fs::Statx> for Plain {
+    fn from(stat: &rustix::fs::Statx) -> Self {
+        let known = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME);
+        let born = || {
+            let mut bytes = [0; 12];
+            bytes[..8].copy_from_slice(&stat.stx_btime.tv_sec.to_le_bytes());
+            bytes[8..].copy_from_slice(&stat.stx_btime.tv_nsec.to_le_bytes());
+            crc_fast::crc32_iscsi(&bytes).max(1)
+        };
+        Self {
+            ino: stat.stx_ino,
+            born: if known { born() } else { 0 },
+            size_bytes: stat.stx_size,
+            blocks_bytes: stat.stx_blocks * 512,
+            mtime: Timestamp::from_parts(stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec),
+        }
+    }
 }
 
 /// A directory and what lies below it; borrowed from whoever holds the handle.
@@ -297,13 +329,8 @@ impl<'a> Tree<'a> {
         check(path)?;
         let (dir, name) = split(path);
         let flags = AtFlags::SYMLINK_NOFOLLOW;
-        let asked = StatxFlags::INO | StatxFlags::BTIME;
-        match self.open_dir(dir).and_then(|dir| rustix::fs::statx(dir.as_fd(), name, flags, asked)) {
-            Ok(stat) => {
-                let known = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME);
-                let born = known.then_some((stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec));
-                Ok(Some(Plain { ino: stat.stx_ino, born }))
-            }
+        match self.open_dir(dir).and_then(|dir| rustix::fs::statx(dir.as_fd(), name, flags, Plain::ASKED)) {
+            Ok(stat) => Ok(Some(Plain::from(&stat))),
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
             Err(errno) => Err(errno.into()),
         }
@@ -388,13 +415,9 @@ impl<'a> Tree<'a> {
                 if kind == FileType::Directory {
                     pending.push(path);
                 } else if kind == FileType::RegularFile {
-                    match rustix::fs::statat(dir.as_fd(), name.as_slice(), AtFlags::SYMLINK_NOFOLLOW) {
-                        Ok(stat) => each(
-                            &path,
-                            stat.st_ino,
-                            u64::try_from(stat.st_size).unwrap_or(0),
-                            u64::try_from(stat.st_blocks).unwrap_or(0) * 512,
-                        ),
+                    let flags = AtFlags::SYMLINK_NOFOLLOW;
+                    match rustix::fs::statx(dir.as_fd(), name.as_slice(), flags, Plain::ASKED) {
+                        Ok(stat) => each(&path, Plain::from(&stat)),
                         Err(Errno::NOENT) => {}
                         Err(errno) => return Err(errno.into()),
                     }

@@ -416,9 +416,9 @@ impl World {
                 let mut blocks = 0;
                 let mut paths = BTreeMap::new();
                 device
-                    .walk(&mut |path: &[u8], _, size, blocks_bytes| {
-                        blocks += blocks_bytes;
-                        paths.insert(String::from_utf8_lossy(path).into_owned(), size);
+                    .walk(&mut |path: &[u8], plain| {
+                        blocks += plain.blocks_bytes;
+                        paths.insert(String::from_utf8_lossy(path).into_owned(), plain.size_bytes);
                     })
                     .map_err(|why| why.to_string())?;
                 if blocks != device.used_bytes() {
@@ -508,6 +508,7 @@ fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Arc<Mutex<V
         drain_bytes_per_second_max: 0,
         store_ttl: terms.store_ttl,
         quiet: terms.quiet,
+        sync_after: Duration::from_millis(20),
         retry: Duration::from_secs(1),
         grace: Duration::ZERO,
         keep_at_exit: if terms.keeps { KeepAtExit::Drain } else { KeepAtExit::Leave },

@@ -56,6 +56,9 @@ pub struct Settings {
     /// How long a closed file is left alone before it is drained
     #[arg(long, value_name = "TIME", help_heading = "Tuning")]
     pub quiet_period: Option<String>,
+    /// How long a closed file may wait until its tier is made to keep it through a reboot
+    #[arg(long, value_name = "TIME", help_heading = "Tuning")]
+    pub sync_after: Option<String>,
     /// How long a failing store is tried again
     #[arg(long, value_name = "TIME", help_heading = "Tuning")]
     pub retry: Option<String>,
@@ -102,6 +105,7 @@ impl Settings {
             ("--direct", self.direct.is_some()),
             ("--door", self.door.is_some()),
             ("--quiet-period", self.quiet_period.is_some()),
+            ("--sync-after", self.sync_after.is_some()),
             ("--copy-up-bytes-max", self.copy_up_bytes_max.is_some()),
             ("--dirty-bytes-max", self.dirty_bytes_max.is_some()),
             ("--drain-threads", self.drain_threads.is_some()),
@@ -127,6 +131,7 @@ impl Settings {
             drain_bytes_per_second_max: self.drain_bytes_per_second_max,
             store_ttl: self.store_ttl,
             quiet: self.quiet_period,
+            sync_after: self.sync_after,
             retry: self.retry,
             grace: self.grace,
             keep_at_exit: self.keep_at_exit,

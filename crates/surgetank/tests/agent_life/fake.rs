@@ -189,6 +189,7 @@ pub fn configure(settings: &Settings) -> Result<Config> {
         drain_bytes_per_second_max: 0,
         store_ttl: Duration::ZERO,
         quiet: Duration::ZERO,
+        sync_after: Duration::ZERO,
         retry: Duration::ZERO,
         grace: grace.transpose().map_err(|error| Error::new("--grace").why(error))?.unwrap_or_default(),
         keep_at_exit: KeepAtExit::Leave,

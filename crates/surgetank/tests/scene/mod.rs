@@ -11,6 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -26,6 +27,7 @@ pub const USER: u32 = 1000;
 pub const TEAM: u32 = 2000;
 /// Marks our processes, for the next run should this one be killed.
 const MARK: &str = "SURGETANK_TEST_SCENE";
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// Whatever is waited for longer than this hangs.
 pub const LIMIT: Duration = Duration::from_secs(90);
 /// Rules of temporaries and hidden files: no name in the store may begin so in the end.
@@ -161,6 +163,33 @@ impl Scene {
         let image = format!("/mnt/{name}.img");
         mount(&["-o", "loop", &image, path.to_str().unwrap()]);
         path
+    }
+
+    /// The power fails: of this ext4 is left what was synced, or what its journal had besides; every process of the scene
+    /// is gone; the machine boots. (The store is another machine's.)
+    #[track_caller]
+    pub fn power_fails(&self, name: &str, journal_too: bool) {
+        const SHUTDOWN: libc::Ioctl = 0x8004_587d_u32 as libc::Ioctl;
+        let path = Path::new("/mnt").join(name);
+        let dir = File::open(&path).unwrap();
+        let kind: u32 = if journal_too { 1 } else { 2 };
+        // SAFETY: EXT4_IOC_SHUTDOWN reads the number it is given; the descriptor is open.
+        assert_eq!(unsafe { libc::ioctl(dir.as_raw_fd(), SHUTDOWN, &raw const kind) }, 0);
+        drop(dir);
+        end_marked(&self.behind);
+        eventually("the dead file system is let go", || {
+            Command::new("umount").arg(&path).stderr(Stdio::null()).status().unwrap().success()
+        });
+        self.ext4_again(name);
+        self.boots();
+    }
+
+    pub fn boots(&self) {
+        let id = fs::read_to_string(BOOT_ID).unwrap();
+        let new = Path::new("/mnt/boot_id");
+        fs::write(new, format!("{:0>36}\n", u64::from_str_radix(id.trim().get(28..).unwrap(), 16).unwrap() + 1))
+            .unwrap();
+        mount(&["--bind", new.to_str().unwrap(), BOOT_ID]);
     }
 
     /// Unmounts an ext4 of ours and mounts it again, with another device number.

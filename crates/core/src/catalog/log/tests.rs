@@ -70,6 +70,8 @@ fn file(seed: u64) -> Box<FileRecord> {
         durable_version: seed / 2,
         sealed: seed.is_multiple_of(3),
         replica: None,
+        synced_version: 0,
+        promised: false,
         spill: name(1),
         identity: None,
         logical: name(2),

@@ -13,7 +13,7 @@ use crate::store::{Cred, StorePath};
 use super::super::Namespace;
 use super::super::content::{Content, Handle, Lies, Open, Users};
 use super::super::journal::Txn;
-use super::super::tree::Progress;
+use super::super::tree::{PlainId, Progress};
 use super::engage::Wanted;
 use super::{Grant, LEFT_TO_THE_MOUNT, Opened, Via};
 
@@ -268,7 +268,7 @@ impl Namespace {
         let owner = inode.cred();
         let size_bytes = inode.attr.size_bytes;
         let charged_bytes = inode.charged_bytes;
-        if let Some((device, _)) = inode.replica {
+        if let Some(PlainId { device, .. }) = inode.replica {
             let path = tree.logical_path(id).ok_or(GONE)?;
             let device = self.tiers.device(device);
             // A direct descriptor of ours is read-only, or our own leases would be refused.

@@ -4,13 +4,13 @@
 use std::sync::{Arc, PoisonError};
 
 use crate::error::{Errno, Fault, FsResult};
-use crate::model::{FileId, Mode};
+use crate::model::{DeviceId, FileId, Mode};
 use crate::placement::{self, Ask, AskKind, DirtyRoom, Expected, Place};
 use crate::store::{Cred, StorePath};
 
 use super::super::Namespace;
 use super::super::content::{Content, Lies};
-use super::super::tree::{Name, Tree};
+use super::super::tree::{Name, PlainId, Tree};
 use super::{LEFT_TO_THE_MOUNT, Via};
 
 /// A new version's plain file, before it is bound to an inode.
@@ -21,7 +21,8 @@ pub(crate) struct Placed {
     /// Name of the temporary when the store itself was chosen, and its directory.
     pub spill: Option<(FileId, Name)>,
     pub reason: Arc<str>,
-    pub backing_ino: u64,
+    /// Nothing in particular where the store was chosen.
+    pub plain: PlainId,
     /// Its path on the tier now.
     pub at: Vec<u8>,
     /// The descriptor with which it was made, for reading and writing, where programs will have it directly.
@@ -39,20 +40,22 @@ impl Namespace {
         inode.placed = Some(reason);
         match (placed.content.lies, &placed.spill) {
             (Lies::Tier(device), _) => {
-                inode.replica = Some((device, placed.backing_ino));
+                let plain = PlainId { device, ..placed.plain };
+                inode.replica = Some(plain);
+                inode.synced = 0;
                 // Without a name it keeps the hidden one: link may give it a name later.
                 match path {
                     Some(path) if path != placed.at => {
                         // Under its name before the catalog knows it: an agent that dies in between leaves a copy that is
                         // not wanted, and the next one has to know that.
                         let mut txn = super::super::journal::Txn::default();
-                        txn.gone(self.going(tree, (device, placed.backing_ino), &placed.at));
+                        txn.gone(Some(plain));
                         self.commit(tree, txn);
                         let device = self.tiers.device(device);
                         let renamed = device.rename(&placed.at, &path);
                         // It may have come along with its directory.
                         if renamed.is_err()
-                            && device.plain_at(&path).ok().flatten().map(|plain| plain.ino) != Some(placed.backing_ino)
+                            && device.plain_at(&path).ok().flatten().map(|plain| plain.ino) != Some(placed.plain.ino)
                         {
                             return Err(renamed.err().map_or(Errno::IO.into(), Into::into));
                         }
@@ -135,7 +138,7 @@ impl Namespace {
                     match created {
                         Ok((file, at)) => {
                             crash_point!("tier.created");
-                            let backing_ino = rustix::fs::fstat(&file)?.st_ino;
+                            let plain = PlainId::new(device.id(), &crate::tier::Plain::of(&file)?);
                             let (file, made) =
                                 if direct { (reopen_read_only(&file)?, Some(file)) } else { (file, None) };
                             return Ok(Placed {
@@ -148,7 +151,7 @@ impl Namespace {
                                 reserved_bytes: reserve_bytes,
                                 spill: None,
                                 reason: self.sentence(reason),
-                                backing_ino,
+                                plain,
                                 at,
                                 made,
                             });
@@ -210,7 +213,7 @@ impl Namespace {
             reserved_bytes: 0,
             spill: Some((dir, name)),
             reason: format!("written to a temporary in the store: {reason}").into(),
-            backing_ino: 0,
+            plain: PlainId { device: DeviceId { tier: 0, device: 0 }, born: 0, ino: 0 },
             at: Vec::new(),
             made,
         })

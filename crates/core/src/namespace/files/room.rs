@@ -87,6 +87,9 @@ impl Namespace {
                 return Err(why.into());
             }
         };
+        if self.tree().get(id).is_some_and(|inode| inode.promised) {
+            target.sync_data()?;
+        }
         crash_point!("spill.copied");
         let charged = open.charged_bytes.load(Ordering::Relaxed);
         self.counters.spills.fetch_add(1, Ordering::Relaxed);
@@ -96,9 +99,7 @@ impl Namespace {
             let mut txn = Txn::default();
             let path = tree.logical_path(id);
             let old = path.unwrap_or_else(|| super::hidden_name(id));
-            if let Some(replica) = tree.get(id).and_then(|inode| inode.replica) {
-                txn.gone(self.going(&tree, replica, &old));
-            }
+            txn.gone(tree.get(id).and_then(|inode| inode.replica));
             tree.drop_replica(id);
             self.adopt(&mut tree, id, &placed)?;
             // What was set by name since.

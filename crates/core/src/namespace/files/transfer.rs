@@ -164,11 +164,15 @@ impl Namespace {
         let target = path.as_deref().map_or(FsyncTarget::Tier, |path| self.fsync_target(open.id, path, content.lies));
         match target {
             FsyncTarget::Tier => {
+                // It does not move to another tier meanwhile.
+                let _gate = open.gate.read().unwrap_or_else(PoisonError::into_inner);
+                let content = open.content();
                 if data_only {
                     content.file.sync_data()?;
                 } else {
                     content.file.sync_all()?;
                 }
+                self.promise_bytes(open.id);
                 self.sync_catalog()?;
                 Ok(())
             }
@@ -190,14 +194,24 @@ impl Namespace {
             let mut txn = Txn::default();
             self.hurry(&mut tree, &mut txn, publish);
             self.commit(&tree, txn);
-            (replica.map(|(device, _)| (path, Lies::Tier(device))), version)
+            (replica.map(|plain| (path, Lies::Tier(plain.device))), version)
         };
         match path {
             Some((path, lies)) if self.fsync_target(id, &path, lies) == FsyncTarget::Store => {
                 self.wake();
                 self.wait_durable(id, version)
             }
-            _ => self.sync_catalog().map_err(Into::into),
+            path => {
+                if let Some((path, Lies::Tier(device))) = path {
+                    match self.tiers.device(device).open(&path, false) {
+                        Ok(file) => self.sync_version(id, version, &file)?,
+                        // Moved or deleted just now; or evicted, and then the store has it.
+                        Err(why) if why.kind() == std::io::ErrorKind::NotFound => {}
+                        Err(why) => return Err(why.into()),
+                    }
+                }
+                self.sync_catalog().map_err(Into::into)
+            }
         }
     }
 

@@ -160,7 +160,7 @@ impl Namespace {
             self.undo_placed(&placed);
             // Whoever has the name now may have put his plain file over ours.
             if let Lies::Tier(device) = placed.content.lies {
-                drop(self.tiers.device(device).unlink_if(&placed.at, placed.backing_ino));
+                drop(self.tiers.device(device).unlink_if(&placed.at, placed.plain.ino));
             }
             return Err(fault);
         }
@@ -351,7 +351,7 @@ impl Namespace {
         }
         inode.attr.links += 1;
         inode.attr.ctime = clock::now();
-        let device = inode.replica.map(|(device, _)| device);
+        let device = inode.replica.map(|plain| plain.device);
         if unnamed {
             inode.logical = Some((dir, name.clone()));
         } else {

@@ -7,7 +7,7 @@ use crate::model::{Caller, FileId, OpKind, RunId};
 
 use super::super::Namespace;
 use super::super::journal::Txn;
-use super::super::tree::{Entry, Inode, Name, Tree};
+use super::super::tree::{Entry, Inode, Name, PlainId, Tree};
 
 pub const NOREPLACE: u32 = libc::RENAME_NOREPLACE;
 pub const EXCHANGE: u32 = libc::RENAME_EXCHANGE;
@@ -220,7 +220,7 @@ impl Namespace {
                     failed(device, why);
                 }
             }
-        } else if let (true, Some((device, _))) = (was_primary, inode.replica) {
+        } else if let (true, Some(PlainId { device, .. })) = (was_primary, inode.replica) {
             let device = self.tiers.device(device);
             if let Err(why) = device.rename(old_path, new_path) {
                 failed(device, why);

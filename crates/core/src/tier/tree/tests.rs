@@ -212,7 +212,7 @@ fn paths_have_no_limit() {
     let file = root.tree().open(format!("{deep}/file").as_bytes(), false).unwrap();
     assert_eq!(file.metadata().unwrap().len(), 4);
     let mut walked = Vec::new();
-    root.tree().walk(&mut |path, _, _, _| walked.push(path.to_vec())).unwrap();
+    root.tree().walk(&mut |path, _| walked.push(path.to_vec())).unwrap();
     assert_eq!(walked, [format!("{deep}/file").into_bytes()]);
     let other = deep.replacen('n', "m", 1);
     root.tree().rename(format!("{deep}/file").as_bytes(), format!("{other}/moved").as_bytes()).unwrap();
@@ -237,8 +237,8 @@ fn walk_tells_every_file_with_its_numbers() {
     symlink("a/one", root.path().join("link")).unwrap();
     let mut walked = BTreeMap::new();
     root.tree()
-        .walk(&mut |path, ino, size, allocated| {
-            walked.insert(path.to_vec(), (ino, size, allocated));
+        .walk(&mut |path, plain| {
+            walked.insert(path.to_vec(), (plain.ino, plain.size_bytes, plain.blocks_bytes));
         })
         .unwrap();
     let truth = |path: &std::ffi::OsStr| {

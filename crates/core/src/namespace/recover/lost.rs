@@ -1,0 +1,223 @@
+//! Versions that did not outlive what happened: their plain file is not there, or the machine went down before the tier
+//! was made to keep it.
+//!
+//! The danger this file avoids: after a power loss a plain file has its name and perhaps its length, and not its bytes.
+//! Copied to the store it would replace the version before, and nobody could tell. What no `fsync` and no sync of ours
+//! vouches for ([`Inode::is_synced`]) is therefore never published under its own name; what is left of it is, beside it.
+
+use std::path::Path;
+
+use crate::model::{FileId, Image, OpKind, RunId, Seq};
+use crate::tier::Plain;
+
+use super::super::Namespace;
+use super::super::journal::Txn;
+use super::super::tree::{Inode, Name, OWN_INODE_BASE, Op, Place, PlainId, Tree};
+
+/// Which boot of the machine the catalog was last written in, as a digest.
+const BOOT: &str = "boot";
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+const NAME_BYTES_MAX: usize = 255;
+
+/// The boot we are in. `None` where the kernel does not say: then a reboot is not noticed.
+pub(in super::super) fn boot() -> Option<u64> {
+    let text = std::fs::read(Path::new(BOOT_ID)).ok()?;
+    let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc64Nvme);
+    digest.update(text.trim_ascii());
+    Some(digest.finalize())
+}
+
+pub(super) fn went_down(image: &Image) -> bool {
+    image.counters.get(BOOT).is_some_and(|before| Some(*before) != boot())
+}
+
+/// What a plain file found after the machine went down is worth.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Worth {
+    /// Complete.
+    All,
+    /// A program had been promised its bytes, and may have written more since.
+    Promised,
+    /// Nobody knows.
+    Doubtful,
+    /// The store has the same.
+    Spare,
+}
+
+/// (`size_bytes` of the plain file, or of the temporary in the store that holds it.)
+pub(super) fn worth(inode: &Inode, size_bytes: u64) -> Worth {
+    let clean = inode.sealed && !inode.dirty();
+    if inode.is_synced() || (inode.sealed && inode.attr.size_bytes == 0 && size_bytes == 0) {
+        Worth::All
+    } else if clean {
+        Worth::Spare
+    } else if inode.promised {
+        Worth::Promised
+    } else {
+        Worth::Doubtful
+    }
+}
+
+impl Namespace {
+    /// From now on what is in the catalog belongs to this boot.
+    pub(super) fn remember_boot(&self) {
+        if let Some(boot) = boot() {
+            let mut txn = Txn::default();
+            txn.counter(BOOT.to_owned(), boot);
+            self.commit(&self.tree(), txn);
+        }
+    }
+
+    /// The newest version is not to be had. What the store has of the file is the file; if that is nothing, the file that
+    /// it was about to replace is back.
+    pub(super) fn lose(&self, tree: &mut Tree, txn: &mut Txn, id: FileId) {
+        tree.drop_replica(id);
+        let mut replaced: Vec<(Place, FileId)> = Vec::new();
+        if let Some(seq) = tree.get_mut(id).and_then(|inode| inode.publish.take()) {
+            replaced.extend(tree.ops.get(&seq).and_then(|op| replaced_by(&op.kind)));
+            self.cancel(tree, txn, seq);
+        }
+        let Some(inode) = tree.get_mut(id) else { return };
+        inode.sealed = true;
+        inode.promised = false;
+        inode.version = inode.durable;
+        txn.file(id);
+        if inode.applied.is_some() {
+            return;
+        }
+        let mut names: Vec<Place> = inode.logical.take().into_iter().collect();
+        names.extend(inode.extra.iter_mut().flat_map(|extra| std::mem::take(&mut extra.more_names)));
+        // Nothing that was to be done with it can be done.
+        let of_it = |op: &Op| op.file() == id && !matches!(op.kind, OpKind::Exchange { .. });
+        let ops: Vec<Seq> = tree.ops.iter().filter(|(_, op)| of_it(op)).map(|(seq, _)| *seq).collect();
+        for seq in ops {
+            replaced.extend(tree.ops.get(&seq).and_then(|op| replaced_by(&op.kind)));
+            self.cancel(tree, txn, seq);
+        }
+        for (dir, name) in names {
+            let planned = tree.planned(dir, &name).filter(|before| *before != id);
+            let before = planned.or_else(|| {
+                let there = |over: &FileId| tree.get(*over).is_some_and(|inode| inode.applied.is_some());
+                let mut over = replaced.iter().filter(|(at, _)| *at == (dir, name.clone())).map(|(_, over)| *over);
+                over.find(|over| *over != id && there(over))
+            });
+            tree.bind(dir, &name, |entry| {
+                entry.set_logical(before);
+                entry.set_planned(before);
+            });
+            txn.entry(dir, &name);
+            if let Some(before) = before
+                && let Some(inode) = tree.get_mut(before)
+            {
+                inode.attr.links = inode.attr.links.max(1);
+                match inode.logical {
+                    None => inode.logical = Some((dir, name)),
+                    Some(_) => inode.extra_mut().more_names.push((dir, name)),
+                }
+                txn.file(before);
+            }
+        }
+    }
+
+    /// Takes a doubtful version out of its name, and gives what is left of it one beside it. Returns that file, if
+    /// anything is left.
+    pub(super) fn set_apart(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, plain: &Plain) -> Option<FileId> {
+        let path = tree.logical_path(id)?;
+        let shown = String::from_utf8_lossy(&path).into_owned();
+        let inode = tree.get_mut(id)?;
+        let ((dir, name), replica, spill) =
+            (inode.logical.clone()?, inode.replica.take(), inode.extra.as_mut().and_then(|extra| extra.spill.take()));
+        let (run, charged_bytes, mut attr) = (inode.run, inode.charged_bytes, inode.attr);
+        let before = if inode.applied.is_some() { "; the store keeps the version before" } else { "" };
+        self.lose(tree, txn, id);
+        if plain.size_bytes == 0 {
+            self.note(
+                RunId(0),
+                shown,
+                format!("the machine went down before its bytes were on the tier's disk: they are lost{before}"),
+                true,
+            );
+            return None;
+        }
+        let aside = self.name_beside(tree, dir, &name);
+        let new = tree.new_id();
+        attr.ino = OWN_INODE_BASE + new.0;
+        attr.links = 1;
+        attr.size_bytes = plain.size_bytes;
+        attr.mtime = plain.mtime;
+        let mut inode = Inode::new(attr);
+        inode.version = 1;
+        // (Its bytes are made to stay as they are: see `sync_apart`.)
+        inode.synced = 1;
+        inode.run = run;
+        inode.replica = replica;
+        inode.charged_bytes = charged_bytes;
+        inode.logical = Some((dir, aside.clone()));
+        if spill.is_some() {
+            inode.extra_mut().spill = spill;
+        }
+        tree.insert(new, inode);
+        tree.bind(dir, &aside, |entry| entry.set_logical(Some(new)));
+        self.own(tree, txn, new);
+        txn.entry(dir, &aside);
+        self.note(
+            RunId(0),
+            shown,
+            format!(
+                "the machine went down before it was synced, so it may not be complete: what there is of it is now {}{before}; compare it and rename it, or make it anew",
+                String::from_utf8_lossy(&aside)
+            ),
+            true,
+        );
+        Some(new)
+    }
+
+    /// A file of which a program was promised some bytes keeps its name.
+    pub(super) fn tell_promised(&self, path: &[u8]) {
+        self.note(
+            RunId(0),
+            String::from_utf8_lossy(path).into_owned(),
+            "the machine went down while it was being written: what was synced is there, what was written after that may not be"
+                .to_owned(),
+            true,
+        );
+    }
+
+    /// Nothing of it changes any more before it is in the store.
+    pub(super) fn sync_apart(&self, plain: PlainId, path: &[u8]) {
+        let device = self.tiers.device(plain.device);
+        if let Err(why) = device.open(path, false).and_then(|file| file.sync_all()) {
+            self.device_failed(plain.device, &why);
+        }
+    }
+
+    fn name_beside(&self, tree: &Tree, dir: FileId, name: &Name) -> Name {
+        let mut number = 0;
+        loop {
+            let mut ending = format!(".surgetank-unproven-{:08x}", boot().unwrap_or_default() as u32);
+            if number > 0 {
+                ending.push_str(&format!("-{number}"));
+            }
+            let kept = name.len().min(NAME_BYTES_MAX - ending.len());
+            let aside: Vec<u8> = [&name[..kept], ending.as_bytes()].concat();
+            let taken_here = tree.entry(dir, &aside).is_some();
+            let in_store = || {
+                let path = tree.applied_path(dir)?.join(&aside);
+                self.store.stat(self.own_cred(tree.get(dir)?.cred()), &path).ok()
+            };
+            if !taken_here && in_store().is_none() {
+                return Name::from(aside);
+            }
+            number += 1;
+        }
+    }
+}
+
+/// Whom the operation would take a name from, and which.
+fn replaced_by(kind: &OpKind) -> Option<(Place, FileId)> {
+    match kind {
+        OpKind::Publish { dir, name, over, .. } => Some(((*dir, Name::from(&**name)), (*over)?)),
+        OpKind::Rename { to_dir, to, over, .. } => Some(((*to_dir, Name::from(&**to)), (*over)?)),
+        _ => None,
+    }
+}

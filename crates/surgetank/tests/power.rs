@@ -1,0 +1,188 @@
+//! The machine loses its power, or crashes: what the tier's file system had not written is gone. An ext4 of the test's own
+//! is shut down as its developers do it to test theirs (EXT4_IOC_SHUTDOWN), and the machine "boots" (another boot id).
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+
+mod scene;
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use scene::{Scene, eventually};
+
+const TIER: [&str; 8] =
+    ["--tier", "disk=/mnt/disk:200M", "--quiet-period", "1h", "--config", "/mnt/conf.toml", "--fsync", "tier"];
+
+fn prepare(name: &str) -> Option<Scene> {
+    let mut scene = Scene::new(name)?;
+    scene.ext4("disk", 512);
+    scene.state = "/mnt/disk/state".into();
+    fs::write("/mnt/conf.toml", "").unwrap();
+    scene.beside("told");
+    for name in ["old", "result", "log"] {
+        fs::write(scene.path(name), "before\n").unwrap();
+    }
+    Some(scene)
+}
+
+/// Runs the program until it says that it is there, and takes the power away.
+fn until_the_power_fails(scene: &Scene, options: &[&str], program: &str, journal_too: bool) {
+    let options = [&TIER[..], options].concat();
+    fs::write("/mnt/program.py", program).unwrap();
+    let _ = fs::remove_file("/mnt/told/there");
+    let running = scene.start(&options, "exec /usr/bin/python3 /mnt/program.py");
+    eventually("the program is there", || fs::exists("/mnt/told/there").unwrap());
+    scene.power_fails("disk", journal_too);
+    drop(running);
+}
+
+/// What the store has; what was set apart is told by the first part of its name.
+fn store_of(scene: &Scene) -> (BTreeMap<String, Vec<u8>>, BTreeMap<String, Vec<u8>>) {
+    let (mut there, mut apart) = (BTreeMap::new(), BTreeMap::new());
+    let mut dirs = vec![scene.over.clone()];
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.strip_prefix(&scene.over).unwrap().to_str().unwrap().to_owned();
+            if path.is_dir() {
+                dirs.push(path);
+            } else if let Some((name, _)) = name.split_once(".surgetank-unproven-") {
+                apart.insert(name.to_owned(), fs::read(&path).unwrap());
+            } else {
+                there.insert(name, fs::read(&path).unwrap());
+            }
+        }
+    }
+    (there, apart)
+}
+
+const PROGRAM: &str = "
+import os, time
+def put(name, text, flags=0, sync=False, close=True):
+    fd = os.open(name, os.O_CREAT | os.O_WRONLY | flags, 0o644)
+    os.write(fd, text)
+    if sync: os.fsync(fd)
+    if close: os.close(fd)
+os.mkdir('d')
+put('d/in', b'i' * 5000, sync=True)
+put('synced', b's' * 100000, sync=True)
+put('renamed.tmp', b'r' * 7000, sync=True)
+os.rename('renamed.tmp', 'renamed')
+fd = os.open('d', os.O_RDONLY); os.fsync(fd); os.close(fd)
+put('old', b'after', flags=os.O_TRUNC)
+put('log', b'more\\n', flags=os.O_APPEND)
+put('new', b'n' * 3000)
+put('result.tmp', b'after')
+os.rename('result.tmp', 'result')
+put('held', b'h' * 9000, sync=True, close=False)
+open('/mnt/told/there', 'w').close()
+time.sleep(100)
+";
+
+fn what_is_left(name: &str, options: &[&str]) {
+    let Some(scene) = prepare(name) else { return };
+    for journal_too in [false, true] {
+        until_the_power_fails(&scene, options, PROGRAM, journal_too);
+        let ended = scene.run(&TIER, "cat old log result; test ! -e result.tmp").exits(3);
+        assert_eq!(ended.stdout, "before\nbefore\nbefore\n", "{}", ended.stderr);
+        let (mut there, apart) = store_of(&scene);
+        // What was held open when the power failed: what was synced of it, at least.
+        let held = there.remove("held").unwrap();
+        assert!(held.len() >= 9000 && held[..9000].iter().all(|byte| *byte == b'h'), "{}", held.len());
+        let before = b"before\n".to_vec();
+        let mut expected = BTreeMap::from([
+            ("d/in".to_owned(), vec![b'i'; 5000]),
+            ("synced".to_owned(), vec![b's'; 100_000]),
+            ("renamed".to_owned(), vec![b'r'; 7000]),
+        ]);
+        expected.extend(["old", "log", "result"].map(|name| (name.to_owned(), before.clone())));
+        assert_eq!(there, expected, "journal too: {journal_too}; apart: {apart:?}\n{}", ended.stderr);
+        scene.run(&TIER, "rm -r d synced renamed held *unproven* || true").exits(0);
+    }
+}
+
+#[test]
+fn what_was_synced_is_there_and_what_was_not_replaces_nothing_through_the_mount() {
+    what_is_left("power_mount", &["--no-preload"]);
+}
+
+#[test]
+fn what_was_synced_is_there_and_what_was_not_replaces_nothing_with_the_shim() {
+    what_is_left("power_shim", &[]);
+}
+
+#[test]
+fn what_was_synced_is_there_and_what_was_not_replaces_nothing_by_seccomp() {
+    what_is_left("power_seccomp", &["--door", "seccomp"]);
+}
+
+/// Half of the file had reached the disk: it has its size there, and it is not the file.
+#[test]
+fn half_a_file_is_kept_beside_its_name() {
+    let Some(scene) = prepare("power_half") else { return };
+    let program = "
+import os, subprocess, time
+with open('old', 'r+b', 0) as f:
+    f.write(b'a' * 65536)
+    subprocess.run(['sync', '-f', '/mnt/disk'], check=True)
+    f.write(b'b' * 65536)
+with open('new', 'wb', 0) as f:
+    f.write(b'a' * 65536)
+    subprocess.run(['sync', '-f', '/mnt/disk'], check=True)
+    f.write(b'b' * 65536)
+open('/mnt/told/there', 'w').close()
+time.sleep(100)
+";
+    until_the_power_fails(&scene, &["--no-preload"], program, true);
+    let ended = scene.run(&TIER, "true").exits(3).says(&["unproven", "the store keeps the version before"]);
+    let (there, apart) = store_of(&scene);
+    assert_eq!(there["old"], b"before\n", "{}", ended.stderr);
+    assert!(!there.contains_key("new"));
+    for name in ["old", "new"] {
+        assert!(apart[name].starts_with(&[b'a'; 65536]), "{name} has {} bytes", apart[name].len());
+    }
+}
+
+/// What has been closed for a while needs nobody's fsync.
+#[test]
+fn what_was_closed_long_ago_is_complete() {
+    let Some(scene) = prepare("power_later") else { return };
+    let program = "
+import os, time
+for n in range(300):
+    with open(f'f{n}', 'wb') as f: f.write(b'%d' % n * 1000)
+with open('old', 'w') as f: f.write('after')
+with open('log', 'a') as f: f.write('more\\n')
+os.rename('f0', 'result')
+time.sleep(1.5)
+open('/mnt/told/there', 'w').close()
+time.sleep(100)
+";
+    until_the_power_fails(&scene, &["--sync-after", "100ms"], program, false);
+    let ended = scene.run(&TIER, "true").exits(0);
+    let (there, apart) = store_of(&scene);
+    assert!(apart.is_empty(), "{:?}\n{}", apart.keys(), ended.stderr);
+    assert_eq!(
+        (&there["old"][..], &there["log"][..], &there["result"][..]),
+        (&b"after"[..], &b"before\nmore\n"[..], &b"0".repeat(1000)[..])
+    );
+    for n in 1..300 {
+        assert_eq!(there[&format!("f{n}")], format!("{n}").repeat(1000).into_bytes());
+    }
+}
+
+/// A copy on a tier that the store has too: after a crash of the machine only the store's counts.
+#[test]
+fn what_the_store_has_is_not_taken_from_a_tier_that_was_not_synced() {
+    let Some(scene) = prepare("power_clean") else { return };
+    let program = "
+import subprocess, time
+with open('data', 'wb') as f: f.write(b'd' * 300000)
+subprocess.run(['/mnt/surgetank', 'wait', '--state', '/mnt/disk/state', 'data'], check=True)
+open('/mnt/told/there', 'w').close()
+time.sleep(100)
+";
+    until_the_power_fails(&scene, &[], program, true);
+    let ended = scene.run(&TIER, "cmp data <(head -c 300000 /dev/zero | tr '\\0' d) && echo same").exits(0);
+    assert_eq!(ended.stdout, "same\n");
+    assert_eq!(fs::read(scene.path("data")).unwrap(), vec![b'd'; 300_000]);
+}
