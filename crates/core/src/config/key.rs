@@ -319,3 +319,58 @@ pub fn empty_rule(pattern: Pattern, origin: &Origin) -> RuleConfig {
 pub fn pieces(text: &str) -> impl Iterator<Item = &str> {
     text.split(';').map(str::trim).filter(|piece| !piece.is_empty())
 }
+
+/// What `upper` says replaces what `draft` said; its rules come behind.
+pub fn overlay(draft: &mut Draft, upper: Draft) {
+    let Draft {
+        over,
+        store,
+        state,
+        tiers,
+        rules,
+        ordered,
+        verify,
+        fsync,
+        copy_up_bytes_max,
+        dirty_bytes_max,
+        drain_threads,
+        drain_bytes_per_second_max,
+        store_ttl,
+        quiet,
+        sync_after,
+        retry,
+        grace,
+        keep_at_exit,
+        direct,
+        door,
+        preload,
+        preload_skip,
+    } = upper;
+    fn put<T>(slot: &mut Option<T>, value: Option<T>) {
+        if value.is_some() {
+            *slot = value;
+        }
+    }
+    put(&mut draft.over, over);
+    put(&mut draft.store, store);
+    put(&mut draft.state, state);
+    put(&mut draft.tiers, tiers);
+    draft.rules.extend(rules);
+    put(&mut draft.ordered, ordered);
+    put(&mut draft.verify, verify);
+    put(&mut draft.fsync, fsync);
+    put(&mut draft.copy_up_bytes_max, copy_up_bytes_max);
+    put(&mut draft.dirty_bytes_max, dirty_bytes_max);
+    put(&mut draft.drain_threads, drain_threads);
+    put(&mut draft.drain_bytes_per_second_max, drain_bytes_per_second_max);
+    put(&mut draft.store_ttl, store_ttl);
+    put(&mut draft.quiet, quiet);
+    put(&mut draft.sync_after, sync_after);
+    put(&mut draft.retry, retry);
+    put(&mut draft.grace, grace);
+    put(&mut draft.keep_at_exit, keep_at_exit);
+    put(&mut draft.direct, direct);
+    put(&mut draft.door, door);
+    put(&mut draft.preload, preload);
+    put(&mut draft.preload_skip, preload_skip);
+}

@@ -121,11 +121,10 @@ pub enum State {
     Kept,
 }
 
-/// A plain file on a tier.
+/// A plain file on a tier; see [`crate::tier::Plain`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PlainId {
     pub device: DeviceId,
-    /// See [`crate::tier::Plain::born`].
     pub born: u32,
     pub ino: u64,
 }
