@@ -1,7 +1,8 @@
 //! Points at which the crash campaign (`make crash`) kills the agent: every step that touches disk or state has one. Only
 //! debug builds have them.
 //!
-//! `SURGETANK_CRASH=NAME:N` in the agent's environment: SIGKILL when NAME is passed for the Nth time.
+//! `SURGETANK_CRASH=NAME:N` in the agent's environment: SIGKILL when NAME is passed for the Nth time. Agents that take over
+//! from one another have one each: `NAME:N,NAME:N`.
 //! `SURGETANK_HOLD=NAME:MILLISECONDS`: whoever passes NAME stays there so long, that a test may meet him.
 //! `SURGETANK_CRASH_LOG=FILE`: every passing writes a line there, so that the campaign knows what there is.
 
@@ -13,6 +14,13 @@ macro_rules! crash_point {
         $crate::crash::pass($name);
     };
 }
+
+/// To be called before the first point is passed: how many agents there were before this one.
+pub fn begin_life(life: u32) {
+    LIFE.store(life, std::sync::atomic::Ordering::Relaxed);
+}
+
+static LIFE: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
 
 #[cfg(debug_assertions)]
 pub use armed::{is_next, pass};
@@ -73,7 +81,9 @@ mod armed {
 
     /// `NAME:NUMBER`
     fn said(variable: &str) -> (String, u64) {
-        let words = std::env::var(variable).unwrap_or_default();
+        let all = std::env::var(variable).unwrap_or_default();
+        let life = super::LIFE.load(Ordering::Relaxed) as usize;
+        let words = all.split(',').nth(life).unwrap_or_default();
         let (name, number) = words.rsplit_once(':').unwrap_or_default();
         (name.to_owned(), number.parse().unwrap_or(0))
     }

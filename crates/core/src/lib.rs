@@ -6,6 +6,7 @@
 #[macro_use]
 pub mod crash;
 
+pub mod bequest;
 pub mod catalog;
 pub mod clock;
 pub mod config;

@@ -24,6 +24,7 @@ mod questions;
 mod recover;
 mod resolve;
 mod shown;
+mod survive;
 mod temporaries;
 pub mod tree;
 
@@ -53,6 +54,7 @@ pub use files::{Grant, LEFT_TO_THE_MOUNT, Opened, STORE_TO_BE_ASKED};
 pub use listing::Listed;
 pub use questions::{Stuck, Undurable, Waiting, Where};
 pub use shown::{Shim, Shown};
+pub use survive::{Keeper, Request, Survival};
 use tree::{Inode, Tree};
 
 /// What the kernel's side can do for us.
@@ -111,6 +113,7 @@ pub struct Namespace {
     handles: RwLock<HashMap<u64, Arc<Handle>>>,
     listings: Mutex<HashMap<u64, Arc<Mutex<listing::Snapshot>>>>,
     locks: locks::Locks,
+    survival: survive::Memory,
     next_handle: AtomicU64,
     door: OnceLock<Arc<dyn Door>>,
     shim: OnceLock<Arc<dyn Shim>>,
@@ -140,7 +143,7 @@ pub struct Namespace {
 }
 
 /// Something that went wrong and that a person should hear of.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
 pub struct Noted {
     pub path: String,
     pub what: String,
@@ -168,6 +171,19 @@ impl Namespace {
         key: String,
         checks_permissions: bool,
     ) -> Result<Arc<Self>> {
+        Self::open_after(config, store, tiers, catalog, key, checks_permissions, Survival::default())
+    }
+
+    /// The same, and so that the next agent can go on where this one was killed; or where one was.
+    pub fn open_after(
+        config: Config,
+        store: Arc<dyn Store>,
+        tiers: Arc<Tiers>,
+        catalog: Arc<dyn Catalog>,
+        key: String,
+        checks_permissions: bool,
+        survival: Survival,
+    ) -> Result<Arc<Self>> {
         let rules = RuleSet::new(&config.rules)?;
         let who = Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
         let stat = store.stat(who, &crate::store::StorePath::root()).map_err(|why| {
@@ -194,6 +210,7 @@ impl Namespace {
             handles: RwLock::default(),
             listings: Mutex::default(),
             locks: locks::Locks::default(),
+            survival: survive::Memory::new(survival),
             next_handle: AtomicU64::new(1),
             door: OnceLock::new(),
             shim: OnceLock::new(),
@@ -219,6 +236,7 @@ impl Namespace {
             config,
         });
         namespace.recover()?;
+        namespace.restore();
         namespace.meet_the_store();
         Ok(namespace)
     }
@@ -227,6 +245,7 @@ impl Namespace {
     pub fn set_door(&self, door: Arc<dyn Door>) {
         // A second door for the same mount would be a programming error; the first stays.
         drop(self.door.set(door));
+        self.give_up_backings();
     }
     pub fn set_run_of(&self, run_of: RunOf) {
         drop(self.run_of.set(run_of));
@@ -263,7 +282,8 @@ impl Namespace {
     }
     pub(crate) fn handle(&self, fh: u64) -> FsResult<Arc<Handle>> {
         let handles = self.handles.read().unwrap_or_else(PoisonError::into_inner);
-        handles.get(&fh).cloned().ok_or_else(|| Fault::from(Errno::BADF))
+        let lost = || if self.is_lost_handle(fh) { Errno::STALE } else { Errno::BADF };
+        handles.get(&fh).cloned().ok_or_else(|| Fault::from(lost()))
     }
     /// Something was queued. The drain looks by itself while it has work, so only a sleeping one is woken:
     /// a wake-up for every operation would cost programs more than it gains. Not under the tree's lock.
@@ -408,7 +428,9 @@ impl Namespace {
         let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
         // Bounded: what matters is in the queue too; this is the story around it.
         if troubles.len() < 10_000 {
-            troubles.push(Noted { path, what, run, counts, kept_as, at_unix_seconds });
+            let noted = Noted { path, what, run, counts, kept_as, at_unix_seconds };
+            self.bequeath_noted(&noted);
+            troubles.push(noted);
         }
     }
 

@@ -11,7 +11,9 @@
 
 pub mod client;
 pub mod engine;
+pub mod ground;
 pub mod holders;
+pub mod keep;
 pub mod life;
 pub mod place;
 pub mod progress;
@@ -19,6 +21,7 @@ pub mod seclusion;
 pub mod signals;
 pub mod socket;
 pub mod submounts;
+pub mod supervisor;
 pub mod users;
 mod way;
 pub mod wire;

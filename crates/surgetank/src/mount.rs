@@ -27,10 +27,10 @@ pub mod session;
 pub mod trial;
 
 pub use attach::{AttachOptions, attach, detach};
-pub use crew::{interrupted, wait_long};
+pub use crew::{Current, OnClone, current, interrupted, wait_long};
 pub use filesystem::{
     Attributes, Entry, Filesystem, Looked, Opened, OpenedDirectory, SetAttr, SpaceReport, TimeChange, WriteFlags,
 };
 pub use notifier::{BackingId, Notifier};
 pub use reply::{DirectoryPlusSink, DirectorySink};
-pub use session::{Agreed, Options, Readdirplus, Session};
+pub use session::{Agreed, Kept, Options, Readdirplus, Session};

@@ -2,6 +2,7 @@
 //!
 //! [`Service`] is the agent's backend: it opens catalog, tiers and namespace, mounts, and starts the drain.
 
+mod afterlife;
 mod door;
 mod engine;
 mod guard;
@@ -46,23 +47,24 @@ impl Backend for Service {
 }
 
 fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
-    let Opening { config, store, state, key, visibility, by_calls, on_lost } = opening;
+    let Opening { config, store, bare, state, key, visibility, by_calls, survival, on_lost } = opening;
     let over = config.over.clone();
     let root = rustix::process::geteuid().is_root() && in_initial_user_namespace();
-    let guard = guard::Guard::new(&over, &config.store).map_err(|why| {
-        Error::new(format!("{} cannot be opened", over.display())).why(why).data("nothing was changed")
-    })?;
+    let guard = bare.map(|bare| guard::Guard::new(&over, bare));
     let label = format!("file://{}", config.store.display());
     let store = PosixStore::new(store, label)
         .map_err(|why| Error::new(format!("the store {} cannot be used", config.store.display())).why(why))?;
     let catalog = Arc::new(LogCatalog::open(&state.join("catalog"))?);
     let direct = config.direct && root;
     let checks = !root || by_calls;
-    let namespace = Namespace::open(config, Arc::new(store), tiers.clone(), catalog, key, checks)?;
+    let mut afterlife = afterlife::Mount::of(survival);
+    let namespace =
+        Namespace::open_after(config, Arc::new(store), tiers.clone(), catalog, key, checks, afterlife.survival())?;
     let runs = Arc::new(runs::Runs::default());
     let asked = runs.clone();
     namespace.set_run_of(Box::new(move |pid| asked.run_of(pid)));
     namespace.set_interrupted(crate::mount::interrupted);
+    namespace.set_request(afterlife::request);
     if by_calls {
         return serve_calls(namespace, runs, guard, &over, &state);
     }
@@ -72,27 +74,34 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
         default_permissions: root,
         ..AttachOptions::default()
     };
-    let device = attach(&over, &attach_options)?;
     let filesystem = Arc::new(door::Door::new(namespace.clone(), direct, only_ids(), on_lost));
     let options = Options { passthrough: direct, locks: true, ..Options::default() };
-    let session = Session::start(device, &filesystem, &options).map_err(|why| {
-        drop(detach(&over, true));
+    let session = afterlife.serve(|| attach(&over, &attach_options), &filesystem, &options)?;
+    // The mount of an earlier agent has programs in it.
+    let give_up = || {
+        if !afterlife.is_another() {
+            drop(detach(&over, true));
+        }
+    };
+    let session = session.map_err(|why| {
+        give_up();
         Error::new(format!("the mount over {} cannot be served", over.display())).why(why).data("nothing was changed")
     })?;
     let drain = Drain::start(namespace.clone()).map_err(|why| {
-        drop(detach(&over, true));
+        give_up();
         Error::new("the drain could not be started").why(why)
     })?;
     let prefetcher = prefetcher::Prefetcher::start(&namespace).map_err(|why| {
         drain.stop();
-        drop(detach(&over, true));
+        give_up();
         Error::new("prefetching could not be started").why(why)
     })?;
     let shim = namespace.config.preload.then(|| open_shim_door(&namespace, &state, &over)).flatten();
     let place = shim.as_ref().map(|door| ShimPlace { index: door.index().into(), socket: door.socket().into() });
     let engine = Arc::new(engine::Served::new(namespace, drain, runs, filesystem.clone(), prefetcher, guard, None));
+    let survives = session.agreed().resends && afterlife.is_supervised();
     let mount = Box::new(OverMount { over, session, filesystem, shim });
-    Ok(Running { engine, mount, shim: place, listeners: None })
+    Ok(Running { engine, mount, shim: place, listeners: None, survives })
 }
 
 /// Without a mount: the directory stays bare, and programs' calls come to us.
@@ -121,7 +130,7 @@ fn serve_calls(
         Arc::new(engine::Served::new(namespace, drain, runs, filesystem, prefetcher, guard, Some(calls.refusals())));
     let listeners = Listeners { socket, living: calls.living() };
     let mount = Box::new(NoMount { calls: Some(calls), shim: Some(shim) });
-    Ok(Running { engine, mount, shim: place, listeners: Some(listeners) })
+    Ok(Running { engine, mount, shim: place, listeners: Some(listeners), survives: false })
 }
 
 struct NoMount {

@@ -419,6 +419,7 @@ impl Namespace {
         inode.extra_mut().xattrs = Some(xattrs);
         inode.attr.ctime = clock::now();
         self.queue_meta(&mut tree, &mut txn, id, self.run(caller), false);
+        txn.carried_out(id);
         self.commit(&tree, txn);
         drop(tree);
         self.nudge();

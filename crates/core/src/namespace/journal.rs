@@ -17,6 +17,8 @@ pub(crate) struct Txn {
     dropped: Vec<FileId>,
     counters: Vec<(String, u64)>,
     gone: Vec<PlainId>,
+    /// The request that this thread serves is carried out with this; it is about that file.
+    carried_out: Option<FileId>,
 }
 
 impl Txn {
@@ -37,6 +39,10 @@ impl Txn {
     /// This plain file is removed once the catalog does not name it any more.
     pub fn gone(&mut self, plain: Option<PlainId>) {
         self.gone.extend(plain);
+    }
+    /// Should it come again, it is answered and not carried out once more.
+    pub fn carried_out(&mut self, id: FileId) {
+        self.carried_out = Some(id);
     }
     pub fn counter(&mut self, name: String, value: u64) {
         self.counters.push((name, value));
@@ -261,9 +267,11 @@ impl Namespace {
         }
         changes.extend(txn.gone.iter().filter_map(|plain| self.gone(tree, *plain)));
         changes.extend(txn.counters.into_iter().map(|(name, value)| Change::PutCounter(name, value)));
+        self.bequeath_names(tree, &txn.entries, &txn.dropped);
         if changes.is_empty() {
             return;
         }
+        changes.extend(txn.carried_out.and_then(|id| self.request_done(id)).into_iter().flatten());
         let mut unwritten = self.unwritten.lock().unwrap_or_else(PoisonError::into_inner);
         let result = if unwritten.is_empty() {
             self.catalog.commit(&changes)

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::bequest::{LeftListing, Record};
 use crate::error::{Errno, FsResult};
 use crate::model::{Caller, FileId, Kind};
 
@@ -24,6 +25,8 @@ pub struct Snapshot {
     caller: Caller,
     /// Taken when it is first read from the start, and again at every rewinddir: a kernel that kept the listing never asks.
     entries: Option<Arc<Vec<Listed>>>,
+    /// An earlier agent began it: the kernel goes on at this position, behind this name.
+    resumed: Option<(u64, Name)>,
 }
 
 /// A directory that was opened.
@@ -48,8 +51,9 @@ impl Namespace {
             let keep = std::mem::replace(&mut d.told, true);
             (d.complete, d.complete && keep)
         };
-        let snapshot = Snapshot { dir, caller: *caller, entries: None };
+        let snapshot = Snapshot { dir, caller: *caller, entries: None, resumed: None };
         let fh = self.new_handle();
+        self.bequeath(&Record::Listing { fh, dir, uid: caller.uid, gid: caller.gid });
         self.listings.lock().unwrap_or_else(PoisonError::into_inner).insert(fh, Arc::new(Mutex::new(snapshot)));
         Ok(Listing { fh, cache, keep_cache })
     }
@@ -62,13 +66,32 @@ impl Namespace {
         if let (Some(entries), true) = (&snapshot.entries, offset > 0) {
             return Ok(entries.clone());
         }
-        let entries = Arc::new(self.merged(&snapshot.caller, snapshot.dir)?);
+        let mut entries = self.merged(&snapshot.caller, snapshot.dir)?;
+        match snapshot.resumed.take() {
+            Some((position, before)) if position == offset => go_on(&mut entries, position, &before),
+            _ => {}
+        }
+        let entries = Arc::new(entries);
         snapshot.entries = Some(entries.clone());
         Ok(entries)
     }
 
     pub fn releasedir(&self, fh: u64) {
         self.listings.lock().unwrap_or_else(PoisonError::into_inner).remove(&fh);
+        self.bequeath(&Record::Closed { fh });
+    }
+
+    /// So far the kernel is told.
+    pub fn listed(&self, fh: u64, position: u64, last: &[u8]) {
+        self.bequeath(&Record::Listed { fh, offset: position, before: last });
+    }
+
+    /// A directory that programs had open when an earlier agent was killed.
+    pub(super) fn listing_left(&self, fh: u64, left: &LeftListing) {
+        let caller = Caller { uid: left.uid, gid: left.gid, pid: 0, umask: 0 };
+        let resumed = left.at.as_ref().map(|(position, before)| (*position, Name::from(&**before)));
+        let snapshot = Snapshot { dir: left.dir, caller, entries: None, resumed };
+        self.listings.lock().unwrap_or_else(PoisonError::into_inner).insert(fh, Arc::new(Mutex::new(snapshot)));
     }
 
     pub fn parent(&self, dir: FileId) -> FileId {
@@ -133,5 +156,42 @@ impl Namespace {
             Some(Listed { name: name.clone(), kind: inode.attr.kind, ino: inode.attr.ino })
         });
         Ok(Some(listed.collect()))
+    }
+}
+
+/// Puts what comes behind the name at the position: names that came or went before it do not matter any more.
+fn go_on(entries: &mut Vec<Listed>, position: u64, before: &[u8]) {
+    // Two positions stand for `.` and `..`.
+    let told = usize::try_from(position.saturating_sub(2)).unwrap_or(usize::MAX);
+    let behind = entries.partition_point(|listed| &*listed.name <= before);
+    if behind >= told {
+        entries.drain(told..behind);
+    } else if told - behind <= TOLD_MAX {
+        let filler = Listed { name: Name::from(before), kind: Kind::File, ino: 0 };
+        entries.splice(behind..behind, std::iter::repeat_n(filler, told - behind));
+    }
+}
+
+/// No directory of a file system that we know holds more.
+const TOLD_MAX: usize = 1 << 28;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listing_goes_on_behind_the_last_name_whatever_came_or_went() {
+        let listed = |name: &[u8]| Listed { name: Name::from(name), kind: Kind::File, ino: 1 };
+        let behind = |names: &[&[u8]], position: u64| {
+            let mut entries: Vec<Listed> = names.iter().map(|name| listed(name)).collect();
+            go_on(&mut entries, position, b"c");
+            let at = usize::try_from(position - 2).unwrap();
+            entries[at..].iter().map(|listed| listed.name.to_vec()).collect::<Vec<_>>()
+        };
+        // Told: a, b, c.
+        assert_eq!(behind(&[b"a", b"b", b"c", b"d", b"e"], 5), [b"d", b"e"]);
+        assert_eq!(behind(&[b"c", b"d", b"e"], 5), [b"d", b"e"], "two of them are gone");
+        assert_eq!(behind(&[b"a", b"aa", b"ab", b"b", b"d"], 5), [b"d"], "two came, one went");
+        assert!(behind(&[b"a"], 5).is_empty());
     }
 }

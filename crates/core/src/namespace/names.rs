@@ -175,7 +175,12 @@ impl Namespace {
             let charged_bytes = tree.get(id).map_or(0, |inode| inode.charged_bytes);
             self.drop_content(tree, txn, id, charged_bytes);
         }
-        Detached { device: replica.map(|plain| plain.device), old_path, new_path, last }
+        let open = self.opens().get(&id).cloned();
+        if let Some(open) = open.as_ref().filter(|_| last) {
+            self.keep_content(open);
+        }
+        let aside = open.map(|_| super::files::hidden_name(id));
+        Detached { device: replica.map(|plain| plain.device), old_path, new_path, last, aside }
     }
 
     /// The tier's side of `detach`, after the catalog has it.
@@ -184,10 +189,12 @@ impl Namespace {
             return;
         };
         let device = self.tiers.device(device);
-        let result = match &detached.new_path {
-            Some(new) => device.rename(old, new),
-            None if detached.last => device.unlink(old),
-            None => Ok(()),
+        let result = match (&detached.new_path, &detached.aside) {
+            (Some(new), _) => device.rename(old, new),
+            (None, _) if !detached.last => Ok(()),
+            // The next agent has to find it, should this one be killed.
+            (None, Some(aside)) => device.rename(old, aside),
+            (None, None) => device.unlink(old),
         };
         if let Err(why) = result {
             self.device_failed(device.id(), &why);
@@ -223,6 +230,7 @@ impl Namespace {
         let detached = self.detach(&mut tree, &mut txn, (dir, &name), id, false, run);
         Self::touch_dir(&mut tree, dir, 0);
         self.reap(&mut tree, &mut txn, id);
+        txn.carried_out(id);
         self.commit(&tree, txn);
         crash_point!("unlink.written_down");
         self.detach_on_tier(&detached);
@@ -251,7 +259,9 @@ impl Namespace {
         self.remove_dir_entry(&mut tree, &mut txn, (dir, &name), id, false, run);
         Self::touch_dir(&mut tree, dir, -1);
         self.reap(&mut tree, &mut txn, id);
+        txn.carried_out(id);
         self.commit(&tree, txn);
+        crash_point!("rmdir.written_down");
         if let Some(path) = path {
             self.remove_on_tiers(&path);
         }
@@ -347,4 +357,6 @@ struct Detached {
     old_path: Option<Vec<u8>>,
     new_path: Option<Vec<u8>>,
     last: bool,
+    /// Where it lies until nobody has it open any more.
+    aside: Option<Vec<u8>>,
 }

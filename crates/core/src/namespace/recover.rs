@@ -36,6 +36,7 @@ type Gone = foldhash::HashSet<u64>;
 impl Namespace {
     pub(super) fn recover(&self) -> Result<()> {
         let image = self.catalog.load()?;
+        self.remember_requests(&image);
         let (ids, strange) = self.take_up_devices(&image)?;
         if image.files.is_empty() && image.ops.is_empty() {
             let gone = super::gone::remembered(&image);
@@ -66,7 +67,7 @@ impl Namespace {
             inode.logical = record.logical.map(place);
             inode.pinned = record.pinned;
             inode.checksum = record.checksum;
-            inode.run = RunId(0);
+            inode.run = self.still(record.run);
             inode.owned = true;
             if record.target.is_some() || record.xattrs.is_some() || record.spill.is_some() {
                 let extra = inode.extra_mut();
@@ -104,7 +105,7 @@ impl Namespace {
         }
         for (seq, record) in image.ops {
             tree.next_seq = tree.next_seq.max(seq.0 + 1);
-            let mut op = Op::new(record.kind, RunId(0), crate::clock::tick(), record.last);
+            let mut op = Op::new(record.kind, self.still(record.run), crate::clock::tick(), record.last);
             op.prepared = record.prepared;
             op.doubtful = record.started;
             op.certain = record.certain;
@@ -252,9 +253,13 @@ impl Namespace {
                 continue;
             };
             let Some(mut want) = want else {
-                // Unlinked while open: nobody has it open any more.
-                drop(self.tiers.device(device).unlink(&on_tier.path));
-                tree.drop_replica(id);
+                // Unlinked while open: nobody has it open any more, unless programs go on.
+                if !self.left_open(id) {
+                    drop(self.tiers.device(device).unlink(&on_tier.path));
+                    tree.drop_replica(id);
+                } else if on_tier.path != super::files::hidden_name(id) {
+                    drop(self.tiers.device(device).rename(&on_tier.path, &super::files::hidden_name(id)));
+                }
                 continue;
             };
             if went_down {
@@ -472,12 +477,13 @@ impl Namespace {
 
     fn match_spills(&self, went_down: bool) {
         {
-            // Deleted while somebody had it open: nobody has any more.
+            // Deleted while somebody had it open: nobody has any more, unless programs go on.
             let mut tree = self.tree();
             let nameless: Vec<FileId> = tree
                 .iter()
                 .filter(|(_, inode)| inode.logical.is_none() && inode.publish.is_none() && inode.spill().is_some())
                 .map(|(id, _)| id)
+                .filter(|id| !self.left_open(*id))
                 .collect();
             let mut txn = super::journal::Txn::default();
             for id in nameless {
@@ -526,7 +532,7 @@ impl Namespace {
         }
     }
 
-    /// Files that were open when the agent died are complete now: nobody can have them open any more.
+    /// Files that were open when the agent died are complete now: nobody can have them open any more, unless programs go on.
     fn seal_recovered(&self) {
         let open: Vec<FileId> = {
             let tree = self.tree();
@@ -541,7 +547,13 @@ impl Namespace {
         let open = in_order(open);
         for id in open {
             let _inode = self.lock_inode(id);
+            if self.left_written(id) {
+                continue;
+            }
             if let Some(content) = self.content_of(id) {
+                if self.still_handed(id, &content) {
+                    continue;
+                }
                 self.finish_seal(id, None, &content);
             } else if let Some(inode) = self.tree().get_mut(id) {
                 inode.sealed = true;

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use crate::clock;
 use crate::error::{Errno, FsResult};
 use crate::model::{Attr, Caller, FileId, Kind, STORE_TEMPORARY_PREFIX};
+use crate::bequest::Record;
 use crate::store::{Cred, StorePath, StoreStat};
 
 use super::tree::{Entry, Inode, Name, Tree};
@@ -57,8 +58,8 @@ impl Namespace {
                 let mut txn = super::journal::Txn::default();
                 self.reap(&mut tree, &mut txn, id);
                 self.commit(&tree, txn);
-            } else {
-                tree.forget_mirror(id);
+            } else if tree.forget_mirror(id) {
+                self.bequeath(&Record::Forgotten { id });
             }
         }
     }
@@ -195,7 +196,7 @@ impl Namespace {
             }
             return id;
         }
-        let id = tree.new_id();
+        let id = self.mirror_id(tree, dir, name, stat);
         let mut inode = Inode::new(stat.attr);
         inode.identity = Some(Box::new(stat.identity));
         inode.logical = Some((dir, name.clone()));
@@ -227,8 +228,8 @@ impl Namespace {
                     more.retain(|other| *other != at);
                 }
                 inode.attr.links = if inode.logical.is_some() { inode.attr.links.saturating_sub(1) } else { 0 };
-                if inode.logical.is_none() && inode.lookups == 0 {
-                    tree.forget_mirror(id);
+                if inode.logical.is_none() && inode.lookups == 0 && tree.forget_mirror(id) {
+                    self.bequeath(&Record::Forgotten { id });
                 }
             }
         }

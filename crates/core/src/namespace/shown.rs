@@ -3,7 +3,8 @@
 //! Told under the tree's lock, in the catalog's order: whoever looks sees what a request would have answered. Only what is
 //! ours is shown; of the rest others may change anything.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::Ordering;
 
 use crate::model::{Attr, DeviceId, FileId, Kind};
 
@@ -61,6 +62,12 @@ impl Namespace {
             self.show(&tree, id);
         }
         if let Some(shim) = self.shim.get() {
+            // Given by an earlier agent.
+            for open in self.opens().values().filter(|open| open.handed.load(Ordering::Relaxed)) {
+                if let Err(why) = shim.watch(open.id, open.content().file.as_fd()) {
+                    tracing::warn!(%why, "a plain file cannot be watched; it is looked at now and then");
+                }
+            }
             for (dir, inode) in tree.iter().filter(|(_, inode)| inode.owned) {
                 for (name, entry) in inode.dir.iter().flat_map(|dir| &dir.children) {
                     if entry.logical().is_some() {

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use surgetank_core::config::Config;
 use surgetank_core::error::{Error, Result};
+use surgetank_core::model::RunId;
 use surgetank_core::report::{PathText, Scope, Verdict, Visibility};
 
 use super::life::{Outcome, Startup};
@@ -36,38 +37,82 @@ pub struct Connection {
     pub place: PathBuf,
 }
 
-impl Connection {
-    /// `None`: nobody listens there (never did, or was killed).
-    pub fn open(place: &Place) -> Result<Option<Self>> {
-        let lost = |why: String| {
-            Error::new(format!("the agent at {} does not answer", place.path().display()))
-                .why(why)
-                .remedy(format!("look into {}", place.log_path().display()))
-        };
+/// A conversation that has begun with our greeting. Its answer may come late: from the agent that takes over from one that
+/// was killed a moment ago.
+pub struct Dialed {
+    reader: BufReader<UnixStream>,
+    writer: UnixStream,
+    pid: u32,
+    place: Place,
+}
+
+impl Dialed {
+    /// `None`: nobody listens there (never did, or was killed, and nobody holds its socket).
+    pub fn at(place: Place) -> Result<Option<Self>> {
         let stream = match UnixStream::connect(place.socket()) {
             Ok(stream) => stream,
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
                 return Ok(None);
             }
-            Err(error) => return Err(lost(error.to_string())),
+            Err(error) => return Err(silent(&place, &error)),
         };
-        let peer = rustix::net::sockopt::socket_peercred(&stream).map_err(|errno| lost(errno.to_string()))?;
+        let peer = rustix::net::sockopt::socket_peercred(&stream).map_err(|errno| silent(&place, &errno))?;
         let pid = peer.pid.as_raw_nonzero().get().cast_unsigned();
-        let mut writer = stream.try_clone().map_err(|error| lost(error.to_string()))?;
-        let mut reader = BufReader::new(stream);
-        let greeting = wire::write(&mut writer, &Request::Hello { protocol: PROTOCOL })
-            .and_then(|()| wire::read(&mut reader, ANSWER_BYTES_MAX));
-        match greeting {
+        let mut writer = stream.try_clone().map_err(|error| silent(&place, &error))?;
+        match wire::write(&mut writer, &Request::Hello { protocol: PROTOCOL }) {
+            Ok(()) => Ok(Some(Self { reader: BufReader::new(stream), writer, pid, place })),
+            Err(error) if is_hangup(&error) => Ok(None),
+            Err(error) => Err(silent(&place, &error)),
+        }
+    }
+
+    /// Waits for the answer. `None`: it was on its way out.
+    pub fn greeted(self) -> Result<Option<Connection>> {
+        let Self { mut reader, writer, pid, place } = self;
+        match wire::read(&mut reader, ANSWER_BYTES_MAX) {
+            // Whom we called was killed before he heard us; another one did.
+            Ok(Some(Answer::Hello(_))) if !is_alive(pid) => Connection::open(&place),
             Ok(Some(Answer::Hello(hello))) => {
-                Ok(Some(Self { reader, writer, hello, pid, place: place.path().to_path_buf() }))
+                Ok(Some(Connection { reader, writer, hello, pid, place: place.path().to_path_buf() }))
             }
             Ok(Some(Answer::Error(refusal))) => Err(refusal.into()),
-            Ok(Some(other)) => Err(lost(format!("it greets with {other:?}"))),
-            // It was on its way out.
+            Ok(Some(other)) => Err(silent(&place, &format!("it greets with {other:?}"))),
             Ok(None) => Ok(None),
             Err(error) if is_hangup(&error) => Ok(None),
-            Err(error) => Err(lost(error.to_string())),
+            Err(error) => Err(silent(&place, &error)),
         }
+    }
+}
+
+impl AsFd for Dialed {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.writer.as_fd()
+    }
+}
+
+fn silent(place: &Place, why: &dyn std::fmt::Display) -> Error {
+    Error::new(format!("the agent at {} does not answer", place.path().display()))
+        .why(why)
+        .remedy(format!("look into {}", place.log_path().display()))
+}
+
+fn is_alive(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+    pid.is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
+}
+
+impl Connection {
+    /// `None`: nobody listens there (never did, or was killed).
+    pub fn open(place: &Place) -> Result<Option<Self>> {
+        match Dialed::at(Place::open(place.path())?)? {
+            Some(dialed) => dialed.greeted(),
+            None => Ok(None),
+        }
+    }
+
+    /// Calls the agent that may have taken over from this one, which is gone.
+    pub fn dial_next(&self) -> Result<Option<Dialed>> {
+        Dialed::at(Place::open(&self.place)?)
     }
 
     /// A second conversation with the same agent, while this one is busy.
@@ -377,14 +422,19 @@ fn died(place: &Place) -> Error {
 
 /// What became of joining.
 pub enum Joined {
-    As(surgetank_core::model::RunId),
+    As(RunId),
     /// It is on its way out; look for another.
     Leaving,
 }
 
 impl Connection {
     pub fn join(&mut self, command: &str) -> Result<Joined> {
-        let request = Request::Join { pid: std::process::id(), command: command.to_owned() };
+        self.join_as(command, None)
+    }
+
+    /// `again`: what an earlier agent called this run.
+    pub fn join_as(&mut self, command: &str, again: Option<RunId>) -> Result<Joined> {
+        let request = Request::Join { pid: std::process::id(), command: command.to_owned(), again };
         if self.send(&request).is_err() {
             return Ok(Joined::Leaving);
         }

@@ -3,16 +3,20 @@
 //! The agent calls [`Backend::start`] once, [`Mounted::detach`] at the end, and the [`Engine`] whenever somebody asks:
 //! from any thread, several at once.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use surgetank_core::bequest::Bequest;
 use surgetank_core::config::Config;
 use surgetank_core::error::Result;
 use surgetank_core::model::RunId;
 use surgetank_core::report::{Prefetch, Progress, Scope, Status, Summary, Verdict, Visibility, Why};
+
+use super::keep::Channel;
 
 /// What serves one directory. Paths are relative to it.
 pub trait Engine: Send + Sync {
@@ -34,6 +38,8 @@ pub trait Engine: Send + Sync {
     /// What `pid` and its descendants write from now on is this run's.
     fn register_run(&self, pid: u32) -> RunId;
     fn release_run(&self, run: RunId);
+    /// A run that an earlier agent had.
+    fn restore_run(&self, run: RunId, pid: u32);
     /// Stops the drain and syncs the catalog. Called once, after the mount is gone.
     fn shutdown(&self);
 }
@@ -43,6 +49,8 @@ pub struct Opening {
     pub config: Config,
     /// Root of the store, opened before anything is mounted over it; the bare directory unless the store is elsewhere.
     pub store: OwnedFd,
+    /// The served directory itself, where the store is elsewhere.
+    pub bare: Option<OwnedFd>,
     /// Ours alone, for catalog and journal.
     pub state: PathBuf,
     /// Names what this agent puts elsewhere.
@@ -50,6 +58,8 @@ pub struct Opening {
     pub visibility: Visibility,
     /// Without a mount: programs' calls are put before us.
     pub by_calls: bool,
+    /// What survives this agent, and what another one left.
+    pub survival: Option<Afterlife>,
     /// To be called when the mount stops being served without [`Mounted::detach`] (somebody else unmounted it).
     pub on_lost: Box<dyn Fn() + Send + Sync>,
 }
@@ -74,6 +84,18 @@ pub struct Running {
     pub shim: Option<ShimPlace>,
     /// Without a mount.
     pub listeners: Option<Listeners>,
+    /// Another agent can go on should this one die.
+    pub survives: bool,
+}
+
+/// An agent's relation to those before and after it.
+pub struct Afterlife {
+    pub bequest: Arc<Bequest>,
+    pub channel: Arc<Channel>,
+    /// Descriptors that were kept for an earlier agent, by their names.
+    pub kept: BTreeMap<String, OwnedFd>,
+    /// How many agents there were before.
+    pub life: u32,
 }
 
 /// Where there is no mount: how runs' calls come to us.

@@ -1,38 +1,39 @@
 //! The agent's process, from its first instruction to its last.
 //!
-//! Start-up (single-threaded until the engine starts): own session → start-up message on stdin → lock → private
-//! namespace → a handle on the store → take other mounts along → engine and mount → socket →
+//! Start-up (single-threaded until the engine starts): own session → start-up message on stdin → lock, private namespace, a
+//! handle on the store, other mounts taken along ([`super::ground`]) → a supervisor stays behind → engine and mount → socket →
 //! "ready" on stdout. Anything that fails is told on stdout instead, so that the user sees the real reason.
 //! End: last user gone → final drain → nobody left in the namespace → closed → unmount → catalog synced → exit.
 //!
 //! The danger it avoids: mounting before the handle is open (the store would be served through itself), and going
 //! while a background child of a run can still write.
 
-use std::io::{self, BufRead, BufReader, Read};
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
+use std::io::{self, BufReader, Read};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags};
-use rustix::thread::CapabilitySet;
+use rustix::fs::Mode;
 use serde::{Deserialize, Serialize};
+use surgetank_core::bequest::{LeftRun, Record};
 use surgetank_core::clock;
 use surgetank_core::config::Config;
 use surgetank_core::error::{Error, Result};
-use surgetank_core::report::{Holder, PathText, Phase, Scope, Visibility};
+use surgetank_core::namespace::Keeper;
+use surgetank_core::report::{Holder, PathText, Phase, RunStatus, Scope, Visibility};
 
-use super::engine::{Backend, Engine, Mounted, Opening, Running};
+use super::engine::{Afterlife, Backend, Engine, Mounted, Opening, Running};
+use super::ground::{Ground, namespace_inode};
 use super::holders;
+use super::keep::Channel;
 use super::place::{Card, Place};
-use super::seclusion;
 use super::signals::Signals;
 use super::socket::{self, Desk};
 use super::submounts::{self, Taken};
+use super::supervisor::{self, Inheritance};
 use super::users::Users;
-use super::way;
 use super::wire::{self, Hello, PROTOCOL, Refusal};
 
 /// The message on stdin.
@@ -60,8 +61,43 @@ pub fn main(backend: &dyn Backend) -> u8 {
     // Modes come with every request, masked already by the caller's own umask.
     rustix::process::umask(Mode::empty());
     start_log();
-    let begun = begin(backend);
-    let outcome = match &begun {
+    match Ground::prepare() {
+        Err(error) => {
+            tell(Err(&error));
+            1
+        }
+        // Programs' calls cannot be taken up by another agent.
+        Ok(ground) if ground.by_calls => serve(backend, ground, None),
+        Ok(ground) => {
+            supervisor::supervise(ground, |ground, inheritance| serve(backend, ground, Some(inheritance)))
+        }
+    }
+}
+
+/// An agent's life, from its first instruction of its own.
+fn serve(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>) -> u8 {
+    let life = inheritance.as_ref().map_or(0, |inheritance| inheritance.life);
+    let channel = inheritance.as_ref().map(|inheritance| Arc::clone(&inheritance.channel));
+    surgetank_core::crash::begin_life(life);
+    let begun = begin(backend, ground, inheritance);
+    if life == 0 {
+        tell(begun.as_ref().map(drop));
+    } else if let Err(error) = &begun {
+        tracing::error!("cannot take over: {error}");
+    }
+    match begun {
+        Ok(agent) => {
+            if let Some(channel) = channel.filter(|_| agent.survives) {
+                channel.serving();
+            }
+            agent.live()
+        }
+        Err(_) => 1,
+    }
+}
+
+fn tell(begun: Result<(), &Error>) {
+    let outcome = match begun {
         Ok(_) => Outcome::Ready,
         Err(error) => {
             tracing::error!("cannot start: {error}");
@@ -70,10 +106,6 @@ pub fn main(backend: &dyn Backend) -> u8 {
     };
     // Whoever started us may be gone already; then nobody joins, and we leave again.
     let _ = wire::write(&mut io::stdout(), &outcome).and_then(|()| io::Write::flush(&mut io::stdout()));
-    match begun {
-        Ok(agent) => agent.live(),
-        Err(_) => 1,
-    }
 }
 
 fn copy_of(error: &Error) -> Error {
@@ -94,41 +126,6 @@ fn start_log() {
     std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
 }
 
-/// As many descriptors as we may have: every open file of every program costs one or two.
-fn raise_descriptor_limit() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let now = getrlimit(Resource::Nofile);
-    let system = std::fs::read_to_string("/proc/sys/fs/nr_open").ok().and_then(|text| text.trim().parse().ok());
-    // Beyond the hard limit only with CAP_SYS_RESOURCE; otherwise up to it.
-    let all = Rlimit { current: system, maximum: system };
-    if (system.is_none() || setrlimit(Resource::Nofile, all).is_err())
-        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: now.maximum, maximum: now.maximum })
-    {
-        tracing::warn!(%error, "the descriptor limit stays at {:?}", now.current);
-    }
-}
-
-/// CAP_SYS_RESOURCE would let the drain eat the blocks that a file system reserves for root. In a user namespace
-/// everything but the right to mount goes: the agent checks permissions itself, and must not be above them.
-fn drop_capabilities(in_user_namespace: bool) -> io::Result<()> {
-    let mut sets = rustix::thread::capabilities(None)?;
-    let kept = if in_user_namespace { CapabilitySet::SYS_ADMIN } else { !CapabilitySet::SYS_RESOURCE };
-    sets.effective &= kept;
-    sets.permitted &= kept;
-    sets.inheritable &= kept;
-    rustix::thread::set_capabilities(None, sets)?;
-    Ok(())
-}
-
-fn namespace_inode(which: &str) -> io::Result<u64> {
-    Ok(std::fs::metadata(format!("/proc/self/ns/{which}"))?.ino())
-}
-
-fn open_directory(path: &Path, role: &str) -> Result<OwnedFd> {
-    rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|errno| Error::new(format!("{role} {} cannot be opened", path.display())).why(errno))
-}
-
 struct Agent {
     desk: Arc<Desk>,
     mount: Box<dyn Mounted>,
@@ -136,61 +133,72 @@ struct Agent {
     place: Place,
     signals: Arc<Signals>,
     listener: UnixListener,
-    /// Closes when whoever started us has joined or died.
-    starter: BufReader<io::Stdin>,
+    /// Closes when whoever started us has joined or died; a later agent was started by nobody.
+    starter: Option<BufReader<io::Stdin>>,
+    channel: Option<Arc<Channel>>,
+    /// Another agent can go on where this one dies.
+    survives: bool,
     /// Holds the lock until the process ends.
     _lock: std::fs::File,
 }
 
-fn begin(backend: &dyn Backend) -> Result<Agent> {
-    let fail = |why: String| Error::new("the agent cannot start").why(why);
-    let mut starter = BufReader::new(io::stdin());
-    let mut line = Vec::new();
-    starter.read_until(b'\n', &mut line).map_err(|error| fail(error.to_string()))?;
-    let Startup { config, place, wanted } =
-        serde_json::from_slice(&line).map_err(|error| fail(format!("the start-up message: {error}")))?;
+/// How long a new agent waits for the runs of the one before.
+const REJOIN_PATIENCE: Duration = Duration::from_secs(10);
+/// What the socket is kept as, and the fact that tells of the mounts that were taken along.
+const LISTENER: &str = "listener";
+const TAKEN: &str = "taken";
 
-    let place = Place::open(place.as_path())?;
-    let lock = place.try_agent_lock()?.ok_or_else(|| fail("another agent serves this directory".into()))?;
+fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>) -> Result<Agent> {
+    let fail = |why: String| Error::new("the agent cannot start").why(why);
+    let Ground {
+        config,
+        wanted,
+        visibility,
+        by_calls,
+        place,
+        user_namespace,
+        store,
+        bare,
+        key,
+        mut taken,
+        starter,
+        lock,
+    } = ground;
     place.await_catalog();
     let signals = Signals::block(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT])
         .map_err(|error| fail(error.to_string()))?;
-    Signals::ignore_broken_leases();
-    raise_descriptor_limit();
-
-    let user_before = namespace_inode("user").map_err(|error| fail(error.to_string()))?;
-    let by_calls = wanted == Visibility::Private && way::by_calls(&config)?;
-    let visibility = match wanted {
-        Visibility::Private if by_calls => Visibility::Private,
-        Visibility::Private => seclusion::seclude()?,
-        Visibility::Global => Visibility::Global,
-    };
-    let user_namespace = namespace_inode("user").map_err(|error| fail(error.to_string()))?;
-    drop_capabilities(user_namespace != user_before).map_err(|error| fail(format!("capabilities: {error}")))?;
 
     let over = config.over.clone();
-    let store = open_directory(&config.store, "the store")?;
-    let may_mount =
-        rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
-    let taken = if may_mount && !by_calls { submounts::take(&over)? } else { refuse_submounts(&over)? };
-
     let users = Arc::new(Users::new(wanted == Visibility::Global));
     let lost = Arc::clone(&users);
+    let store_path = PathText::from(config.store.as_path());
+    let (life, bequest, channel, mut kept) = match inheritance {
+        Some(Inheritance { bequest, channel, kept, life }) => (life, Some(bequest), Some(channel), kept),
+        None => (0, None, None, std::collections::BTreeMap::new()),
+    };
+    let left = bequest.as_ref().filter(|_| life > 0).map(|bequest| bequest.left());
+    let listener = kept.remove(LISTENER);
+    let survival = bequest.clone().zip(channel.clone()).map(|(bequest, channel)| Afterlife { bequest, channel, kept, life });
     let opening = Opening {
         store,
+        bare,
         state: place.path().to_path_buf(),
-        key: place.identify(&over)?,
+        key,
         visibility,
         by_calls,
+        survival,
         on_lost: Box::new(move || {
             tracing::error!("the mount is not served any more: somebody unmounted it");
             lost.stay_no_longer();
         }),
         config,
     };
-    let store_path = PathText::from(opening.config.store.as_path());
-    let Running { engine, mut mount, shim, listeners } = backend.start(opening)?;
-    if let Err(error) = submounts::put_back(&taken) {
+    let Running { engine, mut mount, shim, listeners, survives } = backend.start(opening)?;
+    if let Some(left) = &left {
+        let paths: Vec<PathText> =
+            left.facts.get(TAKEN).and_then(|text| serde_json::from_slice(text).ok()).unwrap_or_default();
+        taken = paths.into_iter().map(|path| Taken::there(path.to_path_buf())).collect();
+    } else if let Err(error) = submounts::put_back(&taken) {
         detach_after_failure(&mut *mount, &*engine);
         return Err(error);
     }
@@ -201,9 +209,25 @@ fn begin(backend: &dyn Backend) -> Result<Agent> {
             return Err(fail(format!("the fresh mount is not there: {error}")));
         }
     };
+    let bypassed: Vec<PathText> = taken.iter().map(|taken| taken.path.as_path().into()).collect();
+    if let Some(bequest) = &bequest
+        && let Ok(value) = serde_json::to_vec(&bypassed)
+    {
+        bequest.put(&Record::Fact { name: TAKEN, value: &value });
+    }
 
-    place.clear();
-    let listener = UnixListener::bind(place.socket()).map_err(|error| fail(format!("socket: {error}")))?;
+    let listener = match listener {
+        Some(listener) => heard_again(listener).map_err(|error| fail(format!("socket: {error}")))?,
+        None => {
+            place.clear();
+            UnixListener::bind(place.socket()).map_err(|error| fail(format!("socket: {error}")))?
+        }
+    };
+    if let Some(channel) = &channel
+        && let Err(error) = channel.keep(LISTENER, listener.as_fd())
+    {
+        tracing::warn!(%error, "the socket would not survive this agent");
+    }
     let card = Card { over: over.as_path().into(), pid: std::process::id(), global: visibility == Visibility::Global };
     place.put_card(&card).map_err(|error| fail(format!("{}: {error}", place.path().display())))?;
     let desk = Desk {
@@ -220,14 +244,37 @@ fn begin(backend: &dyn Backend) -> Result<Agent> {
             visibility,
             user_namespace,
             mount_namespace: namespace_inode("mnt").map_err(|error| fail(error.to_string()))?,
-            inherited: inherited(&place),
+            inherited: if life == 0 { inherited(&place) } else { String::new() },
         },
         since_unix_seconds: clock::now().secs(),
         listeners,
-        bypassed: taken.iter().map(|taken| taken.path.as_path().into()).collect(),
+        bypassed,
+        bequest,
     };
-    tracing::info!(over = %over.display(), ?visibility, "serving");
-    Ok(Agent { desk: Arc::new(desk), mount, taken, place, signals: Arc::new(signals), listener, starter, _lock: lock })
+    for (run, LeftRun { pid, command }) in left.into_iter().flat_map(|left| left.runs) {
+        desk.engine.restore_run(run, pid);
+        desk.users.expect(RunStatus { run, pid, command, since_unix_seconds: desk.since_unix_seconds });
+    }
+    tracing::info!(over = %over.display(), ?visibility, life, "serving");
+    Ok(Agent {
+        desk: Arc::new(desk),
+        mount,
+        taken,
+        place,
+        signals: Arc::new(signals),
+        listener,
+        starter: (life == 0).then_some(starter),
+        channel,
+        survives,
+        _lock: lock,
+    })
+}
+
+/// Who connects from now on is told our pid.
+fn heard_again(listener: OwnedFd) -> io::Result<UnixListener> {
+    const WAITING_MAX: i32 = 128;
+    rustix::net::listen(&listener, WAITING_MAX)?;
+    Ok(UnixListener::from(listener))
 }
 
 /// The device number of the mount, without a request to ourselves: one killed while it waits for its own answer holds
@@ -236,16 +283,6 @@ fn device_of(over: &Path) -> io::Result<u64> {
     use rustix::fs::{AtFlags, CWD, StatxFlags};
     let seen = rustix::fs::statx(CWD, over, AtFlags::STATX_DONT_SYNC, StatxFlags::empty())?;
     Ok(rustix::fs::makedev(seen.stx_dev_major, seen.stx_dev_minor))
-}
-
-fn refuse_submounts(over: &Path) -> Result<Vec<Taken>> {
-    let below = submounts::below(over).map_err(|error| Error::new("the mount table cannot be read").why(error))?;
-    match below.first() {
-        None => Ok(Vec::new()),
-        Some(path) => Err(Error::new(format!("{} is mounted below the served directory", path.display()))
-            .why("without user namespaces an ordinary user cannot bind it through")
-            .remedy("serve a directory that does not contain it (--over)")),
-    }
 }
 
 /// Best effort: the error that brought us here is the one to tell.
@@ -301,12 +338,19 @@ impl Agent {
         named("socket").spawn(move || socket::serve(&listener, &desk))?;
 
         let users = Arc::clone(&self.desk.users);
-        let mut starter = std::mem::replace(&mut self.starter, BufReader::new(io::stdin()));
-        named("starter").spawn(move || {
-            // Nothing more is sent: this returns when the pipe closes.
-            let _ = starter.read_to_end(&mut Vec::new());
-            users.nobody_came();
-        })?;
+        let engine = Arc::clone(&self.desk.engine);
+        match self.starter.take() {
+            Some(mut starter) => named("starter").spawn(move || {
+                // Nothing more is sent: this returns when the pipe closes.
+                let _ = starter.read_to_end(&mut Vec::new());
+                users.nobody_came();
+            })?,
+            // Runs come again by themselves; who does not has ended meanwhile.
+            None => named("starter").spawn(move || {
+                std::thread::sleep(REJOIN_PATIENCE);
+                users.forget_expected().into_iter().for_each(|run| engine.release_run(run));
+            })?,
+        };
 
         let desk = Arc::clone(&self.desk);
         let signals = Arc::clone(&self.signals);
@@ -354,7 +398,12 @@ impl Agent {
     fn detach(&mut self) -> Result<()> {
         let copies = submounts::take_away(&self.taken)?;
         match self.mount.detach() {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                if let Some(channel) = &self.channel {
+                    channel.ending();
+                }
+                Ok(())
+            }
             Err(error) => {
                 submounts::put_back(&copies)?;
                 self.taken = copies;

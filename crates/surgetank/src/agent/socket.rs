@@ -8,6 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+use surgetank_core::bequest::{Bequest, Record};
 use surgetank_core::clock;
 use surgetank_core::model::RunId;
 use surgetank_core::report::{AgentStatus, Holder, PathText, RunStatus, Scope, Visibility};
@@ -29,6 +30,22 @@ pub struct Desk {
     pub since_unix_seconds: i64,
     pub listeners: Option<Listeners>,
     pub bypassed: Vec<PathText>,
+    /// The next agent has to know who is here.
+    pub bequest: Option<Arc<Bequest>>,
+}
+
+impl Desk {
+    fn tell(&self, record: &Record<'_>) {
+        if let Some(bequest) = &self.bequest {
+            bequest.put(record);
+        }
+    }
+
+    fn release(&self, run: RunId) -> bool {
+        self.engine.release_run(run);
+        self.tell(&Record::Gone { run });
+        self.users.leave(run)
+    }
 }
 
 /// Accepts until the process ends.
@@ -64,8 +81,7 @@ fn talk(desk: &Desk, stream: UnixStream) {
     }
     if let Some(run) = client.run.take() {
         tracing::info!(run = run.0, "released: its connection ended");
-        desk.engine.release_run(run);
-        desk.users.leave(run);
+        desk.release(run);
     }
 }
 
@@ -141,7 +157,7 @@ impl<'a> Client<'a> {
         let engine = Arc::clone(&self.desk.engine);
         let answer = match request {
             Request::Hello { .. } => return Ok(()),
-            Request::Join { pid, command } => return self.join(pid, command),
+            Request::Join { pid, command, again } => return self.join(pid, command, again),
             Request::Status => Answer::Status(Box::new(self.status())),
             Request::Why { path } => match engine.why(&path.0) {
                 Ok(why) => Answer::Why(Box::new(why)),
@@ -171,10 +187,9 @@ impl<'a> Client<'a> {
                 let Some(run) = self.run.take() else {
                     return self.refuse(RefusalKind::Malformed, "this connection has not joined");
                 };
-                engine.release_run(run);
                 // Asked first: an agent that leaves may try once more what was refused.
                 let at_once = self.goes_at_once();
-                let last = self.desk.users.leave(run);
+                let last = self.desk.release(run);
                 Answer::Released { last: last && at_once }
             }
             Request::Unmount { timeout_ms } => return self.unmount(timeout_ms),
@@ -196,14 +211,22 @@ impl<'a> Client<'a> {
             && (self.desk.hello.visibility == Visibility::Global || holders::of_our_namespace().is_empty())
     }
 
-    fn join(&mut self, pid: u32, command: String) -> io::Result<()> {
+    fn join(&mut self, pid: u32, command: String, again: Option<RunId>) -> io::Result<()> {
         if self.run.is_some() {
             return self.refuse(RefusalKind::Malformed, "this connection has joined already");
         }
-        let run = self.desk.engine.register_run(pid);
+        let run = match again {
+            Some(run) => {
+                self.desk.engine.restore_run(run, pid);
+                run
+            }
+            None => self.desk.engine.register_run(pid),
+        };
+        self.desk.tell(&Record::Joined { run, pid, command: &command });
         let status = RunStatus { run, pid, command, since_unix_seconds: clock::now().secs() };
         if !self.desk.users.join(status) {
             self.desk.engine.release_run(run);
+            self.desk.tell(&Record::Gone { run });
             return self.refuse(RefusalKind::Leaving, "the agent is about to go");
         }
         tracing::info!(run = run.0, pid, "joined");

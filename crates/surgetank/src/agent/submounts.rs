@@ -13,7 +13,14 @@ use surgetank_core::error::{Error, Result};
 /// A copy of one mount and all below it, not attached anywhere.
 pub struct Taken {
     pub path: PathBuf,
-    tree: OwnedFd,
+    tree: Option<OwnedFd>,
+}
+
+impl Taken {
+    /// One that an earlier agent put back.
+    pub fn there(path: PathBuf) -> Self {
+        Self { path, tree: None }
+    }
 }
 
 /// Topmost mounts below `directory`, in the order of the mount table.
@@ -62,6 +69,7 @@ pub fn take(directory: &Path) -> Result<Vec<Taken>> {
 /// Attaches them at their old paths, which now lead through our own mount.
 pub fn put_back(taken: &[Taken]) -> Result<()> {
     for Taken { path, tree } in taken {
+        let Some(tree) = tree else { continue };
         rustix::mount::move_mount(tree, "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
             .map_err(|errno| fail(path, errno))?;
     }
@@ -81,7 +89,7 @@ pub fn take_away(taken: &[Taken]) -> Result<Vec<Taken>> {
 fn copy(path: &Path) -> Result<Taken> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
     match rustix::mount::open_tree(CWD, path, flags) {
-        Ok(tree) => Ok(Taken { path: path.to_path_buf(), tree }),
+        Ok(tree) => Ok(Taken { path: path.to_path_buf(), tree: Some(tree) }),
         Err(errno) => Err(fail(path, errno)),
     }
 }

@@ -9,7 +9,7 @@
 //! Users are runs and waiting clients; a mount that was told to stay counts as one. Invariant: arriving and closing
 //! are decided under one lock, so nobody joins an agent that unmounts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -28,6 +28,8 @@ struct Inner {
     /// Told to stop (SIGTERM): nobody new is admitted.
     stopping: bool,
     runs: BTreeMap<RunId, RunStatus>,
+    /// Those of `runs` that an earlier agent had and that have not come again yet.
+    expected: BTreeSet<RunId>,
     waiters: usize,
     unmount: Unmount,
 }
@@ -90,6 +92,7 @@ impl Users {
             stay,
             stopping: false,
             runs: BTreeMap::new(),
+            expected: BTreeSet::new(),
             waiters: 0,
             unmount: Unmount::NotAsked,
         };
@@ -114,9 +117,27 @@ impl Users {
         if inner.stopping || !inner.step(Event::Arrived) {
             return false;
         }
+        inner.expected.remove(&run.run);
         inner.runs.insert(run.run, run);
         self.changed.notify_all();
         true
+    }
+
+    /// A run of an earlier agent, which will join again.
+    pub fn expect(&self, run: RunStatus) {
+        let mut inner = self.lock();
+        inner.expected.insert(run.run);
+        inner.runs.insert(run.run, run);
+    }
+
+    /// Those that did not join again have left; who they are.
+    pub fn forget_expected(&self) -> Vec<RunId> {
+        let gone: Vec<RunId> = std::mem::take(&mut self.lock().expected).into_iter().collect();
+        for run in &gone {
+            self.leave(*run);
+        }
+        self.nobody_came();
+        gone
     }
 
     /// A run is over; true when it was the last user.

@@ -31,6 +31,9 @@ pub enum Request {
     Join {
         pid: u32,
         command: String,
+        /// What an earlier agent called it, which was killed.
+        #[serde(default)]
+        again: Option<RunId>,
     },
     Status,
     Why {

@@ -84,6 +84,7 @@ pub mod init {
     pub const INIT_EXT: u64 = 1 << 30;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
     pub const PASSTHROUGH: u64 = 1 << 37;
+    pub const HAS_RESEND: u64 = 1 << 39;
 }
 
 /// How an open file or directory behaves, in the answer to OPEN, CREATE and OPENDIR.
@@ -113,6 +114,9 @@ pub mod fattr {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
+/// A request's number when it is sent again: this, and the number it had.
+pub const UNIQUE_RESEND: u64 = 1 << 63;
+
 pub const GETATTR_FH: u32 = 1;
 pub const OPEN_KILL_SUIDGID: u32 = 1;
 pub const WRITE_CACHE: u32 = 1;
@@ -127,6 +131,7 @@ pub mod notify {
     pub const INVAL_INODE: i32 = 2;
     pub const INVAL_ENTRY: i32 = 3;
     pub const DELETE: i32 = 6;
+    pub const RESEND: i32 = 7;
 }
 
 /// ioctls on `/dev/fuse` itself.

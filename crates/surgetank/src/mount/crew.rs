@@ -29,10 +29,12 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
+use super::abi::UNIQUE_RESEND;
 use super::dispatch;
 use super::filesystem::Filesystem;
 use super::reply::{self, Reply};
 use super::request::{self, Header, Operation};
+pub use inbox::{Clones, OnClone};
 use inbox::{Inbox, Received};
 use lookout::Lookout;
 use turns::Turns;
@@ -52,6 +54,8 @@ struct Berth {
     let_go: AtomicBool,
     pthread: AtomicU64,
     tid: AtomicI32,
+    /// No other thread has it at the same time.
+    slot: u64,
 }
 
 thread_local! {
@@ -63,6 +67,30 @@ thread_local! {
 /// writes through the page cache are never interrupted: the kernel asks for them on its own behalf.
 pub fn interrupted() -> bool {
     BERTH.with(|berth| berth.get().is_some_and(|berth| berth.interrupted.load(Ordering::Relaxed)))
+}
+
+/// A request that is being served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Current {
+    /// Which thread serves it: no other one has this at the same time.
+    pub slot: u64,
+    /// The kernel's number, the same when it is sent again.
+    pub number: u64,
+    /// An earlier server read it and did not answer.
+    pub again: bool,
+}
+
+/// The request that this thread serves.
+pub fn current() -> Option<Current> {
+    BERTH.with(|berth| {
+        let berth = berth.get()?;
+        let unique = berth.unique.load(Ordering::Relaxed);
+        (unique != 0).then(|| Current {
+            slot: berth.slot,
+            number: unique & !UNIQUE_RESEND,
+            again: unique & UNIQUE_RESEND != 0,
+        })
+    })
 }
 
 /// Says that the request which this thread serves may wait until another program does something, for a lock for instance.
@@ -88,6 +116,7 @@ pub struct Crew {
     left: Condvar,
     lookout: Lookout,
     turns: Turns,
+    clones: Clones,
 }
 
 #[derive(Default)]
@@ -98,7 +127,14 @@ struct Roll {
 }
 
 impl Crew {
-    pub fn new(device: Arc<OwnedFd>, threads_max: usize, bulk_bytes_max: usize) -> Self {
+    /// `behind`: requests that were read from the descriptor already, to be served before others.
+    pub fn new(
+        device: Arc<OwnedFd>,
+        threads_max: usize,
+        bulk_bytes_max: usize,
+        clones: Clones,
+        behind: Vec<Vec<u8>>,
+    ) -> Self {
         Self {
             device,
             threads_max,
@@ -109,7 +145,8 @@ impl Crew {
             roll: Mutex::default(),
             left: Condvar::new(),
             lookout: Lookout::default(),
-            turns: Turns::default(),
+            turns: Turns::behind(behind),
+            clones,
         }
     }
 
@@ -175,7 +212,9 @@ impl Crew {
         if roll.over || roll.at_hand() >= self.threads_max {
             return Ok(());
         }
-        let berth = Arc::<Berth>::default();
+        let taken = |slot: u64| roll.berths.iter().any(|berth| berth.slot == slot);
+        let slot = (0..).find(|slot| !taken(*slot)).unwrap_or(u64::MAX);
+        let berth = Arc::new(Berth { slot, ..Berth::default() });
         let (crew, filesystem, own) = (Arc::clone(self), Arc::clone(filesystem), Arc::clone(&berth));
         std::thread::Builder::new()
             .name(format!("fuse-{}", roll.hired))
@@ -207,11 +246,12 @@ impl Crew {
         berth.pthread.store(unsafe { libc::pthread_self() }, Ordering::SeqCst);
         berth.tid.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::SeqCst);
         BERTH.with(|own| own.set(Arc::clone(berth)).ok());
-        let mut inbox = Inbox::new(Arc::clone(&self.device), self.bulk_bytes_max);
+        let mut inbox = Inbox::new(Arc::clone(&self.device), self.bulk_bytes_max, &self.clones);
         let mut reply = Reply::default();
         while let Some(received) = self.receive(berth, &mut inbox) {
             self.handle(&**filesystem, berth, &received, &mut reply);
         }
+        inbox.leave(&self.clones);
         self.leave(filesystem, berth);
     }
 
@@ -271,6 +311,7 @@ impl Crew {
         berth.unique.store(header.unique, Ordering::Release);
         let outcome =
             catch_unwind(AssertUnwindSafe(|| dispatch::answer(filesystem, &request, reply, self.bulk_bytes_max)));
+        surgetank_core::crash_point!("mount.served");
         berth.unique.store(0, Ordering::Release);
         berth.waits_long.store(false, Ordering::SeqCst);
         match outcome {

@@ -19,6 +19,7 @@ pub fn answer<F: Filesystem + ?Sized>(
 ) -> Result<(), Fault> {
     let id = request.header.node;
     let caller = &request.header.caller(0);
+    fs.recall(id);
     let bounded = |size: u32| (size as usize).min(bulk_bytes_max);
     match request.operation {
         Operation::Lookup { name } => reply.looked(&fs.lookup(caller, id, name)?),
@@ -37,9 +38,13 @@ pub fn answer<F: Filesystem + ?Sized>(
         Operation::Unlink { name } => fs.unlink(caller, id, name)?,
         Operation::Rmdir { name } => fs.rmdir(caller, id, name)?,
         Operation::Rename { name, new_parent, new_name, flags } => {
+            fs.recall(new_parent);
             fs.rename(caller, id, name, new_parent, new_name, flags)?;
         }
-        Operation::Link { source, new_name } => reply.entry(&fs.link(caller, source, id, new_name)?),
+        Operation::Link { source, new_name } => {
+            fs.recall(source);
+            reply.entry(&fs.link(caller, source, id, new_name)?);
+        }
         Operation::Open { flags, kill_suidgid } => reply.opened(&fs.open(caller, id, flags, kill_suidgid)?),
         Operation::Create { name, perm, umask, flags, kill_suidgid } => {
             let caller = &request.header.caller(umask);

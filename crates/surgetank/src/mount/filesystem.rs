@@ -143,6 +143,9 @@ pub trait Filesystem: Send + Sync + 'static {
     /// The handshake is done; requests follow. The notifier is the way to the kernel for everything unasked.
     fn started(&self, notifier: &Notifier, agreed: &Agreed) {}
 
+    /// The node is about to be asked about; the number may be one that an earlier server of the mount gave.
+    fn recall(&self, id: u64) {}
+
     /// The session ended: no request follows, open handles are void.
     fn ended(&self) {}
 

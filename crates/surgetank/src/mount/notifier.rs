@@ -13,7 +13,17 @@ use super::reply;
 /// A file registered with the kernel as the one behind open files (passthrough). The kernel keeps it open until
 /// [`Notifier::backing_close`] **and** the last open file that uses it is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct BackingId(pub(super) u32);
+pub struct BackingId(u32);
+
+impl BackingId {
+    /// One that an earlier server of this mount was given.
+    pub fn of(raw: u32) -> Self {
+        Self(raw)
+    }
+    pub fn raw(self) -> u32 {
+        self.0
+    }
+}
 
 /// Cloneable; usable from any thread, also after the session ended (everything fails then).
 ///
@@ -27,6 +37,10 @@ pub struct Notifier {
 impl Notifier {
     pub(super) fn new(device: Arc<OwnedFd>) -> Self {
         Self { device }
+    }
+
+    pub(super) fn device(&self) -> &OwnedFd {
+        &self.device
     }
 
     /// Drops cached attributes of a node and its cached pages from `offset` on: `length` bytes, 0 for all that follow;
@@ -80,6 +94,12 @@ impl Notifier {
         // SAFETY: the ioctl reads one `u32` through the pointer, which lives across the call.
         let outcome = unsafe { libc::ioctl(self.device.as_raw_fd(), device::BACKING_CLOSE.into(), &raw const id.0) };
         if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// All requests that were read and not answered are to be read once more. They come in no particular order, before
+    /// others, with [`super::abi::UNIQUE_RESEND`] in their numbers.
+    pub fn resend(&self) -> io::Result<()> {
+        self.tell(notify::RESEND, &[])
     }
 
     /// A node or name that the kernel doesn't know needs no invalidation: that is success.

@@ -7,6 +7,7 @@ use rustix::fs::{major, minor};
 use surgetank_core::model::{Attr, FileLock, Kind, LockKind};
 
 use super::abi::{self, fopen};
+use super::notifier::BackingId;
 use super::filesystem::{Attributes, Entry, Looked, Opened, OpenedDirectory, SpaceReport};
 
 /// Longest validity told to the kernel; it counts in jiffies.
@@ -101,7 +102,7 @@ impl Reply {
             | flag(opened.backing.is_some(), fopen::PASSTHROUGH);
         self.u64(opened.fh);
         self.u32(flags);
-        self.u32(opened.backing.map_or(0, |backing| backing.0));
+        self.u32(opened.backing.map_or(0, BackingId::raw));
     }
 
     pub fn opened_directory(&mut self, opened: &OpenedDirectory) {

@@ -10,14 +10,15 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::abi::{self, init};
-use super::crew::Crew;
+use super::crew::{Clones, Crew, OnClone};
 use super::filesystem::Filesystem;
 use super::notifier::Notifier;
 use super::reply::{self, Reply};
-use super::request::{self, Offer, Operation};
+use super::request::{self, Header, Offer, Operation};
 
 /// When the kernel asks for entries together with their attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -61,7 +62,7 @@ impl Default for Options {
 }
 
 /// What kernel and server agreed on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Agreed {
     pub minor: u32,
     pub passthrough: bool,
@@ -69,6 +70,15 @@ pub struct Agreed {
     /// Setuid and setgid bits are cleared by the file system, so writes need no look at them first.
     pub killpriv: bool,
     pub transfer_bytes_max: usize,
+    /// Requests that a server read and did not answer can be had again: another one can take over.
+    pub resends: bool,
+}
+
+/// How descriptors outlive the server: whoever holds them too is told of each clone, and an earlier server's are used again.
+#[derive(Default)]
+pub struct Kept {
+    pub clones: Vec<OwnedFd>,
+    pub on_clone: Option<OnClone>,
 }
 
 /// Dropping it changes nothing: the crew goes on until the mount goes or [`Session::stop`] is called.
@@ -81,11 +91,47 @@ pub struct Session {
 impl Session {
     /// Shakes hands on a freshly mounted descriptor and hires the crew. Returns when requests are being served.
     pub fn start<F: Filesystem>(device: OwnedFd, filesystem: &Arc<F>, options: &Options) -> io::Result<Self> {
+        Self::start_kept(device, filesystem, options, Kept::default())
+    }
+
+    pub fn start_kept<F: Filesystem>(
+        device: OwnedFd,
+        filesystem: &Arc<F>,
+        options: &Options,
+        kept: Kept,
+    ) -> io::Result<Self> {
         let agreed = handshake(&device, options)?;
+        Self::serve(device, filesystem, options, kept, agreed, |_| Ok(Vec::new()))
+    }
+
+    /// Goes on where another server of the descriptor ended without a word. What that one agreed on with the kernel holds.
+    pub fn take_over<F: Filesystem>(
+        device: OwnedFd,
+        filesystem: &Arc<F>,
+        options: &Options,
+        kept: Kept,
+        agreed: Agreed,
+    ) -> io::Result<Self> {
+        Self::serve(device, filesystem, options, kept, agreed, |notifier| {
+            notifier.resend()?;
+            read_again(notifier.device(), agreed.transfer_bytes_max)
+        })
+    }
+
+    fn serve<F: Filesystem>(
+        device: OwnedFd,
+        filesystem: &Arc<F>,
+        options: &Options,
+        kept: Kept,
+        agreed: Agreed,
+        behind: impl FnOnce(&Notifier) -> io::Result<Vec<Vec<u8>>>,
+    ) -> io::Result<Self> {
         let device = Arc::new(device);
         let notifier = Notifier::new(Arc::clone(&device));
+        let behind = behind(&notifier)?;
         filesystem.started(&notifier, &agreed);
-        let crew = Arc::new(Crew::new(device, options.threads_max, agreed.transfer_bytes_max));
+        let clones = Clones::new(kept.clones, kept.on_clone);
+        let crew = Arc::new(Crew::new(device, options.threads_max, agreed.transfer_bytes_max, clones, behind));
         crew.start(filesystem)?;
         Ok(Self { crew, notifier, agreed })
     }
@@ -117,6 +163,35 @@ impl Session {
     pub fn stop(&self) {
         self.crew.stop();
     }
+}
+
+/// Reads what is sent again, before anybody else reads; in the order in which it was sent first, for closes count in that
+/// order. A new request that is among it comes last.
+fn read_again(device: &OwnedFd, transfer_bytes_max: usize) -> io::Result<Vec<Vec<u8>>> {
+    let mut buffer = vec![0; transfer_bytes_max + abi::REQUEST_SLACK_BYTES];
+    let mut found: Vec<(u64, Vec<u8>)> = Vec::new();
+    let before = rustix::fs::fcntl_getfl(device)?;
+    rustix::fs::fcntl_setfl(device, before | OFlags::NONBLOCK)?;
+    let outcome = loop {
+        match rustix::io::read(device.as_fd(), &mut buffer) {
+            Ok(bytes) => {
+                let Ok(header) = Header::decode(&buffer[..bytes]) else { continue };
+                let again = header.unique & abi::UNIQUE_RESEND != 0;
+                let place = if again { header.unique & !abi::UNIQUE_RESEND } else { u64::MAX };
+                found.push((place, buffer[..bytes].to_vec()));
+                if !again {
+                    break Ok(());
+                }
+            }
+            Err(Errno::INTR | Errno::NOENT) => {}
+            Err(Errno::AGAIN) => break Ok(()),
+            Err(errno) => break Err(errno),
+        }
+    };
+    rustix::fs::fcntl_setfl(device, before)?;
+    outcome?;
+    found.sort_by_key(|(place, _)| *place);
+    Ok(found.into_iter().map(|(_, request)| request).collect())
 }
 
 fn handshake(device: &OwnedFd, options: &Options) -> io::Result<Agreed> {
@@ -159,7 +234,8 @@ fn agree(offer: &Offer, options: &Options) -> (Agreed, Reply) {
         | init::CACHE_SYMLINKS
         | init::HANDLE_KILLPRIV_V2
         | init::INIT_EXT
-        | init::DIRECT_IO_ALLOW_MMAP;
+        | init::DIRECT_IO_ALLOW_MMAP
+        | init::HAS_RESEND;
     if options.passthrough {
         wanted |= init::PASSTHROUGH;
     }
@@ -177,6 +253,7 @@ fn agree(offer: &Offer, options: &Options) -> (Agreed, Reply) {
         readdirplus: flags & init::DO_READDIRPLUS != 0,
         killpriv: flags & init::HANDLE_KILLPRIV_V2 != 0,
         transfer_bytes_max: options.transfer_bytes_max,
+        resends: offer.flags & init::HAS_RESEND != 0,
     };
     let bytes_max = u32::try_from(options.transfer_bytes_max).unwrap_or(u32::MAX);
     let pages_max = u16::try_from(options.transfer_bytes_max / abi::PAGE_BYTES).unwrap_or(u16::MAX);

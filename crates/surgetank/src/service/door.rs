@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{OFlags, RenameFlags};
@@ -14,7 +14,7 @@ use surgetank_core::namespace::{self, Found, Grant, Namespace};
 use crate::mount::filesystem::{FilePlace, ReleaseFlags};
 use crate::mount::{
     Agreed, Attributes, BackingId, DirectorySink, Entry, Filesystem, Looked, Notifier, Opened, OpenedDirectory,
-    SetAttr, SpaceReport, TimeChange, WriteFlags, wait_long,
+    SetAttr, SpaceReport, TimeChange, WriteFlags, current, wait_long,
 };
 
 pub struct Door {
@@ -31,12 +31,11 @@ pub struct Door {
     pub service_nanos: AtomicU64,
 }
 
-/// What is registered with the kernel, by the kernel's number.
+/// The way to the kernel.
 #[derive(Default)]
 struct Backings {
     notifier: OnceLock<Notifier>,
     passes_through: OnceLock<bool>,
-    ids: Mutex<Vec<Option<BackingId>>>,
 }
 
 impl namespace::Door for Backings {
@@ -46,26 +45,12 @@ impl namespace::Door for Backings {
 
     fn back(&self, file: BorrowedFd<'_>) -> std::io::Result<u32> {
         let notifier = self.notifier.get().ok_or_else(|| std::io::Error::from(Errno::NOTCONN))?;
-        let id = notifier.backing_open(file)?;
-        let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
-        let slot = match ids.iter().position(Option::is_none) {
-            Some(free) => {
-                ids[free] = Some(id);
-                free
-            }
-            None => {
-                ids.push(Some(id));
-                ids.len() - 1
-            }
-        };
-        Ok(u32::try_from(slot).unwrap_or(u32::MAX))
+        notifier.backing_open(file).map(BackingId::raw)
     }
 
     fn unback(&self, backing: u32) {
-        let id =
-            self.ids.lock().unwrap_or_else(PoisonError::into_inner).get_mut(backing as usize).and_then(Option::take);
-        if let (Some(id), Some(notifier)) = (id, self.notifier.get())
-            && let Err(why) = notifier.backing_close(id)
+        if let Some(notifier) = self.notifier.get()
+            && let Err(why) = notifier.backing_close(BackingId::of(backing))
         {
             tracing::debug!(%why, "backing close");
         }
@@ -82,12 +67,6 @@ impl namespace::Door for Backings {
         if let Some(notifier) = self.notifier.get() {
             drop(notifier.inval_entry(dir.0, name));
         }
-    }
-}
-
-impl Backings {
-    fn id(&self, slot: u32) -> Option<BackingId> {
-        self.ids.lock().unwrap_or_else(PoisonError::into_inner).get(slot as usize).copied().flatten()
     }
 }
 
@@ -158,7 +137,7 @@ impl Door {
 
     fn opened(&self, opened: &namespace::Opened, flags: OFlags) -> Opened {
         let backing = match opened.grant {
-            Grant::Direct(slot) => self.backings.id(slot),
+            Grant::Direct(backing) => Some(BackingId::of(backing)),
             Grant::Mediated => None,
         };
         // Pages of an earlier mediated open may be older than what was written directly since: never kept.
@@ -172,6 +151,26 @@ impl Door {
     }
 }
 
+/// Requests that an earlier agent may have carried out before it was killed: the kernel sends them again.
+impl Door {
+    /// The file that this request was about, if it was carried out.
+    fn done_before(&self) -> Option<FileId> {
+        let current = current().filter(|current| current.again)?;
+        self.namespace.carried_out(current.number)
+    }
+
+    fn made_before(&self) -> Option<FsResult<Entry>> {
+        self.done_before().map(|about| self.namespace.made_before(about).map(|found| self.entry(&found)))
+    }
+
+    /// What the request opened, before anybody was told.
+    fn opened_before(&self, flags: OFlags) -> Option<(FileId, FsResult<Opened>)> {
+        let current = current().filter(|current| current.again)?;
+        let (fh, id) = self.namespace.handle_made_by(current.number)?;
+        Some((id, self.namespace.opened_as(fh).map(|opened| self.opened(&opened, flags))))
+    }
+}
+
 /// A file that is being written directly has attributes that change all the time; its name does not.
 const NAME_TTL_MIN: Duration = Duration::from_secs(1);
 
@@ -180,6 +179,10 @@ impl Filesystem for Door {
         drop(self.backings.notifier.set(notifier.clone()));
         let _ = self.backings.passes_through.set(self.direct && agreed.passthrough);
         self.namespace.set_door(self.backings.clone());
+    }
+
+    fn recall(&self, id: u64) {
+        self.namespace.recall(FileId(id));
     }
 
     fn ended(&self) {
@@ -235,22 +238,41 @@ impl Filesystem for Door {
     }
 
     fn symlink(&self, caller: &Caller, parent: u64, name: &[u8], target: &[u8]) -> FsResult<Entry> {
+        if let Some(made) = self.made_before() {
+            return made;
+        }
         self.change(|ns| ns.symlink(caller, FileId(parent), name, target).map(|found| self.entry(&found)))
     }
 
     fn mknod(&self, caller: &Caller, parent: u64, name: &[u8], mode: u32, device: u64) -> FsResult<Entry> {
+        if let Some(made) = self.made_before() {
+            // An empty file that is made is opened, and closed again.
+            if let Some((fh, _)) = current().and_then(|current| self.namespace.handle_made_by(current.number)) {
+                self.namespace.release(fh);
+            }
+            return made;
+        }
         self.change(|ns| ns.mknod(caller, FileId(parent), name, mode, device).map(|found| self.entry(&found)))
     }
 
     fn mkdir(&self, caller: &Caller, parent: u64, name: &[u8], perm: u32) -> FsResult<Entry> {
+        if let Some(made) = self.made_before() {
+            return made;
+        }
         self.change(|ns| ns.mkdir(caller, FileId(parent), name, perm).map(|found| self.entry(&found)))
     }
 
     fn unlink(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
+        if self.done_before().is_some() {
+            return Ok(());
+        }
         self.change(|ns| ns.unlink(caller, FileId(parent), name))
     }
 
     fn rmdir(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
+        if self.done_before().is_some() {
+            return Ok(());
+        }
         self.change(|ns| ns.rmdir(caller, FileId(parent), name))
     }
 
@@ -263,14 +285,23 @@ impl Filesystem for Door {
         new_name: &[u8],
         flags: RenameFlags,
     ) -> FsResult<()> {
+        if self.done_before().is_some() {
+            return Ok(());
+        }
         self.change(|ns| ns.rename(caller, FileId(parent), name, FileId(new_parent), new_name, flags.bits()))
     }
 
     fn link(&self, caller: &Caller, id: u64, new_parent: u64, new_name: &[u8]) -> FsResult<Entry> {
+        if let Some(made) = self.made_before() {
+            return made;
+        }
         self.change(|ns| ns.link(caller, FileId(id), FileId(new_parent), new_name).map(|found| self.entry(&found)))
     }
 
     fn open(&self, caller: &Caller, id: u64, flags: OFlags, kill_suidgid: bool) -> FsResult<Opened> {
+        if let Some((_, opened)) = self.opened_before(flags) {
+            return opened;
+        }
         self.change(|ns| {
             let opened = ns.open_file(caller, FileId(id), flags.bits() as i32)?;
             if kill_suidgid {
@@ -289,6 +320,13 @@ impl Filesystem for Door {
         flags: OFlags,
         kill_suidgid: bool,
     ) -> FsResult<(Entry, Opened)> {
+        if let Some((id, opened)) = self.opened_before(flags) {
+            return Ok((self.namespace.made_before(id).map(|found| self.entry(&found))?, opened?));
+        }
+        if let Some(about) = self.done_before() {
+            let (found, opened) = self.namespace.opened_before(caller, about, flags.bits() as i32)?;
+            return Ok((self.entry(&found), self.opened(&opened, flags)));
+        }
         self.change(|ns| {
             let (found, opened) = ns.create(caller, FileId(parent), name, perm, flags.bits() as i32)?;
             if kill_suidgid {
@@ -299,6 +337,9 @@ impl Filesystem for Door {
     }
 
     fn tmpfile(&self, caller: &Caller, parent: u64, perm: u32, flags: OFlags) -> FsResult<(Entry, Opened)> {
+        if let Some((id, opened)) = self.opened_before(flags) {
+            return Ok((self.namespace.made_before(id).map(|found| self.entry(&found))?, opened?));
+        }
         self.serve(|ns| {
             let (found, opened) = ns.create_unnamed(caller, FileId(parent), perm, flags.bits() as i32)?;
             Ok((self.entry(&found), self.opened(&opened, flags)))
@@ -379,10 +420,15 @@ impl Filesystem for Door {
                 return Ok(());
             }
             let start = usize::try_from(offset.saturating_sub(2)).unwrap_or(usize::MAX);
+            let mut told = None;
             for (index, listed) in listing.iter().enumerate().skip(start) {
                 if sink.add(listed.ino, index as u64 + 3, listed.kind, &listed.name) {
                     break;
                 }
+                told = Some((index as u64 + 3, listed));
+            }
+            if let Some((position, last)) = told {
+                ns.listed(fh, position, &last.name);
             }
             Ok(())
         })
@@ -418,6 +464,9 @@ impl Filesystem for Door {
     }
 
     fn setxattr(&self, caller: &Caller, id: u64, name: &[u8], value: &[u8], flags: u32) -> FsResult<()> {
+        if self.done_before().is_some() {
+            return Ok(());
+        }
         self.change(|ns| ns.setxattr(caller, FileId(id), name, value, flags as i32))
     }
 
@@ -426,6 +475,9 @@ impl Filesystem for Door {
     }
 
     fn removexattr(&self, caller: &Caller, id: u64, name: &[u8]) -> FsResult<()> {
+        if self.done_before().is_some() {
+            return Ok(());
+        }
         self.change(|ns| ns.removexattr(caller, FileId(id), name))
     }
 

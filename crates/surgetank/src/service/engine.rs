@@ -394,6 +394,10 @@ impl Engine for Served {
         self.runs.register(pid)
     }
 
+    fn restore_run(&self, run: RunId, pid: u32) {
+        self.runs.restore(run, pid);
+    }
+
     fn release_run(&self, run: RunId) {
         self.runs.release(run);
     }

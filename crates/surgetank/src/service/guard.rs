@@ -22,13 +22,9 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Before anything is mounted over it. `None`: the bare directory is the store.
-    pub fn new(over: &Path, store: &Path) -> io::Result<Option<Self>> {
-        if over == store {
-            return Ok(None);
-        }
-        let bare = rustix::fs::open(over, FLAGS, Mode::empty())?;
-        Ok(Some(Self { over: over.to_owned(), bare }))
+    /// `bare`: the directory, opened before anything was mounted over it.
+    pub fn new(over: &Path, bare: OwnedFd) -> Self {
+        Self { over: over.to_owned(), bare }
     }
 
     /// What has escaped until now, as the verdict says it.

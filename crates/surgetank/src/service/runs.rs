@@ -25,6 +25,14 @@ impl Runs {
         run
     }
 
+    /// A run of an earlier agent keeps its number.
+    pub fn restore(&self, run: RunId, pid: u32) {
+        self.next.fetch_max(run.0, Ordering::Relaxed);
+        let mut runs = self.runs();
+        runs.retain(|(known, _)| *known != run);
+        runs.push((run, pid));
+    }
+
     pub fn release(&self, run: RunId) {
         self.runs().retain(|(known, _)| *known != run);
         self.known.lock().unwrap_or_else(PoisonError::into_inner).clear();

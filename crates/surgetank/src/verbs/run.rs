@@ -26,7 +26,7 @@ use surgetank_core::report::{Holder, PathText, RunReport, Scope, Summary, Verdic
 
 use super::settings::Settings;
 use super::{Failure, Outcome, Program, words};
-use crate::agent::client::{self, Connection, Joined};
+use crate::agent::client::{self, Connection, Dialed, Joined};
 use crate::agent::signals::{self, Signals};
 use crate::agent::wire::{Answer, Request};
 use child::Stillborn;
@@ -92,7 +92,7 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(broken)?;
 
     let mut session =
-        Run { config, args, agent, run, signals, agent_lost: false, begun: clock::tick(), ended: clock::tick() };
+        Run { config, args, agent, run, signals, agent_lost: false, dialed: None, begun: clock::tick(), ended: clock::tick() };
     let variables = preload::variables(&session.config, &session.agent.hello);
     let command_exit = match child::spawn(&session.args.command, &cwd, &session.agent, &session.signals, &variables) {
         Ok(pid) => session.attend(pid)?,
@@ -120,11 +120,15 @@ const COMMAND_SHOWN_CHARS_MAX: usize = 1000;
 /// Many short runs over one directory may find one after the other leaving; a thousand in a row are no coincidence.
 const AGENTS_TRIED_MAX: usize = 1000;
 
+/// For people to read, in `status`: not more than they would.
+fn shown_command(args: &Args) -> String {
+    let command: Vec<_> = args.command.iter().map(|word| word.to_string_lossy()).collect();
+    command.join(" ").chars().take(COMMAND_SHOWN_CHARS_MAX).collect()
+}
+
 /// Finds or starts the agent and joins it; again when it was just about to go.
 fn join(config: &Config, args: &Args) -> Result<(Connection, RunId, bool)> {
-    let command: Vec<_> = args.command.iter().map(|word| word.to_string_lossy()).collect();
-    // For people to read, in `status`: not more than they would.
-    let command: String = command.join(" ").chars().take(COMMAND_SHOWN_CHARS_MAX).collect();
+    let command = shown_command(args);
     for _ in 0..AGENTS_TRIED_MAX {
         let mut found = client::find_or_start(config, Visibility::Private)?;
         match found.connection.join(&command)? {
@@ -210,7 +214,10 @@ struct Run {
     agent: Connection,
     run: RunId,
     signals: Signals,
+    /// It was killed and nobody took over.
     agent_lost: bool,
+    /// It was killed: the call to the one that takes over.
+    dialed: Option<Dialed>,
     begun: Instant,
     ended: Instant,
 }
@@ -241,22 +248,71 @@ impl Run {
         let left = until.map(|until| until.saturating_duration_since(clock::tick()));
         let timeout = left.and_then(|left| rustix::time::Timespec::try_from(left).ok());
         let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
-        if !self.agent_lost {
-            fds.push(PollFd::new(&self.agent, PollFlags::IN));
+        match &self.dialed {
+            Some(dialed) => fds.push(PollFd::new(dialed, PollFlags::IN)),
+            None if self.agent_lost => {}
+            None => fds.push(PollFd::new(&self.agent, PollFlags::IN)),
         }
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(Error::new("waiting for the command failed").why(errno)),
         }
-        // It says nothing unasked: readable means closed.
-        if fds.get(1).is_some_and(|fd| !fd.revents().is_empty()) && self.agent.is_closed() {
-            self.agent_lost = true;
-            eprintln!(
-                "surgetank: the agent of {} died; the command sees errors on the mount. What was sealed is safe in the tiers",
-                self.agent.hello.over
-            );
+        let speaks = fds.get(1).is_some_and(|fd| !fd.revents().is_empty());
+        match self.dialed.take() {
+            Some(dialed) if speaks => self.join_next(dialed),
+            Some(dialed) => self.dialed = Some(dialed),
+            // It says nothing unasked: readable means closed.
+            None if speaks && self.agent.is_closed() => match self.agent.dial_next() {
+                Ok(Some(dialed)) => self.dialed = Some(dialed),
+                Ok(None) | Err(_) => self.lose_agent(),
+            },
+            None => {}
         }
         Ok(())
+    }
+
+    /// The supervisor has started another agent: this run goes on with it.
+    fn join_next(&mut self, dialed: Dialed) {
+        let joined = dialed.greeted().ok().flatten().and_then(|mut agent| {
+            let joined = agent.join_as(&shown_command(&self.args), Some(self.run));
+            matches!(joined, Ok(Joined::As(run)) if run == self.run).then_some(agent)
+        });
+        match joined {
+            Some(agent) => {
+                if self.args.verbose {
+                    eprintln!("surgetank: the agent of {} was replaced (pid {})", agent.hello.over, agent.pid);
+                }
+                self.agent = agent;
+            }
+            None => {
+                // Killed once more, perhaps; or it goes, and then nobody answers soon.
+                std::thread::sleep(Duration::from_millis(5));
+                match self.agent.dial_next() {
+                    Ok(Some(dialed)) => self.dialed = Some(dialed),
+                    Ok(None) | Err(_) => self.lose_agent(),
+                }
+            }
+        }
+    }
+
+    fn lose_agent(&mut self) {
+        self.agent_lost = true;
+        eprintln!(
+            "surgetank: the agent of {} died; the command sees errors on the mount. What was sealed is safe in the tiers",
+            self.agent.hello.over
+        );
+    }
+
+    /// The conversation broke off: true when there is another agent to talk to.
+    fn has_another_agent(&mut self) -> Result<bool> {
+        const LOOK_EVERY: Duration = Duration::from_millis(1);
+        self.await_event(Some(clock::tick()))?;
+        let replaced = self.dialed.is_some();
+        while self.dialed.is_some() {
+            self.await_event(Some(clock::tick() + LOOK_EVERY * 50))?;
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Ok(replaced || self.agent_lost)
     }
 
     /// Background children may finish; who is left then is named.
@@ -293,11 +349,12 @@ impl Run {
         let mut verdict: Option<Verdict> = None;
         if !detached {
             let mut drained = self.drain();
-            if drained.is_err() && !self.agent_lost {
-                // It died in the instant in which the command ended, or since.
-                self.await_event(Some(clock::tick()))?;
-                if self.agent_lost {
-                    drained = self.drain();
+            // It died in the instant in which the command ended, or since.
+            while drained.is_err() && self.has_another_agent()? {
+                let lost = self.agent_lost;
+                drained = self.drain();
+                if lost {
+                    break;
                 }
             }
             match drained {

@@ -57,6 +57,7 @@ impl Backend for FakeBackend {
             mount: Box::new(FakeMount { over, session }),
             shim: None,
             listeners: None,
+            survives: false,
         })
     }
 }
@@ -156,6 +157,8 @@ impl Engine for FakeEngine {
     fn register_run(&self, _: u32) -> RunId {
         RunId(self.runs.fetch_add(1, Ordering::Relaxed) + 1)
     }
+
+    fn restore_run(&self, _run: RunId, _pid: u32) {}
 
     fn release_run(&self, _: RunId) {}
 

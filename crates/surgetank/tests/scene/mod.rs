@@ -314,20 +314,44 @@ impl Scene {
 
     /// The living agent.
     pub fn agent(&self) -> Option<u32> {
-        marked(&self.behind).into_iter().find(|pid| cmdline(*pid).get(1).is_some_and(|word| word == "agent"))
+        self.agents().into_iter().find(|pid| !is_supervisor(*pid))
     }
 
+    /// Who replaces an agent that is killed.
+    pub fn supervisor(&self) -> Option<u32> {
+        self.agents().into_iter().find(|pid| is_supervisor(*pid))
+    }
+
+    fn agents(&self) -> Vec<u32> {
+        let mut all = marked(&self.behind);
+        all.retain(|pid| cmdline(*pid).get(1).is_some_and(|word| word == "agent"));
+        all
+    }
+
+    /// With its supervisor: nobody takes over.
     #[track_caller]
     pub fn kill_agent(&self) {
         let agent = self.agent().unwrap();
+        for pid in self.supervisor().into_iter().chain([agent]) {
+            // SAFETY: the process was started by this test.
+            unsafe { libc::kill(pid as i32, libc::SIGKILL) };
+        }
+        eventually("the agent is dead", || self.agents().is_empty());
+    }
+
+    /// Kills the agent, so that another one takes over; returns which one was killed.
+    #[track_caller]
+    pub fn replace_agent(&self) -> u32 {
+        let agent = self.agent().unwrap();
         // SAFETY: the process was started by this test.
         unsafe { libc::kill(agent as i32, libc::SIGKILL) };
-        eventually("the agent is dead", || !alive(agent));
+        eventually("another agent takes over", || self.agent().is_some_and(|pid| pid != agent));
+        agent
     }
 
     #[track_caller]
     pub fn await_no_agent(&self) {
-        eventually("the agent goes", || self.agent().is_none());
+        eventually("the agent goes", || self.agents().is_empty());
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -527,6 +551,10 @@ pub fn mount(words: &[&str]) {
 fn alive(pid: u32) -> bool {
     // A zombie has no command line any more.
     fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
+}
+
+fn is_supervisor(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "surgetank-super")
 }
 
 fn cmdline(pid: u32) -> Vec<String> {

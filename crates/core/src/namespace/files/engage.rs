@@ -1,6 +1,5 @@
 //! An open file gets its content: direct or mediated, the one that is there or a new one that was just placed.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -31,12 +30,7 @@ impl Namespace {
         charged_bytes: u64,
     ) -> FsResult<Open> {
         let Wanted { via, writes, direct } = wanted;
-        let backing = match self.door.get() {
-            Some(door) if direct && via == Via::Mount && self.may_be_direct(via) => {
-                door.back(content.file.as_fd()).ok()
-            }
-            _ => None,
-        };
+        let backing = (direct && via == Via::Mount && self.may_be_direct(via)).then(|| self.back(id, &content)).flatten();
         let direct = backing.is_some() || (direct && via != Via::Mount);
         if !direct && writes && !content.writable {
             content.file = Arc::new(super::super::content::reopen_writable(&content.file)?);

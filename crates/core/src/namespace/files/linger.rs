@@ -32,7 +32,7 @@ impl Namespace {
         self.lingering.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn linger(&self, id: FileId) {
+    pub(crate) fn linger(&self, id: FileId) {
         let mut lingering = self.lingering();
         lingering.retain(|other| other.id != id);
         lingering.push(Lingering { id, due: clock::tick() + PAUSE_FIRST, pause: PAUSE_FIRST });

@@ -1,10 +1,10 @@
 //! Open and release. Decides for an inode whether it is direct or mediated.
 
-use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use crate::bequest::Record;
 use crate::clock;
 use crate::error::{Errno, Fault, FsResult};
 use crate::model::{Caller, DeviceId, FileId, Kind, RunId};
@@ -57,10 +57,7 @@ impl Namespace {
 
     pub(crate) fn register(&self, open: Arc<Open>, writes: bool, flags: i32, run: RunId) -> Opened {
         let fh = self.new_handle();
-        let backing = open.backing_or(|content| {
-            let door = self.door.get().filter(|door| door.passes_through())?;
-            door.back(content.file.as_fd()).ok()
-        });
+        let backing = open.backing_or(|content| self.back(open.id, content));
         let shared = open.direct && backing.is_none();
         let grant = match backing {
             Some(backing) => {
@@ -74,6 +71,7 @@ impl Namespace {
         };
         let id = open.id;
         let reads = flags & libc::O_ACCMODE != libc::O_WRONLY;
+        self.bequeath_handle(fh, &open, writes, flags, run);
         let handle = Handle { id, open, reads, writes, append: flags & libc::O_APPEND != 0, run };
         self.handles.write().unwrap_or_else(PoisonError::into_inner).insert(fh, Arc::new(handle));
         let keep_cache = !writes && !shared && self.tree().get(id).is_some_and(|inode| inode.owned);
@@ -152,7 +150,7 @@ impl Namespace {
         Ok(())
     }
 
-    pub(super) fn count_user(&self, open: &Open, writes: bool) {
+    pub(crate) fn count_user(&self, open: &Open, writes: bool) {
         let mut users = open.users.lock().unwrap_or_else(PoisonError::into_inner);
         if writes {
             users.writers += 1;
@@ -525,6 +523,7 @@ impl Namespace {
     /// The kernel no longer needs the plain file.
     fn unback(&self, open: &Open) {
         if let (Some(backing), Some(door)) = (open.take_backing(), self.door.get()) {
+            self.bequeath(&Record::Unbacked { id: open.id });
             door.unback(backing);
         }
     }
@@ -534,5 +533,6 @@ impl Namespace {
         if let Some(handle) = handle {
             self.close_inode(&handle.open, handle.writes);
         }
+        self.bequeath(&Record::Closed { fh });
     }
 }

@@ -141,11 +141,12 @@ impl Namespace {
         self.drop_content(&mut tree, &mut txn, open.id, open.charged_bytes.load(Ordering::Relaxed));
         self.tiers_unreserve(open);
         if let Lies::Tier(device) = open.content().lies {
-            // A file that never had a name, or lost it before it was moved here.
+            // A file that never had a name, or lost it while it was open.
             drop(self.tiers.device(device).unlink(&super::hidden_name(open.id)));
         }
         self.reap(&mut tree, &mut txn, open.id);
         self.commit(&tree, txn);
+        self.give_up_content(open.id);
     }
 
     pub(super) fn tiers_unreserve(&self, open: &Open) {
@@ -281,7 +282,7 @@ pub(super) fn somebody_writes(open: &Open, content: &Content) -> bool {
 }
 
 /// A read lease is granted exactly when nobody can write: no descriptor, no duplicate, no shared mapping.
-pub(super) fn nobody_writes(content: &Content) -> bool {
+pub(crate) fn nobody_writes(content: &Content) -> bool {
     lease_is_granted(&content.file, libc::F_RDLCK)
 }
 

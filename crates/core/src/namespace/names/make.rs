@@ -188,6 +188,7 @@ impl Namespace {
             Via::Shim(_) | Via::Only(_) => Some(self.engage_new(id, &placed, via)?),
             Via::Mount => None,
         };
+        txn.carried_out(id);
         self.commit(&tree, txn);
         let attr = tree.get(id).map(|inode| inode.attr).ok_or(Errno::NOENT)?;
         crash_point!("make.written_down");
@@ -236,6 +237,10 @@ impl Namespace {
         inode.owned = true;
         tree.insert(id, inode);
         self.adopt(&mut tree, id, &placed)?;
+        // Programs that have it open go on when the agent is killed.
+        let mut txn = Txn::default();
+        txn.file(id);
+        self.commit(&tree, txn);
         drop(tree);
         // Mediated, so that it can be linked under a name on whichever device it is by then.
         let content = Content { file: Arc::new(placed.writable()?), lies: placed.content.lies, writable: true };
@@ -327,7 +332,9 @@ impl Namespace {
             self.queue_publish(&mut tree, &mut txn, id);
         }
         Self::touch_dir(&mut tree, dir, i32::from(kind == Kind::Directory));
+        txn.carried_out(id);
         self.commit(&tree, txn);
+        crash_point!("node.written_down");
         drop(tree);
         self.nudge();
         Ok(Found { id, attr, ttl: super::super::TTL_OURS })
@@ -382,7 +389,9 @@ impl Namespace {
             self.queue_publish(&mut tree, &mut txn, id);
         }
         Self::touch_dir(&mut tree, dir, 0);
+        txn.carried_out(id);
         self.commit(&tree, txn);
+        crash_point!("link.written_down");
         let inode = tree.get_mut(id).ok_or(Errno::NOENT)?;
         inode.lookups += 1;
         let attr = self.attr_of(id, inode);

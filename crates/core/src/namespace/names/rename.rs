@@ -181,6 +181,7 @@ impl Namespace {
         let subdir = i32::from(is_dir);
         Self::touch_dir(tree, from_dir, if from_dir == to_dir { 0 } else { -subdir });
         Self::touch_dir(tree, to_dir, if from_dir == to_dir { 0 } else { subdir });
+        txn.carried_out(id);
         self.commit(tree, txn);
         crash_point!("rename.written_down");
         // The tiers' side.
@@ -354,6 +355,7 @@ impl Namespace {
         let shift = i32::from(b_is_dir) - i32::from(a_is_dir);
         Self::touch_dir(&mut tree, a_dir, if a_dir == b_dir { 0 } else { shift });
         Self::touch_dir(&mut tree, b_dir, if a_dir == b_dir { 0 } else { -shift });
+        txn.carried_out(a);
         self.commit(&tree, txn);
         crash_point!("exchange.written_down");
         self.exchange_on_tiers(&tree, (a, moves_a, &a_path), (b, moves_b, &b_path));

@@ -7,7 +7,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
@@ -44,13 +44,13 @@ pub struct Received<'a> {
 }
 
 impl Inbox {
-    pub fn new(device: Arc<OwnedFd>, write_bytes_max: usize) -> Self {
+    pub fn new(device: Arc<OwnedFd>, write_bytes_max: usize, clones: &Clones) -> Self {
         let size = write_bytes_max + abi::REQUEST_SLACK_BYTES;
         let bytes = vec![0; size + 2 * abi::PAGE_BYTES];
         let data_at = (bytes.as_ptr() as usize + abi::WRITE_PREFIX_BYTES) % abi::PAGE_BYTES;
         let start = (abi::PAGE_BYTES - data_at) % abi::PAGE_BYTES;
         let alone = std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1);
-        let looking = if alone { None } else { clone_unblocking(device.as_fd()) };
+        let looking = if alone { None } else { clones.take(device.as_fd()) };
         Self { bytes, start, size, sleeping: device, looking, eager: false }
     }
 
@@ -76,6 +76,19 @@ impl Inbox {
         Ok(Place { bytes, while_looking: false })
     }
 
+    /// A request that somebody else has read from the first descriptor.
+    pub fn put(&mut self, request: &[u8]) -> Place {
+        self.bytes[self.start..self.start + request.len()].copy_from_slice(request);
+        Place { bytes: request.len(), while_looking: false }
+    }
+
+    /// The thread goes: others may need its clone.
+    pub fn leave(self, clones: &Clones) {
+        if let Some(clone) = self.looking {
+            clones.free().push(clone);
+        }
+    }
+
     pub fn bytes(&self, place: &Place) -> &[u8] {
         &self.bytes[self.start..self.start + place.bytes]
     }
@@ -86,6 +99,33 @@ impl Inbox {
             _ => self.sleeping.as_fd(),
         };
         Received { bytes: self.bytes(&place), device }
+    }
+}
+
+/// Told of each clone before anything is read from it; `false`: it is not to be used.
+pub type OnClone = Box<dyn Fn(BorrowedFd<'_>) -> bool + Send + Sync>;
+
+/// Clones of the descriptor: when one is closed, what was read from it and not answered fails. So they are kept.
+#[derive(Default)]
+pub struct Clones {
+    free: Mutex<Vec<OwnedFd>>,
+    on_clone: Option<OnClone>,
+}
+
+impl Clones {
+    pub fn new(free: Vec<OwnedFd>, on_clone: Option<OnClone>) -> Self {
+        Self { free: Mutex::new(free), on_clone }
+    }
+
+    fn free(&self) -> std::sync::MutexGuard<'_, Vec<OwnedFd>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, origin: BorrowedFd<'_>) -> Option<OwnedFd> {
+        let free = self.free().pop();
+        free.or_else(|| {
+            clone_unblocking(origin).filter(|clone| self.on_clone.as_ref().is_none_or(|told| told(clone.as_fd())))
+        })
     }
 }
 

@@ -1,0 +1,135 @@
+//! What a log comes to.
+
+use std::collections::BTreeMap;
+
+use foldhash::HashMap;
+
+use super::Record;
+use crate::model::{FileId, Kind, RunId};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftMirror {
+    pub dir: FileId,
+    pub name: Box<[u8]>,
+    pub ino: u64,
+    pub kind: Kind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeftHandle {
+    pub id: FileId,
+    pub flags: i32,
+    pub writes: bool,
+    pub run: RunId,
+    pub direct: bool,
+    /// The request that opened it; when that one comes again, it was not answered.
+    pub by: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftListing {
+    pub dir: FileId,
+    pub uid: u32,
+    pub gid: u32,
+    /// Where the kernel was told to go on, and the name before that.
+    pub at: Option<(u64, Box<[u8]>)>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftRun {
+    pub pid: u32,
+    pub command: String,
+}
+
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Left {
+    pub mirrors: HashMap<FileId, LeftMirror>,
+    pub handles: BTreeMap<u64, LeftHandle>,
+    pub listings: BTreeMap<u64, LeftListing>,
+    pub backings: HashMap<FileId, u32>,
+    /// Nanoseconds of mtime, links.
+    pub dirs: HashMap<FileId, (i64, u32)>,
+    pub noted: Vec<Vec<u8>>,
+    pub runs: BTreeMap<RunId, LeftRun>,
+    pub facts: BTreeMap<String, Vec<u8>>,
+    /// The highest handle that was ever given.
+    pub handle_max: u64,
+}
+
+impl Left {
+    pub(super) fn take(&mut self, record: &Record<'_>) {
+        match *record {
+            Record::Mirror { id, dir, name, ino, kind } => {
+                self.mirrors.insert(id, LeftMirror { dir, name: name.into(), ino, kind });
+            }
+            Record::Forgotten { id } => {
+                self.mirrors.remove(&id);
+                self.dirs.remove(&id);
+            }
+            Record::Opened { fh, id, flags, writes, run, direct, by } => {
+                self.handle_max = self.handle_max.max(fh);
+                self.handles.insert(fh, LeftHandle { id, flags, writes, run, direct, by });
+            }
+            Record::Closed { fh } => {
+                self.handles.remove(&fh);
+                self.listings.remove(&fh);
+            }
+            Record::Listing { fh, dir, uid, gid } => {
+                self.handle_max = self.handle_max.max(fh);
+                self.listings.insert(fh, LeftListing { dir, uid, gid, at: None });
+            }
+            Record::Listed { fh, offset, before } => {
+                if let Some(listing) = self.listings.get_mut(&fh) {
+                    listing.at = Some((offset, before.into()));
+                }
+            }
+            Record::Backed { id, backing } => drop(self.backings.insert(id, backing)),
+            Record::Unbacked { id } => drop(self.backings.remove(&id)),
+            Record::Touched { dir, nanos, links } => drop(self.dirs.insert(dir, (nanos, links))),
+            Record::Noted { text } => self.noted.push(text.to_vec()),
+            Record::Joined { run, pid, command } => {
+                self.runs.insert(run, LeftRun { pid, command: command.to_owned() });
+            }
+            Record::Gone { run } => drop(self.runs.remove(&run)),
+            Record::Fact { name, value } => drop(self.facts.insert(name.to_owned(), value.to_vec())),
+        }
+    }
+
+    /// As few records as say the same.
+    pub(super) fn each(&self, mut tell: impl FnMut(&Record<'_>)) {
+        for (id, LeftMirror { dir, name, ino, kind }) in &self.mirrors {
+            tell(&Record::Mirror { id: *id, dir: *dir, name, ino: *ino, kind: *kind });
+        }
+        for (fh, LeftHandle { id, flags, writes, run, direct, by }) in &self.handles {
+            tell(&Record::Opened {
+                fh: *fh,
+                id: *id,
+                flags: *flags,
+                writes: *writes,
+                run: *run,
+                direct: *direct,
+                by: *by,
+            });
+        }
+        for (fh, listing) in &self.listings {
+            tell(&Record::Listing { fh: *fh, dir: listing.dir, uid: listing.uid, gid: listing.gid });
+            if let Some((offset, before)) = &listing.at {
+                tell(&Record::Listed { fh: *fh, offset: *offset, before });
+            }
+        }
+        // The highest number is not to be given again.
+        if !self.handles.contains_key(&self.handle_max) && !self.listings.contains_key(&self.handle_max) {
+            tell(&Record::Listing { fh: self.handle_max, dir: FileId::ROOT, uid: 0, gid: 0 });
+            tell(&Record::Closed { fh: self.handle_max });
+        }
+        self.backings.iter().for_each(|(id, backing)| tell(&Record::Backed { id: *id, backing: *backing }));
+        for (dir, (nanos, links)) in &self.dirs {
+            tell(&Record::Touched { dir: *dir, nanos: *nanos, links: *links });
+        }
+        self.noted.iter().for_each(|text| tell(&Record::Noted { text }));
+        for (run, LeftRun { pid, command }) in &self.runs {
+            tell(&Record::Joined { run: *run, pid: *pid, command });
+        }
+        self.facts.iter().for_each(|(name, value)| tell(&Record::Fact { name, value }));
+    }
+}

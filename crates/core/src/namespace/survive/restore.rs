@@ -1,0 +1,186 @@
+//! What programs have open goes on where an earlier agent was killed: handles, listings, directories' times.
+//!
+//! Done once, after the catalog was taken up and before anybody is served. Files that programs can still write were not
+//! sealed by that (`left_written`, `still_handed`).
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use super::super::content::{Content, Handle, Lies, Open, reopen_writable};
+use super::super::files::{hidden_name, nobody_writes};
+use super::super::tree::PlainId;
+use super::super::{Namespace, Noted};
+use super::{MANY, kept_as};
+use crate::bequest::{Left, LeftHandle};
+use crate::model::{FileId, Timestamp};
+
+impl Namespace {
+    /// Does a program have the file open through the mount since an earlier agent?
+    pub(in super::super) fn left_open(&self, id: FileId) -> bool {
+        self.survival.again && self.survival.left().handles.values().any(|handle| handle.id == id)
+    }
+
+    /// Can a program write the file through the mount?
+    pub(in super::super) fn left_written(&self, id: FileId) -> bool {
+        self.survival.again && self.survival.left().handles.values().any(|handle| handle.id == id && handle.writes)
+    }
+
+    /// Does a program still have the plain file itself open for writing? Then it counts as handed out, and is looked at until
+    /// it is closed. The inode's lock is held.
+    pub(in super::super) fn still_handed(&self, id: FileId, content: &Content) -> bool {
+        if !self.survival.again || !matches!(content.lies, Lies::Tier(_)) || nobody_writes(content) {
+            return false;
+        }
+        let charged_bytes = self.tree().get(id).map_or(0, |inode| inode.charged_bytes);
+        let open = Arc::new(Open::new(id, content.clone(), true, self.backing_left(id), charged_bytes));
+        open.handed.store(true, Ordering::Relaxed);
+        self.handed.fetch_add(1, Ordering::Relaxed);
+        self.directly_written(&open);
+        self.count_user(&open, true);
+        self.opens().insert(id, open);
+        self.linger(id);
+        true
+    }
+
+    pub(in super::super) fn restore(&self) {
+        if !self.survival.again {
+            return;
+        }
+        let left = self.survival.left().clone();
+        self.restore_tree(&left);
+        let mut failed = 0_u64;
+        for (fh, handle) in &left.handles {
+            match self.restore_handle(handle) {
+                Some(open) => {
+                    let LeftHandle { id, flags, writes, run, .. } = *handle;
+                    let (reads, append) =
+                        (flags & libc::O_ACCMODE != libc::O_WRONLY, flags & libc::O_APPEND != 0);
+                    let handle = Handle { id, open, reads, writes, append, run };
+                    self.handles.write().unwrap_or_else(PoisonError::into_inner).insert(*fh, Arc::new(handle));
+                }
+                None => failed += 1,
+            }
+        }
+        for (fh, listing) in &left.listings {
+            self.recall(listing.dir);
+            self.listing_left(*fh, listing);
+        }
+        self.next_handle.store(left.handle_max + 1, Ordering::Relaxed);
+        let _ = self.survival.handles_from.set(left.handle_max + 1);
+        let noted = left.noted.iter().filter_map(|text| serde_json::from_slice::<Noted>(text).ok());
+        self.troubles.lock().unwrap_or_else(PoisonError::into_inner).extend(noted);
+        tracing::info!(
+            open = left.handles.len(),
+            failed,
+            mirrors = left.mirrors.len(),
+            done = self.survival.done().len(),
+            "programs go on where an earlier agent was killed"
+        );
+    }
+
+    /// Is the handle one that an earlier agent gave, and that could not be restored?
+    pub(in super::super) fn is_lost_handle(&self, fh: u64) -> bool {
+        self.survival.handles_from.get().is_some_and(|from| fh < *from)
+    }
+
+    fn restore_tree(&self, left: &Left) {
+        let mut tree = self.tree();
+        let highest = left.mirrors.keys().map(|id| id.0).max().unwrap_or(0);
+        tree.next_id = tree.next_id.max(highest + 1);
+        let known: Vec<FileId> = tree.iter().map(|(id, _)| id).collect();
+        for id in known {
+            let Some(inode) = tree.get_mut(id) else { continue };
+            inode.lookups = MANY;
+            if let Some(dir) = inode.dir.as_mut() {
+                dir.told = true;
+                dir.told_absent = true;
+            }
+            if let Some((nanos, links)) = left.dirs.get(&id) {
+                inode.attr.mtime = Timestamp { nanos: *nanos };
+                inode.attr.ctime = inode.attr.ctime.max(inode.attr.mtime);
+                inode.attr.links = *links;
+            }
+        }
+    }
+
+    fn restore_handle(&self, handle: &LeftHandle) -> Option<Arc<Open>> {
+        self.recall(handle.id);
+        let _inode = self.lock_inode(handle.id);
+        let known = self.open_of(handle.id);
+        let open = match known {
+            Some(open) => open,
+            None => {
+                let content = self.content_left(handle.id)?;
+                let charged_bytes = self.tree().get(handle.id).map_or(0, |inode| inode.charged_bytes);
+                let backing = self.backing_left(handle.id);
+                let open = Arc::new(Open::new(handle.id, content, handle.direct, backing, charged_bytes));
+                self.opens().insert(handle.id, open.clone());
+                open
+            }
+        };
+        if handle.writes {
+            if !open.direct && !open.content().writable {
+                let content = open.content();
+                let file = reopen_writable(&content.file).inspect_err(|why| self.told_unreadable(handle.id, why)).ok()?;
+                open.replace(Content { file: Arc::new(file), writable: true, ..content });
+            }
+            // What the earlier agent saw of it is not known: it counts as changed.
+            open.written.store(true, Ordering::Relaxed);
+            if open.direct {
+                self.directly_written(&open);
+            }
+        }
+        self.count_user(&open, handle.writes);
+        Some(open)
+    }
+
+    /// The content of a file that is open, also of one without a name.
+    fn content_left(&self, id: FileId) -> Option<Content> {
+        let kept = self.survival.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&kept_as(id));
+        if let Some(file) = kept {
+            let writable = rustix::fs::fcntl_getfl(&file).is_ok_and(|flags| flags.intersects(rustix::fs::OFlags::RDWR));
+            return Some(Content { file: Arc::new(file), lies: Lies::Store, writable });
+        }
+        let (plain, nameless) = {
+            let tree = self.tree();
+            (tree.get(id)?.replica, tree.logical_path(id).is_none())
+        };
+        let content = match plain {
+            Some(PlainId { device, .. }) if nameless => {
+                let file = self.tiers.device(device).open(&hidden_name(id), false);
+                let file = file.inspect_err(|why| self.told_unreadable(id, why)).ok()?;
+                Some(Content { file: Arc::new(file), lies: Lies::Tier(device), writable: false })
+            }
+            _ => self.content_of(id),
+        }?;
+        if content.lies == Lies::Store {
+            // Somebody else may have put another file there.
+            let ino = rustix::fs::fstat(&*content.file).ok()?.st_ino;
+            let same = self.tree().get(id).and_then(|inode| inode.identity.as_ref().map(|known| known.ino)) == Some(ino);
+            return same.then_some(content);
+        }
+        Some(content)
+    }
+
+    fn told_unreadable(&self, id: FileId, why: &std::io::Error) {
+        tracing::error!(id = id.0, %why, "a file that programs have open cannot be opened again: ESTALE");
+    }
+
+    fn backing_left(&self, id: FileId) -> Option<u32> {
+        self.survival.left().backings.remove(&id)
+    }
+
+    /// Registrations with the kernel that nobody needs any more.
+    pub(in super::super) fn give_up_backings(&self) {
+        let backings: Vec<u32> = self.survival.left().backings.drain().map(|(_, backing)| backing).collect();
+        if let Some(door) = self.door.get() {
+            backings.into_iter().for_each(|backing| door.unback(backing));
+        }
+    }
+
+    /// The handle that an earlier agent made for this request and did not tell the kernel of, and its file.
+    pub fn handle_made_by(&self, request: u64) -> Option<(u64, FileId)> {
+        let left = self.survival.left();
+        left.handles.iter().find(|(_, handle)| handle.by == request).map(|(fh, handle)| (*fh, handle.id))
+    }
+}

@@ -1,0 +1,138 @@
+//! What is got ready once, before anything is mounted, and is the same for every agent that serves the directory: lock,
+//! name spaces, and handles on the directories that will be covered.
+//!
+//! The danger it avoids: opening the store when the mount is there already (it would be served through itself).
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::thread::CapabilitySet;
+use surgetank_core::config::Config;
+use surgetank_core::error::{Error, Result};
+use surgetank_core::report::Visibility;
+
+use super::life::Startup;
+use super::place::Place;
+use super::seclusion;
+use super::signals::Signals;
+use super::submounts::{self, Taken};
+use super::way;
+
+pub struct Ground {
+    pub config: Config,
+    pub wanted: Visibility,
+    pub visibility: Visibility,
+    pub by_calls: bool,
+    pub place: Place,
+    pub user_namespace: u64,
+    pub store: OwnedFd,
+    /// The served directory itself, where the store is elsewhere.
+    pub bare: Option<OwnedFd>,
+    pub key: String,
+    pub taken: Vec<Taken>,
+    /// Closes when whoever started us has joined or died.
+    pub starter: BufReader<io::Stdin>,
+    /// Holds the lock until the last process that has it ends.
+    pub lock: File,
+}
+
+fn fail(why: impl std::fmt::Display) -> Error {
+    Error::new("the agent cannot start").why(why)
+}
+
+impl Ground {
+    /// To be called while the process has a single thread.
+    pub fn prepare() -> Result<Self> {
+        let mut starter = BufReader::new(io::stdin());
+        let mut line = Vec::new();
+        starter.read_until(b'\n', &mut line).map_err(fail)?;
+        let Startup { config, place, wanted } =
+            serde_json::from_slice(&line).map_err(|error| fail(format!("the start-up message: {error}")))?;
+
+        let place = Place::open(place.as_path())?;
+        let lock = place.try_agent_lock()?.ok_or_else(|| fail("another agent serves this directory"))?;
+        Signals::ignore_broken_leases();
+        raise_descriptor_limit();
+
+        let user_before = namespace_inode("user").map_err(fail)?;
+        let by_calls = wanted == Visibility::Private && way::by_calls(&config)?;
+        let visibility = match wanted {
+            Visibility::Private if by_calls => Visibility::Private,
+            Visibility::Private => seclusion::seclude()?,
+            Visibility::Global => Visibility::Global,
+        };
+        let user_namespace = namespace_inode("user").map_err(fail)?;
+        drop_capabilities(user_namespace != user_before).map_err(|error| fail(format!("capabilities: {error}")))?;
+
+        let over = &config.over;
+        let store = open_directory(&config.store, "the store")?;
+        let bare = (config.store != *over).then(|| open_directory(over, "the directory")).transpose()?;
+        let may_mount =
+            rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
+        let taken = if may_mount && !by_calls { submounts::take(over)? } else { refuse_submounts(over)? };
+        let key = place.identify(over)?;
+        Ok(Self {
+            config,
+            wanted,
+            visibility,
+            by_calls,
+            place,
+            user_namespace,
+            store,
+            bare,
+            key,
+            taken,
+            starter,
+            lock,
+        })
+    }
+}
+
+pub fn namespace_inode(which: &str) -> io::Result<u64> {
+    Ok(std::fs::metadata(format!("/proc/self/ns/{which}"))?.ino())
+}
+
+/// As many descriptors as we may have: every open file of every program costs one or two.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let now = getrlimit(Resource::Nofile);
+    let system = std::fs::read_to_string("/proc/sys/fs/nr_open").ok().and_then(|text| text.trim().parse().ok());
+    // Beyond the hard limit only with CAP_SYS_RESOURCE; otherwise up to it.
+    let all = Rlimit { current: system, maximum: system };
+    if (system.is_none() || setrlimit(Resource::Nofile, all).is_err())
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: now.maximum, maximum: now.maximum })
+    {
+        tracing::warn!(%error, "the descriptor limit stays at {:?}", now.current);
+    }
+}
+
+/// CAP_SYS_RESOURCE would let the drain eat the blocks that a file system reserves for root. In a user namespace
+/// everything but the right to mount goes: the agent checks permissions itself, and must not be above them.
+fn drop_capabilities(in_user_namespace: bool) -> io::Result<()> {
+    let mut sets = rustix::thread::capabilities(None)?;
+    let kept = if in_user_namespace { CapabilitySet::SYS_ADMIN } else { !CapabilitySet::SYS_RESOURCE };
+    sets.effective &= kept;
+    sets.permitted &= kept;
+    sets.inheritable &= kept;
+    rustix::thread::set_capabilities(None, sets)?;
+    Ok(())
+}
+
+fn open_directory(path: &Path, role: &str) -> Result<OwnedFd> {
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| Error::new(format!("{role} {} cannot be opened", path.display())).why(errno))
+}
+
+fn refuse_submounts(over: &Path) -> Result<Vec<Taken>> {
+    let below = submounts::below(over).map_err(|error| Error::new("the mount table cannot be read").why(error))?;
+    match below.first() {
+        None => Ok(Vec::new()),
+        Some(path) => Err(Error::new(format!("{} is mounted below the served directory", path.display()))
+            .why("without user namespaces an ordinary user cannot bind it through")
+            .remedy("serve a directory that does not contain it (--over)")),
+    }
+}

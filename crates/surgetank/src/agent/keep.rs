@@ -1,0 +1,86 @@
+//! The agent's side of its supervisor: what is given to it to hold, and what it has to know.
+//!
+//! Messages of a SEQPACKET socket: a letter, a name, at most one descriptor. Nothing is answered. A supervisor that is gone
+//! is no failure: the agent goes on without one.
+
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use surgetank_core::namespace::Keeper;
+
+pub const MESSAGE_BYTES_MAX: usize = 256;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Told {
+    Keep,
+    GiveUp,
+    /// From now on another agent can go on should this one die.
+    Serving,
+    /// The mount is gone: nobody has to go on.
+    Ending,
+}
+
+impl Told {
+    fn letter(self) -> u8 {
+        match self {
+            Self::Keep => b'k',
+            Self::GiveUp => b'g',
+            Self::Serving => b's',
+            Self::Ending => b'e',
+        }
+    }
+
+    pub fn of(letter: u8) -> Option<Self> {
+        [Self::Keep, Self::GiveUp, Self::Serving, Self::Ending].into_iter().find(|told| told.letter() == letter)
+    }
+}
+
+pub struct Channel {
+    socket: OwnedFd,
+}
+
+impl Channel {
+    pub fn new(socket: OwnedFd) -> Self {
+        Self { socket }
+    }
+
+    pub fn serving(&self) {
+        self.tell_of(Told::Serving);
+    }
+
+    pub fn ending(&self) {
+        self.tell_of(Told::Ending);
+    }
+
+    fn tell_of(&self, told: Told) {
+        if let Err(error) = self.tell(told, "", None) {
+            tracing::warn!(%error, ?told, "the supervisor is gone");
+        }
+    }
+
+    fn tell(&self, told: Told, name: &str, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let letter = [told.letter()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let files: Vec<BorrowedFd<'_>> = file.into_iter().collect();
+        if !files.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(&files));
+        }
+        let message = [IoSlice::new(&letter), IoSlice::new(name.as_bytes())];
+        rustix::net::sendmsg(self.socket.as_fd(), &message, &mut ancillary, SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+}
+
+impl Keeper for Channel {
+    fn keep(&self, name: &str, file: BorrowedFd<'_>) -> io::Result<()> {
+        self.tell(Told::Keep, name, Some(file))
+    }
+
+    fn give_up(&self, name: &str) {
+        // Gone with the supervisor, if that is gone.
+        let _ = self.tell(Told::GiveUp, name, None);
+    }
+}

@@ -1,0 +1,202 @@
+//! The supervisor: the agent's parent, which does nothing but hold what has to outlive an agent that is killed, and start
+//! the next one.
+//!
+//! ```text
+//! starter ── spawns ──► supervisor (one thread) ── forks ──► agent ── killed ──► forks ──► the next agent …
+//!                        │ holds: lock, name spaces, the bare directories, memory (`core::bequest`),
+//!                        │        and what the agent gives it: the mount's descriptor and its clones, the socket, …
+//!                        └─ ends as the agent ended, when that ended in order
+//! ```
+//! The next agent is a fork too, not a new program: so it has everything without being handed it, and, in a user's name
+//! space, the rights that an exec would take away.
+//!
+//! It gives up when agents die again and again before they serve: then its descriptors close, and programs get ENOTCONN, as
+//! if there had been no supervisor.
+//!
+//! The dangers it avoids: a second agent beside one that still lives (it waits for the first one's end); and to be killed
+//! with the agent (it allocates next to nothing, and has nothing to do).
+
+use std::collections::BTreeMap;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
+};
+use rustix::process::{Pid, PidfdFlags, WaitOptions, WaitStatus};
+use surgetank_core::bequest::Bequest;
+use surgetank_core::clock;
+
+use super::keep::{Channel, MESSAGE_BYTES_MAX, Told};
+use super::signals::{self, Signals};
+
+/// As `ps` shows it (15 bytes at most); the agent keeps the program's name.
+const NAME: &std::ffi::CStr = c"surgetank-super";
+const AGENT_NAME: &std::ffi::CStr = c"surgetank";
+/// So many agents in a row that did not come to serve are enough.
+const FAILURES_MAX: u32 = 3;
+/// One that dies so soon after it began to serve did so because of what it was asked, perhaps: that counts as a failure.
+const SERVED_FOR: Duration = Duration::from_millis(20);
+const FAILED: u8 = 1;
+
+/// What an agent begins with.
+pub struct Inheritance {
+    pub bequest: Arc<Bequest>,
+    pub channel: Arc<Channel>,
+    /// By the names under which they were kept.
+    pub kept: BTreeMap<String, OwnedFd>,
+    /// How many agents there were before.
+    pub life: u32,
+}
+
+/// What became of an agent.
+struct End {
+    status: WaitStatus,
+    /// It had told that another one can go on, and when.
+    served: Option<Instant>,
+    /// It took the mount away: nobody has to go on.
+    ending: bool,
+}
+
+/// Runs agents until one ends in order. `agent` is what a fork does; it gets what `ground` was, and returns its exit code.
+/// To be called while the process has a single thread.
+pub fn supervise<G>(ground: G, agent: impl FnOnce(G, Inheritance) -> u8) -> u8 {
+    let prepared = Bequest::new().and_then(|bequest| {
+        let all = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
+        Ok((Arc::new(bequest), Signals::block(&all)?))
+    });
+    let (bequest, signals) = match prepared {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            tracing::error!(%error, "no supervisor: the agent could not be replaced, so none is started");
+            return FAILED;
+        }
+    };
+    let mut kept = BTreeMap::new();
+    let mut failures = 0;
+    for life in 0.. {
+        let Ok((ours, theirs)) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        else {
+            tracing::error!("no socket for an agent");
+            return FAILED;
+        };
+        // SAFETY: the process has one thread, so the child finds no lock taken by another.
+        let child = match unsafe { libc::fork() } {
+            0 => {
+                call_ourselves(AGENT_NAME);
+                drop((ours, signals));
+                let channel = Arc::new(Channel::new(theirs));
+                return agent(ground, Inheritance { bequest, channel, kept, life });
+            }
+            child => child,
+        };
+        drop(theirs);
+        if life == 0 {
+            call_ourselves(NAME);
+            let_go_of_the_starter();
+        }
+        let Some(child) = Pid::from_raw(child).filter(|pid| pid.as_raw_pid() > 0) else {
+            tracing::error!(error = %io::Error::last_os_error(), "no agent could be forked");
+            return FAILED;
+        };
+        let end = attend(child, &ours, &signals, &mut kept);
+        let code = end.status.exit_status().map(|code| u8::try_from(code).unwrap_or(u8::MAX));
+        if end.ending || code == Some(0) || (end.served.is_none() && life == 0) {
+            return code.unwrap_or(FAILED);
+        }
+        let served = end.served.is_some_and(|since| since.elapsed() >= SERVED_FOR);
+        failures = if served { 0 } else { failures + 1 };
+        if failures == FAILURES_MAX || !bequest.is_whole() {
+            tracing::error!(status = ?end.status, failures, "the agent died and is not replaced: programs get ENOTCONN");
+            return FAILED;
+        }
+        tracing::warn!(status = ?end.status, "the agent died; another one takes over");
+    }
+    FAILED
+}
+
+/// Until it has ended.
+fn attend(child: Pid, channel: &OwnedFd, signals: &Signals, kept: &mut BTreeMap<String, OwnedFd>) -> End {
+    let life = rustix::process::pidfd_open(child, PidfdFlags::empty());
+    let (mut served, mut ending, mut talks) = (None, false, true);
+    let status = loop {
+        let mut fds = vec![PollFd::new(signals, PollFlags::IN)];
+        if let Ok(life) = &life {
+            fds.push(PollFd::new(life, PollFlags::IN));
+        }
+        if talks {
+            fds.push(PollFd::new(channel, PollFlags::IN));
+        }
+        // Without a pidfd its channel's end wakes us.
+        let _ = rustix::event::poll(&mut fds, None);
+        while talks && let Some(told) = receive(channel, &mut talks) {
+            match told {
+                (Told::Keep, name, Some(file)) => drop(kept.insert(name, file)),
+                (Told::Keep, ..) => {}
+                (Told::GiveUp, name, _) => drop(kept.remove(&name)),
+                (Told::Serving, ..) => served = Some(clock::tick()),
+                (Told::Ending, ..) => ending = true,
+            }
+        }
+        while let Ok(Some(arrived)) = signals.next() {
+            let _ = signals::send(child.as_raw_nonzero().get().cast_unsigned(), arrived.number);
+        }
+        match rustix::process::waitpid(Some(child), WaitOptions::NOHANG) {
+            Ok(Some((_, status))) => break status,
+            Ok(None) if !talks && life.is_err() => std::thread::sleep(Duration::from_millis(1)),
+            Ok(None) | Err(_) => {}
+        }
+    };
+    // What it told in its last moment.
+    while talks && let Some(told) = receive(channel, &mut talks) {
+        match told {
+            (Told::Keep, name, Some(file)) => drop(kept.insert(name, file)),
+            (Told::GiveUp, name, _) => drop(kept.remove(&name)),
+            (Told::Ending, ..) => ending = true,
+            (Told::Serving | Told::Keep, ..) => {}
+        }
+    }
+    End { status, served, ending }
+}
+
+/// The next message, without waiting.
+fn receive(channel: &OwnedFd, talks: &mut bool) -> Option<(Told, String, Option<OwnedFd>)> {
+    let mut bytes = [0; MESSAGE_BYTES_MAX];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    match rustix::net::recvmsg(channel.as_fd(), &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags) {
+        Ok(received) if received.bytes > 0 => {
+            let file = ancillary.drain().find_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+                _ => None,
+            });
+            let (kind, name) = bytes[..received.bytes].split_first()?;
+            Some((Told::of(*kind)?, String::from_utf8_lossy(name).into_owned(), file))
+        }
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => None,
+        Ok(_) | Err(_) => {
+            *talks = false;
+            None
+        }
+    }
+}
+
+/// Only the first agent talks to whoever started it.
+fn let_go_of_the_starter() {
+    let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
+    if let Ok(nothing) = rustix::fs::open("/dev/null", flags, rustix::fs::Mode::empty()) {
+        // Fails only for want of memory; then the starter waits for longer.
+        let _ = rustix::stdio::dup2_stdin(&nothing);
+        let _ = rustix::stdio::dup2_stdout(&nothing);
+    }
+}
+
+fn call_ourselves(name: &std::ffi::CStr) {
+    // SAFETY: PR_SET_NAME reads a string that ends with a NUL.
+    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+}
