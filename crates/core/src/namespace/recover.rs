@@ -105,7 +105,7 @@ impl Namespace {
         }
         for (seq, record) in image.ops {
             tree.next_seq = tree.next_seq.max(seq.0 + 1);
-            let mut op = Op::new(record.kind, self.still(record.run), crate::clock::tick(), record.last);
+            let mut op = Op::new(record.kind, self.still(record.run), self.due_after_recovery(), record.last);
             op.prepared = record.prepared;
             op.doubtful = record.started;
             op.certain = record.certain;

@@ -178,6 +178,11 @@ impl Namespace {
         }
     }
 
+    /// Who goes on changing what was queued does so with the next agent too.
+    pub(super) fn due_after_recovery(&self) -> std::time::Instant {
+        crate::clock::tick() + if self.survival.again { self.config.quiet } else { std::time::Duration::ZERO }
+    }
+
     /// Which run a file or operation of an earlier agent belongs to.
     pub(super) fn still(&self, run: RunId) -> RunId {
         if self.survival.again { run } else { RunId(0) }

@@ -193,15 +193,15 @@ impl Numbers {
     }
 }
 
-/// Other processes in our mount namespace.
+/// Other processes in our mount namespace; our supervisor is none of them.
 pub fn of_our_namespace() -> Vec<Holder> {
     let Some(ours) = mount_namespace("self") else {
         return Vec::new();
     };
-    let me = std::process::id();
+    let ours_too = [std::process::id(), std::os::unix::process::parent_id()];
     pids()
         .into_iter()
-        .filter(|pid| *pid != me)
+        .filter(|pid| !ours_too.contains(pid))
         .filter(|pid| mount_namespace(&pid.to_string()) == Some(ours))
         .map(|pid| Holder { pid, command: command_line(pid), holds: String::new() })
         .collect()

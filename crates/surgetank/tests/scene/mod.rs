@@ -223,7 +223,7 @@ impl Scene {
         path
     }
 
-    fn hand_over(&self, path: &Path) {
+    pub fn hand_over(&self, path: &Path) {
         if let Some(user) = self.user {
             chown(path, Some(user), Some(user)).unwrap();
         }
@@ -262,7 +262,7 @@ impl Scene {
         command
     }
 
-    fn run_command(&self, options: &[&str], script: &str) -> Command {
+    pub fn run_command(&self, options: &[&str], script: &str) -> Command {
         let mut words = vec![
             "run",
             "--over",
@@ -352,6 +352,18 @@ impl Scene {
     #[track_caller]
     pub fn await_no_agent(&self) {
         eventually("the agent goes", || self.agents().is_empty());
+    }
+
+    /// Returns when the agent that lives now can be asked.
+    #[track_caller]
+    pub fn await_served(&self) {
+        eventually("the agent serves", || {
+            let places = fs::read_dir(&self.state).into_iter().flatten().flatten();
+            let cards = places.filter_map(|place| fs::read_to_string(place.path().join("agent.json")).ok());
+            let mut pids = cards.filter_map(|text| serde_json::from_str::<Value>(&text).ok()?["pid"].as_u64());
+            let agent = self.agent().map(u64::from);
+            agent.is_none() || pids.any(|pid| Some(pid) == agent)
+        });
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
