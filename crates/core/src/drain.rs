@@ -180,8 +180,6 @@ impl Drain {
             let next = self.namespace.sync_closed(false);
             self.namespace.wait_unsynced(next, &|| self.stopping());
         }
-        // What stays on the tiers (keep, or a store that is not there) may have to wait long.
-        self.namespace.sync_closed(true);
     }
 
     fn publish_loop(&self) {

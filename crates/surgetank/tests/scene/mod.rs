@@ -306,6 +306,12 @@ impl Scene {
         Running::of(self.surgetank(&all)).ends()
     }
 
+    /// A verb with nothing but these words.
+    #[track_caller]
+    pub fn bare_verb(&self, verb: &str, words: &[&str]) -> Ended {
+        Running::of(self.surgetank(&[&[verb], words].concat())).ends()
+    }
+
     /// As the last resort a user has: the same directory once more, with everything else left to it.
     #[track_caller]
     pub fn drain_what_is_left(&self) -> Ended {
