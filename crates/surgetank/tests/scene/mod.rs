@@ -176,15 +176,17 @@ impl Scene {
         // SAFETY: EXT4_IOC_SHUTDOWN reads the number it is given; the descriptor is open.
         assert_eq!(unsafe { libc::ioctl(dir.as_raw_fd(), SHUTDOWN, &raw const kind) }, 0);
         drop(dir);
-        end_marked(&self.behind);
-        eventually("the dead file system is let go", || {
-            Command::new("umount").arg(&path).stderr(Stdio::null()).status().unwrap().success()
-        });
+        self.machine_dies(&path);
         self.ext4_again(name);
-        self.boots();
     }
 
-    pub fn boots(&self) {
+    /// Every process of the scene is gone, and what was mounted there; another boot of the machine.
+    #[track_caller]
+    pub fn machine_dies(&self, mounted: &Path) {
+        end_marked(&self.behind);
+        eventually("the dead file system is let go", || {
+            Command::new("umount").arg(mounted).stderr(Stdio::null()).status().unwrap().success()
+        });
         let id = fs::read_to_string(BOOT_ID).unwrap();
         let new = Path::new("/mnt/boot_id");
         fs::write(new, format!("{:0>36}\n", u64::from_str_radix(id.trim().get(28..).unwrap(), 16).unwrap() + 1))
