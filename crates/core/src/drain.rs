@@ -18,11 +18,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::clock;
-use crate::model::{FileId, OpKind, Seq};
+use crate::model::{FileId, Kind, OpKind, Seq};
 use crate::namespace::Namespace;
 use crate::namespace::tree::{Name, Progress, Trouble};
-use crate::store::Staged;
 use crate::store::verdict::{self, Verdict};
+use crate::store::{Cred, Meta, Staged, StorePath};
 use throttle::Throttle;
 
 /// So many operations are looked at ahead of the first.
@@ -206,20 +206,33 @@ impl Drain {
     fn discard(&self) {
         let discards: Vec<_> = {
             let tree = self.namespace.tree();
-            let place =
-                |(dir, name, cred): &(FileId, Name, _)| (tree.applied_path(*dir).map(|dir| dir.join(name)), *cred);
+            let place = |(dir, name, cred): &(FileId, Name, _)| (tree.applied_path(*dir), name.clone(), *cred);
             tree.discards.iter().map(place).collect()
         };
-        for (path, cred) in &discards {
-            if let Some(path) = path
-                && let Err(why) = self.as_owner(*cred, |who| self.namespace.store.discard(who, path))
-            {
-                tracing::warn!(%path, %why, "a temporary in the store could not be removed");
+        for (dir, name, cred) in &discards {
+            let Some(dir) = dir else { continue };
+            crash_point!("drain.discard");
+            if let Err(why) = self.as_owner(*cred, |who| self.discard_in(who, dir, name)) {
+                tracing::warn!(%dir, %why, "a temporary in the store could not be removed");
             }
         }
         if !discards.is_empty() {
             self.namespace.tree().discards.drain(..discards.len());
         }
+    }
+
+    /// The directory's times stay: a program may have set them after what is thrown away was begun.
+    fn discard_in(&self, who: Cred, dir: &StorePath, name: &Name) -> std::io::Result<()> {
+        let store = &self.namespace.store;
+        let before = store.stat(who, dir).map(|stat| stat.attr);
+        store.discard(who, &dir.join(name))?;
+        if let Ok(before) = before {
+            let times = Some((before.atime, before.mtime));
+            let meta = Meta { perm: before.perm, uid: before.uid, gid: before.gid, times, xattrs: None };
+            // (Who may write into another's directory may not set its times: then they are those of a native program.)
+            let _ = store.set_meta(who, dir, Kind::Directory, &meta);
+        }
+        Ok(())
     }
 
     /// Hands out staging, and finds what can be published: the longest run from the head of the queue.
