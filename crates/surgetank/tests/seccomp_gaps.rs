@@ -272,3 +272,30 @@ P"#;
         scene.holds(&format!("d/{n}"), n.to_string().as_bytes());
     }
 }
+
+/// Half of it was done: the error was told, and the drain had a file without content to bring, before everything else.
+#[test]
+fn a_link_to_a_deleted_file_kept_everything_from_the_store() {
+    let Some(scene) = scene("gaps_deleted_link") else { return };
+    let script = r#"exec /usr/bin/python3 - <<'P'
+import errno, os
+open('gone', 'w').write('gone')
+held = open('gone', 'r+')
+os.unlink('gone')
+import ctypes
+path = b'/proc/self/fd/%d' % held.fileno()
+assert ctypes.CDLL(None, use_errno=True).linkat(-100, path, -100, b'back', 0x400) == -1
+print(errno.errorcode[ctypes.get_errno()], os.fstat(held.fileno()).st_nlink, os.listdir('.'))
+open('gone', 'w').write('another')
+os.mkdir('d')
+os.chdir('d')
+os.rmdir('../d')
+try: os.open('.', os.O_RDONLY)
+except OSError as e: print(errno.errorcode[e.errno])
+P"#;
+    for options in [BARE, &["--door", "seccomp"]] {
+        scene.run(options, script).exits(0).prints("ENOENT 0 []\nENOENT\n");
+        scene.holds("gone", b"another");
+        fs::remove_file(scene.path("gone")).unwrap();
+    }
+}

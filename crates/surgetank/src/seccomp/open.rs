@@ -69,7 +69,9 @@ impl Call<'_> {
                 Some(_) if excludes => return Err(Errno::EXIST),
                 Some(known) => match self.open_known(&spot, known, flags) {
                     // Deleted while we looked: as if it had never been there.
-                    Err(Errno::NOENT | Errno::STALE) => continue,
+                    Err(Errno::NOENT | Errno::STALE) if !spot.name.is_empty() => continue,
+                    // The deleted directory that somebody stands in.
+                    Err(Errno::STALE) => return Err(Errno::NOENT),
                     Ok(None) => return Ok(Answer::Continue),
                     other => match other? {
                         Some(file) => file,
