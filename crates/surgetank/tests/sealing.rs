@@ -125,3 +125,28 @@ fn further_names_of_a_hard_link_were_lost_with_the_one_that_was_replaced() {
     }
     scene.is_clean();
 }
+
+/// `open(2)` with O_RDONLY and O_TRUNC: counted as a writer when it was opened, and as a reader when it was closed.
+#[test]
+fn a_file_that_was_only_emptied_stayed_open_for_ever() {
+    let Some(mut scene) = Scene::new("only_emptied") else {
+        return;
+    };
+    scene.tier("fast", 256);
+    std::fs::write(scene.path("old"), "old").unwrap();
+    let script = "exec /usr/bin/python3 - <<'P'
+import os
+open('new', 'w').write('new')
+for name in ('old', 'new'):
+    held = os.open(name, os.O_RDONLY | os.O_TRUNC)
+    print(os.read(held, 10), os.fstat(held).st_size)
+P";
+    for options in [&["--no-preload"][..], &[]] {
+        std::fs::write(scene.path("old"), "old").unwrap();
+        scene.run(options, script).exits(0).prints("b'' 0\nb'' 0\n");
+        scene.holds("old", b"");
+        scene.holds("new", b"");
+        scene.is_clean();
+        std::fs::remove_file(scene.path("new")).unwrap();
+    }
+}

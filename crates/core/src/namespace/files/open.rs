@@ -27,12 +27,14 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 impl Namespace {
     pub fn open_file(&self, caller: &Caller, id: FileId, flags: i32) -> FsResult<Opened> {
+        let truncates = flags & libc::O_TRUNC != 0;
+        // Who only empties it is a writer until he closes, and needs a writer's permission.
         let (writes, want) = match flags & libc::O_ACCMODE {
+            libc::O_RDONLY if truncates => (true, 6),
             libc::O_RDONLY => (false, 4),
             libc::O_WRONLY => (true, 2),
             _ => (true, 6),
         };
-        let truncates = flags & libc::O_TRUNC != 0;
         {
             let tree = self.tree();
             let inode = tree.get(id).ok_or(GONE)?;
@@ -46,7 +48,7 @@ impl Namespace {
             self.permit(caller, &inode.attr, want)?;
         }
         let run = if writes { self.run(caller) } else { RunId(0) };
-        let open = self.open_inode(id, writes || truncates, truncates, run, Via::Mount);
+        let open = self.open_inode(id, writes, truncates, run, Via::Mount);
         if open.as_ref().is_err_and(|fault| fault.errno == GONE) {
             self.sent_back(caller.pid);
         } else {
