@@ -150,3 +150,25 @@ P";
         std::fs::remove_file(scene.path("new")).unwrap();
     }
 }
+
+/// A directory's removal did not wait for the end, as what was still to be done below it did, which then found no directory
+/// any more: links that were forgotten when their file's last names went one after the other, renames of directories.
+#[test]
+fn what_was_left_for_the_end_in_a_directory_that_was_removed_kept_everything_from_the_store() {
+    let Some(mut scene) = Scene::new("removed_before_the_end") else {
+        return;
+    };
+    scene.tier("fast", 256);
+    let clone = "mkdir -p a/.git/objects b/.git/objects; echo x >a/.git/objects/1
+        ln a/.git/objects/1 b/.git/objects/1; rm -rf a/.git b; echo later >c";
+    let moved = "mkdir -p b/.git/objects/new; mv b/.git/objects/new b/.git/objects/1; rm -rf b; echo later >c";
+    let replaced = "mkdir -p b/.git/objects/new d; mv b/.git/objects/new b/.git/objects/1
+        rm -rf b/.git; mv -T d b; echo later >c";
+    for script in [clone, moved, replaced] {
+        scene.run(&["--retry", "2s"], script).exits(0);
+        scene.holds("c", b"later\n");
+        assert!(!scene.path("b/.git").exists(), "{script}");
+        scene.is_clean();
+        let _ = std::fs::remove_dir(scene.path("b"));
+    }
+}

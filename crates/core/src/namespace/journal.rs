@@ -100,32 +100,50 @@ impl Namespace {
     fn undefer(&self, tree: &mut Tree, txn: &mut Txn, kind: &OpKind) {
         let file = super::tree::file_of(kind);
         let places = super::tree::places(kind);
-        let of_file = tree.get(file).is_some_and(|inode| {
+        // A directory that goes takes with it what is in it: all that is queued below comes before.
+        let goes = match kind {
+            OpKind::RemoveDir { file, .. } => Some(*file),
+            OpKind::Publish { over, .. } | OpKind::Rename { over, .. } => *over,
+            _ => None,
+        };
+        let mut about = vec![file];
+        about.extend(goes.filter(|id| *id != file));
+        let of_files = about.iter().filter_map(|id| tree.get(*id)).any(|inode| {
             inode.publish.is_some() || inode.set_meta.is_some() || inode.dir.as_ref().is_some_and(|dir| dir.queued > 0)
         });
         let of_names = places.iter().any(|(dir, name)| tree.entry(*dir, name).is_some_and(|entry| entry.pins > 0));
-        if !of_file && !of_names {
+        if !of_files && !of_names {
             return;
         }
-        let needed: Vec<Seq> = tree
-            .ops
-            .iter()
-            .filter(|(_, op)| op.last)
-            .filter(|(_, op)| {
-                op.file() == file
-                    || super::tree::places(&op.kind).iter().any(|place| place.0 == file || places.contains(place))
-            })
-            .map(|(seq, _)| *seq)
-            .collect();
-        for seq in needed {
-            let Some(op) = tree.ops.get_mut(&seq) else {
-                continue;
-            };
-            op.last = false;
-            txn.op(seq);
-            let dirs = super::tree::places(&op.kind);
-            for (dir, _) in dirs {
-                self.hasten_dirs(tree, txn, dir, false);
+        loop {
+            let needed: Vec<Seq> = tree
+                .ops
+                .iter()
+                .filter(|(_, op)| op.last)
+                .filter(|(_, op)| {
+                    about.contains(&op.file())
+                        || super::tree::places(&op.kind)
+                            .iter()
+                            .any(|place| about.contains(&place.0) || places.contains(place))
+                })
+                .map(|(seq, _)| *seq)
+                .collect();
+            for seq in &needed {
+                let Some(op) = tree.ops.get_mut(seq) else {
+                    continue;
+                };
+                op.last = false;
+                txn.op(*seq);
+                let (file, dirs) = (op.file(), super::tree::places(&op.kind));
+                if goes.is_some() && !about.contains(&file) {
+                    about.push(file);
+                }
+                for (dir, _) in dirs {
+                    self.hasten_dirs(tree, txn, dir, false);
+                }
+            }
+            if needed.is_empty() || goes.is_none() {
+                return;
             }
         }
     }
