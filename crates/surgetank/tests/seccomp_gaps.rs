@@ -299,3 +299,14 @@ P"#;
         fs::remove_file(scene.path("gone")).unwrap();
     }
 }
+
+/// What is mounted there is no path: "none" was taken for a file of the working directory, and `unshare -m` was refused.
+#[test]
+fn a_file_system_without_a_path_was_taken_for_a_part_of_the_directory() {
+    let Some(scene) = scene("gaps_mounts") else { return };
+    let script = "mkdir /mnt/here /mnt/there
+        unshare -m sh -c 'mount -t tmpfs tmpfs /mnt/here && echo >/mnt/here/made && echo x >f && cat f && ls /mnt/here'
+        unshare -m mount --bind . /mnt/there || echo refused";
+    scene.run(BARE, script).exits(0).prints("x\nmade\nrefused\n");
+    scene.holds("f", b"x\n");
+}
