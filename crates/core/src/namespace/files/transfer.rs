@@ -47,7 +47,8 @@ impl Namespace {
         Ok(done)
     }
 
-    pub fn write(&self, fh: u64, offset: u64, data: &[u8]) -> FsResult<usize> {
+    /// `appends`: as the descriptor is now, however it was opened (F_SETFL).
+    pub fn write(&self, fh: u64, offset: u64, data: &[u8], appends: bool) -> FsResult<usize> {
         let handle = self.handle(fh)?;
         if !handle.writes {
             return Err(Errno::BADF.into());
@@ -56,11 +57,11 @@ impl Namespace {
         if handle.open.direct {
             // Where the kernel cannot pass them through, and what it hands us all the same, goes to the plain file too.
             let file = reopen_writable(&handle.open.content().file)?;
-            let offset = if handle.append { file.metadata()?.len() } else { offset };
+            let offset = if appends { file.metadata()?.len() } else { offset };
             super::room::write_all_at(&file, data, offset)?;
             return Ok(data.len());
         }
-        let offset = if handle.append { handle.open.content().file.metadata()?.len().max(offset) } else { offset };
+        let offset = if appends { handle.open.content().file.metadata()?.len().max(offset) } else { offset };
         self.write_mediated(&handle.open, data, offset)
     }
 
