@@ -40,7 +40,7 @@ impl Namespace {
                 None => return Ok(()),
             }
         };
-        self.store.may_write_dir(who, &path).map_err(Into::into)
+        self.let_in(dir, || self.store.may_write_dir(who, &path)).map_err(Into::into)
     }
 
     /// The sticky bit: only the owner of the file or of the directory removes names.

@@ -161,6 +161,7 @@ impl Call<'_> {
     /// The bare directory, open.
     fn directory(&self, id: FileId, flags: i32) -> Result<(OwnedFd, Real), Errno> {
         let until = clock::tick() + PATIENCE;
+        let mut opened_up = false;
         loop {
             match self.namespace().real_dir(id) {
                 Ok(real) => {
@@ -179,6 +180,12 @@ impl Call<'_> {
                             }
                         }
                         Err(Errno::NOENT | Errno::NOTDIR) if clock::tick() < until => {}
+                        // A mode that lets us in may wait in the queue.
+                        Err(Errno::ACCESS) if !opened_up => {
+                            opened_up = true;
+                            self.namespace().attributes_ahead(id);
+                            continue;
+                        }
                         Err(why) => return Err(why),
                     }
                 }
@@ -269,6 +276,8 @@ impl Call<'_> {
             if !real.in_place {
                 self.wait(until, "a directory that was moved")?;
             } else if self.await_path(libc::AT_FDCWD, &path, rustix::fs::fstat(&file)?, until)? {
+                // The kernel asks the bare directory whether he may.
+                self.namespace().attributes_ahead(known.id);
                 return Ok(Answer::Continue);
             }
         }

@@ -232,6 +232,29 @@ impl Namespace {
         self.tree().get(id).is_some_and(crate::namespace::tree::Inode::has_unknown_names)
     }
 
+    /// Its content must be written in the store itself: it has further names there that nobody has looked up, or the
+    /// directory does not let us put a new version in the old one's place, as the file lets us write it.
+    pub(super) fn only_in_place(&self, id: FileId) -> bool {
+        // (Who serves all users may write everywhere.)
+        let linked = self.has_unknown_names(id);
+        if linked || !self.checks_permissions {
+            return linked;
+        }
+        let (dir, path, who) = {
+            let tree = self.tree();
+            let Some(inode) = tree.get(id).filter(|inode| !inode.dirty() && inode.publish.is_none()) else {
+                return false;
+            };
+            let Some((dir, path)) = inode.applied.as_ref().and_then(|(dir, _)| Some((*dir, tree.applied_path(*dir)?)))
+            else {
+                return false;
+            };
+            (dir, path, self.own_cred(inode.cred()))
+        };
+        let may = self.let_in(dir, || self.store.may_write_dir(who, &path));
+        may.is_err_and(|why| why.raw_os_error() == Some(libc::EACCES))
+    }
+
     /// Publishes the present content of an open file and waits until it is durable.
     fn flush_to_store(&self, open: &Arc<Open>) -> FsResult<()> {
         let id = open.id;
