@@ -310,3 +310,14 @@ fn a_file_system_without_a_path_was_taken_for_a_part_of_the_directory() {
     scene.run(BARE, script).exits(0).prints("x\nmade\nrefused\n");
     scene.holds("f", b"x\n");
 }
+
+/// What goes through a fifo changes its times in the bare directory; that was taken for somebody else's doing, exit 3.
+#[test]
+fn a_fifo_that_was_used_could_not_be_removed() {
+    let Some(scene) = scene("gaps_fifo") else { return };
+    let script = "mkfifo one two
+        for pipe in one two; do (echo through $pipe >$pipe) & cat $pipe; wait; done
+        rm one; mv two moved; ls";
+    scene.run(BARE, script).exits(0).prints("through one\nthrough two\nmoved\n");
+    assert!(!scene.path("one").exists() && scene.path("moved").exists());
+}
