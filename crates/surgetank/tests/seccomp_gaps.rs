@@ -321,3 +321,15 @@ fn a_fifo_that_was_used_could_not_be_removed() {
     scene.run(BARE, script).exits(0).prints("through one\nthrough two\nmoved\n");
     assert!(!scene.path("one").exists() && scene.path("moved").exists());
 }
+
+/// The store had it, but not yet under this of its names: the kernel made a file there, and the other end waited for ever.
+#[test]
+fn a_fifo_was_a_new_file_under_a_name_that_was_not_drained() {
+    let Some(scene) = scene("gaps_fifo_names") else { return };
+    let script = "mkfifo one; (echo first >one) & cat one; wait
+        for n in 1 2 3 4 5; do
+          ln one two; rm one; ln two three; (echo through >three) & timeout 20 cat two; wait
+          rm two; mv three one
+        done; ls";
+    scene.run(BARE, script).exits(0).prints(&format!("first\n{}one\n", "through\n".repeat(5)));
+}
