@@ -172,3 +172,18 @@ fn what_was_left_for_the_end_in_a_directory_that_was_removed_kept_everything_fro
         let _ = std::fs::remove_dir(scene.path("b"));
     }
 }
+
+/// The link was brought forward with the directory that it lay in, its file was not: there was nothing yet to link to.
+#[test]
+fn a_link_was_lost_with_the_move_of_its_directory_to_where_the_end_is_waited_for() {
+    use std::os::unix::fs::MetadataExt;
+    let Some(mut scene) = Scene::new("link_moved") else {
+        return;
+    };
+    scene.tier("fast", 256);
+    std::fs::create_dir(scene.path("e")).unwrap();
+    scene.run(&[], "mkdir .git; echo x >.git/f; ln .git/f e/f; mv e .git/o").exits(0);
+    scene.holds(".git/o/f", b"x\n");
+    assert_eq!(std::fs::metadata(scene.path(".git/f")).unwrap().nlink(), 2);
+    scene.is_clean();
+}

@@ -106,9 +106,10 @@ impl Namespace {
             OpKind::Publish { over, .. } | OpKind::Rename { over, .. } => *over,
             _ => None,
         };
-        let mut about = vec![file];
-        about.extend(goes.filter(|id| *id != file));
-        let of_files = about.iter().filter_map(|id| tree.get(*id)).any(|inode| {
+        let mut files = vec![file];
+        files.extend(goes.filter(|id| *id != file));
+        let mut dirs = files.clone();
+        let of_files = files.iter().filter_map(|id| tree.get(*id)).any(|inode| {
             inode.publish.is_some() || inode.set_meta.is_some() || inode.dir.as_ref().is_some_and(|dir| dir.queued > 0)
         });
         let of_names = places.iter().any(|(dir, name)| tree.entry(*dir, name).is_some_and(|entry| entry.pins > 0));
@@ -121,10 +122,10 @@ impl Namespace {
                 .iter()
                 .filter(|(_, op)| op.last)
                 .filter(|(_, op)| {
-                    about.contains(&op.file())
+                    files.contains(&op.file())
                         || super::tree::places(&op.kind)
                             .iter()
-                            .any(|place| about.contains(&place.0) || places.contains(place))
+                            .any(|place| dirs.contains(&place.0) || places.contains(place))
                 })
                 .map(|(seq, _)| *seq)
                 .collect();
@@ -134,15 +135,19 @@ impl Namespace {
                 };
                 op.last = false;
                 txn.op(*seq);
-                let (file, dirs) = (op.file(), super::tree::places(&op.kind));
-                if goes.is_some() && !about.contains(&file) {
-                    about.push(file);
+                let (file, above) = (op.file(), super::tree::places(&op.kind));
+                // A link builds on its file's publication.
+                if !files.contains(&file) {
+                    files.push(file);
                 }
-                for (dir, _) in dirs {
+                if goes.is_some() && !dirs.contains(&file) {
+                    dirs.push(file);
+                }
+                for (dir, _) in above {
                     self.hasten_dirs(tree, txn, dir, false);
                 }
             }
-            if needed.is_empty() || goes.is_none() {
+            if needed.is_empty() {
                 return;
             }
         }
