@@ -31,6 +31,8 @@ const WINDOW_OPS: usize = 1024;
 const BATCH_OPS_MAX: usize = 256;
 /// A ready operation waits at most this long for company.
 const BATCH_WAIT: Duration = Duration::from_millis(5);
+/// An operation that is refused all the same, with its directories opened up, fails.
+const OPENED_UP_MAX: u32 = 4;
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 const POLL_PERIOD: Duration = Duration::from_millis(100);
@@ -334,6 +336,16 @@ impl Drain {
             || crate::namespace::tree::places(kind).iter().any(|(dir, _)| stuck.contains(dir))
     }
 
+    /// Opens the directories of an operation that their owner has closed to himself by now.
+    fn open_up(&self, seq: Seq) -> bool {
+        let places = {
+            let tree = self.namespace.tree();
+            tree.ops.get(&seq).map(|op| crate::namespace::tree::places(&op.kind)).unwrap_or_default()
+        };
+        // (All of them.)
+        places.iter().filter(|(dir, _)| self.namespace.open_up(*dir)).count() > 0
+    }
+
     /// Notes that an operation failed, and when it is tried again.
     pub(crate) fn failed(&self, seq: Seq, why: &std::io::Error) {
         self.counters.failures.fetch_add(1, Ordering::Relaxed);
@@ -341,6 +353,7 @@ impl Drain {
         let judged = verdict::classify(errno);
         let errno = errno.raw_os_error();
         let retry = self.namespace.config.retry;
+        let opened_up = errno == libc::EACCES && self.open_up(seq);
         let mut tree = self.namespace.tree();
         let path = tree.ops.get(&seq).map(|op| self.namespace.op_path(&tree, op)).unwrap_or_default();
         let absent = tree.ops.get(&seq).and_then(|op| self.namespace.absence(&tree, op.file()));
@@ -348,6 +361,13 @@ impl Drain {
             return;
         };
         op.failures += 1;
+        if opened_up && op.failures < OPENED_UP_MAX {
+            op.due = clock::tick();
+            if !matches!(op.progress, Progress::Staged { .. }) {
+                op.progress = Progress::Waiting;
+            }
+            return;
+        }
         let first = *op.first_failure.get_or_insert_with(clock::tick);
         let factor = 1_u32 << op.failures.min(10).saturating_sub(1);
         // Jitter from the sequence number: many agents must not come back in step.

@@ -91,7 +91,7 @@ impl Namespace {
                 }
             };
             self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
-            let result = self.store.stat(Self::who(caller), &path);
+            let result = self.let_in(dir, || self.store.stat(Self::who(caller), &path));
             let mut tree = self.tree();
             let unchanged =
                 tree.dir(dir).is_some_and(|d| d.generation == generation) && tree.entry(dir, &name) == entry;
