@@ -18,11 +18,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::clock;
-use crate::model::{FileId, Kind, OpKind, Seq};
+use crate::model::{FileId, OpKind, Seq};
 use crate::namespace::Namespace;
-use crate::namespace::tree::{Name, Progress, Trouble};
+use crate::namespace::tree::{Name, Progress, Tree, Trouble};
+use crate::store::Staged;
 use crate::store::verdict::{self, Verdict};
-use crate::store::{Cred, Meta, Staged, StorePath};
 use throttle::Throttle;
 
 /// So many operations are looked at ahead of the first.
@@ -33,6 +33,8 @@ const BATCH_OPS_MAX: usize = 256;
 const BATCH_WAIT: Duration = Duration::from_millis(5);
 /// An operation that is refused all the same, with its directories opened up, fails.
 const OPENED_UP_MAX: u32 = 4;
+/// Until whoever makes a copy that nobody wants any more has noticed.
+const DISTURBED_WAIT: Duration = Duration::from_millis(2);
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 const POLL_PERIOD: Duration = Duration::from_millis(100);
@@ -208,33 +210,20 @@ impl Drain {
     fn discard(&self) {
         let discards: Vec<_> = {
             let tree = self.namespace.tree();
-            let place = |(dir, name, cred): &(FileId, Name, _)| (tree.applied_path(*dir), name.clone(), *cred);
+            let place =
+                |(dir, name, cred): &(FileId, Name, _)| (tree.applied_path(*dir).map(|dir| dir.join(name)), *cred);
             tree.discards.iter().map(place).collect()
         };
-        for (dir, name, cred) in &discards {
-            let Some(dir) = dir else { continue };
-            crash_point!("drain.discard");
-            if let Err(why) = self.as_owner(*cred, |who| self.discard_in(who, dir, name)) {
-                tracing::warn!(%dir, %why, "a temporary in the store could not be removed");
+        for (path, cred) in &discards {
+            if let Some(path) = path
+                && let Err(why) = self.as_owner(*cred, |who| self.namespace.store.discard(who, path))
+            {
+                tracing::warn!(%path, %why, "a temporary in the store could not be removed");
             }
         }
         if !discards.is_empty() {
             self.namespace.tree().discards.drain(..discards.len());
         }
-    }
-
-    /// The directory's times stay: a program may have set them after what is thrown away was begun.
-    fn discard_in(&self, who: Cred, dir: &StorePath, name: &Name) -> std::io::Result<()> {
-        let store = &self.namespace.store;
-        let before = store.stat(who, dir).map(|stat| stat.attr);
-        store.discard(who, &dir.join(name))?;
-        if let Ok(before) = before {
-            let times = Some((before.atime, before.mtime));
-            let meta = Meta { perm: before.perm, uid: before.uid, gid: before.gid, times, xattrs: None };
-            // (Who may write into another's directory may not set its times: then they are those of a native program.)
-            let _ = store.set_meta(who, dir, Kind::Directory, &meta);
-        }
-        Ok(())
     }
 
     /// Hands out staging, and finds what can be published: the longest run from the head of the queue.
@@ -280,6 +269,11 @@ impl Drain {
                     short |= ordered && op.error.as_ref().is_some_and(Trouble::is_full);
                     false
                 }
+                // What is still to be thrown away there would change its times.
+                Progress::Waiting if due && Self::is_disturbed(&tree, seq, &op.kind) => {
+                    wait = wait.min(DISTURBED_WAIT);
+                    false
+                }
                 Progress::Waiting => due,
             };
             let Some(op) = tree.ops.get(&seq) else {
@@ -318,8 +312,16 @@ impl Drain {
         if company { Next::Wait(Duration::from_millis(1)) } else { Next::Publish(batch) }
     }
 
-    fn needs_staging(tree: &crate::namespace::tree::Tree, kind: &OpKind) -> bool {
+    fn needs_staging(tree: &Tree, kind: &OpKind) -> bool {
         matches!(kind, OpKind::Publish { file, .. } if tree.get(*file).is_some_and(|inode| inode.attr.kind == crate::model::Kind::File))
+    }
+
+    /// Attributes of a directory in which a copy of an earlier operation, which was taken back, is still being made, or
+    /// waits to be removed.
+    fn is_disturbed(tree: &Tree, seq: Seq, kind: &OpKind) -> bool {
+        let OpKind::SetMeta { file } = kind else { return false };
+        tree.staging.iter().any(|(other, dir)| dir == file && *other < seq)
+            || tree.discards.iter().any(|(dir, ..)| dir == file)
     }
 
     /// Is an operation about a file or directory that another one, which cannot go on, is about too?

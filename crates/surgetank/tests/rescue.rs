@@ -25,7 +25,8 @@ fn killed(scene: &Scene, options: &[&str], script: &str) {
     let _ = fs::remove_file("/mnt/told/there");
     let running = scene.start(&[&QUIET[..], options].concat(), &format!("{script}\ntouch /mnt/told/there\nsleep 100"));
     eventually("the command is there", || fs::exists("/mnt/told/there").unwrap());
-    // In this order: an agent whose run has gone drains.
+    // An agent whose run has gone drains; a run whose agent has gone starts another.
+    running.halt();
     scene.kill_agent();
     running.kill();
     drop(running);

@@ -254,10 +254,10 @@ impl Namespace {
                 inode.attr.perm = stat.attr.perm;
                 inode.attr.uid = stat.attr.uid;
                 inode.attr.gid = stat.attr.gid;
+                inode.attr.mtime = inode.attr.mtime.max(stat.attr.mtime);
+                inode.attr.ctime = inode.attr.ctime.max(stat.attr.ctime);
             }
             inode.attr.size_bytes = stat.attr.size_bytes;
-            inode.attr.mtime = inode.attr.mtime.max(stat.attr.mtime);
-            inode.attr.ctime = inode.attr.ctime.max(stat.attr.ctime);
             return;
         }
         inode.attr = Attr { ino: inode.attr.ino, ..stat.attr };

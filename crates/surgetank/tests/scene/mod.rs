@@ -435,6 +435,12 @@ impl Running {
         unsafe { libc::kill(-(self.pid() as i32), libc::SIGKILL) };
     }
 
+    /// The command and what it started do nothing more.
+    pub fn halt(&self) {
+        // SAFETY: as above.
+        unsafe { libc::kill(-(self.pid() as i32), libc::SIGSTOP) };
+    }
+
     #[track_caller]
     pub fn ends(mut self) -> Ended {
         let deadline = Instant::now() + LIMIT;
