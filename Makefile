@@ -21,11 +21,16 @@ test-full: ## the same with long random searches, the shim under other glibcs, a
 	cargo build -p surgetank --bin surgetank
 	shim/tests/glibc target/debug/surgetank
 	$(ENV) scripts/crash
+	$(ENV) scripts/fuzz
 	demo/run
 
 crash: ## the crash campaign: 2,000 cases, with another seed each time
 	scripts/setup test
 	$(ENV) scripts/crash
+
+fuzz: ## every decoder fuzzed for a minute: disk formats, configuration, sockets
+	scripts/setup test
+	$(ENV) scripts/fuzz
 
 bench: ## the figures of docs/performance.md, on this machine
 	scripts/setup demo
@@ -44,4 +49,4 @@ clean: ## what building, testing and the demonstration left in this checkout
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
 
-.PHONY: demo test test-full crash bench lint clean help
+.PHONY: demo test test-full crash fuzz bench lint clean help

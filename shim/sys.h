@@ -10,6 +10,8 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
+/* The sixth argument's register is emptied again: the program's next call would take ST_OWN_CALL along otherwise, and reach
+ * the bare directory. */
 static inline long st_sys6(long number, long a, long b, long c, long d, long e, long f)
 {
 #if defined(__x86_64__)
@@ -17,10 +19,10 @@ static inline long st_sys6(long number, long a, long b, long c, long d, long e, 
     register long r10 __asm__("r10") = d;
     register long r8 __asm__("r8") = e;
     register long r9 __asm__("r9") = f;
-    __asm__ volatile("syscall"
-                     : "=a"(result)
-                     : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
-                     : "rcx", "r11", "memory");
+    __asm__ volatile("syscall\n\txorl %%r9d, %%r9d"
+                     : "=a"(result), "+r"(r9)
+                     : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8)
+                     : "rcx", "r11", "cc", "memory");
     return result;
 #elif defined(__aarch64__)
     register long x8 __asm__("x8") = number;
@@ -30,7 +32,10 @@ static inline long st_sys6(long number, long a, long b, long c, long d, long e, 
     register long x3 __asm__("x3") = d;
     register long x4 __asm__("x4") = e;
     register long x5 __asm__("x5") = f;
-    __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5) : "memory");
+    __asm__ volatile("svc 0\n\tmov x5, xzr"
+                     : "+r"(x0), "+r"(x5)
+                     : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
+                     : "memory");
     return x0;
 #else
 #error "the shim knows x86_64 and aarch64"

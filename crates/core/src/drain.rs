@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use crate::clock;
 use crate::model::{FileId, OpKind, Seq};
 use crate::namespace::Namespace;
-use crate::namespace::tree::{Name, Progress, Trouble};
+use crate::namespace::tree::{Name, Progress, Tree, Trouble};
 use crate::store::Staged;
 use crate::store::verdict::{self, Verdict};
 use throttle::Throttle;
@@ -31,6 +31,10 @@ const WINDOW_OPS: usize = 1024;
 const BATCH_OPS_MAX: usize = 256;
 /// A ready operation waits at most this long for company.
 const BATCH_WAIT: Duration = Duration::from_millis(5);
+/// An operation that is refused all the same, with its directories opened up, fails.
+const OPENED_UP_MAX: u32 = 4;
+/// Until whoever makes a copy that nobody wants any more has noticed.
+const DISTURBED_WAIT: Duration = Duration::from_millis(2);
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 const POLL_PERIOD: Duration = Duration::from_millis(100);
@@ -180,8 +184,6 @@ impl Drain {
             let next = self.namespace.sync_closed(false);
             self.namespace.wait_unsynced(next, &|| self.stopping());
         }
-        // What stays on the tiers (keep, or a store that is not there) may have to wait long.
-        self.namespace.sync_closed(true);
     }
 
     fn publish_loop(&self) {
@@ -267,6 +269,11 @@ impl Drain {
                     short |= ordered && op.error.as_ref().is_some_and(Trouble::is_full);
                     false
                 }
+                // What is still to be thrown away there would change its times.
+                Progress::Waiting if due && Self::is_disturbed(&tree, seq, &op.kind) => {
+                    wait = wait.min(DISTURBED_WAIT);
+                    false
+                }
                 Progress::Waiting => due,
             };
             let Some(op) = tree.ops.get(&seq) else {
@@ -305,8 +312,16 @@ impl Drain {
         if company { Next::Wait(Duration::from_millis(1)) } else { Next::Publish(batch) }
     }
 
-    fn needs_staging(tree: &crate::namespace::tree::Tree, kind: &OpKind) -> bool {
+    fn needs_staging(tree: &Tree, kind: &OpKind) -> bool {
         matches!(kind, OpKind::Publish { file, .. } if tree.get(*file).is_some_and(|inode| inode.attr.kind == crate::model::Kind::File))
+    }
+
+    /// Attributes of a directory in which a copy of an earlier operation, which was taken back, is still being made, or
+    /// waits to be removed.
+    fn is_disturbed(tree: &Tree, seq: Seq, kind: &OpKind) -> bool {
+        let OpKind::SetMeta { file } = kind else { return false };
+        tree.staging.iter().any(|(other, dir)| dir == file && *other < seq)
+            || tree.discards.iter().any(|(dir, ..)| dir == file)
     }
 
     /// Is an operation about a file or directory that another one, which cannot go on, is about too?
@@ -323,6 +338,16 @@ impl Drain {
             || crate::namespace::tree::places(kind).iter().any(|(dir, _)| stuck.contains(dir))
     }
 
+    /// Opens the directories of an operation that their owner has closed to himself by now.
+    fn open_up(&self, seq: Seq) -> bool {
+        let places = {
+            let tree = self.namespace.tree();
+            tree.ops.get(&seq).map(|op| crate::namespace::tree::places(&op.kind)).unwrap_or_default()
+        };
+        // (All of them.)
+        places.iter().filter(|(dir, _)| self.namespace.open_up(*dir)).count() > 0
+    }
+
     /// Notes that an operation failed, and when it is tried again.
     pub(crate) fn failed(&self, seq: Seq, why: &std::io::Error) {
         self.counters.failures.fetch_add(1, Ordering::Relaxed);
@@ -330,6 +355,7 @@ impl Drain {
         let judged = verdict::classify(errno);
         let errno = errno.raw_os_error();
         let retry = self.namespace.config.retry;
+        let opened_up = errno == libc::EACCES && self.open_up(seq);
         let mut tree = self.namespace.tree();
         let path = tree.ops.get(&seq).map(|op| self.namespace.op_path(&tree, op)).unwrap_or_default();
         let absent = tree.ops.get(&seq).and_then(|op| self.namespace.absence(&tree, op.file()));
@@ -337,6 +363,13 @@ impl Drain {
             return;
         };
         op.failures += 1;
+        if opened_up && op.failures < OPENED_UP_MAX {
+            op.due = clock::tick();
+            if !matches!(op.progress, Progress::Staged { .. }) {
+                op.progress = Progress::Waiting;
+            }
+            return;
+        }
         let first = *op.first_failure.get_or_insert_with(clock::tick);
         let factor = 1_u32 << op.failures.min(10).saturating_sub(1);
         // Jitter from the sequence number: many agents must not come back in step.

@@ -6,6 +6,7 @@
 #[macro_use]
 pub mod crash;
 
+pub mod audit;
 pub mod bequest;
 pub mod catalog;
 pub mod clock;

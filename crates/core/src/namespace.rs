@@ -23,6 +23,7 @@ mod names;
 mod questions;
 mod recover;
 mod resolve;
+mod scrub;
 mod shown;
 mod survive;
 mod temporaries;

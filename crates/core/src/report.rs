@@ -4,11 +4,15 @@
 //! are [`Listing`]s: the first few entries and the true total, so that an answer stays small.
 //! The danger this file avoids: a summary that counts one thing and a verdict that judges another.
 
+mod audit;
+
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+pub use audit::{Audit, Finding, Undrained, What};
 
 use crate::config::Survives;
 use crate::model::{Mode, RunId};

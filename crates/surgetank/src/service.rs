@@ -14,15 +14,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use surgetank_core::catalog::LogCatalog;
+use surgetank_core::audit::{self, Ground};
+use surgetank_core::catalog::{Catalog, LogCatalog};
 use surgetank_core::drain::Drain;
 use surgetank_core::error::{Error, Result};
 use surgetank_core::namespace::Namespace;
-use surgetank_core::report::Visibility;
+use surgetank_core::report::{Audit, Visibility};
+use surgetank_core::store::Cred;
 use surgetank_core::store::posix::PosixStore;
 use surgetank_core::tier::Tiers;
 
-use crate::agent::engine::{Backend, Listeners, Mounted, Opening, Running, ShimPlace};
+use crate::agent::engine::{Backend, Engine, Listeners, Mounted, Opening, Running, ShimPlace};
 use crate::mount::{AttachOptions, Options, Session, attach, detach};
 use crate::shimdoor;
 
@@ -44,16 +46,71 @@ impl Backend for Service {
             }
         })
     }
+
+    fn offline(&self, opening: Opening) -> Result<Arc<dyn Engine>> {
+        let (namespace, guard) = take_up(opening)?;
+        let drain =
+            Drain::start(namespace.clone()).map_err(|why| Error::new("the drain could not be started").why(why))?;
+        let prefetcher = prefetcher::Prefetcher::start(&namespace).map_err(|why| {
+            drain.stop();
+            Error::new("prefetching could not be started").why(why)
+        })?;
+        let filesystem = Arc::new(door::Door::new(namespace.clone(), false, only_ids(), Box::new(|| ())));
+        let runs = Arc::new(runs::Runs::default());
+        Ok(Arc::new(engine::Served::new(namespace, drain, runs, filesystem, prefetcher, guard, None)))
+    }
+
+    fn audit(&self, opening: Opening, scrub: bool) -> Result<Audit> {
+        let Opening { config, store, state, key, .. } = opening;
+        let tiers = Tiers::open(&config.tiers, &key)?;
+        let store = open_store(store, &config.store)?;
+        let image = LogCatalog::open(&state.join("catalog"))?.load()?;
+        let who = Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
+        let (store_path, key) = (config.store.as_path(), key.as_str());
+        let ground = Ground { image: &image, tiers: &tiers, store: &store, who, store_path, key, scrub };
+        let audit = audit::audit(&ground)?;
+        for device in tiers.devices() {
+            // Empty directories that were made for looking.
+            if let Err(why) = device.sweep() {
+                tracing::debug!(%why, "a tier could not be swept");
+            }
+        }
+        Ok(audit)
+    }
+}
+
+/// A directory that is looked after and not served.
+fn take_up(opening: Opening) -> Result<(Arc<Namespace>, Option<guard::Guard>)> {
+    let Opening { config, store, state, key, .. } = opening;
+    let tiers = Arc::new(Tiers::open(&config.tiers, &key)?);
+    let guard = guard::Guard::new(&config.over, &config.store)
+        .map_err(|why| Error::new(format!("{} cannot be opened", config.over.display())).why(why))?;
+    let store = open_store(store, &config.store)?;
+    let catalog = Arc::new(LogCatalog::open(&state.join("catalog"))?);
+    let namespace = Namespace::open(config, Arc::new(store), tiers, catalog, key, true)?;
+    Ok((namespace, guard))
+}
+
+fn open_store(root: std::os::fd::OwnedFd, path: &Path) -> Result<PosixStore> {
+    PosixStore::new(root, format!("file://{}", path.display()))
+        .map_err(|why| Error::new(format!("the store {} cannot be used", path.display())).why(why))
 }
 
 fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     let Opening { config, store, bare, state, key, visibility, by_calls, survival, on_lost } = opening;
     let over = config.over.clone();
     let root = rustix::process::geteuid().is_root() && in_initial_user_namespace();
+<<<<<<< HEAD
     let guard = bare.map(|bare| guard::Guard::new(&over, bare));
     let label = format!("file://{}", config.store.display());
     let store = PosixStore::new(store, label)
         .map_err(|why| Error::new(format!("the store {} cannot be used", config.store.display())).why(why))?;
+=======
+    let guard = guard::Guard::new(&over, &config.store).map_err(|why| {
+        Error::new(format!("{} cannot be opened", over.display())).why(why).data("nothing was changed")
+    })?;
+    let store = open_store(store, &config.store)?;
+>>>>>>> main
     let catalog = Arc::new(LogCatalog::open(&state.join("catalog"))?);
     let direct = config.direct && root;
     let checks = !root || by_calls;

@@ -10,6 +10,8 @@ mod index;
 mod memory;
 mod server;
 mod table;
+
+pub use server::parse;
 #[cfg(test)]
 mod tests;
 

@@ -5,6 +5,7 @@
 pub mod doctor;
 pub mod mount;
 pub mod plan;
+pub mod rescue;
 pub mod run;
 pub mod settings;
 pub mod status;
@@ -84,6 +85,10 @@ enum Verb {
     Prefetch(tend::PrefetchArgs),
     /// What the rules would do to the files below a directory, without doing it
     Plan(plan::PlanArgs),
+    /// Compare catalog, tiers and store, when no agent lives; under a mount, scrub what lies twice
+    Fsck(rescue::FsckArgs),
+    /// Bring what a dead agent left in the tiers to the store, or copy it elsewhere
+    Scavenge(rescue::ScavengeArgs),
     /// What this machine can do for Surgetank, and what to do about what it cannot
     Doctor(doctor::DoctorArgs),
     /// The agent itself; started by `run` and `mount`
@@ -117,6 +122,8 @@ pub fn main(program: &Program<'_>) -> u8 {
         Verb::Unpin(args) => tend::pin(program, &args, false),
         Verb::Prefetch(args) => tend::prefetch(program, &args),
         Verb::Plan(args) => plan::run(args).map_err(Failure::usage),
+        Verb::Fsck(args) => rescue::fsck(program, &args),
+        Verb::Scavenge(args) => rescue::scavenge(program, &args),
         Verb::Doctor(args) => doctor::run(args).map_err(Failure::usage),
         Verb::Agent => Ok(life::main(program.backend)),
     };

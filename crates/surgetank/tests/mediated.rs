@@ -40,3 +40,27 @@ fn what_is_written_past_the_pages_is_seen_in_them() {
     scene.holds("f", &expected);
     scene.is_clean();
 }
+
+/// Whether a write appends was believed to be as it was when the file was opened.
+#[test]
+fn what_was_opened_to_append_appended_for_ever() {
+    let Some(mut scene) = Scene::new("append_ends") else {
+        return;
+    };
+    scene.tier("fast", 32);
+    let program = "
+import fcntl, os
+one = os.open('f', os.O_CREAT | os.O_RDWR | os.O_APPEND)
+os.write(one, b'12345')
+fcntl.fcntl(one, fcntl.F_SETFL, 0)
+os.pwrite(one, b'a', 0)
+other = os.open('f', os.O_WRONLY)
+fcntl.fcntl(other, fcntl.F_SETFL, os.O_APPEND)
+os.write(one, b'6')
+os.write(other, b'7')
+";
+    std::fs::write("/mnt/program.py", program).unwrap();
+    scene.run(&["--direct", "false"], "python3 /mnt/program.py").exits(0);
+    scene.holds("f", b"a234567");
+    scene.is_clean();
+}

@@ -186,3 +186,66 @@ time.sleep(100)
     assert_eq!(ended.stdout, "same\n");
     assert_eq!(fs::read(scene.path("data")).unwrap(), vec![b'd'; 300_000]);
 }
+
+const VOLATILE: &str = "
+import os, time
+def put(name, text, sync=False):
+    with open(name, 'wb', 0) as f:
+        f.write(text)
+        if sync: os.fsync(f.fileno())
+put('synced', b's' * 100000, sync=True)
+held = open('held', 'wb', 0)
+held.write(b'h' * 9000)
+os.fsync(held.fileno())
+# (An fsync brings what was closed before it to the store, too.)
+put('old', b'after')
+put('new', b'n' * 3000)
+open('/mnt/told/there', 'w').close()
+time.sleep(100)
+";
+
+/// On memory, with its own state, until the machine dies. (`fsync` means the store there, unless it is told otherwise.)
+fn on_memory(name: &str, door: &[&str], state_too: bool) {
+    let Some(mut scene) = Scene::new(name) else { return };
+    scene.beside("told");
+    fs::write(scene.path("old"), "before\n").unwrap();
+    scene.tier("ram", 64);
+    fs::write("/mnt/program.py", VOLATILE).unwrap();
+    let running = scene.start(&[&["--quiet-period", "1h"], door].concat(), "exec /usr/bin/python3 /mnt/program.py");
+    eventually("the program is there", || fs::exists("/mnt/told/there").unwrap());
+    scene.machine_dies("/mnt/tier-ram".as_ref());
+    drop(running);
+    scene.tmpfs("tier-ram", 65);
+    if state_too {
+        fs::remove_dir_all(&scene.state).unwrap();
+    }
+    let ended = scene.run(&[], "true");
+    let (there, apart) = store_of(&scene);
+    if state_too {
+        ended.exits(0);
+    } else {
+        let before = "old: its newest version is gone from the tier";
+        ended.exits(3).says(&[before, "the store keeps the version before", "new: it is gone from the tier"]);
+    }
+    let expected = BTreeMap::from([
+        ("synced".to_owned(), vec![b's'; 100_000]),
+        ("held".to_owned(), vec![b'h'; 9000]),
+        ("old".to_owned(), b"before\n".to_vec()),
+    ]);
+    assert_eq!((there, apart.len()), (expected, 0));
+}
+
+#[test]
+fn what_was_in_memory_only_is_told_after_a_reboot() {
+    on_memory("power_memory", &["--no-preload"], false);
+}
+
+#[test]
+fn what_was_in_memory_only_is_told_after_a_reboot_with_the_shim() {
+    on_memory("power_memory_shim", &[], false);
+}
+
+#[test]
+fn of_a_node_that_is_lost_there_is_what_was_synced_to_the_store() {
+    on_memory("power_lost", &[], true);
+}

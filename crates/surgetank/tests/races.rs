@@ -129,3 +129,15 @@ for n in range(3):
         }
     }
 }
+
+/// On a busy machine: a file that was removed while its copy was being made left the copy to be thrown away, after a program
+/// had set the directory's times.
+#[test]
+fn a_copy_that_was_thrown_away_late_changed_the_time_of_its_directory() {
+    let Some(scene) = prepare("late_discard") else { return };
+    fs::create_dir(scene.path("d")).unwrap();
+    let script = "echo x >d/f; sleep 0.2; rm d/f; touch -d @1000000000 d; sleep 1; stat -c %Y d";
+    let ended = scene.run_held("store.copied:500", &["--no-preload", "--quiet-period", "0s"], script).exits(0);
+    assert_eq!(ended.stdout, "1000000000\n");
+    assert_eq!(fs::metadata(scene.path("d")).unwrap().mtime(), 1_000_000_000);
+}

@@ -125,3 +125,65 @@ fn further_names_of_a_hard_link_were_lost_with_the_one_that_was_replaced() {
     }
     scene.is_clean();
 }
+
+/// `open(2)` with O_RDONLY and O_TRUNC: counted as a writer when it was opened, and as a reader when it was closed.
+#[test]
+fn a_file_that_was_only_emptied_stayed_open_for_ever() {
+    let Some(mut scene) = Scene::new("only_emptied") else {
+        return;
+    };
+    scene.tier("fast", 256);
+    std::fs::write(scene.path("old"), "old").unwrap();
+    let script = "exec /usr/bin/python3 - <<'P'
+import os
+open('new', 'w').write('new')
+for name in ('old', 'new'):
+    held = os.open(name, os.O_RDONLY | os.O_TRUNC)
+    print(os.read(held, 10), os.fstat(held).st_size)
+P";
+    for options in [&["--no-preload"][..], &[]] {
+        std::fs::write(scene.path("old"), "old").unwrap();
+        scene.run(options, script).exits(0).prints("b'' 0\nb'' 0\n");
+        scene.holds("old", b"");
+        scene.holds("new", b"");
+        scene.is_clean();
+        std::fs::remove_file(scene.path("new")).unwrap();
+    }
+}
+
+/// A directory's removal did not wait for the end, as what was still to be done below it did, which then found no directory
+/// any more: links that were forgotten when their file's last names went one after the other, renames of directories.
+#[test]
+fn what_was_left_for_the_end_in_a_directory_that_was_removed_kept_everything_from_the_store() {
+    let Some(mut scene) = Scene::new("removed_before_the_end") else {
+        return;
+    };
+    scene.tier("fast", 256);
+    let clone = "mkdir -p a/.git/objects b/.git/objects; echo x >a/.git/objects/1
+        ln a/.git/objects/1 b/.git/objects/1; rm -rf a/.git b; echo later >c";
+    let moved = "mkdir -p b/.git/objects/new; mv b/.git/objects/new b/.git/objects/1; rm -rf b; echo later >c";
+    let replaced = "mkdir -p b/.git/objects/new d; mv b/.git/objects/new b/.git/objects/1
+        rm -rf b/.git; mv -T d b; echo later >c";
+    for script in [clone, moved, replaced] {
+        scene.run(&["--retry", "2s"], script).exits(0);
+        scene.holds("c", b"later\n");
+        assert!(!scene.path("b/.git").exists(), "{script}");
+        scene.is_clean();
+        let _ = std::fs::remove_dir(scene.path("b"));
+    }
+}
+
+/// The link was brought forward with the directory that it lay in, its file was not: there was nothing yet to link to.
+#[test]
+fn a_link_was_lost_with_the_move_of_its_directory_to_where_the_end_is_waited_for() {
+    use std::os::unix::fs::MetadataExt;
+    let Some(mut scene) = Scene::new("link_moved") else {
+        return;
+    };
+    scene.tier("fast", 256);
+    std::fs::create_dir(scene.path("e")).unwrap();
+    scene.run(&[], "mkdir .git; echo x >.git/f; ln .git/f e/f; mv e .git/o").exits(0);
+    scene.holds(".git/o/f", b"x\n");
+    assert_eq!(std::fs::metadata(scene.path(".git/f")).unwrap().nlink(), 2);
+    scene.is_clean();
+}

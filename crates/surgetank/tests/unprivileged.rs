@@ -207,3 +207,74 @@ fn the_first_thing_a_command_did_could_not_be_to_make_a_file() {
         fs::remove_dir(scene.path("made")).unwrap();
     }
 }
+
+const DOORS: [&[&str]; 3] = [&[], &["--no-preload"], &["--door", "seccomp", "--no-preload"]];
+
+/// A mode that the store's directory was given waited in the queue, and the store was asked before that: `chmod -R u+w`
+/// and `rm -rf`, one right after the other, were refused.
+#[test]
+fn a_directory_that_was_just_opened_to_its_owner_was_still_closed() {
+    let Some(scene) = prepare("user_opened") else { return };
+    for door in DOORS {
+        let place = scene.path("closed/deep");
+        fs::create_dir_all(&place).unwrap();
+        fs::write(place.join("file"), "old").unwrap();
+        fs::create_dir(scene.path("blind")).unwrap();
+        for (path, mode) in [("closed/deep/file", 0o400), ("closed/deep", 0), ("closed", 0o500), ("blind", 0)] {
+            chown(scene.path(path), Some(USER), Some(USER)).unwrap();
+            fs::set_permissions(scene.path(path), fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let script = r#"exec /usr/bin/python3 - <<'P'
+import os
+os.chmod('blind', 0o700)
+print(os.listdir('blind'), os.path.exists('blind/x'))
+os.chmod('blind', 0)
+os.chmod('blind', 0o700)
+os.chdir('blind')
+os.chdir('..')
+open('blind/x', 'w').write('x')
+os.chmod('blind', 0o500)
+os.chmod('closed', 0o700)
+os.chmod('closed/deep', 0o700)
+print(open('closed/deep/file').read())
+os.unlink('closed/deep/file')
+os.rmdir('closed/deep')
+os.rmdir('closed')
+P"#;
+        scene.run(door, script).exits(0).prints("[] False\nold\n");
+        assert!(!scene.path("closed").exists());
+        scene.holds("blind/x", b"x");
+        assert_eq!(fs::metadata(scene.path("blind")).unwrap().mode() & 0o7777, 0o500);
+        scene.is_clean();
+        fs::remove_dir_all(scene.path("blind")).unwrap();
+        let script = "mkdir late; exec 3>late/f; chmod 555 late; echo late >&3";
+        scene.run(door, script).exits(0);
+        scene.holds("late/f", b"late\n");
+        scene.run(door, "chmod 755 late; echo more >>late/f; chmod 500 late").exits(0);
+        scene.holds("late/f", b"late\nmore\n");
+        assert_eq!(fs::metadata(scene.path("late")).unwrap().mode() & 0o7777, 0o500);
+        fs::remove_dir_all(scene.path("late")).unwrap();
+    }
+}
+
+/// Its directory lets no new version in, which was found out by the drain: exit 3, and the new content on the tier only.
+#[test]
+fn a_file_in_a_directory_that_is_closed_was_written_and_never_drained() {
+    let Some(scene) = prepare("user_closed") else { return };
+    for door in DOORS {
+        fs::create_dir(scene.path("closed")).unwrap();
+        for name in ["new", "longer", "read"] {
+            let path = scene.path("closed").join(name);
+            fs::write(&path, "old").unwrap();
+            chown(&path, Some(USER), Some(USER)).unwrap();
+        }
+        let script = "exec 3<closed/read; echo new >closed/new; echo er >>closed/longer; cat closed/new closed/longer
+            python3 -c 'f = open(\"closed/read\", \"r+\"); f.write(\"n\"); f.close()'; cat <&3";
+        scene.run(door, script).exits(0).prints("new\nolder\nnld");
+        scene.holds("closed/new", b"new\n");
+        scene.holds("closed/longer", b"older\n");
+        scene.holds("closed/read", b"nld");
+        scene.is_clean();
+        fs::remove_dir_all(scene.path("closed")).unwrap();
+    }
+}

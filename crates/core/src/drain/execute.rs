@@ -45,7 +45,9 @@ impl Drain {
         let inode = tree.get(id)?;
         let identity = *inode.identity.as_deref()?;
         let in_place = || self.namespace.open_of(id).is_some_and(|open| open.content().lies == Lies::Store);
-        Some(if !inode.sealed && in_place() {
+        // A fifo's times change with its use, which without a mount is the store's own.
+        let used_there = !matches!(inode.attr.kind, Kind::File | Kind::Directory | Kind::Symlink);
+        Some(if used_there || !inode.sealed && in_place() {
             Expect::Inode(identity.ino)
         } else if tree.is_hard_linked(id) {
             Expect::Linked(identity)
@@ -103,7 +105,7 @@ impl Drain {
                     None => Ok(Done::default()),
                 }
             }
-            OpKind::SetMeta { file } => self.set_meta(*file),
+            OpKind::SetMeta { file } => self.set_meta(seq, *file),
             OpKind::Link { file, dir, name } => self.link(&one, *file, (*dir, name)),
             OpKind::Rename { file, from_dir, from, to_dir, to, over } => {
                 self.rename(&one, *file, (*from_dir, from), (*to_dir, to), *over)
@@ -405,12 +407,19 @@ impl Drain {
         Ok((inode.cred(), meta_of(inode)))
     }
 
-    fn set_meta(&self, file: FileId) -> io::Result<Done> {
+    fn set_meta(&self, seq: Seq, file: FileId) -> io::Result<Done> {
         let Some(path) = self.namespace.tree().applied_path(file) else {
             return Ok(Done::default());
         };
         let (owner, mut meta) = self.owner_and_meta(file)?;
-        let kind = self.namespace.tree().get(file).map_or(Kind::File, |inode| inode.attr.kind);
+        let (kind, again) =
+            self.namespace.tree().get(file).map_or((Kind::File, false), |inode| {
+                (inode.attr.kind, inode.set_meta.is_some_and(|later| later != seq))
+            });
+        // What it was given since then comes in its turn, after the files that its owner puts into it.
+        if again && kind == Kind::Directory {
+            meta.perm |= 0o700;
+        }
         if self.is_written_in_place(file) {
             meta.times = None;
         }

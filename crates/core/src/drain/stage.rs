@@ -41,7 +41,7 @@ impl Drain {
             return;
         };
         self.copy(seq, job);
-        self.namespace.tree().staging -= 1;
+        self.namespace.tree().staging.retain(|(other, _)| *other != seq);
     }
 
     fn copy(&self, seq: Seq, job: Job) {
@@ -129,7 +129,7 @@ impl Drain {
             meta: meta_of(inode),
             in_place,
         };
-        tree.staging += 1;
+        tree.staging.push((seq, job.dir));
         Some(job)
     }
 

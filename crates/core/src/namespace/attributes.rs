@@ -2,13 +2,14 @@
 //! written directly is asked for its size and times each time.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::clock;
 use crate::error::{Errno, FsResult};
 use crate::model::{Attr, Caller, FileId, Kind, OpKind, RunId, Timestamp, Xattrs};
-use crate::store::Space;
+use crate::store::{Meta, Space};
 
 use super::Namespace;
 use super::content::{Lies, Open};
@@ -312,6 +313,66 @@ impl Namespace {
         if let Some(inode) = tree.get_mut(id) {
             inode.set_meta = Some(seq);
         }
+    }
+
+    /// What is asked of the store of a file, or in a directory. A mode or an owner that it or a directory on the way was
+    /// given may still wait in the queue: whom that lets in needs it now.
+    pub(super) fn let_in<T>(&self, id: FileId, ask: impl Fn() -> io::Result<T>) -> io::Result<T> {
+        match ask() {
+            Err(why) if why.raw_os_error() == Some(libc::EACCES) && self.attributes_ahead(id) => ask(),
+            other => other,
+        }
+    }
+
+    /// Gives it, and the directories above, what waits. Returns whether there was anything.
+    pub fn attributes_ahead(&self, id: FileId) -> bool {
+        let mut waiting = Vec::new();
+        {
+            let tree = self.tree();
+            let mut at = Some(id);
+            while let Some((id, inode)) = at.and_then(|id| Some((id, tree.get(id)?))) {
+                if inode.set_meta.is_some()
+                    && let Some(path) = tree.applied_path(id)
+                {
+                    let attr = inode.attr;
+                    let times = Some((attr.atime, attr.mtime));
+                    let meta = Meta { perm: attr.perm, uid: attr.uid, gid: attr.gid, times, xattrs: None };
+                    waiting.push((id, path, attr.kind, inode.cred(), meta));
+                }
+                at = inode.applied.as_ref().map(|(dir, _)| *dir);
+            }
+        }
+        let mut given = false;
+        // From above: what is below cannot be reached before.
+        for (id, path, kind, owner, meta) in waiting.into_iter().rev() {
+            let Ok(identity) = self.store.set_meta(self.own_cred(owner), &path, kind, &meta) else { continue };
+            given = true;
+            if let Some(inode) = self.tree().get_mut(id).filter(|inode| !inode.is_dir()) {
+                inode.identity = Some(Box::new(identity));
+            }
+        }
+        given
+    }
+
+    /// A directory that its owner closed to himself while something was still to be brought into it: it is opened in the
+    /// store until that is there. `false`: it is not closed, or that does not help.
+    pub(crate) fn open_up(&self, id: FileId) -> bool {
+        let (path, owner, meta) = {
+            let mut tree = self.tree();
+            let Some(inode) = tree.get(id).filter(|inode| inode.is_dir() && inode.attr.perm & 0o300 != 0o300) else {
+                return false;
+            };
+            let (attr, owner, run) = (inode.attr, inode.cred(), inode.run);
+            let Some(path) = tree.applied_path(id) else { return false };
+            let mut txn = Txn::default();
+            self.own(&mut tree, &mut txn, id);
+            // Written down first: whatever happens now, it gets its own mode again, last.
+            self.queue_meta(&mut tree, &mut txn, id, run, false);
+            self.commit(&tree, txn);
+            let times = Some((attr.atime, attr.mtime));
+            (path, owner, Meta { perm: attr.perm | 0o700, uid: attr.uid, gid: attr.gid, times, xattrs: None })
+        };
+        self.store.set_meta(self.own_cred(owner), &path, Kind::Directory, &meta).is_ok()
     }
 
     // ---- extended attributes

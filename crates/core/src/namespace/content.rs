@@ -112,7 +112,6 @@ pub struct Handle {
     pub open: Arc<Open>,
     pub reads: bool,
     pub writes: bool,
-    pub append: bool,
     pub run: RunId,
 }
 

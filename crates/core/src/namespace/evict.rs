@@ -220,6 +220,8 @@ impl Namespace {
             (left, !tree.ops.is_empty())
         };
         if left || queued {
+            // It may have to wait long: until the store is back, or for the next run.
+            self.sync_closed(true);
             self.forget_what_the_store_has();
             return false;
         }

@@ -106,32 +106,55 @@ impl Namespace {
     fn undefer(&self, tree: &mut Tree, txn: &mut Txn, kind: &OpKind) {
         let file = super::tree::file_of(kind);
         let places = super::tree::places(kind);
-        let of_file = tree.get(file).is_some_and(|inode| {
+        // A directory that goes takes with it what is in it: all that is queued below comes before.
+        let goes = match kind {
+            OpKind::RemoveDir { file, .. } => Some(*file),
+            OpKind::Publish { over, .. } | OpKind::Rename { over, .. } => *over,
+            _ => None,
+        };
+        let mut files = vec![file];
+        files.extend(goes.filter(|id| *id != file));
+        let mut dirs = files.clone();
+        let of_files = files.iter().filter_map(|id| tree.get(*id)).any(|inode| {
             inode.publish.is_some() || inode.set_meta.is_some() || inode.dir.as_ref().is_some_and(|dir| dir.queued > 0)
         });
         let of_names = places.iter().any(|(dir, name)| tree.entry(*dir, name).is_some_and(|entry| entry.pins > 0));
-        if !of_file && !of_names {
+        if !of_files && !of_names {
             return;
         }
-        let needed: Vec<Seq> = tree
-            .ops
-            .iter()
-            .filter(|(_, op)| op.last)
-            .filter(|(_, op)| {
-                op.file() == file
-                    || super::tree::places(&op.kind).iter().any(|place| place.0 == file || places.contains(place))
-            })
-            .map(|(seq, _)| *seq)
-            .collect();
-        for seq in needed {
-            let Some(op) = tree.ops.get_mut(&seq) else {
-                continue;
-            };
-            op.last = false;
-            txn.op(seq);
-            let dirs = super::tree::places(&op.kind);
-            for (dir, _) in dirs {
-                self.hasten_dirs(tree, txn, dir, false);
+        loop {
+            let needed: Vec<Seq> = tree
+                .ops
+                .iter()
+                .filter(|(_, op)| op.last)
+                .filter(|(_, op)| {
+                    files.contains(&op.file())
+                        || super::tree::places(&op.kind)
+                            .iter()
+                            .any(|place| dirs.contains(&place.0) || places.contains(place))
+                })
+                .map(|(seq, _)| *seq)
+                .collect();
+            for seq in &needed {
+                let Some(op) = tree.ops.get_mut(seq) else {
+                    continue;
+                };
+                op.last = false;
+                txn.op(*seq);
+                let (file, above) = (op.file(), super::tree::places(&op.kind));
+                // A link builds on its file's publication.
+                if !files.contains(&file) {
+                    files.push(file);
+                }
+                if goes.is_some() && !dirs.contains(&file) {
+                    dirs.push(file);
+                }
+                for (dir, _) in above {
+                    self.hasten_dirs(tree, txn, dir, false);
+                }
+            }
+            if needed.is_empty() {
+                return;
             }
         }
     }

@@ -40,7 +40,7 @@ impl Namespace {
                 None => return Ok(()),
             }
         };
-        self.store.may_write_dir(who, &path).map_err(Into::into)
+        self.let_in(dir, || self.store.may_write_dir(who, &path)).map_err(Into::into)
     }
 
     /// The sticky bit: only the owner of the file or of the directory removes names.
@@ -142,6 +142,7 @@ impl Namespace {
             tree.get(id).is_some_and(|inode| inode.logical.as_ref().is_some_and(|(d, n)| *d == dir && n == name));
         let old_path = was_primary.then(|| tree.child_path(dir, name)).flatten();
         let replica = tree.get(id).and_then(|inode| inode.replica);
+        let had_links = tree.get(id).is_some_and(|inode| inode.attr.links > 1);
         let last = Self::unname(tree, id, dir, name);
         tree.bind(dir, name, |entry| entry.set_logical(None));
         let was_in_store = tree.in_store(id);
@@ -150,7 +151,12 @@ impl Namespace {
         if let Some(seq) = pending
             && (last || !was_in_store)
         {
-            requeue = self.take_back(tree, txn, id, seq) && !last;
+            let taken = self.take_back(tree, txn, id, seq);
+            // This name may have been the last but one: then it no longer looks like a file with links.
+            if taken && had_links && !was_in_store {
+                self.take_back_links(tree, txn, id, seq);
+            }
+            requeue = taken && !last;
         }
         // Names that nobody has looked up have the file's attributes too.
         if last

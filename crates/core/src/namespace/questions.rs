@@ -493,7 +493,7 @@ impl Namespace {
     pub fn busy(&self, run: Option<RunId>) -> bool {
         let tree = self.tree();
         tree.ops.values().any(|op| run.is_none_or(|run| op.run == run || op.run == RunId(0)))
-            || tree.staging > 0
+            || !tree.staging.is_empty()
             || !tree.discards.is_empty()
             || !self.lingering_files().is_empty()
     }

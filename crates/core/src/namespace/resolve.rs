@@ -92,7 +92,7 @@ impl Namespace {
                 }
             };
             self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
-            let result = self.store.stat(Self::who(caller), &path);
+            let result = self.let_in(dir, || self.store.stat(Self::who(caller), &path));
             let mut tree = self.tree();
             let unchanged =
                 tree.dir(dir).is_some_and(|d| d.generation == generation) && tree.entry(dir, &name) == entry;
@@ -255,10 +255,10 @@ impl Namespace {
                 inode.attr.perm = stat.attr.perm;
                 inode.attr.uid = stat.attr.uid;
                 inode.attr.gid = stat.attr.gid;
+                inode.attr.mtime = inode.attr.mtime.max(stat.attr.mtime);
+                inode.attr.ctime = inode.attr.ctime.max(stat.attr.ctime);
             }
             inode.attr.size_bytes = stat.attr.size_bytes;
-            inode.attr.mtime = inode.attr.mtime.max(stat.attr.mtime);
-            inode.attr.ctime = inode.attr.ctime.max(stat.attr.ctime);
             return;
         }
         inode.attr = Attr { ino: inode.attr.ino, ..stat.attr };

@@ -32,7 +32,8 @@ impl Namespace {
     /// When nothing is under way, there are none.
     pub(crate) fn forget_temporaries(&self) {
         let mut tree = self.tree();
-        let none = tree.ops.is_empty() && tree.staging == 0 && tree.discards.is_empty() && self.opens().is_empty();
+        let none =
+            tree.ops.is_empty() && tree.staging.is_empty() && tree.discards.is_empty() && self.opens().is_empty();
         if !none || tree.temporaries.is_empty() {
             return;
         }

@@ -259,8 +259,8 @@ pub struct Tree {
     /// Reasons of placements, each once.
     reasons: HashSet<Arc<str>>,
     reasons_max: usize,
-    /// Copies that are being made.
-    pub staging: u32,
+    /// Copies that are being made, and where.
+    pub staging: Vec<(Seq, FileId)>,
     /// Directories of the store in which there may be temporaries of ours.
     pub temporaries: HashSet<FileId>,
     /// Store files with several links, by their inode number: all names lead to one file.
@@ -290,7 +290,7 @@ impl Tree {
             links_changed: 0,
             reasons: HashSet::default(),
             reasons_max: REASONS_MAX,
-            staging: 0,
+            staging: Vec::new(),
             temporaries: HashSet::default(),
             hard_links: HashMap::default(),
             clean_bytes: HashMap::default(),

@@ -54,6 +54,13 @@ pub fn of_bytes(bytes: &[u8]) -> u64 {
     sum.value()
 }
 
+/// The checksum of what the device has, not of what is remembered of it.
+pub fn reread(file: &File) -> io::Result<u64> {
+    // Advice: what is dirty or mapped stays, and that is what the device will have.
+    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?;
+    checksum(file, &|_| Ok(()))
+}
+
 /// Reads the whole file, through the page cache unless the descriptor was opened for direct I/O. The descriptor's offset
 /// moves; its length is taken at the start. A file that gets shorter meanwhile is an error (`UnexpectedEof`).
 pub fn checksum(file: &File, gate: Gate<'_>) -> io::Result<u64> {

@@ -215,7 +215,7 @@ impl Mounted {
                     if slot.append { told(namespace.getattr(slot.id, None))?.attr.size_bytes } else { *offset };
                 let mut done = 0;
                 while done < data.len() {
-                    done += told(namespace.write(slot.handle, offset + done as u64, &data[done..]))?;
+                    done += told(namespace.write(slot.handle, offset + done as u64, &data[done..], slot.append))?;
                 }
             }
             Operation::Truncate { path, size } => {

@@ -14,7 +14,7 @@ use surgetank_core::bequest::Bequest;
 use surgetank_core::config::Config;
 use surgetank_core::error::Result;
 use surgetank_core::model::RunId;
-use surgetank_core::report::{Prefetch, Progress, Scope, Status, Summary, Verdict, Visibility, Why};
+use surgetank_core::report::{Audit, Prefetch, Progress, Scope, Status, Summary, Verdict, Visibility, Why};
 
 use super::keep::Channel;
 
@@ -35,6 +35,8 @@ pub trait Engine: Send + Sync {
     fn pin(&self, path: &[u8], on: bool) -> Result<()>;
     /// Brings in what these paths or globs name.
     fn prefetch(&self, patterns: &[Vec<u8>]) -> Result<Prefetch>;
+    /// Reads what lies both on a tier and in the store and compares it with its checksum.
+    fn scrub(&self, repair: bool) -> Audit;
     /// What `pid` and its descendants write from now on is this run's.
     fn register_run(&self, pid: u32) -> RunId;
     fn release_run(&self, run: RunId);
@@ -117,4 +119,8 @@ pub trait Backend: Send + Sync {
     /// Opens catalog and tiers, mounts over `config.over`, and serves from its own threads. The process is in its
     /// private namespace already and has no rights that it should not have.
     fn start(&self, opening: Opening) -> Result<Running>;
+    /// Takes up what an agent left, with no door for programs.
+    fn offline(&self, opening: Opening) -> Result<Arc<dyn Engine>>;
+    /// Looks at what an agent left, and changes nothing. `scrub`: reads every byte, too.
+    fn audit(&self, opening: Opening, scrub: bool) -> Result<Audit>;
 }

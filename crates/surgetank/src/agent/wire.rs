@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use surgetank_core::error::Error;
 use surgetank_core::model::RunId;
 use surgetank_core::report::{
-    AgentStatus, Holder, PathText, Prefetch, Progress, Scope, Summary, Verdict, Visibility, Why,
+    AgentStatus, Audit, Holder, PathText, Prefetch, Progress, Scope, Summary, Verdict, Visibility, Why,
 };
 
 /// Both sides must speak the same number: agent and verbs come from the same binary but may be of different age.
@@ -36,6 +36,9 @@ pub enum Request {
         again: Option<RunId>,
     },
     Status,
+    Scrub {
+        repair: bool,
+    },
     Why {
         path: PathText,
     },
@@ -80,6 +83,7 @@ pub enum Answer {
     },
     Status(Box<AgentStatus>),
     Why(Box<Why>),
+    Audit(Box<Audit>),
     Progress(Progress),
     Verdict {
         verdict: Box<Verdict>,
@@ -220,6 +224,7 @@ mod tests {
         for request in [
             Request::Hello { protocol: PROTOCOL },
             Request::Status,
+            Request::Scrub { repair: true },
             Request::Why { path: PathText(b"a\xff".to_vec()) },
             Request::Wait { scope: Scope::run(RunId(3)), timeout_ms: Some(5) },
             Request::Release,

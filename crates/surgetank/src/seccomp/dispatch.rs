@@ -70,6 +70,8 @@ impl Call<'_> {
             libc::SYS_bind => self.bind(),
             libc::SYS_chroot => self.chroot(),
             libc::SYS_pivot_root => self.refuse("pivot_root (containers started inside)", Errno::PERM),
+            // Elsewhere what is to be mounted is no path ("none", "tmpfs"), though it could be the name of a file.
+            libc::SYS_mount if self.arg(3) & (libc::MS_BIND | libc::MS_MOVE) == 0 => Ok(Answer::Continue),
             libc::SYS_mount => self.outside_only(FDCWD, 0, "mounting the directory elsewhere", Errno::PERM),
             number::OPEN_TREE | number::MOVE_MOUNT | number::OPEN_TREE_ATTR => {
                 self.outside_only(int(0), 1, "mounting the directory elsewhere", Errno::PERM)

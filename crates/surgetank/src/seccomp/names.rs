@@ -115,7 +115,8 @@ impl Call<'_> {
             (Some(_), Walked::Inside(target)) => target,
             _ => return Err(Errno::XDEV),
         };
-        let source = source.ok_or(Errno::NOENT)?;
+        // As the kernel: whose last name is gone gets no other one.
+        let source = source.filter(|source| source.attr.links > 0).ok_or(Errno::NOENT)?;
         if target.found.is_some() {
             return Err(Errno::EXIST);
         }

@@ -69,11 +69,12 @@ impl Call<'_> {
                 Some(_) if excludes => return Err(Errno::EXIST),
                 Some(known) => match self.open_known(&spot, known, flags) {
                     // Deleted while we looked: as if it had never been there.
-                    Err(Errno::NOENT | Errno::STALE) => continue,
-                    Ok(None) => return Ok(Answer::Continue),
+                    Err(Errno::NOENT | Errno::STALE) if !spot.name.is_empty() => continue,
+                    // The deleted directory that somebody stands in.
+                    Err(Errno::STALE) => return Err(Errno::NOENT),
                     other => match other? {
                         Some(file) => file,
-                        None => return Ok(Answer::Continue),
+                        None => return self.special(dirfd, &path, &spot, known.id),
                     },
                 },
                 None if !creates => return Err(Errno::NOENT),
@@ -149,16 +150,31 @@ impl Call<'_> {
             }
             Kind::File => self.plain(known.id, flags & !(libc::O_CREAT | libc::O_EXCL)).map(Some),
             // A fifo or a device is what the store has: all must meet at the same one.
-            _ => {
-                self.await_file(known.id)?;
-                Ok(None)
-            }
+            _ => Ok(None),
         }
+    }
+
+    /// The kernel opens it, and must find it under this of its names: else O_CREAT makes a file there.
+    fn special(&self, dirfd: i32, path: &[u8], spot: &Spot, id: FileId) -> Answered {
+        let below = self.await_file(id)?;
+        self.await_name(dirfd, path, spot, &below)?;
+        Ok(Answer::Continue)
+    }
+
+    fn await_name(&self, dirfd: i32, path: &[u8], spot: &Spot, below: &[u8]) -> Result<(), Errno> {
+        // Through /proc it is the open file itself, wherever that lies.
+        if !spot.name.is_empty() {
+            let until = clock::tick() + PATIENCE;
+            let ours = rustix::fs::stat(&*self.bare(below))?;
+            while !self.await_path(dirfd, path, ours, until)? {}
+        }
+        Ok(())
     }
 
     /// The bare directory, open.
     fn directory(&self, id: FileId, flags: i32) -> Result<(OwnedFd, Real), Errno> {
         let until = clock::tick() + PATIENCE;
+        let mut opened_up = false;
         loop {
             match self.namespace().real_dir(id) {
                 Ok(real) => {
@@ -177,6 +193,12 @@ impl Call<'_> {
                             }
                         }
                         Err(Errno::NOENT | Errno::NOTDIR) if clock::tick() < until => {}
+                        // A mode that lets us in may wait in the queue.
+                        Err(Errno::ACCESS) if !opened_up => {
+                            opened_up = true;
+                            self.namespace().attributes_ahead(id);
+                            continue;
+                        }
                         Err(why) => return Err(why),
                     }
                 }
@@ -267,6 +289,8 @@ impl Call<'_> {
             if !real.in_place {
                 self.wait(until, "a directory that was moved")?;
             } else if self.await_path(libc::AT_FDCWD, &path, rustix::fs::fstat(&file)?, until)? {
+                // The kernel asks the bare directory whether he may.
+                self.namespace().attributes_ahead(known.id);
                 return Ok(Answer::Continue);
             }
         }
@@ -336,12 +360,7 @@ impl Call<'_> {
                 self.namespace().catch_up();
                 self.namespace().access(&self.caller()?, known.id, 1).map_err(errno)?;
                 let below = self.await_file(known.id)?;
-                // Through /proc it is the open file itself, wherever that lies.
-                if !spot.name.is_empty() {
-                    let until = clock::tick() + PATIENCE;
-                    let ours = rustix::fs::stat(&*self.bare(&below))?;
-                    while !self.await_path(dirfd, path, ours, until)? {}
-                }
+                self.await_name(dirfd, path, &spot, &below)?;
                 CString::new(self.bare(&below)).ok().and_then(|seen| program::interpreter_of(&seen))
             }
         };

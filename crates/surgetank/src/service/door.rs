@@ -360,7 +360,7 @@ impl Filesystem for Door {
         flags: WriteFlags,
     ) -> FsResult<usize> {
         self.serve(|ns| {
-            let count = ns.write(fh, offset, bytes)?;
+            let count = ns.write(fh, offset, bytes, flags.open & libc::O_APPEND as u32 != 0)?;
             if flags.kill_suidgid {
                 ns.clear_suidgid(FileId(id));
             }

@@ -12,9 +12,9 @@ use surgetank_core::model::{Mode, RunId};
 use surgetank_core::namespace::tree::State;
 use surgetank_core::namespace::{Namespace, Undurable};
 use surgetank_core::report::{
-    Conflict, DeviceStatus, DrainSummary, FileState, Health, MountSummary, NotDurable, Oldest, PathText, Prefetch,
-    Progress, Queue, ReplicaStatus, Scope, Status, Summary, TierStatus, TierSummary, Trouble, Undelivered, Verdict,
-    Why,
+    Audit, Conflict, DeviceStatus, DrainSummary, FileState, Health, MountSummary, NotDurable, Oldest, PathText,
+    Prefetch, Progress, Queue, ReplicaStatus, Scope, Status, Summary, TierStatus, TierSummary, Trouble, Undelivered,
+    Verdict, Why,
 };
 use surgetank_core::store::StorePath;
 
@@ -400,6 +400,10 @@ impl Engine for Served {
 
     fn release_run(&self, run: RunId) {
         self.runs.release(run);
+    }
+
+    fn scrub(&self, repair: bool) -> Audit {
+        self.namespace.scrub(repair)
     }
 
     fn shutdown(&self) {

@@ -211,6 +211,16 @@ fn sync(door: &Door, namespace: &Namespace, dev: u64, ino: u64) -> i32 {
     }
 }
 
+/// A request and the name in it, as it came over the socket; `None`: it is none.
+pub fn parse(bytes: &[u8]) -> Option<(Request, &[u8])> {
+    let (head, rest) = bytes.split_at_checked(size_of::<Request>())?;
+    // SAFETY: `head` holds as many bytes, and any bytes are a request.
+    let request: Request = unsafe { head.as_ptr().cast::<Request>().read_unaligned() };
+    let name = rest.get(..request.name_bytes as usize)?;
+    let is_name = !name.contains(&0) && !name.contains(&b'/') && name != b"." && name != b"..";
+    is_name.then_some((request, name))
+}
+
 /// `None`: the program has gone.
 fn receive(client: BorrowedFd<'_>) -> io::Result<Option<Message>> {
     let mut bytes = [0; size_of::<Request>() + abi::NAME_BYTES_MAX + 1];
@@ -228,15 +238,7 @@ fn receive(client: BorrowedFd<'_>) -> io::Result<Option<Message>> {
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
     // What was sent before we asked for them has none: then whoever connected just now.
     let credentials = credentials.map_or_else(|| rustix::net::sockopt::socket_peercred(client), Ok)?;
-    if received.bytes < size_of::<Request>() {
-        return Err(invalid());
-    }
-    // SAFETY: the buffer holds at least as many bytes, and any bytes are a request.
-    let request: Request = unsafe { bytes.as_ptr().cast::<Request>().read_unaligned() };
-    let name = bytes[size_of::<Request>()..received.bytes].get(..request.name_bytes as usize).ok_or_else(invalid)?;
-    if name.contains(&0) || name.contains(&b'/') || name == b"." || name == b".." {
-        return Err(invalid());
-    }
+    let (request, name) = parse(&bytes[..received.bytes]).ok_or_else(invalid)?;
     let caller = Caller {
         uid: credentials.uid.as_raw(),
         gid: credentials.gid.as_raw(),

@@ -35,6 +35,14 @@ struct FakeMount {
 }
 
 impl Backend for FakeBackend {
+    fn offline(&self, _opening: Opening) -> Result<Arc<dyn Engine>> {
+        Err(Error::new("the fake backend serves or does not"))
+    }
+
+    fn audit(&self, _opening: Opening, _scrub: bool) -> Result<surgetank_core::report::Audit> {
+        Ok(surgetank_core::report::Audit::default())
+    }
+
     fn start(&self, opening: Opening) -> Result<Running> {
         let fail = |error: io::Error| Error::new("the fake backend failed").why(error);
         match std::env::var("FAKE_START").as_deref() {
@@ -84,6 +92,10 @@ impl FakeEngine {
 }
 
 impl Engine for FakeEngine {
+    fn scrub(&self, _repair: bool) -> surgetank_core::report::Audit {
+        surgetank_core::report::Audit::default()
+    }
+
     fn status(&self) -> Status {
         let files = self.named("slow", &Scope::everything()).len() as u64;
         Status { queue: Queue { files, ..Queue::default() }, ..Status::default() }

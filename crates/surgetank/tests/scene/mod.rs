@@ -176,15 +176,17 @@ impl Scene {
         // SAFETY: EXT4_IOC_SHUTDOWN reads the number it is given; the descriptor is open.
         assert_eq!(unsafe { libc::ioctl(dir.as_raw_fd(), SHUTDOWN, &raw const kind) }, 0);
         drop(dir);
-        end_marked(&self.behind);
-        eventually("the dead file system is let go", || {
-            Command::new("umount").arg(&path).stderr(Stdio::null()).status().unwrap().success()
-        });
+        self.machine_dies(&path);
         self.ext4_again(name);
-        self.boots();
     }
 
-    pub fn boots(&self) {
+    /// Every process of the scene is gone, and what was mounted there; another boot of the machine.
+    #[track_caller]
+    pub fn machine_dies(&self, mounted: &Path) {
+        end_marked(&self.behind);
+        eventually("the dead file system is let go", || {
+            Command::new("umount").arg(mounted).stderr(Stdio::null()).status().unwrap().success()
+        });
         let id = fs::read_to_string(BOOT_ID).unwrap();
         let new = Path::new("/mnt/boot_id");
         fs::write(new, format!("{:0>36}\n", u64::from_str_radix(id.trim().get(28..).unwrap(), 16).unwrap() + 1))
@@ -304,6 +306,12 @@ impl Scene {
         let mut all = vec![verb, "--state", self.state.to_str().unwrap()];
         all.extend(words);
         Running::of(self.surgetank(&all)).ends()
+    }
+
+    /// A verb with nothing but these words.
+    #[track_caller]
+    pub fn bare_verb(&self, verb: &str, words: &[&str]) -> Ended {
+        Running::of(self.surgetank(&[&[verb], words].concat())).ends()
     }
 
     /// As the last resort a user has: the same directory once more, with everything else left to it.
@@ -461,6 +469,12 @@ impl Running {
     pub fn kill(&self) {
         // SAFETY: the child is ours and not yet waited for; it leads a group.
         unsafe { libc::kill(-(self.pid() as i32), libc::SIGKILL) };
+    }
+
+    /// The command and what it started do nothing more.
+    pub fn halt(&self) {
+        // SAFETY: as above.
+        unsafe { libc::kill(-(self.pid() as i32), libc::SIGSTOP) };
     }
 
     #[track_caller]

@@ -27,12 +27,14 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 impl Namespace {
     pub fn open_file(&self, caller: &Caller, id: FileId, flags: i32) -> FsResult<Opened> {
+        let truncates = flags & libc::O_TRUNC != 0;
+        // Who only empties it is a writer until he closes, and needs a writer's permission.
         let (writes, want) = match flags & libc::O_ACCMODE {
+            libc::O_RDONLY if truncates => (true, 6),
             libc::O_RDONLY => (false, 4),
             libc::O_WRONLY => (true, 2),
             _ => (true, 6),
         };
-        let truncates = flags & libc::O_TRUNC != 0;
         {
             let tree = self.tree();
             let inode = tree.get(id).ok_or(GONE)?;
@@ -46,7 +48,7 @@ impl Namespace {
             self.permit(caller, &inode.attr, want)?;
         }
         let run = if writes { self.run(caller) } else { RunId(0) };
-        let open = self.open_inode(id, writes || truncates, truncates, run, Via::Mount);
+        let open = self.open_inode(id, writes, truncates, run, Via::Mount);
         if open.as_ref().is_err_and(|fault| fault.errno == GONE) {
             self.sent_back(caller.pid);
         } else {
@@ -71,8 +73,12 @@ impl Namespace {
         };
         let id = open.id;
         let reads = flags & libc::O_ACCMODE != libc::O_WRONLY;
+<<<<<<< HEAD
         self.bequeath_handle(fh, &open, writes, flags, run);
         let handle = Handle { id, open, reads, writes, append: flags & libc::O_APPEND != 0, run };
+=======
+        let handle = Handle { id, open, reads, writes, run };
+>>>>>>> main
         self.handles.write().unwrap_or_else(PoisonError::into_inner).insert(fh, Arc::new(handle));
         let keep_cache = !writes && !shared && self.tree().get(id).is_some_and(|inode| inode.owned);
         Opened { handle: fh, grant, keep_cache, shared }
@@ -253,13 +259,17 @@ impl Namespace {
 
     /// The first open of an inode. The inode's lock is held.
     fn open_content(&self, id: FileId, writes: bool, truncates: bool, via: Via) -> FsResult<Open> {
-        let in_place = writes && self.has_unknown_names(id);
+        let in_place = writes && self.only_in_place(id);
         if matches!(via, Via::Shim(_)) && (in_place || self.tree().get(id).is_none_or(|inode| inode.replica.is_none()))
         {
             return Err(LEFT_TO_THE_MOUNT.into());
         }
         if in_place {
-            self.evict_locked(id, "the store has it under further names: it is written there", true);
+            self.evict_locked(
+                id,
+                "it can only be written in the store, in place: further names, or a directory that lets nothing in",
+                true,
+            );
         }
         let tree = self.tree();
         let inode = tree.get(id).ok_or(GONE)?;
@@ -312,34 +322,11 @@ impl Namespace {
         self.engage(id, content, Wanted { via, writes, direct }, 0)
     }
 
-    /// The store's own file. A mode that its owner gave it may still wait in the queue; who is not root needs it now.
+    /// The store's own file.
     fn open_in_store(&self, id: FileId, owner: Cred, path: &StorePath, writes: bool) -> std::io::Result<std::fs::File> {
         let who = self.own_cred(owner);
-        let denied = match self.store.open(who, path, writes) {
-            Err(why) if why.raw_os_error() == Some(libc::EACCES) => why,
-            Ok(file) => return self.is_it(id, path, file),
-            Err(why) => return Err(why),
-        };
-        let waiting = {
-            let tree = self.tree();
-            tree.get(id).filter(|inode| self.checks_permissions && inode.set_meta.is_some()).map(|inode| {
-                crate::store::Meta {
-                    perm: inode.attr.perm,
-                    uid: inode.attr.uid,
-                    gid: inode.attr.gid,
-                    times: Some((inode.attr.atime, inode.attr.mtime)),
-                    xattrs: None,
-                }
-            })
-        };
-        let Some(meta) = waiting else {
-            return Err(denied);
-        };
-        let identity = self.store.set_meta(who, path, Kind::File, &meta)?;
-        if let Some(inode) = self.tree().get_mut(id) {
-            inode.identity = Some(Box::new(identity));
-        }
-        self.store.open(who, path, writes).and_then(|file| self.is_it(id, path, file))
+        let file = self.let_in(id, || self.store.open(who, path, writes))?;
+        self.is_it(id, path, file)
     }
 
     /// The drain may have moved the file after its path was looked up, and put another one there. (If it is another's
@@ -392,7 +379,7 @@ impl Namespace {
             }
             Lies::Store => {
                 let size_bytes = self.tree().get(id).ok_or(Errno::NOENT)?.attr.size_bytes;
-                if size_bytes <= self.config.copy_up_bytes_max && !self.has_unknown_names(id) {
+                if size_bytes <= self.config.copy_up_bytes_max && !self.only_in_place(id) {
                     let placed = self.open_placed(id, Some(&content.file), size_bytes, Via::Mount)?;
                     let fresh = placed.content();
                     open.charged_bytes.store(size_bytes, Ordering::Relaxed);

@@ -192,18 +192,23 @@ impl Namespace {
             many = inode.extra.as_ref().is_some_and(|extra| !extra.more_names.is_empty()) || inode.attr.links > 1;
         }
         if never_applied && many {
-            let links: Vec<Seq> = tree
-                .ops
-                .range(seq..)
-                .filter(|(_, op)| matches!(&op.kind, OpKind::Link { file, .. } if *file == id))
-                .map(|(seq, _)| *seq)
-                .collect();
-            for link in links {
-                self.cancel(tree, txn, link);
-            }
+            self.take_back_links(tree, txn, id, seq);
         }
         txn.file(id);
         true
+    }
+
+    /// Without the publication at `seq` there is nothing that its links could lead to.
+    pub(crate) fn take_back_links(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, seq: Seq) {
+        let links: Vec<Seq> = tree
+            .ops
+            .range(seq..)
+            .filter(|(_, op)| matches!(&op.kind, OpKind::Link { file, .. } if *file == id))
+            .map(|(seq, _)| *seq)
+            .collect();
+        for link in links {
+            self.cancel(tree, txn, link);
+        }
     }
 
     /// Queues what brings the file's present version to the store, when its rule says so and it is dirty.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock;
 use crate::config::Survives;
-use crate::model::{DeviceId, FileId};
+use crate::model::{DeviceId, FileId, Mode};
 
 use super::super::Namespace;
 use super::super::journal::Txn;
@@ -81,7 +81,9 @@ impl Namespace {
                 let inode = tree.get(*id)?;
                 let waits = inode.sealed && inode.dirty() && inode.version == *version && !inode.is_synced();
                 let device = inode.replica.filter(|_| waits)?.device;
-                Some((*id, *version, device, tree.logical_path(*id)?))
+                let path = tree.logical_path(*id)?;
+                // Nobody wants a temporary file back.
+                (self.mode_for(&tree, *id, &path) != Mode::Remove).then_some((*id, *version, device, path))
             };
             due.iter().filter_map(needs).collect()
         };

@@ -47,7 +47,8 @@ impl Namespace {
         Ok(done)
     }
 
-    pub fn write(&self, fh: u64, offset: u64, data: &[u8]) -> FsResult<usize> {
+    /// `appends`: as the descriptor is now, however it was opened (F_SETFL).
+    pub fn write(&self, fh: u64, offset: u64, data: &[u8], appends: bool) -> FsResult<usize> {
         let handle = self.handle(fh)?;
         if !handle.writes {
             return Err(Errno::BADF.into());
@@ -56,11 +57,11 @@ impl Namespace {
         if handle.open.direct {
             // Where the kernel cannot pass them through, and what it hands us all the same, goes to the plain file too.
             let file = reopen_writable(&handle.open.content().file)?;
-            let offset = if handle.append { file.metadata()?.len() } else { offset };
+            let offset = if appends { file.metadata()?.len() } else { offset };
             super::room::write_all_at(&file, data, offset)?;
             return Ok(data.len());
         }
-        let offset = if handle.append { handle.open.content().file.metadata()?.len().max(offset) } else { offset };
+        let offset = if appends { handle.open.content().file.metadata()?.len().max(offset) } else { offset };
         self.write_mediated(&handle.open, data, offset)
     }
 
@@ -243,6 +244,29 @@ impl Namespace {
 
     pub(super) fn has_unknown_names(&self, id: FileId) -> bool {
         self.tree().get(id).is_some_and(crate::namespace::tree::Inode::has_unknown_names)
+    }
+
+    /// Its content must be written in the store itself: it has further names there that nobody has looked up, or the
+    /// directory does not let us put a new version in the old one's place, as the file lets us write it.
+    pub(super) fn only_in_place(&self, id: FileId) -> bool {
+        // (Who serves all users may write everywhere.)
+        let linked = self.has_unknown_names(id);
+        if linked || !self.checks_permissions {
+            return linked;
+        }
+        let (dir, path, who) = {
+            let tree = self.tree();
+            let Some(inode) = tree.get(id).filter(|inode| !inode.dirty() && inode.publish.is_none()) else {
+                return false;
+            };
+            let Some((dir, path)) = inode.applied.as_ref().and_then(|(dir, _)| Some((*dir, tree.applied_path(*dir)?)))
+            else {
+                return false;
+            };
+            (dir, path, self.own_cred(inode.cred()))
+        };
+        let may = self.let_in(dir, || self.store.may_write_dir(who, &path));
+        may.is_err_and(|why| why.raw_os_error() == Some(libc::EACCES))
     }
 
     /// Publishes the present content of an open file and waits until it is durable.

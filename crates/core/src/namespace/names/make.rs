@@ -11,7 +11,7 @@ use crate::placement::AskKind;
 use super::super::content::{Content, Lies, Open};
 use super::super::files::{Opened, Via};
 use super::super::journal::Txn;
-use super::super::tree::{Entry, Inode, Name, OWN_INODE_BASE, Tree};
+use super::super::tree::{Entry, Inode, Name, OWN_INODE_BASE, PlainId, Tree};
 use super::super::{Found, Namespace};
 
 /// What a directory of ours shows as its size; file systems differ, programs only want it not to be 0.
@@ -356,9 +356,12 @@ impl Namespace {
         if unnamed && inode.handles == 0 {
             return Err(Errno::NOENT.into());
         }
+        // What lost its last name has no plain file to be given another one: before anything is changed.
+        if let Some(PlainId { device, .. }) = inode.replica.filter(|_| unnamed) {
+            self.tiers.device(device).rename(&super::super::files::hidden_name(id), &path)?;
+        }
         inode.attr.links += 1;
         inode.attr.ctime = clock::now();
-        let device = inode.replica.map(|plain| plain.device);
         if unnamed {
             inode.logical = Some((dir, name.clone()));
         } else {
@@ -370,9 +373,6 @@ impl Namespace {
         self.own(&mut tree, &mut txn, dir);
         txn.entry(dir, &name);
         if unnamed {
-            if let Some(device) = device {
-                self.tiers.device(device).rename(&super::super::files::hidden_name(id), &path)?;
-            }
             // Its writer still has it: it is published when that one closes. Without a writer, now.
             let sealed = tree.get(id).is_some_and(|inode| inode.sealed);
             if sealed {

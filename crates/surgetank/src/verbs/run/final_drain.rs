@@ -48,6 +48,10 @@ pub fn follow(
                 continue;
             }
             if told {
+                display.say(&format!(
+                    "surgetank: the agent goes on draining: `surgetank wait {over}` waits for it; should it be killed, `surgetank scavenge {over}` brings what is left to the store",
+                    over = agent.hello.over
+                ));
                 display.finish();
                 return Ok(Ok(Drained::GaveUp));
             }

@@ -1,0 +1,310 @@
+//! Compares what the catalog remembers with what lies on the tiers and in the store, and changes nothing: `fsck` and
+//! `scavenge`, when no agent lives.
+//!
+//! The danger this file avoids: mending before looking. What is said here is said of the state as it was found; recovery,
+//! which changes it, comes after.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use crate::error::Result;
+use crate::model::{DeviceId, FileId, FileRecord, Image, Kind, STORE_TEMPORARY_PREFIX};
+use crate::report::{Audit, Finding, Undrained, What};
+use crate::store::{Cred, Store, StorePath, checksum};
+use crate::tier::{Device, Plain, Remembered, Standing, Tiers};
+
+/// Where recovery puts plain files that no record names.
+const ORPHANS: &[u8] = b".surgetank-orphans/";
+/// A file on its way to its name.
+const BEING_MADE: &[u8] = b".surgetank-new-";
+
+/// What is looked at.
+pub struct Ground<'a> {
+    pub image: &'a Image,
+    pub tiers: &'a Tiers,
+    pub store: &'a dyn Store,
+    pub who: Cred,
+    /// The served directory's store, as a path that people can use.
+    pub store_path: &'a Path,
+    /// Names this agent's temporaries.
+    pub key: &'a str,
+    /// Read every byte whose checksum is known.
+    pub scrub: bool,
+}
+
+struct OnTier {
+    path: Vec<u8>,
+    plain: Plain,
+}
+
+struct Look<'a> {
+    ground: &'a Ground<'a>,
+    records: HashMap<FileId, &'a FileRecord>,
+    ids: HashMap<DeviceId, DeviceId>,
+    audit: Audit,
+}
+
+pub fn audit(ground: &Ground<'_>) -> Result<Audit> {
+    let ids = take_up(ground)?;
+    let records: HashMap<FileId, &FileRecord> = ground.image.files.iter().map(|(id, record)| (*id, record)).collect();
+    let mut look = Look { ground, records, ids, audit: Audit::default() };
+    let mut found = look.walk_tiers();
+    let mut files: Vec<(&FileId, &FileRecord)> = ground.image.files.iter().map(|(id, record)| (id, record)).collect();
+    files.sort_unstable_by_key(|(id, _)| **id);
+    for (_, record) in files {
+        if record.attr.kind == Kind::File {
+            look.audit.files += 1;
+            look.file(record, &mut found);
+        }
+    }
+    look.orphans(found);
+    look.leftovers();
+    Ok(look.audit)
+}
+
+/// The devices that the catalog names, wherever they are now.
+fn take_up(ground: &Ground<'_>) -> Result<HashMap<DeviceId, DeviceId>> {
+    let named: HashSet<DeviceId> =
+        ground.image.files.iter().filter_map(|(_, record)| Some(record.replica?.device)).collect();
+    let described = ground.image.counters.iter().filter_map(|(name, number)| {
+        let [.., tier, device] = number.to_be_bytes();
+        Some((DeviceId { tier, device }, Remembered::from_counter(name)?))
+    });
+    let mut wanted: HashMap<DeviceId, Remembered> = described.filter(|(number, _)| named.contains(number)).collect();
+    for number in named {
+        wanted.entry(number).or_insert_with(|| Remembered::nameless(number));
+    }
+    let mut wanted: Vec<(DeviceId, Remembered)> = wanted.into_iter().collect();
+    wanted.sort_unstable_by_key(|(number, _)| *number);
+    ground.tiers.take_up(&wanted)
+}
+
+impl Look<'_> {
+    fn say(&mut self, what: What, path: &[u8], at: &Path, text: impl Into<String>) {
+        self.audit.findings.push(Finding { what, path: path.into(), at: at.into(), text: text.into(), mended: false });
+    }
+
+    fn walk_tiers(&mut self) -> HashMap<(DeviceId, u64), OnTier> {
+        let mut found = HashMap::new();
+        for device in self.ground.tiers.devices() {
+            if !device.is_there() {
+                if device.standing() == Standing::Absent {
+                    self.say(
+                        What::Unread,
+                        b"",
+                        device.path(),
+                        "the tier is not there: mount it again, and look once more",
+                    );
+                }
+                continue;
+            }
+            let walked = device.walk(&mut |path: &[u8], plain| {
+                found.insert((device.id(), plain.ino), OnTier { path: path.to_vec(), plain });
+            });
+            if let Err(why) = walked {
+                self.say(What::Unread, b"", device.path(), format!("the tier cannot be read: {why}"));
+            }
+        }
+        found
+    }
+
+    /// The path that programs know a file by; `None`: it has no name any more.
+    fn path_of<'b>(&'b self, mut place: Option<&'b (FileId, Box<[u8]>)>) -> Option<Vec<u8>> {
+        let mut names: Vec<&[u8]> = Vec::new();
+        loop {
+            let (dir, name) = place?;
+            names.push(name);
+            if *dir == FileId::ROOT {
+                names.reverse();
+                return Some(names.join(&b'/'));
+            }
+            place = self.records.get(dir)?.logical.as_ref();
+            if names.len() > self.records.len() {
+                return None;
+            }
+        }
+    }
+
+    fn path_in_store(&self, place: &(FileId, Box<[u8]>)) -> Option<StorePath> {
+        let mut names: Vec<&[u8]> = Vec::new();
+        let mut place = place;
+        loop {
+            names.push(&place.1);
+            if place.0 == FileId::ROOT {
+                return Some(names.iter().rev().fold(StorePath::root(), |path, name| path.join(name)));
+            }
+            place = self.records.get(&place.0)?.applied.first()?;
+            if names.len() > self.records.len() {
+                return None;
+            }
+        }
+    }
+
+    fn in_store(&self, path: &StorePath) -> std::path::PathBuf {
+        self.ground.store_path.join(std::ffi::OsStr::from_bytes(&path.0))
+    }
+
+    fn file(&mut self, record: &FileRecord, found: &mut HashMap<(DeviceId, u64), OnTier>) {
+        let path = self.path_of(record.logical.as_ref());
+        let dirty = record.version != record.durable_version || !record.sealed;
+        let device = record.replica.and_then(|replica| self.ids.get(&replica.device).copied());
+        let on_tier = record.replica.zip(device).and_then(|(replica, device)| {
+            let place = (device, replica.backing_ino);
+            let born = found.get(&place)?.plain.born;
+            let same = replica.born == 0 || born == 0 || replica.born == born;
+            same.then(|| found.remove(&place)).flatten()
+        });
+        // Unlinked while somebody had it open: nobody has any more.
+        let Some(path) = path else { return };
+        let device = device.map(|device| self.ground.tiers.device(device));
+        if let (Some(device), Some(on_tier)) = (device, &on_tier) {
+            let at = on_device(device, &on_tier.path);
+            if record.sealed && on_tier.plain.size_bytes != record.attr.size_bytes {
+                let text =
+                    format!("{} bytes, and {} when it was closed", on_tier.plain.size_bytes, record.attr.size_bytes);
+                self.say(What::WrongSize, &path, &at, text);
+            }
+            if dirty {
+                self.undrained(&path, &at, record, on_tier.plain.size_bytes);
+            }
+        } else if let Some(spill) = &record.spill {
+            let place = self.path_in_store(spill);
+            let there = place.as_ref().and_then(|at| self.ground.store.stat(self.ground.who, at).ok());
+            match (place, there) {
+                (Some(at), Some(stat)) => self.undrained(&path, &self.in_store(&at), record, stat.attr.size_bytes),
+                (at, _) => {
+                    let at = at.map(|at| self.in_store(&at)).unwrap_or_default();
+                    self.say(What::Lost, &path, &at, "the temporary in the store that held it is gone");
+                }
+            }
+        } else if dirty && record.replica.is_some() && device.is_none_or(Device::is_there) {
+            let before = if record.applied.is_empty() { "" } else { "; the store has the version before" };
+            let at = device.map(|device| on_device(device, &path)).unwrap_or_default();
+            self.say(What::Lost, &path, &at, format!("its newest version is not on the tier{before}"));
+        }
+        self.store_copy(&path, record, dirty, device.zip(on_tier.as_ref()));
+    }
+
+    fn undrained(&mut self, path: &[u8], at: &Path, record: &FileRecord, size_bytes: u64) {
+        self.audit.undrained.push(Undrained {
+            path: path.into(),
+            at: at.into(),
+            size_bytes,
+            open: !record.sealed,
+            perm: record.attr.perm,
+            mtime: record.attr.mtime,
+        });
+    }
+
+    /// What the store has of a file, against what was written there.
+    fn store_copy(&mut self, path: &[u8], record: &FileRecord, dirty: bool, on_tier: Option<(&Device, &OnTier)>) {
+        let Some(at) = record.applied.first().and_then(|place| self.path_in_store(place)) else { return };
+        let shown = self.in_store(&at);
+        let stat = match self.ground.store.stat(self.ground.who, &at) {
+            Ok(stat) => stat,
+            Err(why) if why.kind() == io::ErrorKind::NotFound => {
+                let text = if on_tier.is_some() {
+                    "it is not in the store any more; the tier has a copy"
+                } else {
+                    "it is not in the store any more"
+                };
+                self.say(What::NotInStore, path, &shown, text);
+                return;
+            }
+            Err(why) => {
+                self.say(What::NotInStore, path, &shown, format!("the store does not show it: {why}"));
+                return;
+            }
+        };
+        if record.identity.is_some_and(|known| known != stat.identity) {
+            self.say(What::ChangedInStore, path, &shown, "somebody changed it in the store; the store's counts");
+            return;
+        }
+        let Some(right) = record.checksum.filter(|_| self.ground.scrub && !dirty) else { return };
+        let store = self.ground.store.open(self.ground.who, &at, false).and_then(|file| self.sum(&file));
+        let tier = on_tier.map(|(device, on_tier)| {
+            device.open(&on_tier.path, false).and_then(|file| self.sum(&file)).map(|sum| sum == right)
+        });
+        let tier_at = on_tier.map(|(device, on_tier)| on_device(device, &on_tier.path)).unwrap_or_default();
+        match (store.map(|sum| sum == right), tier) {
+            (Ok(true), None | Some(Ok(true))) => {}
+            (Ok(true), Some(_)) => {
+                self.say(
+                    What::RottenOnTier,
+                    path,
+                    &tier_at,
+                    "its bytes are not those that were written; the store's are",
+                );
+            }
+            (_, Some(Ok(true))) => {
+                self.say(
+                    What::RottenInStore,
+                    path,
+                    &shown,
+                    "its bytes are not those that were written; the tier's are",
+                );
+            }
+            (Ok(false), _) => {
+                self.say(
+                    What::RottenEverywhere,
+                    path,
+                    &shown,
+                    "its bytes are not those that were written, and no other copy has them",
+                );
+            }
+            (Err(why), _) => self.say(What::RottenEverywhere, path, &shown, format!("it cannot be read: {why}")),
+        }
+    }
+
+    fn sum(&mut self, file: &File) -> io::Result<u64> {
+        self.audit.scrubbed_bytes += file.metadata()?.len();
+        checksum::reread(file)
+    }
+
+    fn orphans(&mut self, found: HashMap<(DeviceId, u64), OnTier>) {
+        let mut orphans: Vec<((DeviceId, u64), OnTier)> = found.into_iter().collect();
+        orphans.sort_unstable_by(|(at, one), (other_at, other)| (at.0, &one.path).cmp(&(other_at.0, &other.path)));
+        for ((device, _), orphan) in orphans {
+            let at = on_device(self.ground.tiers.device(device), &orphan.path);
+            let path = orphan.path.strip_prefix(ORPHANS).unwrap_or(&orphan.path);
+            let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+            if orphan.plain.size_bytes == 0 || name.starts_with(BEING_MADE) {
+                continue;
+            }
+            let size = orphan.plain.size_bytes;
+            let text = format!("no record names it ({size} bytes): if it is missed, copy it to where it belongs");
+            self.say(What::Orphan, path, &at, text);
+        }
+    }
+
+    fn leftovers(&mut self) {
+        let mut prefix = STORE_TEMPORARY_PREFIX.to_vec();
+        prefix.extend_from_slice(self.ground.key.as_bytes());
+        let spills: HashSet<&[u8]> =
+            self.records.values().filter_map(|record| Some(&*record.spill.as_ref()?.1)).collect();
+        let mut dirs: Vec<StorePath> = vec![StorePath::root()];
+        let applied = self.records.values().filter(|record| record.attr.kind == Kind::Directory);
+        dirs.extend(applied.filter_map(|record| self.path_in_store(record.applied.first()?)));
+        for dir in dirs {
+            for entry in self.ground.store.list(self.ground.who, &dir, true).unwrap_or_default() {
+                if entry.name.starts_with(&prefix) && !spills.contains(&*entry.name) {
+                    let at = dir.join(&entry.name);
+                    let shown = self.in_store(&at);
+                    self.say(
+                        What::Leftover,
+                        &at.0,
+                        &shown,
+                        "a copy that was not finished; it goes with the next start",
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn on_device(device: &Device, path: &[u8]) -> std::path::PathBuf {
+    device.files_path().join(std::ffi::OsStr::from_bytes(path))
+}

@@ -1,0 +1,112 @@
+//! Bit rot: every copy on a tier that the store has too is read and compared with the checksum of its publication. A bad one
+//! is given up where the store's is right; a bad one in the store is written anew where the tier's is right.
+
+use crate::model::{DeviceId, FileId};
+use crate::report::{Audit, Finding, What};
+use crate::store::{StorePath, checksum};
+
+use super::Namespace;
+use super::journal::Txn;
+use super::tree::PlainId;
+
+/// A file of which there are two copies.
+struct Pair {
+    id: FileId,
+    version: u32,
+    plain: PlainId,
+    path: Vec<u8>,
+    in_store: StorePath,
+    right: u64,
+}
+
+impl Namespace {
+    pub fn scrub(&self, repair: bool) -> Audit {
+        let mut audit = Audit::default();
+        let ids: Vec<FileId> =
+            self.tree().iter().filter(|(_, inode)| inode.replica.is_some()).map(|(id, _)| id).collect();
+        for id in ids {
+            audit.files += 1;
+            if let Some(pair) = self.pair(id) {
+                audit.findings.extend(self.compare(&pair, repair, &mut audit.scrubbed_bytes));
+            }
+        }
+        audit
+    }
+
+    fn pair(&self, id: FileId) -> Option<Pair> {
+        let tree = self.tree();
+        let inode = tree.get(id).filter(|inode| inode.sealed && !inode.dirty())?;
+        Some(Pair {
+            id,
+            version: inode.version,
+            plain: inode.replica?,
+            path: tree.logical_path(id)?,
+            in_store: tree.applied_path(id)?,
+            right: inode.checksum?,
+        })
+    }
+
+    fn compare(&self, pair: &Pair, repair: bool, read_bytes: &mut u64) -> Option<Finding> {
+        let device: DeviceId = pair.plain.device;
+        let device = self.tiers.device(device);
+        let mut sum = |file: std::fs::File| {
+            *read_bytes += file.metadata()?.len();
+            checksum::reread(&file).map(|sum| sum == pair.right)
+        };
+        let on_tier = device.open(&pair.path, false).and_then(&mut sum);
+        let who = self.own_cred(self.tree().get(pair.id)?.cred());
+        // The store's copy is far away: it is read only when the tier's does not vouch for both.
+        let known = self.tree().get(pair.id)?.identity.as_deref().copied();
+        let unchanged = self.store.stat(who, &pair.in_store).is_ok_and(|stat| Some(stat.identity) == known);
+        if !unchanged {
+            // Somebody else changed it: there is nothing to compare with.
+            return None;
+        }
+        let in_store = self.store.open(who, &pair.in_store, false).and_then(&mut sum);
+        let (what, at, text) = match (on_tier, in_store) {
+            (Ok(true), Ok(true)) => return None,
+            (Ok(false) | Err(_), Ok(true)) => {
+                (What::RottenOnTier, false, "its bytes are not those that were written; the store's are")
+            }
+            (Ok(true), _) => (What::RottenInStore, true, "its bytes are not those that were written; the tier's are"),
+            _ => {
+                (What::RottenEverywhere, true, "its bytes are not those that were written, and no other copy has them")
+            }
+        };
+        // Written, moved or evicted while we read.
+        let _inode = self.lock_inode(pair.id);
+        let still = self.pair(pair.id).is_some_and(|now| now.version == pair.version && now.plain == pair.plain);
+        if !still || self.opens().get(&pair.id).is_some_and(|open| open.writers() > 0) {
+            return None;
+        }
+        let mended = repair
+            && match what {
+                What::RottenOnTier => self.evict_locked(pair.id, "its bytes had gone bad on the tier", true) > 0,
+                What::RottenInStore => self.publish_again(pair.id),
+                _ => false,
+            };
+        let at = if at {
+            format!("{}/{}", self.store.describe(), pair.in_store)
+        } else {
+            format!("{}/{}", device.files_path().display(), String::from_utf8_lossy(&pair.path))
+        };
+        let (path, at) = (pair.path.as_slice().into(), at.into_bytes().as_slice().into());
+        Some(Finding { what, path, at, text: text.to_owned(), mended })
+    }
+
+    /// The store's copy is not what it was: the tier's is a new version.
+    fn publish_again(&self, id: FileId) -> bool {
+        let mut tree = self.tree();
+        let mut txn = Txn::default();
+        let Some(inode) = tree.get_mut(id) else { return false };
+        inode.version += 1;
+        tree.recount(id);
+        txn.file(id);
+        self.queue_publish(&mut tree, &mut txn, id);
+        let queued = tree.get(id).is_some_and(|inode| inode.publish.is_some());
+        self.commit(&tree, txn);
+        drop(tree);
+        self.wake();
+        queued
+    }
+}

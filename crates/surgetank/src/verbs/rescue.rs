@@ -1,0 +1,352 @@
+//! `surgetank fsck` and `surgetank scavenge`: what is there after something went wrong, and how it gets to where it belongs.
+//!
+//! The danger both avoid: deciding for the user. `fsck` changes nothing without `--repair`, and never removes the only
+//! copy of anything; `scavenge` writes to the store as a run would, or into a fresh directory.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags, Timespec, Timestamps};
+use surgetank_core::config::Config;
+use surgetank_core::error::{Error, Result};
+use surgetank_core::report::{Audit, Scope, Undrained, Visibility};
+use surgetank_core::tier::ladder;
+
+use super::settings::Settings;
+use super::{Failure, Outcome, Program, clear_dead_mount, exit, words};
+use crate::agent::client;
+use crate::agent::engine::{Engine, Opening};
+use crate::agent::place::{Place, StateRoot};
+use crate::agent::progress::Display;
+use crate::agent::wire::{Answer, Request};
+
+#[derive(Debug, clap::Args)]
+pub struct FsckArgs {
+    /// The served directory [default: the current one]
+    #[arg(value_name = "DIR", conflicts_with = "over")]
+    directory: Option<PathBuf>,
+    /// Read every byte whose checksum is known, and compare it
+    #[arg(long)]
+    scrub: bool,
+    /// Mend what can be mended: take up what an agent left, drain it, replace rotten copies by good ones
+    #[arg(long)]
+    repair: bool,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct ScavengeArgs {
+    /// The served directory [default: the current one]
+    #[arg(value_name = "DIR", conflicts_with = "over")]
+    directory: Option<PathBuf>,
+    /// Only say what is not in the store, and where it lies
+    #[arg(long, conflicts_with = "to")]
+    list: bool,
+    /// Copy it into this new directory instead of the store; nothing is changed where it lies
+    #[arg(long, value_name = "OUT")]
+    to: Option<PathBuf>,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// The place of a directory that no agent serves, held against agents.
+struct Left {
+    config: Config,
+    place: Place,
+    _lock: File,
+}
+
+impl Left {
+    fn opening(&self) -> Result<Opening> {
+        let config = self.config.clone();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let store: OwnedFd = rustix::fs::open(&config.store, flags, Mode::empty())
+            .map_err(|errno| Error::new(format!("the store {} cannot be opened", config.store.display())).why(errno))?;
+        Ok(Opening {
+            store,
+            state: self.place.path().to_path_buf(),
+            key: self.place.identify(&config.over)?,
+            visibility: Visibility::Private,
+            by_calls: true,
+            on_lost: Box::new(|| ()),
+            config,
+        })
+    }
+}
+
+/// `None`: nothing was ever left there.
+fn left_of(config: Config) -> Outcome<Option<Left>> {
+    let cannot = |why: io::Error| Error::new(format!("{} cannot be looked at", config.over.display())).why(why);
+    let Some(root) = StateRoot::open_existing(&config.state)? else { return Ok(None) };
+    let meta = config.over.metadata().map_err(cannot)?;
+    let Some(place) = root.existing_place(&meta, &config.over)? else { return Ok(None) };
+    let Some(lock) = place.try_agent_lock()? else {
+        return Err(Error::new(format!("{} is being served", config.over.display()))
+            .remedy("wait until its agent is gone (`surgetank status`), or `surgetank wait`")
+            .into());
+    };
+    place.await_catalog();
+    // What is made has the mode that it is made with.
+    rustix::process::umask(Mode::empty());
+    Ok(Some(Left { config, place, _lock: lock }))
+}
+
+fn configure(program: &Program<'_>, directory: Option<&PathBuf>, settings: &Settings) -> Outcome<Config> {
+    let mut settings = settings.clone();
+    settings.over = directory.cloned().or(settings.over);
+    clear_dead_mount(program, &settings)?;
+    (program.configure)(&settings).map_err(Failure::usage)
+}
+
+pub fn fsck(program: &Program<'_>, args: &FsckArgs) -> Outcome {
+    let config = configure(program, args.directory.as_ref(), &args.settings)?;
+    if let Some(mut agent) = client::serving(&config.state, &config.over)? {
+        let audit = match agent.ask(&Request::Scrub { repair: args.repair })? {
+            Answer::Audit(audit) => *audit,
+            other => return Err(agent.confused(&other).into()),
+        };
+        return tell(&audit, args.json, &config.over);
+    }
+    let Some(left) = left_of(config.clone())? else {
+        return tell(&Audit::default(), args.json, &config.over);
+    };
+    let before = program.backend.audit(left.opening()?, args.scrub)?;
+    if !args.repair {
+        return tell(&before, args.json, &config.over);
+    }
+    let engine = program.backend.offline(left.opening()?)?;
+    let mut after = if args.scrub { engine.scrub(true) } else { Audit::default() };
+    let durable = drain(&left, engine)?;
+    let again = program.backend.audit(left.opening()?, false)?;
+    // What was found before and is not there any more was mended; what only reading finds was judged on the way.
+    after.files = before.files;
+    let by_reading = after.findings.len();
+    for mut finding in before.findings {
+        let known = |other: &surgetank_core::report::Finding| other.path == finding.path && other.what == finding.what;
+        if !after.findings[..by_reading].iter().any(known) {
+            finding.mended = !again.findings.iter().any(known) && !finding.what.is_lost();
+            after.findings.push(finding);
+        }
+    }
+    after.undrained = again.undrained;
+    let code = tell(&after, args.json, &config.over)?;
+    Ok(if durable { code } else { exit::NOT_DURABLE })
+}
+
+/// Everything goes to the store that can; says whether all could.
+fn drain(left: &Left, engine: Arc<dyn Engine>) -> Result<bool> {
+    const LOOK_EVERY: Duration = Duration::from_millis(200);
+    let everything = Scope::everything();
+    engine.begin_final_drain(&everything);
+    let mut display = Display::new(false);
+    loop {
+        let progress = engine.await_settled(&everything, LOOK_EVERY);
+        if progress.settled {
+            break;
+        }
+        display.show(&progress);
+    }
+    display.finish();
+    let verdict = engine.verdict(&everything);
+    engine.shutdown();
+    // And with it the catalog's lock.
+    drop(engine);
+    let durable = verdict.is_durable();
+    words::tell(&words::verdict_lines(&verdict));
+    left.place
+        .put_undrained((!durable).then_some(&verdict))
+        .map_err(|why| Error::new("the note for the next start could not be written").why(why))?;
+    left.place.clear();
+    Ok(durable)
+}
+
+fn tell(audit: &Audit, json: bool, over: &Path) -> Outcome {
+    let bad = audit.findings.iter().filter(|finding| !finding.mended && finding.what.is_trouble()).count();
+    let code = if bad == 0 { exit::OK } else { exit::NOT_DURABLE };
+    if json {
+        print_json(audit)?;
+        return Ok(code);
+    }
+    let mut text = String::new();
+    for finding in &audit.findings {
+        let mended = if finding.mended { " (mended)" } else { "" };
+        let path = if finding.path.0.is_empty() { String::new() } else { format!("{}: ", finding.path) };
+        text += &format!("{:<16} {path}{} [{}]{mended}\n", finding.what.to_string(), finding.text, finding.at);
+    }
+    let scrubbed = match audit.scrubbed_bytes {
+        0 => String::new(),
+        read => format!(", {} read and compared", words::bytes(read)),
+    };
+    text += &format!(
+        "{}: {} files looked at{scrubbed}; {} found, {bad} to be dealt with; {} not in the store yet\n",
+        over.display(),
+        words::count(audit.files),
+        audit.findings.len(),
+        words::count(audit.undrained.len() as u64),
+    );
+    words::print(&text);
+    Ok(code)
+}
+
+fn print_json(value: &impl serde::Serialize) -> Result<()> {
+    words::print(&(serde_json::to_string_pretty(value).map_err(|why| Error::new("JSON").why(why))? + "\n"));
+    Ok(())
+}
+
+pub fn scavenge(program: &Program<'_>, args: &ScavengeArgs) -> Outcome {
+    let config = configure(program, args.directory.as_ref(), &args.settings)?;
+    if client::serving(&config.state, &config.over)?.is_some() {
+        return Err(Error::new(format!("{} is being served: nothing there is left behind", config.over.display()))
+            .remedy("`surgetank wait` returns when all of it is in the store")
+            .into());
+    }
+    let over = config.over.clone();
+    let tiers: Vec<PathBuf> = config.tiers.iter().flat_map(|tier| tier.paths.iter().cloned()).collect();
+    let Some(left) = left_of(config)? else {
+        let nobodys = without_state(&tiers)?;
+        if !nobodys.is_empty() {
+            eprintln!("surgetank: no state of {} is known; these plain files lie on its tiers:", over.display());
+        }
+        return if args.list || args.to.is_some() || nobodys.is_empty() {
+            list_or_copy(&nobodys, args, &over)
+        } else {
+            list_or_copy(&nobodys, args, &over)?;
+            eprintln!("surgetank: whose they are nobody knows any more: copy them with --to, and look at them");
+            Ok(exit::NOT_DURABLE)
+        };
+    };
+    if args.list || args.to.is_some() {
+        let audit = program.backend.audit(left.opening()?, false)?;
+        return list_or_copy(&audit.undrained, args, &over);
+    }
+    let engine = program.backend.offline(left.opening()?)?;
+    Ok(if drain(&left, engine)? { exit::OK } else { exit::NOT_DURABLE })
+}
+
+fn list_or_copy(undrained: &[Undrained], args: &ScavengeArgs, over: &Path) -> Outcome {
+    if let Some(out) = &args.to {
+        copy_to(undrained, out)?;
+    }
+    if args.json {
+        print_json(&undrained)?;
+        return Ok(exit::OK);
+    }
+    let line = |one: &Undrained| {
+        let open = if one.open { "  (was open: perhaps not complete)" } else { "" };
+        format!("{:>12}  {}  {}{open}\n", one.size_bytes, one.path, one.at)
+    };
+    let total: u64 = undrained.iter().map(|one| one.size_bytes).sum();
+    let end = match &args.to {
+        Some(out) => format!("copied to {}", out.display()),
+        None => format!("not in the store {}", over.display()),
+    };
+    let sum = format!("{} files, {}: {end}\n", words::count(undrained.len() as u64), words::bytes(total));
+    words::print(&(undrained.iter().map(line).collect::<String>() + &sum));
+    Ok(exit::OK)
+}
+
+/// Plain files below scopes of ours, when nothing else knows of them: a lost state directory.
+fn without_state(tiers: &[PathBuf]) -> Result<Vec<Undrained>> {
+    let user = format!("surgetank-{}", rustix::process::geteuid().as_raw());
+    let mut found = Vec::new();
+    for tier in tiers {
+        let Ok(scopes) = fs::read_dir(tier.join(&user)) else { continue };
+        for scope in scopes.flatten() {
+            let files = scope.path().join("files");
+            let mut dirs = vec![files.clone()];
+            while let Some(dir) = dirs.pop() {
+                let listed = match fs::read_dir(&dir) {
+                    Ok(listed) => listed,
+                    Err(why) if dir == files && why.kind() == io::ErrorKind::NotFound => continue,
+                    Err(why) => return Err(Error::new(format!("{} cannot be read", dir.display())).why(why)),
+                };
+                for entry in listed.flatten() {
+                    let Ok(meta) = entry.metadata() else { continue };
+                    if meta.is_dir() {
+                        dirs.push(entry.path());
+                    } else if meta.is_file() && meta.len() > 0 {
+                        let at = entry.path();
+                        let path = at.strip_prefix(&files).unwrap_or(&at).to_path_buf();
+                        found.push(Undrained {
+                            path: path.into(),
+                            at: at.into(),
+                            size_bytes: meta.len(),
+                            open: false,
+                            perm: meta.mode() & 0o7777,
+                            mtime: surgetank_core::model::Timestamp::from_parts(meta.mtime(), meta.mtime_nsec() as u32),
+                        });
+                    }
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Into a directory that is new or empty: nothing there can be replaced, and no link leads out of it.
+fn copy_to(undrained: &[Undrained], out: &Path) -> Result<()> {
+    let failed = |path: &Path, why: io::Error| {
+        Error::new(format!("{} cannot be written", path.display()))
+            .why(why)
+            .data("nothing was changed where the files lie")
+    };
+    match DirBuilder::new().mode(0o700).create(out) {
+        Ok(()) => {}
+        Err(why) if why.kind() == io::ErrorKind::AlreadyExists => {
+            if fs::read_dir(out).map_err(|why| failed(out, why))?.next().is_some() {
+                return Err(Error::new(format!("{} is not empty", out.display())).remedy("name a new directory"));
+            }
+        }
+        Err(why) => return Err(failed(out, why)),
+    }
+    for one in undrained {
+        let path = one.path.as_path();
+        if !path.components().all(|part| matches!(part, Component::Normal(_))) {
+            return Err(Error::new(format!("{} is no path below a directory", one.path)));
+        }
+        let mut to = out.join(path);
+        let dir = to.parent().unwrap_or(out).to_path_buf();
+        DirBuilder::new().mode(0o700).recursive(true).create(&dir).map_err(|why| failed(&dir, why))?;
+        // Of the same path on two tiers both are kept.
+        let mut number = 1;
+        let target = loop {
+            match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&to) {
+                Err(why) if why.kind() == io::ErrorKind::AlreadyExists => {
+                    number += 1;
+                    let mut name = path.file_name().unwrap_or_default().to_os_string();
+                    name.push(format!(".{number}"));
+                    to = dir.join(name);
+                }
+                opened => break opened.map_err(|why| failed(&to, why))?,
+            }
+        };
+        let copy = || -> io::Result<()> {
+            let source = File::open(one.at.as_path())?;
+            let len = source.metadata()?.len();
+            ladder::copy_file(&source, &target, len, &|_| Ok(()))?;
+            target.set_len(len)?;
+            rustix::fs::fchmod(&target, Mode::from_raw_mode(one.perm & 0o7777))?;
+            let mtime = Timespec { tv_sec: one.mtime.secs(), tv_nsec: i64::from(one.mtime.subsec_nanos()) };
+            rustix::fs::futimens(&target, &Timestamps { last_access: mtime, last_modification: mtime })?;
+            target.sync_all()
+        };
+        copy().map_err(|why| {
+            Error::new(format!("{} could not be copied to {}", one.at, to.display()))
+                .why(why)
+                .data("it lies where it lay")
+        })?;
+    }
+    File::open(out).and_then(|dir| dir.sync_all()).map_err(|why| failed(out, why))
+}

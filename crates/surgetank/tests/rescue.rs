@@ -1,0 +1,257 @@
+//! `surgetank fsck` and `surgetank scavenge`: what they find after something went wrong, what they mend, and what they leave.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+
+mod scene;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use scene::{Scene, eventually};
+use serde_json::Value;
+
+const QUIET: [&str; 2] = ["--quiet-period", "1h"];
+
+fn prepare(name: &str) -> Option<Scene> {
+    let mut scene = Scene::new(name)?;
+    scene.tier("fast", 64);
+    scene.beside("told");
+    Some(scene)
+}
+
+/// Runs the script until it says that it is there (`touch /mnt/told/there`), and kills agent and command.
+fn killed(scene: &Scene, options: &[&str], script: &str) {
+    let _ = fs::remove_file("/mnt/told/there");
+    let running = scene.start(&[&QUIET[..], options].concat(), &format!("{script}\ntouch /mnt/told/there\nsleep 100"));
+    eventually("the command is there", || fs::exists("/mnt/told/there").unwrap());
+    // An agent whose run has gone drains; a run whose agent has gone starts another.
+    running.halt();
+    scene.kill_agent();
+    running.kill();
+    drop(running);
+    eventually("all are gone", || scene.agent().is_none());
+}
+
+/// The verb, with the scene's tiers and directory.
+fn verb(scene: &Scene, words: &[&str]) -> scene::Ended {
+    let tier = "fast=/mnt/tier-fast:64M";
+    let mut all =
+        vec!["--state", scene.state.to_str().unwrap(), "--over", scene.over.to_str().unwrap(), "--tier", tier];
+    all.extend(&words[1..]);
+    scene.bare_verb(words[0], &all)
+}
+
+fn plain(scene: &Scene, name: &str) -> PathBuf {
+    fn find(dir: &Path, name: &Path) -> Option<PathBuf> {
+        fs::read_dir(dir).unwrap().flatten().find_map(|entry| {
+            let path = entry.path();
+            let here = path.ends_with("files").then(|| path.join(name)).filter(|path| path.exists());
+            here.or_else(|| path.is_dir().then(|| find(&path, name)).flatten())
+        })
+    }
+    let _ = scene;
+    find(Path::new("/mnt/tier-fast"), Path::new(name)).unwrap_or_else(|| panic!("{name} is not on the tier"))
+}
+
+fn found(audit: &Value) -> BTreeSet<(String, String)> {
+    let list = audit["findings"].as_array().unwrap();
+    let text = |one: &Value, key: &str| one[key].as_str().unwrap().to_owned();
+    list.iter().map(|one| (text(one, "what"), text(one, "path"))).collect()
+}
+
+fn pairs(list: &[(&str, &str)]) -> BTreeSet<(String, String)> {
+    list.iter().map(|(what, path)| ((*what).to_owned(), (*path).to_owned())).collect()
+}
+
+#[test]
+fn fsck_finds_what_is_wrong_and_changes_nothing() {
+    let Some(scene) = prepare("fsck_finds") else { return };
+    killed(
+        &scene,
+        &[],
+        "mkdir d; for n in lost short good; do echo content of $n >d/$n; done; (echo begun; sleep 100) >d/open & until test -s d/open; do sleep 0.01; done",
+    );
+    fs::remove_file(plain(&scene, "d/lost")).unwrap();
+    fs::OpenOptions::new().write(true).open(plain(&scene, "d/short")).unwrap().set_len(3).unwrap();
+    let stranger = plain(&scene, "d/good").with_file_name("stranger");
+    fs::write(&stranger, "whose?").unwrap();
+    for _ in 0..2 {
+        let audit = verb(&scene, &["fsck", "--json"]).exits(3).json();
+        assert_eq!(found(&audit), pairs(&[("lost", "d/lost"), ("wrong-size", "d/short"), ("orphan", "d/stranger")]));
+        let undrained: BTreeSet<&str> =
+            audit["undrained"].as_array().unwrap().iter().map(|one| one["path"].as_str().unwrap()).collect();
+        assert_eq!(undrained, BTreeSet::from(["d/short", "d/good", "d/open"]));
+        let open = audit["undrained"].as_array().unwrap().iter().find(|one| one["path"] == "d/open").unwrap();
+        assert_eq!(open["open"], true);
+        assert_eq!(fs::read_to_string(&stranger).unwrap(), "whose?");
+        assert!(!scene.path("d/good").exists(), "fsck without --repair changed the store");
+    }
+    let told = verb(&scene, &["fsck"]).exits(3).stdout;
+    assert!(told.contains("d/lost: its newest version is not on the tier") && told.contains("3 found"), "{told}");
+}
+
+#[test]
+fn fsck_repair_drains_what_is_left_and_keeps_the_only_copy_of_anything() {
+    let Some(scene) = prepare("fsck_repair") else { return };
+    killed(&scene, &[], "mkdir d; for n in lost good; do echo content of $n >d/$n; done");
+    fs::remove_file(plain(&scene, "d/lost")).unwrap();
+    let stranger = plain(&scene, "d/good").with_file_name("stranger");
+    fs::write(&stranger, "whose?").unwrap();
+    let audit = verb(&scene, &["fsck", "--repair", "--json"]).exits(3).json();
+    // What is lost stays lost, and is told; the stranger is put aside.
+    assert_eq!(found(&audit), pairs(&[("lost", "d/lost"), ("orphan", "d/stranger")]));
+    assert!(audit["findings"].as_array().unwrap().iter().all(|one| one["mended"] == false), "{audit:#}");
+    assert_eq!(fs::read_to_string(scene.path("d/good")).unwrap(), "content of good\n");
+    assert!(!scene.path("d/lost").exists());
+    assert_eq!(fs::read_to_string(plain(&scene, ".surgetank-orphans/d/stranger")).unwrap(), "whose?");
+    // Only the stranger is left to be told of.
+    let audit = verb(&scene, &["fsck", "--json"]).exits(3).json();
+    assert_eq!(found(&audit), pairs(&[("orphan", "d/stranger")]));
+}
+
+#[test]
+fn nothing_to_find_is_said() {
+    let Some(scene) = prepare("fsck_clean") else { return };
+    let told = verb(&scene, &["fsck"]).exits(0).stdout;
+    assert!(told.contains("0 found"), "{told}");
+    scene.run(&[], "echo x >file").exits(0);
+    verb(&scene, &["fsck", "--scrub", "--repair"]).exits(0);
+    verb(&scene, &["scavenge"]).exits(0);
+    assert_eq!(fs::read_to_string(scene.path("file")).unwrap(), "x\n");
+}
+
+/// Changes a byte as a device that forgets does: neither time tells of it.
+fn rot(path: &Path) {
+    let before = fs::metadata(path).unwrap();
+    let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+    file.write_all_at(b"!", 100).unwrap();
+    file.sync_all().unwrap();
+    file.set_times(
+        fs::FileTimes::new().set_modified(before.modified().unwrap()).set_accessed(before.accessed().unwrap()),
+    )
+    .unwrap();
+}
+
+#[test]
+fn a_scrub_under_a_mount_replaces_the_rotten_copy_by_the_good_one() {
+    let Some(scene) = prepare("scrub") else { return };
+    // (What rots in the store is told by its change time, which nobody can set: there only a device forgets.)
+    let script = "
+        for n in $(seq 20); do head -c 100000 /dev/zero | tr '\\0' x >f$n; done
+        /mnt/surgetank wait --state /mnt/state .
+        touch /mnt/told/there
+        until test -e /mnt/told/rotten; do sleep 0.05; done
+        code=0; /mnt/surgetank fsck --scrub --json --state /mnt/state >/mnt/told/found || code=$?
+        echo $code >>/mnt/told/codes
+        /mnt/surgetank fsck --scrub --repair --state /mnt/state >/mnt/told/mended || true
+        code=0; /mnt/surgetank fsck --scrub --state /mnt/state >/mnt/told/again || code=$?
+        echo $code >>/mnt/told/codes
+        cat f* | tr -d x | wc -c";
+    let _ = fs::remove_file("/mnt/told/there");
+    let running = scene.start(&["--quiet-period", "0s"], script);
+    eventually("all is in the store", || fs::exists("/mnt/told/there").unwrap());
+    rot(&plain(&scene, "f7"));
+    rot(&plain(&scene, "f11"));
+    fs::write("/mnt/told/rotten", "").unwrap();
+    let ended = running.ends().exits(0);
+    assert_eq!(ended.stdout.trim(), "0", "rotten bytes were read: {}", ended.stderr);
+    let audit: Value = serde_json::from_str(&fs::read_to_string("/mnt/told/found").unwrap()).unwrap();
+    assert_eq!(found(&audit), pairs(&[("rotten-on-tier", "f7"), ("rotten-on-tier", "f11")]));
+    assert_eq!(audit["scrubbed_bytes"], 2 * 20 * 100_000);
+    let mended = fs::read_to_string("/mnt/told/mended").unwrap();
+    assert_eq!(mended.matches("(mended)").count(), 2, "{mended}");
+    assert_eq!(fs::read_to_string("/mnt/told/codes").unwrap(), "3\n0\n");
+    for n in 1..=20 {
+        assert_eq!(fs::read(scene.path(&format!("f{n}"))).unwrap(), vec![b'x'; 100_000]);
+    }
+}
+
+#[test]
+fn a_scrub_writes_anew_what_rotted_in_the_store() {
+    let Some(scene) = prepare("scrub_store") else { return };
+    let store = scene.ext4("store", 64);
+    let script = "
+        (echo SIGNATURE-OF-F; head -c 100000 /dev/zero | tr '\\0' x) >f
+        /mnt/surgetank wait --state /mnt/state .
+        touch /mnt/told/there
+        until test -e /mnt/told/rotten; do sleep 0.05; done
+        /mnt/surgetank fsck --repair --scrub --state /mnt/state >/mnt/told/mended || true
+        /mnt/surgetank wait --state /mnt/state .
+        code=0; /mnt/surgetank fsck --scrub --state /mnt/state >/mnt/told/again || code=$?
+        echo $code";
+    let running = scene.start(&["--quiet-period", "0s", "--store", store.to_str().unwrap()], script);
+    eventually("all is in the store", || fs::exists("/mnt/told/there").unwrap());
+    let good = fs::read(store.join("f")).unwrap();
+    // The device forgets a bit.
+    let image = Path::new("/mnt/store.img");
+    let bytes = fs::read(image).unwrap();
+    let at = bytes.windows(14).position(|window| window == b"SIGNATURE-OF-F").unwrap();
+    fs::OpenOptions::new().write(true).open(image).unwrap().write_all_at(b"R", at as u64 + 50).unwrap();
+    fs::write("/mnt/told/rotten", "").unwrap();
+    let ended = running.ends().exits(0);
+    let mended = fs::read_to_string("/mnt/told/mended").unwrap();
+    assert!(mended.contains("rotten in store") && mended.contains("(mended)"), "{mended}{}", ended.stderr);
+    assert_eq!(ended.stdout.lines().last(), Some("0"), "{}", fs::read_to_string("/mnt/told/again").unwrap());
+    assert_eq!(fs::read(store.join("f")).unwrap(), good);
+}
+
+#[test]
+fn scavenge_lists_copies_and_drains() {
+    let Some(scene) = prepare("scavenge") else { return };
+    fs::write(scene.path("old"), "before\n").unwrap();
+    killed(
+        &scene,
+        &[],
+        "mkdir -p d/e; echo one >d/one; echo two >d/e/two; chmod 750 d/e/two; echo after >old; ln -s one d/link",
+    );
+    let listed = verb(&scene, &["scavenge", "--list"]).exits(0).stdout;
+    for name in ["d/one", "d/e/two", "old"] {
+        let line = listed.lines().find(|line| line.contains(&format!("  {name}  "))).unwrap();
+        let at = line.rsplit("  ").next().unwrap();
+        assert!(Path::new(at).exists(), "{line}");
+    }
+    assert_eq!(fs::read_to_string(scene.path("old")).unwrap(), "before\n");
+    verb(&scene, &["scavenge", "--to", "/mnt/told/out"]).exits(0);
+    let copy = |name: &str| fs::read_to_string(Path::new("/mnt/told/out").join(name)).unwrap();
+    assert_eq!((copy("d/one"), copy("d/e/two"), copy("old")), ("one\n".into(), "two\n".into(), "after\n".into()));
+    use std::os::unix::fs::MetadataExt;
+    assert_eq!(fs::metadata("/mnt/told/out/d/e/two").unwrap().mode() & 0o777, 0o750);
+    verb(&scene, &["scavenge", "--to", "/mnt/told/out"]).exits(1).says(&["is not empty"]);
+    assert!(!scene.path("d/one").exists(), "a copy elsewhere changed the store");
+    verb(&scene, &["scavenge"]).exits(0);
+    let store = |name: &str| fs::read_to_string(scene.path(name)).unwrap();
+    assert_eq!((store("d/one"), store("d/e/two"), store("old")), ("one\n".into(), "two\n".into(), "after\n".into()));
+    assert_eq!(fs::read_link(scene.path("d/link")).unwrap(), Path::new("one"));
+    let listed = verb(&scene, &["scavenge", "--list"]).exits(0).stdout;
+    assert!(listed.starts_with("0 files"), "{listed}");
+}
+
+/// A state directory on a file system that did not survive.
+#[test]
+fn scavenge_finds_plain_files_that_nobody_knows_any_more() {
+    let Some(scene) = prepare("scavenge_stateless") else { return };
+    killed(&scene, &[], "mkdir d; echo one >d/one");
+    fs::remove_dir_all(&scene.state).unwrap();
+    verb(&scene, &["scavenge"]).exits(3).says(&["no state of", "--to"]);
+    verb(&scene, &["scavenge", "--to", "/mnt/told/out"]).exits(0);
+    assert_eq!(fs::read_to_string("/mnt/told/out/d/one").unwrap(), "one\n");
+}
+
+#[test]
+fn a_living_agent_is_not_scavenged() {
+    let Some(scene) = prepare("scavenge_living") else { return };
+    let script = "echo x >file; code=0; /mnt/surgetank scavenge --state /mnt/state --over /mnt/project 2>&1 || code=$?; echo $code";
+    let ended = scene.run(&QUIET, script).exits(0);
+    assert!(ended.stdout.contains("is being served") && ended.stdout.ends_with("1\n"), "{}", ended.stdout);
+}
+
+#[test]
+fn an_ordinary_user_scavenges_his_own() {
+    let Some(mut scene) = Scene::of_user("scavenge_user") else { return };
+    scene.tier("fast", 64);
+    scene.beside("told");
+    killed(&scene, &[], "mkdir d; echo one >d/one");
+    verb(&scene, &["scavenge"]).exits(0);
+    assert_eq!(fs::read_to_string(scene.path("d/one")).unwrap(), "one\n");
+}

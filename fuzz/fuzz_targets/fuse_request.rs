@@ -1,0 +1,14 @@
+//! What a kernel might send.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use surgetank::mount::request::{Operation, decode};
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok(request) = decode(bytes) else { return };
+    // Everything that points into the message is looked at.
+    match request.operation {
+        Operation::BatchForget { forgets } => drop(forgets.iter().count()),
+        operation => drop(format!("{operation:?}")),
+    }
+});

@@ -1,0 +1,11 @@
+//! A request of the preload shim, or of somebody who says he is one.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use surgetank::shimdoor::parse;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Some((_, name)) = parse(bytes) {
+        assert!(!name.contains(&0) && !name.contains(&b'/') && name != b"." && name != b"..");
+    }
+});
