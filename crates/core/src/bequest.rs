@@ -36,6 +36,8 @@ pub enum Record<'a> {
     /// An open file; `by`: the request that opened it.
     Opened { fh: u64, id: FileId, flags: i32, writes: bool, run: RunId, direct: bool, by: u64 },
     Closed { fh: u64 },
+    /// A request is about to append there.
+    Appending { fh: u64, by: u64, at: u64 },
     /// An open directory, and who opened it.
     Listing { fh: u64, dir: FileId, uid: u32, gid: u32 },
     /// What stands before this position of its listing.

@@ -81,10 +81,9 @@ impl Backend for Service {
 
 /// A directory that is looked after and not served.
 fn take_up(opening: Opening) -> Result<(Arc<Namespace>, Option<guard::Guard>)> {
-    let Opening { config, store, state, key, .. } = opening;
+    let Opening { config, store, bare, state, key, .. } = opening;
     let tiers = Arc::new(Tiers::open(&config.tiers, &key)?);
-    let guard = guard::Guard::new(&config.over, &config.store)
-        .map_err(|why| Error::new(format!("{} cannot be opened", config.over.display())).why(why))?;
+    let guard = bare.map(|bare| guard::Guard::new(&config.over, bare));
     let store = open_store(store, &config.store)?;
     let catalog = Arc::new(LogCatalog::open(&state.join("catalog"))?);
     let namespace = Namespace::open(config, Arc::new(store), tiers, catalog, key, true)?;
@@ -100,17 +99,8 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     let Opening { config, store, bare, state, key, visibility, by_calls, survival, on_lost } = opening;
     let over = config.over.clone();
     let root = rustix::process::geteuid().is_root() && in_initial_user_namespace();
-<<<<<<< HEAD
     let guard = bare.map(|bare| guard::Guard::new(&over, bare));
-    let label = format!("file://{}", config.store.display());
-    let store = PosixStore::new(store, label)
-        .map_err(|why| Error::new(format!("the store {} cannot be used", config.store.display())).why(why))?;
-=======
-    let guard = guard::Guard::new(&over, &config.store).map_err(|why| {
-        Error::new(format!("{} cannot be opened", over.display())).why(why).data("nothing was changed")
-    })?;
     let store = open_store(store, &config.store)?;
->>>>>>> main
     let catalog = Arc::new(LogCatalog::open(&state.join("catalog"))?);
     let direct = config.direct && root;
     let checks = !root || by_calls;
@@ -133,6 +123,9 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     };
     let filesystem = Arc::new(door::Door::new(namespace.clone(), direct, only_ids(), on_lost));
     let options = Options { passthrough: direct, locks: true, ..Options::default() };
+    if afterlife.is_another() {
+        shimdoor::disbelieve(namespace.key(), &state);
+    }
     let session = afterlife.serve(|| attach(&over, &attach_options), &filesystem, &options)?;
     // The mount of an earlier agent has programs in it.
     let give_up = || {
@@ -153,7 +146,8 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
         give_up();
         Error::new("prefetching could not be started").why(why)
     })?;
-    let shim = namespace.config.preload.then(|| open_shim_door(&namespace, &state, &over)).flatten();
+    let again = afterlife.is_another();
+    let shim = namespace.config.preload.then(|| open_shim_door(&namespace, &state, &over, again)).flatten();
     let place = shim.as_ref().map(|door| ShimPlace { index: door.index().into(), socket: door.socket().into() });
     let engine = Arc::new(engine::Served::new(namespace, drain, runs, filesystem.clone(), prefetcher, guard, None));
     let survives = session.agreed().resends && afterlife.is_supervised();
@@ -171,7 +165,7 @@ fn serve_calls(
 ) -> Result<Running> {
     let cannot = |why: io::Error| Error::new(format!("{} cannot be served without a mount", over.display())).why(why);
     let bare = rustix::fs::stat(over).map_err(|errno| cannot(errno.into()))?;
-    let shim = shimdoor::open(&namespace, state, bare.st_dev, only_ids()).map_err(cannot)?;
+    let shim = shimdoor::open(&namespace, state, bare.st_dev, only_ids(), false).map_err(cannot)?;
     let socket = state.join("calls.sock");
     let calls = crate::seccomp::open(&namespace, &shim, over, bare.st_dev, &socket).map_err(cannot)?;
     let drain = Drain::start(namespace.clone()).map_err(cannot)?;
@@ -214,13 +208,13 @@ struct OverMount {
 }
 
 /// Without it everything goes by the mount.
-fn open_shim_door(namespace: &Arc<Namespace>, state: &Path, over: &Path) -> Option<shimdoor::Opened> {
+fn open_shim_door(namespace: &Arc<Namespace>, state: &Path, over: &Path, again: bool) -> Option<shimdoor::Opened> {
     use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
     // Not synchronised: the answer would have to come from ourselves.
     let opened = statx(CWD, over, AtFlags::STATX_DONT_SYNC, StatxFlags::empty())
         .map_err(io::Error::from)
         .map(|seen| makedev(seen.stx_dev_major, seen.stx_dev_minor))
-        .and_then(|device| shimdoor::open(namespace, state, device, only_ids()));
+        .and_then(|device| shimdoor::open(namespace, state, device, only_ids(), again));
     opened.inspect_err(|why| tracing::warn!(%why, "programs do not get the preload shim")).ok()
 }
 

@@ -50,16 +50,31 @@ pub struct Opened {
     door: Arc<Door>,
 }
 
-/// Opens the door. Everything that is known is shown from now on.
+/// What an earlier agent left is not believed any more, until [`open`] has filled it anew. To be called before anything can
+/// change.
+pub fn disbelieve(key: &str, state: &Path) {
+    let [in_memory, beside] = places_of_index(key, state);
+    for path in [in_memory, beside] {
+        match memory::unsettle(&path) {
+            Err(why) if why.kind() != io::ErrorKind::NotFound => {
+                tracing::error!(%why, path = %path.display(), "programs may believe an old index");
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Opens the door. Everything that is known is shown from now on. `again`: programs have the index of an earlier agent.
 pub fn open(
     namespace: &Arc<Namespace>,
     state: &Path,
     mount_dev: u64,
     only_ids: Option<(u32, u32)>,
+    again: bool,
 ) -> io::Result<Opened> {
     let places = namespace.tiers.devices().filter(|device| device.is_there() && device.leases()).take(abi::DEVICES_MAX);
     let places: Vec<Place> = places.map(place_of).collect::<io::Result<_>>()?;
-    let index = create_index(namespace.key(), state, places, only_ids)?;
+    let index = create_index(namespace.key(), state, places, only_ids, again)?;
     let door = Arc::new(Door {
         index: Mutex::new(index),
         closings: Closings::new()?,
@@ -97,13 +112,23 @@ fn place_of(device: &surgetank_core::tier::Device) -> io::Result<Place> {
 }
 
 /// In memory if possible: on a disk its pages would be written back for nothing.
-fn create_index(key: &str, state: &Path, places: Vec<Place>, only_ids: Option<(u32, u32)>) -> io::Result<Index> {
-    let uid = rustix::process::geteuid().as_raw();
-    let in_memory = PathBuf::from(format!("/dev/shm/surgetank-{uid}-{key}.index"));
-    Index::create(&in_memory, places.clone(), only_ids).or_else(|why| {
+fn create_index(
+    key: &str,
+    state: &Path,
+    places: Vec<Place>,
+    only_ids: Option<(u32, u32)>,
+    again: bool,
+) -> io::Result<Index> {
+    let [in_memory, beside] = places_of_index(key, state);
+    Index::create(&in_memory, places.clone(), only_ids, again).or_else(|why| {
         tracing::debug!(%why, path = %in_memory.display(), "the index goes into the state's directory");
-        Index::create(&state.join("index"), places, only_ids)
+        Index::create(&beside, places, only_ids, again)
     })
+}
+
+fn places_of_index(key: &str, state: &Path) -> [PathBuf; 2] {
+    let uid = rustix::process::geteuid().as_raw();
+    [PathBuf::from(format!("/dev/shm/surgetank-{uid}-{key}.index")), state.join("index")]
 }
 
 impl Opened {

@@ -46,6 +46,8 @@ pub struct Left {
     pub mirrors: HashMap<FileId, LeftMirror>,
     pub handles: BTreeMap<u64, LeftHandle>,
     pub listings: BTreeMap<u64, LeftListing>,
+    /// By handle: which request appended last, and where.
+    pub appends: HashMap<u64, (u64, u64)>,
     pub backings: HashMap<FileId, u32>,
     /// Nanoseconds of mtime, links.
     pub dirs: HashMap<FileId, (i64, u32)>,
@@ -73,7 +75,9 @@ impl Left {
             Record::Closed { fh } => {
                 self.handles.remove(&fh);
                 self.listings.remove(&fh);
+                self.appends.remove(&fh);
             }
+            Record::Appending { fh, by, at } => drop(self.appends.insert(fh, (by, at))),
             Record::Listing { fh, dir, uid, gid } => {
                 self.handle_max = self.handle_max.max(fh);
                 self.listings.insert(fh, LeftListing { dir, uid, gid, at: None });
@@ -117,6 +121,7 @@ impl Left {
                 tell(&Record::Listed { fh: *fh, offset: *offset, before });
             }
         }
+        self.appends.iter().for_each(|(fh, (by, at))| tell(&Record::Appending { fh: *fh, by: *by, at: *at }));
         // The highest number is not to be given again.
         if !self.handles.contains_key(&self.handle_max) && !self.listings.contains_key(&self.handle_max) {
             tell(&Record::Listing { fh: self.handle_max, dir: FileId::ROOT, uid: 0, gid: 0 });

@@ -151,6 +151,19 @@ impl Namespace {
         dropped.iter().for_each(|id| self.bequeath(&Record::Forgotten { id: *id }));
     }
 
+    /// Where this request appends. One that comes again appends where it did, or it would do so twice.
+    pub(super) fn append_at(&self, fh: u64, end: u64) -> u64 {
+        let Some(by) = self.request().map(|request| request.number) else { return end };
+        if self.survival.again
+            && let Some((before, at)) = self.survival.left().appends.get(&fh)
+            && *before == by
+        {
+            return *at;
+        }
+        self.bequeath(&Record::Appending { fh, by, at: end });
+        end
+    }
+
     /// What the catalog says of the request that this thread carries out.
     pub(super) fn request_done(&self, about: FileId) -> Option<[Change; 2]> {
         let nonce = self.survival.bequest.as_ref()?.nonce();

@@ -92,7 +92,8 @@ pub struct Index {
 }
 
 impl Index {
-    pub fn create(path: &Path, places: Vec<Place>, only_ids: Option<(u32, u32)>) -> io::Result<Self> {
+    /// `again`: in the place of an earlier agent's, which programs have mapped.
+    pub fn create(path: &Path, places: Vec<Place>, only_ids: Option<(u32, u32)>, again: bool) -> io::Result<Self> {
         let mut offset = HEADER_BYTES;
         let mut take = |bytes: usize| {
             let at = offset;
@@ -106,7 +107,8 @@ impl Index {
             slab(offset_of!(Header, labels), take(LABELS.1 * size_of::<abi::Label>()), size_of::<abi::Label>(), LABELS);
         let dirs = Table::new(offset_of!(Header, dirs), take(DIRS.1 * size_of::<abi::Dir>()), DIRS.0, DIRS.1);
         let plain = Table::new(offset_of!(Header, plain), take(PLAIN.1 * size_of::<abi::Plain>()), PLAIN.0, PLAIN.1);
-        let memory = Memory::create(path, offset)?;
+        let taken_over = again.then(|| Memory::take_over(path, offset, HEADER_BYTES).ok()).flatten();
+        let memory = taken_over.map_or_else(|| Memory::create(path, offset), Ok)?;
         let key = random()?;
         let provided = memory.provide(0, HEADER_BYTES)
             && memory.provide(names.offset(), names.bytes())
@@ -144,6 +146,14 @@ impl Index {
             uid: rustix::process::geteuid().as_raw(),
             ..Header::default()
         };
+        if self.memory.is_taken_over() {
+            // Who reads it now finds the same mount, and a generation that is odd.
+            // SAFETY: the mapped header of an earlier agent; nobody writes it but us.
+            let before = unsafe { self.memory.header().read_volatile() };
+            header.magic = before.magic;
+            header.generation = before.generation;
+            header.mount_dev = before.mount_dev;
+        }
         let mut at = ROOTS_OFFSET;
         for (device, place) in header.devices.iter_mut().zip(&self.places) {
             let root = std::os::unix::ffi::OsStrExt::as_bytes(place.root.as_os_str());
@@ -182,6 +192,7 @@ impl Index {
             fence(Ordering::SeqCst);
             (&raw mut (*header).magic).write_volatile(abi::MAGIC);
         }
+        self.memory.settle();
     }
 
     pub fn memory(&self) -> &Memory {

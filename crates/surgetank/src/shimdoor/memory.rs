@@ -6,10 +6,10 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use rustix::fs::FallocateFlags;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -21,6 +21,8 @@ pub struct Memory {
     bytes: usize,
     file: File,
     path: PathBuf,
+    /// Programs have it from an earlier agent, and do not believe it until it is filled anew.
+    unsettled: AtomicBool,
 }
 
 // SAFETY: the mapping belongs to this value alone in the process; all writes go through `Index`, behind a lock.
@@ -36,26 +38,40 @@ impl Memory {
             _ => {}
         }
         let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(path)?;
-        let memory = file.set_len(bytes as u64).and_then(|()| {
-            // SAFETY: a fresh mapping at an address that the kernel chooses.
-            let base = unsafe {
-                rustix::mm::mmap(
-                    std::ptr::null_mut(),
-                    bytes,
-                    ProtFlags::READ | ProtFlags::WRITE,
-                    MapFlags::SHARED | MapFlags::NORESERVE,
-                    file.as_fd(),
-                    0,
-                )
-            }?;
-            NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
-        });
+        let memory = file.set_len(bytes as u64).and_then(|()| map(&file, bytes));
         match memory {
-            Ok(base) => Ok(Self { base, bytes, file, path: path.to_path_buf() }),
+            Ok(base) => {
+                Ok(Self { base, bytes, file, path: path.to_path_buf(), unsettled: AtomicBool::new(false) })
+            }
             Err(why) => {
                 drop(std::fs::remove_file(path));
                 Err(why)
             }
+        }
+    }
+
+    /// The file of an earlier agent, which programs have mapped: emptied, and not to be believed before [`Memory::settle`].
+    pub fn take_over(path: &Path, bytes: usize, keep_bytes: usize) -> io::Result<Self> {
+        unsettle(path)?;
+        let file = File::options().read(true).write(true).open(path)?;
+        if file.metadata()?.len() != bytes as u64 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let base = map(&file, bytes)?;
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&file, hole, keep_bytes as u64, (bytes - keep_bytes) as u64)?;
+        Ok(Self { base, bytes, file, path: path.to_path_buf(), unsettled: AtomicBool::new(true) })
+    }
+
+    pub fn is_taken_over(&self) -> bool {
+        self.unsettled.load(Ordering::Relaxed)
+    }
+
+    /// It is filled: programs may believe it.
+    pub fn settle(&self) {
+        if self.unsettled.swap(false, Ordering::SeqCst) {
+            fence(Ordering::SeqCst);
+            self.word(std::mem::offset_of!(Header, generation)).fetch_add(1, Ordering::SeqCst);
         }
     }
 
@@ -80,6 +96,9 @@ impl Memory {
 
     /// Readers keep away while `act` runs.
     pub fn while_unsettled(&self, act: impl FnOnce()) {
+        if self.is_taken_over() {
+            return act();
+        }
         let generation = self.word(std::mem::offset_of!(Header, generation));
         generation.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -97,6 +116,22 @@ impl Memory {
         // SAFETY: an aligned word of the header, which is mapped as long as `self` lives.
         unsafe { AtomicU64::from_ptr(self.at(offset).cast()) }
     }
+}
+
+fn map(file: &File, bytes: usize) -> io::Result<NonNull<u8>> {
+    let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
+    // SAFETY: a fresh mapping at an address that the kernel chooses.
+    let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, access, flags, file.as_fd(), 0) }?;
+    NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+}
+
+/// Nobody believes the index that lies there until its generation is even again. For when no agent writes it.
+pub fn unsettle(path: &Path) -> io::Result<()> {
+    let file = File::options().read(true).write(true).open(path)?;
+    let at = std::mem::offset_of!(Header, generation) as u64;
+    let mut generation = [0; 8];
+    file.read_exact_at(&mut generation, at)?;
+    file.write_all_at(&(u64::from_ne_bytes(generation) | 1).to_ne_bytes(), at)
 }
 
 impl Drop for Memory {

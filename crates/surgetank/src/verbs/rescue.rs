@@ -72,10 +72,14 @@ impl Left {
     fn opening(&self) -> Result<Opening> {
         let config = self.config.clone();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let store: OwnedFd = rustix::fs::open(&config.store, flags, Mode::empty())
-            .map_err(|errno| Error::new(format!("the store {} cannot be opened", config.store.display())).why(errno))?;
+        let open = |path: &Path, role: &str| -> Result<OwnedFd> {
+            rustix::fs::open(path, flags, Mode::empty())
+                .map_err(|errno| Error::new(format!("{role} {} cannot be opened", path.display())).why(errno))
+        };
         Ok(Opening {
-            store,
+            store: open(&config.store, "the store")?,
+            bare: (config.store != config.over).then(|| open(&config.over, "the directory")).transpose()?,
+            survival: None,
             state: self.place.path().to_path_buf(),
             key: self.place.identify(&config.over)?,
             visibility: Visibility::Private,

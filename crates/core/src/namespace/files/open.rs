@@ -73,12 +73,8 @@ impl Namespace {
         };
         let id = open.id;
         let reads = flags & libc::O_ACCMODE != libc::O_WRONLY;
-<<<<<<< HEAD
         self.bequeath_handle(fh, &open, writes, flags, run);
-        let handle = Handle { id, open, reads, writes, append: flags & libc::O_APPEND != 0, run };
-=======
         let handle = Handle { id, open, reads, writes, run };
->>>>>>> main
         self.handles.write().unwrap_or_else(PoisonError::into_inner).insert(fh, Arc::new(handle));
         let keep_cache = !writes && !shared && self.tree().get(id).is_some_and(|inode| inode.owned);
         Opened { handle: fh, grant, keep_cache, shared }

@@ -53,9 +53,8 @@ impl Namespace {
             match self.restore_handle(handle) {
                 Some(open) => {
                     let LeftHandle { id, flags, writes, run, .. } = *handle;
-                    let (reads, append) =
-                        (flags & libc::O_ACCMODE != libc::O_WRONLY, flags & libc::O_APPEND != 0);
-                    let handle = Handle { id, open, reads, writes, append, run };
+                    let reads = flags & libc::O_ACCMODE != libc::O_WRONLY;
+                    let handle = Handle { id, open, reads, writes, run };
                     self.handles.write().unwrap_or_else(PoisonError::into_inner).insert(*fh, Arc::new(handle));
                 }
                 None => failed += 1,
