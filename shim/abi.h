@@ -174,6 +174,9 @@ static inline void st_hash(const uint64_t key[2], uint64_t parent, const char *n
 #define ST_SYNC 2u    /* fsync of a plain file: dev + ino */
 #define ST_SETATTR 3u /* dev + ino */
 
+/* ST_OPEN's `valid`: asked before, of an agent that was killed; `dev` and `ino` say which request it is. */
+#define ST_AGAIN 1u
+
 /* ST_SETATTR's `valid`. */
 #define ST_SET_MODE 1u
 #define ST_SET_UID 2u

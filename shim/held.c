@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+#define WAITS_MAX 10000 /* of a millisecond */
 #define TURNS_MAX 200 /* of other processes, while the agent rebuilds its tables */
 
 bool st_held_as(const struct stat *stat, struct st_held *out)
@@ -16,6 +17,7 @@ bool st_held_as(const struct stat *stat, struct st_held *out)
         return false;
     if (&out->stat != stat)
         out->stat = *stat;
+    int wait = 0;
     for (int turn = 0; turn < TURNS_MAX; turn++) {
         uint64_t generation;
         bool steady = st_index_generation(out->domain, &generation);
@@ -23,8 +25,12 @@ bool st_held_as(const struct stat *stat, struct st_held *out)
             return true;
         if (steady && st_index_same_generation(out->domain, generation) && turn >= 1)
             return false; /* another file of that device */
-        if (!steady)
+        if (!steady && turn < TURNS_MAX - 1)
             st_sys(__NR_sched_yield);
+        else if (!steady && !(wait++ < WAITS_MAX && st_agent_replaced(out->domain, wait)))
+            return false;
+        else if (!steady)
+            turn--; /* another agent fills it anew */
     }
     return false;
 }

@@ -9,6 +9,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #ifndef O_TMPFILE
 #define O_TMPFILE (020000000 | O_DIRECTORY)
@@ -83,7 +84,19 @@ static int open_by_agent(struct st_place *place, int flags, mode_t mode)
     request.dir = place->dir_id;
     request.name_bytes = place->name_bytes;
     memcpy(request.name, place->name, place->name_bytes);
+    if (flags & O_EXCL) {
+        /* Two of these would not be the same: should no answer come, it is asked about. */
+        struct timespec now;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        request.dev = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+        request.ino = (uint64_t)st_sys(__NR_gettid);
+    }
     int opened, answer = st_ask(domain, &request, flags & O_CLOEXEC, &opened);
+    if (answer == ST_UNHEARD && (flags & O_EXCL)) {
+        request.valid = ST_AGAIN;
+        for (int turn = 0; (answer == ST_UNHEARD || answer == ST_UNSENT) && st_agent_replaced(domain, turn); turn++)
+            answer = st_ask(domain, &request, flags & O_CLOEXEC, &opened);
+    }
     if (answer == 0 && opened >= 0) {
         if ((flags & O_ACCMODE) != O_RDONLY)
             __atomic_store_n(&st_process.wrote, true, __ATOMIC_RELAXED);
@@ -92,8 +105,8 @@ static int open_by_agent(struct st_place *place, int flags, mode_t mode)
     }
     if (answer > 0)
         return failed(answer);
-    /* No answer: it may have been carried out. Doing that again would show only with these flags. */
-    return answer == ST_UNHEARD && (flags & (O_EXCL | O_TRUNC)) ? failed(EIO) : ST_PASS;
+    /* No answer: it may have been carried out. Doing that again would show only with this flag. */
+    return (answer == ST_UNHEARD || request.valid) && (flags & O_EXCL) ? failed(EIO) : ST_PASS;
 }
 
 static int open_found(struct st_place *place, int flags, mode_t mode)

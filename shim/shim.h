@@ -205,6 +205,8 @@ static inline bool st_refused(int dirfd, const char *path)
 #define ST_UNSENT (-2) /* nobody was asked */
 #define ST_UNHEARD (-3) /* asked, but no answer came */
 int st_ask(const struct st_domain *domain, const struct st_request *request, bool cloexec, int *descriptor);
+/* The agent was killed: returns when another one serves the mount, and a moment later each further time; false: none will. */
+bool st_agent_replaced(const struct st_domain *domain, int turn);
 
 /* ---- Opening (open.c): a descriptor, -1 and errno, or ST_PASS. */
 int st_open(int dirfd, const char *path, int flags, mode_t mode);

@@ -26,6 +26,7 @@ use surgetank_core::model::FileId;
 use surgetank_core::namespace::{Namespace, Shim, Shown};
 
 use closings::{Closed, Closings};
+pub use server::current;
 use index::{Index, Place};
 
 /// Programs believe the index for so long after the last sign of life.

@@ -99,8 +99,8 @@ fn killed_again_and_again(scene: Option<Scene>, options: &[&str], direct: bool, 
         }
         std::thread::sleep(Duration::from_millis(u64::from(dice >> 24)));
         if scene.agent().is_some() && !running.is_over() {
-            scene.replace_agent();
-            killed += 1;
+            // It may be on its way out, and then nobody comes after it.
+            killed += u32::from(scene.kill_one_agent());
         }
     }
     let ended = running.ends().exits(0);

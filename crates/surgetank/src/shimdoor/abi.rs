@@ -131,6 +131,8 @@ pub mod set {
     pub const MTIME_NOW: u32 = 64;
 }
 pub const ASK_MOUNT: i32 = -1;
+/// In `valid` of an OPEN: asked before, of an agent that was killed.
+pub const AGAIN: u32 = 1;
 
 /// Without the name, which follows.
 #[repr(C)]

@@ -1,6 +1,7 @@
 //! The shim's requests: one thread that waits for all connections, answers what it can at once, and hands what waits for
 //! the store (fsync) to a thread of its own.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -8,6 +9,7 @@ use std::mem::{MaybeUninit, offset_of};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::net::{
@@ -62,6 +64,7 @@ impl Server {
     }
 
     pub fn serve(mut self) {
+        SLOT.set(SERVER_SLOT);
         let mut events = Vec::with_capacity(64);
         loop {
             events.clear();
@@ -126,8 +129,12 @@ impl Server {
     fn aside(&self, what: Aside, client: Arc<OwnedFd>, message: Message, namespace: Arc<Namespace>) {
         let door = Arc::clone(&self.door);
         let told = Arc::clone(&client);
+        let slot = ASIDES.fetch_add(1, Ordering::Relaxed) % ASIDE_SLOTS;
         let act = move || match what {
-            Aside::Open => answer_open(&door, &told, open(&namespace, &message, true)),
+            Aside::Open => {
+                SLOT.set(slot);
+                answer_open(&door, &told, open(&namespace, &message, true));
+            }
             Aside::Sync => reply(&told, sync(&door, &namespace, message.request.dev, message.request.ino), None),
         };
         if let Err(why) = std::thread::Builder::new().name("shim-aside".into()).spawn(act) {
@@ -179,7 +186,42 @@ enum Aside {
     Sync,
 }
 
+thread_local! {
+    static SLOT: Cell<u64> = const { Cell::new(0) };
+    static NUMBER: Cell<u64> = const { Cell::new(0) };
+}
+static ASIDES: AtomicU64 = AtomicU64::new(0);
+/// So many requests do not wait for the store at once, or their numbers are lost with the agent.
+const ASIDE_SLOTS: u64 = 1024;
+const SERVER_SLOT: u64 = ASIDE_SLOTS;
+/// Requests of the kernel have smaller numbers.
+const NUMBERS_FROM: u64 = 1 << 62;
+
+/// The request that this thread serves, if it is one of which two must be told apart: its slot, its number.
+pub fn current() -> Option<(u64, u64)> {
+    let number = NUMBER.get();
+    (number != 0).then(|| (SLOT.get(), number))
+}
+
 fn open(namespace: &Namespace, message: &Message, may_ask: bool) -> FsResult<File> {
+    let Message { request, caller, .. } = message;
+    if request.flags as i32 & libc::O_EXCL == 0 {
+        return open_new(namespace, message, may_ask);
+    }
+    let which = abi::mix(request.dev ^ abi::mix(request.ino ^ u64::from(caller.pid) << 32));
+    let number = which & (NUMBERS_FROM - 1) | NUMBERS_FROM;
+    if request.valid & abi::AGAIN != 0
+        && let Some(about) = namespace.carried_out(number)
+    {
+        return namespace.hand_out_again(caller, about, request.flags as i32);
+    }
+    NUMBER.set(number);
+    let opened = open_new(namespace, message, may_ask);
+    NUMBER.set(0);
+    opened
+}
+
+fn open_new(namespace: &Namespace, message: &Message, may_ask: bool) -> FsResult<File> {
     let Message { request, name, caller } = message;
     let dir = FileId(request.dir);
     let hand = || namespace.hand_out(caller, dir, name, request.mode & 0o7777, request.flags as i32, may_ask);

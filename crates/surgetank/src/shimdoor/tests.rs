@@ -71,6 +71,7 @@ fn the_layout_is_that_of_the_header() {
         ("ST_OPEN", abi::op::OPEN.into()),
         ("ST_SYNC", abi::op::SYNC.into()),
         ("ST_SETATTR", abi::op::SETATTR.into()),
+        ("ST_AGAIN", abi::AGAIN.into()),
         ("ST_SET_MODE", abi::set::MODE.into()),
         ("ST_SET_UID", abi::set::UID.into()),
         ("ST_SET_GID", abi::set::GID.into()),
@@ -156,7 +157,7 @@ fn shown(id: u64, kind: Kind, parent: u64) -> Shown {
 
 fn index(dir: &std::path::Path) -> Index {
     let place = Place { id: DEVICE, root: "/tier/files".into(), dev: DEV, noexec: false };
-    let mut index = Index::create(&dir.join("index"), vec![place], None).unwrap();
+    let mut index = Index::create(&dir.join("index"), vec![place], None, false).unwrap();
     index.show(&shown(1, Kind::Directory, 1), b"");
     index.open(42);
     index

@@ -362,6 +362,17 @@ impl Scene {
         eventually("the agent goes", || self.agents().is_empty());
     }
 
+    /// Kills the agent; true when it was replaced, false when it is the last one.
+    #[track_caller]
+    pub fn kill_one_agent(&self) -> bool {
+        let Some(agent) = self.agent() else { return false };
+        // SAFETY: the process was started by this test.
+        unsafe { libc::kill(agent as i32, libc::SIGKILL) };
+        eventually("the agent is dead", || self.agent() != Some(agent));
+        eventually("another one, or none", || self.agent().is_some() || self.supervisor().is_none());
+        self.agent().is_some()
+    }
+
     /// Returns when the agent that lives now can be asked.
     #[track_caller]
     pub fn await_served(&self) {
