@@ -106,7 +106,8 @@ static int open_by_agent(struct st_place *place, int flags, mode_t mode)
     if (answer > 0)
         return failed(answer);
     /* No answer: it may have been carried out. Doing that again would show only with this flag. */
-    return (answer == ST_UNHEARD || request.valid) && (flags & O_EXCL) ? failed(EIO) : ST_PASS;
+    bool unsure = answer == ST_UNHEARD || (answer == ST_UNSENT && request.valid);
+    return unsure && (flags & O_EXCL) ? failed(EIO) : ST_PASS;
 }
 
 static int open_found(struct st_place *place, int flags, mode_t mode)
