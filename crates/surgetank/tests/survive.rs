@@ -103,7 +103,11 @@ fn killed_again_and_again(scene: Option<Scene>, options: &[&str], direct: bool, 
             killed += u32::from(scene.kill_one_agent());
         }
     }
-    let ended = running.ends().exits(0);
+    let ended = running.ends();
+    if !ended.status.success() {
+        drop(Command::new("sh").args(["-c", "find /mnt/project -path '*/d[0-9]*' | xargs ls -lad --time-style=full-iso >&2; cat /mnt/state/*/agent.log.debug >&2"]).status());
+    }
+    let ended = ended.exits(0);
     assert!(killed > kills / 2, "only {killed} agents were killed");
     for who in ["one", "two", "three"] {
         assert!(ended.stdout.contains(&format!("{who} made rounds")), "{}\n{}", ended.stdout, ended.stderr);

@@ -577,10 +577,10 @@ impl Drain {
     fn remove_dir(&self, one: &Work<'_>, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
         let (_, path) = self.place(at)?;
         let (owner, _) = self.owner_and_meta(file)?;
-        let removed = if self.is_there(file, &path, owner) {
-            self.as_owner(owner, |who| self.namespace.store.remove_dir(who, &path))
-        } else {
-            Ok(())
+        let remove = || self.as_owner(owner, |who| self.namespace.store.remove_dir(who, &path));
+        let removed = match self.is_there(file, &path, owner).then(remove) {
+            Some(Err(_)) if self.namespace.discard_left_in(&path) => remove(),
+            removed => removed.unwrap_or(Ok(())),
         };
         match removed {
             Ok(()) => {}

@@ -6,6 +6,7 @@ use foldhash::HashSet;
 use crate::model::{FileId, Image, STORE_TEMPORARY_PREFIX};
 
 use super::Namespace;
+use crate::store::{Cred, StorePath};
 use super::journal::Txn;
 use super::tree::{Inode, Name};
 
@@ -42,6 +43,22 @@ impl Namespace {
             txn.counter(format!("{COUNTER}{}", dir.0), 0);
         }
         self.commit(&tree, txn);
+    }
+
+    /// Nothing is put into the directory any more: copies in it are those of an agent that was killed, and had not yet been
+    /// told that the directory is there. Returns whether there were any.
+    pub(crate) fn discard_left_in(&self, dir: &StorePath) -> bool {
+        let spills: HashSet<Name> =
+            self.tree().iter().filter_map(|(_, inode)| inode.spill().map(|place| place.1.clone())).collect();
+        let mut prefix = STORE_TEMPORARY_PREFIX.to_vec();
+        prefix.extend_from_slice(self.key().as_bytes());
+        let who = self.own_cred(Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() });
+        let left = self.store.list(who, dir, true).unwrap_or_default();
+        let ours = |name: &[u8]| name.starts_with(&prefix) && !spills.contains(name);
+        let mut left = left.iter().filter(|entry| ours(&entry.name)).peekable();
+        let any = left.peek().is_some();
+        left.for_each(|entry| drop(self.store.discard(who, &dir.join(&entry.name))));
+        any
     }
 
     /// Removes what an earlier agent left half made. What a file was spilled to stays.
