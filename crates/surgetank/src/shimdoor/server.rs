@@ -213,7 +213,8 @@ fn open(namespace: &Namespace, message: &Message, may_ask: bool) -> FsResult<Fil
     if request.valid & abi::AGAIN != 0
         && let Some(about) = namespace.carried_out(number)
     {
-        return namespace.hand_out_again(caller, about, request.flags as i32);
+        let place = (FileId(request.dir), message.name.as_slice());
+        return namespace.hand_out_again(caller, place, about, request.flags as i32);
     }
     NUMBER.set(number);
     let opened = open_new(namespace, message, may_ask);

@@ -87,8 +87,25 @@ impl Namespace {
     }
 
     /// The file was made for this very program, which was not told.
-    pub fn hand_out_again(&self, caller: &Caller, id: FileId, flags: i32) -> FsResult<File> {
-        self.hand_out_existing(caller, id, flags & !libc::O_TRUNC)
+    /// Where it cannot be handed out any more it goes again: the mount makes another one.
+    pub fn hand_out_again(
+        &self,
+        caller: &Caller,
+        (dir, name): (FileId, &[u8]),
+        id: FileId,
+        flags: i32,
+    ) -> FsResult<File> {
+        let handed = self.hand_out_existing(caller, id, flags & !libc::O_TRUNC);
+        if handed.as_ref().is_err_and(|fault| fault.errno == LEFT_TO_THE_MOUNT) {
+            let known = self.known(&self.tree(), dir, &Name::from(name));
+            if known == Some(Some(id)) {
+                self.unlink(caller, dir, name)?;
+                if let Some(door) = self.door.get() {
+                    door.invalidate_name(dir, name);
+                }
+            }
+        }
+        handed
     }
 
     fn hand_out_existing(&self, caller: &Caller, id: FileId, flags: i32) -> FsResult<File> {

@@ -89,18 +89,6 @@ impl Namespace {
         self.put_back(&before);
         let Some(done) = done else {
             tracing::warn!(operations = started.len(), "the store is not as any of the started operations left it");
-            for one in &started {
-                tracing::warn!("DEBUG {:?} {:?} {:?} names {:?}", one.seq, one.kind, one.prepared, one.names);
-            }
-            for (path, stat) in &looked {
-                tracing::warn!("DEBUG looked {path} {:?}", stat.map(|stat| (stat.attr.kind, stat.identity)));
-            }
-            let tree = self.tree();
-            for one in &started {
-                for id in files_of(&one.kind) {
-                    tracing::warn!("DEBUG file {id:?} applied {:?} identity {:?}", tree.get(id).map(|i| i.names_in_store()), tree.get(id).and_then(|i| i.identity.clone()));
-                }
-            }
             return;
         };
         tracing::info!(started = started.len(), done, "operations that an earlier agent had started");
