@@ -210,7 +210,7 @@ impl Namespace {
             opens: Mutex::default(),
             handles: RwLock::default(),
             listings: Mutex::default(),
-            locks: locks::Locks::default(),
+            locks: locks::Locks::kept_by(survival.keeper.clone()),
             survival: survive::Memory::new(survival),
             next_handle: AtomicU64::new(1),
             door: OnceLock::new(),

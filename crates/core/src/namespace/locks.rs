@@ -18,13 +18,14 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags};
 
+use super::survive::Keeper;
 use super::Namespace;
 use super::content::{Handle, Lies};
 use crate::clock;
@@ -45,6 +46,8 @@ const OFFSET_MAX: u64 = i64::MAX as u64;
 pub(super) struct Locks {
     files: Mutex<HashMap<FileId, Arc<Locked>>>,
     waiting: AtomicUsize,
+    /// Holds descriptions beyond this agent's death.
+    guardian: Guardian,
 }
 
 #[derive(Debug, Default)]
@@ -83,6 +86,43 @@ struct Description {
     /// We hear of its end only some time after `close`: flock, what a handle holds that does not ask for FLUSH, and what is
     /// left when FLUSH was served.
     ends_late: bool,
+    /// The supervisor has it too, under this name: its locks outlive the agent.
+    kept: Option<Kept>,
+}
+
+#[derive(Debug, Clone)]
+struct Kept {
+    name: String,
+    keeper: Guardian,
+}
+
+/// Who keeps descriptions, in a form that can be shown.
+#[derive(Clone, Default)]
+struct Guardian(Option<Arc<dyn Keeper>>);
+
+impl std::fmt::Debug for Guardian {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_some() { "a keeper" } else { "nobody" })
+    }
+}
+
+impl Drop for Description {
+    fn drop(&mut self) {
+        self.let_go();
+    }
+}
+
+impl Description {
+    /// The supervisor closes its own a moment later: until then nothing may be locked.
+    fn let_go(&mut self) {
+        let Some(Kept { name, keeper }) = self.kept.take() else { return };
+        let _ = rustix::fs::flock(&self.file, FlockOperation::NonBlockingUnlock);
+        let all = FileLock { kind: LockKind::None, first: 0, last: OFFSET_MAX, pid: 0 };
+        let _ = set_range(&self.file, &all);
+        if let Some(keeper) = keeper.0 {
+            keeper.give_up(&name);
+        }
+    }
 }
 
 impl Namespace {
@@ -105,7 +145,7 @@ impl Namespace {
             if descriptions.struck {
                 continue;
             }
-            let outcome = descriptions.take(&handle, party, asked);
+            let outcome = descriptions.take(&handle, party, asked, &self.locks.guardian);
             if !matches!(outcome, Ok(false)) {
                 self.locks.strike_unused(id, &mut descriptions);
                 return outcome.map(drop).map_err(refused);
@@ -170,6 +210,10 @@ impl Namespace {
 }
 
 impl Locks {
+    pub fn kept_by(keeper: Option<Arc<dyn Keeper>>) -> Self {
+        Self { guardian: Guardian(keeper), ..Self::default() }
+    }
+
     fn files(&self) -> MutexGuard<'_, HashMap<FileId, Arc<Locked>>> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -233,8 +277,14 @@ impl Party {
 
 impl Descriptions {
     /// `false`: another's lock is in the way.
-    fn take(&mut self, handle: &Handle, party: Party, asked: &LockRequest) -> io::Result<bool> {
-        let at = self.description(handle, party, asked)?;
+    fn take(
+        &mut self,
+        handle: &Handle,
+        party: Party,
+        asked: &LockRequest,
+        guardian: &Guardian,
+    ) -> io::Result<bool> {
+        let at = self.description(handle, party, asked, guardian)?;
         let description = &mut self.list[at];
         description.pid = asked.lock.pid;
         if !description.handles.contains(&asked.handle) {
@@ -261,7 +311,13 @@ impl Descriptions {
     }
 
     /// Where the party's description is, made if need be, and able to write if need be.
-    fn description(&mut self, handle: &Handle, party: Party, asked: &LockRequest) -> io::Result<usize> {
+    fn description(
+        &mut self,
+        handle: &Handle,
+        party: Party,
+        asked: &LockRequest,
+        guardian: &Guardian,
+    ) -> io::Result<usize> {
         let writable = !asked.flock && (handle.writes || asked.lock.kind == LockKind::Exclusive);
         let own = self.list.iter().position(|description| description.party == party);
         if let Some(at) = own
@@ -280,13 +336,16 @@ impl Descriptions {
                 for range in ranges_of(&self.list[at].file)? {
                     set_range(&file, &range)?;
                 }
+                self.list[at].let_go();
+                self.list[at].kept = keep(guardian, handle.id, party, asked, writable, &file);
                 self.list[at].file = file;
                 self.list[at].writable = writable;
                 Ok(at)
             }
             None => {
                 let (pid, handles) = (asked.lock.pid, vec![asked.handle]);
-                self.list.push(Description { party, file, writable, pid, handles, ends_late: false });
+                let kept = keep(guardian, handle.id, party, asked, writable, &file);
+                self.list.push(Description { party, file, writable, pid, handles, ends_late: false, kept });
                 Ok(self.list.len() - 1)
             }
         }
@@ -305,6 +364,66 @@ impl Descriptions {
 
     fn others_end_late(&self, party: Party) -> bool {
         self.list.iter().any(|description| description.party != party && description.ends_late)
+    }
+}
+
+/// What a kept description is called says all that the next agent has to know of it.
+const KEPT_AS: &str = "lock-";
+
+fn keep(
+    guardian: &Guardian,
+    id: FileId,
+    party: Party,
+    asked: &LockRequest,
+    writable: bool,
+    file: &File,
+) -> Option<Kept> {
+    let keeper = guardian.0.as_ref()?;
+    let (kind, number) = match party {
+        Party::Handle(number) => ('h', number),
+        Party::Owner(number) => ('o', number),
+    };
+    let name = format!(
+        "{KEPT_AS}{}-{kind}-{number}-{}-{}-{}",
+        id.0,
+        asked.handle,
+        asked.lock.pid,
+        if writable { 'w' } else { 'r' }
+    );
+    let kept = keeper.keep(&name, file.as_fd());
+    kept.inspect_err(|why| tracing::warn!(%why, "a lock would not survive this agent")).ok()?;
+    Some(Kept { name, keeper: guardian.clone() })
+}
+
+impl Namespace {
+    /// Locks that an earlier agent held for programs: they were never let go of.
+    pub(super) fn restore_locks(&self, kept: &mut HashMap<String, File>) {
+        let names: Vec<String> = kept.keys().filter(|name| name.starts_with(KEPT_AS)).cloned().collect();
+        for name in names {
+            let words: Vec<&str> = name[KEPT_AS.len()..].split('-').collect();
+            let [id, kind, number, handle, pid, access] = words[..] else { continue };
+            let Some(file) = kept.remove(&name) else { continue };
+            let (Ok(id), Ok(number), Ok(handle), Ok(pid)) = (id.parse(), number.parse(), handle.parse(), pid.parse())
+            else {
+                continue;
+            };
+            let party = if kind == "h" { Party::Handle(number) } else { Party::Owner(number) };
+            let kept = Some(Kept { name: name.clone(), keeper: self.locks.guardian.clone() });
+            let description = Description {
+                party,
+                file,
+                writable: access == "w",
+                pid,
+                handles: vec![handle],
+                // Whether we would hear of its end is not known any more.
+                ends_late: true,
+                kept,
+            };
+            // Who had it open ended while nobody served.
+            if self.handle(handle).is_ok() {
+                self.locks.of(FileId(id)).descriptions().list.push(description);
+            }
+        }
     }
 }
 

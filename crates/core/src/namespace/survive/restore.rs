@@ -64,6 +64,7 @@ impl Namespace {
             self.recall(listing.dir);
             self.listing_left(*fh, listing);
         }
+        self.restore_locks(&mut self.survival.kept.lock().unwrap_or_else(PoisonError::into_inner));
         self.next_handle.store(left.handle_max + 1, Ordering::Relaxed);
         let _ = self.survival.handles_from.set(left.handle_max + 1);
         let noted = left.noted.iter().filter_map(|text| serde_json::from_slice::<Noted>(text).ok());
