@@ -3,6 +3,7 @@
 //!
 //! `SURGETANK_CRASH=NAME:N` in the agent's environment: SIGKILL when NAME is passed for the Nth time. Agents that take over
 //! from one another have one each: `NAME:N,NAME:N`.
+//! With `SURGETANK_CRASH_SUPERVISOR` its supervisor is killed before it, so that nobody takes over.
 //! `SURGETANK_HOLD=NAME:MILLISECONDS`: whoever passes NAME stays there so long, that a test may meet him.
 //! `SURGETANK_CRASH_LOG=FILE`: every passing writes a line there, so that the campaign knows what there is.
 
@@ -54,6 +55,11 @@ mod armed {
             std::thread::sleep(armed.hold);
         }
         if armed.name == name && armed.left.fetch_sub(1, Ordering::Relaxed) == 1 {
+            if std::env::var_os("SURGETANK_CRASH_SUPERVISOR").is_some()
+                && let Some(supervisor) = rustix::process::getppid()
+            {
+                let _ = rustix::process::kill_process(supervisor, rustix::process::Signal::KILL);
+            }
             // Nothing is flushed, no destructor runs, as when the kernel does it.
             let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
         }

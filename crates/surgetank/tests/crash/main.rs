@@ -1,6 +1,7 @@
 //! The crash campaign. Each case: writers under `surgetank run`; the agent is killed (SIGKILL) at a crash point or at a random
 //! instant, the next one perhaps too, while it recovers; then a clean run drains what is left, and everything that the writers
-//! were told is compared with the store, which a watcher has looked at all along.
+//! were told is compared with the store, which a watcher has looked at all along. In a third of the cases the agent's
+//! supervisor lives: then another agent takes over, and no writer may see an error.
 //!
 //! `SURGETANK_CRASH_CASES` (150), `SURGETANK_CRASH_SEED` (another one each time with `make crash`); a case is named by its
 //! seed, and `SURGETANK_CRASH_CASE=SEED` runs that one alone.
@@ -157,6 +158,8 @@ struct Scene {
     manifests: PathBuf,
     options: Vec<String>,
     direct: bool,
+    /// The agent is killed, and not its supervisor.
+    alone: bool,
 }
 
 impl Scene {
@@ -183,7 +186,9 @@ impl Scene {
         let direct = dice.below(3) > 0;
         let manifests = aside.path().join("manifests");
         fs::create_dir(&manifests).unwrap();
-        Self { seed, kept: (disk, memory, aside), store, state, manifests, options, direct }
+        // A dice of its own: what a seed means stays.
+        let alone = Dice::new(seed ^ 0x5afe).below(3) == 0;
+        Self { seed, kept: (disk, memory, aside), store, state, manifests, options, direct, alone }
     }
 
     fn surgetank(&self, end: &End, command: &str) -> Command {
@@ -196,6 +201,9 @@ impl Scene {
         run.env("SURGETANK_DIRECT", self.direct.to_string());
         if let End::At { point, pass } = end {
             run.env("SURGETANK_CRASH", format!("{point}:{pass}"));
+            if !self.alone {
+                run.env("SURGETANK_CRASH_SUPERVISOR", "1");
+            }
         }
         run
     }
@@ -216,23 +224,26 @@ impl Scene {
                 && !killed
                 && began.elapsed() >= *instant
             {
-                killed = self.kill_the_agent();
+                killed = self.kill_the_agent(self.alone);
             }
             if began.elapsed() > PATIENCE {
                 let _ = child.kill();
-                self.kill_the_agent();
+                self.kill_the_agent(false);
                 return Err(format!("hangs: {}", fs::read_to_string(self.manifests.join("output")).unwrap()));
             }
             std::thread::sleep(Duration::from_micros(500));
         }
     }
 
-    fn kill_the_agent(&self) -> bool {
+    fn kill_the_agent(&self, alone: bool) -> bool {
         let places = fs::read_dir(&self.state).into_iter().flatten().flatten();
         let told = places.filter_map(|place| fs::read_to_string(place.path().join("agent.json")).ok());
         let pids = told.filter_map(|text| serde_json::from_str::<serde_json::Value>(&text).ok()?["pid"].as_i64());
         let pids: Vec<i32> = pids.filter_map(|pid| i32::try_from(pid).ok()).collect();
-        // SAFETY: kill takes any number; these are agents of this scene's own state directory.
+        let supervisors: Vec<i32> = pids.iter().filter_map(|pid| supervisor_of(*pid)).filter(|_| !alone).collect();
+        // SAFETY: kill takes any number; these are agents of this scene's own state directory, and their supervisors.
+        supervisors.into_iter().for_each(|pid| drop(unsafe { libc::kill(pid, libc::SIGKILL) }));
+        // SAFETY: as above.
         pids.into_iter().any(|pid| unsafe { libc::kill(pid, libc::SIGKILL) } == 0)
     }
 
@@ -261,8 +272,15 @@ struct Ended {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        self.kill_the_agent();
+        self.kill_the_agent(false);
     }
+}
+
+fn supervisor_of(agent: i32) -> Option<i32> {
+    let stat = fs::read_to_string(format!("/proc/{agent}/stat")).ok()?;
+    let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
+    let name = fs::read_to_string(format!("/proc/{parent}/comm")).ok()?;
+    (name.trim() == "surgetank-super").then_some(parent)
 }
 
 fn case(seed: u64) -> Result<u64, String> {
@@ -275,8 +293,8 @@ fn case(seed: u64) -> Result<u64, String> {
     let told = |why: String| {
         let output = fs::read_to_string(scene.manifests.join("output")).unwrap_or_default();
         format!(
-            "SURGETANK_CRASH_CASE={seed}: {why}\nends: {ends:?}\noptions: {:?}, direct: {}\nthe last run said:\n{output}",
-            scene.options, scene.direct
+            "SURGETANK_CRASH_CASE={seed}: {why}\nends: {ends:?}\noptions: {:?}, direct: {}, alone: {}\nthe last run said:\n{output}",
+            scene.options, scene.direct, scene.alone
         )
     };
     let stories = scene.stories();
@@ -299,6 +317,9 @@ fn lives(scene: &Scene, ends: &[End]) -> Result<(u64, verify::Verified), String>
         let ended = scene.run(end, command)?;
         let killed = ended.killed || ended.said.contains("the agent of") || ended.said.contains("the agent died");
         died += u64::from(killed);
+        if scene.alone && life == 0 && !ended.status.success() && !ended.said.contains("while it started") {
+            return Err(format!("only the agent was killed, and the run ended with {}: {}", ended.status, ended.said));
+        }
         // The exit code tells the truth: 0 says that all is in the store, now.
         if ended.status.success() {
             verify::verify(&scene.store, &scene.stories()).map_err(|why| format!("exit code 0, but {why}"))?;
