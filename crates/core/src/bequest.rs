@@ -30,29 +30,80 @@ pub use left::{Left, LeftHandle, LeftListing, LeftMirror, LeftRun};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Record<'a> {
     /// This number means a file that is only the store's: the one of that name in that directory.
-    Mirror { id: FileId, dir: FileId, name: &'a [u8], ino: u64, kind: Kind },
+    Mirror {
+        id: FileId,
+        dir: FileId,
+        name: &'a [u8],
+        ino: u64,
+        kind: Kind,
+    },
     /// The number means nothing any more, or the catalog has the file now.
-    Forgotten { id: FileId },
+    Forgotten {
+        id: FileId,
+    },
     /// An open file; `by`: the request that opened it.
-    Opened { fh: u64, id: FileId, flags: i32, writes: bool, run: RunId, direct: bool, by: u64 },
-    Closed { fh: u64 },
+    Opened {
+        fh: u64,
+        id: FileId,
+        flags: i32,
+        writes: bool,
+        run: RunId,
+        direct: bool,
+        by: u64,
+    },
+    Closed {
+        fh: u64,
+    },
     /// A request is about to append there.
-    Appending { fh: u64, by: u64, at: u64 },
+    Appending {
+        fh: u64,
+        by: u64,
+        at: u64,
+    },
     /// An open directory, and who opened it.
-    Listing { fh: u64, dir: FileId, uid: u32, gid: u32 },
+    Listing {
+        fh: u64,
+        dir: FileId,
+        uid: u32,
+        gid: u32,
+    },
     /// What stands before this position of its listing.
-    Listed { fh: u64, offset: u64, before: &'a [u8] },
+    Listed {
+        fh: u64,
+        offset: u64,
+        before: &'a [u8],
+    },
     /// What the kernel calls the plain file behind an open one.
-    Backed { id: FileId, backing: u32 },
-    Unbacked { id: FileId },
+    Backed {
+        id: FileId,
+        backing: u32,
+    },
+    Unbacked {
+        id: FileId,
+    },
     /// Times and links of a directory, which the catalog does not follow each time.
-    Touched { dir: FileId, nanos: i64, links: u32 },
+    Touched {
+        dir: FileId,
+        nanos: i64,
+        links: u32,
+    },
     /// Something that counts against a run's exit code, as JSON.
-    Noted { text: &'a [u8] },
-    Joined { run: RunId, pid: u32, command: &'a str },
-    Gone { run: RunId },
+    Noted {
+        text: &'a [u8],
+    },
+    Joined {
+        run: RunId,
+        pid: u32,
+        command: &'a str,
+    },
+    Gone {
+        run: RunId,
+    },
     /// Whatever is to be known once, by its name.
-    Fact { name: &'a str, value: &'a [u8] },
+    Fact {
+        name: &'a str,
+        value: &'a [u8],
+    },
 }
 
 /// Bytes of the log that one half can hold. Only what is touched is memory.
@@ -108,8 +159,12 @@ impl Bequest {
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let mut nonce = [0; 8];
         io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut nonce)?;
-        let bequest =
-            Self { base, half_bytes, memory, pen: Mutex::new(Pen { compact_at: COMPACTED_FROM_BYTES.min(half_bytes) }) };
+        let bequest = Self {
+            base,
+            half_bytes,
+            memory,
+            pen: Mutex::new(Pen { compact_at: COMPACTED_FROM_BYTES.min(half_bytes) }),
+        };
         bequest.header().nonce.store(u64::from_ne_bytes(nonce), Ordering::Relaxed);
         Ok(bequest)
     }

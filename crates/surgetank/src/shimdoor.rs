@@ -26,8 +26,8 @@ use surgetank_core::model::FileId;
 use surgetank_core::namespace::{Namespace, Shim, Shown};
 
 use closings::{Closed, Closings};
-pub use server::current;
 use index::{Index, Place};
+pub use server::current;
 
 /// Programs believe the index for so long after the last sign of life.
 const BELIEVED: Duration = Duration::from_secs(2);

@@ -107,7 +107,11 @@ fn killed_again_and_again(scene: Option<Scene>, options: &[&str], direct: bool, 
     assert!(killed >= kills / 2, "only {killed} agents were killed");
     for who in ["one", "two", "three"] {
         assert!(ended.stdout.contains(&format!("{who} made rounds")), "{}\n{}", ended.stdout, ended.stderr);
-        succeed(Command::new("sha256sum").args(["--check", "--quiet", &format!("/mnt/aside/{who}")]).current_dir(&scene.over));
+        succeed(
+            Command::new("sha256sum")
+                .args(["--check", "--quiet", &format!("/mnt/aside/{who}")])
+                .current_dir(&scene.over),
+        );
     }
     // The last one may have been killed after the command had ended.
     scene.await_no_agent();
@@ -179,9 +183,21 @@ END
 #[test]
 fn killed_where_it_matters() {
     let points = [
-        "make.adopted", "make.written_down", "seal.begun", "seal.written_down", "rename.written_down",
-        "rename.before_tier", "unlink.begun", "unlink.written_down", "unlink.tier_done", "rmdir.written_down",
-        "node.written_down", "link.written_down", "exchange.written_down", "mount.served", "catalog.appended",
+        "make.adopted",
+        "make.written_down",
+        "seal.begun",
+        "seal.written_down",
+        "rename.written_down",
+        "rename.before_tier",
+        "unlink.begun",
+        "unlink.written_down",
+        "unlink.tier_done",
+        "rmdir.written_down",
+        "node.written_down",
+        "link.written_down",
+        "exchange.written_down",
+        "mount.served",
+        "catalog.appended",
     ];
     let Some(mut scene) = Scene::new("survive-points") else { return };
     scene.tier("ram", 64);
@@ -275,4 +291,101 @@ fn a_global_mount_goes_on() {
     .exits(0);
     scene.await_no_agent();
     scene.holds("f", b"before\nafter\n");
+}
+
+/// Without any agent at all: a direct file is the kernel's business.
+#[test]
+fn a_program_with_a_direct_file_never_notices() {
+    let Some(mut scene) = Scene::new("survive-never-notices") else { return };
+    scene.tier("ram", 64);
+    let aside = scene.beside("aside");
+    let script = r#"
+        cat >/mnt/direct.py <<'END'
+import os
+file = os.open("f", os.O_RDWR | os.O_CREAT)
+rounds = 0
+while not os.path.exists("/mnt/aside/go"):
+    rounds += 1
+    assert os.pwrite(file, b"%9d" % rounds, 0) == 9 and os.pread(file, 9, 0) == b"%9d" % rounds
+    with open("/mnt/aside/rounds.new", "w") as told: told.write(str(rounds))
+    os.rename("/mnt/aside/rounds.new", "/mnt/aside/rounds")
+os.close(file)
+END
+        python3 /mnt/direct.py
+    "#;
+    let running = scene.start(&[FAST, &["--no-preload"]].concat(), script);
+    let rounds =
+        || fs::read_to_string(aside.join("rounds")).ok().and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
+    eventually("the program is there", || rounds() > 0);
+    let (agent, supervisor) = (scene.agent().unwrap(), scene.supervisor().unwrap());
+    // SAFETY: both processes were started by this test.
+    unsafe {
+        libc::kill(supervisor as i32, libc::SIGSTOP);
+        libc::kill(agent as i32, libc::SIGKILL);
+    }
+    eventually("nobody serves", || scene.agent().is_none());
+    let before = rounds();
+    eventually("it goes on all the same", || rounds() > before + 20);
+    // SAFETY: as above.
+    unsafe { libc::kill(supervisor as i32, libc::SIGCONT) };
+    fs::write(aside.join("go"), "").unwrap();
+    running.ends().exits(0);
+    scene.holds("f", format!("{:9}", rounds()).as_bytes());
+}
+
+/// A program that waits for the answer to its open when the agent is killed gets it from the next one.
+#[test]
+fn a_program_that_waits_in_open_goes_on() {
+    let Some(mut scene) = Scene::new("survive-waits") else { return };
+    scene.tier("ram", 64);
+    let mut command = scene.run_command(&[FAST, &["--no-preload"]].concat(), "echo x >f; cat f");
+    command.env("SURGETANK_HOLD", "tier.created:60000");
+    let running = scene::Running::of(command);
+    eventually("the file is being made", || !scene.tier_files().is_empty());
+    let begun = Instant::now();
+    scene.replace_agent();
+    running.ends().exits(0).prints("x\n");
+    assert!(begun.elapsed() < Duration::from_secs(30), "it waited for the agent that is dead");
+    scene.holds("f", b"x\n");
+}
+
+/// Files and directories that only the store has are known to the next agent by the numbers that the kernel has of them.
+#[test]
+fn what_is_only_in_the_store_is_known_again() {
+    let Some(mut scene) = Scene::new("survive-mirrors") else { return };
+    scene.tier("ram", 64);
+    fs::create_dir_all(scene.path("a/b/empty")).unwrap();
+    for number in 0..300 {
+        fs::write(scene.path(&format!("a/b/{number:03}")), format!("{number}")).unwrap();
+    }
+    let aside = scene.beside("aside");
+    let script = r#"
+        cat >/mnt/mirrors.py <<'END'
+import os
+before = {name: os.stat("a/b/" + name).st_ino for name in os.listdir("a/b")}
+os.chdir("a/b")
+listing = os.scandir(".")
+first = [next(listing).name for _ in range(5)]
+open("/mnt/aside/ready", "w").close()
+while not os.path.exists("/mnt/aside/go"): pass
+names = first + [entry.name for entry in listing]
+assert sorted(names) == sorted(before), set(names) ^ set(before)
+assert {name: os.stat(name).st_ino for name in before} == before
+assert os.getcwd() == "/mnt/project/a/b"
+os.rmdir("empty"); os.rename("000", "../moved"); os.rename("001", "002"); os.unlink("003")
+assert open("../moved").read() == "0" and open("002").read() == "1"
+os.rename("../b", "../c")
+assert os.getcwd() == "/mnt/project/a/c"
+END
+        python3 /mnt/mirrors.py
+    "#;
+    let running = scene.start(&[FAST, &["--no-preload"]].concat(), script);
+    eventually("the program is there", || aside.join("ready").exists());
+    scene.replace_agent();
+    scene.await_served();
+    scene.replace_agent();
+    fs::write(aside.join("go"), "").unwrap();
+    running.ends().exits(0);
+    scene.holds("a/c/002", b"1");
+    assert!(!scene.path("a/c/empty").exists() && !scene.path("a/c/003").exists() && scene.path("a/moved").exists());
 }

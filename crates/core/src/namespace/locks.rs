@@ -25,9 +25,9 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags};
 
-use super::survive::Keeper;
 use super::Namespace;
 use super::content::{Handle, Lies};
+use super::survive::Keeper;
 use crate::clock;
 use crate::error::{Errno, Fault, FsResult};
 use crate::model::{FileId, FileLock, LockKind, LockRequest};
@@ -277,13 +277,7 @@ impl Party {
 
 impl Descriptions {
     /// `false`: another's lock is in the way.
-    fn take(
-        &mut self,
-        handle: &Handle,
-        party: Party,
-        asked: &LockRequest,
-        guardian: &Guardian,
-    ) -> io::Result<bool> {
+    fn take(&mut self, handle: &Handle, party: Party, asked: &LockRequest, guardian: &Guardian) -> io::Result<bool> {
         let at = self.description(handle, party, asked, guardian)?;
         let description = &mut self.list[at];
         description.pid = asked.lock.pid;

@@ -5,10 +5,10 @@ use std::io;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
+use crate::bequest::Record;
 use crate::clock;
 use crate::error::{Errno, FsResult};
 use crate::model::{Attr, Caller, FileId, Kind, STORE_TEMPORARY_PREFIX};
-use crate::bequest::Record;
 use crate::store::{Cred, StorePath, StoreStat};
 
 use super::tree::{Entry, Inode, Name, Tree};

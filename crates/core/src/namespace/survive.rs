@@ -233,10 +233,8 @@ impl Namespace {
         }
         let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
         let Some(path) = self.tree().applied_path(mirror.dir).map(|dir| dir.join(&mirror.name)) else { return };
-        let who = crate::store::Cred {
-            uid: rustix::process::geteuid().as_raw(),
-            gid: rustix::process::getegid().as_raw(),
-        };
+        let who =
+            crate::store::Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
         let Ok(stat) = self.store.stat(who, &path) else { return };
         let mut tree = self.tree();
         if mirror.is(&stat) && tree.get(id).is_none() {

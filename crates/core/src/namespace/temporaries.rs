@@ -6,9 +6,9 @@ use foldhash::HashSet;
 use crate::model::{FileId, Image, STORE_TEMPORARY_PREFIX};
 
 use super::Namespace;
-use crate::store::{Cred, StorePath};
 use super::journal::Txn;
 use super::tree::{Inode, Name};
+use crate::store::{Cred, StorePath};
 
 const COUNTER: &str = "temporaries-in-";
 
@@ -52,7 +52,8 @@ impl Namespace {
             self.tree().iter().filter_map(|(_, inode)| inode.spill().map(|place| place.1.clone())).collect();
         let mut prefix = STORE_TEMPORARY_PREFIX.to_vec();
         prefix.extend_from_slice(self.key().as_bytes());
-        let who = self.own_cred(Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() });
+        let who =
+            self.own_cred(Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() });
         let left = self.store.list(who, dir, true).unwrap_or_default();
         let ours = |name: &[u8]| name.starts_with(&prefix) && !spills.contains(name);
         let mut left = left.iter().filter(|entry| ours(&entry.name)).peekable();

@@ -75,20 +75,7 @@ impl Ground {
             rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
         let taken = if may_mount && !by_calls { submounts::take(over)? } else { refuse_submounts(over)? };
         let key = place.identify(over)?;
-        Ok(Self {
-            config,
-            wanted,
-            visibility,
-            by_calls,
-            place,
-            user_namespace,
-            store,
-            bare,
-            key,
-            taken,
-            starter,
-            lock,
-        })
+        Ok(Self { config, wanted, visibility, by_calls, place, user_namespace, store, bare, key, taken, starter, lock })
     }
 }
 

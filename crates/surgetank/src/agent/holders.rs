@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
@@ -17,6 +18,18 @@ use rustix::process::{Pid, PidfdFlags};
 use surgetank_core::report::Holder;
 
 use super::submounts;
+
+/// The agent's supervisor; 0 for none. It has handles on the bare directories and is in the agent's name spaces.
+static SUPERVISOR: AtomicU32 = AtomicU32::new(0);
+
+/// From now on our parent counts as ourselves.
+pub fn has_supervisor() {
+    SUPERVISOR.store(std::os::unix::process::parent_id(), Ordering::Relaxed);
+}
+
+fn is_ours(pid: u32) -> bool {
+    pid == std::process::id() || pid == SUPERVISOR.load(Ordering::Relaxed)
+}
 
 fn pids() -> Vec<u32> {
     let Ok(entries) = fs::read_dir("/proc") else {
@@ -46,10 +59,9 @@ pub fn command_line(pid: u32) -> String {
 
 /// Processes with a cwd, root, executable, descriptor or mapping at or below `directory`.
 pub fn of_directory(directory: &Path) -> Vec<Holder> {
-    let me = std::process::id();
     let sought = Sought { path: directory, numbers: Numbers::of(directory), namespace: mount_namespace("self") };
     let mut holders = Vec::new();
-    for pid in pids().into_iter().filter(|pid| *pid != me) {
+    for pid in pids().into_iter().filter(|pid| !is_ours(*pid)) {
         if let Some(holds) = sought.held_by(pid) {
             holders.push(Holder { pid, command: command_line(pid), holds });
         }
@@ -198,10 +210,9 @@ pub fn of_our_namespace() -> Vec<Holder> {
     let Some(ours) = mount_namespace("self") else {
         return Vec::new();
     };
-    let ours_too = [std::process::id(), std::os::unix::process::parent_id()];
     pids()
         .into_iter()
-        .filter(|pid| !ours_too.contains(pid))
+        .filter(|pid| !is_ours(*pid))
         .filter(|pid| mount_namespace(&pid.to_string()) == Some(ours))
         .map(|pid| Holder { pid, command: command_line(pid), holds: String::new() })
         .collect()

@@ -68,9 +68,7 @@ pub fn main(backend: &dyn Backend) -> u8 {
         }
         // Programs' calls cannot be taken up by another agent.
         Ok(ground) if ground.by_calls => serve(backend, ground, None),
-        Ok(ground) => {
-            supervisor::supervise(ground, |ground, inheritance| serve(backend, ground, Some(inheritance)))
-        }
+        Ok(ground) => supervisor::supervise(ground, |ground, inheritance| serve(backend, ground, Some(inheritance))),
     }
 }
 
@@ -78,6 +76,9 @@ pub fn main(backend: &dyn Backend) -> u8 {
 fn serve(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>) -> u8 {
     let life = inheritance.as_ref().map_or(0, |inheritance| inheritance.life);
     let channel = inheritance.as_ref().map(|inheritance| Arc::clone(&inheritance.channel));
+    if channel.is_some() {
+        holders::has_supervisor();
+    }
     surgetank_core::crash::begin_life(life);
     let begun = begin(backend, ground, inheritance);
     if life == 0 {
@@ -178,7 +179,8 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
     };
     let left = bequest.as_ref().filter(|_| life > 0).map(|bequest| bequest.left());
     let listener = kept.remove(LISTENER);
-    let survival = bequest.clone().zip(channel.clone()).map(|(bequest, channel)| Afterlife { bequest, channel, kept, life });
+    let survival =
+        bequest.clone().zip(channel.clone()).map(|(bequest, channel)| Afterlife { bequest, channel, kept, life });
     let opening = Opening {
         store,
         bare,

@@ -24,9 +24,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
-};
+use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, WaitOptions, WaitStatus};
 use surgetank_core::bequest::Bequest;
 use surgetank_core::clock;
@@ -79,7 +77,8 @@ pub fn supervise<G>(ground: G, agent: impl FnOnce(G, Inheritance) -> u8) -> u8 {
     let mut kept = BTreeMap::new();
     let mut failures = 0;
     for life in 0.. {
-        let Ok((ours, theirs)) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        let Ok((ours, theirs)) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
         else {
             tracing::error!("no socket for an agent");
             return FAILED;

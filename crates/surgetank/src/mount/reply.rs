@@ -7,8 +7,8 @@ use rustix::fs::{major, minor};
 use surgetank_core::model::{Attr, FileLock, Kind, LockKind};
 
 use super::abi::{self, fopen};
-use super::notifier::BackingId;
 use super::filesystem::{Attributes, Entry, Looked, Opened, OpenedDirectory, SpaceReport};
+use super::notifier::BackingId;
 
 /// Longest validity told to the kernel; it counts in jiffies.
 const TTL_SECS_MAX: u64 = u32::MAX as u64;

@@ -40,9 +40,7 @@ impl Memory {
         let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(path)?;
         let memory = file.set_len(bytes as u64).and_then(|()| map(&file, bytes));
         match memory {
-            Ok(base) => {
-                Ok(Self { base, bytes, file, path: path.to_path_buf(), unsettled: AtomicBool::new(false) })
-            }
+            Ok(base) => Ok(Self { base, bytes, file, path: path.to_path_buf(), unsettled: AtomicBool::new(false) }),
             Err(why) => {
                 drop(std::fs::remove_file(path));
                 Err(why)

@@ -91,8 +91,17 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
     let signals = Signals::block(&numbers).map_err(broken)?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(broken)?;
 
-    let mut session =
-        Run { config, args, agent, run, signals, agent_lost: false, dialed: None, begun: clock::tick(), ended: clock::tick() };
+    let mut session = Run {
+        config,
+        args,
+        agent,
+        run,
+        signals,
+        agent_lost: false,
+        dialed: None,
+        begun: clock::tick(),
+        ended: clock::tick(),
+    };
     let variables = preload::variables(&session.config, &session.agent.hello);
     let command_exit = match child::spawn(&session.args.command, &cwd, &session.agent, &session.signals, &variables) {
         Ok(pid) => session.attend(pid)?,

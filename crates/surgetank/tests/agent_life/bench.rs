@@ -122,6 +122,11 @@ impl Bench {
         i32::try_from(self.the_agent()["pid"].as_i64().unwrap()).unwrap()
     }
 
+    pub fn supervisor_pid(&self) -> i32 {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.agent_pid())).unwrap();
+        stat.rsplit_once(')').unwrap().1.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
     /// The state directory of the one agent.
     pub fn place(&self) -> PathBuf {
         let entries = fs::read_dir(self.state()).unwrap().map(|entry| entry.unwrap().path());

@@ -383,9 +383,9 @@ fn the_second_interrupt_ends_the_drain(bench: &Bench) {
     assert_eq!(line, "written\n");
     // The command has to be gone, or the signal is the command's.
     let children = format!("/proc/{0}/task/{0}/children", child.id());
-    let agent = bench.agent_pid().to_string();
+    let supervisor = bench.supervisor_pid().to_string();
     until("the command to end", || {
-        fs::read_to_string(&children).unwrap().split_ascii_whitespace().all(|pid| pid == agent)
+        fs::read_to_string(&children).unwrap().split_ascii_whitespace().all(|pid| pid == supervisor)
     });
     kill(pid(&child), libc::SIGINT);
     let mut told = String::new();

@@ -121,7 +121,8 @@ impl Namespace {
         if handle.writes {
             if !open.direct && !open.content().writable {
                 let content = open.content();
-                let file = reopen_writable(&content.file).inspect_err(|why| self.told_unreadable(handle.id, why)).ok()?;
+                let file =
+                    reopen_writable(&content.file).inspect_err(|why| self.told_unreadable(handle.id, why)).ok()?;
                 open.replace(Content { file: Arc::new(file), writable: true, ..content });
             }
             // What the earlier agent saw of it is not known: it counts as changed.
@@ -156,7 +157,8 @@ impl Namespace {
         if content.lies == Lies::Store {
             // Somebody else may have put another file there.
             let ino = rustix::fs::fstat(&*content.file).ok()?.st_ino;
-            let same = self.tree().get(id).and_then(|inode| inode.identity.as_ref().map(|known| known.ino)) == Some(ino);
+            let same =
+                self.tree().get(id).and_then(|inode| inode.identity.as_ref().map(|known| known.ino)) == Some(ino);
             return same.then_some(content);
         }
         Some(content)
