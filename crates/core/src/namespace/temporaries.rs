@@ -27,6 +27,11 @@ impl Namespace {
         self.own(&mut tree, &mut txn, dir);
         txn.counter(format!("{COUNTER}{}", dir.0), 1);
         self.commit(&tree, txn);
+        drop(tree);
+        // The store goes on when the machine does not.
+        if let Err(why) = self.sync_catalog() {
+            tracing::warn!(%why, "the catalog cannot be synced: after a power loss a temporary may be left in the store");
+        }
     }
 
     /// When nothing is under way, there are none.
