@@ -316,12 +316,15 @@ fn without_power(seed: u64, dice: &mut Dice) -> Result<u64, String> {
     if dice.below(3) == 0 {
         scene.options.push("--no-preload".to_owned());
     }
+    let manifests: Vec<PathBuf> = (0..WRITERS).map(|writer| scene.manifests.join(writer.to_string())).collect();
     let (after, journal_too) = (Duration::from_millis(50 + dice.below(900)), dice.below(2) == 0);
     let told = |why: String| {
         let output = fs::read_to_string(scene.manifests.join("output")).unwrap_or_default();
         format!(
-            "SURGETANK_CRASH_CASE={seed}: {why}\nthe power failed after {after:?}, journal too: {journal_too}\noptions: {:?}, direct: {}\nthe last run said:\n{output}",
-            scene.options, scene.direct
+            "SURGETANK_CRASH_CASE={seed}: {why}\nthe power failed after {after:?}, journal too: {journal_too}\noptions: {:?}, direct: {}\nthe last run said:\n{output}\n{}",
+            scene.options,
+            scene.direct,
+            power::tell(&scene.store, &manifests)
         )
     };
     let output = fs::File::create(scene.manifests.join("output")).unwrap();
@@ -330,7 +333,6 @@ fn without_power(seed: u64, dice: &mut Dice) -> Result<u64, String> {
     std::thread::sleep(after);
     disk.power_fails(journal_too, &scene.manifests);
     child.wait().unwrap();
-    let manifests: Vec<PathBuf> = (0..WRITERS).map(|writer| scene.manifests.join(writer.to_string())).collect();
     let ended = scene.run(&End::Never, "true").map_err(&told)?;
     if !matches!(ended.status.code(), Some(0 | 3)) {
         return Err(told(format!("the run after the boot ended with {}", ended.status)));

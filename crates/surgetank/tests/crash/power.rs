@@ -274,17 +274,21 @@ pub fn verify(directory: &Path, manifests: &[PathBuf]) -> Result<Verified, Strin
         let mine = |path: &str| path == home || path.starts_with(&format!("{home}/"));
         let found: BTreeMap<&str, &Lies> =
             found.iter().filter(|(path, _)| mine(path)).map(|(path, lies)| (path.as_str(), lies)).collect();
-        let one = History::read(manifest).judge(&found).map_err(|why| {
-            let told = fs::read_to_string(manifest).unwrap_or_default();
-            let told: Vec<&str> = told.lines().collect();
-            let names: Vec<&&str> = found.keys().collect();
-            format!(
-                "writer {writer}: {why}\nthe store has {names:?}\nits story ends:\n{}",
-                told[told.len().saturating_sub(120)..].join("\n")
-            )
-        })?;
+        let one = History::read(manifest).judge(&found).map_err(|why| format!("writer {writer}: {why}"))?;
         verified.files += one.files;
         verified.bytes += one.bytes;
     }
     Ok(verified)
+}
+
+/// For whoever looks into a failure: what there is, and what the writers did last.
+pub fn tell(directory: &Path, manifests: &[PathBuf]) -> String {
+    const LINES_MAX: usize = 150;
+    let found = store_of(directory);
+    let story = |manifest: &PathBuf| {
+        let told = fs::read_to_string(manifest).unwrap_or_default();
+        let told: Vec<&str> = told.lines().filter(|line| !line.starts_with('E')).collect();
+        format!("{}:\n{}\n", manifest.display(), told[told.len().saturating_sub(LINES_MAX)..].join("\n"))
+    };
+    format!("the store has {:?}\n{}", found.keys().collect::<Vec<_>>(), manifests.iter().map(story).collect::<String>())
 }
