@@ -20,7 +20,7 @@ impl Namespace {
     /// A temporary is about to be made in this directory.
     pub(crate) fn expect_temporaries_in(&self, dir: FileId) {
         let mut tree = self.tree();
-        if !tree.temporaries.insert(dir) {
+        if tree.temporaries.contains(&dir) {
             return;
         }
         let mut txn = Txn::default();
@@ -32,6 +32,7 @@ impl Namespace {
         if let Err(why) = self.sync_catalog() {
             tracing::warn!(%why, "the catalog cannot be synced: after a power loss a temporary may be left in the store");
         }
+        self.tree().temporaries.insert(dir);
     }
 
     /// When nothing is under way, there are none.

@@ -126,7 +126,7 @@ struct History {
     vouched: BTreeSet<u64>,
     /// Files of which some bytes were.
     promised: BTreeSet<u64>,
-    /// What was ever under a name.
+    /// Files that were ever under a name.
     seen_at: BTreeMap<String, BTreeSet<u64>>,
 }
 
@@ -187,7 +187,7 @@ impl History {
             self.seen_at.insert(words[2].clone(), all);
         }
         for (path, id) in &next.names {
-            self.seen_at.entry(path.clone()).or_default().insert(next.files[id].content);
+            self.seen_at.entry(path.clone()).or_default().insert(*id);
         }
         self.states.push(next);
     }
@@ -225,9 +225,8 @@ impl History {
                     verified.bytes += bytes.len() as u64;
                 }
                 Ok(found) if needed => return Err(format!("{path} has {found:#x}, and {content:#x} was synced")),
-                // A version before it.
-                Ok(found) if self.seen_at.get(path).is_some_and(|seen| seen.contains(&found)) => verified.files += 1,
-                Ok(found) if self.was_of(*id, found) => verified.files += 1,
+                // A version before it, or the file that had the name before.
+                Ok(found) if self.was_at(path, found) || self.was_of(*id, found) => verified.files += 1,
                 Ok(found) => return Err(format!("{path} has {found:#x}, which never was there")),
                 Err(why) if needed => return Err(format!("{path}: {why}, and it was synced")),
                 // Written over after a part of it had been promised; or in place, having several names.
@@ -243,7 +242,7 @@ impl History {
         };
         if let Some(ghost) = found.keys().find(|path| !known(path)) {
             // The version before of a name that was replaced and then taken from its successor.
-            let before = matches!(found[ghost], Lies::File { bytes, .. } if content::check(bytes).is_ok_and(|id| self.seen_at.get(*ghost).is_some_and(|seen| seen.contains(&id))));
+            let before = matches!(found[ghost], Lies::File { bytes, .. } if content::check(bytes).is_ok_and(|id| self.was_at(ghost, id)));
             if !before {
                 return Err(format!("{ghost} should not be there"));
             }
@@ -257,6 +256,10 @@ impl History {
             return Err(format!("the symbolic link {lost} is lost"));
         }
         Ok(verified)
+    }
+
+    fn was_at(&self, path: &str, content: u64) -> bool {
+        self.seen_at.get(path).is_some_and(|files| files.iter().any(|id| self.was_of(*id, content)))
     }
 
     /// Was this ever the file's content?
