@@ -249,3 +249,39 @@ fn what_was_in_memory_only_is_told_after_a_reboot_with_the_shim() {
 fn of_a_node_that_is_lost_there_is_what_was_synced_to_the_store() {
     on_memory("power_lost", &[], true);
 }
+
+/// A file that was lost had been about to come before one that takes its name: that one waited for it for ever.
+#[test]
+fn what_replaces_a_file_that_was_lost_was_never_published() {
+    let Some(scene) = prepare("power_replaced") else { return };
+    let program = "
+import os, time
+def put(name, text, sync=False):
+    fd = os.open(name, os.O_CREAT | os.O_WRONLY, 0o644)
+    os.write(fd, text)
+    if sync: os.fsync(fd)
+    os.close(fd)
+os.mkdir('d')
+put('d/f', b'first')
+os.link('d/f', 'l')
+put('d/f.new', b'second', sync=True)
+os.rename('d/f.new', 'd/f')
+put('a', b'a')
+put('b', b'b', sync=True)
+os.rename('b', 'a')
+put('c', b'c', sync=True)
+os.rename('a', 'old')
+os.link('c', 'd/c')
+put('z', b'z', sync=True)
+open('/mnt/told/there', 'w').close()
+time.sleep(100)
+";
+    until_the_power_fails(&scene, &["--no-preload"], program, false);
+    scene.run(&TIER, "true").exits(3);
+    let again = scene.run(&TIER, "true").exits(0);
+    let (there, _) = store_of(&scene);
+    let content = |name: &str| there.get(name).map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+    let found = ["d/f", "l", "a", "b", "old", "c", "d/c", "z"].map(content);
+    let expected = [Some("second"), None, None, None, Some("b"), Some("c"), Some("c"), Some("z")];
+    assert_eq!(found, expected.map(|text| text.map(str::to_owned)), "{}", again.stderr);
+}

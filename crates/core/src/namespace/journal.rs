@@ -318,8 +318,16 @@ impl Namespace {
         }
     }
 
-    /// Everything committed so far survives the machine.
+    /// Everything committed so far survives the machine. An error, too, when something could not be committed: it would be
+    /// promised, and forgotten.
     pub(crate) fn sync_catalog(&self) -> std::io::Result<()> {
+        {
+            let mut unwritten = self.unwritten.lock().unwrap_or_else(PoisonError::into_inner);
+            if !unwritten.is_empty() {
+                self.catalog.commit(&unwritten)?;
+                unwritten.clear();
+            }
+        }
         self.catalog.sync(self.catalog.position())
     }
 }

@@ -21,13 +21,19 @@ impl Namespace {
     /// A temporary is about to be made in this directory.
     pub(crate) fn expect_temporaries_in(&self, dir: FileId) {
         let mut tree = self.tree();
-        if !tree.temporaries.insert(dir) {
+        if tree.temporaries.contains(&dir) {
             return;
         }
         let mut txn = Txn::default();
         self.own(&mut tree, &mut txn, dir);
         txn.counter(format!("{COUNTER}{}", dir.0), 1);
         self.commit(&tree, txn);
+        drop(tree);
+        // The store goes on when the machine does not.
+        if let Err(why) = self.sync_catalog() {
+            tracing::warn!(%why, "the catalog cannot be synced: after a power loss a temporary may be left in the store");
+        }
+        self.tree().temporaries.insert(dir);
     }
 
     /// When nothing is under way, there are none.

@@ -61,6 +61,8 @@ pub struct ScavengeArgs {
     settings: Settings,
 }
 
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// The place of a directory that no agent serves, held against agents.
 struct Left {
     config: Config,
@@ -96,7 +98,15 @@ fn left_of(config: Config) -> Outcome<Option<Left>> {
     let Some(root) = StateRoot::open_existing(&config.state)? else { return Ok(None) };
     let meta = config.over.metadata().map_err(cannot)?;
     let Some(place) = root.existing_place(&meta, &config.over)? else { return Ok(None) };
-    let Some(lock) = place.try_agent_lock()? else {
+    // One that was killed a moment ago may still be on its way out.
+    let begun = std::time::Instant::now();
+    let lock = loop {
+        match place.try_agent_lock()? {
+            None if begun.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(20)),
+            outcome => break outcome,
+        }
+    };
+    let Some(lock) = lock else {
         return Err(Error::new(format!("{} is being served", config.over.display()))
             .remedy("wait until its agent is gone (`surgetank status`), or `surgetank wait`")
             .into());

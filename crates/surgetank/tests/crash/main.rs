@@ -9,6 +9,7 @@
 
 mod content;
 mod manifest;
+mod power;
 mod verify;
 mod watch;
 mod workload;
@@ -29,6 +30,8 @@ use workload::{Dice, Terms};
 const CASES: u64 = 150;
 const SEED: u64 = 1;
 const CASES_A_TRIAL: u64 = 10;
+/// One case of so many is a loss of power (where we may mount).
+const POWER_EVERY: u64 = 5;
 const WRITERS: u64 = 3;
 const OPERATIONS: u64 = 120;
 /// What hangs for so long is ended and fails.
@@ -95,12 +98,13 @@ fn main() {
         return be_a_writer(&words);
     }
     let arguments = Arguments::from_args();
+    let may_mount = power::seclude();
     let number = |name: &str, default: u64| std::env::var(name).ok().map_or(default, |text| text.parse().unwrap());
     let first = number("SURGETANK_CRASH_SEED", SEED) * 1_000_000;
     let cases = number("SURGETANK_CRASH_CASES", CASES);
     let trial = |seeds: std::ops::Range<u64>| {
         let name = format!("cases_from_{}", seeds.start);
-        Trial::test(name, move || several(seeds))
+        Trial::test(name, move || several(seeds, may_mount))
     };
     let trials = match std::env::var("SURGETANK_CRASH_CASE") {
         Ok(seed) => {
@@ -116,10 +120,10 @@ fn main() {
 }
 
 /// All of them, whatever one finds; together they must have verified something.
-fn several(seeds: std::ops::Range<u64>) -> Result<(), Failed> {
+fn several(seeds: std::ops::Range<u64>, may_mount: bool) -> Result<(), Failed> {
     let (mut files, mut found) = (0, Vec::new());
     for seed in seeds {
-        match case(seed) {
+        match case(seed, may_mount) {
             Ok(verified) => files += verified,
             Err(why) => found.push(why),
         }
@@ -198,7 +202,7 @@ impl Scene {
             .args(["--state".as_ref(), self.state.as_os_str()]);
         run.args(&self.options).args(["--no-progress", "--", "sh", "-c", command]);
         run.current_dir(&self.store).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        run.env("SURGETANK_DIRECT", self.direct.to_string());
+        run.env("SURGETANK_DIRECT", self.direct.to_string()).env(power::MARK, &self.manifests);
         if let End::At { point, pass } = end {
             run.env("SURGETANK_CRASH", format!("{point}:{pass}"));
             if !self.alone {
@@ -283,8 +287,11 @@ fn supervisor_of(agent: i32) -> Option<i32> {
     (name.trim() == "surgetank-super").then_some(parent)
 }
 
-fn case(seed: u64) -> Result<u64, String> {
+fn case(seed: u64, may_mount: bool) -> Result<u64, String> {
     let mut dice = Dice::new(seed);
+    if seed % POWER_EVERY == 0 && may_mount {
+        return without_power(seed, &mut dice);
+    }
     let scene = Scene::new(seed, &mut dice);
     let ends = [a_end(&mut dice), if dice.below(3) == 0 { a_end(&mut dice) } else { End::Never }];
     let watcher = Watcher::start(&scene.store, true);
@@ -304,6 +311,61 @@ fn case(seed: u64) -> Result<u64, String> {
     record(&format!(
         "{{\"seed\":{seed},\"died\":{died},\"operations\":{done},\"files\":{},\"bytes\":{},\"looks\":{},\"seen\":{}}}",
         verified.files, verified.bytes, seen.looks, seen.files
+    ));
+    Ok(verified.files)
+}
+
+/// The machine goes down while the writers write; what is left is drained after the next boot.
+fn without_power(seed: u64, dice: &mut Dice) -> Result<u64, String> {
+    let mut scene = Scene::new(seed, dice);
+    let disk = power::Disk::new(scene.kept.0.path());
+    scene.state = disk.path.join("state");
+    let cap_mib = [64, 4][dice.below(2) as usize];
+    scene.options = vec![
+        "--tier".to_owned(),
+        format!("disk={}:{cap_mib}M", disk.path.display()),
+        "--fsync".to_owned(),
+        "tier".to_owned(),
+        "--quiet-period".to_owned(),
+        ["0s", "20ms", "1h"][dice.below(3) as usize].to_owned(),
+        "--sync-after".to_owned(),
+        ["20ms", "300ms", "1h"][dice.below(3) as usize].to_owned(),
+    ];
+    if dice.below(3) == 0 {
+        scene.options.push("--no-preload".to_owned());
+    }
+    let manifests: Vec<PathBuf> = (0..WRITERS).map(|writer| scene.manifests.join(writer.to_string())).collect();
+    let (after, journal_too) = (Duration::from_millis(50 + dice.below(900)), dice.below(2) == 0);
+    let told = |why: String| {
+        let output = fs::read_to_string(scene.manifests.join("output")).unwrap_or_default();
+        format!(
+            "SURGETANK_CRASH_CASE={seed}: {why}\nthe power failed after {after:?}, journal too: {journal_too}\noptions: {:?}, direct: {}\nthe last run said:\n{output}\n{}",
+            scene.options,
+            scene.direct,
+            power::tell(&scene.store, &manifests)
+        )
+    };
+    let output = fs::File::create(scene.manifests.join("output")).unwrap();
+    let mut run = scene.surgetank(&End::Never, &scene.workload());
+    let mut child = run.stdout(output.try_clone().unwrap()).stderr(output).spawn().unwrap();
+    std::thread::sleep(after);
+    disk.power_fails(journal_too, &scene.manifests);
+    child.wait().unwrap();
+    let ended = scene.run(&End::Never, "true").map_err(&told)?;
+    if !matches!(ended.status.code(), Some(0 | 3)) {
+        return Err(told(format!("the run after the boot ended with {}", ended.status)));
+    }
+    // What was lost was told; from here on all is as ever.
+    let again = scene.run(&End::Never, "true").map_err(&told)?;
+    if !again.status.success() {
+        return Err(told(format!("the second run after the boot ended with {}", again.status)));
+    }
+    let verified = power::verify(&scene.store, &manifests).map_err(&told)?;
+    power::end_marked(&scene.manifests);
+    let done: u64 = scene.stories().iter().map(|story| story.done).sum();
+    record(&format!(
+        "{{\"seed\":{seed},\"died\":1,\"operations\":{done},\"files\":{},\"bytes\":{},\"looks\":0,\"seen\":0}}",
+        verified.files, verified.bytes
     ));
     Ok(verified.files)
 }

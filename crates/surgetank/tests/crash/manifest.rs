@@ -3,12 +3,28 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+/// What a file is beside its names; it is known by the id of its first content.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct File {
+    /// Id of its content.
+    pub content: u64,
+    pub mode: Option<u32>,
+    /// Value of its one extended attribute.
+    pub mark: Option<String>,
+}
+
 /// One writer's story: all that was done, and at most one operation that was begun and of which nobody knows.
 #[derive(Debug, Default, Clone)]
 pub struct Story {
-    /// Path → id of its content.
-    pub files: BTreeMap<String, u64>,
+    /// Path → file.
+    pub names: BTreeMap<String, u64>,
+    pub files: BTreeMap<u64, File>,
     pub dirs: BTreeSet<String>,
+    /// Symbolic links and what they say.
+    pub symlinks: BTreeMap<String, String>,
+    /// Every name that a file had which had several at some time: such a file is written in place, in the store too.
+    held: BTreeSet<(String, u64)>,
+    linked: BTreeSet<u64>,
     pub open: Option<Open>,
     pub done: u64,
     pub synced: u64,
@@ -52,33 +68,63 @@ impl Story {
 
     pub fn apply(&mut self, words: &[String]) {
         match (words[0].as_str(), words[1].as_str()) {
-            ("create" | "overwrite", path) => {
-                self.files.insert(path.to_owned(), words[2].parse().unwrap());
+            ("create", path) => {
+                let id = words[2].parse().unwrap();
+                self.names.insert(path.to_owned(), id);
+                self.files.insert(id, File { content: id, ..File::default() });
+            }
+            ("overwrite", path) => self.file(path).content = words[2].parse().unwrap(),
+            ("chmod", path) => self.file(path).mode = Some(u32::from_str_radix(&words[2], 8).unwrap()),
+            ("mark", path) => self.file(path).mark = Some(words[2].clone()),
+            ("link", from) => {
+                let id = self.names[from];
+                self.linked.insert(id);
+                self.names.insert(words[2].clone(), id);
+            }
+            ("symlink", path) => {
+                self.symlinks.insert(path.to_owned(), words[2].clone());
             }
             ("unlink", path) => {
-                self.files.remove(path).unwrap();
+                self.names.remove(path).unwrap();
             }
             ("mkdir", path) => {
                 self.dirs.insert(path.to_owned());
             }
+            ("rmdir", path) => {
+                self.dirs.remove(path);
+            }
+            ("exchange", one) => {
+                let (a, b) = (self.names[one], self.names[&words[2]]);
+                self.names.insert(one.to_owned(), b);
+                self.names.insert(words[2].clone(), a);
+            }
             ("rename", from) => {
                 let to = words[2].as_str();
-                let moved = |path: &str| {
-                    path.strip_prefix(from)
-                        .filter(|rest| rest.is_empty() || rest.starts_with('/'))
-                        .map(|rest| format!("{to}{rest}"))
+                let moved = |path: String| {
+                    let rest = path.strip_prefix(from).filter(|rest| rest.is_empty() || rest.starts_with('/'));
+                    rest.map(|rest| format!("{to}{rest}")).unwrap_or(path)
                 };
-                self.files = std::mem::take(&mut self.files)
+                let names = std::mem::take(&mut self.names).into_iter();
+                // Whom it replaces goes first.
+                self.names = names.filter(|(path, _)| path != to).map(|(path, id)| (moved(path), id)).collect();
+                self.symlinks = std::mem::take(&mut self.symlinks)
                     .into_iter()
-                    // Whom it replaces goes first.
-                    .filter(|(path, _)| path != to)
-                    .map(|(path, id)| (moved(&path).unwrap_or(path), id))
+                    .map(|(path, target)| (moved(path), target))
                     .collect();
-                self.dirs =
-                    std::mem::take(&mut self.dirs).into_iter().map(|path| moved(&path).unwrap_or(path)).collect();
+                self.dirs = std::mem::take(&mut self.dirs).into_iter().map(moved).collect();
             }
             (other, _) => panic!("an operation {other}"),
         }
+        self.held.extend(self.names.iter().map(|(path, id)| (path.clone(), *id)));
+    }
+
+    fn file(&mut self, path: &str) -> &mut File {
+        self.files.get_mut(&self.names[path]).unwrap()
+    }
+
+    /// Names under which a file was written in place.
+    pub fn in_place(&self) -> impl Iterator<Item = &str> {
+        self.held.iter().filter(|(_, id)| self.linked.contains(id)).map(|(path, _)| path.as_str())
     }
 
     /// All states that are allowed: the open operation was carried out, or it was not.
@@ -100,9 +146,16 @@ impl Story {
         all
     }
 
-    /// The file that was being written when the end came: its bytes may be any, unless they were synced.
-    pub fn half_written(&self) -> Option<&str> {
-        let open = self.open.as_ref().filter(|open| !open.synced)?;
-        matches!(open.words[0].as_str(), "create" | "overwrite").then(|| open.words[1].as_str())
+    /// The names of the file that was being written when the end came: its bytes may be any, unless they were synced.
+    pub fn half_written(&self) -> Vec<&str> {
+        let Some(open) = self.open.as_ref().filter(|open| !open.synced) else { return Vec::new() };
+        let path = open.words[1].as_str();
+        match (open.words[0].as_str(), self.names.get(path)) {
+            ("overwrite", Some(id)) => {
+                self.names.iter().filter(|(_, other)| *other == id).map(|(path, _)| path.as_str()).collect()
+            }
+            ("create" | "overwrite", _) => vec![path],
+            _ => Vec::new(),
+        }
     }
 }

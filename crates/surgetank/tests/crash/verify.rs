@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use crate::content;
 use crate::manifest::Story;
 use crate::watch::Seen;
+use crate::workload::MARK;
 
 #[derive(Debug, Default)]
 pub struct Verified {
@@ -14,35 +16,48 @@ pub struct Verified {
     pub bytes: u64,
 }
 
-/// Path → what lies there.
-pub fn store_of(directory: &Path) -> (BTreeMap<String, Vec<u8>>, BTreeSet<String>) {
-    let (mut files, mut dirs, mut left) = (BTreeMap::new(), BTreeSet::new(), vec![directory.to_owned()]);
+/// What the store has under a name.
+pub enum Lies {
+    Directory,
+    Symlink(String),
+    File { bytes: Vec<u8>, ino: u64, mode: u32, mark: Option<String> },
+}
+
+pub fn store_of(directory: &Path) -> BTreeMap<String, Lies> {
+    let (mut found, mut left) = (BTreeMap::new(), vec![directory.to_owned()]);
     while let Some(dir) = left.pop() {
         for entry in fs::read_dir(&dir).unwrap() {
             let path = entry.unwrap().path();
             let name = path.strip_prefix(directory).unwrap().to_str().unwrap().to_owned();
-            if fs::symlink_metadata(&path).unwrap().is_dir() {
-                dirs.insert(name);
+            let stat = fs::symlink_metadata(&path).unwrap();
+            let lies = if stat.is_dir() {
                 left.push(path);
+                Lies::Directory
+            } else if stat.is_symlink() {
+                Lies::Symlink(fs::read_link(&path).unwrap().to_str().unwrap().to_owned())
             } else {
-                files.insert(name, fs::read(&path).unwrap());
-            }
+                let mut mark = [0; 64];
+                let mark = rustix::fs::getxattr(&path, MARK, &mut mark).ok().map(|length| mark[..length].to_vec());
+                let mark = mark.map(|mark| String::from_utf8(mark).unwrap());
+                Lies::File { bytes: fs::read(&path).unwrap(), ino: stat.ino(), mode: stat.mode() & 0o7777, mark }
+            };
+            found.insert(name, lies);
         }
     }
-    (files, dirs)
+    found
 }
 
 /// Every writer's part of the store must be one of the states that his story allows.
 pub fn verify(directory: &Path, stories: &[Story]) -> Result<Verified, String> {
-    let (files, dirs) = store_of(directory);
+    let found = store_of(directory);
     let mut verified = Verified::default();
     for (writer, story) in stories.iter().enumerate() {
         let home = format!("w{writer}");
         let mine = |path: &str| path == home || path.starts_with(&format!("{home}/"));
-        let files: BTreeMap<&String, &Vec<u8>> = files.iter().filter(|(path, _)| mine(path)).collect();
-        let dirs: BTreeSet<&String> = dirs.iter().filter(|path| mine(path)).collect();
+        let found: BTreeMap<&str, &Lies> =
+            found.iter().filter(|(path, _)| mine(path)).map(|(path, lies)| (path.as_str(), lies)).collect();
         let tried: Vec<Result<Verified, String>> =
-            story.allowed().iter().map(|state| is_this(&files, &dirs, state, story.half_written())).collect();
+            story.allowed().iter().map(|state| is_this(&found, state, &story.half_written())).collect();
         match tried.iter().find_map(|one| one.as_ref().ok()) {
             Some(one) => {
                 verified.files += one.files;
@@ -54,48 +69,73 @@ pub fn verify(directory: &Path, stories: &[Story]) -> Result<Verified, String> {
             }
         }
     }
-    let known = |path: &String| (0..stories.len()).any(|writer| path.starts_with(&format!("w{writer}/")));
-    if let Some(ghost) = files.keys().find(|path| !known(path)) {
+    let known = |path: &String| {
+        (0..stories.len()).any(|writer| *path == format!("w{writer}") || path.starts_with(&format!("w{writer}/")))
+    };
+    if let Some(ghost) = found.keys().find(|path| !known(path)) {
         return Err(format!("{ghost} is nobody's"));
     }
     Ok(verified)
 }
 
-fn is_this(
-    files: &BTreeMap<&String, &Vec<u8>>,
-    dirs: &BTreeSet<&String>,
-    state: &Story,
-    half: Option<&str>,
-) -> Result<Verified, String> {
+fn is_this(found: &BTreeMap<&str, &Lies>, state: &Story, half: &[&str]) -> Result<Verified, String> {
     let mut verified = Verified::default();
-    for (path, id) in &state.files {
-        let bytes = files.get(path).ok_or_else(|| format!("{path} is lost"))?;
-        if half == Some(path) {
+    // Names of one file are one file, and no others are.
+    let mut inodes: BTreeMap<u64, u64> = BTreeMap::new();
+    for (path, id) in &state.names {
+        let Some(Lies::File { bytes, ino, mode, mark }) = found.get(path.as_str()) else {
+            return Err(format!("{path} is lost"));
+        };
+        if *inodes.entry(*id).or_insert(*ino) != *ino {
+            return Err(format!("{path} is no name of its file any more"));
+        }
+        let file = &state.files[id];
+        if file.mode.is_some_and(|wanted| wanted != *mode) {
+            return Err(format!("{path} has mode {mode:o}, not {:o}", file.mode.unwrap()));
+        }
+        if file.mark.is_some() && file.mark != *mark {
+            return Err(format!("{path} has the attribute {mark:?}, not {:?}", file.mark));
+        }
+        if half.contains(&path.as_str()) {
             continue;
         }
         match content::check(bytes) {
-            Ok(found) if found == *id => {}
-            Ok(found) => return Err(format!("{path} has {found:#x}, not {id:#x}")),
+            Ok(found) if found == file.content => {}
+            Ok(found) => return Err(format!("{path} has {found:#x}, not {:#x}", file.content)),
             Err(why) => return Err(format!("{path}: {why}")),
         }
         verified.files += 1;
         verified.bytes += bytes.len() as u64;
     }
-    if let Some(ghost) = files.keys().find(|path| !state.files.contains_key(**path) && half != Some(path.as_str())) {
-        return Err(format!("{ghost} should not be there"));
+    let distinct: BTreeSet<u64> = inodes.values().copied().collect();
+    if distinct.len() != inodes.len() {
+        return Err("two files have become one".to_owned());
     }
-    if let Some(lost) = state.dirs.iter().find(|path| !dirs.contains(path)) {
+    for (path, target) in &state.symlinks {
+        match found.get(path.as_str()) {
+            Some(Lies::Symlink(found)) if found == target => verified.files += 1,
+            _ => return Err(format!("the symbolic link {path} is lost")),
+        }
+    }
+    if let Some(lost) = state.dirs.iter().find(|path| !matches!(found.get(path.as_str()), Some(Lies::Directory))) {
         return Err(format!("the directory {lost} is lost"));
     }
-    if let Some(ghost) = dirs.iter().find(|path| !state.dirs.contains(**path)) {
-        return Err(format!("the directory {ghost} should not be there"));
+    let known = |path: &str| {
+        state.names.contains_key(path)
+            || state.symlinks.contains_key(path)
+            || state.dirs.contains(path)
+            || half.contains(&path)
+    };
+    match found.keys().find(|path| !known(path)) {
+        Some(ghost) => Err(format!("{ghost} should not be there")),
+        None => Ok(verified),
     }
-    Ok(verified)
 }
 
 /// What the watcher saw must be excused by what was open.
 pub fn excuse(seen: &Seen, stories: &[Story]) -> Result<(), String> {
-    let half: Vec<&str> = stories.iter().filter_map(Story::half_written).collect();
+    let half: Vec<&str> =
+        stories.iter().flat_map(|story| story.half_written().into_iter().chain(story.in_place())).collect();
     if let Some((path, why)) = seen.broken.iter().find(|(path, _)| !half.contains(&path.as_str())) {
         return Err(format!("half a file was visible in the store: {path}: {why}"));
     }

@@ -3,10 +3,16 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::fs::{CWD, RenameFlags, XattrFlags};
+
 use crate::content;
+
+/// The extended attribute that files get.
+pub const MARK: &str = "user.crash";
 
 /// A small generator: the same seed, the same operations.
 pub struct Dice(u64);
@@ -104,16 +110,22 @@ impl Writer {
     }
 
     fn operation(&mut self) -> io::Result<()> {
-        match self.dice.below(20) {
+        match self.dice.below(27) {
             0..=5 => self.create(false),
             6 | 7 => self.create(true),
             8 | 9 => self.in_order(),
             10 | 11 => self.overwrite(),
             12 | 13 => self.replace(),
             14 | 15 => self.rename(),
-            16 => self.unlink(),
-            17 => self.mkdir(),
-            18 => self.rename_dir(),
+            16 | 17 => self.unlink(),
+            18 => self.mkdir(),
+            19 => self.rename_dir(),
+            20 => self.link(),
+            21 => self.exchange(),
+            22 => self.chmod(),
+            23 => self.mark(),
+            24 => self.symlink(),
+            25 => self.rmdir(),
             _ => {
                 std::thread::sleep(Duration::from_millis(self.dice.below(30)));
                 Ok(())
@@ -208,6 +220,68 @@ impl Writer {
         self.noted(&format!("mkdir {path}"), |writer| fs::create_dir(writer.directory.join(&path)))?;
         self.dirs.push(path);
         Ok(())
+    }
+
+    /// A name that was free until now, in one of the directories.
+    fn free(&mut self, letter: char) -> String {
+        self.next += 1;
+        let dir = &self.dirs[self.dice.below(self.dirs.len() as u64) as usize];
+        format!("{dir}/{letter}{:05}", self.next)
+    }
+
+    fn link(&mut self) -> io::Result<()> {
+        let Some(index) = self.some_file() else { return Ok(()) };
+        let (from, to) = (self.files[index].clone(), self.free('l'));
+        self.noted(&format!("link {from} {to}"), |writer| {
+            fs::hard_link(writer.directory.join(&from), writer.directory.join(&to))
+        })?;
+        self.files.push(to);
+        Ok(())
+    }
+
+    fn exchange(&mut self) -> io::Result<()> {
+        let (Some(one), Some(other)) = (self.some_file(), self.some_file()) else { return Ok(()) };
+        if one == other {
+            return Ok(());
+        }
+        let (a, b) = (self.files[one].clone(), self.files[other].clone());
+        self.noted(&format!("exchange {a} {b}"), |writer| {
+            let (a, b) = (writer.directory.join(&a), writer.directory.join(&b));
+            Ok(rustix::fs::renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE)?)
+        })
+    }
+
+    fn chmod(&mut self) -> io::Result<()> {
+        let Some(index) = self.some_file() else { return Ok(()) };
+        let (path, mode) = (self.files[index].clone(), 0o600 + self.dice.below(0o100) as u32);
+        self.noted(&format!("chmod {path} {mode:o}"), |writer| {
+            fs::set_permissions(writer.directory.join(&path), fs::Permissions::from_mode(mode))
+        })
+    }
+
+    fn mark(&mut self) -> io::Result<()> {
+        let Some(index) = self.some_file() else { return Ok(()) };
+        let (path, value) = (self.files[index].clone(), self.dice.below(1_000_000).to_string());
+        self.noted(&format!("mark {path} {value}"), |writer| {
+            let path = writer.directory.join(&path);
+            Ok(rustix::fs::setxattr(path, MARK, value.as_bytes(), XattrFlags::empty())?)
+        })
+    }
+
+    fn symlink(&mut self) -> io::Result<()> {
+        let path = self.free('s');
+        let target = format!("somewhere-{}", self.next);
+        self.noted(&format!("symlink {path} {target}"), |writer| {
+            std::os::unix::fs::symlink(&target, writer.directory.join(&path))
+        })
+    }
+
+    /// A directory that was only just made: nothing is in it.
+    fn rmdir(&mut self) -> io::Result<()> {
+        let path = self.free('e');
+        self.noted(&format!("mkdir {path}"), |writer| fs::create_dir(writer.directory.join(&path)))?;
+        std::thread::sleep(Duration::from_millis(self.dice.below(30)));
+        self.noted(&format!("rmdir {path}"), |writer| fs::remove_dir(writer.directory.join(&path)))
     }
 
     fn rename_dir(&mut self) -> io::Result<()> {

@@ -1,0 +1,297 @@
+//! Cases in which the machine loses its power: tiers and state lie on an ext4 of the case's own, which is shut down without
+//! (or with) its journal while the writers write. What is promised then is less, and is judged by itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::content;
+use crate::manifest::Story;
+use crate::verify::{Lies, Verified, store_of};
+
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+/// In the environment of everything that a case starts.
+pub const MARK: &str = "SURGETANK_CRASH_SCENE";
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A file system that can be lost.
+pub struct Disk {
+    image: PathBuf,
+    pub path: PathBuf,
+    boot_id: PathBuf,
+}
+
+/// Mounts of ours are nobody else's. `false`: we may not mount.
+pub fn seclude() -> bool {
+    if !rustix::process::geteuid().is_root() {
+        return false;
+    }
+    // SAFETY: called before there are other threads.
+    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }.is_ok()
+        && done(Command::new("mount").args(["--make-rprivate", "/"]))
+}
+
+fn done(command: &mut Command) -> bool {
+    command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+impl Disk {
+    pub fn new(dir: &Path) -> Self {
+        let disk = Self { image: dir.join("image"), path: dir.join("disk"), boot_id: dir.join("boot_id") };
+        File::create(&disk.image).unwrap().set_len(256 << 20).unwrap();
+        assert!(done(Command::new("mkfs.ext4").args(["-q", "-m", "0"]).arg(&disk.image)));
+        fs::create_dir(&disk.path).unwrap();
+        disk.mount();
+        disk
+    }
+
+    fn mount(&self) {
+        assert!(done(Command::new("mount").args(["-o", "loop"]).args([&self.image, &self.path])));
+    }
+
+    fn unmount(&self) {
+        let begun = Instant::now();
+        while !done(Command::new("umount").arg(&self.path)) {
+            assert!(begun.elapsed() < PATIENCE, "the dead file system is held");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The power goes, everything with `mark` is gone, and the machine boots.
+    pub fn power_fails(&self, journal_too: bool, mark: &Path) {
+        const SHUTDOWN: libc::Ioctl = 0x8004_587d_u32 as libc::Ioctl;
+        let kind: u32 = if journal_too { 1 } else { 2 };
+        let dir = File::open(&self.path).unwrap();
+        // Nobody does anything after that: the store would show it.
+        for pid in marked(mark) {
+            // SAFETY: kill takes any number; the mark says that this case started it.
+            unsafe { libc::kill(pid, libc::SIGSTOP) };
+        }
+        // SAFETY: EXT4_IOC_SHUTDOWN reads the number it is given; the descriptor is open.
+        assert_eq!(unsafe { libc::ioctl(dir.as_raw_fd(), SHUTDOWN, &raw const kind) }, 0);
+        drop(dir);
+        end_marked(mark);
+        self.unmount();
+        self.mount();
+        let before = fs::read_to_string(BOOT_ID).unwrap();
+        let number = u64::from_str_radix(before.trim().get(28..).unwrap(), 16).unwrap();
+        fs::write(&self.boot_id, format!("{:0>36x}\n", number + 1)).unwrap();
+        assert!(done(Command::new("mount").arg("--bind").arg(&self.boot_id).arg(BOOT_ID)));
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        done(Command::new("umount").arg(BOOT_ID));
+        done(Command::new("umount").arg("--lazy").arg(&self.path));
+    }
+}
+
+fn marked(mark: &Path) -> Vec<i32> {
+    let wanted = format!("{MARK}={}", mark.display()).into_bytes();
+    let all = fs::read_dir("/proc").unwrap().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let is_ours = |pid: &i32| {
+        fs::read(format!("/proc/{pid}/environ"))
+            .is_ok_and(|environment| environment.split(|byte| *byte == 0).any(|one| one == wanted))
+    };
+    pids.filter(is_ours).collect()
+}
+
+pub fn end_marked(mark: &Path) {
+    let begun = Instant::now();
+    loop {
+        let ours = marked(mark);
+        if ours.is_empty() {
+            return;
+        }
+        assert!(begun.elapsed() < PATIENCE, "processes cannot be ended: {ours:?}");
+        for pid in ours {
+            // SAFETY: kill takes any number; the mark says that this case started it.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// One writer's story, state by state: which one the catalog remembers after a power loss is open, from the last sync on.
+struct History {
+    states: Vec<Story>,
+    /// The first state that is allowed.
+    floor: usize,
+    /// Contents that a program was told are synced.
+    vouched: BTreeSet<u64>,
+    /// Files of which some bytes were.
+    promised: BTreeSet<u64>,
+    /// Files that were ever under a name.
+    seen_at: BTreeMap<String, BTreeSet<u64>>,
+}
+
+impl History {
+    fn read(manifest: &Path) -> Self {
+        let text = fs::read_to_string(manifest).unwrap_or_default();
+        let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
+        let mut history = Self {
+            states: vec![Story::default()],
+            floor: 0,
+            vouched: BTreeSet::new(),
+            promised: BTreeSet::new(),
+            seen_at: BTreeMap::new(),
+        };
+        let mut open: Option<Vec<String>> = None;
+        for line in whole.lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            match words[0] {
+                "B" => {
+                    // Begun is half done, as far as anybody knows.
+                    let words: Vec<String> = words[2..].iter().map(|word| (*word).to_owned()).collect();
+                    history.advance(&words);
+                    open = Some(words);
+                }
+                "F" => {
+                    let words = open.as_ref().unwrap();
+                    history.floor = history.states.len() - 1;
+                    let now = history.states.last().unwrap();
+                    history.vouched.insert(words[2].parse().unwrap());
+                    history.promised.insert(now.names[&words[1]]);
+                }
+                _ => {}
+            }
+        }
+        history
+    }
+
+    fn advance(&mut self, words: &[String]) {
+        let mut next = self.states.last().unwrap().clone();
+        next.apply(words);
+        // A directory takes along what was in it.
+        if words[0] == "rename" {
+            let moved: Vec<(String, BTreeSet<u64>)> = self
+                .seen_at
+                .iter()
+                .filter_map(|(path, seen)| {
+                    Some((format!("{}{}", words[2], path.strip_prefix(&words[1])?), seen.clone()))
+                })
+                .collect();
+            for (path, seen) in moved {
+                self.seen_at.entry(path).or_default().extend(seen);
+            }
+        }
+        if words[0] == "exchange" {
+            let both = |path: &str| self.seen_at.get(path).cloned().unwrap_or_default();
+            let all: BTreeSet<u64> = both(&words[1]).union(&both(&words[2])).copied().collect();
+            self.seen_at.insert(words[1].clone(), all.clone());
+            self.seen_at.insert(words[2].clone(), all);
+        }
+        for (path, id) in &next.names {
+            self.seen_at.entry(path.clone()).or_default().insert(*id);
+        }
+        self.states.push(next);
+    }
+
+    fn judge(&self, found: &BTreeMap<&str, &Lies>) -> Result<Verified, String> {
+        let mut whys = Vec::new();
+        for (number, state) in self.states.iter().enumerate().skip(self.floor) {
+            match self.is_this(found, state) {
+                Ok(verified) => return Ok(verified),
+                Err(why) => whys.push(format!("state {number}: {why}")),
+            }
+        }
+        whys.dedup();
+        whys.truncate(8);
+        Err(whys.join(" | or: "))
+    }
+
+    fn is_this(&self, found: &BTreeMap<&str, &Lies>, state: &Story) -> Result<Verified, String> {
+        let last = self.states.last().unwrap();
+        let mut verified = Verified::default();
+        for (path, id) in &state.names {
+            let content = state.files[id].content;
+            // What was deleted or written over later may be gone without being gone.
+            let untouched = last.files[id].content == content && last.names.values().any(|other| other == id);
+            let needed = self.vouched.contains(&content) && untouched;
+            let bytes = match found.get(path.as_str()) {
+                Some(Lies::File { bytes, .. }) => bytes,
+                Some(_) => return Err(format!("{path} is no file")),
+                None if needed => return Err(format!("{path} is lost, and was synced")),
+                None => continue,
+            };
+            match content::check(bytes) {
+                Ok(found) if found == content => {
+                    verified.files += 1;
+                    verified.bytes += bytes.len() as u64;
+                }
+                Ok(found) if needed => return Err(format!("{path} has {found:#x}, and {content:#x} was synced")),
+                // A version before it, or the file that had the name before.
+                Ok(found) if self.was_at(path, found) || self.was_of(*id, found) => verified.files += 1,
+                Ok(found) => return Err(format!("{path} has {found:#x}, which never was there")),
+                Err(why) if needed => return Err(format!("{path}: {why}, and it was synced")),
+                // Written over after a part of it had been promised; or in place, having several names.
+                Err(_) if self.promised.contains(id) || last.in_place().any(|name| name == path) => {}
+                Err(why) => return Err(format!("half a file under its own name: {path}: {why}")),
+            }
+        }
+        let known = |path: &str| {
+            state.names.contains_key(path)
+                || state.symlinks.contains_key(path)
+                || state.dirs.contains(path)
+                || path.contains(".surgetank-unproven-")
+        };
+        if let Some(ghost) = found.keys().find(|path| !known(path)) {
+            // The version before of a name that was replaced and then taken from its successor.
+            let before = matches!(found[ghost], Lies::File { bytes, .. } if content::check(bytes).is_ok_and(|id| self.was_at(ghost, id)));
+            if !before {
+                return Err(format!("{ghost} should not be there"));
+            }
+        }
+        if let Some(lost) = state.dirs.iter().find(|path| !matches!(found.get(path.as_str()), Some(Lies::Directory))) {
+            return Err(format!("the directory {lost} is lost"));
+        }
+        if let Some(lost) =
+            state.symlinks.keys().find(|path| !matches!(found.get(path.as_str()), Some(Lies::Symlink(_))))
+        {
+            return Err(format!("the symbolic link {lost} is lost"));
+        }
+        Ok(verified)
+    }
+
+    fn was_at(&self, path: &str, content: u64) -> bool {
+        self.seen_at.get(path).is_some_and(|files| files.iter().any(|id| self.was_of(*id, content)))
+    }
+
+    /// Was this ever the file's content?
+    fn was_of(&self, id: u64, content: u64) -> bool {
+        self.states.iter().any(|state| state.files.get(&id).is_some_and(|file| file.content == content))
+    }
+}
+
+/// What is in the store must be a state that is allowed after the power failed, for every writer.
+pub fn verify(directory: &Path, manifests: &[PathBuf]) -> Result<Verified, String> {
+    let found = store_of(directory);
+    let mut verified = Verified::default();
+    for (writer, manifest) in manifests.iter().enumerate() {
+        let home = format!("w{writer}");
+        let mine = |path: &str| path == home || path.starts_with(&format!("{home}/"));
+        let found: BTreeMap<&str, &Lies> =
+            found.iter().filter(|(path, _)| mine(path)).map(|(path, lies)| (path.as_str(), lies)).collect();
+        let one = History::read(manifest).judge(&found).map_err(|why| format!("writer {writer}: {why}"))?;
+        verified.files += one.files;
+        verified.bytes += one.bytes;
+    }
+    Ok(verified)
+}
+
+/// For whoever looks into a failure: what there is, and what the writers did last.
+pub fn tell(directory: &Path, manifests: &[PathBuf]) -> String {
+    const LINES_MAX: usize = 150;
+    let found = store_of(directory);
+    let story = |manifest: &PathBuf| {
+        let told = fs::read_to_string(manifest).unwrap_or_default();
+        let told: Vec<&str> = told.lines().filter(|line| !line.starts_with('E')).collect();
+        format!("{}:\n{}\n", manifest.display(), told[told.len().saturating_sub(LINES_MAX)..].join("\n"))
+    };
+    format!("the store has {:?}\n{}", found.keys().collect::<Vec<_>>(), manifests.iter().map(story).collect::<String>())
+}
