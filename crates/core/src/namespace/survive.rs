@@ -56,6 +56,8 @@ pub struct Survival {
     pub again: bool,
 }
 
+type Names = HashMap<(FileId, Box<[u8]>), FileId>;
+
 pub(super) struct Memory {
     bequest: Option<Arc<Bequest>>,
     keeper: Option<Arc<dyn Keeper>>,
@@ -64,7 +66,7 @@ pub(super) struct Memory {
     request: OnceLock<fn() -> Option<Request>>,
     left: Mutex<Left>,
     /// Files of the store that the kernel knows from an earlier agent, by their names; and whether there are any.
-    names: Mutex<HashMap<(FileId, Box<[u8]>), FileId>>,
+    names: Mutex<Names>,
     mirrors: AtomicBool,
     /// Requests that were carried out, and which files they were about.
     done: Mutex<HashMap<u64, FileId>>,
@@ -93,7 +95,7 @@ impl Memory {
     fn left(&self) -> MutexGuard<'_, Left> {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    fn names(&self) -> MutexGuard<'_, HashMap<(FileId, Box<[u8]>), FileId>> {
+    fn names(&self) -> MutexGuard<'_, Names> {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
     fn done(&self) -> MutexGuard<'_, HashMap<u64, FileId>> {

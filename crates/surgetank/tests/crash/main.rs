@@ -246,9 +246,7 @@ impl Scene {
         let pids: Vec<i32> = pids.filter_map(|pid| i32::try_from(pid).ok()).collect();
         let supervisors: Vec<i32> = pids.iter().filter_map(|pid| supervisor_of(*pid)).filter(|_| !alone).collect();
         // SAFETY: kill takes any number; these are agents of this scene's own state directory, and their supervisors.
-        supervisors.into_iter().for_each(|pid| drop(unsafe { libc::kill(pid, libc::SIGKILL) }));
-        // SAFETY: as above.
-        pids.into_iter().any(|pid| unsafe { libc::kill(pid, libc::SIGKILL) } == 0)
+        supervisors.into_iter().chain(pids).filter(|pid| unsafe { libc::kill(*pid, libc::SIGKILL) } == 0).count() > 0
     }
 
     fn stories(&self) -> Vec<Story> {
@@ -289,7 +287,7 @@ fn supervisor_of(agent: i32) -> Option<i32> {
 
 fn case(seed: u64, may_mount: bool) -> Result<u64, String> {
     let mut dice = Dice::new(seed);
-    if seed % POWER_EVERY == 0 && may_mount {
+    if seed.is_multiple_of(POWER_EVERY) && may_mount {
         return without_power(seed, &mut dice);
     }
     let scene = Scene::new(seed, &mut dice);
