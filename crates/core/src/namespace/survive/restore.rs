@@ -8,11 +8,13 @@ use std::sync::{Arc, PoisonError};
 
 use super::super::content::{Content, Handle, Lies, Open, reopen_writable};
 use super::super::files::{hidden_name, nobody_writes};
-use super::super::tree::PlainId;
+use super::super::tree::{PlainId, files_of};
 use super::super::{Namespace, Noted};
 use super::{MANY, kept_as};
 use crate::bequest::{Left, LeftHandle};
-use crate::model::{FileId, Timestamp};
+use crate::model::{FileId, OpKind, Timestamp};
+
+const NUMBERS_LEFT_OUT: u64 = 1 << 20;
 
 impl Namespace {
     /// Does a program have the file open through the mount since an earlier agent?
@@ -86,7 +88,16 @@ impl Namespace {
     fn restore_tree(&self, left: &Left) {
         let mut tree = self.tree();
         let highest = left.mirrors.keys().map(|id| id.0).max().unwrap_or(0);
-        tree.next_id = tree.next_id.max(highest + 1);
+        // Numbers that were given and taken back since are not in the catalog; the kernel must not meet one of them again.
+        tree.next_id = tree.next_id.max(highest + 1) + NUMBERS_LEFT_OUT;
+        // What renames a directory keeps its making from being taken back.
+        let moved = tree.ops.values().filter(|op| matches!(op.kind, OpKind::Rename { .. } | OpKind::Exchange { .. }));
+        let moved: Vec<FileId> = moved.flat_map(|op| files_of(&op.kind)).collect();
+        for id in moved {
+            if let Some(dir) = tree.dir_mut(id) {
+                dir.moved = true;
+            }
+        }
         let known: Vec<FileId> = tree.iter().map(|(id, _)| id).collect();
         for id in known {
             let Some(inode) = tree.get_mut(id) else { continue };
