@@ -579,7 +579,7 @@ impl Drain {
         let (owner, _) = self.owner_and_meta(file)?;
         let remove = || self.as_owner(owner, |who| self.namespace.store.remove_dir(who, &path));
         let removed = match self.is_there(file, &path, owner).then(remove) {
-            Some(Err(_)) if self.namespace.discard_left_in(&path) => remove(),
+            Some(Err(_)) if self.gives_up_copies_in(file, &path) => remove(),
             removed => removed.unwrap_or(Ok(())),
         };
         match removed {

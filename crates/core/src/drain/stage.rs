@@ -1,11 +1,11 @@
 //! Staging: a complete, compared copy under a temporary name, before anything is visible.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use crate::model::{FileId, OpKind, Seq};
-use crate::namespace::tree::{Inode, Name, Progress};
+use crate::namespace::tree::{Inode, Name, Op, Progress};
 use crate::store::{Cred, Meta, StorePath};
 
 use super::Drain;
@@ -85,6 +85,21 @@ impl Drain {
                 }
             }
         }
+    }
+
+    /// The directory goes. Copies in it are made again elsewhere: those of operations that come after it, for files that were
+    /// in it when they were queued. Returns whether there were any, or an earlier agent's.
+    pub(super) fn gives_up_copies_in(&self, dir: FileId, path: &StorePath) -> bool {
+        {
+            let mut tree = self.namespace.tree();
+            let is_in = |op: &Op| matches!(op.progress, Progress::Staged { dir: at, .. } if at == dir);
+            let staged: Vec<Seq> = tree.ops.iter().filter(|(_, op)| is_in(op)).map(|(seq, _)| *seq).collect();
+            for seq in staged {
+                self.namespace.unstage(&mut tree, seq);
+                self.staged.lock().unwrap_or_else(PoisonError::into_inner).remove(&seq);
+            }
+        }
+        self.namespace.discard_left_in(path)
     }
 
     fn is_head(&self, seq: Seq) -> bool {
