@@ -367,3 +367,14 @@ fn a_mount_inside_the_mount_is_left_alone() {
     scene.holds("twice", b"twice\n");
     assert!(!scene.path("d/inside").exists());
 }
+
+/// It kept the agent from unmounting, which tried for ever, and the run never ended.
+#[test]
+fn a_mount_that_a_program_left_kept_the_run_from_ending() {
+    let Some(scene) = prepare(Scene::new("mount_left")) else { return };
+    let script = "mkdir d e; echo below >d/below; mount -t tmpfs none d; echo inside >d/inside; mount -t tmpfs none d; mkdir d/deep
+        mount -t tmpfs none d/deep; mount --bind . e";
+    scene.run(&["--no-preload"], script).exits(0);
+    scene.holds("d/below", b"below\n");
+    scene.run(&["--no-preload"], "cat d/below; ls e").exits(0).prints("below\n");
+}
