@@ -271,7 +271,7 @@ impl Drop for Scene {
 
 fn case(seed: u64, may_mount: bool) -> Result<u64, String> {
     let mut dice = Dice::new(seed);
-    if seed % POWER_EVERY == 0 && may_mount {
+    if seed.is_multiple_of(POWER_EVERY) && may_mount {
         return without_power(seed, &mut dice);
     }
     let scene = Scene::new(seed, &mut dice);
