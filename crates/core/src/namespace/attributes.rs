@@ -463,11 +463,19 @@ impl Namespace {
         if !name.starts_with(b"user.") {
             return Err(Errno::OPNOTSUPP.into());
         }
+        // No store takes it, and the drain would stop there.
+        if name == b"user." {
+            return Err(Errno::INVAL.into());
+        }
         if matches!(name, b"user.surgetank.location" | b"user.surgetank.state" | b"user.surgetank.tier") {
             return Err(Errno::PERM.into());
         }
         if !matches!(attr.kind, Kind::File | Kind::Directory) {
             return Err(Errno::PERM.into());
+        }
+        // Everybody's directory, of which nobody may say what it is.
+        if self.checks_permissions && attr.kind == Kind::Directory && attr.perm & 0o1000 != 0 {
+            self.permit_owner(caller, &attr)?;
         }
         self.permit(caller, &attr, 2)
     }

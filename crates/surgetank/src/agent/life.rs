@@ -399,6 +399,9 @@ impl Agent {
 
     fn detach(&mut self) -> Result<()> {
         let copies = submounts::take_away(&self.taken)?;
+        if self.desk.hello.visibility == Visibility::Private {
+            submounts::take_away_left(&self.desk.hello.over.to_path_buf());
+        }
         match self.mount.detach() {
             Ok(()) => {
                 if let Some(channel) = &self.channel {

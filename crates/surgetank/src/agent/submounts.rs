@@ -86,6 +86,23 @@ pub fn take_away(taken: &[Taken]) -> Result<Vec<Taken>> {
     Ok(copies)
 }
 
+/// What programs mounted below and left, in a namespace that nobody lives in any more: it would go with the namespace, and
+/// until then nothing could be unmounted under it.
+pub fn take_away_left(directory: &Path) {
+    const LAYERS_MAX: usize = 64;
+    for _ in 0..LAYERS_MAX {
+        let left = below(directory).unwrap_or_default();
+        let gone = left.iter().filter(|path| {
+            let outcome = rustix::mount::unmount(path.as_path(), rustix::mount::UnmountFlags::DETACH);
+            tracing::info!(path = %path.display(), ?outcome, "a mount that a program left is taken away");
+            outcome.is_ok()
+        });
+        if gone.count() == 0 {
+            return;
+        }
+    }
+}
+
 fn copy(path: &Path) -> Result<Taken> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
     match rustix::mount::open_tree(CWD, path, flags) {

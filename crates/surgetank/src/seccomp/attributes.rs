@@ -131,8 +131,12 @@ impl Call<'_> {
         let size_bytes = u64::try_from(self.arg(1).cast_signed()).map_err(|_| Errno::INVAL)?;
         let flags = libc::O_WRONLY | if size_bytes == 0 { libc::O_TRUNC } else { 0 };
         self.namespace().catch_up();
-        let file = self.namespace().open_plain(&self.caller()?, known.id, flags).map_err(errno)?;
+        let caller = self.caller()?;
+        let file = self.namespace().open_plain(&caller, known.id, flags).map_err(errno)?;
         rustix::fs::ftruncate(&file, size_bytes)?;
+        if caller.uid != 0 {
+            self.namespace().clear_suidgid(known.id);
+        }
         DONE
     }
 
@@ -161,7 +165,11 @@ impl Call<'_> {
     }
 
     fn get_value(&self, known: Known) -> Answered {
-        let value = self.namespace().getxattr(known.id, &self.xattr_name()?).map_err(errno)?;
+        let name = self.xattr_name()?;
+        if name.starts_with(b"user.") {
+            self.namespace().access(&self.caller()?, known.id, 4).map_err(errno)?;
+        }
+        let value = self.namespace().getxattr(known.id, &name).map_err(errno)?;
         self.put_value(&value, 2, 3)
     }
 

@@ -1,9 +1,10 @@
 //! Names: making, removing, renaming.
 
 use rustix::io::Errno;
-use surgetank_core::model::Kind;
+use surgetank_core::model::{Caller, Kind};
 
-use super::call::{Answer, Answered, Call, DONE, errno};
+use super::call::{Answer, Answered, Call, DONE, Known, errno};
+use super::dispatch::known_flags;
 use super::walk::{Spot, Walked};
 
 impl Call<'_> {
@@ -26,7 +27,7 @@ impl Call<'_> {
         let caller = self.creator()?;
         self.namespace().catch_up();
         let made =
-            self.namespace().mkdir(&caller, spot.dir, &spot.name, mode & 0o7777 & !caller.umask).map_err(errno)?;
+            self.namespace().mkdir(&caller, spot.dir, &spot.name, mode & 0o1777 & !caller.umask).map_err(errno)?;
         self.made(made.id);
         // So that whoever enters it need not wait; if it cannot be yet, he will.
         if let Err(fault) = self.namespace().real_dir(made.id)
@@ -35,6 +36,12 @@ impl Call<'_> {
             tracing::debug!(errno = %fault.errno, "a directory was not made underneath");
         }
         DONE
+    }
+
+    pub(super) fn unlinkat(&self) -> Answered {
+        let flags = self.int(2);
+        known_flags(flags, libc::AT_REMOVEDIR)?;
+        self.unlink(self.int(0), 1, flags & libc::AT_REMOVEDIR != 0)
     }
 
     pub(super) fn unlink(&self, dirfd: i32, path: usize, is_dir: bool) -> Answered {
@@ -69,6 +76,9 @@ impl Call<'_> {
 
     pub(super) fn rename(&self, from: (i32, usize), to: (i32, usize), flags: u32) -> Answered {
         let (from_text, to_text) = (self.path(from.1)?, self.path(to.1)?);
+        if from_text.is_empty() || to_text.is_empty() {
+            return Err(Errno::NOENT);
+        }
         let (source, target) = (self.walk_at(from.0, &from_text, false)?, self.walk_at(to.0, &to_text, false)?);
         let (source, target) = match (source, target) {
             (Walked::Inside(source), Walked::Inside(target)) => (source, target),
@@ -93,6 +103,7 @@ impl Call<'_> {
     }
 
     pub(super) fn link(&self, from: (i32, usize), to: (i32, usize), flags: i32) -> Answered {
+        known_flags(flags, libc::AT_SYMLINK_FOLLOW | libc::AT_EMPTY_PATH)?;
         let text = self.path(from.1)?;
         let mut leads_to = None;
         let source = if text.is_empty() && flags & libc::AT_EMPTY_PATH != 0 {
@@ -124,9 +135,23 @@ impl Call<'_> {
             return Err(Errno::NOENT);
         }
         self.namespace().catch_up();
-        let made = self.namespace().link(&self.caller()?, source.id, target.dir, &target.name).map_err(errno)?;
+        let caller = self.caller()?;
+        self.permit_link(&caller, &source)?;
+        let made = self.namespace().link(&caller, source.id, target.dir, &target.name).map_err(errno)?;
         self.made(made.id);
         DONE
+    }
+
+    /// As the kernel with `fs.protected_hardlinks`: no names for a file that one could not write, or that runs as another.
+    fn permit_link(&self, caller: &Caller, source: &Known) -> Result<(), Errno> {
+        let protected = || std::fs::read("/proc/sys/fs/protected_hardlinks").is_ok_and(|text| text.starts_with(b"1"));
+        let attr = source.attr;
+        if caller.uid == 0 || caller.uid == attr.uid || !protected() {
+            return Ok(());
+        }
+        let gains = attr.perm & 0o4000 != 0 || attr.perm & 0o2010 == 0o2010;
+        let may_write = || self.namespace().access(caller, source.id, 6).is_ok();
+        if attr.kind == Kind::File && !gains && may_write() { Ok(()) } else { Err(Errno::PERM) }
     }
 
     pub(super) fn symlink(&self, target: usize, dirfd: i32, path: usize) -> Answered {
@@ -147,6 +172,7 @@ impl Call<'_> {
             0 => libc::S_IFREG,
             libc::S_IFSOCK => return self.refuse("sockets in the directory", Errno::OPNOTSUPP),
             libc::S_IFCHR | libc::S_IFBLK if caller.uid != 0 => return Err(Errno::PERM),
+            libc::S_IFDIR => return Err(Errno::PERM),
             kind => kind,
         };
         let perm = mode & 0o7777 & !caller.umask;

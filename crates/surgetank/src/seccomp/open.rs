@@ -58,6 +58,9 @@ impl Call<'_> {
                 Walked::Outside(to) => return self.go_outside(dirfd, &path, to.as_deref()),
                 Walked::Inside(spot) => spot,
             };
+            if creates && flags & libc::O_DIRECTORY != 0 {
+                return Err(Errno::INVAL);
+            }
             if flags & libc::O_TMPFILE == libc::O_TMPFILE {
                 // As file systems that do not have it: who is told so makes a file with a name.
                 if spot.known()?.attr.kind != Kind::Directory {
@@ -119,6 +122,10 @@ impl Call<'_> {
         }
         let file = self.namespace().open_plain(&caller, id, flags).map_err(errno)?;
         self.remember(&file, id);
+        // What is written to the plain file is not seen by us.
+        if writes && caller.uid != 0 {
+            self.namespace().clear_suidgid(id);
+        }
         Ok(file.into())
     }
 
@@ -126,6 +133,12 @@ impl Call<'_> {
     fn open_known(&self, spot: &Spot, known: Known, flags: i32) -> Result<Option<OwnedFd>, Errno> {
         let path_only = flags & libc::O_PATH != 0;
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
+        if flags & libc::O_NOATIME != 0 && !path_only {
+            let caller = self.caller()?;
+            if caller.uid != 0 && caller.uid != known.attr.uid {
+                return Err(Errno::PERM);
+            }
+        }
         match known.attr.kind {
             Kind::Directory if flags & libc::O_CREAT != 0 || writes && !path_only => Err(Errno::ISDIR),
             Kind::Directory => {
@@ -237,6 +250,7 @@ impl Call<'_> {
         let theirs = self.seen_from_here(dirfd, path)?.into_bytes();
         let until = clock::tick() + PATIENCE;
         let agree = || {
+            let theirs = end_of(&theirs);
             let nowhere = absent(&theirs) && absent(leads_to);
             same(&theirs, leads_to) || nowhere && (absent(above(leads_to)) || same(above(&theirs), above(leads_to)))
         };
@@ -382,6 +396,21 @@ fn same(a: &[u8], b: &[u8]) -> bool {
         },
         _ => false,
     }
+}
+
+/// Where a link ends that leads to nothing; any other path as it is.
+fn end_of(path: &[u8]) -> Vec<u8> {
+    const LINKS_MAX: usize = 40;
+    let mut end = path.to_vec();
+    for _ in 0..LINKS_MAX {
+        if rustix::fs::stat(&*end).is_ok() {
+            return path.to_vec();
+        }
+        let Ok(target) = rustix::fs::readlink(&*end, Vec::new()) else { return end };
+        let target = target.into_bytes();
+        end = if target.first() == Some(&b'/') { target } else { [above(&end), b"/", &target].concat() };
+    }
+    path.to_vec()
 }
 
 fn absent(path: &[u8]) -> bool {

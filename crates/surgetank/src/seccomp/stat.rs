@@ -4,6 +4,7 @@ use rustix::io::Errno;
 use surgetank_core::model::Attr;
 
 use super::call::{Answer, Answered, Call, DONE, Known, errno};
+use super::dispatch::known_flags;
 use super::walk::Walked;
 
 const BLOCK_BYTES: u32 = 4096;
@@ -13,6 +14,8 @@ fn bytes_of<T>(value: &T) -> &[u8] {
     // SAFETY: only used for the kernel's structures below, which begin as zeros: padding is initialised too.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
+
+const LOOK_FLAGS: i32 = libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT | libc::AT_EMPTY_PATH;
 
 fn zeroed<T>() -> T {
     // SAFETY: only used for the kernel's structures below, of which zeros are a value.
@@ -40,6 +43,7 @@ impl Call<'_> {
     }
 
     pub(super) fn stat(&self, dirfd: i32, path: usize, out: usize, flags: i32) -> Answered {
+        known_flags(flags, LOOK_FLAGS)?;
         match self.meant(dirfd, path, flags)? {
             Some(known) => self.put_stat(&known.attr, out),
             None => Ok(Answer::Continue),
@@ -73,6 +77,7 @@ impl Call<'_> {
     }
 
     pub(super) fn statx(&self) -> Answered {
+        known_flags(self.int(2), LOOK_FLAGS | libc::AT_STATX_FORCE_SYNC | libc::AT_STATX_DONT_SYNC)?;
         let Some(known) = self.meant(self.int(0), 1, self.int(2))? else { return Ok(Answer::Continue) };
         let attr = known.attr;
         let time = |time: surgetank_core::model::Timestamp| {
@@ -100,9 +105,8 @@ impl Call<'_> {
     }
 
     pub(super) fn access(&self, dirfd: i32, path: usize, mask: i32, flags: i32) -> Answered {
-        if mask & !7 != 0 {
-            return Err(Errno::INVAL);
-        }
+        known_flags(mask, 7)?;
+        known_flags(flags, libc::AT_EACCESS | libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH)?;
         let Some(known) = self.meant(dirfd, path, flags)? else { return Ok(Answer::Continue) };
         self.namespace().access(&self.caller()?, known.id, mask.cast_unsigned()).map_err(errno)?;
         DONE

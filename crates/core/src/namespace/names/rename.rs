@@ -38,6 +38,12 @@ impl Namespace {
         Err(Errno::NOENT.into())
     }
 
+    /// A directory that comes elsewhere gets another `..`, which is a change of the directory itself.
+    fn permit_other_parent(&self, caller: &Caller, id: FileId) -> FsResult<()> {
+        let moved = self.tree().get(id).filter(|inode| inode.is_dir()).map(|inode| inode.attr);
+        moved.map_or(Ok(()), |attr| self.permit(caller, &attr, 2))
+    }
+
     /// `ESTALE` when a name has come to mean another file meanwhile.
     fn rename_seen(
         &self,
@@ -55,6 +61,10 @@ impl Namespace {
         self.permit_change(caller, from_dir)?;
         if to_dir != from_dir {
             self.permit_change(caller, to_dir)?;
+            self.permit_other_parent(caller, id)?;
+            if let Some(target) = target.filter(|_| flags & EXCHANGE != 0) {
+                self.permit_other_parent(caller, target)?;
+            }
         }
         if target.is_some() && flags & NOREPLACE != 0 {
             return Err(Errno::EXIST.into());

@@ -95,16 +95,23 @@ impl Namespace {
             self.cancel(tree, txn, seq);
         }
         for (dir, name) in names {
-            let planned = tree.planned(dir, &name).filter(|before| *before != id);
-            let before = planned.or_else(|| {
-                let there = |over: &FileId| tree.get(*over).is_some_and(|inode| inode.applied.is_some());
-                let mut over = replaced.iter().filter(|(at, _)| *at == (dir, name.clone())).map(|(_, over)| *over);
-                over.find(|over| *over != id && there(over))
+            let planned = tree.planned(dir, &name).filter(|planned| *planned != id);
+            // Only what the store has: another one that is about to come there for an instant has no content any more.
+            let there = |other: &FileId| *other != id && tree.get(*other).is_some_and(|inode| inode.applied.is_some());
+            let mut over = replaced.iter().filter(|(at, _)| *at == (dir, name.clone())).map(|(_, over)| *over);
+            let before = planned.filter(there).or_else(|| over.find(there));
+            // Nobody follows any more for whom it would have to come there.
+            let useless = planned.filter(|other| {
+                before.is_none()
+                    && tree.get(*other).is_some_and(|inode| inode.logical.is_none() && inode.applied.is_none())
             });
             tree.bind(dir, &name, |entry| {
                 entry.set_logical(before);
-                entry.set_planned(before);
+                entry.set_planned(before.or(planned.filter(|_| useless.is_none())));
             });
+            if let Some(useless) = useless {
+                self.lose(tree, txn, useless);
+            }
             txn.entry(dir, &name);
             if let Some(before) = before
                 && let Some(inode) = tree.get_mut(before)

@@ -1,0 +1,130 @@
+//! A file-system exerciser (`fsx`, see scripts/setup) does random things to one file and compares each read with what it
+//! knows should be there: written, cut, mapped, punched, copied within, closed and opened again. The tier is smaller than
+//! what lies on it, so that the file spills and others are evicted all along; afterwards the store must have its last content.
+//!
+//! `SURGETANK_FSX_OPERATIONS` says how many operations there are in all, `SURGETANK_FSX_SEED` where they begin.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+
+mod scene;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use scene::{MIB, Scene};
+
+/// In one run of the program under test, so that none takes minutes.
+const ROUND_OPERATIONS: u64 = 400;
+/// So many kinds of runs share the operations.
+const RUNS: u64 = 5;
+
+/// Less than the two files and the fillers.
+const SMALL_MIB: u64 = 6;
+
+fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).map_or(otherwise, |text| text.parse().unwrap())
+}
+
+/// Where scripts/setup put it.
+fn exerciser() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|dir| dir.join("fsx")).find(|path| path.is_file());
+    assert!(found.is_some() || std::env::var_os("CI").is_none(), "fsx is missing: scripts/setup test installs it");
+    if found.is_none() {
+        eprintln!("skipped: fsx is missing, scripts/setup test installs it");
+    }
+    found
+}
+
+/// Two exercisers, each on a file that alone fits the tier, and a third program that fills it and reads it again.
+fn exercise(name: &str, tier_mib: u64, options: &[&str]) {
+    let Some(program) = exerciser() else { return };
+    let Some(mut scene) = Scene::new(name) else { return };
+    scene.tier("fast", tier_mib);
+    let operations = (number("SURGETANK_FSX_OPERATIONS", 2_000) / RUNS / 2).max(1);
+    let seed = number("SURGETANK_FSX_SEED", 1);
+    fs::copy(program, "/mnt/fsx").unwrap();
+    fs::write("/mnt/fsx.toml", CONFIGURATION).unwrap();
+    scene.beside("copies");
+    let mut left = operations;
+    for round in 0.. {
+        let now = left.min(ROUND_OPERATIONS);
+        exercise_once(&scene, options, now, seed + 2 * round);
+        left -= now;
+        if left == 0 {
+            return;
+        }
+    }
+}
+
+fn exercise_once(scene: &Scene, options: &[&str], operations: u64, seed: u64) {
+    let copies = Path::new("/mnt/copies");
+    let copies = copies.display();
+    let other = seed + 1;
+    let script = format!(
+        "/mnt/fsx -q -f /mnt/fsx.toml -P /mnt/copies -N {operations} -S {seed} one >/mnt/copies/one.log 2>&1 & one=$!
+         /mnt/fsx -q -f /mnt/fsx.toml -P /mnt/copies -N {operations} -S {other} two >/mnt/copies/two.log 2>&1 & two=$!
+         n=0
+         while kill -0 $one 2>/dev/null || kill -0 $two 2>/dev/null; do
+             n=$((n + 1)); name=filler-$((n % 4))
+             head -c {} /dev/zero | tr '\\0' \"$((n % 10))\" >$name
+             [ $(tr -d \"$((n % 10))\" <$name | wc -c) = 0 ] || {{ echo $name is broken; stat $name; od -A d -c $name | head -20; kill $one $two; exit 1; }}
+         done
+         wait $one || {{ tail -50 {copies}/one.log; exit 1; }}
+         wait $two || {{ tail -50 {copies}/two.log; exit 1; }}
+         cp one two {copies}/",
+        2 * MIB
+    );
+    let ended = scene.run(options, &script);
+    assert_eq!(ended.status.code(), Some(0), "seed {seed}\n{}\n{}", ended.stdout, ended.stderr);
+    for file in ["one", "two"] {
+        scene.holds(file, &fs::read(format!("/mnt/copies/{file}")).unwrap());
+    }
+    scene.is_clean();
+}
+
+const CONFIGURATION: &str = "
+flen = 3000000
+[opsize]
+max = 200000
+[weights]
+close_open = 3
+invalidate = 1
+read = 10
+write = 10
+mapread = 5
+mapwrite = 5
+truncate = 3
+fsync = 0.05
+fdatasync = 0.05
+posix_fallocate = 1
+punch_hole = 3
+sendfile = 3
+posix_fadvise = 1
+copy_file_range = 3
+";
+
+#[test]
+fn direct() {
+    exercise("fsx_direct", SMALL_MIB, &["--no-preload"]);
+}
+
+#[test]
+fn mediated() {
+    exercise("fsx_mediated", SMALL_MIB, &["--no-preload", "--direct", "false"]);
+}
+
+#[test]
+fn through_the_shim() {
+    exercise("fsx_shim", SMALL_MIB, &[]);
+}
+
+#[test]
+fn with_fsync_to_the_tier_only() {
+    exercise("fsx_tier", SMALL_MIB, &["--no-preload", "--direct", "false", "--fsync", "tier"]);
+}
+
+/// Where a full tier is the program's problem, so it has room.
+#[test]
+fn without_a_mount() {
+    exercise("fsx_seccomp", 64, &["--door", "seccomp"]);
+}
