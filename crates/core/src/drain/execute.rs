@@ -204,7 +204,8 @@ impl Drain {
         let at = (at.0, &*at.1);
         let (dir, path) = self.place(at)?;
         let Some(temporary) = temporary else {
-            return Err(io::Error::other("published without a staged copy"));
+            // Its copy lay in a directory that went; it is made again.
+            return Err(no_place());
         };
         let store = &self.namespace.store;
         let mut name: Box<[u8]> = Box::from(at.1);

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use crate::model::{FileId, OpKind, Seq};
-use crate::namespace::tree::{Inode, Name, Op, Progress};
+use crate::namespace::tree::{Inode, Name, Progress};
 use crate::store::{Cred, Meta, StorePath};
 
 use super::Drain;
@@ -90,15 +90,18 @@ impl Drain {
     /// The directory goes. Copies in it are made again elsewhere: those of operations that come after it, for files that were
     /// in it when they were queued. Returns whether there were any, or an earlier agent's.
     pub(super) fn gives_up_copies_in(&self, dir: FileId, path: &StorePath) -> bool {
-        {
-            let mut tree = self.namespace.tree();
-            let is_in = |op: &Op| matches!(op.progress, Progress::Staged { dir: at, .. } if at == dir);
-            let staged: Vec<Seq> = tree.ops.iter().filter(|(_, op)| is_in(op)).map(|(seq, _)| *seq).collect();
-            for seq in staged {
-                self.namespace.unstage(&mut tree, seq);
-                self.staged.lock().unwrap_or_else(PoisonError::into_inner).remove(&seq);
+        // Also those that are carried out with it, a little later.
+        let mut given_up = Vec::new();
+        self.staged.lock().unwrap_or_else(PoisonError::into_inner).retain(|seq, (at, ..)| {
+            let stays = *at != dir;
+            if !stays {
+                given_up.push(*seq);
             }
-        }
+            stays
+        });
+        let mut tree = self.namespace.tree();
+        given_up.into_iter().for_each(|seq| self.namespace.unstage(&mut tree, seq));
+        drop(tree);
         self.namespace.discard_left_in(path)
     }
 

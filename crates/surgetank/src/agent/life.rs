@@ -195,6 +195,14 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
         }),
         config,
     };
+    if life > 0 && !is_mounted(&over) {
+        // The one before was killed when it had taken the mount away: nobody is served any more.
+        leave(&*backend.offline(opening)?, &place);
+        if let Some(channel) = &channel {
+            channel.ending();
+        }
+        return Err(fail("the mount is gone already; what its agent left to do was done".into()));
+    }
     let Running { engine, mut mount, shim, listeners, survives } = backend.start(opening)?;
     if let Some(left) = &left {
         let paths: Vec<PathText> =
@@ -285,6 +293,27 @@ fn device_of(over: &Path) -> io::Result<u64> {
     use rustix::fs::{AtFlags, CWD, StatxFlags};
     let seen = rustix::fs::statx(CWD, over, AtFlags::STATX_DONT_SYNC, StatxFlags::empty())?;
     Ok(rustix::fs::makedev(seen.stx_dev_major, seen.stx_dev_minor))
+}
+
+/// The mount is gone.
+fn leave(engine: &dyn Engine, place: &Place) {
+    let verdict = engine.verdict(&Scope::everything());
+    let clean = verdict.is_durable();
+    if !clean {
+        tracing::error!(?verdict, "not everything could be made durable; state and tiers stay for the next start");
+    }
+    engine.shutdown();
+    if let Err(error) = place.put_undrained((!clean).then_some(&verdict)) {
+        tracing::error!(%error, "the note for the next start");
+    }
+    place.clear();
+}
+
+/// Looked at without a request to whoever serves it.
+fn is_mounted(over: &Path) -> bool {
+    use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags};
+    let seen = rustix::fs::statx(CWD, over, AtFlags::STATX_DONT_SYNC, StatxFlags::empty());
+    seen.is_ok_and(|seen| seen.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
 /// Best effort: the error that brought us here is the one to tell.
@@ -418,16 +447,7 @@ impl Agent {
     }
 
     fn end(self) {
-        let verdict = self.desk.engine.verdict(&Scope::everything());
-        let clean = verdict.is_durable();
-        if !clean {
-            tracing::error!(?verdict, "not everything could be made durable; state and tiers stay for the next start");
-        }
-        self.desk.engine.shutdown();
-        if let Err(error) = self.place.put_undrained((!clean).then_some(&verdict)) {
-            tracing::error!(%error, "the note for the next start");
-        }
-        self.place.clear();
+        leave(&*self.desk.engine, &self.place);
         self.desk.users.detached();
         tracing::info!("gone");
     }
