@@ -98,7 +98,8 @@ fn killed_again_and_again(scene: Option<Scene>, options: &[&str], direct: bool, 
         if killed % 5 != 4 {
             scene.await_served();
         }
-        std::thread::sleep(Duration::from_millis(u64::from(dice >> 24)));
+        // (Who dies as soon as it serves counts as one that did not.)
+        std::thread::sleep(Duration::from_millis(30 + u64::from(dice >> 24)));
         if scene.agent().is_some() && !running.is_over() {
             // It may be on its way out, and then nobody comes after it.
             killed += u32::from(scene.kill_one_agent());
