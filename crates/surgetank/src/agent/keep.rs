@@ -18,7 +18,7 @@ pub enum Told {
     GiveUp,
     /// From now on another agent can go on should this one die.
     Serving,
-    /// The mount is gone: nobody has to go on.
+    /// The mount is gone and nothing is left to do: nobody has to go on.
     Ending,
 }
 

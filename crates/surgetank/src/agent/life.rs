@@ -432,12 +432,7 @@ impl Agent {
             submounts::take_away_left(&self.desk.hello.over.to_path_buf());
         }
         match self.mount.detach() {
-            Ok(()) => {
-                if let Some(channel) = &self.channel {
-                    channel.ending();
-                }
-                Ok(())
-            }
+            Ok(()) => Ok(()),
             Err(error) => {
                 submounts::put_back(&copies)?;
                 self.taken = copies;
@@ -448,6 +443,9 @@ impl Agent {
 
     fn end(self) {
         leave(&*self.desk.engine, &self.place);
+        if let Some(channel) = &self.channel {
+            channel.ending();
+        }
         self.desk.users.detached();
         tracing::info!("gone");
     }

@@ -56,7 +56,7 @@ struct End {
     status: WaitStatus,
     /// It had told that another one can go on, and when.
     served: Option<Instant>,
-    /// It took the mount away: nobody has to go on.
+    /// It took the mount away and left in order: nobody has to go on.
     ending: bool,
 }
 
