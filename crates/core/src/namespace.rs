@@ -49,10 +49,11 @@ pub use ahead::BroughtIn;
 pub use attributes::SetAttr;
 use content::{Handle, Open};
 pub use early::Real;
-pub(crate) use files::KEPT_FOR;
 pub use files::{Grant, LEFT_TO_THE_MOUNT, Opened, STORE_TO_BE_ASKED};
+pub(crate) use files::{HIDDEN_PREFIX, KEPT_FOR};
 pub use listing::Listed;
 pub use questions::{Stuck, Undurable, Waiting, Where};
+pub(crate) use recover::ORPHANS;
 pub use shown::{Shim, Shown};
 use tree::{Inode, Tree};
 
