@@ -12,14 +12,10 @@ use std::path::Path;
 
 use crate::error::Result;
 use crate::model::{DeviceId, FileId, FileRecord, Image, Kind, STORE_TEMPORARY_PREFIX};
+use crate::namespace::{HIDDEN_PREFIX, ORPHANS};
 use crate::report::{Audit, Finding, Undrained, What};
 use crate::store::{Cred, Store, StorePath, checksum};
 use crate::tier::{Device, Plain, Remembered, Standing, Tiers};
-
-/// Where recovery puts plain files that no record names.
-const ORPHANS: &[u8] = b".surgetank-orphans/";
-/// A file on its way to its name.
-const BEING_MADE: &[u8] = b".surgetank-new-";
 
 /// What is looked at.
 pub struct Ground<'a> {
@@ -271,7 +267,7 @@ impl Look<'_> {
             let at = on_device(self.ground.tiers.device(device), &orphan.path);
             let path = orphan.path.strip_prefix(ORPHANS).unwrap_or(&orphan.path);
             let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
-            if orphan.plain.size_bytes == 0 || name.starts_with(BEING_MADE) {
+            if orphan.plain.size_bytes == 0 || name.starts_with(HIDDEN_PREFIX) {
                 continue;
             }
             let size = orphan.plain.size_bytes;

@@ -96,7 +96,7 @@ fn what_is_left(name: &str, options: &[&str]) {
         ]);
         expected.extend(["old", "log", "result"].map(|name| (name.to_owned(), before.clone())));
         assert_eq!(there, expected, "journal too: {journal_too}; apart: {apart:?}\n{}", ended.stderr);
-        scene.run(&TIER, "rm -r d synced renamed held *unproven* || true").exits(0);
+        scene.run(&TIER, "rm -rf d synced renamed held *unproven*").exits(0);
     }
 }
 

@@ -186,7 +186,8 @@ fn examine(segment: &Segment, last: &mut Lsn, is_first: bool) -> Result<(u64, Op
     let Some(header) = segment.header else {
         return Ok((0, Some("the header is damaged or was never written")));
     };
-    if header.format > FORMAT {
+    // Records say nothing of their own shape: another one would be read as something that it is not.
+    if header.format != FORMAT {
         return Err(Error::new(format!("The catalog log {} has format {}", segment.path.display(), header.format))
             .why(format!("this version of surgetank knows format {FORMAT}"))
             .remedy("use the version that wrote it")

@@ -21,7 +21,7 @@ use super::{Loaded, Lsn};
 use crate::error::{Error, Result};
 use crate::model::{FileId, Seq};
 
-const FORMAT: u64 = 2;
+const FORMAT: u64 = 3;
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 const FILES: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("files");
 const ENTRIES: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("entries");

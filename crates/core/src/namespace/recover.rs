@@ -22,7 +22,7 @@ use super::tree::{Entry, Inode, Name, Op, PlainId, Tree};
 use lost::Worth;
 
 /// Where plain files lie that nobody remembers.
-const ORPHANS: &[u8] = b".surgetank-orphans/";
+pub(crate) const ORPHANS: &[u8] = b".surgetank-orphans/";
 /// So many are named one by one.
 const ORPHANS_TOLD_MAX: usize = 20;
 
@@ -336,7 +336,7 @@ impl Namespace {
             Worth::Doubtful => {
                 let plain = tree.get(id)?.replica?;
                 let kept = self.set_apart(tree, txn, id, &on_tier.plain)?;
-                self.sync_apart(plain, &on_tier.path);
+                self.sync_apart(tree, kept, plain, &on_tier.path);
                 Some(kept)
             }
         }

@@ -154,8 +154,6 @@ impl Namespace {
         attr.mtime = plain.mtime;
         let mut inode = Inode::new(attr);
         inode.version = 1;
-        // (Its bytes are made to stay as they are: see `sync_apart`.)
-        inode.synced = 1;
         inode.run = run;
         inode.replica = replica;
         inode.charged_bytes = charged_bytes;
@@ -190,11 +188,15 @@ impl Namespace {
         );
     }
 
-    /// Nothing of it changes any more before it is in the store.
-    pub(super) fn sync_apart(&self, plain: PlainId, path: &[u8]) {
-        let device = self.tiers.device(plain.device);
-        if let Err(why) = device.open(path, false).and_then(|file| file.sync_all()) {
-            self.device_failed(plain.device, &why);
+    /// Nothing of it changes any more before it is in the store; the next boot need not doubt it once more.
+    pub(super) fn sync_apart(&self, tree: &mut Tree, id: FileId, plain: PlainId, path: &[u8]) {
+        match self.tiers.device(plain.device).open(path, false).and_then(|file| file.sync_all()) {
+            Ok(()) => {
+                if let Some(inode) = tree.get_mut(id) {
+                    inode.synced = inode.version;
+                }
+            }
+            Err(why) => self.device_failed(plain.device, &why),
         }
     }
 
