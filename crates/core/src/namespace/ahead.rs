@@ -77,7 +77,7 @@ impl Namespace {
             crate::tier::ladder::copy_file(&from, &target, source.size_bytes, &gate)?;
             Ok(target)
         });
-        self.undo_placed(&placed);
+        device.unreserve(placed.reserved_bytes);
         let discard = || drop(device.unlink(&hidden_name(copy)));
         let target = match copied {
             Ok(target) => target,

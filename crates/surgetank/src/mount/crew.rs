@@ -3,7 +3,7 @@
 //! Each thread reads a request, runs it and writes the answer. One thread is enough, and fastest, for operations that don't
 //! block: then nobody else waits in `read` to be woken in vain. The [`lookout`] hires another when all of them are asleep in
 //! an operation (an fsync to a slow store) or have no time to wait any more, and lets them go again when they are idle. A
-//! thread's buffers are allocated when it is hired, cost memory only as far as they are touched, and go with it.
+//! thread's buffers are allocated when it is hired and go with it.
 //!
 //! Closes are carried out in the order in which the kernel sent them ([`turns`]).
 //!
@@ -34,7 +34,7 @@ use super::dispatch;
 use super::filesystem::Filesystem;
 use super::reply::{self, Reply};
 use super::request::{self, Header, Operation};
-pub use inbox::{Clones, OnClone};
+pub use inbox::{Clones, OnClone, touched};
 use inbox::{Inbox, Received};
 use lookout::Lookout;
 use turns::Turns;

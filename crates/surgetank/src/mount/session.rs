@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::abi::{self, init};
-use super::crew::{Clones, Crew, OnClone};
+use super::crew::{Clones, Crew, OnClone, touched};
 use super::filesystem::Filesystem;
 use super::notifier::Notifier;
 use super::reply::{self, Reply};
@@ -168,7 +168,7 @@ impl Session {
 /// Reads what is sent again, before anybody else reads; in the order in which it was sent first, for closes count in that
 /// order. A new request that is among it comes last.
 fn read_again(device: &OwnedFd, transfer_bytes_max: usize) -> io::Result<Vec<Vec<u8>>> {
-    let mut buffer = vec![0; transfer_bytes_max + abi::REQUEST_SLACK_BYTES];
+    let mut buffer = touched(transfer_bytes_max + abi::REQUEST_SLACK_BYTES);
     let mut found: Vec<(u64, Vec<u8>)> = Vec::new();
     let before = rustix::fs::fcntl_getfl(device)?;
     rustix::fs::fcntl_setfl(device, before | OFlags::NONBLOCK)?;

@@ -249,6 +249,14 @@ impl Scene {
         supervisors.into_iter().chain(pids).filter(|pid| unsafe { libc::kill(*pid, libc::SIGKILL) } == 0).count() > 0
     }
 
+    /// What went wrong by the agents' own words.
+    fn log(&self) -> String {
+        let places = fs::read_dir(&self.state).into_iter().flatten().flatten();
+        let logs = places.filter_map(|place| fs::read_to_string(place.path().join("agent.log")).ok());
+        let told = |line: &&str| ["WARN", "ERROR", "killed"].iter().any(|word| line.contains(word));
+        logs.flat_map(|log| log.lines().filter(told).map(|line| format!("{line}\n")).collect::<Vec<_>>()).collect()
+    }
+
     fn stories(&self) -> Vec<Story> {
         (0..WRITERS).map(|writer| Story::read(&self.manifests.join(writer.to_string()))).collect()
     }
@@ -298,8 +306,8 @@ fn case(seed: u64, may_mount: bool) -> Result<u64, String> {
     let told = |why: String| {
         let output = fs::read_to_string(scene.manifests.join("output")).unwrap_or_default();
         format!(
-            "SURGETANK_CRASH_CASE={seed}: {why}\nends: {ends:?}\noptions: {:?}, direct: {}, alone: {}\nthe last run said:\n{output}",
-            scene.options, scene.direct, scene.alone
+            "SURGETANK_CRASH_CASE={seed}: {why}\nends: {ends:?}\noptions: {:?}, direct: {}, alone: {}\nthe last run said:\n{output}\nthe agent logged:\n{}",
+            scene.options, scene.direct, scene.alone, scene.log()
         )
     };
     let stories = scene.stories();

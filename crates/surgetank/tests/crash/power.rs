@@ -58,6 +58,12 @@ impl Disk {
             assert!(begun.elapsed() < PATIENCE, "the dead file system is held");
             std::thread::sleep(Duration::from_millis(5));
         }
+        // A dying process is in its name space longer than it shows; until it left, the same image is the same file system.
+        let associated = || Command::new("losetup").arg("--associated").arg(&self.image).output().unwrap().stdout;
+        while !associated().is_empty() {
+            assert!(begun.elapsed() < PATIENCE, "the dead device is held");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// The power goes, everything with `mark` is gone, and the machine boots.

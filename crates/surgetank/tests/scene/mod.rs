@@ -184,6 +184,11 @@ impl Scene {
         assert_eq!(unsafe { libc::ioctl(dir.as_raw_fd(), SHUTDOWN, &raw const kind) }, 0);
         drop(dir);
         self.machine_dies(&path);
+        // A dying process is in its name space longer than it shows; until it left, the same image is the same file system.
+        eventually("the dead device is let go", || {
+            let image = format!("/mnt/{name}.img");
+            Command::new("losetup").args(["--associated", &image]).output().unwrap().stdout.is_empty()
+        });
         self.ext4_again(name);
     }
 

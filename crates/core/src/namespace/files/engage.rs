@@ -74,7 +74,7 @@ impl Namespace {
             if let Err(why) =
                 crate::tier::ladder::copy_file(source, target, size_bytes, &|_| Ok(())).and_then(|_| given.give(target))
             {
-                self.undo_placed(&placed);
+                self.undo_placed(&mut self.tree(), &placed);
                 return Err(why.into());
             }
         }
@@ -82,7 +82,10 @@ impl Namespace {
         let mut tree = self.tree();
         let mut txn = Txn::default();
         self.own(&mut tree, &mut txn, id);
-        self.adopt(&mut tree, id, &placed)?;
+        if let Err(fault) = self.adopt(&mut tree, id, &placed) {
+            self.undo_placed(&mut tree, &placed);
+            return Err(fault);
+        }
         // What was set by name since.
         if let (Some(target), Some(inode)) = (target, tree.get(id))
             && Given::known(&inode.attr) != given

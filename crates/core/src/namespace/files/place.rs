@@ -18,8 +18,8 @@ pub(crate) struct Placed {
     pub content: Content,
     pub direct: bool,
     pub reserved_bytes: u64,
-    /// Name of the temporary when the store itself was chosen, and its directory.
-    pub spill: Option<(FileId, Name)>,
+    /// The temporary when the store itself was chosen: its directory, its name, and whose it is.
+    pub spill: Option<(FileId, Name, Cred)>,
     pub reason: Arc<str>,
     /// Nothing in particular where the store was chosen.
     pub plain: PlainId,
@@ -63,13 +63,15 @@ impl Namespace {
                     _ => {}
                 }
             }
-            (_, Some(spill)) => inode.extra_mut().spill = Some(spill.clone()),
+            (_, Some((dir, name, _))) => inode.extra_mut().spill = Some((*dir, name.clone())),
             (_, None) => {}
         }
         Ok(())
     }
 
-    pub(crate) fn undo_placed(&self, placed: &Placed) {
+    /// It is not wanted after all.
+    pub(crate) fn undo_placed(&self, tree: &mut Tree, placed: &Placed) {
+        tree.discards.extend(placed.spill.clone());
         if let Lies::Tier(device) = placed.content.lies {
             self.tiers.device(device).unreserve(placed.reserved_bytes);
             // It has only its hidden name, which recovery sweeps too.
@@ -185,14 +187,14 @@ impl Namespace {
             (dir, tree.applied_path(dir).unwrap_or_else(StorePath::root), owner)
         };
         // The drain may rename the directory while we look at it; an older agent may have left a file of this name.
-        let (dir, name, made) = loop {
+        let (dir, name, owner, made) = loop {
             let (dir, path, owner) = place();
             let name = self.spill_name();
             self.expect_temporaries_in(dir);
             match self.store.create_temporary(self.own_cred(owner), &path.join(&name), perm | 0o600) {
                 Err(why) if why.kind() == std::io::ErrorKind::NotFound && place().1 != path => {}
                 Err(why) if why.kind() == std::io::ErrorKind::AlreadyExists => {}
-                made => break (dir, name, made),
+                made => break (dir, name, owner, made),
             }
         };
         let file = made.map_err(|why| {
@@ -211,7 +213,7 @@ impl Namespace {
             content: Content { file: Arc::new(file), lies: Lies::StoreTemporary, writable: made.is_none() },
             direct: made.is_some(),
             reserved_bytes: 0,
-            spill: Some((dir, name)),
+            spill: Some((dir, name, owner)),
             reason: format!("written to a temporary in the store: {reason}").into(),
             plain: PlainId { device: DeviceId { tier: 0, device: 0 }, born: 0, ino: 0 },
             at: Vec::new(),

@@ -83,7 +83,7 @@ impl Namespace {
         {
             Ok(made) => made,
             Err(why) => {
-                self.undo_placed(&placed);
+                self.undo_placed(&mut self.tree(), &placed);
                 return Err(why.into());
             }
         };
@@ -99,9 +99,16 @@ impl Namespace {
             let mut txn = Txn::default();
             let path = tree.logical_path(id);
             let old = path.unwrap_or_else(|| super::hidden_name(id));
-            txn.gone(tree.get(id).and_then(|inode| inode.replica));
-            tree.drop_replica(id);
-            self.adopt(&mut tree, id, &placed)?;
+            let replica = tree.get(id).and_then(|inode| inode.replica);
+            let charged = tree.drop_replica(id).map_or(0, |(_, charged)| charged);
+            if let Err(fault) = self.adopt(&mut tree, id, &placed) {
+                if let Some(inode) = tree.get_mut(id) {
+                    (inode.replica, inode.charged_bytes) = (replica, charged);
+                }
+                self.undo_placed(&mut tree, &placed);
+                return Err(fault);
+            }
+            txn.gone(replica);
             // What was set by name since.
             let now = Given::of(&before.file)?;
             if now != given {

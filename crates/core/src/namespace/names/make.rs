@@ -157,7 +157,7 @@ impl Namespace {
         let plain = placed.made.take();
         let free = Self::still_absent(&tree, dir, &name);
         if let Err(fault) = free.and_then(|()| if own_turn { Ok(()) } else { Err(Errno::EXIST.into()) }) {
-            self.undo_placed(&placed);
+            self.undo_placed(&mut tree, &placed);
             // Whoever has the name now may have put his plain file over ours.
             if let Lies::Tier(device) = placed.content.lies {
                 drop(self.tiers.device(device).unlink_if(&placed.at, placed.plain.ino));
@@ -175,7 +175,7 @@ impl Namespace {
         let mut txn = Txn::default();
         if let Err(fault) = self.adopt(&mut tree, id, &placed) {
             tree.remove(id);
-            self.undo_placed(&placed);
+            self.undo_placed(&mut tree, &placed);
             return Err(fault);
         }
         crash_point!("make.adopted");

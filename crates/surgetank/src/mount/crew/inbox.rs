@@ -46,7 +46,7 @@ pub struct Received<'a> {
 impl Inbox {
     pub fn new(device: Arc<OwnedFd>, write_bytes_max: usize, clones: &Clones) -> Self {
         let size = write_bytes_max + abi::REQUEST_SLACK_BYTES;
-        let bytes = vec![0; size + 2 * abi::PAGE_BYTES];
+        let bytes = touched(size + 2 * abi::PAGE_BYTES);
         let data_at = (bytes.as_ptr() as usize + abi::WRITE_PREFIX_BYTES) % abi::PAGE_BYTES;
         let start = (abi::PAGE_BYTES - data_at) % abi::PAGE_BYTES;
         let alone = std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1);
@@ -100,6 +100,12 @@ impl Inbox {
         };
         Received { bytes: self.bytes(&place), device }
     }
+}
+
+/// Memory whose pages are there already, as a buffer for requests has to be: when a server is killed in `read`, the kernel
+/// takes a request that is waiting all the same, finds no memory for a dying process, and gives the program EIO.
+pub fn touched(bytes: usize) -> Vec<u8> {
+    vec![u8::MAX; bytes]
 }
 
 /// Told of each clone before anything is read from it; `false`: it is not to be used.
