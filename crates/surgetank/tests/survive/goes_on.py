@@ -1,12 +1,11 @@
-"""Does all kinds of things for so many seconds and checks each against what a plain directory gives; the first difference
-ends it with an error. usage: goes_on.py NAME SECONDS"""
+"""Does all kinds of things until STOP is there and checks each against what a plain directory gives; the first difference
+ends it with an error. usage: goes_on.py NAME STOP"""
 import errno
 import os
 import random
 import sys
-import time
 
-name, until = sys.argv[1], time.monotonic() + float(sys.argv[2])
+name, stop = sys.argv[1:]
 dice = random.Random(name)
 os.mkdir(name)
 os.chdir(name)
@@ -42,7 +41,7 @@ def read(path):
         return file.read()
 
 
-while time.monotonic() < until:
+while rounds < 4 or not os.path.exists(stop):
     rounds += 1
     data = dice.randbytes(dice.randrange(20000))
     line = b"%d\n" % rounds
@@ -106,4 +105,4 @@ import hashlib
 with open(f"/mnt/aside/{name}", "w") as account:
     for path, data in [*files.items(), ("held", told)]:
         account.write(f"{hashlib.sha256(data).hexdigest()}  {name}/{path}\n")
-print(name, "made", "rounds" if rounds > 3 else f"only {rounds} rounds")
+print(name, "made", rounds, "rounds")
