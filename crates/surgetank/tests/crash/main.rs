@@ -307,7 +307,10 @@ fn case(seed: u64, may_mount: bool) -> Result<u64, String> {
         let output = fs::read_to_string(scene.manifests.join("output")).unwrap_or_default();
         format!(
             "SURGETANK_CRASH_CASE={seed}: {why}\nends: {ends:?}\noptions: {:?}, direct: {}, alone: {}\nthe last run said:\n{output}\nthe agent logged:\n{}",
-            scene.options, scene.direct, scene.alone, scene.log()
+            scene.options,
+            scene.direct,
+            scene.alone,
+            scene.log()
         )
     };
     let stories = scene.stories();
