@@ -285,3 +285,29 @@ time.sleep(100)
     let expected = [Some("second"), None, None, None, Some("b"), Some("c"), Some("c"), Some("z")];
     assert_eq!(found, expected.map(|text| text.map(str::to_owned)), "{}", again.stderr);
 }
+
+/// What finds the catalog again was not on the disk yet, and the catalog was.
+#[test]
+fn a_directory_that_has_another_device_number_after_the_boot() {
+    let Some(mut scene) = Scene::new("power_renumbered") else { return };
+    scene.ext4("project", 64);
+    scene.ext4("disk", 512);
+    scene.state = "/mnt/disk/state".into();
+    fs::write("/mnt/conf.toml", "").unwrap();
+    scene.beside("told");
+    let program = "
+import os, time
+fd = os.open('synced', os.O_CREAT | os.O_WRONLY, 0o644)
+os.write(fd, b's' * 5000)
+os.fsync(fd)
+os.close(fd)
+open('/mnt/told/there', 'w').close()
+time.sleep(100)
+";
+    until_the_power_fails(&scene, &["--no-preload"], program, false);
+    assert_eq!(store_of(&scene).0, BTreeMap::new());
+    scene.ext4_renumbered("project");
+    // (That it was closed was not on the disk.)
+    scene.run(&TIER, "true").exits(3).says(&["what was synced is there"]);
+    scene.holds("synced", &[b's'; 5000]);
+}

@@ -97,7 +97,10 @@ impl StateRoot {
 
     fn make_place(&self, key: &str) -> Result<Place> {
         match rustix::fs::mkdirat(&self.dir, key, Mode::RWXU) {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => self.open_place(key),
+            Ok(()) => rustix::fs::fsync(&self.dir)
+                .map_err(|errno| refuse(&self.path, &errno.to_string()))
+                .and_then(|()| self.open_place(key)),
+            Err(rustix::io::Errno::EXIST) => self.open_place(key),
             Err(errno) => Err(refuse(&self.path.join(key), &errno.to_string())),
         }
     }
@@ -289,13 +292,17 @@ impl Place {
         }
     }
 
-    /// Whole or not at all.
+    /// Whole or not at all, and there after a loss of power: what is promised by the catalog is found by these.
     fn put(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let temporary = self.inner(&format!("{name}.new"));
         let mut options = OpenOptions::new();
         options.create(true).truncate(true).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        io::Write::write_all(&mut options.open(&temporary)?, bytes)?;
-        fs::rename(temporary, self.inner(name))
+        let mut file = options.open(&temporary)?;
+        io::Write::write_all(&mut file, bytes)?;
+        file.sync_all()?;
+        fs::rename(temporary, self.inner(name))?;
+        rustix::fs::fsync(&self.dir)?;
+        Ok(())
     }
 }
 

@@ -212,6 +212,7 @@ impl Place {
     /// has now, and another for every other agent that may serve it: of another node, user or state directory.
     pub fn identify(&self, over: &Path) -> Result<String> {
         let key = match self.identity() {
+            Some(identity) if identity.over.as_path() == over => return Ok(identity.key),
             Some(identity) => identity.key,
             None => self.first_key()?,
         };
