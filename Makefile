@@ -12,12 +12,14 @@ demo: ## a real workflow twice on a slow store: straight, then under surgetank
 test: ## everything that CI checks, apart from lint
 	scripts/setup test
 	$(ENV) cargo nextest run --workspace
+	$(ENV) cargo nextest run -p surgetank-core --features schedules --test schedules
 	$(ENV) cargo test --quiet --workspace --doc
 
 test-full: ## the same with long random searches, the shim under other glibcs, and the demonstration
 	scripts/setup test
 	$(ENV) PROPTEST_CASES=4096 SURGETANK_MODEL_CASES=600 SURGETANK_MODEL_SEED=$$(date +%s) \
 		SURGETANK_FSX_OPERATIONS=100000 SURGETANK_FSX_SEED=$$(date +%s) cargo nextest run --workspace
+	$(ENV) SURGETANK_SCHEDULES=4000 cargo nextest run -p surgetank-core --features schedules --test schedules
 	$(ENV) cargo test --quiet --workspace --doc
 	cargo build -p surgetank --bin surgetank
 	shim/tests/glibc target/debug/surgetank
@@ -41,6 +43,7 @@ bench: ## the figures of docs/performance.md, on this machine
 lint: ## format, clippy, and the house's own rules
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy -p surgetank-core --features schedules --test schedules --locked -- -D warnings
 	scripts/tidy
 
 clean: ## what building, testing and the demonstration left in this checkout

@@ -11,10 +11,10 @@ mod publish;
 mod stage;
 mod throttle;
 
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::thread::JoinHandle;
+use crate::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::clock;
@@ -90,7 +90,7 @@ impl Drain {
         let mut threads = Vec::new();
         let spawn = |name: &str, run: fn(&Self)| {
             let drain = drain.clone();
-            std::thread::Builder::new().name(name.to_owned()).stack_size(512 << 10).spawn(move || run(&drain))
+            crate::sync::thread::Builder::new().name(name.to_owned()).stack_size(512 << 10).spawn(move || run(&drain))
         };
         threads.push(spawn("drain", Self::publish_loop)?);
         threads.push(spawn("tender", Self::tend_loop)?);

@@ -19,4 +19,5 @@ pub mod placement;
 pub mod report;
 pub mod rule;
 pub mod store;
+mod sync;
 pub mod tier;

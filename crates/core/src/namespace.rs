@@ -29,9 +29,9 @@ mod survive;
 mod temporaries;
 pub mod tree;
 
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use foldhash::{HashMap, HashSet};
@@ -120,7 +120,7 @@ pub struct Namespace {
     door: OnceLock<Arc<dyn Door>>,
     shim: OnceLock<Arc<dyn Shim>>,
     /// Files of which descriptors are handed out.
-    handed: std::sync::atomic::AtomicUsize,
+    handed: crate::sync::atomic::AtomicUsize,
     run_of: OnceLock<RunOf>,
     interrupted: OnceLock<fn() -> bool>,
     history: Mutex<History>,
@@ -216,7 +216,7 @@ impl Namespace {
             next_handle: AtomicU64::new(1),
             door: OnceLock::new(),
             shim: OnceLock::new(),
-            handed: std::sync::atomic::AtomicUsize::new(0),
+            handed: crate::sync::atomic::AtomicUsize::new(0),
             run_of: OnceLock::new(),
             interrupted: OnceLock::new(),
             history: Mutex::new(History::new()),
@@ -272,8 +272,8 @@ impl Namespace {
         let index = (id.0 % self.inode_locks.len() as u64) as usize;
         match self.inode_locks[index].try_lock() {
             Ok(guard) => Some(guard),
-            Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(std::sync::TryLockError::WouldBlock) => None,
+            Err(crate::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(crate::sync::TryLockError::WouldBlock) => None,
         }
     }
     pub(crate) fn opens(&self) -> MutexGuard<'_, HashMap<FileId, Arc<Open>>> {

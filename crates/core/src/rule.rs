@@ -13,7 +13,7 @@
 pub mod defaults;
 mod matcher;
 
-use std::sync::Arc;
+use crate::sync::Arc;
 
 use crate::config::{Authority, Pattern, RuleConfig, Timing};
 use crate::error::{Error, Result};

@@ -21,10 +21,10 @@ mod tree;
 #[cfg(test)]
 mod tests;
 
+use crate::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 pub use device::{Device, DeviceCounters, DeviceView, Standing};
@@ -126,7 +126,8 @@ impl Tiers {
             if device.wants_probe(now) {
                 // A sick device may hang whoever touches it; that must not be the monitor.
                 let probed = Arc::clone(device);
-                let spawned = std::thread::Builder::new().name("device-probe".into()).spawn(move || probed.probe());
+                let spawned =
+                    crate::sync::thread::Builder::new().name("device-probe".into()).spawn(move || probed.probe());
                 if spawned.is_err() {
                     device.probe();
                 }

@@ -27,9 +27,16 @@ use operation::Operation::{Chmod, Close, Create, Link, List, Mkdir, Open, Rename
 use operation::{Access, Event, Operation, Renaming, Step};
 use world::{Terms, World};
 
+/// Longer than anything here takes; a wait that reaches it is a hang.
+const PATIENCE: Duration = Duration::from_secs(4);
 const CASES: u32 = 64;
 const STEPS_MAX: usize = 120;
 const SEED: u64 = 10;
+
+/// While the drain does something.
+fn pause() {
+    std::thread::sleep(Duration::from_millis(1));
+}
 
 fn seed() -> u64 {
     let told =

@@ -4,10 +4,10 @@
 //! files, by far the most of the bytes, stay in the segments; only where they lie is kept, so that a digest takes
 //! about a hundred bytes a key however large the log is.
 
+use crate::sync::Arc;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 
 use super::directory::DATA_IS_SAFE;
 use super::segment::{Segment, Step};

@@ -10,11 +10,11 @@
 //! the media when the machine died, a bad record is where the death happened: it is cut off there. Anywhere
 //! else it is damage, and recovery refuses rather than go on from a state that never was.
 
+use crate::sync::Arc;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use rustix::fs::{FlockOperation, flock};
 

@@ -3,12 +3,12 @@
 //! Locks, in the order in which they are taken: `folding` → `syncing` → the writer's pen. Commits take the pen only, so
 //! they wait neither for a fold nor for a sync.
 
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::thread::JoinHandle;
+use crate::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
 
 use super::digest::Digest;
 use super::directory::{self, Recovery};
@@ -113,7 +113,7 @@ impl LogCatalog {
             #[cfg(test)]
             syncs_to_fail: AtomicU64::new(0),
         });
-        let thread = std::thread::Builder::new().name("catalog-fold".to_owned());
+        let thread = crate::sync::thread::Builder::new().name("catalog-fold".to_owned());
         let folder = thread.spawn({
             let shared = Arc::clone(&shared);
             move || shared.fold_when_wished()

@@ -7,11 +7,11 @@
 //! Invariants: positions grow with offsets; the file has no byte after `end` unless `torn`; nothing is written
 //! while `torn`. Danger avoided: a record after a hole, which recovery would never reach.
 
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::segment::{HEADER_BYTES, Segment};
 use super::{Lsn, record};

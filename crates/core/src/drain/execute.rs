@@ -1,8 +1,8 @@
 //! Carrying out one operation in the store. Each recognises its own work, so that repeating one after a
 //! crash (or after a sync that failed) does no harm; each leaves what somebody else changed alone.
 
+use crate::sync::{Arc, PoisonError};
 use std::io;
-use std::sync::{Arc, PoisonError};
 
 use crate::model::{FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
 use crate::namespace::content::{Content, Lies, Open};

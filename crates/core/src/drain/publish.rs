@@ -1,8 +1,8 @@
 //! One batch from the head of the queue: sync and compare the small copies, write down what is about to be
 //! renamed, carry the operations out in order, sync the directories, and only then call it durable.
 
-use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
+use crate::sync::PoisonError;
+use crate::sync::atomic::Ordering;
 
 use crate::model::{CONFLICT_INFIX, FileId, Kind, Mode, OpKind, Prepared, RunId, Seq};
 use crate::namespace::content::Lies;

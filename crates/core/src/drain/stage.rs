@@ -1,8 +1,8 @@
 //! Staging: a complete, compared copy under a temporary name, before anything is visible.
 
+use crate::sync::atomic::Ordering;
+use crate::sync::{Arc, PoisonError};
 use std::io;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use crate::model::{FileId, OpKind, Seq};
 use crate::namespace::tree::{Inode, Name, Progress};
@@ -35,7 +35,7 @@ struct Job {
 
 impl Drain {
     pub(super) fn stage(&self, seq: Seq) {
-        let _staging = self.staging.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _staging = self.staging.read().unwrap_or_else(crate::sync::PoisonError::into_inner);
         let Some(job) = self.job(seq) else {
             self.put_off(seq);
             return;

@@ -1,6 +1,6 @@
 //! Keeps the drain below a rate that the user set for the shared store.
 
-use std::sync::{Mutex, PoisonError};
+use crate::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::clock;
@@ -38,7 +38,7 @@ impl Throttle {
             if ahead <= BURST || !is_wanted() {
                 return;
             }
-            std::thread::sleep((ahead - BURST).min(LOOK_EVERY));
+            crate::sync::thread::sleep((ahead - BURST).min(LOOK_EVERY));
         }
     }
 }

@@ -119,7 +119,7 @@ impl Namespace {
         self.adopt(&mut tree, id, &placed).map_err(|why| failed(&why))?;
         let charged = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
         device.add_used(i64::try_from(charged).unwrap_or(i64::MAX));
-        device.counters().bytes_in.fetch_add(source.size_bytes, std::sync::atomic::Ordering::Relaxed);
+        device.counters().bytes_in.fetch_add(source.size_bytes, crate::sync::atomic::Ordering::Relaxed);
         if let Some(inode) = tree.get_mut(id) {
             inode.charged_bytes = charged;
             inode.prefetched = true;

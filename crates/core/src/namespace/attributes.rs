@@ -1,9 +1,9 @@
 //! Attributes: ours while we have something of the file, the store's otherwise. A file that is being
 //! written directly is asked for its size and times each time.
 
+use crate::sync::{Arc, MutexGuard, PoisonError};
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::clock;

@@ -2,10 +2,10 @@
 //! programs or mediated by us. A file is wholly one or the other from its first open to its last release;
 //! only a mediated one can be moved while it is written.
 
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use crate::model::{DeviceId, FileId, RunId};
 

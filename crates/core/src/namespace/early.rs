@@ -4,7 +4,7 @@
 //! A directory is made at once; the operation that publishes it stays in the queue and finds it, syncs it and retires.
 //! Everything else waits for the drain.
 
-use std::sync::PoisonError;
+use crate::sync::PoisonError;
 
 use crate::error::{Errno, FsResult};
 use crate::model::{FileId, Kind, OpKind};

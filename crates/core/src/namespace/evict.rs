@@ -1,8 +1,8 @@
 //! Making room. Only what the store has is ever evicted, except temporaries that their rule lets go when nobody has
 //! them open.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use crate::sync::Arc;
+use crate::sync::atomic::Ordering;
 
 use crate::config::KeepAtExit;
 use crate::error::Result;

@@ -5,7 +5,7 @@
 //! The danger it avoids: a saying outlives its file, and file systems give inode numbers out again. What is said is
 //! therefore the file's number, device and time of birth together: another file with its number is not meant.
 
-use std::sync::atomic::Ordering;
+use crate::sync::atomic::Ordering;
 
 use foldhash::HashSet;
 

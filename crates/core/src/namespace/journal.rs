@@ -1,7 +1,7 @@
 //! Writing down what changed. A [`Txn`] collects what was touched while the tree is locked and commits
 //! the present values as one atomic batch, before the lock is let go: the catalog's order is the tree's.
 
-use std::sync::PoisonError;
+use crate::sync::PoisonError;
 use std::time::Duration;
 
 use crate::model::{Change, FileId, OpKind, Prepared, RunId, Seq};
@@ -99,7 +99,7 @@ impl Namespace {
 
     pub(crate) fn is_ending(&self, run: RunId) -> bool {
         self.ending.lock().unwrap_or_else(PoisonError::into_inner).contains(&run)
-            || self.final_drain.load(std::sync::atomic::Ordering::Relaxed)
+            || self.final_drain.load(crate::sync::atomic::Ordering::Relaxed)
     }
 
     /// What an operation builds on must not be left for the final drain while the operation itself goes ahead.

@@ -1,9 +1,9 @@
 //! Directory listings: what the store has, with what we know laid over it. A listing is a snapshot taken
 //! at its start, so that readdir under change neither repeats nor loses a name that stays.
 
+use crate::sync::atomic::Ordering;
+use crate::sync::{Arc, Mutex, PoisonError};
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::bequest::{LeftListing, Record};
 use crate::error::{Errno, FsResult};

@@ -21,7 +21,7 @@ impl Namespace {
     /// better an error now than in the drain.
     pub(super) fn permit_change(&self, caller: &Caller, dir: FileId) -> FsResult<()> {
         // The drain must not rename the directory between our look at its path and our use of it.
-        let _moving = self.moving.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _moving = self.moving.read().unwrap_or_else(crate::sync::PoisonError::into_inner);
         let (path, who) = {
             let tree = self.tree();
             let inode = tree.get(dir).ok_or(Errno::NOENT)?;

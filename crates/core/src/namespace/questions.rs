@@ -466,7 +466,7 @@ impl Namespace {
     /// What the final drain takes up too; their quiet period is over.
     pub fn begin_final_drain(&self, run: Option<RunId>) {
         if let Some(run) = run {
-            self.ending.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(run);
+            self.ending.lock().unwrap_or_else(crate::sync::PoisonError::into_inner).insert(run);
         }
         self.remember_forgotten(run);
         {
@@ -483,7 +483,7 @@ impl Namespace {
                 op.error = None;
             }
             if run.is_none() {
-                self.final_drain.store(true, std::sync::atomic::Ordering::Relaxed);
+                self.final_drain.store(true, crate::sync::atomic::Ordering::Relaxed);
             }
         }
         self.wake();

@@ -5,10 +5,10 @@
 mod lost;
 mod started;
 
+use crate::sync::{Arc, PoisonError};
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::{Arc, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::model::{Change, DeviceId, FileId, Image, Kind, Mode, OpKind, RunId};

@@ -1,9 +1,9 @@
 //! Finding files: names to files, through the store where we know nothing of our own, and believing the
 //! store only for as long as configured (others change it too).
 
+use crate::sync::PoisonError;
+use crate::sync::atomic::Ordering;
 use std::io;
-use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
 
 use crate::bequest::Record;
 use crate::clock;

@@ -3,8 +3,8 @@
 //! Told under the tree's lock, in the catalog's order: whoever looks sees what a request would have answered. Only what is
 //! ours is shown; of the rest others may change anything.
 
+use crate::sync::atomic::Ordering;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::Ordering;
 
 use crate::model::{Attr, DeviceId, FileId, Kind};
 
@@ -53,7 +53,7 @@ pub trait Shim: Send + Sync {
 
 impl Namespace {
     /// The shim's door is open from now on: everything is shown to it.
-    pub fn set_shim(&self, shim: std::sync::Arc<dyn Shim>) {
+    pub fn set_shim(&self, shim: crate::sync::Arc<dyn Shim>) {
         let tree = self.tree();
         if self.shim.set(shim).is_err() {
             return;
@@ -119,7 +119,7 @@ impl Namespace {
     fn shown(&self, id: FileId, inode: &Inode, parent: FileId) -> Shown {
         let open = (!inode.sealed).then(|| self.opens().get(&id).cloned()).flatten();
         let direct = open.as_ref().is_some_and(|open| open.direct);
-        let handed = open.is_some_and(|open| open.handed.load(std::sync::atomic::Ordering::Relaxed));
+        let handed = open.is_some_and(|open| open.handed.load(crate::sync::atomic::Ordering::Relaxed));
         let file = inode.attr.kind == Kind::File;
         let ours = |want| !self.checks_permissions || self.may(&inode.attr, want);
         let plain = inode.replica.map(|plain| (plain.device, plain.ino)).filter(|_| file && (inode.sealed || direct));

@@ -12,8 +12,8 @@
 mod applied;
 mod op;
 
+use crate::sync::Arc;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Instant;
 
 use foldhash::{HashMap, HashSet};

@@ -8,7 +8,7 @@
 //! exceeds what is free; `direct` is promised only with a reservation or ample room; undrained data on volatile tiers
 //! stays below its limit. The danger avoided: a program that gets ENOSPC while another tier is empty.
 
-use std::sync::Arc;
+use crate::sync::Arc;
 
 use super::reason::{Basis, Guarantee, Reason, Skip};
 use crate::config::Survives;

@@ -1,7 +1,7 @@
 //! Why a file was put where it is, as a sentence for `surgetank why`.
 
+use crate::sync::Arc;
 use std::fmt;
-use std::sync::Arc;
 
 /// What a reservation rests on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

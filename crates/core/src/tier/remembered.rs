@@ -6,9 +6,9 @@
 //! order of `--tier` would look for every file in the wrong place, and a tier that is not mounted yet would look like
 //! one whose files are lost.
 
+use crate::sync::Arc;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 

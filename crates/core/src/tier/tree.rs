@@ -5,10 +5,10 @@
 //! directory handles, so there is no limit on the length of a path. The danger it avoids: a symlink planted in the
 //! tier that turns our write into a write to somebody's file.
 
+use crate::sync::atomic::{AtomicBool, Ordering};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno;

@@ -23,8 +23,6 @@ use crate::door::Mounted;
 use crate::operation::{Event, Operation, Renaming, Step};
 use crate::reference::{Kind, Outcome, Reference};
 
-/// Longer than anything here takes; a wait that reaches it is a hang.
-const PATIENCE: Duration = Duration::from_secs(4);
 const KEY: &str = "model";
 
 /// What differs between runs besides the steps.
@@ -175,8 +173,12 @@ impl World {
         world
     }
 
-    fn namespace(&self) -> &Arc<Namespace> {
+    pub fn namespace(&self) -> &Arc<Namespace> {
         &self.mounted.as_ref().unwrap().namespace
+    }
+
+    pub fn store(&self) -> std::path::PathBuf {
+        self.base.join("store")
     }
 
     fn mounted(&mut self) -> &mut Mounted {
@@ -316,12 +318,12 @@ impl World {
             Event::KillDrain { steps } => {
                 self.fuse.light(*steps);
                 self.start_drain();
-                let until = Instant::now() + PATIENCE;
+                let until = Instant::now() + crate::PATIENCE;
                 while !self.fuse.blown() && self.namespace().busy(None) {
                     if Instant::now() > until {
                         return Err(self.hang());
                     }
-                    std::thread::sleep(Duration::from_millis(1));
+                    crate::pause();
                 }
                 self.stop_drain();
                 self.restart()
@@ -358,14 +360,14 @@ impl World {
     }
 
     /// Waits until the drain has nothing left to do.
-    fn settle(&mut self) -> Result<(), String> {
+    pub fn settle(&mut self) -> Result<(), String> {
         self.start_drain();
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + crate::PATIENCE;
         while self.namespace().busy(None) {
             if Instant::now() > until {
                 return Err(self.hang());
             }
-            std::thread::sleep(Duration::from_millis(1));
+            crate::pause();
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! An open file gets its content: direct or mediated, the one that is there or a new one that was just placed.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use crate::sync::Arc;
+use crate::sync::atomic::Ordering;
 
 use crate::error::{Errno, FsResult};
 use crate::model::{DeviceId, FileId, Mode};

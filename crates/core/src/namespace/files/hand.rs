@@ -5,11 +5,11 @@
 //! descriptors never reach us again: the kernel tells when one that could write is closed (`Shim::watch`), and whether
 //! others are left a lease tells. Until then `Open::handed` stands for one writer.
 
+use crate::sync::Arc;
+use crate::sync::atomic::Ordering;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::error::{Errno, FsResult};
 use crate::model::{Caller, FileId, Kind};

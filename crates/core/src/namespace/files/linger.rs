@@ -5,7 +5,7 @@
 //! returned finds that one let go of, however slow its file system is in it: so before a file becomes a version,
 //! those that linger are tried, in the order of their closes, and one that is still held was not closed before.
 
-use std::sync::{Arc, MutexGuard, PoisonError};
+use crate::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::clock;

@@ -5,10 +5,10 @@
 //! first, large ones and those that somebody has open there are written in place in the store, and what finds no room in
 //! a tier is written to a temporary in the store. When a device is full the program gets ENOSPC from it.
 
+use crate::sync::atomic::Ordering;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::clock;
@@ -46,7 +46,9 @@ impl Namespace {
                 self.open_to_write(caller, id, flags)
             };
             match opened {
-                Err(fault) if fault.errno == Errno::AGAIN && clock::tick() < until => std::thread::sleep(LOOK_EVERY),
+                Err(fault) if fault.errno == Errno::AGAIN && clock::tick() < until => {
+                    crate::sync::thread::sleep(LOOK_EVERY)
+                }
                 Err(fault) if fault.errno == Errno::AGAIN => return Err(Errno::BUSY.into()),
                 Err(fault) if fault.errno == LEFT_TO_THE_MOUNT => {
                     return Err(Fault::new(Errno::IO, "the plain file cannot be watched"));

@@ -1,7 +1,7 @@
 //! Open and release. Decides for an inode whether it is direct or mediated.
 
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use crate::sync::atomic::Ordering;
+use crate::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use crate::bequest::Record;
@@ -224,7 +224,7 @@ impl Namespace {
                         Errno::NOENT | Errno::STALE | Errno::NOTDIR | Errno::LOOP | Errno::ISDIR
                     ) && self.may_move(id, before.as_ref()) =>
                 {
-                    std::thread::sleep(std::time::Duration::from_micros(200));
+                    crate::sync::thread::sleep(std::time::Duration::from_micros(200));
                 }
                 other => return other,
             }

@@ -1,7 +1,7 @@
 //! Placing: a new version's plain file is made where placement says, under a hidden name as long as it has content to
 //! be copied first, and becomes the inode's replica only when it is complete (`adopt`).
 
-use std::sync::{Arc, PoisonError};
+use crate::sync::{Arc, PoisonError};
 
 use crate::error::{Errno, Fault, FsResult};
 use crate::model::{DeviceId, FileId, Mode};

@@ -1,9 +1,9 @@
 //! The kernel opens by name in two steps, a look-up and an open of what was found. When the last name goes in between it
 //! begins again, but only once. So whoever was sent back finds a file the second time that stays until he has opened it.
 
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{Arc, Mutex, PoisonError};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::clock;

@@ -1,9 +1,9 @@
 //! Room for mediated writes: charged as the file grows, and when a device is full the file moves to the
 //! next tier under the writer, who never notices. The last place is a temporary in the store itself.
 
+use crate::sync::atomic::Ordering;
+use crate::sync::{Arc, PoisonError};
 use std::fs::File;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use crate::error::{Errno, FsResult};
 use crate::model::{Attr, DeviceId, Mode, Timestamp};

@@ -1,9 +1,9 @@
 //! Sealing: after the last writer closed and nobody can write any more, the content is a version, and
 //! what its rule says happens to it.
 
+use crate::sync::PoisonError;
+use crate::sync::atomic::Ordering;
 use std::os::fd::AsRawFd;
-use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
 
 use crate::config::KeepAtExit;
 use crate::model::{FileId, Mode, OpKind, Seq, Timestamp};

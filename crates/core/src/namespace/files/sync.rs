@@ -2,9 +2,9 @@
 //! catalog says so. Until then a reboot leaves it in doubt ([`super::super::recover`]); what the store has by then needs
 //! nothing.
 
+use crate::sync::{MutexGuard, PoisonError};
 use std::collections::VecDeque;
 use std::fs::File;
-use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::clock;

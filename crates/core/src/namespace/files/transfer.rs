@@ -1,10 +1,10 @@
 //! Bytes through us: reads and writes of mediated files, and the operations that the kernel never hands
 //! to the plain file directly (allocation, holes, copies between files, sync).
 
+use crate::sync::atomic::Ordering;
+use crate::sync::{Arc, PoisonError};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use crate::config::Survives;

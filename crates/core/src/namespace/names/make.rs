@@ -1,7 +1,7 @@
 //! New names: files, directories, links, special files, and files without a name.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use crate::sync::Arc;
+use crate::sync::atomic::Ordering;
 
 use crate::clock;
 use crate::error::{Errno, FsResult};
@@ -203,7 +203,7 @@ impl Namespace {
     /// Open for one writer. (A file created for reading only still has to be sealed once.)
     fn engage_new(&self, id: FileId, placed: &super::super::files::Placed, via: Via) -> FsResult<Arc<Open>> {
         let open = Arc::new(self.bound(id, placed, 0, via)?);
-        open.users.lock().unwrap_or_else(std::sync::PoisonError::into_inner).writers = 1;
+        open.users.lock().unwrap_or_else(crate::sync::PoisonError::into_inner).writers = 1;
         if via != Via::Mount {
             open.handed.store(true, Ordering::Relaxed);
             self.directly_written(&open);
@@ -249,7 +249,7 @@ impl Namespace {
         }
         let open = Arc::new(Open::new(id, content, false, None, 0));
         open.written.store(true, Ordering::Relaxed);
-        open.users.lock().unwrap_or_else(std::sync::PoisonError::into_inner).writers = 1;
+        open.users.lock().unwrap_or_else(crate::sync::PoisonError::into_inner).writers = 1;
         self.opens().insert(id, open.clone());
         let opened = self.register(open, true, flags, run);
         Ok((Found { id, attr, ttl: super::super::TTL_OURS }, opened))

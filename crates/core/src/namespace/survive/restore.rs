@@ -3,8 +3,8 @@
 //! Done once, after the catalog was taken up and before anybody is served. Files that programs can still write were not
 //! sealed by that (`left_written`, `still_handed`).
 
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use crate::sync::atomic::Ordering;
+use crate::sync::{Arc, PoisonError};
 
 use super::super::content::{Content, Handle, Lies, Open, reopen_writable};
 use super::super::files::{hidden_name, nobody_writes};

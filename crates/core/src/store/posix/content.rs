@@ -4,11 +4,11 @@
 //! busy all the time, dirty memory stays small, the throttle and the progress bar see what really moved, and the sync at
 //! the end is short.
 
+use crate::sync::atomic::{AtomicU64, Ordering};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::ioctl_ficlone;
 use rustix::io::Errno;

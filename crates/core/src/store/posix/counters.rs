@@ -1,6 +1,6 @@
 //! What the driver did to the store, in counts: for reports, and for tests that must not depend on time.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);

@@ -7,10 +7,10 @@
 //! The danger avoided: a write-back error that one thread's sync reports and another's does not. The kernel tells it
 //! once per descriptor of the file system, so after a shared sync every file is asked by itself as well, which costs no flush.
 
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, PoisonError};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{fstat, fstatfs, syncfs};
 

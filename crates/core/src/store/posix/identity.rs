@@ -6,10 +6,10 @@
 //! The danger avoided: a thread that keeps the caller's ids and does its next work with them. If they cannot be
 //! restored, the agent ends at once; a dead agent is recovered from, files with the wrong owner are not.
 
+use crate::sync::{Arc, Mutex, PoisonError};
 use std::collections::HashMap;
 use std::ffi::CStr;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::thread::CapabilitySet;
 

@@ -1,0 +1,175 @@
+//! Namespace, drain and catalog where shuttle decides after each lock and each atomic word who runs next (`sync`).
+//! `cargo nextest run -p surgetank-core --features schedules --test schedules`
+//!
+//! `SURGETANK_SCHEDULES`: executions of each test. A failure prints its schedule; it holds as long as time plays no part.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test says what it found by failing
+
+#[path = "model/disk.rs"]
+mod disk;
+#[path = "model/door.rs"]
+mod door;
+#[path = "model/operation.rs"]
+mod operation;
+#[path = "model/reference.rs"]
+mod reference;
+#[path = "model/several.rs"]
+mod several;
+#[allow(dead_code, reason = "the model asks for more")]
+#[path = "model/world.rs"]
+mod world;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use rustix::io::Errno;
+use shuttle::rand::Rng;
+use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+
+use door::Mounted;
+use operation::{Access, Operation, Renaming};
+use reference::Outcome;
+use world::{Terms, World};
+
+/// A hang is what nobody's turn ends.
+const PATIENCE: Duration = Duration::from_secs(60);
+const EXECUTIONS: usize = 60;
+/// Steps of a program in one execution.
+const STEPS_MAX: usize = 40;
+/// Each of two programs does so much.
+const TURNS: usize = 8;
+const STACK_BYTES: usize = 2 << 20;
+
+fn pause() {
+    shuttle::thread::yield_now();
+}
+
+fn executions() -> usize {
+    std::env::var("SURGETANK_SCHEDULES").map_or(EXECUTIONS, |text| text.parse().expect("SURGETANK_SCHEDULES: a number"))
+}
+
+fn explore(what: impl Fn() + Send + Sync + 'static) {
+    let what = Arc::new(what);
+    let schedulers: [Box<dyn Scheduler + Send>; 2] =
+        [Box::new(RandomScheduler::new(executions())), Box::new(PctScheduler::new(3, executions()))];
+    for scheduler in schedulers {
+        let mut config = shuttle::Config::new();
+        config.stack_size = STACK_BYTES;
+        config.silence_warnings = true;
+        config.max_steps = shuttle::MaxSteps::None;
+        let what = what.clone();
+        shuttle::Runner::new(scheduler, config).run(move || what());
+    }
+}
+
+fn drawn<T>(strategy: impl Strategy<Value = T>) -> T {
+    let mut seed = [0; 32];
+    seed[..8].copy_from_slice(&shuttle::rand::thread_rng().r#gen::<u64>().to_le_bytes());
+    let config = Config { failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed));
+    strategy.new_tree(&mut runner).unwrap().current()
+}
+
+/// As in `model.rs`, but that nothing is left to the machine's own timing.
+#[test]
+fn a_program_and_the_drain() {
+    explore(|| {
+        let (terms, steps) = drawn((world::terms(), operation::steps(STEPS_MAX)));
+        let mut world = World::new(&terms);
+        for (index, step) in steps.iter().enumerate() {
+            world.step(step).unwrap_or_else(|why| panic!("step {index} of {steps:?}: {why}\n{terms:?}"));
+        }
+        world.finish().unwrap_or_else(|why| panic!("{steps:?}, at the end: {why}\n{terms:?}"));
+    });
+}
+
+/// What the programs of one execution did, as far as it can be told afterwards.
+#[derive(Default)]
+struct Account {
+    /// What was written to each file, a byte so and so often.
+    made: Vec<(u8, usize)>,
+    removed: usize,
+}
+
+const NAMES: [&str; 5] = ["p", "q", "r", "a/p", "a/q"];
+
+fn a_program(mut mounted: Mounted, number: u8, account: &Mutex<Account>) {
+    let name = || NAMES[shuttle::rand::thread_rng().gen_range(0..NAMES.len())].to_owned();
+    // The kernel asks again when a name is stale, and programs meet one another.
+    let meets = |outcome: Outcome| match outcome {
+        Outcome::Failed(Errno::NOENT | Errno::EXIST | Errno::STALE) => false,
+        Outcome::Failed(other) => panic!("program {number}: {other:?}"),
+        _ => true,
+    };
+    for turn in 0..TURNS {
+        match shuttle::rand::thread_rng().gen_range(0..6) {
+            0 | 1 => {
+                let (byte, length) = (number * 64 + turn as u8 + 1, 1000 * (turn + 1));
+                let create = Operation::Create {
+                    path: name(),
+                    slot: 0,
+                    perm: 0o644,
+                    access: Access::Write,
+                    exclusive: true,
+                    append: false,
+                    truncate: false,
+                };
+                if meets(mounted.apply(&create).0) {
+                    account.lock().unwrap().made.push((byte, length));
+                    let write = Operation::Write { slot: 0, offset: 0, length, byte };
+                    assert!(meets(mounted.apply(&write).0));
+                    assert!(meets(mounted.apply(&Operation::Close { slot: 0 }).0));
+                }
+            }
+            2 => {
+                meets(mounted.apply(&Operation::Rename { from: name(), to: name(), how: Renaming::NoReplace }).0);
+            }
+            3 => {
+                meets(mounted.apply(&Operation::Rename { from: name(), to: name(), how: Renaming::Exchange }).0);
+            }
+            4 => {
+                let gone = meets(mounted.apply(&Operation::Unlink { path: name() }).0);
+                account.lock().unwrap().removed += usize::from(gone);
+            }
+            _ => {
+                if let Ok(content) = mounted.content(&name()) {
+                    assert!(content.windows(2).all(|two| two[0] == two[1]), "two files in one");
+                }
+            }
+        }
+    }
+}
+
+/// Names change hands between two programs and the drain: no file is lost, doubled or mixed with another, and what the
+/// programs see in the end is what the store has.
+#[test]
+fn two_programs_and_the_drain() {
+    explore(|| {
+        let terms = Terms { drain_at_start: true, ..drawn(world::terms()) };
+        let mut world = World::new(&terms);
+        let before = world.tree().unwrap();
+        let account = Arc::new(Mutex::new(Account::default()));
+        let programs = [0, 1].map(|number| {
+            let (mounted, account) = (world.another_program(), account.clone());
+            shuttle::thread::spawn(move || a_program(mounted, number, &account))
+        });
+        programs.into_iter().for_each(|program| program.join().unwrap());
+        world.settle().unwrap();
+        let account = account.lock().unwrap();
+        let told: BTreeMap<String, Vec<u8>> =
+            world.tree().unwrap().into_iter().filter(|(path, _)| !before.contains_key(path)).collect();
+        assert_eq!(told, world.stored().into_iter().filter(|(path, _)| !before.contains_key(path)).collect());
+        assert_eq!(told.len(), account.made.len() - account.removed, "{:?} of {:?}", told.keys(), account.made);
+        let mut left = account.made.clone();
+        for (path, content) in &told {
+            let token = (content[0], content.len());
+            let at = left.iter().position(|made| *made == token);
+            left.swap_remove(at.unwrap_or_else(|| panic!("{path} holds {token:?}, of {:?}", account.made)));
+            assert!(content.iter().all(|byte| *byte == token.0), "{path} is mixed");
+        }
+        assert!(world.troubles().is_empty(), "{:?}", world.troubles());
+    });
+}
