@@ -236,6 +236,28 @@ assert (open('a').read(), open('b').read()) == ('b', 'a')
     }
 }
 
+/// The file was there and its program had not been told: it was taken for one that nobody writes any more.
+#[test]
+fn a_file_whose_maker_was_not_told_was_stored_empty() {
+    let Some(mut scene) = Scene::new("survive-maker") else { return };
+    scene.tier("ram", 64);
+    let mut command = scene.run_command(FAST, "echo text >f");
+    command.env("SURGETANK_CRASH", "make.written_down:1").env("SURGETANK_HOLD", "shim.asked:500");
+    let mut running = scene::Running::of(command);
+    let mut looks = 0;
+    while !running.is_over() {
+        let length = fs::metadata(scene.path("f")).map_or(5, |found| found.len());
+        assert_eq!(length, 5, "seen in the store before it was written");
+        looks += 1;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    running.ends().exits(0);
+    // (Few, if the shim left it to the mount because the agent was not yet there for it.)
+    assert!(looks > 0);
+    assert!(scene.log().contains("another one takes over"), "{}", scene.log());
+    scene.holds("f", b"text\n");
+}
+
 /// Agents that cannot serve are not started for ever: programs get ENOTCONN as without a supervisor, and the run says so.
 #[test]
 fn the_supervisor_gives_up() {

@@ -570,6 +570,7 @@ impl Namespace {
             self.queue_publish(&mut tree, &mut txn, id);
         }
         self.commit(&tree, txn);
+        self.await_makers(&mut tree);
     }
 
     /// The plain file that holds a sealed or abandoned version.

@@ -16,13 +16,14 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use super::content::{Content, Lies, Open};
 use super::tree::{Inode, Name, Place, Tree};
 use super::{Found, Grant, Namespace, Noted, Opened};
 use crate::bequest::{Bequest, Left, LeftMirror, Record};
 use crate::error::{Errno, FsResult};
-use crate::model::{Caller, Change, FileId, Image, RunId};
+use crate::model::{Caller, Change, FileId, Image, Kind, RunId};
 use crate::store::StoreStat;
 
 /// Counters of the catalog: which request a thread carried out last, and which file that was about.
@@ -30,6 +31,8 @@ const REQUEST: &str = "request-";
 const ABOUT: &str = "about-";
 /// The kernel knows the file, how often nobody knows any more: it is remembered as long as the mount lives.
 const MANY: u32 = u32::MAX / 2;
+/// A program that was not answered asks the next agent, as soon as that one is there.
+const ASKED_AGAIN_WITHIN: Duration = Duration::from_secs(5);
 
 /// Who holds descriptors that have to outlive the agent.
 pub trait Keeper: Send + Sync {
@@ -198,6 +201,23 @@ impl Namespace {
         crate::clock::tick() + if self.survival.again { self.config.quiet } else { std::time::Duration::ZERO }
     }
 
+    /// An empty file may have been made for a program that was not told, and asks again: it is not to be seen in the store
+    /// before that one had its turn to write it.
+    pub(super) fn await_makers(&self, tree: &mut Tree) {
+        if !self.survival.again {
+            return;
+        }
+        let empty = |inode: &Inode| inode.attr.kind == Kind::File && inode.attr.size_bytes == 0;
+        let ops: Vec<_> =
+            tree.iter().filter(|(_, inode)| empty(inode)).filter_map(|(_, inode)| inode.publish).collect();
+        let due = crate::clock::tick() + ASKED_AGAIN_WITHIN;
+        for seq in ops {
+            if let Some(op) = tree.ops.get_mut(&seq) {
+                op.due = op.due.max(due);
+            }
+        }
+    }
+
     /// Which run a file or operation of an earlier agent belongs to.
     pub(super) fn still(&self, run: RunId) -> RunId {
         if self.survival.again { run } else { RunId(0) }
@@ -263,7 +283,7 @@ impl Namespace {
                 entry.set_planned(Some(id));
             });
         }
-        if stat.attr.kind == crate::model::Kind::File && stat.attr.links > 1 {
+        if stat.attr.kind == Kind::File && stat.attr.links > 1 {
             tree.hard_links.entry(stat.attr.ino).or_insert(id);
         }
     }

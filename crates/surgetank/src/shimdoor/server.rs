@@ -205,6 +205,7 @@ pub fn current() -> Option<(u64, u64)> {
 
 fn open(namespace: &Namespace, message: &Message, may_ask: bool) -> FsResult<File> {
     let Message { request, caller, .. } = message;
+    surgetank_core::crash_point!("shim.asked");
     if request.flags as i32 & libc::O_EXCL == 0 {
         return open_new(namespace, message, may_ask);
     }
