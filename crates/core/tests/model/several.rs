@@ -40,7 +40,7 @@ impl World {
     /// Every file and its bytes in the store.
     pub fn stored(&self) -> BTreeMap<String, Vec<u8>> {
         let mut found = BTreeMap::new();
-        walk(&self.store(), "", &mut found);
+        walk(&self.base.join("store"), "", &mut found);
         found
     }
 

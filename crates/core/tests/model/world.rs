@@ -134,7 +134,7 @@ impl Catalog for FusedCatalog {
 
 pub struct World {
     terms: Terms,
-    base: Scratch,
+    pub base: Scratch,
     reference: Reference,
     /// `None` only while one agent follows another.
     mounted: Option<Mounted>,
@@ -175,10 +175,6 @@ impl World {
 
     pub fn namespace(&self) -> &Arc<Namespace> {
         &self.mounted.as_ref().unwrap().namespace
-    }
-
-    pub fn store(&self) -> std::path::PathBuf {
-        self.base.join("store")
     }
 
     fn mounted(&mut self) -> &mut Mounted {
