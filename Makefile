@@ -27,6 +27,11 @@ test-full: ## the same with long random searches, the shim under other glibcs, a
 	$(ENV) scripts/fuzz
 	demo/run
 
+model: ## 100,000 random operations through mount and shim, and as many in the core, compared with the reference model
+	scripts/setup test
+	$(ENV) SURGETANK_MODEL_CASES=112 SURGETANK_MODEL_SEED=$$(date +%s) cargo nextest run -p surgetank --test model_mount
+	$(ENV) SURGETANK_MODEL_CASES=1700 SURGETANK_MODEL_SEED=$$(date +%s) cargo nextest run -p surgetank-core --test model
+
 crash: ## the crash campaign: 2,000 cases, with another seed each time
 	scripts/setup test
 	$(ENV) scripts/crash
@@ -53,4 +58,4 @@ clean: ## what building, testing and the demonstration left in this checkout
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
 
-.PHONY: demo test test-full crash fuzz bench lint clean help
+.PHONY: demo test test-full model crash fuzz bench lint clean help

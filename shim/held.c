@@ -8,21 +8,18 @@
 #include <string.h>
 
 #define WAITS_MAX 10000 /* of a millisecond */
-#define TURNS_MAX 200 /* of other processes, while the agent rebuilds its tables */
+#define TURNS_MAX 200 /* of other processes, while the agent rebuilds its tables, or a record */
 
-bool st_held_as(const struct stat *stat, struct st_held *out)
+static bool held_in(struct st_held *out)
 {
-    if (!st_on(ST_ON_IDENTITY) || !S_ISREG(stat->st_mode) ||
-        !st_index_device_of(stat->st_dev, &out->domain, &out->device))
-        return false;
-    if (&out->stat != stat)
-        out->stat = *stat;
     int wait = 0;
     for (int turn = 0; turn < TURNS_MAX; turn++) {
         uint64_t generation;
+        bool busy = false;
         bool steady = st_index_generation(out->domain, &generation);
-        if (steady && st_index_plain(out->domain, out->device, stat->st_ino, &out->record, &out->number))
+        if (steady && st_index_plain(out->domain, out->device, out->stat.st_ino, &out->record, &out->number, &busy))
             return true;
+        steady &= !busy;
         if (steady && st_index_same_generation(out->domain, generation) && turn >= 1)
             return false; /* another file of that device */
         if (!steady && turn < TURNS_MAX - 1)
@@ -31,6 +28,23 @@ bool st_held_as(const struct stat *stat, struct st_held *out)
             return false;
         else if (!steady)
             turn--; /* another agent fills it anew */
+    }
+    return false;
+}
+
+bool st_held_as(const struct stat *stat, struct st_held *out)
+{
+    struct st_owner owner;
+    if (!st_on(ST_ON_IDENTITY) || !S_ISREG(stat->st_mode))
+        return false;
+    bool found = st_index_device_of(stat->st_dev, &owner, false);
+    if (found && &out->stat != stat)
+        out->stat = *stat;
+    for (; found; found = st_index_device_of(out->stat.st_dev, &owner, true)) {
+        out->domain = &st_process.domains[owner.number];
+        out->device = owner.device;
+        if (held_in(out))
+            return true;
     }
     return false;
 }

@@ -88,6 +88,13 @@ bool st_index_read(const struct st_domain *domain, uint32_t number, struct st_re
     return read_words(domain, number, out, sizeof *out / 8);
 }
 
+/* Was it left alone because it changes? (Otherwise it is nobody's.) */
+static bool st_index_is_written(const struct st_domain *domain, uint32_t number)
+{
+    const struct st_record *record = st_index_record_at(domain, number);
+    return record && (RELAXED(&record->seq) & 1 || RELAXED(&record->id));
+}
+
 /* Only up to `label`: what a directory on the way needs. */
 bool st_index_read_head(const struct st_domain *domain, uint32_t number, struct st_record *out)
 {
@@ -173,10 +180,13 @@ bool st_index_directory(const struct st_domain *domain, uint64_t ino, struct st_
     return false;
 }
 
-/* Also of files whose agent is dead: what a file is called does not change any more. */
-bool st_index_plain(const struct st_domain *domain, uint32_t device, uint64_t ino, struct st_record *out, uint32_t *number)
+/* Also of files whose agent is dead: what a file is called does not change any more. `busy`: it is there, and just being
+ * written, by a writer that may have lost its processor. */
+bool st_index_plain(const struct st_domain *domain, uint32_t device, uint64_t ino, struct st_record *out, uint32_t *number,
+                    bool *busy)
 {
     uint64_t generation;
+    *busy = false;
     if (!st_index_generation(domain, &generation))
         return false;
     struct span plain = span_of(domain, &domain->index->plain, sizeof(struct st_plain));
@@ -188,8 +198,11 @@ bool st_index_plain(const struct st_domain *domain, uint32_t device, uint64_t in
         *number = __atomic_load_n(&entry->record, __ATOMIC_ACQUIRE);
         if (!*number)
             return false;
-        if (*number != ~UINT32_C(0) && RELAXED(&entry->backing_ino) == ino && RELAXED(&entry->device) == device &&
-            st_index_read(domain, *number, out) && out->backing_ino == ino && out->device == device)
+        if (*number == ~UINT32_C(0) || RELAXED(&entry->backing_ino) != ino || RELAXED(&entry->device) != device)
+            continue;
+        if (!st_index_read(domain, *number, out))
+            *busy |= st_index_is_written(domain, *number);
+        else if (out->backing_ino == ino && out->device == device)
             return st_index_same_generation(domain, generation);
     }
     return false;
@@ -211,18 +224,19 @@ bool st_index_device(const struct st_domain *domain, uint32_t device, struct st_
     return **root == '/';
 }
 
-/* Whose plain files have this st_dev? */
-bool st_index_device_of(uint64_t dev, const struct st_domain **domain, uint32_t *device)
+/* Whose plain files have this st_dev? Several tiers, of several agents, may lie on one file system: the next one after
+ * `after`, where that was one of them. */
+bool st_index_device_of(uint64_t dev, struct st_owner *owner, bool after)
 {
-    for (uint32_t number = 0; number < st_process.domain_count; number++) {
+    uint32_t first = after ? owner->number : 0;
+    for (uint32_t number = first; number < st_process.domain_count; number++) {
         const struct st_domain *candidate = &st_process.domains[number];
         if (!candidate->index)
             continue;
         uint32_t count = RELAXED(&candidate->index->device_count);
-        for (uint32_t at = 0; at < count && at < ST_DEVICES_MAX; at++)
+        for (uint32_t at = after && number == first ? owner->device + 1 : 0; at < count && at < ST_DEVICES_MAX; at++)
             if (RELAXED(&candidate->index->devices[at].dev) == dev) {
-                *domain = candidate;
-                *device = at;
+                *owner = (struct st_owner){.number = number, .device = at};
                 return true;
             }
     }

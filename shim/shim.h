@@ -166,9 +166,14 @@ bool st_index_label(const struct st_domain *domain, const struct st_record *dire
 enum st_found st_index_name(const struct st_domain *domain, uint64_t dir_id, const char *name, uint64_t bytes,
                             const struct st_name **slot, struct st_name *out);
 bool st_index_directory(const struct st_domain *domain, uint64_t ino, struct st_record *out, uint32_t *number);
-bool st_index_plain(const struct st_domain *domain, uint32_t device, uint64_t ino, struct st_record *out, uint32_t *number);
+bool st_index_plain(const struct st_domain *domain, uint32_t device, uint64_t ino, struct st_record *out, uint32_t *number,
+                    bool *busy);
 bool st_index_device(const struct st_domain *domain, uint32_t device, struct st_device *out, const char **root);
-bool st_index_device_of(uint64_t dev, const struct st_domain **domain, uint32_t *device);
+/* Which device of which domain. */
+struct st_owner {
+    uint32_t number, device;
+};
+bool st_index_device_of(uint64_t dev, struct st_owner *owner, bool after);
 
 /* ---- Descriptors that are diverted (held.c). */
 

@@ -57,7 +57,7 @@ static void put_over(const struct st_domain *domain, const struct st_record *rec
 void st_identify(struct stat *out)
 {
     struct st_held held;
-    if (st_likely(!st_on(ST_ON_IDENTITY)) || !st_index_device_of(out->st_dev, &held.domain, &held.device))
+    if (st_likely(!st_on(ST_ON_IDENTITY)))
         return;
     if (st_held_as(out, &held))
         put_over(held.domain, &held.record, out);
@@ -264,8 +264,9 @@ static int statx_path(int dirfd, const char *path, int flags, unsigned mask, str
 static void identify_statx(int descriptor, struct statx *out)
 {
     struct st_held held;
+    struct st_owner owner;
     uint64_t dev = st_device_number(out->stx_dev_major, out->stx_dev_minor);
-    if (!st_on(ST_ON_IDENTITY) || !st_index_device_of(dev, &held.domain, &held.device) || !st_held(descriptor, &held))
+    if (!st_on(ST_ON_IDENTITY) || !st_index_device_of(dev, &owner, false) || !st_held(descriptor, &held))
         return;
     put_over(held.domain, &held.record, &held.stat);
     put_statx(&held.stat, out);

@@ -17,6 +17,7 @@ mod reference;
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::FromRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -66,23 +67,39 @@ enum Doors {
 
 /// Tells the program inside which of them.
 const DOORS: &str = "SURGETANK_MODEL_DOORS";
+/// Tells it that it is one of several, and gives it the program that moves files about meanwhile.
+const MOVER: &str = "SURGETANK_MODEL_MOVER";
+/// Tells it to be several.
+const PROCESSES: &str = "SURGETANK_MODEL_PROCESSES";
 
 #[test]
 fn the_mount_is_what_the_reference_says() {
-    is_what_the_reference_says(Doors::Mount);
+    is_what_the_reference_says(Doors::Mount, 1);
 }
 
 #[test]
 fn the_shim_is_what_the_reference_says() {
-    is_what_the_reference_says(Doors::Shim);
+    is_what_the_reference_says(Doors::Shim, 1);
 }
 
 #[test]
 fn both_doors_in_turn_are_what_the_reference_says() {
-    is_what_the_reference_says(Doors::InTurn);
+    is_what_the_reference_says(Doors::InTurn, 1);
 }
 
-fn is_what_the_reference_says(doors: Doors) {
+/// The tiers hold a part of what they write, and what is durable is evicted and brought back all along.
+#[test]
+fn several_processes_are_what_their_references_say() {
+    is_what_the_reference_says(Doors::InTurn, 3);
+}
+
+/// What each of the processes does, and where.
+fn parts(seed: u64, processes: u64) -> impl Iterator<Item = (u64, String)> {
+    (0..processes)
+        .map(move |part| if processes == 1 { (seed, ".".to_owned()) } else { (seed << 8 | part, format!("p{part}")) })
+}
+
+fn is_what_the_reference_says(doors: Doors, processes: u64) {
     let (mut by_agent, mut by_index) = (0, 0);
     let seed = number("SURGETANK_MODEL_SEED");
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
@@ -90,25 +107,35 @@ fn is_what_the_reference_says(doors: Doors) {
     for seed in first..first + number("SURGETANK_MODEL_CASES").unwrap_or(CASES) {
         let scratch = disk::Scratch::new();
         let store = scratch.join("store");
-        let mut reference = Reference::new();
-        disk::lay_out(&store, &mut reference, has_older_links(seed));
+        let mut references: Vec<_> = parts(seed, processes).map(|(seed, dir)| (seed, dir, Reference::new())).collect();
+        for (seed, dir, reference) in &mut references {
+            fs::create_dir_all(store.join(&*dir)).unwrap();
+            disk::lay_out(&store.join(dir), reference, has_older_links(*seed));
+        }
         // Known to be small: written directly, while there is room.
         let sizes = scratch.join("sizes.toml");
         fs::write(&sizes, "[[rules]]\nmatch = \"**\"\nsize = \"256K\"\n").unwrap();
-        let output = Command::new(env!("CARGO_BIN_EXE_surgetank"))
+        let caps = if processes == 1 { ["1MiB", "4GiB"] } else { ["512KiB", "512KiB"] };
+        let mut command = Command::new(env!("CARGO_BIN_EXE_surgetank"));
+        if processes > 1 {
+            command.env(PROCESSES, processes.to_string());
+        }
+        let output = command
             .args(["run", "--quiet", "--over"])
             .arg(&store)
             .arg("--state")
             .arg(scratch.join("state"))
-            .args(["--tier", &format!("fast={}:1MiB", scratch.join("fast").display())])
-            .args(["--tier", &format!("slow={}:4GiB", scratch.join("slow").display())])
+            .args(["--tier", &format!("fast={}:{}", scratch.join("fast").display(), caps[0])])
+            .args(["--tier", &format!("slow={}:{}", scratch.join("slow").display(), caps[1])])
             .args(["--config", sizes.to_str().unwrap()])
+            .args(["--quiet-period", if processes == 1 { "1s" } else { "0s" }])
             .args((doors == Doors::Mount).then_some("--no-preload"))
             .arg("--")
             .arg(std::env::current_exe().unwrap())
-            .args(["--exact", "inside_the_mount", "--ignored", "--nocapture"])
+            .args(INSIDE_ARGS)
             .env(INSIDE, seed.to_string())
             .env(DOORS, format!("{doors:?}"))
+            .env("SURGETANK_STATE", scratch.join("state"))
             .env("SURGETANK_REPORT", "1")
             .current_dir(&store)
             .output()
@@ -122,22 +149,48 @@ fn is_what_the_reference_says(doors: Doors) {
         by_agent += number_before(["from", "the", "agent"]);
         by_index += number_before(["opens", "from", "the"]);
         let done: Vec<String> = operations(seed).iter().map(|one| format!("    {one:?},")).collect();
-        let done = done.join("\n");
+        let done = if processes == 1 { done.join("\n") } else { String::new() };
         assert!(output.status.success(), "SURGETANK_MODEL_SEED={seed}: {}\n{told}\n{done}", output.status);
-        operations(seed).iter().for_each(|operation| drop(reference.apply(operation)));
-        reference.close_all();
-        let found = disk::differences(&store, &reference, &BTreeSet::new());
-        assert!(found.is_empty(), "SURGETANK_MODEL_SEED={seed}: the store: {found:#?}\n{told}");
+        for (own, dir, reference) in &mut references {
+            operations(*own).iter().for_each(|operation| drop(reference.apply(operation)));
+            reference.close_all();
+            let found = disk::differences(&store.join(&*dir), reference, &BTreeSet::new());
+            assert!(found.is_empty(), "SURGETANK_MODEL_SEED={seed}: {dir} in the store: {found:#?}\n{told}");
+        }
     }
     eprintln!("{by_agent} opens by the agent, {by_index} by the index");
     let served = by_agent > 0 && by_index > 0;
     assert_eq!(served, doors != Doors::Mount, "{by_agent} opens by the agent, {by_index} by the index");
 }
 
+const INSIDE_ARGS: [&str; 4] = ["--exact", "inside_the_mount", "--ignored", "--nocapture"];
+
 #[test]
 #[ignore = "the program that the other test runs in its mount"]
 fn inside_the_mount() {
     let seed = number(INSIDE).expect("run by the other test");
+    match number(PROCESSES) {
+        Some(processes) => be_several(seed, processes),
+        None => be_one(seed, std::env::var_os(MOVER).as_deref()),
+    }
+}
+
+fn be_several(seed: u64, processes: u64) {
+    let child = |(seed, dir): (u64, String)| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(INSIDE_ARGS).env_remove(PROCESSES).env(MOVER, env!("CARGO_BIN_EXE_surgetank"));
+        command.env(INSIDE, seed.to_string()).current_dir(dir).spawn().unwrap()
+    };
+    let children: Vec<_> = parts(seed, processes).map(child).collect();
+    for mut child in children {
+        assert!(child.wait().unwrap().success());
+    }
+}
+
+/// Between two operations in so many, what is durable is evicted, or brought in.
+const MOVED_EVERY: usize = 10;
+
+fn be_one(seed: u64, mover: Option<&OsStr>) {
     // SAFETY: takes and gives a number. By libc, where the shim sees it.
     unsafe { libc::umask(0) };
     let doors = std::env::var(DOORS).unwrap();
@@ -148,8 +201,17 @@ fn inside_the_mount() {
     let mut files = [const { None }; SLOTS];
     let operations = operations(seed);
     for (index, operation) in operations.iter().enumerate() {
+        if let Some(mover) = mover
+            && index % MOVED_EVERY == 0
+        {
+            let verb = if index % (2 * MOVED_EVERY) == 0 { "evict" } else { "prefetch" };
+            let moved = Command::new(mover).args([verb, "."]).output().unwrap();
+            assert!(moved.status.success(), "{verb}: {moved:?}");
+        }
         let mut want = reference.apply(operation);
-        BY_LIBC.set(doors != "InTurn" || index % 2 == 0);
+        // Of a descriptor of the plain file libc only tells what it should.
+        let only_libc = matches!(operation, Operation::StatOpen { .. });
+        BY_LIBC.set(doors != "InTurn" || index % 2 == 0 || only_libc);
         let mut got = apply(&mut files, operation).unwrap_or_else(Outcome::Failed);
         if let (Outcome::Seen(want), Outcome::Seen(got)) = (&mut want, &mut got)
             && want.mtime.is_none()

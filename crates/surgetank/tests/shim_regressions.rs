@@ -276,3 +276,56 @@ sys.exit(look.returncode)
     }
     scene.run(&[&SMALL[..], &["--tier", "disk=/mnt/disk:48M"]].concat(), PYTHON).exits(0);
 }
+
+/// Its reader tried three times, and then took the descriptor for one of somebody else's file.
+#[test]
+fn a_file_whose_record_was_being_written_showed_the_tiers_attributes() {
+    let Some(mut scene) = Scene::new("shim_record_written") else { return };
+    scene.tier("fast", 64);
+    let program = "
+import os, stat
+open('f', 'w').close()
+os.chmod('f', 0o440)
+file = os.open('f', os.O_RDONLY)
+seen = os.fstat(file)
+child = os.fork()
+if child == 0:
+    for turn in range(5000):
+        os.chmod('f', 0o440 if turn % 2 else 0o400)
+    os._exit(0)
+looks = 0
+while os.waitpid(child, os.WNOHANG) == (0, 0):
+    for _ in range(100):
+        now = os.fstat(file)
+        assert (now.st_ino, now.st_dev) == (seen.st_ino, seen.st_dev), f'another file: {now}'
+        assert stat.S_IMODE(now.st_mode) in (0o440, 0o400), f'after {looks} looks: {now}'
+        looks += 1
+assert looks > 1000
+";
+    fs::write("/mnt/program.py", program).unwrap();
+    scene.run(&["--quiet-period", "1h"], "exec python3 /mnt/program.py").exits(0);
+}
+
+/// Which of them a file lies on is not told by its device number; the first was taken for it.
+#[test]
+fn a_file_of_the_second_of_two_tiers_on_one_file_system_showed_the_tiers_attributes() {
+    let Some(scene) = Scene::new("shim_two_on_one") else { return };
+    scene.tmpfs("both", 64);
+    fs::create_dir("/mnt/both/a").unwrap();
+    fs::create_dir("/mnt/both/b").unwrap();
+    // Known to be small: the shim gets it.
+    fs::write("/mnt/small.toml", "[[rules]]\nmatch = \"**\"\nsize = \"256K\"\n").unwrap();
+    let tiers = ["--tier", "full=/mnt/both/a:4K", "--tier", "second=/mnt/both/b:32M", "--config", "/mnt/small.toml"];
+    let program = "
+import os
+os.umask(0)
+by_mount = os.stat('.')
+f = os.open('f', os.O_CREAT | os.O_WRONLY, 0o444)
+os.write(f, b'x' * 100000)
+assert any('f' in files for _, _, files in os.walk('/mnt/both/b')), 'not on the second tier'
+s = os.fstat(f)
+assert (oct(s.st_mode), s.st_dev, s.st_ino) == ('0o100444', by_mount.st_dev, os.lstat('f').st_ino), s
+";
+    fs::write("/mnt/program.py", program).unwrap();
+    scene.run(&tiers, "exec python3 /mnt/program.py").exits(0);
+}
