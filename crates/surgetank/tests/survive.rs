@@ -289,6 +289,28 @@ fn verbs_speak_to_the_next_agent() {
     scene.await_no_agent();
 }
 
+/// Who waits for the drain, or for the end of a mount, waits on.
+#[test]
+fn who_waits_waits_for_the_next_agent() {
+    let Some(mut scene) = Scene::new("survive-waits") else { return };
+    scene.tier("ram", 64);
+    let over = scene.over.to_str().unwrap().to_owned();
+    let slowly = ["--quiet-period", "0s", "--drain-bytes-per-second-max", "2M"];
+    scene.verb("mount", &[&["--tier", "ram=/mnt/tier-ram:64M"][..], &slowly, &[&over]].concat()).exits(0);
+    for (turn, (verb, name)) in [("wait", "f"), ("umount", "g")].into_iter().enumerate() {
+        fs::write(scene.path(name), vec![b'x'; 3 << 20]).unwrap();
+        let mut command = scene.surgetank(&[verb, "--state", scene.state.to_str().unwrap(), &over]);
+        command.current_dir("/");
+        let mut waiting = scene::Running::of(command);
+        eventually("it waits", || scene.log().matches("a client waits").count() > turn || waiting.is_over());
+        assert!(!waiting.is_over());
+        scene.replace_agent();
+        waiting.ends().exits(0);
+    }
+    scene.await_no_agent();
+    assert_eq!(scene.store_files().into_values().collect::<Vec<_>>(), [3 << 20, 3 << 20]);
+}
+
 /// What is mounted for everybody goes on too, and `umount` takes it away.
 #[test]
 fn a_global_mount_goes_on() {

@@ -142,12 +142,29 @@ impl Connection {
         }
     }
 
-    /// One question, one answer; a refusal is an error.
+    /// One question, one answer; a refusal is an error. An agent that was killed over it is replaced, and the next one asked.
     pub fn ask(&mut self, request: &Request) -> Result<Answer> {
-        self.send(request)?;
-        match self.receive()? {
-            Answer::Error(refusal) => Err(refusal.into()),
-            answer => Ok(answer),
+        loop {
+            match self.send(request).and_then(|()| self.receive()) {
+                Ok(Answer::Error(refusal)) => return Err(refusal.into()),
+                Ok(answer) => return Ok(answer),
+                // Whoever joined has to join again first.
+                Err(lost) if matches!(request, Request::Release | Request::Summary { .. }) => return Err(lost),
+                Err(lost) if !self.goes_on_with_next() => return Err(lost),
+                Err(_replaced) => {}
+            }
+        }
+    }
+
+    /// After the conversation broke off: is there an agent that took over? It is talked to from now on.
+    pub fn goes_on_with_next(&mut self) -> bool {
+        let next = self.dial_next().ok().flatten().and_then(|dialed| dialed.greeted().ok().flatten());
+        match next {
+            Some(next) if next.pid != self.pid => {
+                *self = next;
+                true
+            }
+            _ => false,
         }
     }
 

@@ -97,26 +97,30 @@ pub fn umount(program: &Program<'_>, args: &UmountArgs) -> Outcome {
     let over = agent.hello.over.clone();
     let scope = Scope::everything();
     let request = Request::Unmount { timeout_ms: args.timeout };
-    let verdict = match final_drain::follow(&mut agent, &scope, &request, &signals, args.quiet)? {
-        Ok(Drained::Settled(verdict)) if verdict.is_durable() => verdict,
-        Ok(Drained::Settled(verdict) | Drained::TimedOut(verdict)) => {
-            words::tell(&words::verdict_lines(&verdict));
-            eprintln!("surgetank: {over} stays mounted: not everything is in the store");
-            return Ok(exit::NOT_DURABLE);
+    let verdict = loop {
+        let verdict = match final_drain::follow(&mut agent, &scope, &request, &signals, args.quiet)? {
+            Ok(Drained::Settled(verdict)) if verdict.is_durable() => verdict,
+            Ok(Drained::Settled(verdict) | Drained::TimedOut(verdict)) => {
+                words::tell(&words::verdict_lines(&verdict));
+                eprintln!("surgetank: {over} stays mounted: not everything is in the store");
+                return Ok(exit::NOT_DURABLE);
+            }
+            Ok(Drained::GaveUp) => {
+                eprintln!("surgetank: {over} stays mounted and goes on draining");
+                return Ok(exit::NOT_DURABLE);
+            }
+            Err(Answer::Busy { holders }) => return Err(busy(&over.to_string(), &holders).into()),
+            Err(other) => return Err(agent.confused(&other).into()),
+        };
+        match agent.receive() {
+            Ok(Answer::Done) => break verdict,
+            Ok(Answer::Busy { holders }) => return Err(busy(&over.to_string(), &holders).into()),
+            Ok(Answer::Error(refusal)) => return Err(Error::from(refusal).into()),
+            Ok(other) => return Err(agent.confused(&other).into()),
+            Err(lost) if !agent.goes_on_with_next() => return Err(lost.into()),
+            Err(_replaced) => {}
         }
-        Ok(Drained::GaveUp) => {
-            eprintln!("surgetank: {over} stays mounted and goes on draining");
-            return Ok(exit::NOT_DURABLE);
-        }
-        Err(Answer::Busy { holders }) => return Err(busy(&over.to_string(), &holders).into()),
-        Err(other) => return Err(agent.confused(&other).into()),
     };
-    match agent.receive()? {
-        Answer::Done => {}
-        Answer::Busy { holders } => return Err(busy(&over.to_string(), &holders).into()),
-        Answer::Error(refusal) => return Err(Error::from(refusal).into()),
-        other => return Err(agent.confused(&other).into()),
-    }
     agent.await_gone(None);
     if !args.quiet {
         words::tell(&words::verdict_lines(&verdict));

@@ -32,7 +32,16 @@ pub fn follow(
     agent.send(request)?;
     let outcome = loop {
         if agent.has_answer() || wait(agent, signals)? {
-            match agent.receive()? {
+            let answer = match agent.receive() {
+                // A run has to join the next agent first.
+                Err(lost) if scope.run.is_some() || !agent.goes_on_with_next() => return Err(lost),
+                Err(_replaced) => {
+                    agent.send(request)?;
+                    continue;
+                }
+                Ok(answer) => answer,
+            };
+            match answer {
                 Answer::Progress(progress) => display.show(&progress),
                 Answer::Verdict { verdict, timed_out: false } => break Ok(Drained::Settled(verdict)),
                 Answer::Verdict { verdict, timed_out: true } => break Ok(Drained::TimedOut(verdict)),
