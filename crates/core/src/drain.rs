@@ -169,6 +169,7 @@ impl Drain {
             if polled.elapsed() >= POLL_PERIOD {
                 polled = clock::tick();
                 self.namespace.tiers.poll();
+                self.namespace.watch_the_end();
                 self.namespace.watch_direct_writers();
                 self.namespace.retry_handed();
             }

@@ -40,13 +40,17 @@ impl Drain {
             self.put_off(seq);
             return;
         };
-        self.copy(seq, job);
+        let mut work = self.namespace.end.work();
+        work.done(self.copy(seq, job));
+        drop(work);
         self.namespace.tree().staging.retain(|(other, _)| *other != seq);
     }
 
-    fn copy(&self, seq: Seq, job: Job) {
+    /// Returns how many bytes were copied.
+    fn copy(&self, seq: Seq, job: Job) -> u64 {
         match self.stage_job(&job) {
             Ok((staged, checked)) => {
+                let copied_bytes = if job.in_place { 0 } else { job.size_bytes };
                 self.counters.staged_bytes.fetch_add(job.size_bytes, Ordering::Relaxed);
                 let mut tree = self.namespace.tree();
                 let unchanged = tree.get(job.id).is_some_and(|inode| job.eager || inode.epoch == job.epoch);
@@ -69,6 +73,7 @@ impl Drain {
                         }
                     }
                 }
+                copied_bytes
             }
             Err(why) => {
                 let cancelled = !self.current(seq, &job);
@@ -83,6 +88,7 @@ impl Drain {
                 } else {
                     self.failed(seq, &why);
                 }
+                0
             }
         }
     }

@@ -142,6 +142,7 @@ impl Namespace {
             must_persist: false,
             mode: Mode::Keep,
             dirty: DirtyRoom { bytes: 0, bytes_max: u64::MAX },
+            until_the_end: None,
             salt: 0,
         };
         match placement::choose(&ask, &views).0 {

@@ -29,10 +29,8 @@ impl Namespace {
         }
         let ahead = charged.min(STEP_BYTES_MAX);
         let device = self.tiers.device(device);
-        // Memory never holds more that is undrained than it may: the file goes on where it is safer.
-        if device.survives() == crate::config::Survives::Agent
-            && self.volatile_dirty_bytes().saturating_add(grows) > self.config.dirty_bytes_max
-        {
+        // No tier holds more that is undrained than it may: the file goes on where it is safer.
+        if !self.dirty_allows(device, grows) {
             return false;
         }
         for want in [grows + ahead, grows] {
