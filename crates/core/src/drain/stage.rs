@@ -176,7 +176,10 @@ impl Drain {
         crash_point!("drain.stage");
         let gate = |bytes: u64| -> io::Result<()> {
             let is_wanted = || !self.stopping() && self.current(job.seq, job);
-            self.throttle.pass(bytes, &is_wanted);
+            // What lies in the store already is only read there.
+            if !job.in_place {
+                self.throttle.pass(bytes, &is_wanted);
+            }
             if is_wanted() { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) }
         };
         let free = |_: u64| {
