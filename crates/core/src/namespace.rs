@@ -23,6 +23,7 @@ mod meet;
 mod names;
 mod questions;
 mod recover;
+mod relief;
 mod resolve;
 mod scrub;
 mod shown;

@@ -9,9 +9,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use foldhash::HashSet;
+
 use crate::clock;
 use crate::config::{Deadline, Survives};
-use crate::model::Mode;
+use crate::model::{FileId, Mode};
 use crate::placement::DirtyRoom;
 
 use super::Namespace;
@@ -33,8 +35,13 @@ pub(crate) struct End {
     pace: Mutex<Pace>,
     /// The job ends now: nothing new is begun on tiers that may be wiped.
     come: AtomicBool,
-    /// Quiet periods and `last` have no effect.
-    hurried: AtomicBool,
+    /// Quiet periods and `last` have no effect, for want of time or of memory.
+    late: AtomicBool,
+    short_of_memory: AtomicBool,
+    interrupted: Mutex<HashSet<FileId>>,
+    /// Whoever looks after the memory rests here.
+    pub resting: Mutex<()>,
+    pub rested: std::sync::Condvar,
     /// Bytes that the rules keep from the store, and when they were counted.
     kept_bytes: AtomicU64,
     kept_counted: Mutex<Option<Instant>>,
@@ -77,7 +84,17 @@ impl End {
         Work { end: self, bytes: 0 }
     }
     pub fn is_hurried(&self) -> bool {
-        self.hurried.load(Ordering::Relaxed)
+        self.late.load(Ordering::Relaxed) || self.short_of_memory.load(Ordering::Relaxed)
+    }
+    /// Files whose copies were given up because memory is short.
+    pub fn interrupted(&self) -> MutexGuard<'_, HashSet<FileId>> {
+        self.interrupted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    pub fn press_for_memory(&self, namespace: &Namespace, on: bool) {
+        if self.short_of_memory.swap(on, Ordering::Relaxed) != on && on {
+            tracing::info!("memory is short: what is undrained there is due, and moved away");
+            namespace.hasten();
+        }
     }
 }
 
@@ -176,11 +193,14 @@ impl Namespace {
     }
 
     /// Nothing waits for a better moment, or everything may again.
-    pub(crate) fn press(&self, on: bool) {
-        let before = self.end.hurried.swap(on, Ordering::Relaxed);
-        if !on || before {
-            return;
+    fn press(&self, on: bool) {
+        if self.end.late.swap(on, Ordering::Relaxed) != on && on {
+            self.hasten();
         }
+    }
+
+    /// What waits for a better moment is due. (What is queued from now on sees for itself.)
+    fn hasten(&self) {
         {
             let mut tree = self.tree();
             let now = clock::tick();

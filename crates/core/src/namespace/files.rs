@@ -15,7 +15,7 @@ mod transfer;
 pub(crate) use linger::Lingering;
 pub(crate) use place::{HIDDEN_PREFIX, Placed, hidden_name};
 pub(crate) use promise::{KEPT_FOR, Promises};
-pub(crate) use room::Given;
+pub(crate) use room::{Given, copy_with_attributes};
 pub(crate) use seal::{identity_of, nobody_has, nobody_writes};
 pub(crate) use sync::Unsynced;
 

@@ -54,7 +54,7 @@ impl Namespace {
 
     /// Moves the content of a mediated file to the next place that has room, while its writer waits.
     /// `seen` is where the writer found it: somebody else may have moved it already.
-    pub(super) fn spill(&self, open: &Arc<Open>, seen: Lies, want_bytes: u64) -> FsResult<()> {
+    pub(crate) fn spill(&self, open: &Arc<Open>, seen: Lies, want_bytes: u64) -> FsResult<()> {
         let _gate = open.gate.write().unwrap_or_else(PoisonError::into_inner);
         let before = open.content();
         if before.lies != seen {
@@ -202,7 +202,7 @@ impl Namespace {
 }
 
 /// Copies content between places; permissions and times go with it, for they belong to the catalog.
-fn copy_with_attributes(from: &File, to: &File, size_bytes: u64) -> std::io::Result<Given> {
+pub(crate) fn copy_with_attributes(from: &File, to: &File, size_bytes: u64) -> std::io::Result<Given> {
     let given = Given::of(from)?;
     ladder::copy_file(from, to, size_bytes, &|_| Ok(()))?;
     to.set_len(size_bytes)?;
@@ -219,7 +219,7 @@ pub(crate) struct Given {
 }
 
 impl Given {
-    fn of(file: &File) -> std::io::Result<Self> {
+    pub fn of(file: &File) -> std::io::Result<Self> {
         let stat = rustix::fs::fstat(file)?;
         Ok(Self {
             perm: stat.st_mode & 0o777,
