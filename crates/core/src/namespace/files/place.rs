@@ -116,7 +116,7 @@ impl Namespace {
                 Place::Device { id: device, direct, reserve_bytes } => {
                     let device = self.tiers.device(device);
                     let direct = via.is_only() || direct && self.dirty_room_for_direct(device, reserve_bytes);
-                    if !direct && via != Via::Mount {
+                    if !direct && !via.is_mount() {
                         return Err(LEFT_TO_THE_MOUNT.into());
                     }
                     if reserve_bytes > 0 && !device.try_reserve(reserve_bytes) {
