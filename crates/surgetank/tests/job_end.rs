@@ -278,6 +278,79 @@ fn a_directory_on_a_disk_that_an_epilog_removed_was_waited_for_for_ever() {
     assert!(Command::new("umount").arg(&disk).status().unwrap().success());
 }
 
+/// An agent that is killed while it leaves: the next one was not told that it should.
+#[test]
+fn an_agent_that_was_replaced_forgot_that_it_was_told_to_stop() {
+    let Some(scene) = prepare("sigterm_replaced") else { return };
+    let script = "echo early > early; touch /mnt/beside/written
+        until [ -e /mnt/beside/seen ]; do sleep 0.02; done; echo late > late";
+    let mut running = scene.start(&["--quiet-period", "1h"], script);
+    await_told(&mut running, "written");
+    signal(scene.supervisor().unwrap(), libc::SIGTERM);
+    let told = |scene: &Scene| scene.log().matches("told to stop").count();
+    eventually("it is told", || told(&scene) > 0);
+    let before = told(&scene);
+    scene.replace_agent();
+    eventually("the next one is told", || told(&scene) > before);
+    tell("seen");
+    running.ends().exits(0);
+    scene.holds("early", b"early\n");
+    scene.holds("late", b"late\n");
+    scene.is_clean();
+}
+
+/// Ctrl-C in the drain: the first names what is left, the second stops waiting, and what it prints then brings the rest when
+/// the agent was killed, too.
+#[test]
+fn the_command_that_the_second_interrupt_prints_brings_the_rest() {
+    let Some(scene) = prepare("interrupted") else { return };
+    let script = "for i in 0 1 2 3; do dd if=/mnt/source of=part$i bs=1M count=1 skip=$i status=none; done";
+    let mut running = scene.start(&["--drain-bytes-per-second-max", "64K"], script);
+    eventually("the command has ended", || {
+        assert!(!running.is_over(), "{}", running.so_far());
+        scene.log().contains("a client waits")
+    });
+    signal(running.pid(), libc::SIGINT);
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    assert!(!running.is_over(), "one interrupt ended it");
+    signal(running.pid(), libc::SIGINT);
+    let ended = running.ends().exits(3).says(&[
+        "SIGINT: draining goes on; once more stops waiting. Not in the store yet:",
+        "part3: ",
+        "safe at /mnt/tier-fast",
+        "the final drain was interrupted",
+        "surgetank wait /mnt/project",
+    ]);
+    let printed = ended.stderr.split('`').find(|text| text.starts_with("surgetank scavenge ")).unwrap();
+    scene.kill_agent();
+    assert!(!scene.path("part3").exists(), "all was drained: nothing is tested");
+    let words: Vec<&str> = printed.split(' ').skip(2).collect();
+    scene.verb("scavenge", &[&words[..], &["--tier", "fast=/mnt/tier-fast:96M"]].concat()).exits(0);
+    (0..4).for_each(|number| scene.holds(&format!("part{number}"), &part(number, 1)));
+    scene.is_clean();
+}
+
+/// What runs on after the command is waited for, then named; and what it writes still reaches the store.
+#[test]
+fn what_a_background_child_writes_after_the_grace_reaches_the_store() {
+    let Some(scene) = prepare("background") else { return };
+    let script = "(sleep 0.3; echo in time > in-time) > /dev/null 2>&1 &";
+    scene.run(&["--grace", "60s"], script).exits(0);
+    scene.holds("in-time", b"in time\n");
+    let script = "exec 3> open; echo begun >&3
+        (trap '' HUP; until [ -e /mnt/beside/seen ]; do sleep 0.02; done; echo late > late; echo ended >&3) > /dev/null 2>&1 &
+        echo early > early";
+    let ended = scene.run(&["--grace", "100ms"], script).exits(3);
+    let ended = ended.says(&["still running after the grace", "background children still run", "bash"]);
+    scene.holds("early", b"early\n");
+    assert!(!scene.path("late").exists() && !scene.path("open").exists(), "{}", ended.stderr);
+    tell("seen");
+    scene.await_no_agent();
+    scene.holds("late", b"late\n");
+    scene.holds("open", b"begun\nended\n");
+    scene.is_clean();
+}
+
 /// State and tiers are gone: there is nothing left that could be told, and the store has what was durable, and nothing half.
 #[test]
 fn with_state_and_tiers_wiped_the_store_is_unharmed() {

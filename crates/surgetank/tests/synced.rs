@@ -135,3 +135,30 @@ fn the_tier_through_the_mount_mediated() {
 fn the_tier_with_the_shim() {
     means_the_tier("shim", SHIM);
 }
+
+/// `surgetank wait PATH` asks for the store, whatever `fsync` is content with.
+#[test]
+fn wait_means_the_store_on_every_tier() {
+    for (case, volatile) in [("memory", true), ("disk", false)] {
+        std::thread::spawn(move || {
+            let Some(mut scene) = Scene::new(&format!("synced_wait_{case}")) else { return };
+            match volatile {
+                true => drop(scene.tier("fast", 64)),
+                false => {
+                    let disk = scene.ext4("disk", 100);
+                    scene.other_tier("fast", &disk, 64);
+                }
+            }
+            let script = "echo waited > waited; ! [ -e /mnt/store/waited ]
+                /mnt/surgetank wait --state /mnt/state waited; cat /mnt/store/waited";
+            let store = scene.beside("store");
+            let options = ["--fsync", "tier", "--quiet-period", "1h", "--store", store.to_str().unwrap()];
+            scene.run(&options, script).exits(0).prints("waited\n");
+            if !volatile {
+                assert!(std::process::Command::new("umount").arg("/mnt/disk").status().unwrap().success());
+            }
+        })
+        .join()
+        .unwrap();
+    }
+}
