@@ -90,7 +90,9 @@ fn what_could_not_be_drained_before_the_end_is_written_to_the_store() {
     let status: Value = serde_json::from_slice(&fs::read("/mnt/beside/status").unwrap()).unwrap();
     let outlook = &status[0]["deadline"];
     assert_eq!(outlook["from"], "--deadline", "{status}");
-    assert!(outlook["left_seconds"].as_u64().unwrap() <= 14 && outlook["bytes_per_second"].as_u64().unwrap() <= 2 * MIB);
+    assert!(
+        outlook["left_seconds"].as_u64().unwrap() <= 14 && outlook["bytes_per_second"].as_u64().unwrap() <= 2 * MIB
+    );
     let text = fs::read_to_string("/mnt/beside/status.text").unwrap();
     assert!(text.contains("the job ends in ") && text.contains("undrained fit"), "{text}");
 }
@@ -222,7 +224,10 @@ fn lost_is_told(scene: &Scene, options: &[&str], durable: &BTreeMap<String, Vec<
     let report: Value = serde_json::from_slice(&fs::read("/mnt/beside/report").unwrap()).unwrap();
     let told = report["verdict"].to_string();
     for name in all_parts().into_keys().filter(|name| !there.contains_key(Path::new(name))) {
-        assert!(told.contains(&format!("{name}: ")) || told.contains(&format!("{name}\"")), "{name} is missing: {told}");
+        assert!(
+            told.contains(&format!("{name}: ")) || told.contains(&format!("{name}\"")),
+            "{name} is missing: {told}"
+        );
     }
     assert!(ended.stderr.contains("part"), "{}", ended.stderr);
     scene.is_clean();

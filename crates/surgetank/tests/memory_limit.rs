@@ -74,13 +74,13 @@ fn the_limit_of_the_group_above_counts() {
     holds_parts(&scene, 12);
 }
 
-/// Takes memory, as fast as programs do, and says when it has all of it.
+/// Takes memory bit by bit, more than the job has left, and says when it has all of it.
 const HOG: &str = "
 import sys, time
 taken = []
 for _ in range(int(sys.argv[1]) // 4):
     taken.append(b'x' * (4 << 20))
-    time.sleep(0.01)
+    time.sleep(0.03)
 open('/mnt/beside/taken', 'w').close()
 ";
 
@@ -94,24 +94,33 @@ fn a_program_needs_the_memory(name: &str, disk: bool, script: &str, count: usize
         scene.other_tier("disk", &disk, 500);
     }
     fs::write("/mnt/hog.py", HOG).unwrap();
-    let options = ["--quiet-period", "1h", "--dirty-bytes-max", "1G", "--drain-bytes-per-second-max", "32M", "--no-preload"];
-    run(&scene, &group, &options, &format!("{script}\n/mnt/surgetank why --state /mnt/state part1 > /mnt/beside/why\npython3 /mnt/hog.py 160")).exits(0);
+    let options =
+        ["--quiet-period", "1h", "--dirty-bytes-max", "1G", "--drain-bytes-per-second-max", "32M", "--no-preload"];
+    run(
+        &scene,
+        &group,
+        &options,
+        &format!("{script}\n/mnt/surgetank why --state /mnt/state part1 > /mnt/beside/why\npython3 /mnt/hog.py 160"),
+    )
+    .exits(0);
     let why = fs::read_to_string("/mnt/beside/why").unwrap();
     assert!(why.contains("ram"), "it was not in memory: nothing is tested: {why}");
     assert!(Path::new("/mnt/beside/taken").exists());
-    holds_parts(&scene, count);
+    let bytes = noise(11, 32 * MIB);
+    (1..=count).for_each(|number| scene.holds(&format!("part{number}"), &bytes[..96 * MIB as usize / count]));
+    scene.is_clean();
 }
 
-const FILL: &str = "for i in 1 2 3; do cp /mnt/source part$i; done";
+const FILL: &str = "for i in $(seq 24); do head -c 4M /mnt/source > part$i; done";
 
 #[test]
 fn undrained_files_stayed_in_memory_that_a_program_needed() {
-    a_program_needs_the_memory("memory_hog_disk", true, FILL, 3);
+    a_program_needs_the_memory("memory_hog_disk", true, FILL, 24);
 }
 
 #[test]
 fn undrained_files_stayed_in_memory_that_a_program_needed_with_no_other_tier() {
-    a_program_needs_the_memory("memory_hog_store", false, FILL, 3);
+    a_program_needs_the_memory("memory_hog_store", false, FILL, 24);
 }
 
 /// Open files, which nobody writes at the moment, are moved too.

@@ -172,7 +172,16 @@ mod tests {
         ] {
             assert_eq!(deadline(text, NOW), Ok(seconds), "{text}");
         }
-        for text in ["", "90", "17:40", "tomorrow", "2026-13-01T00:00", "2026-11-22T25:00", "2026-11-22T17:40+1", "99999999999d"] {
+        for text in [
+            "",
+            "90",
+            "17:40",
+            "tomorrow",
+            "2026-13-01T00:00",
+            "2026-11-22T25:00",
+            "2026-11-22T17:40+1",
+            "99999999999d",
+        ] {
             assert!(deadline(text, NOW).is_err(), "{text}");
         }
         // Local, whatever zone this machine is in.

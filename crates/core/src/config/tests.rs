@@ -557,7 +557,8 @@ fn the_end_of_the_job_is_said_or_slurms() {
         let (found, notes) = deadline(&place, None);
         assert!(found.is_none() && notes.contains(word), "{notes}");
     }
-    let refused = place.load(Overrides { deadline: Some("90".to_owned()), ..Overrides::default() }).expect_err("no unit");
+    let refused =
+        place.load(Overrides { deadline: Some("90".to_owned()), ..Overrides::default() }).expect_err("no unit");
     assert!(refused.to_string().contains("2h30m"), "{refused}");
 }
 

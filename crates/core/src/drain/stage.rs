@@ -17,6 +17,9 @@ const LARGE_BYTES: u64 = 8 << 20;
 /// How long something waits whose directory is not in its place yet.
 const PUT_OFF: std::time::Duration = std::time::Duration::from_millis(20);
 
+/// How long something waits that shall be moved out of the memory first.
+const UNTIL_MOVED: std::time::Duration = std::time::Duration::from_millis(300);
+
 struct Job {
     seq: Seq,
     id: FileId,
@@ -122,8 +125,9 @@ impl Drain {
         if let Some(op) = tree.ops.get_mut(&seq)
             && op.progress == Progress::Staging
         {
+            let moves = self.namespace.end.interrupted().contains(&op.file());
             op.progress = Progress::Waiting;
-            op.due = crate::clock::tick() + PUT_OFF;
+            op.due = crate::clock::tick() + if moves { UNTIL_MOVED } else { PUT_OFF };
         }
     }
 

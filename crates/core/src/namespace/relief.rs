@@ -5,13 +5,15 @@
 //! The danger it avoids: the out-of-memory killer, because the drain is slower than the programs take memory. What it cannot
 //! move is what programs write directly; that is freed when it is drained.
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::model::{DeviceId, FileId, Mode};
 use crate::placement::AskKind;
-use crate::tier::Device;
+use crate::tier::{Device, POLL_PERIOD};
 
 use super::Namespace;
 use super::content::Lies;
@@ -30,21 +32,37 @@ struct Found {
     promised: bool,
 }
 
+/// What is copied is memory as well until the disk has it.
+fn begin_writing(target: &File) {
+    // SAFETY: a call on a descriptor that `target` keeps open. That it is refused changes nothing.
+    unsafe { libc::sync_file_range(target.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+}
+
 impl Namespace {
     /// Looks at the memory, and gives back what is too much. Returns when to look again.
     pub(crate) fn relieve_memory(&self) -> Duration {
-        let next = self.tiers.poll_memory();
+        let mut next = self.tiers.poll_memory();
         let mut short = false;
         for device in self.tiers.devices().filter(|device| device.in_memory() && device.is_there()) {
-            let excess_bytes = device.excess_bytes();
+            let (excess_bytes, before) = (device.excess_bytes(), device.used_bytes());
             if excess_bytes == 0 {
                 continue;
             }
-            device.release_ballast();
-            if self.make_room(device.id(), excess_bytes) < excess_bytes {
+            if device.deficit_bytes() > 0 {
+                device.release_ballast();
+            }
+            if before > self.dirty_bytes_of(device) {
+                self.make_room(device.id(), excess_bytes);
+            }
+            self.tiers.poll_memory();
+            if device.deficit_bytes() > 0 {
                 short = true;
                 self.move_away(device);
                 self.end.press_for_memory(self, true);
+            }
+            // Finding nothing is a walk over all files.
+            if device.used_bytes() >= before {
+                next = POLL_PERIOD;
             }
         }
         if !short {
@@ -57,7 +75,7 @@ impl Namespace {
     /// One after the other, what would be drained last first, until enough is gone.
     fn move_away(&self, device: &Device) {
         for id in self.undrained_on(device.id()) {
-            if device.excess_bytes() == 0 {
+            if device.deficit_bytes() == 0 {
                 return;
             }
             let open = self.open_of(id);
@@ -152,7 +170,7 @@ impl Namespace {
         let copied = match unwanted {
             true => Ok(None),
             false => placed.writable().and_then(|target| {
-                let given = copy_with_attributes(&source, &target, have_bytes)?;
+                let given = copy_with_attributes(&source, &target, have_bytes, &|_| Ok(begin_writing(&target)))?;
                 if found.promised {
                     target.sync_data()?;
                 }
@@ -174,7 +192,8 @@ impl Namespace {
                 let waits = inode
                     .publish
                     .is_none_or(|seq| tree.ops.get(&seq).is_some_and(|op| op.progress == Progress::Waiting));
-                let unchanged = (inode.version, inode.epoch, inode.replica) == (found.version, found.epoch, Some(found.plain));
+                let unchanged =
+                    (inode.version, inode.epoch, inode.replica) == (found.version, found.epoch, Some(found.plain));
                 waits && unchanged && inode.sealed && tree.logical_path(id).as_deref() == Some(&*found.path)
             })
         };

@@ -70,6 +70,11 @@ impl Ledger {
         self.used_bytes.saturating_add(self.reserved_bytes).saturating_sub(self.limit_bytes())
     }
 
+    /// What others need back at once, whatever the cap is.
+    pub fn deficit_bytes(&self) -> u64 {
+        self.used_bytes.saturating_sub(self.room_bytes)
+    }
+
     pub fn add_used(&mut self, bytes: i64) {
         let used_bytes = self.used_bytes.checked_add_signed(bytes);
         debug_assert!(used_bytes.is_some(), "more freed ({bytes}) than used ({})", self.used_bytes);
@@ -325,11 +330,16 @@ mod tests {
         ledger.observe(0, 1000);
         ledger.add_used(600);
         ledger.observe(600, -250);
-        assert_eq!((ledger.free_bytes(), ledger.excess_bytes()), (0, 250));
+        assert_eq!((ledger.free_bytes(), ledger.excess_bytes(), ledger.deficit_bytes()), (0, 250, 250));
         ledger.add_used(-250);
         ledger.observe(350, 0);
         assert_eq!(ledger.excess_bytes(), 0);
         ledger.observe(350, -9999);
         assert_eq!(ledger.excess_bytes(), 350);
+        // Over its cap, and nobody needs it.
+        ledger.give_cap(600);
+        ledger.add_used(200);
+        ledger.observe(550, 1000);
+        assert_eq!((ledger.excess_bytes(), ledger.deficit_bytes()), (550 - ledger.cap_bytes(), 0));
     }
 }

@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// Version 1 says "unlimited" with a number near 2⁶³.
 const UNLIMITED_BYTES: u64 = 1 << 60;
+const MARGIN_BYTES_MIN: u64 = 64 << 20;
 
 /// What may be taken, and the whole it is a part of (the margin is measured by the whole).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,9 +21,11 @@ pub(super) struct MemoryRoom {
 }
 
 impl MemoryRoom {
-    /// What is left when the programs have their margin, a sixteenth; so much should be given back when it is negative.
+    /// What is left when the programs have their margin; so much should be given back when it is negative.
     pub fn spare_bytes(self) -> i64 {
-        self.available_bytes.saturating_sub_unsigned(self.total_bytes / 16)
+        // A sixteenth, and more of a small limit: it has to last until we have moved something out of the way.
+        let margin_bytes = (self.total_bytes / 16).max(MARGIN_BYTES_MIN.min(self.total_bytes / 4));
+        self.available_bytes.saturating_sub_unsigned(margin_bytes)
     }
 }
 
@@ -184,7 +187,7 @@ mod tests {
         assert_eq!(memory.room().unwrap().available_bytes, 30 << 20);
         fs::write(job.join("memory.max"), "41943040\n").unwrap();
         let room = memory.room().unwrap();
-        assert_eq!((room.available_bytes, room.spare_bytes()), (-20 << 20, (-20 << 20) - (40 << 20) / 16));
+        assert_eq!((room.available_bytes, room.spare_bytes()), (-20 << 20, (-20 << 20) - (40 << 20) / 4));
 
         // Put into another group.
         fs::write(&membership, "0::/slurm\n").unwrap();

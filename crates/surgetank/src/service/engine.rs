@@ -12,9 +12,9 @@ use surgetank_core::model::{Mode, RunId};
 use surgetank_core::namespace::tree::State;
 use surgetank_core::namespace::{Namespace, Undurable};
 use surgetank_core::report::{
-    Audit, Conflict, DeadlineStatus, DeviceStatus, DrainSummary, FileState, Health, MountSummary, NotDurable, Oldest, PathText,
-    Prefetch, Progress, Queue, ReplicaStatus, Scope, Status, Summary, TierStatus, TierSummary, Trouble, Undelivered,
-    Verdict, Why,
+    Audit, Conflict, DeadlineStatus, DeviceStatus, DrainSummary, FileState, Health, MountSummary, NotDurable, Oldest,
+    PathText, Prefetch, Progress, Queue, ReplicaStatus, Scope, Status, Summary, TierStatus, TierSummary, Trouble,
+    Undelivered, Verdict, Why,
 };
 use surgetank_core::store::StorePath;
 

@@ -51,10 +51,13 @@ impl Group {
     pub fn try_limit(&self, bytes: u64) -> bool {
         let limited = fs::write(self.file("memory.max", "memory.limit_in_bytes"), bytes.to_string()).is_ok();
         // No swap, as on compute nodes. (There need not be a controller of it.)
-        drop(fs::write(self.file("memory.swap.max", "memory.memsw.limit_in_bytes"), match self.version_2 {
-            true => "0".to_owned(),
-            false => bytes.to_string(),
-        }));
+        drop(fs::write(
+            self.file("memory.swap.max", "memory.memsw.limit_in_bytes"),
+            match self.version_2 {
+                true => "0".to_owned(),
+                false => bytes.to_string(),
+            },
+        ));
         limited
     }
 

@@ -30,8 +30,7 @@ impl Namespace {
         charged_bytes: u64,
     ) -> FsResult<Open> {
         let Wanted { via, writes, direct } = wanted;
-        let backing =
-            (direct && via.is_mount() && self.may_be_direct(via)).then(|| self.back(id, &content)).flatten();
+        let backing = (direct && via.is_mount() && self.may_be_direct(via)).then(|| self.back(id, &content)).flatten();
         let direct = backing.is_some() || (direct && !via.is_mount());
         if !direct && writes && !content.writable {
             content.file = Arc::new(super::super::content::reopen_writable(&content.file)?);

@@ -75,10 +75,9 @@ impl Namespace {
         };
         let placed =
             self.place(&path, id, AskKind::Spill { have_bytes, want_bytes, from }, mode, perm, super::Via::Mount)?;
-        let (target, given) = match placed
-            .writable()
-            .and_then(|target| copy_with_attributes(&before.file, &target, have_bytes).map(|given| (target, given)))
-        {
+        let (target, given) = match placed.writable().and_then(|target| {
+            copy_with_attributes(&before.file, &target, have_bytes, &|_| Ok(())).map(|given| (target, given))
+        }) {
             Ok(made) => made,
             Err(why) => {
                 self.undo_placed(&mut self.tree(), &placed);
@@ -202,9 +201,14 @@ impl Namespace {
 }
 
 /// Copies content between places; permissions and times go with it, for they belong to the catalog.
-pub(crate) fn copy_with_attributes(from: &File, to: &File, size_bytes: u64) -> std::io::Result<Given> {
+pub(crate) fn copy_with_attributes(
+    from: &File,
+    to: &File,
+    size_bytes: u64,
+    gate: ladder::Gate<'_>,
+) -> std::io::Result<Given> {
     let given = Given::of(from)?;
-    ladder::copy_file(from, to, size_bytes, &|_| Ok(()))?;
+    ladder::copy_file(from, to, size_bytes, gate)?;
     to.set_len(size_bytes)?;
     given.give(to)?;
     Ok(given)
