@@ -45,7 +45,7 @@ fn tell(what: &str) {
 
 fn part(number: usize, mib: usize) -> Vec<u8> {
     static SOURCE: OnceLock<Vec<u8>> = OnceLock::new();
-    SOURCE.get_or_init(|| noise(7, 32 * MIB))[number * mib << 20..(number + 1) * mib << 20].to_vec()
+    SOURCE.get_or_init(|| noise(7, 32 * MIB))[(number * mib) << 20..((number + 1) * mib) << 20].to_vec()
 }
 
 /// The note that an agent leaves while there is time.

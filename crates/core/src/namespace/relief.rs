@@ -170,7 +170,11 @@ impl Namespace {
         let copied = match unwanted {
             true => Ok(None),
             false => placed.writable().and_then(|target| {
-                let given = copy_with_attributes(&source, &target, have_bytes, &|_| Ok(begin_writing(&target)))?;
+                let gate = |_| {
+                    begin_writing(&target);
+                    Ok(())
+                };
+                let given = copy_with_attributes(&source, &target, have_bytes, &gate)?;
                 if found.promised {
                     target.sync_data()?;
                 }
