@@ -70,10 +70,9 @@ fn kill_all(scene: &Scene, running: Running) {
 }
 
 /// Beyond what can be drained in time, files are written to the store itself.
-#[test]
-fn what_could_not_be_drained_before_the_end_is_written_to_the_store() {
-    let Some(scene) = prepare("deadline_store") else { return };
-    let options = ["--deadline", "14s", "--drain-bytes-per-second-max", "2M", "--no-preload"];
+fn beyond_what_can_be_drained(name: &str, door: &[&str]) {
+    let Some(scene) = prepare(name) else { return };
+    let options = [&["--deadline", "14s", "--drain-bytes-per-second-max", "2M"], door].concat();
     let script = "for i in 0 1 2 3 4 5 6 7; do dd if=/mnt/source of=part$i bs=4M count=1 skip=$i status=none
             getfattr -n user.surgetank.location --only-values part$i; echo; done
         /mnt/surgetank status --state /mnt/state --json . > /mnt/beside/status
@@ -95,6 +94,16 @@ fn what_could_not_be_drained_before_the_end_is_written_to_the_store() {
     );
     let text = fs::read_to_string("/mnt/beside/status.text").unwrap();
     assert!(text.contains("the job ends in ") && text.contains("undrained fit"), "{text}");
+}
+
+#[test]
+fn what_could_not_be_drained_before_the_end_is_written_to_the_store() {
+    beyond_what_can_be_drained("deadline_store", &["--no-preload"]);
+}
+
+#[test]
+fn what_could_not_be_drained_before_the_end_is_written_to_the_store_with_the_shim() {
+    beyond_what_can_be_drained("deadline_store_shim", &[]);
 }
 
 /// Near its end nothing waits for a better moment: neither for its quiet period nor for the final drain.

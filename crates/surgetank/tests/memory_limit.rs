@@ -86,6 +86,11 @@ open('/mnt/beside/taken', 'w').close()
 
 /// The tier is full of what is not drained yet, and the drain is slow: it is moved to a disk, or the store, in time.
 fn a_program_needs_the_memory(name: &str, disk: bool, script: &str, count: usize) {
+    needs_the_memory_and_is_killed(name, disk, script, count, None);
+}
+
+/// `crash`: where the agent is killed meanwhile.
+fn needs_the_memory_and_is_killed(name: &str, disk: bool, script: &str, count: usize, crash: Option<&str>) {
     let Some(mut scene) = prepare(name) else { return };
     let Some(group) = Group::new(name) else { return };
     let group = group.limited(LIMIT + 64 * MIB);
@@ -96,19 +101,24 @@ fn a_program_needs_the_memory(name: &str, disk: bool, script: &str, count: usize
     fs::write("/mnt/hog.py", HOG).unwrap();
     let options =
         ["--quiet-period", "1h", "--dirty-bytes-max", "1G", "--drain-bytes-per-second-max", "32M", "--no-preload"];
-    run(
-        &scene,
-        &group,
-        &options,
-        &format!("{script}\n/mnt/surgetank why --state /mnt/state part1 > /mnt/beside/why\npython3 /mnt/hog.py 160"),
-    )
-    .exits(0);
+    let script =
+        format!("{script}\n/mnt/surgetank why --state /mnt/state part1 > /mnt/beside/why\npython3 /mnt/hog.py 160");
+    let mut command = scene.run_command(&options, &script);
+    group.holds(&mut command);
+    if let Some(crash) = crash {
+        command.env("SURGETANK_CRASH", crash);
+    }
+    let ended = Running::of(command).ends();
+    assert_eq!(group.kills(), 0, "killed for want of memory: {}", ended.stderr);
+    ended.exits(0);
+    assert_eq!(scene.log().contains("another one takes over"), crash.is_some());
     let why = fs::read_to_string("/mnt/beside/why").unwrap();
     assert!(why.contains("ram"), "it was not in memory: nothing is tested: {why}");
     assert!(Path::new("/mnt/beside/taken").exists());
     let bytes = noise(11, 32 * MIB);
     (1..=count).for_each(|number| scene.holds(&format!("part{number}"), &bytes[..96 * MIB as usize / count]));
     scene.is_clean();
+    assert!(scene.tier_files().is_empty(), "{:?}", scene.tier_files());
 }
 
 const FILL: &str = "for i in $(seq 24); do head -c 4M /mnt/source > part$i; done";
@@ -121,6 +131,19 @@ fn undrained_files_stayed_in_memory_that_a_program_needed() {
 #[test]
 fn undrained_files_stayed_in_memory_that_a_program_needed_with_no_other_tier() {
     a_program_needs_the_memory("memory_hog_store", false, FILL, 24);
+}
+
+/// Killed between any two steps of a move: nothing is lost, and nothing is left behind.
+#[test]
+fn killed_while_files_are_moved_out_of_the_memory() {
+    for (point, disk) in [("copied", true), ("written_down", true), ("copied", false), ("written_down", false)] {
+        let name = format!("memory_killed_{point}_{disk}");
+        let crash = format!("relief.{point}:2");
+        // (A scene has a thread.)
+        let ended =
+            std::thread::spawn(move || needs_the_memory_and_is_killed(&name, disk, FILL, 24, Some(&crash))).join();
+        assert!(ended.is_ok(), "{point} {disk}");
+    }
 }
 
 /// Open files, which nobody writes at the moment, are moved too.
