@@ -93,7 +93,7 @@ fn beyond_what_can_be_drained(name: &str, door: &[&str]) {
         outlook["left_seconds"].as_u64().unwrap() <= 14 && outlook["bytes_per_second"].as_u64().unwrap() <= 2 * MIB
     );
     let text = fs::read_to_string("/mnt/beside/status.text").unwrap();
-    assert!(text.contains("the job ends in ") && text.contains("undrained fit"), "{text}");
+    assert!(text.contains("the job ends in ") && text.contains("can be drained by then"), "{text}");
 }
 
 #[test]

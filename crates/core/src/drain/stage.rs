@@ -44,16 +44,18 @@ impl Drain {
             return;
         };
         let mut work = self.namespace.end.work();
-        work.done(self.copy(seq, job));
+        if let Some(bytes) = self.copy(seq, job) {
+            work.copied(bytes);
+        }
         drop(work);
         self.namespace.tree().staging.retain(|(other, _)| *other != seq);
     }
 
-    /// Returns how many bytes were copied.
-    fn copy(&self, seq: Seq, job: Job) -> u64 {
+    /// Returns how many bytes were copied, if they were.
+    fn copy(&self, seq: Seq, job: Job) -> Option<u64> {
         match self.stage_job(&job) {
             Ok((staged, checked)) => {
-                let copied_bytes = if job.in_place { 0 } else { job.size_bytes };
+                let copied_bytes = (!job.in_place).then_some(job.size_bytes);
                 self.counters.staged_bytes.fetch_add(job.size_bytes, Ordering::Relaxed);
                 let mut tree = self.namespace.tree();
                 let unchanged = tree.get(job.id).is_some_and(|inode| job.eager || inode.epoch == job.epoch);
@@ -91,7 +93,7 @@ impl Drain {
                 } else {
                     self.failed(seq, &why);
                 }
-                0
+                None
             }
         }
     }

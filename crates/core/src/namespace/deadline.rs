@@ -25,6 +25,8 @@ const COUNTED_ON: f64 = 0.75;
 /// A shorter time of work measures the clock rather than the store, unless much was moved in it.
 const MEASURED_MIN: Duration = Duration::from_millis(100);
 const MEASURED_BYTES_MIN: u64 = 64 << 20;
+/// From this size on (in the mean) files tell how fast bytes are.
+const LARGE_BYTES: u64 = 1 << 20;
 /// So many leads before the end nothing waits any more for a better moment.
 const NEAR_LEADS: u32 = 4;
 /// What is never drained is looked for so often.
@@ -47,31 +49,36 @@ pub(crate) struct End {
     kept_counted: Mutex<Option<Instant>>,
 }
 
-/// How fast files become durable: bytes per second of work, idle time left out.
+/// How fast files become durable, idle time left out. Small ones cost time each, large ones by their bytes: from what small
+/// ones were seen to take nothing follows for large ones.
 #[derive(Default)]
 struct Pace {
     at_work: u32,
     since: Option<Instant>,
     worked: Duration,
     bytes: u64,
+    files: u32,
     bytes_per_second: Option<u64>,
+    file_takes: Option<Duration>,
 }
 
 /// Somebody works for the drain as long as this lives.
 pub(crate) struct Work<'a> {
     end: &'a End,
     bytes: u64,
+    files: u32,
 }
 
 impl Work<'_> {
-    pub fn done(&mut self, bytes: u64) {
+    pub fn copied(&mut self, bytes: u64) {
         self.bytes += bytes;
+        self.files += 1;
     }
 }
 
 impl Drop for Work<'_> {
     fn drop(&mut self) {
-        self.end.pace().leave(self.bytes, clock::tick());
+        self.end.pace().leave(self.bytes, self.files, clock::tick());
     }
 }
 
@@ -81,7 +88,7 @@ impl End {
     }
     pub fn work(&self) -> Work<'_> {
         self.pace().enter(clock::tick());
-        Work { end: self, bytes: 0 }
+        Work { end: self, bytes: 0, files: 0 }
     }
     pub fn is_hurried(&self) -> bool {
         self.late.load(Ordering::Relaxed) || self.short_of_memory.load(Ordering::Relaxed)
@@ -104,19 +111,25 @@ impl Pace {
         self.since.get_or_insert(now);
     }
 
-    fn leave(&mut self, bytes: u64, now: Instant) {
+    fn leave(&mut self, bytes: u64, files: u32, now: Instant) {
         self.at_work = self.at_work.saturating_sub(1);
         self.bytes += bytes;
+        self.files += files;
         if let Some(since) = self.since.take() {
             self.worked += now.saturating_duration_since(since);
         }
         if self.at_work > 0 {
             self.since = Some(now);
         }
-        if (self.worked >= MEASURED_MIN || self.bytes >= MEASURED_BYTES_MIN) && self.bytes > 0 {
-            let seen = (self.bytes as f64 / self.worked.as_secs_f64().max(1e-6)) as u64;
-            self.bytes_per_second = Some(self.bytes_per_second.map_or(seen, |before| before / 2 + seen / 2));
-            (self.worked, self.bytes) = (Duration::ZERO, 0);
+        if (self.worked >= MEASURED_MIN || self.bytes >= MEASURED_BYTES_MIN) && self.files > 0 {
+            if self.bytes / u64::from(self.files) >= LARGE_BYTES {
+                let seen = (self.bytes as f64 / self.worked.as_secs_f64().max(1e-6)) as u64;
+                self.bytes_per_second = Some(self.bytes_per_second.map_or(seen, |before| before / 2 + seen / 2));
+            } else {
+                let seen = self.worked / self.files;
+                self.file_takes = Some(self.file_takes.map_or(seen, |before| before / 2 + seen / 2));
+            }
+            (self.worked, self.bytes, self.files) = (Duration::ZERO, 0, 0);
         }
     }
 }
@@ -167,7 +180,10 @@ impl Namespace {
     }
 
     fn drainable_bytes(&self, deadline: &Deadline) -> u64 {
-        let time = deadline.left().saturating_sub(deadline.lead);
+        let file_takes = self.end.pace().file_takes.unwrap_or_default();
+        // (With names and attributes, of which each takes less.)
+        let files = u32::try_from(self.tree().ops.len()).unwrap_or(u32::MAX);
+        let time = deadline.left().saturating_sub(deadline.lead).saturating_sub(file_takes.saturating_mul(files));
         (time.as_secs_f64() * self.bytes_per_second().0 as f64 * COUNTED_ON) as u64
     }
 
@@ -242,18 +258,33 @@ mod tests {
         // Two at once, for a second, then an hour of nothing.
         pace.enter(at(0));
         pace.enter(at(100));
-        pace.leave(40 << 20, at(900));
-        pace.leave(60 << 20, at(1000));
+        pace.leave(40 << 20, 1, at(900));
+        pace.leave(60 << 20, 1, at(1000));
         assert_eq!(pace.since, None);
         let before = pace.bytes_per_second.unwrap();
         pace.enter(at(3_600_000));
-        pace.leave(10 << 20, at(3_600_100));
+        pace.leave(10 << 20, 1, at(3_600_100));
         let after = pace.bytes_per_second.unwrap();
         assert!(after.abs_diff(before) <= before / 2 + (50 << 20), "{before} {after}");
         // Small and quick: not enough to tell.
         pace.enter(at(3_600_200));
-        pace.leave(1, at(3_600_201));
+        pace.leave(1, 1, at(3_600_201));
         assert_eq!(pace.bytes_per_second, Some(after));
         assert_eq!(pace.bytes, 1);
+    }
+
+    #[test]
+    fn small_files_say_nothing_of_large_ones() {
+        let mut pace = Pace::default();
+        let start = clock::tick();
+        pace.enter(start);
+        pace.leave(100 << 20, 1, start + Duration::from_secs(1));
+        let fast = pace.bytes_per_second;
+        for number in 0..100 {
+            pace.enter(start + Duration::from_millis(2000 + number * 10));
+            pace.leave(20, 1, start + Duration::from_millis(2005 + number * 10));
+        }
+        assert_eq!(pace.bytes_per_second, fast);
+        assert_eq!(pace.file_takes, Some(Duration::from_millis(5)));
     }
 }

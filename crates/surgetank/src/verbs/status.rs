@@ -125,11 +125,11 @@ fn write(out: &mut String, status: &AgentStatus) -> std::fmt::Result {
         let measured = if deadline.measured { "" } else { " (assumed)" };
         writeln!(
             out,
-            "  the job ends in {}, says {}: {} of {} undrained fit, at {}/s{measured}",
+            "  the job ends in {}, says {}: {} undrained, {} can be drained by then, at {}/s{measured}",
             words::seconds(deadline.left_seconds),
             deadline.from,
-            words::bytes(deadline.drainable_bytes.min(deadline.undrained_bytes)),
             words::bytes(deadline.undrained_bytes),
+            words::bytes(deadline.drainable_bytes),
             words::bytes(deadline.bytes_per_second)
         )?;
         if !deadline.fits {
