@@ -3,6 +3,7 @@
 //! [`Config::load`] is the way in; what it returns is resolved, absolute and ready to use. `docs/configuration.md` is the
 //! reference for people.
 
+mod deadline;
 mod file;
 pub mod key;
 mod load;
@@ -11,6 +12,7 @@ pub mod quantity;
 mod sea;
 pub mod tiers;
 
+pub use deadline::Deadline;
 pub use load::{Loaded, Surroundings};
 
 use std::path::{Path, PathBuf};
@@ -161,6 +163,9 @@ pub struct Config {
     pub retry: Duration,
     /// How long background children may outlive the command.
     pub grace: Duration,
+    /// When the job ends, as far as it is known.
+    #[serde(default)]
+    pub deadline: Option<Deadline>,
     pub keep_at_exit: KeepAtExit,
     pub direct: bool,
     #[serde(default)]
@@ -196,6 +201,7 @@ pub struct Overrides {
     pub sync_after: Option<String>,
     pub retry: Option<String>,
     pub grace: Option<String>,
+    pub deadline: Option<String>,
     pub keep_at_exit: Option<String>,
     pub direct: Option<String>,
     pub door: Option<String>,
@@ -204,7 +210,7 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    fn scalars(&self) -> [(&'static str, &Option<String>); 19] {
+    fn scalars(&self) -> [(&'static str, &Option<String>); 20] {
         [
             ("store", &self.store),
             ("state", &self.state),
@@ -220,6 +226,7 @@ impl Overrides {
             ("sync_after", &self.sync_after),
             ("retry", &self.retry),
             ("grace", &self.grace),
+            ("deadline", &self.deadline),
             ("keep_at_exit", &self.keep_at_exit),
             ("direct", &self.direct),
             ("door", &self.door),

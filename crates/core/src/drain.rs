@@ -95,6 +95,9 @@ impl Drain {
         threads.push(spawn("drain", Self::publish_loop)?);
         threads.push(spawn("tender", Self::tend_loop)?);
         threads.push(spawn("sync", Self::sync_loop)?);
+        if drain.namespace.tiers.devices().any(crate::tier::Device::in_memory) {
+            threads.push(spawn("memory", Self::memory_loop)?);
+        }
         for _ in 0..drain.namespace.config.drain_threads.max(1) {
             threads.push(spawn("stage", Self::stage_loop)?);
         }
@@ -110,6 +113,7 @@ impl Drain {
         self.namespace.wake();
         self.namespace.end_lingering();
         self.namespace.end_unsynced();
+        self.namespace.end_relief();
         let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         for thread in threads {
             if thread.join().is_err() {
@@ -169,6 +173,7 @@ impl Drain {
             if polled.elapsed() >= POLL_PERIOD {
                 polled = clock::tick();
                 self.namespace.tiers.poll();
+                self.namespace.watch_the_end();
                 self.namespace.watch_direct_writers();
                 self.namespace.retry_handed();
             }
@@ -183,6 +188,14 @@ impl Drain {
         while !self.stopping() {
             let next = self.namespace.sync_closed(false);
             self.namespace.wait_unsynced(next, &|| self.stopping());
+        }
+    }
+
+    /// Keeps the tiers in memory within what the job may have.
+    fn memory_loop(&self) {
+        while !self.stopping() {
+            let next = self.namespace.relieve_memory();
+            self.namespace.wait_relief(next, &|| self.stopping());
         }
     }
 

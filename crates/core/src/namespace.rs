@@ -11,6 +11,7 @@
 mod ahead;
 mod attributes;
 pub mod content;
+mod deadline;
 mod early;
 mod evict;
 mod files;
@@ -22,6 +23,7 @@ mod meet;
 mod names;
 mod questions;
 mod recover;
+mod relief;
 mod resolve;
 mod scrub;
 mod shown;
@@ -49,6 +51,7 @@ use crate::tier::Tiers;
 pub use ahead::BroughtIn;
 pub use attributes::SetAttr;
 use content::{Handle, Open};
+pub use deadline::Outlook;
 pub use early::Real;
 pub use files::{Grant, LEFT_TO_THE_MOUNT, Opened, STORE_TO_BE_ASKED};
 pub(crate) use files::{HIDDEN_PREFIX, KEPT_FOR};
@@ -134,6 +137,7 @@ pub struct Namespace {
     pub(crate) unwritten: Mutex<Vec<crate::model::Change>>,
     pub(crate) troubles: Mutex<Vec<Noted>>,
     pub(crate) final_drain: AtomicBool,
+    pub(crate) end: deadline::End,
     /// Runs whose command has ended: what they still queue is drained at once.
     pub(crate) ending: Mutex<HashSet<RunId>>,
     pub counters: Counters,
@@ -229,6 +233,7 @@ impl Namespace {
             unwritten: Mutex::default(),
             troubles: Mutex::default(),
             final_drain: AtomicBool::new(false),
+            end: deadline::End::default(),
             ending: Mutex::default(),
             counters: Counters::default(),
             checks_permissions,
@@ -348,7 +353,7 @@ impl Namespace {
         matches!(mode, Mode::Copy | Mode::Move)
     }
     fn is_last(&self, decision: &Decision) -> bool {
-        decision.timing == Timing::Last && !self.final_drain.load(Ordering::Relaxed)
+        decision.timing == Timing::Last && !self.final_drain.load(Ordering::Relaxed) && !self.end.is_hurried()
     }
 
     /// How long the kernel may believe what we say of the file.

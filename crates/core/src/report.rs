@@ -232,6 +232,25 @@ pub struct Status {
     pub at_risk_reboot_bytes: u64,
     /// Undrained bytes that the loss of the node would take.
     pub at_risk_node_bytes: u64,
+    #[serde(default)]
+    pub deadline: Option<DeadlineStatus>,
+}
+
+/// The end of the job, where it is known, and what will be drained by then.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeadlineStatus {
+    pub unix_seconds: i64,
+    /// Who said so.
+    pub from: String,
+    pub left_seconds: u64,
+    /// Of the drain while it works; assumed as long as nothing was `measured`.
+    pub bytes_per_second: u64,
+    pub measured: bool,
+    /// What can be drained until then, with a margin.
+    pub drainable_bytes: u64,
+    /// What has to be.
+    pub undrained_bytes: u64,
+    pub fits: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -33,7 +33,7 @@ pub use tree::{Each, Plain};
 
 use device::{Setup, Sighting};
 use ledger::{CapRule, Ledger, floor_bytes, share_out};
-use memory::Memory;
+use memory::{Memory, MemoryRoom};
 use scope::Scope;
 
 use crate::config::{Survives, TierConfig};
@@ -42,6 +42,10 @@ use crate::model::DeviceId;
 
 /// How often [`Tiers::poll`] is called; what a direct writer may do unseen is measured by it.
 pub const POLL_PERIOD: Duration = Duration::from_millis(100);
+
+/// How fast programs take memory, twice as fast as they do: we look again when half of it could be gone.
+const MEMORY_TAKEN_BYTES_PER_SECOND: u64 = 16_000_000_000;
+const MEMORY_POLL_PERIOD_MIN: Duration = Duration::from_millis(2);
 
 /// Where nobody set a cap: half of what memory could give, four fifths of a disk.
 const MEMORY_CAP_SIXTEENTHS: u64 = 8;
@@ -141,9 +145,25 @@ impl Tiers {
 
     /// Asks every healthy device for its room, then shares the caps out anew.
     fn look_around(&self) {
+        self.look_at(&|_| true);
+    }
+
+    /// The job's memory is used up faster than disks are: looks at the tiers in memory alone, and says when to look again.
+    pub fn poll_memory(&self) -> Duration {
+        if !self.devices().any(|device| device.in_memory() && device.used_bytes() > 0) {
+            return POLL_PERIOD;
+        }
+        let _one_at_a_time = self.inner.polling.lock().unwrap_or_else(PoisonError::into_inner);
+        let available = self.look_at(&Device::in_memory).map_or(i64::MAX, |room| room.available_bytes);
+        let micros = u64::try_from(available).unwrap_or(0) / (MEMORY_TAKEN_BYTES_PER_SECOND / 1_000_000);
+        Duration::from_micros(micros).clamp(MEMORY_POLL_PERIOD_MIN, POLL_PERIOD)
+    }
+
+    /// Returns what the memory was seen to have.
+    fn look_at(&self, which: &dyn Fn(&Device) -> bool) -> Option<MemoryRoom> {
         let seen: Vec<(&Device, Sighting)> = self
             .devices()
-            .filter(|device| device.standing() == Standing::Used && device.healthy())
+            .filter(|device| which(device) && device.standing() == Standing::Used && device.healthy())
             .filter_map(|device| Some((device, device.look()?)))
             .collect();
         // Devices on one file system share what it has, and those in memory share the memory.
@@ -156,15 +176,17 @@ impl Tiers {
         for (device, sighting) in &seen {
             let sharing = sharers.get(&sighting.file_system).copied().unwrap_or(1).max(1);
             let floor = floor_bytes(sighting.total_bytes);
-            let mut available = sighting.available_bytes.saturating_sub(floor) / sharing;
+            let available = sighting.available_bytes.saturating_sub(floor) / sharing;
+            let mut available = i64::try_from(available).unwrap_or(i64::MAX);
             if let (true, Some(memory)) = (device.in_memory(), memory) {
-                available = available.min(memory.available_bytes.saturating_sub(memory.margin_bytes()) / in_memory);
+                available = available.min(memory.spare_bytes() / in_memory.cast_signed());
             }
             device.ledger().observe(sighting.used_before_bytes, available);
         }
         for tier in &self.inner.tiers {
             share_cap(tier);
         }
+        memory
     }
 }
 

@@ -15,6 +15,7 @@ pub mod ground;
 pub mod holders;
 pub mod keep;
 pub mod life;
+pub mod parting;
 pub mod place;
 pub mod progress;
 pub mod seclusion;

@@ -154,7 +154,9 @@ fn who_still_read_at_the_end_kept_the_file_on_the_tier() {
     let running = scene.start(&SMALL, script);
     eventually("the file is made", || std::path::Path::new("/mnt/waits").exists());
     // As a process has it to which a program sent its descriptor: outside of the mount, which such a one does not keep busy.
-    let tier = scene.tier_files();
+    let mut tier = scene.tier_files();
+    // (Taken on at the next look at the devices.)
+    tier.retain(|path| !path.ends_with("ballast"));
     assert_eq!(tier.len(), 1, "{tier:?}");
     let find = std::process::Command::new("find").args(["/mnt/tier-fast", "-name", "read"]).output().unwrap();
     let path = String::from_utf8(find.stdout).unwrap();

@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::deadline::deadline;
 use super::quantity::{duration, size_bytes};
 use super::{Authority, KeepAtExit, Pattern, RuleConfig, TierConfig, Way};
 use crate::error::{Error, Result};
@@ -13,7 +14,7 @@ use crate::model::{FsyncTarget, Mode};
 use crate::store::Verify;
 
 /// Keys with one value each, by the name they have in `surgetank.toml`.
-pub const SCALARS: [&str; 20] = [
+pub const SCALARS: [&str; 21] = [
     "over",
     "store",
     "state",
@@ -29,6 +30,7 @@ pub const SCALARS: [&str; 20] = [
     "sync_after",
     "retry",
     "grace",
+    "deadline",
     "keep_at_exit",
     "direct",
     "door",
@@ -77,6 +79,8 @@ pub struct Draft {
     pub sync_after: Option<Duration>,
     pub retry: Option<Duration>,
     pub grace: Option<Duration>,
+    /// Seconds since 1970; `None`: there is none, whatever Slurm says.
+    pub deadline: Option<Said<Option<i64>>>,
     pub keep_at_exit: Option<KeepAtExit>,
     pub direct: Option<bool>,
     pub door: Option<Way>,
@@ -131,6 +135,10 @@ impl Draft {
             "quiet" => self.quiet = Some(duration(text).map_err(refused)?),
             "sync_after" => self.sync_after = Some(duration(text).map_err(refused)?),
             "retry" => self.retry = Some(duration(text).map_err(refused)?),
+            "deadline" => {
+                let value = deadline(text, crate::clock::now().secs()).map_err(refused)?;
+                self.deadline = Some(Said { value, origin: origin.clone() });
+            }
             "grace" => self.grace = Some(duration(text).map_err(refused)?),
             _ => {
                 return Err(unknown("key", key, &origin.label, SCALARS.iter().chain(&LISTS).copied()));
@@ -340,6 +348,7 @@ pub fn overlay(draft: &mut Draft, upper: Draft) {
         sync_after,
         retry,
         grace,
+        deadline,
         keep_at_exit,
         direct,
         door,
@@ -368,6 +377,7 @@ pub fn overlay(draft: &mut Draft, upper: Draft) {
     put(&mut draft.sync_after, sync_after);
     put(&mut draft.retry, retry);
     put(&mut draft.grace, grace);
+    put(&mut draft.deadline, deadline);
     put(&mut draft.keep_at_exit, keep_at_exit);
     put(&mut draft.direct, direct);
     put(&mut draft.door, door);

@@ -12,6 +12,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::deadline::Deadline;
 use super::key::{self, Draft, Origin, Said, nearest};
 use super::machine::Machine;
 use super::sea::{self, Sea};
@@ -23,6 +24,8 @@ use crate::store::Verify;
 
 const PROJECT_FILE: &str = "surgetank.toml";
 const PREFIX: &str = "SURGETANK_";
+/// The end of the job in seconds since 1970.
+const SLURM_END: &str = "SLURM_JOB_END_TIME";
 /// Variables that are no keys.
 const OTHER_VARIABLES: [&str; 5] = ["CONFIG", "TMP", "LOG", "REPORT", "SHIM"];
 /// Tiers, and devices of one tier: they are counted in a byte.
@@ -328,6 +331,7 @@ fn resolve(
         }
     }
     RuleSet::new(&draft.rules)?;
+    let deadline = resolve_deadline(draft.deadline, around, &mut notes);
     let config = Config {
         over,
         store,
@@ -346,6 +350,7 @@ fn resolve(
         sync_after: draft.sync_after.unwrap_or(Duration::from_secs(30)),
         retry: draft.retry.unwrap_or(Duration::from_secs(30)),
         grace: draft.grace.unwrap_or(Duration::from_secs(5)),
+        deadline,
         keep_at_exit: draft.keep_at_exit.unwrap_or_default(),
         direct: draft.direct.unwrap_or(true),
         door: draft.door.unwrap_or_default(),
@@ -353,6 +358,33 @@ fn resolve(
         preload_skip: draft.preload_skip.unwrap_or_default(),
     };
     Ok(Loaded { config, notes, files })
+}
+
+/// What was said; else what Slurm says. That a variable is nonsense, or left over from another job, is no reason to fail.
+fn resolve_deadline(
+    said: Option<Said<Option<i64>>>,
+    around: &Surroundings,
+    notes: &mut Vec<String>,
+) -> Option<Deadline> {
+    let now = crate::clock::now().secs();
+    let found = match said {
+        Some(said) => said.value.map(|seconds| Deadline::new(seconds, &said.origin.label, now)),
+        None => around.var(SLURM_END).and_then(|text| match text.parse() {
+            Ok(seconds) if seconds > now => Some(Deadline::new(seconds, SLURM_END, now)),
+            Ok(_) => {
+                notes.push(format!("{SLURM_END}={text} is over: no deadline is known"));
+                None
+            }
+            Err(_) => {
+                notes.push(format!("{SLURM_END}={text} is no number of seconds: no deadline is known"));
+                None
+            }
+        }),
+    };
+    if let Some(deadline) = &found {
+        notes.push(format!("the job ends at {}, says {}", deadline.shown(), deadline.from));
+    }
+    found
 }
 
 fn resolve_over(draft: &Draft, around: &Surroundings) -> Result<PathBuf> {

@@ -18,8 +18,25 @@ pub fn size_bytes(text: &str) -> Result<u64, String> {
     scaled(number, 1u64 << shift).ok_or_else(refused)
 }
 
-/// A duration of `100ms`, `5s`, `2m`, `1.5h`, `1d`, or `0`. The error says what is wrong, without the place.
+/// A duration of `100ms`, `5s`, `2m`, `1.5h`, `2h30m`, `1d`, or `0`. The error says what is wrong, without the place.
 pub fn duration(text: &str) -> Result<Duration, String> {
+    let text = text.trim();
+    let after_unit = text.find(|c: char| c.is_alphabetic()).and_then(|at| {
+        let digit = text[at..].find(|c: char| c.is_ascii_digit())?;
+        Some(at + digit)
+    });
+    let refused = || format!("'{text}' is not a duration; write for example 100ms, 5s, 2m or 1h30m");
+    match after_unit {
+        None => one_duration(text),
+        Some(at) => {
+            let rest = duration(&text[at..]).map_err(|_| refused())?;
+            one_duration(&text[..at]).ok().and_then(|first| first.checked_add(rest)).ok_or_else(refused)
+        }
+    }
+}
+
+/// One number with its unit.
+fn one_duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = split(text);
     let nanos_of_unit: u64 = match unit {
         "ns" => 1,
@@ -115,11 +132,13 @@ mod tests {
             ("1.5h", 5_400_000_000_000),
             ("50us", 50_000),
             ("1d", 86_400_000_000_000),
+            ("2h30m", 9_000_000_000_000),
+            ("1h 0.5s", 3_600_500_000_000),
         ] {
             assert_eq!(duration(text), Ok(Duration::from_nanos(nanos)), "{text}");
         }
         assert!(duration("5").expect_err("unit").contains("5s"));
-        for text in ["", "s", "5 parsecs", "1.s", "99999999999d"] {
+        for text in ["", "s", "5 parsecs", "1.s", "99999999999d", "2h30", "2h30x", "h3m"] {
             assert!(duration(text).is_err(), "{text}");
         }
     }

@@ -117,6 +117,7 @@ fn every_key_in_every_source() {
         ("sync_after", "7s"),
         ("retry", "2m"),
         ("grace", "1h"),
+        ("deadline", "2100-01-01T00:00Z"),
         ("keep_at_exit", "drain"),
         ("direct", "no"),
         ("door", "seccomp"),
@@ -137,6 +138,7 @@ fn every_key_in_every_source() {
         assert_eq!((config.drain_bytes_per_second_max, config.store_ttl.as_millis()), (5 << 20, 100));
         assert_eq!((config.quiet.as_secs(), config.retry.as_secs(), config.grace.as_secs()), (0, 120, 3600));
         assert_eq!(config.sync_after.as_secs(), 7);
+        assert_eq!(config.deadline.as_ref().map(|deadline| deadline.unix_seconds), Some(4_102_444_800));
         assert_eq!((config.preload, config.preload_skip.join(" ").as_str()), (false, "java mpirun perl"));
         assert_eq!(config.tiers.len(), 2);
         assert_eq!(config.tiers[1].cap_bytes, Some(2 << 30));
@@ -184,6 +186,7 @@ fn every_key_in_every_source() {
         sync_after: value("sync_after"),
         retry: value("retry"),
         grace: value("grace"),
+        deadline: value("deadline"),
         keep_at_exit: value("keep_at_exit"),
         direct: value("direct"),
         door: value("door"),
@@ -527,6 +530,36 @@ fn every_key_is_documented() {
     for name in crate::rule::defaults::LAST_NAMES {
         assert!(page.contains(&format!("`{name}`")), "the built-in rule {name} is not documented");
     }
+}
+
+#[test]
+fn the_end_of_the_job_is_said_or_slurms() {
+    let mut place = Place::new();
+    let deadline = |place: &Place, text: Option<&str>| {
+        let overrides = Overrides { deadline: text.map(str::to_owned), ..Overrides::default() };
+        let loaded = place.load(overrides).expect("load");
+        (loaded.config.deadline, loaded.notes.join("\n"))
+    };
+    assert_eq!(deadline(&place, None).0, None);
+    let now = crate::clock::now().secs();
+    place.env("SLURM_JOB_END_TIME", (now + 5000).to_string());
+    let (found, notes) = deadline(&place, None);
+    assert_eq!(found.as_ref().map(|found| found.unix_seconds), Some(now + 5000));
+    assert!(notes.contains("says SLURM_JOB_END_TIME"), "{notes}");
+    // What is said is stronger, also that there is none.
+    let (found, notes) = deadline(&place, Some("1h"));
+    assert!(found.is_some_and(|found| (3600..3700).contains(&(found.unix_seconds - now))), "{notes}");
+    assert!(notes.contains("says --deadline"), "{notes}");
+    assert_eq!(deadline(&place, Some("none")), (None, String::new()));
+    // Left over from a job that is over, or nonsense: nobody is kept from working.
+    for (text, word) in [((now - 5).to_string(), "is over"), ("soon".to_owned(), "no number")] {
+        place.env("SLURM_JOB_END_TIME", text);
+        let (found, notes) = deadline(&place, None);
+        assert!(found.is_none() && notes.contains(word), "{notes}");
+    }
+    let refused =
+        place.load(Overrides { deadline: Some("90".to_owned()), ..Overrides::default() }).expect_err("no unit");
+    assert!(refused.to_string().contains("2h30m"), "{refused}");
 }
 
 /// `surgetank status` in `/`, in the state directory or above it was refused: nothing could be served there.

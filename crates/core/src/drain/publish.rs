@@ -24,6 +24,7 @@ struct Small {
 
 impl Drain {
     pub(super) fn publish(&self, batch: &[Seq]) {
+        let _work = self.namespace.end.work();
         let batch = self.compare(batch);
         crash_point!("drain.compared");
         let batch = self.commit_to(&batch);

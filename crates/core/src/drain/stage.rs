@@ -17,6 +17,9 @@ const LARGE_BYTES: u64 = 8 << 20;
 /// How long something waits whose directory is not in its place yet.
 const PUT_OFF: std::time::Duration = std::time::Duration::from_millis(20);
 
+/// How long something waits that shall be moved out of the memory first.
+const UNTIL_MOVED: std::time::Duration = std::time::Duration::from_millis(300);
+
 struct Job {
     seq: Seq,
     id: FileId,
@@ -40,13 +43,19 @@ impl Drain {
             self.put_off(seq);
             return;
         };
-        self.copy(seq, job);
+        let mut work = self.namespace.end.work();
+        if let Some(bytes) = self.copy(seq, job) {
+            work.copied(bytes);
+        }
+        drop(work);
         self.namespace.tree().staging.retain(|(other, _)| *other != seq);
     }
 
-    fn copy(&self, seq: Seq, job: Job) {
+    /// Returns how many bytes were copied, if they were.
+    fn copy(&self, seq: Seq, job: Job) -> Option<u64> {
         match self.stage_job(&job) {
             Ok((staged, checked)) => {
+                let copied_bytes = (!job.in_place).then_some(job.size_bytes);
                 self.counters.staged_bytes.fetch_add(job.size_bytes, Ordering::Relaxed);
                 let mut tree = self.namespace.tree();
                 let unchanged = tree.get(job.id).is_some_and(|inode| job.eager || inode.epoch == job.epoch);
@@ -69,6 +78,7 @@ impl Drain {
                         }
                     }
                 }
+                copied_bytes
             }
             Err(why) => {
                 let cancelled = !self.current(seq, &job);
@@ -83,6 +93,7 @@ impl Drain {
                 } else {
                     self.failed(seq, &why);
                 }
+                None
             }
         }
     }
@@ -116,8 +127,9 @@ impl Drain {
         if let Some(op) = tree.ops.get_mut(&seq)
             && op.progress == Progress::Staging
         {
+            let moves = self.namespace.end.interrupted().contains(&op.file());
             op.progress = Progress::Waiting;
-            op.due = crate::clock::tick() + PUT_OFF;
+            op.due = crate::clock::tick() + if moves { UNTIL_MOVED } else { PUT_OFF };
         }
     }
 
@@ -170,7 +182,10 @@ impl Drain {
         crash_point!("drain.stage");
         let gate = |bytes: u64| -> io::Result<()> {
             let is_wanted = || !self.stopping() && self.current(job.seq, job);
-            self.throttle.pass(bytes, &is_wanted);
+            // What lies in the store already is only read there.
+            if !job.in_place {
+                self.throttle.pass(bytes, &is_wanted);
+            }
             if is_wanted() { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) }
         };
         let free = |_: u64| {

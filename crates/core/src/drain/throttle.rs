@@ -15,7 +15,7 @@ pub struct Throttle {
 /// So much may be ahead of the rate, so that small files do not sleep one by one.
 const BURST: Duration = Duration::from_millis(100);
 /// A copy that is no longer wanted must not hold its thread, nor the agent's end, until its time has come.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 impl Throttle {
     pub fn new(bytes_per_second_max: u64) -> Self {

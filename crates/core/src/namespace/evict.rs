@@ -131,7 +131,7 @@ impl Namespace {
 
     /// Programs that the shim serves open plain files without asking us. What they have open stays: its space would not be
     /// freed, and they could not tell any more which file it is. First nobody new is let in, then we look.
-    fn somebody_reads(&self, tree: &Tree, id: FileId, device: DeviceId, path: Option<&[u8]>) -> bool {
+    pub(super) fn somebody_reads(&self, tree: &Tree, id: FileId, device: DeviceId, path: Option<&[u8]>) -> bool {
         let (Some(shim), Some(path)) = (self.shim.get(), path) else {
             return false;
         };

@@ -15,14 +15,18 @@ mod transfer;
 pub(crate) use linger::Lingering;
 pub(crate) use place::{HIDDEN_PREFIX, Placed, hidden_name};
 pub(crate) use promise::{KEPT_FOR, Promises};
-pub(crate) use room::Given;
+pub(crate) use room::{Given, copy_with_attributes};
 pub(crate) use seal::{identity_of, nobody_has, nobody_writes};
 pub(crate) use sync::Unsynced;
+
+use crate::model::FsyncTarget;
 
 /// Through which door a program comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Via {
     Mount,
+    /// The same, by one to whom it matters when the store or the tier has what was written: every write is to be seen by us.
+    Synced,
     /// It wants a descriptor of the plain file itself, opened with these flags, or be sent to the mount.
     Shim(i32),
     /// The same where there is no mount: whatever can be opened at all is opened directly.
@@ -33,6 +37,19 @@ pub(crate) enum Via {
 const KEPT: i32 = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK | libc::O_NOATIME;
 
 impl Via {
+    /// As who opens through the mount asked for it.
+    pub fn of_flags(flags: i32, fsync: impl FnOnce() -> Option<FsyncTarget>) -> Self {
+        // (O_SYNC has the bit of O_DSYNC.) The kernel's own way to the plain file syncs that file and tells nobody; of msync
+        // it never tells.
+        let mapped = || flags & libc::O_ACCMODE == libc::O_RDWR && fsync() == Some(FsyncTarget::Store);
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        if writes && flags & libc::O_DSYNC != 0 || mapped() { Self::Synced } else { Self::Mount }
+    }
+
+    pub fn is_mount(self) -> bool {
+        matches!(self, Self::Mount | Self::Synced)
+    }
+
     fn is_only(self) -> bool {
         matches!(self, Self::Only(_))
     }
@@ -40,7 +57,7 @@ impl Via {
     /// How a plain file is opened when it is made.
     fn access(self) -> rustix::fs::OFlags {
         match self {
-            Self::Mount => rustix::fs::OFlags::RDWR,
+            Self::Mount | Self::Synced => rustix::fs::OFlags::RDWR,
             Self::Shim(flags) | Self::Only(flags) => rustix::fs::OFlags::from_bits_retain((flags & KEPT) as u32),
         }
     }

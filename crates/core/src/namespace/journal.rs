@@ -86,7 +86,7 @@ impl Namespace {
         delay_factor: u32,
     ) -> Seq {
         // Sealed late, when the command had ended and its final drain had begun: nobody would take it up any more.
-        let ending = self.is_ending(run);
+        let ending = self.is_ending(run) || self.end.is_hurried();
         let last = last && !ending;
         if !last {
             self.undefer(tree, txn, &kind);

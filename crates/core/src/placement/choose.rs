@@ -6,7 +6,7 @@
 //!
 //! Invariants: nothing is put on a device out of use, or on a volatile one when it must persist; a reservation never
 //! exceeds what is free; `direct` is promised only with a reservation or ample room; undrained data on volatile tiers
-//! stays below its limit. The danger avoided: a program that gets ENOSPC while another tier is empty.
+//! stays below its limit, and so does what has to be drained before the job ends. The danger avoided: a program that gets ENOSPC while another tier is empty.
 
 use crate::sync::Arc;
 
@@ -59,11 +59,17 @@ pub enum AskKind {
     },
 }
 
-/// Undrained bytes on volatile tiers: now (with what open writers have reserved), and at most.
+/// Undrained bytes on some tiers: now (with what open writers have reserved), and at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirtyRoom {
     pub bytes: u64,
     pub bytes_max: u64,
+}
+
+impl DirtyRoom {
+    pub fn allows(self, more_bytes: u64) -> bool {
+        self.bytes.saturating_add(more_bytes) <= self.bytes_max
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +82,8 @@ pub struct Ask {
     pub must_persist: bool,
     pub mode: Mode,
     pub dirty: DirtyRoom,
+    /// The same on all tiers that go with the node, where the end of the job is known.
+    pub until_the_end: Option<DirtyRoom>,
     /// Takes turns among equal devices: a counter, or a hash of the path.
     pub salt: u64,
 }
@@ -219,9 +227,16 @@ fn barred(ask: &Ask, view: &DeviceView) -> Option<Skip> {
 
 /// May `bytes` more of undrained data lie on this device?
 fn dirty_allows(ask: &Ask, view: &DeviceView, bytes: u64) -> Result<(), Skip> {
-    let counts = is_dirty(ask) && view.survives == Survives::Agent;
-    let fits = ask.dirty.bytes.saturating_add(bytes) <= ask.dirty.bytes_max;
-    if !counts || fits {
+    if !is_dirty(ask) {
+        return Ok(());
+    }
+    if view.survives != Survives::Node
+        && let Some(room) = ask.until_the_end
+        && !room.allows(bytes)
+    {
+        return Err(Skip::TooLate { dirty_bytes: room.bytes, drainable_bytes: room.bytes_max });
+    }
+    if view.survives != Survives::Agent || ask.dirty.allows(bytes) {
         return Ok(());
     }
     Err(Skip::Undrained { dirty_bytes: ask.dirty.bytes, dirty_bytes_max: ask.dirty.bytes_max })

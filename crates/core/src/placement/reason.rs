@@ -44,6 +44,11 @@ pub enum Skip {
         dirty_bytes: u64,
         dirty_bytes_max: u64,
     },
+    /// It could not be drained before the job ends.
+    TooLate {
+        dirty_bytes: u64,
+        drainable_bytes: u64,
+    },
     /// A file that spills does not go back up, nor to the device it has to leave.
     SpilledFrom,
 }
@@ -120,6 +125,12 @@ impl fmt::Display for Skip {
                 f,
                 "may hold {} that is not in the store yet, and {} are there",
                 Bytes(*dirty_bytes_max),
+                Bytes(*dirty_bytes)
+            ),
+            Self::TooLate { dirty_bytes, drainable_bytes } => write!(
+                f,
+                "may be wiped when the job ends: {} can be drained until then, and {} are to be",
+                Bytes(*drainable_bytes),
                 Bytes(*dirty_bytes)
             ),
             Self::SpilledFrom => f.write_str("is what it had to leave"),

@@ -218,6 +218,10 @@ impl Device {
     pub fn excess_bytes(&self) -> u64 {
         lock(&self.ledger).excess_bytes()
     }
+    /// What the memory is short of; the rest of the excess can wait.
+    pub fn deficit_bytes(&self) -> u64 {
+        lock(&self.ledger).deficit_bytes()
+    }
     /// A direct descriptor for writing was given out.
     pub fn writer_opened(&self) {
         self.writers.fetch_add(1, Ordering::Relaxed);

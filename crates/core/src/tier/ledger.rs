@@ -70,6 +70,11 @@ impl Ledger {
         self.used_bytes.saturating_add(self.reserved_bytes).saturating_sub(self.limit_bytes())
     }
 
+    /// What others need back at once, whatever the cap is.
+    pub fn deficit_bytes(&self) -> u64 {
+        self.used_bytes.saturating_sub(self.room_bytes)
+    }
+
     pub fn add_used(&mut self, bytes: i64) {
         let used_bytes = self.used_bytes.checked_add_signed(bytes);
         debug_assert!(used_bytes.is_some(), "more freed ({bytes}) than used ({})", self.used_bytes);
@@ -97,11 +102,12 @@ impl Ledger {
         self.ballast_bytes = bytes;
     }
 
-    /// Takes in what the device has for us beyond what we have (its floor is off already). `used_before_bytes` was read before the device was asked: bytes that
-    /// were written or freed meanwhile are counted so that room comes out too small rather than too large.
-    pub fn observe(&mut self, used_before_bytes: u64, available_bytes: u64) {
+    /// Takes in what the device has for us beyond what we have (its floor is off already); negative where we have too much.
+    /// `used_before_bytes` was read before the device was asked: bytes that were written or freed meanwhile are counted so
+    /// that room comes out too small rather than too large.
+    pub fn observe(&mut self, used_before_bytes: u64, available_bytes: i64) {
         let ours_bytes = used_before_bytes.min(self.used_bytes).saturating_add(self.ballast_bytes);
-        self.room_bytes = ours_bytes.saturating_add(available_bytes);
+        self.room_bytes = ours_bytes.saturating_add_signed(available_bytes);
         if let CapRule::Sixteenths(parts) = self.rule {
             self.cap_bytes = (self.room_bytes / 16).saturating_mul(parts);
         }
@@ -204,7 +210,7 @@ mod tests {
             const FLOOR_BYTES: u64 = 40;
             let mut ledger = Ledger::new(CapRule::Share, cap);
             let (mut used, mut reserved, mut stranger, mut ballast, mut cap) = (0u64, 0u64, 0u64, 0u64, cap);
-            ledger.observe(0, DEVICE_BYTES - FLOOR_BYTES);
+            ledger.observe(0, (DEVICE_BYTES - FLOOR_BYTES).cast_signed());
             for step in steps {
                 match step {
                     Step::Reserve(bytes) => {
@@ -242,7 +248,8 @@ mod tests {
                         }
                     }
                 }
-                ledger.observe(used, DEVICE_BYTES.saturating_sub(used + ballast + stranger).saturating_sub(FLOOR_BYTES));
+                let left = DEVICE_BYTES.saturating_sub(used + ballast + stranger).saturating_sub(FLOOR_BYTES);
+                ledger.observe(used, left.cast_signed());
                 prop_assert_eq!((ledger.used_bytes(), ledger.reserved_bytes(), ledger.cap_bytes()), (used, reserved, cap));
                 prop_assert!(used + reserved + ballast <= cap, "cap passed");
                 let limit = cap.min(used + ballast + DEVICE_BYTES.saturating_sub(used + ballast + stranger).saturating_sub(FLOOR_BYTES));
@@ -314,5 +321,25 @@ mod tests {
         ledger.observe(400, 400);
         assert_eq!(ledger.cap_bytes(), 400);
         assert_eq!(ledger.free_bytes(), 0);
+    }
+
+    /// A job's memory limit that was lowered, or used up by programs, left everything where it was.
+    #[test]
+    fn what_is_wanted_back_was_not_in_excess() {
+        let mut ledger = Ledger::new(CapRule::Share, 1000);
+        ledger.observe(0, 1000);
+        ledger.add_used(600);
+        ledger.observe(600, -250);
+        assert_eq!((ledger.free_bytes(), ledger.excess_bytes(), ledger.deficit_bytes()), (0, 250, 250));
+        ledger.add_used(-250);
+        ledger.observe(350, 0);
+        assert_eq!(ledger.excess_bytes(), 0);
+        ledger.observe(350, -9999);
+        assert_eq!(ledger.excess_bytes(), 350);
+        // Over its cap, and nobody needs it.
+        ledger.give_cap(600);
+        ledger.add_used(200);
+        ledger.observe(550, 1000);
+        assert_eq!((ledger.excess_bytes(), ledger.deficit_bytes()), (550 - ledger.cap_bytes(), 0));
     }
 }

@@ -35,15 +35,38 @@ pub struct Remembered {
     survives: Survives,
     /// Of a device in memory, which loses all when the machine restarts.
     boot: Option<String>,
+    /// The directory of the configuration, and the one it is in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    place: Option<[Directory; 2]>,
+}
+
+/// The same directory later on has the same numbers, even after a reboot, as far as its file system keeps them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Directory {
+    file_system: u64,
+    inode: u64,
+}
+
+impl Directory {
+    fn at(path: &Path) -> std::io::Result<Self> {
+        let file_system = rustix::fs::statvfs(path)?.f_fsid;
+        Ok(Self { file_system, inode: rustix::fs::stat(path)?.st_ino })
+    }
+}
+
+fn place_of(path: &Path) -> Option<[Directory; 2]> {
+    Some([Directory::at(path).ok()?, Directory::at(path.parent()?).ok()?])
 }
 
 impl Remembered {
     pub fn of(device: &Device) -> Self {
         let in_memory = device.in_memory();
+        let path = std::fs::canonicalize(device.path()).unwrap_or_else(|_| device.path().to_owned());
         Self {
             token: device.token().to_owned(),
             tier: device.tier_name().to_owned(),
-            path: std::fs::canonicalize(device.path()).unwrap_or_else(|_| device.path().to_owned()),
+            place: place_of(&path),
+            path,
             in_memory,
             survives: device.survives(),
             boot: if in_memory { boot_id() } else { None },
@@ -59,6 +82,7 @@ impl Remembered {
             in_memory: false,
             survives: Survives::Agent,
             boot: None,
+            place: None,
         }
     }
 
@@ -87,7 +111,23 @@ impl Remembered {
         }
         // Memory does not come back after a restart, nor where its file system is there without our directory.
         let restarted = self.boot.is_some() && boot_id().is_some_and(|now| self.boot.as_ref() != Some(&now));
-        if self.in_memory && (restarted || is_memory(&self.path)) { Standing::Lost } else { Standing::Absent }
+        let gone = self.in_memory && (restarted || is_memory(&self.path));
+        if gone || self.is_wiped() { Standing::Lost } else { Standing::Absent }
+    }
+
+    /// The very directory is there without ours in it; or it is gone, out of the very directory in which it was. Anything
+    /// else may be a file system that is not mounted, or another job's view of the path.
+    fn is_wiped(&self) -> bool {
+        let Some([directory, parent]) = self.place else { return false };
+        match Directory::at(&self.path) {
+            Ok(now) => now == directory,
+            Err(why) if why.kind() == std::io::ErrorKind::NotFound => {
+                // (Of a mount point it says nothing that it is gone.)
+                directory.file_system == parent.file_system
+                    && self.path.parent().is_some_and(|path| Directory::at(path).is_ok_and(|now| now == parent))
+            }
+            Err(_) => false,
+        }
     }
 }
 

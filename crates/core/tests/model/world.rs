@@ -506,6 +506,7 @@ fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Arc<Mutex<V
         drain_bytes_per_second_max: 0,
         store_ttl: terms.store_ttl,
         quiet: terms.quiet,
+        deadline: None,
         sync_after: Duration::from_millis(20),
         retry: Duration::from_secs(1),
         grace: Duration::ZERO,

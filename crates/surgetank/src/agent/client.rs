@@ -328,10 +328,24 @@ pub fn find_or_start(config: &Config, wanted: Visibility) -> Result<Found> {
     for left in root.left_behind(over, Some(&place))? {
         eprintln!("surgetank: {}", left.tell(over));
     }
+    refuse_near_end(config)?;
     let start = spawn(config, &place, wanted)?;
     match Connection::open(&place)? {
         Some(connection) => Ok(Found { connection, started: true, start: Some(start), _turn: Some(turn) }),
         None => Err(died(&place)),
+    }
+}
+
+/// An agent that would leave as soon as it came serves nobody.
+fn refuse_near_end(config: &Config) -> Result<()> {
+    match &config.deadline {
+        Some(deadline) if deadline.is_near() => {
+            Err(Error::new(format!("nothing is begun over {}", config.over.display()))
+                .why(format!("the job ends at {}, says {}", deadline.shown(), deadline.from))
+                .remedy("give a later end with --deadline, or none: --deadline none")
+                .data("nothing was begun"))
+        }
+        _ => Ok(()),
     }
 }
 

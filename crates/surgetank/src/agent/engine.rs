@@ -27,6 +27,10 @@ pub trait Engine: Send + Sync {
     fn await_settled(&self, scope: &Scope, at_most: Duration) -> Progress;
     /// Everything in the scope is due now: no quiet period, `Timing::Last` included. Starts the count of what is done.
     fn begin_final_drain(&self, scope: &Scope);
+    /// The job ends: everything is due, and nothing new is begun where it may be wiped.
+    fn job_ends(&self) {
+        self.begin_final_drain(&Scope::everything());
+    }
     /// What is not durable in the scope, and why. Open files that were written count as not durable.
     fn verdict(&self, scope: &Scope) -> Verdict;
     fn summary(&self, run: Option<RunId>) -> Summary;

@@ -19,7 +19,7 @@ use rustix::fs::Mode;
 use serde::{Deserialize, Serialize};
 use surgetank_core::bequest::{LeftRun, Record};
 use surgetank_core::clock;
-use surgetank_core::config::Config;
+use surgetank_core::config::{Config, Deadline};
 use surgetank_core::error::{Error, Result};
 use surgetank_core::namespace::Keeper;
 use surgetank_core::report::{Holder, PathText, Phase, RunStatus, Scope, Visibility};
@@ -28,6 +28,7 @@ use super::engine::{Afterlife, Backend, Engine, Mounted, Opening, Running};
 use super::ground::{Ground, namespace_inode};
 use super::holders;
 use super::keep::Channel;
+use super::parting::Parting;
 use super::place::{Card, Place};
 use super::signals::Signals;
 use super::socket::{self, Desk};
@@ -131,7 +132,9 @@ struct Agent {
     desk: Arc<Desk>,
     mount: Box<dyn Mounted>,
     taken: Vec<Taken>,
-    place: Place,
+    place: Arc<Place>,
+    parting: Arc<Parting>,
+    deadline: Option<Deadline>,
     signals: Arc<Signals>,
     listener: UnixListener,
     /// Closes when whoever started us has joined or died; a later agent was started by nobody.
@@ -170,6 +173,7 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
         .map_err(|error| fail(error.to_string()))?;
 
     let over = config.over.clone();
+    let deadline = config.deadline.clone();
     let users = Arc::new(Users::new(wanted == Visibility::Global));
     let lost = Arc::clone(&users);
     let store_path = PathText::from(config.store.as_path());
@@ -266,8 +270,11 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
         desk.users.expect(RunStatus { run, pid, command, since_unix_seconds: desk.since_unix_seconds });
     }
     tracing::info!(over = %over.display(), ?visibility, life, "serving");
+    let (desk, place) = (Arc::new(desk), Arc::new(place));
     Ok(Agent {
-        desk: Arc::new(desk),
+        parting: Parting::new(Arc::clone(&desk), Arc::clone(&place)),
+        deadline,
+        desk,
         mount,
         taken,
         place,
@@ -383,15 +390,17 @@ impl Agent {
             })?,
         };
 
-        let desk = Arc::clone(&self.desk);
+        let parting = Arc::clone(&self.parting);
         let signals = Arc::clone(&self.signals);
         named("signals").spawn(move || {
             while signals.wait().is_ok() {
-                tracing::warn!("told to stop: nobody new is admitted, everything is due");
-                desk.engine.begin_final_drain(&Scope::everything());
-                desk.users.stop_admitting();
+                parting.begin("told to stop");
             }
         })?;
+        if let Some(deadline) = self.deadline.take() {
+            let parting = Arc::clone(&self.parting);
+            named("deadline").spawn(move || parting.await_deadline(&deadline))?;
+        }
         Ok(())
     }
 
@@ -442,6 +451,7 @@ impl Agent {
     }
 
     fn end(self) {
+        self.parting.end();
         leave(&*self.desk.engine, &self.place);
         if let Some(channel) = &self.channel {
             channel.ending();

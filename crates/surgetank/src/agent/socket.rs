@@ -184,6 +184,10 @@ impl<'a> Client<'a> {
                     Err(error) => Answer::Error(error.into()),
                 }
             }
+            Request::Hasten { scope } => {
+                engine.begin_final_drain(&scope);
+                Answer::Done
+            }
             Request::Release => {
                 let Some(run) = self.run.take() else {
                     return self.refuse(RefusalKind::Malformed, "this connection has not joined");

@@ -76,6 +76,7 @@ pub fn supervise<G>(ground: G, agent: impl FnOnce(G, Inheritance) -> u8) -> u8 {
     };
     let mut kept = BTreeMap::new();
     let mut failures = 0;
+    let mut told_to_stop = None;
     for life in 0.. {
         let Ok((ours, theirs)) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
@@ -102,7 +103,11 @@ pub fn supervise<G>(ground: G, agent: impl FnOnce(G, Inheritance) -> u8) -> u8 {
             tracing::error!(error = %io::Error::last_os_error(), "no agent could be forked");
             return FAILED;
         };
-        let end = attend(child, &ours, &signals, &mut kept);
+        // What one was told is meant for the next one, too. (Blocked there until it listens.)
+        if let Some(number) = told_to_stop {
+            let _ = signals::send(child.as_raw_nonzero().get().cast_unsigned(), number);
+        }
+        let end = attend(child, &ours, &signals, &mut kept, &mut told_to_stop);
         let code = end.status.exit_status().map(|code| u8::try_from(code).unwrap_or(u8::MAX));
         if end.ending || code == Some(0) || (end.served.is_none() && life == 0) {
             return code.unwrap_or(FAILED);
@@ -119,7 +124,13 @@ pub fn supervise<G>(ground: G, agent: impl FnOnce(G, Inheritance) -> u8) -> u8 {
 }
 
 /// Until it has ended.
-fn attend(child: Pid, channel: &OwnedFd, signals: &Signals, kept: &mut BTreeMap<String, OwnedFd>) -> End {
+fn attend(
+    child: Pid,
+    channel: &OwnedFd,
+    signals: &Signals,
+    kept: &mut BTreeMap<String, OwnedFd>,
+    told_to_stop: &mut Option<i32>,
+) -> End {
     let life = rustix::process::pidfd_open(child, PidfdFlags::empty());
     let (mut served, mut ending, mut talks) = (None, false, true);
     let status = loop {
@@ -142,6 +153,7 @@ fn attend(child: Pid, channel: &OwnedFd, signals: &Signals, kept: &mut BTreeMap<
             }
         }
         while let Ok(Some(arrived)) = signals.next() {
+            *told_to_stop = Some(arrived.number);
             let _ = signals::send(child.as_raw_nonzero().get().cast_unsigned(), arrived.number);
         }
         match rustix::process::waitpid(Some(child), WaitOptions::NOHANG) {

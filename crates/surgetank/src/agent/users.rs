@@ -114,7 +114,8 @@ impl Users {
     /// A run arrives. False: the agent is going away, or was told to stop.
     pub fn join(&self, run: RunStatus) -> bool {
         let mut inner = self.lock();
-        if inner.stopping || !inner.step(Event::Arrived) {
+        // (Who was here when an earlier agent was told is nobody new.)
+        if inner.stopping && !inner.expected.contains(&run.run) || !inner.step(Event::Arrived) {
             return false;
         }
         inner.expected.remove(&run.run);
@@ -315,6 +316,16 @@ mod tests {
         users.stop_admitting();
         assert_eq!(users.phase(), Phase::Leaving);
         assert!(!users.join(run(1)));
+    }
+
+    #[test]
+    fn a_run_that_an_earlier_agent_had_was_refused_by_one_that_shall_stop() {
+        let users = Users::new(false);
+        users.expect(run(1));
+        users.stop_admitting();
+        assert!(!users.join(run(2)));
+        assert!(users.join(run(1)));
+        assert!(!users.join(run(1)), "once");
     }
 
     #[test]

@@ -65,6 +65,10 @@ pub enum Request {
     Prefetch {
         patterns: Vec<PathText>,
     },
+    /// Everything in the scope is due at once: its run was told to end.
+    Hasten {
+        scope: Scope,
+    },
     /// This connection's run is over.
     Release,
     /// `surgetank umount`: drain, then leave. Progress lines, then a verdict and the end of the connection, or `busy`.

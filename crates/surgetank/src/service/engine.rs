@@ -12,9 +12,9 @@ use surgetank_core::model::{Mode, RunId};
 use surgetank_core::namespace::tree::State;
 use surgetank_core::namespace::{Namespace, Undurable};
 use surgetank_core::report::{
-    Audit, Conflict, DeviceStatus, DrainSummary, FileState, Health, MountSummary, NotDurable, Oldest, PathText,
-    Prefetch, Progress, Queue, ReplicaStatus, Scope, Status, Summary, TierStatus, TierSummary, Trouble, Undelivered,
-    Verdict, Why,
+    Audit, Conflict, DeadlineStatus, DeviceStatus, DrainSummary, FileState, Health, MountSummary, NotDurable, Oldest,
+    PathText, Prefetch, Progress, Queue, ReplicaStatus, Scope, Status, Summary, TierStatus, TierSummary, Trouble,
+    Undelivered, Verdict, Why,
 };
 use surgetank_core::store::StorePath;
 
@@ -175,6 +175,16 @@ impl Engine for Served {
             oldest: waiting.oldest.map(|(path, age)| Oldest { path: PathText(path), age_seconds: age.as_secs() }),
             bytes_per_second: self.bytes_per_second(),
         };
+        status.deadline = namespace.outlook().map(|outlook| DeadlineStatus {
+            unix_seconds: outlook.deadline.unix_seconds,
+            left_seconds: outlook.deadline.left().as_secs(),
+            from: outlook.deadline.from,
+            bytes_per_second: outlook.bytes_per_second,
+            measured: outlook.measured,
+            drainable_bytes: outlook.drainable_bytes,
+            undrained_bytes: outlook.undrained_bytes,
+            fits: outlook.undrained_bytes <= outlook.drainable_bytes,
+        });
         status.troubles.extend(self.trouble());
         for noted in namespace.troubles().into_iter().rev().take(20) {
             status.troubles.push(Trouble {
@@ -267,6 +277,11 @@ impl Engine for Served {
         if self.namespace.config.keep_at_exit == surgetank_core::config::KeepAtExit::Drain {
             self.namespace.drain_kept(scope.run);
         }
+    }
+
+    fn job_ends(&self) {
+        self.namespace.job_ends();
+        self.begin_final_drain(&Scope::everything());
     }
 
     fn verdict(&self, scope: &Scope) -> Verdict {

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use surgetank_core::clock;
-use surgetank_core::config::Config;
+use surgetank_core::config::{Config, Deadline};
 use surgetank_core::error::{Error, Result};
 use surgetank_core::model::RunId;
 use surgetank_core::report::{Holder, PathText, RunReport, Scope, Summary, Verdict, Visibility};
@@ -234,9 +234,19 @@ struct Run {
 impl Run {
     /// Until the command ends: passes signals on, notices the agent's death.
     fn attend(&mut self, command: u32) -> Result<u8> {
+        let end = self.config.deadline.clone();
+        let mut last_call = end.as_ref().map(|end| clock::tick() + end.left().saturating_sub(end.lead));
         loop {
-            self.await_event(None)?;
+            self.await_event(last_call)?;
+            if let Some(end) = end.as_ref().filter(|end| last_call.is_some() && end.is_near()) {
+                last_call = None;
+                self.tell_near_end(end);
+            }
             while let Some(arrived) = self.signals.next().map_err(|error| Error::new("signals").why(error))? {
+                if arrived.number == libc::SIGTERM {
+                    // Schedulers kill a moment later: what it has written so far need not wait for its end.
+                    let _ = self.agent.ask(&Request::Hasten { scope: Scope::run(self.run) });
+                }
                 if arrived.number != libc::SIGCHLD && !arrived.from_terminal {
                     // A command that changed its user may not be ours to signal; nothing else can be done.
                     let _ = signals::send(command, arrived.number);
@@ -304,6 +314,21 @@ impl Run {
         }
     }
 
+    /// The agent does what is to be done by itself.
+    fn tell_near_end(&mut self, end: &Deadline) {
+        eprintln!(
+            "surgetank: the job ends at {}, says {}: everything is due, and new files are written to the store",
+            end.shown(),
+            end.from
+        );
+        if let Ok(Answer::Status(status)) = self.agent.ask(&Request::Status)
+            && let Some(outlook) = &status.content.deadline
+            && outlook.undrained_bytes > 0
+        {
+            eprintln!("surgetank: {} are not in the store yet", words::bytes(outlook.undrained_bytes));
+        }
+    }
+
     fn lose_agent(&mut self) {
         self.agent_lost = true;
         eprintln!(
@@ -355,6 +380,7 @@ impl Run {
     fn finish(mut self, command_exit: u8, left_running: Vec<Holder>, json: Option<std::fs::File>) -> Outcome {
         let mut detached = self.args.detach_drain;
         let mut gave_up = false;
+        let mut timed_out = false;
         let mut verdict: Option<Verdict> = None;
         if !detached {
             let mut drained = self.drain();
@@ -367,7 +393,11 @@ impl Run {
                 }
             }
             match drained {
-                Ok(Drained::Settled(settled) | Drained::TimedOut(settled)) => verdict = Some(*settled),
+                Ok(Drained::Settled(settled)) => verdict = Some(*settled),
+                Ok(Drained::TimedOut(left)) => {
+                    timed_out = !left.is_durable();
+                    verdict = Some(*left);
+                }
                 Ok(Drained::GaveUp) => gave_up = true,
                 Err(error) => eprintln!("surgetank: {error}"),
             }
@@ -382,12 +412,13 @@ impl Run {
             left_running: &left_running,
             agent_lost: self.agent_lost,
             gave_up,
+            timed_out,
             detached,
         };
         let (exit, reason) = account::decide(&facts);
         self.tell(&facts, summary.as_ref(), drain_ms, reason);
         // What it does in the end (unmount, catalog) is part of the run: a script may remove the tiers next.
-        if last && !gave_up && left_running.is_empty() {
+        if last && !gave_up && !timed_out && left_running.is_empty() {
             self.agent.await_gone(None);
         }
         if let Some(file) = json {
@@ -419,7 +450,10 @@ impl Run {
             (self.agent, self.run) = (agent, run);
             scope = Scope::everything();
         }
-        let request = Request::Wait { scope: scope.clone(), timeout_ms: None };
+        // What is left has to be said before the kill. (Where the end is over and nobody was killed, it was a mistake.)
+        let left = self.config.deadline.as_ref().map(|end| end.left().saturating_sub(end.lead / 4));
+        let timeout_ms = left.filter(|left| !left.is_zero()).map(millis);
+        let request = Request::Wait { scope: scope.clone(), timeout_ms };
         let quiet = self.args.quiet || self.args.no_progress;
         match final_drain::follow(&mut self.agent, &scope, &request, &self.signals, quiet)? {
             Ok(drained) => Ok(drained),
@@ -452,7 +486,12 @@ impl Run {
         if !reason.is_empty() {
             eprintln!("surgetank: {reason} (the command's own exit code was {})", facts.command_exit);
         }
-        if facts.gave_up || facts.detached {
+        if facts.timed_out {
+            let (over, pid) = (&self.agent.hello.over, self.agent.pid);
+            eprintln!(
+                "surgetank: the agent (pid {pid}) goes on as long as it may; what it does not bring to the store is brought by: surgetank scavenge {over}"
+            );
+        } else if facts.gave_up || facts.detached {
             let over = &self.agent.hello.over;
             eprintln!("surgetank: the agent (pid {}) goes on; wait for it with: surgetank wait {over}", self.agent.pid);
         } else if facts.verdict.is_some_and(|verdict| !verdict.not_durable.is_empty()) {

@@ -65,6 +65,9 @@ pub struct Settings {
     /// How long background children may outlive the command
     #[arg(long, value_name = "TIME", help_heading = "Tuning")]
     pub grace: Option<String>,
+    /// When the job ends: 2h30m from now, a point in time, or none [default: SLURM_JOB_END_TIME]
+    #[arg(long, value_name = "WHEN")]
+    pub deadline: Option<String>,
     /// What happens to files of mode keep at the end: leave, drain or drop
     #[arg(long, value_name = "WHAT", help_heading = "Tuning")]
     pub keep_at_exit: Option<String>,
@@ -97,6 +100,7 @@ impl Settings {
             ("--tier", !self.tiers.is_empty()),
             ("--rule", !self.rules.is_empty()),
             ("--config", self.config.is_some()),
+            ("--deadline", self.deadline.is_some()),
             ("--keep-at-exit", self.keep_at_exit.is_some()),
             ("--unordered", self.unordered),
             ("--ordered", self.ordered.is_some()),
@@ -134,6 +138,7 @@ impl Settings {
             sync_after: self.sync_after,
             retry: self.retry,
             grace: self.grace,
+            deadline: self.deadline,
             keep_at_exit: self.keep_at_exit,
             direct: self.direct,
             door: self.door,

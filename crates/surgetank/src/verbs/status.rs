@@ -121,6 +121,22 @@ fn write(out: &mut String, status: &AgentStatus) -> std::fmt::Result {
             words::bytes(content.at_risk_reboot_bytes)
         )?;
     }
+    if let Some(deadline) = &content.deadline {
+        let measured = if deadline.measured { "" } else { " (assumed)" };
+        writeln!(
+            out,
+            "  the job ends in {}, says {}: {} undrained, {} can be drained by then, at {}/s{measured}",
+            words::seconds(deadline.left_seconds),
+            deadline.from,
+            words::bytes(deadline.undrained_bytes),
+            words::bytes(deadline.drainable_bytes),
+            words::bytes(deadline.bytes_per_second)
+        )?;
+        if !deadline.fits {
+            let late = words::bytes(deadline.undrained_bytes - deadline.drainable_bytes.min(deadline.undrained_bytes));
+            writeln!(out, "  WARNING: {late} may not be in the store when the job ends")?;
+        }
+    }
     let now = clock::now().secs();
     let ago = |since: i64| words::seconds(u64::try_from(now - since).unwrap_or(0));
     for run in &status.runs {

@@ -207,6 +207,7 @@ pub fn configure(settings: &Settings) -> Result<Config> {
         sync_after: Duration::ZERO,
         retry: Duration::ZERO,
         grace: grace.transpose().map_err(|error| Error::new("--grace").why(error))?.unwrap_or_default(),
+        deadline: None,
         keep_at_exit: KeepAtExit::Leave,
         direct: false,
         door: surgetank_core::config::Way::Fuse,

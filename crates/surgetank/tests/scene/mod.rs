@@ -10,6 +10,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod agents;
+pub mod group;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -136,6 +137,11 @@ impl Scene {
         let path = self.tmpfs(&format!("tier-{name}"), cap_mib + 1);
         self.tiers.push(format!("{name}={}:{cap_mib}M", path.display()));
         self
+    }
+
+    /// Adds a tier that lies there, after those before it.
+    pub fn other_tier(&mut self, name: &str, path: &Path, cap_mib: u64) {
+        self.tiers.push(format!("{name}={}:{cap_mib}M", path.display()));
     }
 
     /// A file system of limited size at `/mnt/NAME`.

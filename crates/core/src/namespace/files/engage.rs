@@ -30,9 +30,8 @@ impl Namespace {
         charged_bytes: u64,
     ) -> FsResult<Open> {
         let Wanted { via, writes, direct } = wanted;
-        let backing =
-            (direct && via == Via::Mount && self.may_be_direct(via)).then(|| self.back(id, &content)).flatten();
-        let direct = backing.is_some() || (direct && via != Via::Mount);
+        let backing = (direct && via.is_mount() && self.may_be_direct(via)).then(|| self.back(id, &content)).flatten();
+        let direct = backing.is_some() || (direct && !via.is_mount());
         if !direct && writes && !content.writable {
             content.file = Arc::new(super::super::content::reopen_writable(&content.file)?);
             content.writable = true;
@@ -60,7 +59,11 @@ impl Namespace {
             None => AskKind::Create { expected: self.expected(&path) },
         };
         // Filled by us, whatever the program wants of it.
-        let access = if via.is_only() { Via::Only(libc::O_RDWR) } else { Via::Mount };
+        let access = match via {
+            Via::Only(_) => Via::Only(libc::O_RDWR),
+            Via::Synced => Via::Synced,
+            Via::Mount | Via::Shim(_) => Via::Mount,
+        };
         let mut placed = self.place(&path, id, kind, mode, attr.perm, access)?;
         // A writer of ours would stand in the way of our own leases.
         placed.made = None;
@@ -127,6 +130,7 @@ impl Namespace {
         via.is_only()
             || self.config.direct
                 && match via {
+                    Via::Synced => false,
                     Via::Mount => self.door.get().is_some_and(|door| door.passes_through()),
                     Via::Shim(_) | Via::Only(_) => true,
                 }
@@ -142,6 +146,7 @@ impl Namespace {
             must_persist: false,
             mode: Mode::Keep,
             dirty: DirtyRoom { bytes: 0, bytes_max: u64::MAX },
+            until_the_end: None,
             salt: 0,
         };
         match placement::choose(&ask, &views).0 {

@@ -48,7 +48,8 @@ impl Namespace {
             self.permit(caller, &inode.attr, want)?;
         }
         let run = if writes { self.run(caller) } else { RunId(0) };
-        let open = self.open_inode(id, writes, truncates, run, Via::Mount);
+        let fsync = || self.tree().logical_path(id).and_then(|path| self.decide(&path).fsync).or(self.config.fsync);
+        let open = self.open_inode(id, writes, truncates, run, Via::of_flags(flags, fsync));
         if open.as_ref().is_err_and(|fault| fault.errno == GONE) {
             self.sent_back(caller.pid);
         } else {
@@ -278,7 +279,7 @@ impl Namespace {
             // A direct descriptor of ours is read-only, or our own leases would be refused.
             let direct = via.is_only()
                 || self.may_be_direct(via) && (!writes || self.room_for_direct(device.id(), &path).is_some());
-            if via != Via::Mount && !direct {
+            if !via.is_mount() && !direct {
                 return Err(LEFT_TO_THE_MOUNT.into());
             }
             let file = device.open(&path, writes && !direct).inspect_err(|why| self.device_failed(device.id(), why))?;

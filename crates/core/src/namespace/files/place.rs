@@ -101,6 +101,7 @@ impl Namespace {
                 must_persist: false,
                 mode,
                 dirty: DirtyRoom { bytes: self.volatile_dirty_bytes(), bytes_max: self.config.dirty_bytes_max },
+                until_the_end: self.room_until_the_end(),
                 salt: id.0,
             };
             let (place, reason) = placement::choose(&ask, &self.tiers.views());
@@ -115,7 +116,7 @@ impl Namespace {
                 Place::Device { id: device, direct, reserve_bytes } => {
                     let device = self.tiers.device(device);
                     let direct = via.is_only() || direct && self.dirty_room_for_direct(device, reserve_bytes);
-                    if !direct && via != Via::Mount {
+                    if !direct && !via.is_mount() {
                         return Err(LEFT_TO_THE_MOUNT.into());
                     }
                     if reserve_bytes > 0 && !device.try_reserve(reserve_bytes) {
@@ -235,14 +236,21 @@ impl Namespace {
         }
     }
 
-    /// A direct writer on a volatile tier must not write more than may be undrained there before we look again.
-    fn dirty_room_for_direct(&self, device: &crate::tier::Device, reserve_bytes: u64) -> bool {
-        if device.survives() != crate::config::Survives::Agent {
-            return true;
+    /// May so much more that is undrained lie on the device?
+    pub(super) fn dirty_allows(&self, device: &crate::tier::Device, more_bytes: u64) -> bool {
+        use crate::config::Survives;
+        let survives = device.survives();
+        if survives != Survives::Node && self.room_until_the_end().is_some_and(|room| !room.allows(more_bytes)) {
+            return false;
         }
-        let room_bytes = self.config.dirty_bytes_max.saturating_sub(self.volatile_dirty_bytes());
+        let room = || DirtyRoom { bytes: self.volatile_dirty_bytes(), bytes_max: self.config.dirty_bytes_max };
+        survives != Survives::Agent || room().allows(more_bytes)
+    }
+
+    /// A direct writer must not write more than may be undrained there before we look again.
+    fn dirty_room_for_direct(&self, device: &crate::tier::Device, reserve_bytes: u64) -> bool {
         let wanted_bytes = if reserve_bytes > 0 { reserve_bytes } else { placement::ample_bytes(&device.view()) };
-        room_bytes >= wanted_bytes
+        self.dirty_allows(device, wanted_bytes)
     }
 
     fn tier_index(&self, name: &str) -> Option<u8> {

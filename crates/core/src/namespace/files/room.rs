@@ -29,10 +29,8 @@ impl Namespace {
         }
         let ahead = charged.min(STEP_BYTES_MAX);
         let device = self.tiers.device(device);
-        // Memory never holds more that is undrained than it may: the file goes on where it is safer.
-        if device.survives() == crate::config::Survives::Agent
-            && self.volatile_dirty_bytes().saturating_add(grows) > self.config.dirty_bytes_max
-        {
+        // No tier holds more that is undrained than it may: the file goes on where it is safer.
+        if !self.dirty_allows(device, grows) {
             return false;
         }
         for want in [grows + ahead, grows] {
@@ -56,7 +54,7 @@ impl Namespace {
 
     /// Moves the content of a mediated file to the next place that has room, while its writer waits.
     /// `seen` is where the writer found it: somebody else may have moved it already.
-    pub(super) fn spill(&self, open: &Arc<Open>, seen: Lies, want_bytes: u64) -> FsResult<()> {
+    pub(crate) fn spill(&self, open: &Arc<Open>, seen: Lies, want_bytes: u64) -> FsResult<()> {
         let _gate = open.gate.write().unwrap_or_else(PoisonError::into_inner);
         let before = open.content();
         if before.lies != seen {
@@ -77,10 +75,9 @@ impl Namespace {
         };
         let placed =
             self.place(&path, id, AskKind::Spill { have_bytes, want_bytes, from }, mode, perm, super::Via::Mount)?;
-        let (target, given) = match placed
-            .writable()
-            .and_then(|target| copy_with_attributes(&before.file, &target, have_bytes).map(|given| (target, given)))
-        {
+        let (target, given) = match placed.writable().and_then(|target| {
+            copy_with_attributes(&before.file, &target, have_bytes, &|_| Ok(())).map(|given| (target, given))
+        }) {
             Ok(made) => made,
             Err(why) => {
                 self.undo_placed(&mut self.tree(), &placed);
@@ -204,9 +201,14 @@ impl Namespace {
 }
 
 /// Copies content between places; permissions and times go with it, for they belong to the catalog.
-fn copy_with_attributes(from: &File, to: &File, size_bytes: u64) -> std::io::Result<Given> {
+pub(crate) fn copy_with_attributes(
+    from: &File,
+    to: &File,
+    size_bytes: u64,
+    gate: ladder::Gate<'_>,
+) -> std::io::Result<Given> {
     let given = Given::of(from)?;
-    ladder::copy_file(from, to, size_bytes, &|_| Ok(()))?;
+    ladder::copy_file(from, to, size_bytes, gate)?;
     to.set_len(size_bytes)?;
     given.give(to)?;
     Ok(given)
@@ -221,7 +223,7 @@ pub(crate) struct Given {
 }
 
 impl Given {
-    fn of(file: &File) -> std::io::Result<Self> {
+    pub fn of(file: &File) -> std::io::Result<Self> {
         let stat = rustix::fs::fstat(file)?;
         Ok(Self {
             perm: stat.st_mode & 0o777,

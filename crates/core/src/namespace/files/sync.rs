@@ -47,7 +47,7 @@ impl Namespace {
     }
 
     /// A version was closed on this device.
-    pub(super) fn to_be_synced(&self, id: FileId, version: u32, device: DeviceId) {
+    pub(crate) fn to_be_synced(&self, id: FileId, version: u32, device: DeviceId) {
         if self.tiers.device(device).survives() != Survives::Agent {
             let mut unsynced = self.unsynced();
             unsynced.0.push_back(Closed { id, version, due: clock::tick() + self.config.sync_after });

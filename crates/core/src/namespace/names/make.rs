@@ -115,7 +115,12 @@ impl Namespace {
         flags: i32,
     ) -> FsResult<(Found, Opened)> {
         let run = self.run(caller);
-        let Made { id, attr, open, .. } = self.make_file(caller, (dir, name), perm, run, Via::Mount)?;
+        let fsync = || {
+            let path = self.tree().child_path(dir, name)?;
+            self.decide(&path).fsync.or(self.config.fsync)
+        };
+        let via = Via::of_flags(flags, fsync);
+        let Made { id, attr, open, .. } = self.make_file(caller, (dir, name), perm, run, via)?;
         if open.direct && flags & libc::O_ACCMODE != libc::O_RDONLY {
             self.directly_written(&open);
         }
@@ -170,7 +175,7 @@ impl Namespace {
         inode.sealed = false;
         inode.run = run;
         inode.handles = 1;
-        inode.lookups = u32::from(via == Via::Mount);
+        inode.lookups = u32::from(via.is_mount());
         tree.insert(id, inode);
         let mut txn = Txn::default();
         if let Err(fault) = self.adopt(&mut tree, id, &placed) {
@@ -186,7 +191,7 @@ impl Namespace {
         // The kernel is not asked for a file that the shim will write: it is open from its first sight on.
         let early = match via {
             Via::Shim(_) | Via::Only(_) => Some(self.engage_new(id, &placed, via)?),
-            Via::Mount => None,
+            Via::Mount | Via::Synced => None,
         };
         txn.carried_out(id);
         self.commit(&tree, txn);
@@ -204,7 +209,7 @@ impl Namespace {
     fn engage_new(&self, id: FileId, placed: &super::super::files::Placed, via: Via) -> FsResult<Arc<Open>> {
         let open = Arc::new(self.bound(id, placed, 0, via)?);
         open.users.lock().unwrap_or_else(crate::sync::PoisonError::into_inner).writers = 1;
-        if via != Via::Mount {
+        if !via.is_mount() {
             open.handed.store(true, Ordering::Relaxed);
             self.directly_written(&open);
         }

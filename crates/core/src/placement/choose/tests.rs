@@ -30,6 +30,7 @@ fn create(expected: Expected) -> Ask {
         must_persist: false,
         mode: Mode::Copy,
         dirty: DirtyRoom { bytes: 0, bytes_max: u64::MAX },
+        until_the_end: None,
         salt: 0,
     }
 }
@@ -101,6 +102,27 @@ fn undrained_data_on_volatile_tiers_keeps_its_limit() {
     // Ample room on the device is not enough when little may be undrained.
     let unknown = Ask { dirty: dirty(0, 100 * MIB), ..create(Expected::Unknown) };
     assert_eq!(choose(&unknown, &views).0, device(0, 0, false, 0));
+}
+
+#[test]
+fn what_could_not_be_drained_before_the_end_goes_where_it_stays() {
+    let views = [view(0, 0, 8 * GIB), view(1, 0, 8 * GIB)];
+    let end = |bytes, bytes_max| Ask {
+        until_the_end: Some(DirtyRoom { bytes, bytes_max }),
+        ..create(Expected::Hint(100 * MIB))
+    };
+    assert_eq!(choose(&end(400 * MIB, 500 * MIB), &views).0, device(0, 0, true, 100 * MIB));
+    // It may still begin: it is moved on when that is too much.
+    assert_eq!(choose(&end(401 * MIB, 500 * MIB), &views).0, device(0, 0, false, 0));
+    let (place, reason) = choose(&end(500 * MIB, 500 * MIB), &views);
+    assert_eq!(place, Place::Store);
+    assert!(reason.to_string().contains("when the job ends"), "{reason}");
+    let lasting = DeviceView { survives: Survives::Node, ..view(2, 0, 8 * GIB) };
+    let views = [views[0].clone(), views[1].clone(), lasting];
+    assert_eq!(choose(&end(500 * MIB, 500 * MIB), &views).0, device(2, 0, true, 100 * MIB));
+    // What is never drained is nobody's loss.
+    let temporary = Ask { mode: Mode::Remove, ..end(500 * MIB, 500 * MIB) };
+    assert_eq!(choose(&temporary, &views).0, device(0, 0, true, 100 * MIB));
 }
 
 #[test]
@@ -225,6 +247,7 @@ fn ask() -> impl Strategy<Value = Ask> {
             must_persist,
             mode,
             dirty: DirtyRoom { bytes: dirty, bytes_max: dirty_max },
+            until_the_end: None,
             salt,
         },
     )

@@ -16,6 +16,8 @@ pub struct Facts<'a> {
     pub agent_lost: bool,
     /// The second Ctrl-C.
     pub gave_up: bool,
+    /// The end of the job was there first.
+    pub timed_out: bool,
     pub detached: bool,
 }
 
@@ -35,6 +37,9 @@ pub fn decide(facts: &Facts<'_>) -> (u8, &'static str) {
     }
     match facts.verdict {
         None => (exit::NOT_DURABLE, "whether everything is durable could not be found out"),
+        Some(verdict) if !verdict.is_durable() && facts.timed_out => {
+            (exit::NOT_DURABLE, "the job ends before everything is in the store")
+        }
         Some(verdict) if !verdict.is_durable() => (exit::NOT_DURABLE, "not everything is in the store"),
         Some(_) => (facts.command_exit, ""),
     }
@@ -103,6 +108,7 @@ mod tests {
             left_running: &[],
             agent_lost: false,
             gave_up: false,
+            timed_out: false,
             detached: false,
         }
     }

@@ -1,0 +1,388 @@
+//! The end of a job: the scheduler says when it comes, or sends SIGTERM and kills a little later, and wipes what is local to
+//! the node. What was said to be durable is in the store then; the rest is found again, or told by name.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+
+mod scene;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use scene::{MIB, Running, Scene, eventually, noise};
+use serde_json::Value;
+
+fn prepare(name: &str) -> Option<Scene> {
+    let mut scene = Scene::new(name)?;
+    scene.beside("beside");
+    scene.tier("fast", 96);
+    fs::write("/mnt/source", noise(7, 32 * MIB)).unwrap();
+    Some(scene)
+}
+
+fn signal(pid: u32, number: i32) {
+    // SAFETY: the process was started by this test.
+    assert_eq!(unsafe { libc::kill(pid as i32, number) }, 0);
+}
+
+/// A program says in a file that it is so far.
+#[track_caller]
+fn await_told(running: &mut Running, what: &str) {
+    eventually(what, || {
+        assert!(!running.is_over(), "{}", running.so_far());
+        told(what)
+    });
+}
+
+fn told(what: &str) -> bool {
+    Path::new("/mnt/beside").join(what).exists()
+}
+
+fn tell(what: &str) {
+    fs::write(Path::new("/mnt/beside").join(what), "").unwrap();
+}
+
+fn part(number: usize, mib: usize) -> Vec<u8> {
+    static SOURCE: OnceLock<Vec<u8>> = OnceLock::new();
+    SOURCE.get_or_init(|| noise(7, 32 * MIB))[(number * mib) << 20..((number + 1) * mib) << 20].to_vec()
+}
+
+/// The note that an agent leaves while there is time.
+fn undrained(scene: &Scene) -> Option<Value> {
+    let places = fs::read_dir(&scene.state).ok()?.flatten();
+    places.filter_map(|place| serde_json::from_slice(&fs::read(place.path().join("undrained.json")).ok()?).ok()).next()
+}
+
+fn names_in(verdict: &Value) -> Vec<String> {
+    let list = verdict["not_durable"]["first"].as_array().cloned().unwrap_or_default();
+    list.iter().map(|one| one["path"].as_str().unwrap().to_owned()).collect()
+}
+
+/// Every process of the job, as a scheduler does it.
+#[track_caller]
+fn kill_all(scene: &Scene, running: Running) {
+    running.kill();
+    if scene.agent().is_some() || scene.supervisor().is_some() {
+        scene.kill_agent();
+    }
+    drop(running);
+}
+
+/// Beyond what can be drained in time, files are written to the store itself.
+fn beyond_what_can_be_drained(name: &str, door: &[&str]) {
+    let Some(scene) = prepare(name) else { return };
+    let options = [&["--deadline", "14s", "--drain-bytes-per-second-max", "2M"], door].concat();
+    let script = "for i in 0 1 2 3 4 5 6 7; do dd if=/mnt/source of=part$i bs=4M count=1 skip=$i status=none
+            getfattr -n user.surgetank.location --only-values part$i; echo; done
+        /mnt/surgetank status --state /mnt/state --json . > /mnt/beside/status
+        /mnt/surgetank status --state /mnt/state . > /mnt/beside/status.text";
+    // (13 s × 2 MiB/s × ¾ = 19 MiB: four or five of the eight files, and nothing in time for the others.)
+    let ended = scene.run(&options, script).exits(0);
+    let lies: Vec<bool> = ended.stdout.lines().map(|line| line.starts_with("store:")).collect();
+    assert_eq!(lies.len(), 8, "{}", ended.stdout);
+    assert!(!lies[0] && !lies[1] && lies[7], "{}", ended.stdout);
+    for number in 0..8 {
+        scene.holds(&format!("part{number}"), &part(number, 4));
+    }
+    scene.is_clean();
+    let status: Value = serde_json::from_slice(&fs::read("/mnt/beside/status").unwrap()).unwrap();
+    let outlook = &status[0]["deadline"];
+    assert_eq!(outlook["from"], "--deadline", "{status}");
+    assert!(
+        outlook["left_seconds"].as_u64().unwrap() <= 14 && outlook["bytes_per_second"].as_u64().unwrap() <= 2 * MIB
+    );
+    let text = fs::read_to_string("/mnt/beside/status.text").unwrap();
+    assert!(text.contains("the job ends in ") && text.contains("can be drained by then"), "{text}");
+}
+
+#[test]
+fn what_could_not_be_drained_before_the_end_is_written_to_the_store() {
+    beyond_what_can_be_drained("deadline_store", &["--no-preload"]);
+}
+
+#[test]
+fn what_could_not_be_drained_before_the_end_is_written_to_the_store_with_the_shim() {
+    beyond_what_can_be_drained("deadline_store_shim", &[]);
+}
+
+/// Near its end nothing waits for a better moment: neither for its quiet period nor for the final drain.
+#[test]
+fn near_the_end_nothing_waits_for_a_better_moment() {
+    let Some(scene) = prepare("deadline_hurry") else { return };
+    let options = ["--quiet-period", "1h"];
+    let script = "mkdir .git; echo last > .git/last; echo quiet > quiet; touch /mnt/beside/written
+        until [ -e /mnt/beside/seen ]; do sleep 0.02; done";
+    let mut command = scene.run_command(&options, script);
+    let end = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() + 8;
+    command.env("SLURM_JOB_END_TIME", end.to_string());
+    let mut running = Running::of(command);
+    await_told(&mut running, "written");
+    eventually("all is in the store, and the command goes on", || {
+        assert!(!running.is_over(), "{}", running.so_far());
+        scene.path("quiet").exists() && scene.path(".git/last").exists()
+    });
+    // What comes then goes straight on.
+    eventually("the last call", || scene.log().contains("says SLURM_JOB_END_TIME: nobody new is admitted"));
+    tell("seen");
+    running.ends().exits(0).says(&["the job ends at", "says SLURM_JOB_END_TIME", "everything is due"]);
+    scene.is_clean();
+}
+
+/// The store is full, and the end comes: what is left is told by name, written down, and brought by whoever comes next.
+#[test]
+fn what_is_left_at_the_end_is_told() {
+    let Some(scene) = prepare("deadline_left") else { return };
+    scene.tmpfs("project", 12);
+    fs::write(scene.path("ballast"), vec![1; 10 << 20]).unwrap();
+    let script = "dd if=/mnt/source of=fits bs=1M count=1 status=none
+        dd if=/mnt/source of=left bs=4M count=1 status=none; touch /mnt/beside/written";
+    let begun = std::time::Instant::now();
+    let ended = scene.run(&["--deadline", "6s", "--retry", "1h"], script).exits(3);
+    let ended = ended.says(&["not durable: 1", "left", "safe at /mnt/tier-fast", "the job ends before", "scavenge"]);
+    assert!(begun.elapsed() < scene::LIMIT / 2, "it waited for something else: {}", ended.stderr);
+    // The agent goes on until it is killed, and has written down what is left.
+    eventually("what is left is written down", || undrained(&scene).is_some_and(|left| names_in(&left) == ["left"]));
+    // Nobody is admitted any more, and nothing begun that would be cut off.
+    scene.kill_agent();
+    fs::remove_file(scene.path("ballast")).unwrap();
+    scene.run(&["--deadline", "1s"], "true").exits(1).says(&["the job ends at", "--deadline none"]);
+    scene.run(&["--deadline", "none"], "true").exits(0).says(&["an earlier agent had to leave 1 file(s)"]);
+    scene.holds("left", &part(0, 4));
+    scene.is_clean();
+    assert_eq!(undrained(&scene), None);
+}
+
+/// SIGTERM is the command's, and what it wrote so far is brought to the store while it winds down.
+#[test]
+fn sigterm_to_the_run_hastens_the_drain_and_is_passed_on() {
+    let Some(scene) = prepare("sigterm_run") else { return };
+    let script = "mkdir .git; echo early > .git/early; echo early > early
+        trap 'echo late > late; until [ -e /mnt/beside/seen ]; do sleep 0.02; done; echo last > last; exit 7' TERM
+        touch /mnt/beside/written; while :; do sleep 0.02; done";
+    let mut running = scene.start(&["--quiet-period", "1h"], script);
+    await_told(&mut running, "written");
+    assert!(!scene.path("early").exists());
+    signal(running.pid(), libc::SIGTERM);
+    eventually("what was written is in the store before the command ends", || {
+        assert!(!running.is_over(), "{}", running.so_far());
+        ["early", ".git/early", "late"].iter().all(|name| scene.path(name).exists())
+    });
+    tell("seen");
+    running.ends().exits(7);
+    scene.holds("last", b"last\n");
+    scene.is_clean();
+}
+
+const PARTS: usize = 32;
+
+/// SIGTERM to all of the job, then SIGKILL in the middle of the drain. Returns what `wait` had called durable.
+fn terminated_and_killed(scene: &Scene, tier: &[&str]) -> BTreeMap<String, Vec<u8>> {
+    let slow = [&["--drain-bytes-per-second-max", "4M", "--quiet-period", "1h"], tier].concat();
+    let script = format!(
+        "for i in $(seq 0 {}); do dd if=/mnt/source of=part$i bs=1M count=1 skip=$i status=none; done
+        trap 'exit 0' TERM; touch /mnt/beside/written; while :; do sleep 0.02; done",
+        PARTS - 1
+    );
+    let mut running = scene.start(&slow, &script);
+    await_told(&mut running, "written");
+    for pid in [running.pid(), scene.supervisor().unwrap(), scene.agent().unwrap()] {
+        signal(pid, libc::SIGTERM);
+    }
+    eventually("what is left is written down", || undrained(scene).is_some_and(|left| !names_in(&left).is_empty()));
+    eventually("a part is durable", || scene.path("part2").exists());
+    let mut durable = BTreeMap::new();
+    for number in 0..3 {
+        scene.verb("wait", &[scene.path(&format!("part{number}")).to_str().unwrap()]).exits(0);
+        durable.insert(format!("part{number}"), part(number, 1));
+    }
+    kill_all(scene, running);
+    assert!(!scene.path(&format!("part{}", PARTS - 1)).exists(), "all was drained before the kill: nothing is tested");
+    durable
+}
+
+fn all_parts() -> BTreeMap<String, Vec<u8>> {
+    (0..PARTS).map(|number| (format!("part{number}"), part(number, 1))).collect()
+}
+
+fn holds_all(scene: &Scene, files: &BTreeMap<String, Vec<u8>>) {
+    files.iter().for_each(|(name, bytes)| scene.holds(name, bytes));
+}
+
+#[test]
+fn killed_after_sigterm_the_rest_is_found_again() {
+    let Some(scene) = prepare("sigterm_killed") else { return };
+    let durable = terminated_and_killed(&scene, &[]);
+    holds_all(&scene, &durable);
+    scene.run(&[], "true").exits(0).says(&["an earlier agent had to leave"]);
+    holds_all(&scene, &all_parts());
+    scene.is_clean();
+}
+
+/// Nothing but what it says is missing; what is there is whole; and it is told once.
+#[track_caller]
+fn lost_is_told(scene: &Scene, options: &[&str], durable: &BTreeMap<String, Vec<u8>>) {
+    let ended = scene.run(&[options, &["--json", "/mnt/beside/report"]].concat(), "true").exits(3);
+    holds_all(scene, durable);
+    let there = scene.store_files();
+    for (name, bytes) in all_parts() {
+        if there.contains_key(Path::new(&name)) {
+            scene.holds(&name, &bytes);
+        }
+    }
+    let report: Value = serde_json::from_slice(&fs::read("/mnt/beside/report").unwrap()).unwrap();
+    let told = report["verdict"].to_string();
+    for name in all_parts().into_keys().filter(|name| !there.contains_key(Path::new(name))) {
+        assert!(
+            told.contains(&format!("{name}: ")) || told.contains(&format!("{name}\"")),
+            "{name} is missing: {told}"
+        );
+    }
+    assert!(ended.stderr.contains("part"), "{}", ended.stderr);
+    scene.is_clean();
+    scene.run(options, "echo new > new").exits(0);
+    scene.holds("new", b"new\n");
+}
+
+#[test]
+fn killed_after_sigterm_what_was_wiped_is_told() {
+    let Some(scene) = prepare("sigterm_wiped") else { return };
+    let durable = terminated_and_killed(&scene, &[]);
+    fs::remove_dir_all("/mnt/tier-fast/surgetank-0").unwrap();
+    lost_is_told(&scene, &[], &durable);
+}
+
+/// The epilog removes the job's directory on the local disk, and the next job has another one.
+#[test]
+fn a_directory_on_a_disk_that_an_epilog_removed_was_waited_for_for_ever() {
+    let Some(mut scene) = Scene::new("wiped_disk") else { return };
+    scene.beside("beside");
+    fs::write("/mnt/source", noise(7, 32 * MIB)).unwrap();
+    let disk = scene.ext4("disk", 128);
+    let dir = |job: &str| {
+        let dir = disk.join(job);
+        fs::create_dir_all(&dir).unwrap();
+        format!("disk={}:96M", dir.display())
+    };
+    scene.tier("spare", 8);
+    let (first, second) = (dir("job-1"), dir("job-2"));
+    // (The disk is the preferred one here.)
+    let preferred = |text: &str| -> Vec<String> { vec!["--tier".into(), text.to_owned()] };
+    let first: Vec<String> = preferred(&first);
+    let first: Vec<&str> = first.iter().map(String::as_str).collect();
+    let second: Vec<String> = preferred(&second);
+    let second: Vec<&str> = second.iter().map(String::as_str).collect();
+    let rule = ["--config", "/mnt/prefer.toml"];
+    fs::write("/mnt/prefer.toml", "[[rules]]\nmatch = \"part*\"\ntier = \"disk\"\n").unwrap();
+    let durable = terminated_and_killed(&scene, &[&first[..], &rule].concat());
+    fs::remove_dir_all(disk.join("job-1")).unwrap();
+    lost_is_told(&scene, &[&second[..], &rule].concat(), &durable);
+    // The directory itself stays, emptied.
+    let durable = {
+        for name in all_parts().into_keys() {
+            let _ = fs::remove_file(scene.path(&name));
+        }
+        for name in fs::read_dir("/mnt/beside").unwrap().flatten() {
+            fs::remove_file(name.path()).unwrap();
+        }
+        terminated_and_killed(&scene, &[&second[..], &rule].concat())
+    };
+    fs::remove_dir_all(disk.join("job-2/surgetank-0")).unwrap();
+    lost_is_told(&scene, &[&second[..], &rule].concat(), &durable);
+    assert!(Command::new("umount").arg(&disk).status().unwrap().success());
+}
+
+/// An agent that is killed while it leaves: the next one was not told that it should.
+#[test]
+fn an_agent_that_was_replaced_forgot_that_it_was_told_to_stop() {
+    let Some(scene) = prepare("sigterm_replaced") else { return };
+    let script = "echo early > early; touch /mnt/beside/written
+        until [ -e /mnt/beside/seen ]; do sleep 0.02; done; echo late > late";
+    let mut running = scene.start(&["--quiet-period", "1h"], script);
+    await_told(&mut running, "written");
+    signal(scene.supervisor().unwrap(), libc::SIGTERM);
+    let told = |scene: &Scene| scene.log().matches("told to stop").count();
+    eventually("it is told", || told(&scene) > 0);
+    let before = told(&scene);
+    scene.replace_agent();
+    eventually("the next one is told", || told(&scene) > before);
+    tell("seen");
+    running.ends().exits(0);
+    scene.holds("early", b"early\n");
+    scene.holds("late", b"late\n");
+    scene.is_clean();
+}
+
+/// Ctrl-C in the drain: the first names what is left, the second stops waiting, and what it prints then brings the rest when
+/// the agent was killed, too.
+#[test]
+fn the_command_that_the_second_interrupt_prints_brings_the_rest() {
+    let Some(scene) = prepare("interrupted") else { return };
+    let script = "for i in 0 1 2 3; do dd if=/mnt/source of=part$i bs=1M count=1 skip=$i status=none; done";
+    let mut running = scene.start(&["--drain-bytes-per-second-max", "64K"], script);
+    eventually("the command has ended", || {
+        assert!(!running.is_over(), "{}", running.so_far());
+        scene.log().contains("a client waits")
+    });
+    signal(running.pid(), libc::SIGINT);
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    assert!(!running.is_over(), "one interrupt ended it");
+    signal(running.pid(), libc::SIGINT);
+    let ended = running.ends().exits(3).says(&[
+        "SIGINT: draining goes on; once more stops waiting. Not in the store yet:",
+        "part3: ",
+        "safe at /mnt/tier-fast",
+        "the final drain was interrupted",
+        "surgetank wait /mnt/project",
+    ]);
+    let printed = ended.stderr.split('`').find(|text| text.starts_with("surgetank scavenge ")).unwrap();
+    scene.kill_agent();
+    assert!(!scene.path("part3").exists(), "all was drained: nothing is tested");
+    let words: Vec<&str> = printed.split(' ').skip(2).collect();
+    scene.verb("scavenge", &[&words[..], &["--tier", "fast=/mnt/tier-fast:96M"]].concat()).exits(0);
+    (0..4).for_each(|number| scene.holds(&format!("part{number}"), &part(number, 1)));
+    scene.is_clean();
+}
+
+/// What runs on after the command is waited for, then named; and what it writes still reaches the store.
+#[test]
+fn what_a_background_child_writes_after_the_grace_reaches_the_store() {
+    let Some(scene) = prepare("background") else { return };
+    let script = "(sleep 0.3; echo in time > in-time) > /dev/null 2>&1 &";
+    scene.run(&["--grace", "60s"], script).exits(0);
+    scene.holds("in-time", b"in time\n");
+    let script = "exec 3> open; echo begun >&3
+        (trap '' HUP; until [ -e /mnt/beside/seen ]; do sleep 0.02; done; echo late > late; echo ended >&3) > /dev/null 2>&1 &
+        echo early > early";
+    let ended = scene.run(&["--grace", "100ms"], script).exits(3);
+    let ended = ended.says(&["still running after the grace", "background children still run", "bash"]);
+    scene.holds("early", b"early\n");
+    assert!(!scene.path("late").exists() && !scene.path("open").exists(), "{}", ended.stderr);
+    tell("seen");
+    scene.await_no_agent();
+    scene.holds("late", b"late\n");
+    scene.holds("open", b"begun\nended\n");
+    scene.is_clean();
+}
+
+/// State and tiers are gone: there is nothing left that could be told, and the store has what was durable, and nothing half.
+#[test]
+fn with_state_and_tiers_wiped_the_store_is_unharmed() {
+    let Some(scene) = prepare("wiped_both") else { return };
+    fs::write(scene.path("old"), "before\n").unwrap();
+    let durable = terminated_and_killed(&scene, &[]);
+    fs::remove_dir_all("/mnt/tier-fast/surgetank-0").unwrap();
+    fs::remove_dir_all(&scene.state).unwrap();
+    scene.run(&[], "cat old; echo after > old").exits(0).prints("before\n");
+    holds_all(&scene, &durable);
+    for path in scene.store_files().into_keys() {
+        let name = path.to_str().unwrap();
+        match all_parts().get(name) {
+            Some(bytes) => scene.holds(name, bytes),
+            // Copies that were being made: nobody knows any more where to look for them.
+            None => assert!(name == "old" || name.starts_with(".surgetank-tmp-"), "{name}"),
+        }
+    }
+    scene.holds("old", b"after\n");
+    assert_eq!(scene.tier_files(), Vec::<PathBuf>::new());
+}

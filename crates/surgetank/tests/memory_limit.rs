@@ -1,0 +1,195 @@
+//! A job with a limit on its memory, and a tier in memory: its pages count against the limit. Nobody is killed for it, and
+//! every byte arrives.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+
+mod scene;
+
+use std::fs;
+use std::path::Path;
+
+use scene::group::Group;
+use scene::{Ended, MIB, Running, Scene, eventually, noise};
+
+/// What the agent, its supervisor and some programs need themselves is a part of it.
+const LIMIT: u64 = 192 * MIB;
+
+fn prepare(name: &str) -> Option<Scene> {
+    let mut scene = Scene::new(name)?;
+    scene.beside("beside");
+    // Larger than all that the job may have.
+    scene.tier("ram", 1000);
+    fs::write("/mnt/source", noise(11, 32 * MIB)).unwrap();
+    Some(scene)
+}
+
+fn start(scene: &Scene, group: &Group, options: &[&str], script: &str) -> Running {
+    let mut command = scene.run_command(options, script);
+    group.holds(&mut command);
+    Running::of(command)
+}
+
+#[track_caller]
+fn run(scene: &Scene, group: &Group, options: &[&str], script: &str) -> Ended {
+    let ended = start(scene, group, options, script).ends();
+    assert_eq!(group.kills(), 0, "killed for want of memory: {}", ended.stderr);
+    ended
+}
+
+const WRITE: &str = "for i in $(seq 12); do cp /mnt/source part$i; done";
+
+#[track_caller]
+fn holds_parts(scene: &Scene, count: usize) {
+    let bytes = noise(11, 32 * MIB);
+    (1..=count).for_each(|number| scene.holds(&format!("part{number}"), &bytes));
+    scene.is_clean();
+}
+
+fn more_than_the_limit(name: &str, options: &[&str]) {
+    let Some(scene) = prepare(name) else { return };
+    let Some(group) = Group::new(name) else { return };
+    let group = group.limited(LIMIT);
+    run(&scene, &group, options, WRITE).exits(0);
+    holds_parts(&scene, 12);
+}
+
+#[test]
+fn a_job_writes_more_than_its_memory() {
+    more_than_the_limit("memory_shim", &[]);
+}
+
+#[test]
+fn a_job_writes_more_than_its_memory_mediated() {
+    more_than_the_limit("memory_mediated", &["--no-preload", "--direct", "false"]);
+}
+
+/// The job's step has no limit of its own, the job has.
+#[test]
+fn the_limit_of_the_group_above_counts() {
+    let Some(scene) = prepare("memory_nested") else { return };
+    let Some(job) = Group::new("memory_nested") else { return };
+    let job = job.limited(LIMIT);
+    let step = job.below("step");
+    run(&scene, &step, &["--no-preload"], WRITE).exits(0);
+    assert_eq!(job.kills(), 0);
+    holds_parts(&scene, 12);
+}
+
+/// Takes memory bit by bit, more than the job has left, and says when it has all of it.
+const HOG: &str = "
+import sys, time
+taken = []
+for _ in range(int(sys.argv[1]) // 4):
+    taken.append(b'x' * (4 << 20))
+    time.sleep(0.03)
+open('/mnt/beside/taken', 'w').close()
+";
+
+/// The tier is full of what is not drained yet, and the drain is slow: it is moved to a disk, or the store, in time.
+fn a_program_needs_the_memory(name: &str, disk: bool, script: &str, count: usize) {
+    needs_the_memory_and_is_killed(name, disk, script, count, None);
+}
+
+/// `crash`: where the agent is killed meanwhile.
+fn needs_the_memory_and_is_killed(name: &str, disk: bool, script: &str, count: usize, crash: Option<&str>) {
+    let Some(mut scene) = prepare(name) else { return };
+    let Some(group) = Group::new(name) else { return };
+    let group = group.limited(LIMIT + 64 * MIB);
+    if disk {
+        let disk = scene.beside("tier-disk");
+        scene.other_tier("disk", &disk, 500);
+    }
+    fs::write("/mnt/hog.py", HOG).unwrap();
+    let options =
+        ["--quiet-period", "1h", "--dirty-bytes-max", "1G", "--drain-bytes-per-second-max", "32M", "--no-preload"];
+    let script =
+        format!("{script}\n/mnt/surgetank why --state /mnt/state part1 > /mnt/beside/why\npython3 /mnt/hog.py 160");
+    let mut command = scene.run_command(&options, &script);
+    group.holds(&mut command);
+    if let Some(crash) = crash {
+        command.env("SURGETANK_CRASH", crash);
+    }
+    let ended = Running::of(command).ends();
+    assert_eq!(group.kills(), 0, "killed for want of memory: {}", ended.stderr);
+    ended.exits(0);
+    assert_eq!(scene.log().contains("another one takes over"), crash.is_some());
+    let why = fs::read_to_string("/mnt/beside/why").unwrap();
+    assert!(why.contains("ram"), "it was not in memory: nothing is tested: {why}");
+    assert!(Path::new("/mnt/beside/taken").exists());
+    let bytes = noise(11, 32 * MIB);
+    (1..=count).for_each(|number| scene.holds(&format!("part{number}"), &bytes[..96 * MIB as usize / count]));
+    scene.is_clean();
+    assert!(scene.tier_files().is_empty(), "{:?}", scene.tier_files());
+}
+
+const FILL: &str = "for i in $(seq 24); do head -c 4M /mnt/source > part$i; done";
+
+#[test]
+fn undrained_files_stayed_in_memory_that_a_program_needed() {
+    a_program_needs_the_memory("memory_hog_disk", true, FILL, 24);
+}
+
+#[test]
+fn undrained_files_stayed_in_memory_that_a_program_needed_with_no_other_tier() {
+    a_program_needs_the_memory("memory_hog_store", false, FILL, 24);
+}
+
+/// Killed between any two steps of a move: nothing is lost, and nothing is left behind.
+#[test]
+fn killed_while_files_are_moved_out_of_the_memory() {
+    for (point, disk) in [("copied", true), ("written_down", true), ("copied", false), ("written_down", false)] {
+        let name = format!("memory_killed_{point}_{disk}");
+        let crash = format!("relief.{point}:2");
+        // (A scene has a thread.)
+        let ended =
+            std::thread::spawn(move || needs_the_memory_and_is_killed(&name, disk, FILL, 24, Some(&crash))).join();
+        assert!(ended.is_ok(), "{point} {disk}");
+    }
+}
+
+/// Open files, which nobody writes at the moment, are moved too.
+#[test]
+fn open_files_stayed_in_memory_that_a_program_needed() {
+    let open = "exec 3>part1 4>part2 5>part3; for i in 3 4 5; do cat /mnt/source >&$i; done";
+    a_program_needs_the_memory("memory_hog_open", true, open, 3);
+}
+
+/// Clean copies are given back at once when the limit is lowered.
+#[test]
+fn a_lowered_limit_is_followed() {
+    let Some(scene) = prepare("memory_lowered") else { return };
+    let Some(group) = Group::new("memory_lowered") else { return };
+    let group = group.limited(2 * LIMIT);
+    let script = "for i in 1 2 3 4 5; do cp /mnt/source part$i; done
+        /mnt/surgetank wait --state /mnt/state . ; touch /mnt/beside/written
+        until [ -e /mnt/beside/lowered ]; do sleep 0.02; done
+        cmp part1 /mnt/source; cp /mnt/source part6";
+    let mut running = start(&scene, &group, &["--no-preload"], script);
+    eventually("all is written", || {
+        assert!(!running.is_over(), "{}", running.so_far());
+        Path::new("/mnt/beside/written").exists()
+    });
+    let held = tier_bytes(&scene);
+    assert!(held >= 90 * MIB, "{held}: nothing is tested");
+    // In steps, so that version 1 takes it: the kernel gives back its cache, and we the margin.
+    let target = LIMIT - 96 * MIB;
+    eventually("the limit is what it shall be", || {
+        let used = group.used_bytes();
+        let lower = target.max(used.saturating_sub(16 * MIB));
+        let taken = group.try_limit(lower);
+        if !taken {
+            group.try_limit(used + MIB);
+        }
+        taken && lower == target
+    });
+    let now = tier_bytes(&scene);
+    assert!(now < target, "{now}");
+    fs::write("/mnt/beside/lowered", "").unwrap();
+    running.ends().exits(0);
+    assert_eq!(group.kills(), 0);
+    holds_parts(&scene, 6);
+}
+
+fn tier_bytes(scene: &Scene) -> u64 {
+    let status = scene.verb("status", &["--json"]).exits(0).json();
+    status[0]["tiers"][0]["used_bytes"].as_u64().unwrap()
+}

@@ -1,0 +1,164 @@
+//! What `fsync`, `fdatasync`, `msync`, `O_SYNC` and `O_DSYNC` mean: by the kind of tier, by `fsync = auto | tier | store`, and by
+//! each door. "In the store" is looked at in the bare directory while the file is still open.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+
+mod scene;
+
+use std::fs;
+use std::path::Path;
+
+use scene::{Running, Scene, eventually};
+
+/// One file for each way to say it; each is announced when its call has returned, and goes on when it was looked at.
+const PROGRAM: &str = "
+import mmap, os, time
+def made(name, flags=0):
+    return os.open(name, os.O_CREAT | os.O_RDWR | flags, 0o644)
+def told(name):
+    open('/mnt/beside/' + name, 'w').close()
+    while not os.path.exists('/mnt/beside/seen-' + name): time.sleep(0.01)
+fd = made('fsync'); os.write(fd, b'fsync'); os.fsync(fd); told('fsync'); os.close(fd)
+fd = made('fdatasync'); os.write(fd, b'fdatasync'); os.fdatasync(fd); told('fdatasync'); os.close(fd)
+fd = made('O_SYNC', os.O_SYNC); os.write(fd, b'O_SYNC'); told('O_SYNC'); os.close(fd)
+fd = made('O_DSYNC', os.O_DSYNC); os.write(fd, b'O_DSYNC'); told('O_DSYNC'); os.close(fd)
+fd = made('msync'); os.ftruncate(fd, 4096); m = mmap.mmap(fd, 4096); m[0:5] = b'msync'; m.flush(); told('msync')
+m.close(); os.close(fd)
+open('closed', 'w').write('closed')
+os.mkdir('made'); d = os.open('.', os.O_RDONLY); os.fsync(d); told('directory')
+";
+
+/// Which of them are in the store, whole, when they are told. On a thread of its own, as every scene.
+fn synced_to_store(
+    name: &str,
+    volatile: bool,
+    fsync: Option<&'static str>,
+    door: &'static [&str],
+) -> Option<Vec<&'static str>> {
+    let name = name.to_owned();
+    std::thread::spawn(move || told_and_there(&name, volatile, fsync, door)).join().unwrap()
+}
+
+fn told_and_there(name: &str, volatile: bool, fsync: Option<&str>, door: &[&str]) -> Option<Vec<&'static str>> {
+    let mut scene = Scene::new(name)?;
+    scene.beside("beside");
+    match volatile {
+        true => drop(scene.tier("fast", 1100)),
+        false => {
+            let disk = scene.ext4("disk", 2200);
+            scene.other_tier("fast", &disk, 2000);
+        }
+    }
+    fs::write("/mnt/program.py", PROGRAM).unwrap();
+    let mut options = vec!["--quiet-period", "1h"];
+    options.extend(fsync.iter().flat_map(|fsync| ["--fsync", fsync]));
+    options.extend(door);
+    let mut running: Running = scene.start(&options, "exec python3 /mnt/program.py");
+    let mut there = Vec::new();
+    for way in ["fsync", "fdatasync", "O_SYNC", "O_DSYNC", "msync", "directory"] {
+        eventually(way, || {
+            assert!(!running.is_over(), "{}", running.so_far());
+            Path::new("/mnt/beside").join(way).exists()
+        });
+        let is = match way {
+            "directory" => scene.path("made").is_dir(),
+            _ => fs::read(scene.path(way)).is_ok_and(|bytes| bytes.starts_with(way.as_bytes())),
+        };
+        if is {
+            there.push(way);
+        }
+        fs::write(format!("/mnt/beside/seen-{way}"), "").unwrap();
+    }
+    running.ends().exits(0);
+    for way in ["fsync", "fdatasync", "O_SYNC", "O_DSYNC", "closed"] {
+        scene.holds(way, way.as_bytes());
+    }
+    scene.is_clean();
+    if !volatile {
+        assert!(std::process::Command::new("umount").arg("/mnt/disk").status().unwrap().success());
+    }
+    Some(there)
+}
+
+const MOUNT: &[&str] = &["--no-preload"];
+const MEDIATED: &[&str] = &["--no-preload", "--direct", "false"];
+const SHIM: &[&str] = &[];
+
+fn means_the_store(door_name: &str, door: &'static [&str]) {
+    for (case, volatile, fsync) in
+        [("auto", true, None), ("memory", true, Some("store")), ("disk", false, Some("store"))]
+    {
+        let Some(there) = synced_to_store(&format!("synced_{door_name}_{case}"), volatile, fsync, door) else { return };
+        // (The kernel tells nobody of msync on a file that it passes through; docs/semantics.md has it.)
+        let untold = |way: &str| way == "msync" && fsync.is_none() && door == MOUNT;
+        let expected: Vec<&str> = ALL.iter().copied().filter(|way| !untold(way)).collect();
+        assert_eq!(there, expected, "{case}");
+    }
+}
+
+fn means_the_tier(door_name: &str, door: &'static [&str]) {
+    for (case, volatile, fsync) in
+        [("auto_tier", false, None), ("memory_tier", true, Some("tier")), ("disk_tier", false, Some("tier"))]
+    {
+        let Some(there) = synced_to_store(&format!("synced_{door_name}_{case}"), volatile, fsync, door) else { return };
+        assert_eq!(there, [""; 0], "{case}");
+    }
+}
+
+const ALL: &[&str] = &["fsync", "fdatasync", "O_SYNC", "O_DSYNC", "msync", "directory"];
+
+#[test]
+fn the_store_through_the_mount() {
+    means_the_store("mount", MOUNT);
+}
+
+#[test]
+fn the_store_through_the_mount_mediated() {
+    means_the_store("mediated", MEDIATED);
+}
+
+#[test]
+fn the_store_with_the_shim() {
+    means_the_store("shim", SHIM);
+}
+
+#[test]
+fn the_tier_through_the_mount() {
+    means_the_tier("mount", MOUNT);
+}
+
+#[test]
+fn the_tier_through_the_mount_mediated() {
+    means_the_tier("mediated", MEDIATED);
+}
+
+#[test]
+fn the_tier_with_the_shim() {
+    means_the_tier("shim", SHIM);
+}
+
+/// `surgetank wait PATH` asks for the store, whatever `fsync` is content with.
+#[test]
+fn wait_means_the_store_on_every_tier() {
+    for (case, volatile) in [("memory", true), ("disk", false)] {
+        std::thread::spawn(move || {
+            let Some(mut scene) = Scene::new(&format!("synced_wait_{case}")) else { return };
+            match volatile {
+                true => drop(scene.tier("fast", 64)),
+                false => {
+                    let disk = scene.ext4("disk", 100);
+                    scene.other_tier("fast", &disk, 64);
+                }
+            }
+            let script = "echo waited > waited; ! [ -e /mnt/store/waited ]
+                /mnt/surgetank wait --state /mnt/state waited; cat /mnt/store/waited";
+            let store = scene.beside("store");
+            let options = ["--fsync", "tier", "--quiet-period", "1h", "--store", store.to_str().unwrap()];
+            scene.run(&options, script).exits(0).prints("waited\n");
+            if !volatile {
+                assert!(std::process::Command::new("umount").arg("/mnt/disk").status().unwrap().success());
+            }
+        })
+        .join()
+        .unwrap();
+    }
+}
