@@ -159,6 +159,9 @@ pub struct Config {
     pub sync_after: Duration,
     /// How long a failing store operation is retried before the final drain gives up.
     pub retry: Duration,
+    /// How long a writer waits when neither a tier nor the store has room, before it gets the error.
+    #[serde(default)]
+    pub wait_for_room: Duration,
     /// How long background children may outlive the command.
     pub grace: Duration,
     pub keep_at_exit: KeepAtExit,
@@ -195,6 +198,7 @@ pub struct Overrides {
     pub quiet: Option<String>,
     pub sync_after: Option<String>,
     pub retry: Option<String>,
+    pub wait_for_room: Option<String>,
     pub grace: Option<String>,
     pub keep_at_exit: Option<String>,
     pub direct: Option<String>,
@@ -204,7 +208,7 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    fn scalars(&self) -> [(&'static str, &Option<String>); 19] {
+    fn scalars(&self) -> [(&'static str, &Option<String>); 20] {
         [
             ("store", &self.store),
             ("state", &self.state),
@@ -219,6 +223,7 @@ impl Overrides {
             ("quiet", &self.quiet),
             ("sync_after", &self.sync_after),
             ("retry", &self.retry),
+            ("wait_for_room", &self.wait_for_room),
             ("grace", &self.grace),
             ("keep_at_exit", &self.keep_at_exit),
             ("direct", &self.direct),

@@ -13,7 +13,7 @@ use crate::model::{FsyncTarget, Mode};
 use crate::store::Verify;
 
 /// Keys with one value each, by the name they have in `surgetank.toml`.
-pub const SCALARS: [&str; 20] = [
+pub const SCALARS: [&str; 21] = [
     "over",
     "store",
     "state",
@@ -28,6 +28,7 @@ pub const SCALARS: [&str; 20] = [
     "quiet",
     "sync_after",
     "retry",
+    "wait_for_room",
     "grace",
     "keep_at_exit",
     "direct",
@@ -76,6 +77,7 @@ pub struct Draft {
     pub quiet: Option<Duration>,
     pub sync_after: Option<Duration>,
     pub retry: Option<Duration>,
+    pub wait_for_room: Option<Duration>,
     pub grace: Option<Duration>,
     pub keep_at_exit: Option<KeepAtExit>,
     pub direct: Option<bool>,
@@ -131,6 +133,7 @@ impl Draft {
             "quiet" => self.quiet = Some(duration(text).map_err(refused)?),
             "sync_after" => self.sync_after = Some(duration(text).map_err(refused)?),
             "retry" => self.retry = Some(duration(text).map_err(refused)?),
+            "wait_for_room" => self.wait_for_room = Some(duration(text).map_err(refused)?),
             "grace" => self.grace = Some(duration(text).map_err(refused)?),
             _ => {
                 return Err(unknown("key", key, &origin.label, SCALARS.iter().chain(&LISTS).copied()));
@@ -339,6 +342,7 @@ pub fn overlay(draft: &mut Draft, upper: Draft) {
         quiet,
         sync_after,
         retry,
+        wait_for_room,
         grace,
         keep_at_exit,
         direct,
@@ -367,6 +371,7 @@ pub fn overlay(draft: &mut Draft, upper: Draft) {
     put(&mut draft.quiet, quiet);
     put(&mut draft.sync_after, sync_after);
     put(&mut draft.retry, retry);
+    put(&mut draft.wait_for_room, wait_for_room);
     put(&mut draft.grace, grace);
     put(&mut draft.keep_at_exit, keep_at_exit);
     put(&mut draft.direct, direct);

@@ -170,10 +170,13 @@ impl Drain {
         crash_point!("drain.stage");
         let gate = |bytes: u64| -> io::Result<()> {
             let is_wanted = || !self.stopping() && self.current(job.seq, job);
+            self.pause.rests();
             self.throttle.pass(bytes, &is_wanted);
+            self.pause.moved();
             if is_wanted() { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) }
         };
         let free = |_: u64| {
+            self.pause.moved();
             if self.stopping() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
         };
         let store = &self.namespace.store;
@@ -206,7 +209,8 @@ impl Drain {
                 return Ok(());
             }
             store.verify(who, &job.path, &staged, self.namespace.config.verify, &free)
-        })?;
+        })
+        .inspect_err(|why| self.found_corrupt(why))?;
         Ok((staged, true))
     }
 }

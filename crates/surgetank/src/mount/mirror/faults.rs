@@ -14,8 +14,8 @@
 //! fsync         drop           1    # EIO, and the file's bytes are gone (zeros)
 //! ```
 //!
-//! Operations: `lookup getattr setattr readlink create mkdir unlink rename link open read write fsync readdir statfs xattr`
-//! (`create`: files, symbolic links and special files; `unlink`: directories too), `all`, and `change`: those that change
+//! Operations: `lookup getattr setattr readlink create mkdir unlink rename link open read write fsync syncdir readdir statfs
+//! xattr` (`create`: files, symbolic links and special files; `unlink`: directories too; `syncdir`: fsync of directories), `all`, and `change`: those that change
 //! something. An N counts from when the file last got other text. Text that cannot be read fails every operation (EPROTO).
 
 use std::path::PathBuf;
@@ -43,12 +43,13 @@ pub enum Op {
     Read,
     Write,
     Fsync,
+    Syncdir,
     Readdir,
     Statfs,
     Xattr,
 }
 
-const NAMES: [(&str, Op); 16] = [
+const NAMES: [(&str, Op); 17] = [
     ("lookup", Op::Lookup),
     ("getattr", Op::Getattr),
     ("setattr", Op::Setattr),
@@ -62,6 +63,7 @@ const NAMES: [(&str, Op); 16] = [
     ("read", Op::Read),
     ("write", Op::Write),
     ("fsync", Op::Fsync),
+    ("syncdir", Op::Syncdir),
     ("readdir", Op::Readdir),
     ("statfs", Op::Statfs),
     ("xattr", Op::Xattr),

@@ -96,8 +96,8 @@ impl Mirror {
         Ok(())
     }
 
-    fn sync(&self, handle: &Handle, data_only: bool) -> FsResult<()> {
-        let wrong = self.faults.meet(Op::Fsync)?;
+    fn sync(&self, handle: &Handle, data_only: bool, op: Op) -> FsResult<()> {
+        let wrong = self.faults.meet(op)?;
         if wrong == Wrong::Drop {
             let size_bytes = handle.node.attr()?.size_bytes;
             let file = self.reopen(&handle.node, OFlags::WRONLY | OFlags::CLOEXEC)?;
@@ -360,7 +360,7 @@ impl Filesystem for Mirror {
     }
 
     fn fsync(&self, _: &Caller, _: u64, fh: u64, data_only: bool) -> FsResult<()> {
-        self.sync(&*self.handle(fh)?, data_only)
+        self.sync(&*self.handle(fh)?, data_only, Op::Fsync)
     }
 
     fn fallocate(&self, _: &Caller, _: u64, fh: u64, mode: u32, offset: u64, length: u64) -> FsResult<()> {
@@ -418,7 +418,7 @@ impl Filesystem for Mirror {
     }
 
     fn fsyncdir(&self, _: &Caller, _: u64, fh: u64, data_only: bool) -> FsResult<()> {
-        self.sync(&*self.handle(fh)?, data_only)
+        self.sync(&*self.handle(fh)?, data_only, Op::Syncdir)
     }
 
     fn statfs(&self, _: &Caller, id: u64) -> FsResult<SpaceReport> {
