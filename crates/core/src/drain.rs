@@ -283,8 +283,15 @@ impl Drain {
                     false
                 }
                 Progress::Waiting if Self::needs_staging(&tree, &op.kind) => {
+                    // Its last copy has its name until that is thrown away.
+                    let taken = !tree.discards.is_empty()
+                        && tree.discards.iter().any(|(_, name, _)| *name == self.temporary(seq));
+                    if taken {
+                        wait = wait.min(DISTURBED_WAIT);
+                    }
                     let sealed = op.eager || tree.get(op.file()).is_some_and(|inode| inode.sealed);
-                    if due && sealed && !short && (may == May::All || to_stage.is_empty() && batch.is_empty()) {
+                    if due && sealed && !short && !taken && (may == May::All || to_stage.is_empty() && batch.is_empty())
+                    {
                         to_stage.push(seq);
                     }
                     short |= ordered && op.error.as_ref().is_some_and(Trouble::is_full);

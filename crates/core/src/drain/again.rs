@@ -9,11 +9,12 @@ use crate::store::{Cred, Staged, StorePath, StoreStat};
 use super::{Copied, Drain};
 
 impl Drain {
-    /// The file that is under the name, if it is the one whose copy was written down for this publication.
-    pub(super) fn published_before(&self, seq: Seq, owner: Cred, path: &StorePath) -> Option<StoreStat> {
+    /// The file that is under the name, if it is the one whose copy was written down for this publication; of which version.
+    pub(super) fn published_before(&self, seq: Seq, owner: Cred, path: &StorePath) -> Option<(StoreStat, u32)> {
         let prepared = self.namespace.tree().ops.get(&seq).and_then(|op| op.prepared)?;
         let there = self.as_owner(owner, |who| self.namespace.store.stat(who, path)).ok()?;
-        (prepared.is(&there.identity) && prepared.identity.ino == there.identity.ino).then_some(there)
+        (prepared.is(&there.identity) && prepared.identity.ino == there.identity.ino)
+            .then_some((there, prepared.version))
     }
 
     /// The temporary of a publication in doubt is gone: it is in place, or what it held is. An error when neither is so: the
@@ -32,7 +33,9 @@ impl Drain {
             Err(why) => return Err(why),
             Ok(_) => return Ok(None),
         }
-        if let Some(there) = self.published_before(seq, owner, path) {
+        if let Some((there, version)) = self.published_before(seq, owner, path)
+            && staged.is_none_or(|(.., staged)| *staged == version)
+        {
             return Ok(Some(there));
         }
         if staged.is_some_and(|(_, _, staged, _)| self.has_these_bytes(owner, path, staged)) {

@@ -214,7 +214,12 @@ impl Drain {
             false => self.expectation(tree, over, at),
         };
         if !self.is_as_known(owner, &path, expect)? {
-            if let Some(stat) = self.published_before(one.seq, owner, &path) {
+            let ours = self.published_before(one.seq, owner, &path);
+            let version = staged.as_ref().map(|(.., version)| *version);
+            // An older version of ours gives way.
+            let is_older =
+                ours.as_ref().is_some_and(|(_, prepared)| version.is_some_and(|version| version != *prepared));
+            if let Some((stat, _)) = ours.filter(|_| !is_older) {
                 // Renamed before a crash or a failed sync; only the books were behind.
                 if let Some((dir, name, ..)) = staged {
                     let mut tree = self.namespace.tree();
@@ -223,7 +228,8 @@ impl Drain {
                 return Ok(self.applied(one.kind, at, stat.identity));
             }
             // Published before, and the store broke off before it said so: the same bytes are no conflict.
-            let same = staged.as_ref().is_some_and(|(_, _, staged, _)| self.has_these_bytes(owner, &path, staged));
+            let same =
+                is_older || staged.as_ref().is_some_and(|(_, _, staged, _)| self.has_these_bytes(owner, &path, staged));
             if !same {
                 name = self.beside(one, &dir, at.1);
             }

@@ -76,6 +76,11 @@ fn is_away(errno: Errno) -> bool {
     )
 }
 
+/// May it have been done all the same, and only the answer been lost?
+pub(super) fn may_be_done(errno: Errno) -> bool {
+    errno != Errno::ROFS && is_away(errno) || matches!(errno, Errno::IO | Errno::REMOTEIO | Errno::STALE | Errno::INTR)
+}
+
 impl Pause {
     /// How long something waits that failed so often.
     pub fn back_off(&self, seq: Seq, failures: u32) -> Duration {

@@ -53,6 +53,11 @@ impl Drain {
         }
         // Only now: the books must not be ahead of what is still to be made durable.
         if let Some((index, why)) = broke_off {
+            if super::pause::may_be_done(crate::store::verdict::errno_of(&why))
+                && let Some(op) = self.namespace.tree().ops.get_mut(&batch[index])
+            {
+                op.doubtful = true;
+            }
             self.back_to_waiting(&batch[index..]);
             self.failed(batch[index], &why);
         }
