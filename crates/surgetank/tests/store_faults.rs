@@ -90,6 +90,15 @@ impl Stage {
         assert!(text.contains("drain: paused for ") && text.contains("trouble for ") && text.contains(why), "{text}");
     }
 
+    /// Durable, not only in place.
+    #[track_caller]
+    fn is_idle(&self) {
+        eventually("all is durable", || {
+            let queue = &self.status()["queue"];
+            queue["files"] == 0 && queue["operations"] == 0
+        });
+    }
+
     #[track_caller]
     fn failures(&self) -> u64 {
         self.status()["drain"]["failures"].as_u64().unwrap()
@@ -280,6 +289,7 @@ fn a_copy_whose_sync_failed_became_a_conflict_when_it_was_written_again() {
         "mkdir out; tell began; await away; echo before >out/before; await seen; echo and after >>out/before",
     );
     eventually("the directory is drained", || is_told("began") && behind("out").exists());
+    stage.is_idle();
     faults("syncdir ETIMEDOUT");
     tell("away");
     eventually("it is in place", || behind("out/before").exists());
@@ -306,6 +316,7 @@ fn a_directory_that_could_not_be_synced_stopped_the_drain() {
          ln -s new out/link; chmod 600 out/renamed; tell worked; await end",
     );
     eventually("what came before is drained", || is_told("began") && behind("out/gone").exists());
+    stage.is_idle();
     faults("syncdir EIO");
     tell("away");
     eventually("all is done", || is_told("worked"));

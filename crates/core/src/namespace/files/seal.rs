@@ -179,9 +179,8 @@ impl Namespace {
     /// Takes back a publication (and the links that belong to it), unless it was begun.
     pub(crate) fn take_back(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, seq: Seq) -> bool {
         // Of a file that the store has, later operations build on that, not on its next version.
-        // Of what the store may have been brought already, it must be known which copy that was.
-        let applied = tree.get(id).is_some_and(|inode| inode.applied.is_some());
-        let needed = tree.ops.get(&seq).is_some_and(|op| op.doubtful || op.certain && !applied);
+        let needed =
+            tree.ops.get(&seq).is_some_and(|op| op.certain) && tree.get(id).is_none_or(|inode| inode.applied.is_none());
         if needed || !self.cancel(tree, txn, seq) {
             return false;
         }
