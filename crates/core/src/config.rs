@@ -161,6 +161,9 @@ pub struct Config {
     pub sync_after: Duration,
     /// How long a failing store operation is retried before the final drain gives up.
     pub retry: Duration,
+    /// How long a writer waits when neither a tier nor the store has room, before it gets the error.
+    #[serde(default)]
+    pub wait_for_room: Duration,
     /// How long background children may outlive the command.
     pub grace: Duration,
     /// When the job ends, as far as it is known.
@@ -200,6 +203,7 @@ pub struct Overrides {
     pub quiet: Option<String>,
     pub sync_after: Option<String>,
     pub retry: Option<String>,
+    pub wait_for_room: Option<String>,
     pub grace: Option<String>,
     pub deadline: Option<String>,
     pub keep_at_exit: Option<String>,
@@ -210,7 +214,7 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    fn scalars(&self) -> [(&'static str, &Option<String>); 20] {
+    fn scalars(&self) -> [(&'static str, &Option<String>); 21] {
         [
             ("store", &self.store),
             ("state", &self.state),
@@ -225,6 +229,7 @@ impl Overrides {
             ("quiet", &self.quiet),
             ("sync_after", &self.sync_after),
             ("retry", &self.retry),
+            ("wait_for_room", &self.wait_for_room),
             ("grace", &self.grace),
             ("deadline", &self.deadline),
             ("keep_at_exit", &self.keep_at_exit),

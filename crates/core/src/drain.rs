@@ -6,7 +6,9 @@
 //! back-off, and in ordered mode everything behind it waits, so that nobody sees a later file before an
 //! earlier one.
 
+mod again;
 mod execute;
+mod pause;
 mod publish;
 mod stage;
 mod throttle;
@@ -23,6 +25,7 @@ use crate::namespace::Namespace;
 use crate::namespace::tree::{Name, Progress, Tree, Trouble};
 use crate::store::Staged;
 use crate::store::verdict::{self, Verdict};
+use pause::{May, Pause};
 use throttle::Throttle;
 
 /// So many operations are looked at ahead of the first.
@@ -35,8 +38,12 @@ const BATCH_WAIT: Duration = Duration::from_millis(5);
 const OPENED_UP_MAX: u32 = 4;
 /// Until whoever makes a copy that nobody wants any more has noticed.
 const DISTURBED_WAIT: Duration = Duration::from_millis(2);
-const RETRY_FIRST: Duration = Duration::from_millis(100);
-const RETRY_MAX: Duration = Duration::from_secs(5);
+/// After this long in one call of the store it is asked for something that needs no time.
+const HANGS: Duration = Duration::from_secs(2);
+/// This long in one call is told, whatever else the store does.
+const SLOW: Duration = Duration::from_secs(15);
+/// Who ends the drain waits so long for a thread that hangs in the store.
+const STOP_PATIENCE: Duration = Duration::from_secs(5);
 const POLL_PERIOD: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Default)]
@@ -47,6 +54,8 @@ pub struct DrainCounters {
     pub staged_bytes: AtomicU64,
     pub operations: AtomicU64,
     pub failures: AtomicU64,
+    /// Copies that were not what they should be, thrown away and made again.
+    pub corrupt: AtomicU64,
     pub conflicts: AtomicU64,
 }
 
@@ -62,6 +71,7 @@ pub struct Drain {
     /// The staged copies of the operations that are being carried out.
     staged: Mutex<HashMap<Seq, Copied>>,
     pub counters: DrainCounters,
+    pause: Pause,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -84,6 +94,7 @@ impl Drain {
             staging: RwLock::new(()),
             staged: Mutex::default(),
             counters: DrainCounters::default(),
+            pause: Pause::default(),
             threads: Mutex::default(),
             namespace,
         });
@@ -116,24 +127,20 @@ impl Drain {
         self.namespace.end_relief();
         let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         for thread in threads {
+            while !crate::sync::is_finished(&thread) && self.hangs_for().is_none_or(|time| time < STOP_PATIENCE) {
+                crate::sync::thread::sleep(Duration::from_millis(1));
+            }
+            if !crate::sync::is_finished(&thread) {
+                tracing::warn!("a thread of the drain hangs in the store and is left behind");
+                continue;
+            }
             if thread.join().is_err() {
                 tracing::error!("a thread of the drain panicked");
             }
         }
         // What a copy that was cut off just now left behind.
         self.discard();
-        // What was handed out but not begun waits for the next drain.
-        let left = std::mem::take(&mut *self.jobs.lock().unwrap_or_else(PoisonError::into_inner));
-        {
-            let mut tree = self.namespace.tree();
-            for seq in left {
-                if let Some(op) = tree.ops.get_mut(&seq)
-                    && op.progress == Progress::Staging
-                {
-                    op.progress = Progress::Waiting;
-                }
-            }
-        }
+        self.take_back_jobs();
         self.discard();
     }
 
@@ -167,6 +174,7 @@ impl Drain {
     /// Looks after devices, direct writers and files that something still holds writable.
     fn tend_loop(&self) {
         let mut polled = clock::tick();
+        let mut asked = polled;
         while !self.stopping() {
             self.namespace.end_promises(crate::namespace::KEPT_FOR);
             let next = self.namespace.seal_lingering();
@@ -176,6 +184,10 @@ impl Drain {
                 self.namespace.watch_the_end();
                 self.namespace.watch_direct_writers();
                 self.namespace.retry_handed();
+                if asked.elapsed() >= HANGS && self.hangs_for().is_some_and(|time| time >= HANGS) {
+                    asked = clock::tick();
+                    self.namespace.ask_whether_there();
+                }
             }
             let until_poll = POLL_PERIOD.saturating_sub(polled.elapsed());
             let pause = next.map_or(until_poll, |next| next.min(until_poll)).max(Duration::from_micros(100));
@@ -241,9 +253,18 @@ impl Drain {
 
     /// Hands out staging, and finds what can be published: the longest run from the head of the queue.
     fn next(&self, ready_since: &mut Option<Instant>) -> Next {
+        let may = self.pause.may();
+        if let May::Nothing(time) = may {
+            return Next::Wait(time);
+        }
         let now = clock::tick();
         let ordered = self.namespace.config.ordered;
         let mut tree = self.namespace.tree();
+        // What is under way tells whether the store is back.
+        let busy = |op: &crate::namespace::tree::Op| matches!(op.progress, Progress::Staging | Progress::Committing);
+        if may == May::One && tree.ops.values().take(WINDOW_OPS).any(busy) {
+            return Next::Wait(POLL_PERIOD);
+        }
         let mut to_stage = Vec::new();
         let mut batch = Vec::new();
         let mut wait = Duration::from_millis(500);
@@ -275,8 +296,15 @@ impl Drain {
                     false
                 }
                 Progress::Waiting if Self::needs_staging(&tree, &op.kind) => {
+                    // Its last copy has its name until that is thrown away.
+                    let taken = !tree.discards.is_empty()
+                        && tree.discards.iter().any(|(_, name, _)| *name == self.temporary(seq));
+                    if taken {
+                        wait = wait.min(DISTURBED_WAIT);
+                    }
                     let sealed = op.eager || tree.get(op.file()).is_some_and(|inode| inode.sealed);
-                    if due && sealed && !short {
+                    if due && sealed && !short && !taken && (may == May::All || to_stage.is_empty() && batch.is_empty())
+                    {
                         to_stage.push(seq);
                     }
                     short |= ordered && op.error.as_ref().is_some_and(Trouble::is_full);
@@ -293,7 +321,8 @@ impl Drain {
                 continue;
             };
             let blocked = stuck.contains(&op.file()) || Self::touches(&op.kind, &stuck);
-            if ready && open && !blocked && batch.len() < BATCH_OPS_MAX {
+            let room = batch.len() < if may == May::All { BATCH_OPS_MAX } else { 1 };
+            if ready && open && !blocked && room && (may == May::All || to_stage.is_empty()) {
                 batch.push(seq);
             } else if ordered {
                 open = false;
@@ -384,10 +413,8 @@ impl Drain {
             return;
         }
         let first = *op.first_failure.get_or_insert_with(clock::tick);
-        let factor = 1_u32 << op.failures.min(10).saturating_sub(1);
-        // Jitter from the sequence number: many agents must not come back in step.
-        let jitter = Duration::from_millis(seq.0.wrapping_mul(2_654_435_761) % 50);
-        op.due = clock::tick() + (RETRY_FIRST * factor).min(RETRY_MAX) + jitter;
+        op.due = clock::tick() + self.pause.back_off(seq, op.failures);
+        self.pause.failed(seq, verdict::errno_of(why));
         let lasting = judged == Verdict::Refuse || first.elapsed() >= retry || absent.is_some();
         let advice = verdict::advise(verdict::errno_of(why));
         let text = absent.unwrap_or_else(|| {
@@ -403,6 +430,23 @@ impl Drain {
         if op.progress != Progress::Waiting && !matches!(op.progress, Progress::Staged { .. }) {
             op.progress = Progress::Waiting;
         }
+        drop(tree);
+        if self.pause.may() != May::All {
+            self.take_back_jobs();
+        }
+    }
+
+    /// What was handed out but not begun waits for its turn again.
+    fn take_back_jobs(&self) {
+        let left = std::mem::take(&mut *self.jobs.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut tree = self.namespace.tree();
+        for seq in left {
+            if let Some(op) = tree.ops.get_mut(&seq)
+                && op.progress == Progress::Staging
+            {
+                op.progress = Progress::Waiting;
+            }
+        }
     }
 
     /// Store I/O with the owner's ids, and with our own where the owner's do not suffice (a file that was given away).
@@ -413,20 +457,58 @@ impl Drain {
     ) -> std::io::Result<T> {
         let root = rustix::process::geteuid().is_root();
         if !root || owner.uid == 0 {
-            return act(self.namespace.own_cred(owner));
+            return self.pause.call(|| act(self.namespace.own_cred(owner)));
         }
-        match act(owner) {
+        match self.pause.call(|| act(owner)) {
             Err(why) if matches!(why.raw_os_error(), Some(libc::EACCES | libc::EPERM)) => {
-                act(self.namespace.own_cred(owner))
+                self.pause.call(|| act(self.namespace.own_cred(owner)))
             }
             other => other,
         }
+    }
+
+    /// Verification found a copy that is not what it should be.
+    pub(crate) fn found_corrupt(&self, why: &std::io::Error) {
+        if why.kind() == std::io::ErrorKind::InvalidData {
+            self.counters.corrupt.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Since when nothing gets to the store because something failed.
+    pub fn paused_since_unix_seconds(&self) -> Option<i64> {
+        self.pause
+            .since_unix_seconds()
+            .or_else(|| Some(clock::now().secs() - i64::try_from(self.stalled_for()?.as_secs()).unwrap_or(0)))
+    }
+
+    /// For how long the store has been at one thing, when that is too long: it does not answer anything else either, or
+    /// is very slow.
+    pub fn stalled_for(&self) -> Option<Duration> {
+        let least = if self.namespace.store_silent().is_some() { HANGS } else { SLOW };
+        self.hangs_for().filter(|time| *time >= least)
+    }
+
+    /// For how long the drain has got no answer to what it asked of the store.
+    pub fn hangs_for(&self) -> Option<Duration> {
+        self.pause.hangs_for()
+    }
+
+    /// What waits is tried at once.
+    pub fn hurry(&self) {
+        self.pause.hurry();
     }
 
     /// Nothing more will happen by itself in this scope: all done, or what is left is refused for good.
     pub fn settled(&self, run: Option<crate::model::RunId>) -> bool {
         if !self.namespace.lingering_files().is_empty() {
             return false;
+        }
+        // A store that does not answer at all is given up as one that fails.
+        let retry = self.namespace.config.retry;
+        let silent = |time: Option<Duration>| time.is_some_and(|time| time >= retry);
+        let away = silent(self.hangs_for()) && silent(self.namespace.store_silent()) || silent(self.pause.away_for());
+        if away && self.namespace.ending_for(run) >= retry {
+            return true;
         }
         let tree = self.namespace.tree();
         let mut blocked = false;

@@ -6,7 +6,7 @@
 //!
 //! Locks, in the order in which they may be taken: `moving` (a directory of the store changes its
 //! place) → an inode's lock (its content is opened, sealed, evicted) → `tree`. Store I/O is never
-//! done under `tree`; operations of a tier on names are, so that a path means one thing at a time.
+//! done under `tree` (but for a question that is not waited for, [`patience`]); operations of a tier on names are, so that a path means one thing at a time.
 
 mod ahead;
 mod attributes;
@@ -16,11 +16,13 @@ mod early;
 mod evict;
 mod files;
 mod gone;
+mod held;
 pub(crate) mod journal;
 mod listing;
 mod locks;
 mod meet;
 mod names;
+mod patience;
 mod questions;
 mod recover;
 mod relief;
@@ -53,8 +55,9 @@ pub use attributes::SetAttr;
 use content::{Handle, Open};
 pub use deadline::Outlook;
 pub use early::Real;
-pub use files::{Grant, LEFT_TO_THE_MOUNT, Opened, STORE_TO_BE_ASKED};
+pub use files::{Grant, LEFT_TO_THE_MOUNT, Opened, STORE_TO_BE_ASKED, Short};
 pub(crate) use files::{HIDDEN_PREFIX, KEPT_FOR};
+use held::InodeGuard;
 pub use listing::Listed;
 pub use questions::{Stuck, Undurable, Waiting, Where};
 pub(crate) use recover::ORPHANS;
@@ -113,7 +116,10 @@ pub struct Namespace {
     /// Signalled when a file begins to linger.
     tender: Condvar,
     pub(crate) moving: RwLock<()>,
-    inode_locks: Vec<Mutex<()>>,
+    inode_locks: held::InodeLocks,
+    asking: patience::Asking,
+    /// Writers for whom there is no room.
+    short: Mutex<files::Shorts>,
     opens: Mutex<HashMap<FileId, Arc<Open>>>,
     handles: RwLock<HashMap<u64, Arc<Handle>>>,
     listings: Mutex<HashMap<u64, Arc<Mutex<listing::Snapshot>>>>,
@@ -126,6 +132,7 @@ pub struct Namespace {
     handed: crate::sync::atomic::AtomicUsize,
     run_of: OnceLock<RunOf>,
     interrupted: OnceLock<fn() -> bool>,
+    waits_long: OnceLock<fn()>,
     history: Mutex<History>,
     /// Files whose last writer closed while something still held them writable: tried again. Their `Open` stays.
     lingering: Mutex<Vec<files::Lingering>>,
@@ -211,7 +218,9 @@ impl Namespace {
             woken: AtomicBool::new(false),
             tender: Condvar::new(),
             moving: RwLock::new(()),
-            inode_locks: (0..128).map(|_| Mutex::new(())).collect(),
+            inode_locks: held::InodeLocks::new(),
+            asking: patience::Asking::default(),
+            short: Mutex::default(),
             opens: Mutex::default(),
             handles: RwLock::default(),
             listings: Mutex::default(),
@@ -223,6 +232,7 @@ impl Namespace {
             handed: crate::sync::atomic::AtomicUsize::new(0),
             run_of: OnceLock::new(),
             interrupted: OnceLock::new(),
+            waits_long: OnceLock::new(),
             history: Mutex::new(History::new()),
             lingering: Mutex::default(),
             unsynced: Mutex::default(),
@@ -261,6 +271,10 @@ impl Namespace {
     pub fn set_interrupted(&self, interrupted: fn() -> bool) {
         let _ = self.interrupted.set(interrupted);
     }
+    /// Called by a thread that is going to wait for as long as others like.
+    pub fn set_waits_long(&self, waits_long: fn()) {
+        let _ = self.waits_long.set(waits_long);
+    }
     fn is_interrupted(&self) -> bool {
         self.interrupted.get().is_some_and(|interrupted| interrupted())
     }
@@ -268,18 +282,12 @@ impl Namespace {
     pub(crate) fn tree(&self) -> MutexGuard<'_, Tree> {
         self.tree.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    pub(crate) fn lock_inode(&self, id: FileId) -> MutexGuard<'_, ()> {
-        let index = (id.0 % self.inode_locks.len() as u64) as usize;
-        self.inode_locks[index].lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn lock_inode(&self, id: FileId) -> InodeGuard<'_> {
+        self.inode_locks.lock(id)
     }
     /// For one who may hold another inode's lock, or a gate: whoever is busy is passed over instead of waited for.
-    pub(crate) fn try_lock_inode(&self, id: FileId) -> Option<MutexGuard<'_, ()>> {
-        let index = (id.0 % self.inode_locks.len() as u64) as usize;
-        match self.inode_locks[index].try_lock() {
-            Ok(guard) => Some(guard),
-            Err(crate::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(crate::sync::TryLockError::WouldBlock) => None,
-        }
+    pub(crate) fn try_lock_inode(&self, id: FileId) -> Option<InodeGuard<'_>> {
+        self.inode_locks.try_lock(id)
     }
     pub(crate) fn opens(&self) -> MutexGuard<'_, HashMap<FileId, Arc<Open>>> {
         self.opens.lock().unwrap_or_else(PoisonError::into_inner)

@@ -222,11 +222,24 @@ pub struct Trouble {
     pub since_unix_seconds: i64,
 }
 
+/// How the drain fares with the store, since the agent started.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct DrainStatus {
+    /// Nothing has got to the store since then: the first failure, or a call that has no answer. `troubles` says why.
+    pub paused_since_unix_seconds: Option<i64>,
+    /// Tries that failed.
+    pub failures: u64,
+    /// Copies that verification threw away.
+    pub corrupt: u64,
+}
+
 /// The engine's part of `surgetank status`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Status {
     pub tiers: Vec<TierStatus>,
     pub queue: Queue,
+    #[serde(default)]
+    pub drain: DrainStatus,
     pub troubles: Vec<Trouble>,
     /// Undrained bytes that a reboot of the node would take.
     pub at_risk_reboot_bytes: u64,
@@ -418,6 +431,12 @@ pub struct DrainSummary {
     pub files: u64,
     pub bytes: u64,
     pub bytes_per_second: u64,
+    /// Tries that failed, of all runs.
+    #[serde(default)]
+    pub failures: u64,
+    /// Copies that verification threw away and that were made again, of all runs.
+    #[serde(default)]
+    pub corrupt: u64,
     /// From the end of the command to the last durable byte.
     pub tail_ms: u64,
 }
@@ -443,6 +462,16 @@ pub struct Summary {
     /// By all programs that the agent served, not by one run's.
     #[serde(default)]
     pub refused: Vec<Refused>,
+    /// Writers for whom there was no room anywhere, and who got the error.
+    #[serde(default)]
+    pub no_room: Listing<NoRoom>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct NoRoom {
+    pub path: PathText,
+    /// Which tiers and which store, and what it said.
+    pub why: String,
 }
 
 /// Calls that had to fail because there is no mount, of one kind.

@@ -3,7 +3,7 @@
 //!
 //! What lies in memory that other processes see, and what is one for the whole process, has the standard ones always.
 
-pub use std::sync::{Arc, OnceLock, PoisonError, TryLockError};
+pub use std::sync::{Arc, OnceLock, PoisonError};
 #[cfg(not(feature = "schedules"))]
 pub use std::{
     sync::{Condvar, Mutex, MutexGuard, RwLock, atomic},
@@ -17,6 +17,17 @@ pub use shuttle::{
     sync::{RwLock, atomic},
     thread,
 };
+
+/// Has the thread ended? (Where shuttle decides, whoever asks may as well wait for it.)
+pub fn is_finished(thread: &thread::JoinHandle<()>) -> bool {
+    #[cfg(not(feature = "schedules"))]
+    return thread.is_finished();
+    #[cfg(feature = "schedules")]
+    {
+        let _ = thread;
+        true
+    }
+}
 
 /// As the standard ones; time passes at once, so that a wait with a limit is one turn of the others.
 #[cfg(feature = "schedules")]

@@ -1,4 +1,5 @@
-//! A slow store for the testbed: shows SOURCE at MOUNTPOINT with a delay before each metadata operation.
+//! A slow store for the testbed: shows SOURCE at MOUNTPOINT with a delay before each metadata operation, and with what a
+//! file beside it says goes wrong (`crates/surgetank/src/mount/mirror/faults.rs`).
 //! In the foreground; unmounts and ends on SIGTERM or SIGINT.
 
 use std::path::PathBuf;
@@ -22,6 +23,9 @@ struct Arguments {
     /// How long the kernel may believe names and attributes, in milliseconds; 0 when SOURCE is changed beside the mount.
     #[arg(long, default_value_t = 1000)]
     ttl_ms: u64,
+    /// What goes wrong: a file that is looked at before each operation.
+    #[arg(long, value_name = "FILE")]
+    faults: Option<PathBuf>,
     /// Mount in a namespace of its own, where only processes that enter it see it; needs no privilege.
     #[arg(long)]
     private: bool,
@@ -45,7 +49,7 @@ fn main() -> ExitCode {
         passthrough: arguments.passthrough,
         ttl: Duration::from_millis(arguments.ttl_ms),
     };
-    match serve_mirror(&arguments.source, &arguments.mountpoint, options) {
+    match serve_mirror(&arguments.source, &arguments.mountpoint, options, arguments.faults) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("slowfs: {error}");

@@ -111,6 +111,7 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     let asked = runs.clone();
     namespace.set_run_of(Box::new(move |pid| asked.run_of(pid)));
     namespace.set_interrupted(crate::mount::interrupted);
+    namespace.set_waits_long(crate::mount::wait_long);
     namespace.set_request(afterlife::request);
     if by_calls {
         return serve_calls(namespace, runs, guard, &over, &state);

@@ -8,9 +8,10 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
-use scene::{MIB, Scene, eventually, mount, noise, succeed};
+use scene::server::{Server, unmount};
+use scene::{MIB, Scene, eventually, mount, noise};
 
 /// So that a store that fails for ever is given up within the patience of a test.
 const SHORT: [&str; 2] = ["--retry", "500ms"];
@@ -111,7 +112,7 @@ fn no_room_anywhere() {
     fs::write("/mnt/source", noise(6, 64 * MIB)).unwrap();
     scene
         .run(
-            &SHORT,
+            &[SHORT[0], SHORT[1], "--wait-for-room", "0s"],
             "head -c 3M /mnt/source > before
              ! dd if=/mnt/source of=large bs=1M 2> /mnt/said
              grep -q 'No space left' /mnt/said
@@ -171,48 +172,6 @@ fn a_store_that_is_read_only() {
     mount(&["-o", "remount,rw", "/mnt/project"]);
     scene.drain_what_is_left().exits(0);
     assert_eq!(fs::read(scene.path("there")).unwrap(), b"read me");
-}
-
-/// A file server as the store: another program, which can be killed.
-struct Server {
-    child: Child,
-}
-
-impl Server {
-    fn start(at: &Path, options: &[&str]) -> Self {
-        let tests = std::env::current_exe().unwrap();
-        let program = tests.parent().unwrap().parent().unwrap().join("examples/slowfs");
-        let child = Command::new(program)
-            .args(["/mnt/behind", at.to_str().unwrap()])
-            .args(["--ttl-ms", "0"])
-            .args(options)
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        eventually("the server serves", || {
-            fs::read_to_string("/proc/thread-self/mountinfo")
-                .unwrap()
-                .lines()
-                .any(|line| line.contains(&format!(" {} ", at.display())) && line.contains("fuse"))
-        });
-        Self { child }
-    }
-
-    fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn unmount(path: &Path) {
-    succeed(Command::new("umount").arg("-l").arg(path));
 }
 
 /// The server of the store dies in the middle of the drain, and is started again.

@@ -14,7 +14,7 @@ use crate::model::{FsyncTarget, Mode};
 use crate::store::Verify;
 
 /// Keys with one value each, by the name they have in `surgetank.toml`.
-pub const SCALARS: [&str; 21] = [
+pub const SCALARS: [&str; 22] = [
     "over",
     "store",
     "state",
@@ -29,6 +29,7 @@ pub const SCALARS: [&str; 21] = [
     "quiet",
     "sync_after",
     "retry",
+    "wait_for_room",
     "grace",
     "deadline",
     "keep_at_exit",
@@ -78,6 +79,7 @@ pub struct Draft {
     pub quiet: Option<Duration>,
     pub sync_after: Option<Duration>,
     pub retry: Option<Duration>,
+    pub wait_for_room: Option<Duration>,
     pub grace: Option<Duration>,
     /// Seconds since 1970; `None`: there is none, whatever Slurm says.
     pub deadline: Option<Said<Option<i64>>>,
@@ -139,6 +141,7 @@ impl Draft {
                 let value = deadline(text, crate::clock::now().secs()).map_err(refused)?;
                 self.deadline = Some(Said { value, origin: origin.clone() });
             }
+            "wait_for_room" => self.wait_for_room = Some(duration(text).map_err(refused)?),
             "grace" => self.grace = Some(duration(text).map_err(refused)?),
             _ => {
                 return Err(unknown("key", key, &origin.label, SCALARS.iter().chain(&LISTS).copied()));
@@ -347,6 +350,7 @@ pub fn overlay(draft: &mut Draft, upper: Draft) {
         quiet,
         sync_after,
         retry,
+        wait_for_room,
         grace,
         deadline,
         keep_at_exit,
@@ -376,6 +380,7 @@ pub fn overlay(draft: &mut Draft, upper: Draft) {
     put(&mut draft.quiet, quiet);
     put(&mut draft.sync_after, sync_after);
     put(&mut draft.retry, retry);
+    put(&mut draft.wait_for_room, wait_for_room);
     put(&mut draft.grace, grace);
     put(&mut draft.deadline, deadline);
     put(&mut draft.keep_at_exit, keep_at_exit);

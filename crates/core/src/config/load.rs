@@ -349,6 +349,7 @@ fn resolve(
         quiet: draft.quiet.unwrap_or(Duration::from_millis(50)),
         sync_after: draft.sync_after.unwrap_or(Duration::from_secs(30)),
         retry: draft.retry.unwrap_or(Duration::from_secs(30)),
+        wait_for_room: draft.wait_for_room.unwrap_or(Duration::from_secs(60)),
         grace: draft.grace.unwrap_or(Duration::from_secs(5)),
         deadline,
         keep_at_exit: draft.keep_at_exit.unwrap_or_default(),

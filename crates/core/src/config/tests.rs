@@ -76,7 +76,7 @@ fn nothing_said() {
     assert_eq!((config.ordered, config.direct, config.verify), (true, true, Verify::Cache));
     assert_eq!((config.fsync, config.keep_at_exit, config.drain_threads), (None, KeepAtExit::Leave, 4));
     assert_eq!((config.copy_up_bytes_max, config.drain_bytes_per_second_max), (64 << 20, 0));
-    assert_eq!(config.store_ttl, Duration::from_secs(1));
+    assert_eq!((config.store_ttl.as_secs(), config.wait_for_room.as_secs()), (1, 60));
     assert_eq!(
         (config.quiet, config.retry, config.grace),
         (Duration::from_millis(50), Duration::from_secs(30), Duration::from_secs(5))
@@ -116,6 +116,7 @@ fn every_key_in_every_source() {
         ("quiet", "0"),
         ("sync_after", "7s"),
         ("retry", "2m"),
+        ("wait_for_room", "3m"),
         ("grace", "1h"),
         ("deadline", "2100-01-01T00:00Z"),
         ("keep_at_exit", "drain"),
@@ -137,7 +138,7 @@ fn every_key_in_every_source() {
         assert_eq!((config.copy_up_bytes_max, config.dirty_bytes_max, config.drain_threads), (3 << 29, 10 << 30, 9));
         assert_eq!((config.drain_bytes_per_second_max, config.store_ttl.as_millis()), (5 << 20, 100));
         assert_eq!((config.quiet.as_secs(), config.retry.as_secs(), config.grace.as_secs()), (0, 120, 3600));
-        assert_eq!(config.sync_after.as_secs(), 7);
+        assert_eq!((config.sync_after.as_secs(), config.wait_for_room.as_secs()), (7, 180));
         assert_eq!(config.deadline.as_ref().map(|deadline| deadline.unix_seconds), Some(4_102_444_800));
         assert_eq!((config.preload, config.preload_skip.join(" ").as_str()), (false, "java mpirun perl"));
         assert_eq!(config.tiers.len(), 2);
@@ -185,6 +186,7 @@ fn every_key_in_every_source() {
         quiet: value("quiet"),
         sync_after: value("sync_after"),
         retry: value("retry"),
+        wait_for_room: value("wait_for_room"),
         grace: value("grace"),
         deadline: value("deadline"),
         keep_at_exit: value("keep_at_exit"),

@@ -8,7 +8,7 @@ use crate::model::{FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
 use crate::namespace::content::{Content, Lies, Open};
 use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Inode, Name, Place, Tree, file_of};
-use crate::store::{Cred, Expect, Meta, Staged, StorePath};
+use crate::store::{Cred, Expect, Meta, StorePath};
 
 use super::Drain;
 use super::publish::{conflict_name, prepared};
@@ -214,12 +214,12 @@ impl Drain {
             false => self.expectation(tree, over, at),
         };
         if !self.is_as_known(owner, &path, expect)? {
-            let prepared = self.namespace.tree().ops.get(&one.seq).and_then(|op| op.prepared);
-            let ours = self.as_owner(owner, |who| store.stat(who, &path)).ok().filter(|stat| {
-                prepared
-                    .is_some_and(|prepared| prepared.is(&stat.identity) && prepared.identity.ino == stat.identity.ino)
-            });
-            if let Some(stat) = ours {
+            let ours = self.published_before(one.seq, owner, &path);
+            let version = staged.as_ref().map(|(.., version)| *version);
+            // An older version of ours gives way.
+            let is_older =
+                ours.as_ref().is_some_and(|(_, prepared)| version.is_some_and(|version| version != *prepared));
+            if let Some((stat, _)) = ours.filter(|_| !is_older) {
                 // Renamed before a crash or a failed sync; only the books were behind.
                 if let Some((dir, name, ..)) = staged {
                     let mut tree = self.namespace.tree();
@@ -228,10 +228,16 @@ impl Drain {
                 return Ok(self.applied(one.kind, at, stat.identity));
             }
             // Published before, and the store broke off before it said so: the same bytes are no conflict.
-            let same = staged.as_ref().is_some_and(|(_, _, staged, _)| self.has_these_bytes(owner, &path, staged));
+            let same =
+                is_older || staged.as_ref().is_some_and(|(_, _, staged, _)| self.has_these_bytes(owner, &path, staged));
             if !same {
                 name = self.beside(one, &dir, at.1);
             }
+        } else if is_again
+            && self.is_doubtful(one.seq)
+            && let Some(stat) = self.in_place_already(one.seq, owner, &temporary, &path, staged.as_ref())?
+        {
+            return Ok(self.applied(one.kind, at, stat.identity));
         }
         self.write_down(one.seq, &staged);
         let target = dir.join(&name);
@@ -277,19 +283,6 @@ impl Drain {
         };
         open.replace(Content { file, lies: Lies::Store, ..content });
         Ok(())
-    }
-
-    fn has_these_bytes(&self, owner: Cred, path: &StorePath, staged: &Staged) -> bool {
-        let store = &self.namespace.store;
-        let compared = self.as_owner(owner, |who| {
-            let there = store.stat(who, path)?;
-            let mut expected = *staged;
-            expected.identity.ino = there.identity.ino;
-            let is_file = there.attr.kind == Kind::File;
-            let verify = self.namespace.config.verify;
-            Ok(is_file && store.verify(who, path, &expected, verify, &|_| Ok(())).is_ok())
-        });
-        compared.unwrap_or(false)
     }
 
     /// An earlier agent's copy is not in place: from now on ours is the one to be recognised.

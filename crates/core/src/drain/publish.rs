@@ -54,6 +54,11 @@ impl Drain {
         }
         // Only now: the books must not be ahead of what is still to be made durable.
         if let Some((index, why)) = broke_off {
+            if super::pause::may_be_done(crate::store::verdict::errno_of(&why))
+                && let Some(op) = self.namespace.tree().ops.get_mut(&batch[index])
+            {
+                op.doubtful = true;
+            }
             self.back_to_waiting(&batch[index..]);
             self.failed(batch[index], &why);
         }
@@ -68,7 +73,7 @@ impl Drain {
             dirs.iter().filter_map(|dir| tree.applied_path(*dir)).collect()
         };
         // A directory may have gone with a later operation of the batch: what was in it needs no sync.
-        let synced = self.namespace.store.sync_dirs(who, &dirs).or_else(|why| {
+        let synced = self.pause.call(|| self.namespace.store.sync_dirs(who, &dirs)).or_else(|why| {
             if why.kind() == std::io::ErrorKind::NotFound {
                 dirs.iter().try_for_each(|dir| match self.namespace.store.sync_dirs(who, std::slice::from_ref(dir)) {
                     Err(why) if why.kind() == std::io::ErrorKind::NotFound => Ok(()),
@@ -93,6 +98,7 @@ impl Drain {
             return;
         }
         crash_point!("drain.durable");
+        self.pause.succeeded();
         self.finalise(done);
     }
 
@@ -139,6 +145,7 @@ impl Drain {
                     self.namespace.store.verify(who, &one.path, &one.staged, self.namespace.config.verify, &|_| Ok(()))
                 });
                 if let Err(why) = verified {
+                    self.found_corrupt(&why);
                     self.restage(one.seq, &why);
                     bad = Some(one.seq);
                 }

@@ -182,13 +182,16 @@ impl Drain {
         crash_point!("drain.stage");
         let gate = |bytes: u64| -> io::Result<()> {
             let is_wanted = || !self.stopping() && self.current(job.seq, job);
+            self.pause.rests();
             // What lies in the store already is only read there.
             if !job.in_place {
                 self.throttle.pass(bytes, &is_wanted);
             }
+            self.pause.moved();
             if is_wanted() { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) }
         };
         let free = |_: u64| {
+            self.pause.moved();
             if self.stopping() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
         };
         let store = &self.namespace.store;
@@ -221,7 +224,8 @@ impl Drain {
                 return Ok(());
             }
             store.verify(who, &job.path, &staged, self.namespace.config.verify, &free)
-        })?;
+        })
+        .inspect_err(|why| self.found_corrupt(why))?;
         Ok((staged, true))
     }
 }

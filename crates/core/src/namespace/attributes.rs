@@ -12,7 +12,7 @@ use crate::model::{Attr, Caller, FileId, Kind, OpKind, RunId, Timestamp, Xattrs}
 use crate::store::{Meta, Space};
 
 use super::Namespace;
-use super::content::{Lies, Open};
+use super::content::{Content, Lies, Open};
 use super::journal::Txn;
 use super::tree::{Inode, Tree};
 
@@ -66,9 +66,12 @@ impl Namespace {
     pub(super) fn attr_of(&self, id: FileId, inode: &Inode) -> Attr {
         if !inode.sealed {
             let open = self.opens().get(&id).cloned();
-            if let Some(open) = open
-                && let Ok(stat) = rustix::fs::fstat(&*open.content().file)
-            {
+            let stat = open.and_then(|open| match open.content() {
+                Content { file, lies: Lies::Tier(_), .. } => rustix::fs::fstat(&*file).ok(),
+                // The tree is locked: a store that hangs would stop everything.
+                Content { file, .. } => self.would_stat(file),
+            });
+            if let Some(stat) = stat {
                 return as_written(inode, &stat);
             }
         }
@@ -515,7 +518,7 @@ impl Namespace {
 
     /// The store's space, less what is still to be brought there.
     pub fn statfs(&self) -> FsResult<Space> {
-        let mut space = self.store.space(&crate::store::StorePath::root())?;
+        let mut space = self.space()?;
         let dirty = self.dirty_bytes();
         space.free_bytes = space.free_bytes.saturating_sub(dirty);
         space.available_bytes = space.available_bytes.saturating_sub(dirty);

@@ -9,6 +9,7 @@ mod place;
 mod promise;
 mod room;
 mod seal;
+mod shortage;
 mod sync;
 mod transfer;
 
@@ -17,6 +18,8 @@ pub(crate) use place::{HIDDEN_PREFIX, Placed, hidden_name};
 pub(crate) use promise::{KEPT_FOR, Promises};
 pub(crate) use room::{Given, copy_with_attributes};
 pub(crate) use seal::{identity_of, nobody_has, nobody_writes};
+pub use shortage::Short;
+pub(crate) use shortage::{Shortage, Shorts};
 pub(crate) use sync::Unsynced;
 
 use crate::model::FsyncTarget;

@@ -172,6 +172,17 @@ impl Namespace {
         for (dir, name) in places {
             txn.entry(dir, &name);
         }
+        // Carried out, though not for good: from here on the books say what the store has, or the next agent would take it
+        // for somebody else's.
+        if op.doubtful {
+            let in_doubt = |tree: &Tree, id| {
+                tree.ops.values().any(|op| op.doubtful && super::tree::files_of(&op.kind).any(|other| other == id))
+            };
+            for id in super::tree::files_of(&op.kind).filter(|id| !in_doubt(tree, *id)).collect::<Vec<_>>() {
+                tree.before.remove(&id);
+                txn.file(id);
+            }
+        }
         true
     }
 

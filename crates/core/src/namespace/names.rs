@@ -7,7 +7,7 @@ mod rename;
 use crate::clock;
 use crate::error::{Errno, FsResult};
 use crate::model::{Caller, FileId, Kind, OpKind, RunId};
-use crate::store::Cred;
+use crate::store::{Cred, StorePath};
 
 use super::Namespace;
 use super::journal::Txn;
@@ -20,9 +20,7 @@ impl Namespace {
     /// May names be made or removed in the directory? The store is asked too where it has the directory:
     /// better an error now than in the drain.
     pub(super) fn permit_change(&self, caller: &Caller, dir: FileId) -> FsResult<()> {
-        // The drain must not rename the directory between our look at its path and our use of it.
-        let _moving = self.moving.read().unwrap_or_else(crate::sync::PoisonError::into_inner);
-        let (path, who) = {
+        let look = || -> FsResult<Option<StorePath>> {
             let tree = self.tree();
             let inode = tree.get(dir).ok_or(Errno::NOENT)?;
             if !inode.is_dir() {
@@ -33,14 +31,17 @@ impl Namespace {
             }
             self.permit(caller, &inode.attr, 3)?;
             if inode.dir.as_ref().is_some_and(|d| d.complete) {
-                return Ok(());
+                return Ok(None);
             }
-            match tree.applied_path(dir) {
-                Some(path) => (path, Self::who(caller)),
-                None => return Ok(()),
-            }
+            Ok(tree.applied_path(dir))
         };
-        self.let_in(dir, || self.store.may_write_dir(who, &path)).map_err(Into::into)
+        if look()?.is_none() {
+            return Ok(());
+        }
+        // The drain must not rename the directory between our look at its path and our use of it.
+        let _moving = self.moving.read().unwrap_or_else(crate::sync::PoisonError::into_inner);
+        let Some(path) = look()? else { return Ok(()) };
+        self.let_in(dir, || self.may_change_dir(dir, Self::who(caller), &path)).map_err(Into::into)
     }
 
     /// The sticky bit: only the owner of the file or of the directory removes names.

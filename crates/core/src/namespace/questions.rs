@@ -231,6 +231,7 @@ impl Namespace {
                 let why = match (&op.error, &behind) {
                     (Some(trouble), _) => trouble.text.clone(),
                     (None, Some(first)) => format!("waits for its turn behind {first}"),
+                    (None, None) if self.store_silent().is_some() => self.silence(),
                     (None, None) => String::from("not yet drained"),
                 };
                 list.push(Undurable {
@@ -468,6 +469,7 @@ impl Namespace {
         if let Some(run) = run {
             self.ending.lock().unwrap_or_else(crate::sync::PoisonError::into_inner).insert(run);
         }
+        self.somebody_waits_for_all(run);
         self.remember_forgotten(run);
         {
             let mut tree = self.tree();

@@ -9,6 +9,7 @@ use crate::bequest::Record;
 use crate::clock;
 use crate::error::{Errno, FsResult};
 use crate::model::{Attr, Caller, FileId, Kind, STORE_TEMPORARY_PREFIX};
+use crate::store::verdict::{self, Verdict};
 use crate::store::{Cred, StorePath, StoreStat};
 
 use super::tree::{Entry, Inode, Name, Tree};
@@ -76,20 +77,27 @@ impl Namespace {
             return Err(Errno::NOENT.into());
         }
         let name: Name = Name::from(name);
+        // What we know is told whatever the store, and those who wait for it, do.
+        let look = || -> FsResult<(Ask, u64)> {
+            let tree = self.tree();
+            let inode = tree.get(dir).ok_or(Errno::NOENT)?;
+            if !inode.is_dir() {
+                return Err(Errno::NOTDIR.into());
+            }
+            self.permit(caller, &inode.attr, 1)?;
+            Ok((self.ask(&tree, dir, &name), tree.links_changed))
+        };
+        match look()?.0 {
+            Ask::Known(id) => return Ok(id),
+            Ask::Absent => return Err(Errno::NOENT.into()),
+            Ask::Store(..) => {}
+        }
         for _ in 0..TRIES_MAX {
             let moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
-            let (path, generation, entry, links_changed) = {
-                let tree = self.tree();
-                let inode = tree.get(dir).ok_or(Errno::NOENT)?;
-                if !inode.is_dir() {
-                    return Err(Errno::NOTDIR.into());
-                }
-                self.permit(caller, &inode.attr, 1)?;
-                match self.ask(&tree, dir, &name) {
-                    Ask::Known(id) => return Ok(id),
-                    Ask::Absent => return Err(Errno::NOENT.into()),
-                    Ask::Store(path, generation, entry) => (path, generation, entry, tree.links_changed),
-                }
+            let (path, generation, entry, links_changed) = match look()? {
+                (Ask::Known(id), _) => return Ok(id),
+                (Ask::Absent, _) => return Err(Errno::NOENT.into()),
+                (Ask::Store(path, generation, entry), links_changed) => (path, generation, entry, links_changed),
             };
             self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
             let result = self.let_in(dir, || self.store.stat(Self::who(caller), &path));
@@ -277,24 +285,35 @@ impl Namespace {
 
     /// `false`: how many names it has changed by our own hand while we looked.
     fn look_again(&self, id: FileId) -> FsResult<bool> {
-        let moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
-        let (path, who, links_changed): (StorePath, Cred, u64) = {
+        let look = || -> Option<(StorePath, Cred, u64, bool)> {
             let tree = self.tree();
-            let Some(inode) = tree.get(id) else {
-                return Ok(true);
-            };
+            let inode = tree.get(id)?;
             let fresh = inode.checked.is_some_and(|at| at.elapsed() < self.config.store_ttl);
             let ours = inode.owned && !inode.is_dir();
             if fresh || ours || inode.handles > 0 || inode.set_meta.is_some() {
-                return Ok(true);
+                return None;
             }
-            let Some(path) = tree.applied_path(id) else {
-                return Ok(true);
-            };
-            (path, inode.cred(), tree.links_changed)
+            Some((tree.applied_path(id)?, inode.cred(), tree.links_changed, inode.is_dir()))
+        };
+        if look().is_none() {
+            return Ok(true);
+        }
+        let moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
+        let Some((path, who, links_changed, is_dir)) = look() else {
+            return Ok(true);
         };
         self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
-        let result = self.store.stat(self.own_cred(who), &path);
+        let who = self.own_cred(who);
+        let result = if is_dir {
+            // The way to what lies in the tiers: while the store does not tell, it is as it was.
+            match self.would_ask(move |store| store.stat(who, &path)) {
+                None => return Ok(true),
+                Some(Err(why)) if !is_absent(&why) && passes(&why) => return Ok(true),
+                Some(answer) => answer,
+            }
+        } else {
+            self.store.stat(who, &path)
+        };
         let mut tree = self.tree();
         drop(moving);
         match result {
@@ -322,6 +341,11 @@ impl Namespace {
     pub(crate) fn own_cred(&self, owner: Cred) -> Cred {
         if rustix::process::geteuid().is_root() { Cred { uid: 0, gid: 0 } } else { owner }
     }
+}
+
+/// The store is in trouble, not the file.
+fn passes(why: &io::Error) -> bool {
+    verdict::classify(verdict::errno_of(why)) == Verdict::Retry
 }
 
 pub(super) fn is_absent(why: &io::Error) -> bool {

@@ -509,6 +509,7 @@ fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Arc<Mutex<V
         deadline: None,
         sync_after: Duration::from_millis(20),
         retry: Duration::from_secs(1),
+        wait_for_room: Duration::ZERO,
         grace: Duration::ZERO,
         keep_at_exit: if terms.keeps { KeepAtExit::Drain } else { KeepAtExit::Leave },
         direct: true,

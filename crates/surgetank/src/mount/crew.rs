@@ -39,6 +39,9 @@ use inbox::{Inbox, Received};
 use lookout::Lookout;
 use turns::Turns;
 
+/// So many threads may be stuck in operations beside those that serve.
+const THREADS_STUCK_MAX: usize = 1024;
+
 /// One thread of the crew, as the others see it.
 #[derive(Debug, Default)]
 struct Berth {
@@ -201,6 +204,22 @@ impl Crew {
     /// Threads that wait for requests or will soon be done with theirs.
     fn at_hand(&self) -> usize {
         self.roll().at_hand()
+    }
+
+    /// Who serves what. Those who did so `before` wait long, as far as there may be more threads for them.
+    fn those_in_the_same(&self, before: &[(u64, u64)]) -> Vec<(u64, u64)> {
+        let roll = self.roll();
+        let mut room = THREADS_STUCK_MAX.saturating_sub(roll.berths.len() - roll.at_hand());
+        let mut now = Vec::with_capacity(roll.berths.len());
+        for berth in &roll.berths {
+            let serves = (berth.slot, berth.unique.load(Ordering::Acquire));
+            if serves.1 != 0 && room > 0 && before.contains(&serves) {
+                berth.waits_long.store(true, Ordering::SeqCst);
+                room -= 1;
+            }
+            now.push(serves);
+        }
+        now
     }
 
     fn roll(&self) -> MutexGuard<'_, Roll> {

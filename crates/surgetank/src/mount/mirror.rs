@@ -1,18 +1,20 @@
 //! A pass-through file system: shows a directory at another place, as it is.
 //!
 //! It exists for two purposes: to try the adapter against the real thing (every operation has a native twin to compare with),
-//! and to stand in for a busy parallel file system in the testbed, by sleeping before each metadata operation.
+//! and to stand in for a busy parallel file system in the testbed, by sleeping before each metadata operation, and for one in
+//! trouble, by doing wrong what it is told to ([`faults`]).
 //!
 //! It must run as the owner of the files or as root, and with a umask of 0 (the kernel has already taken the caller's off);
 //! [`serve_mirror`] sees to that. Files that it makes for others are given to them.
 
+mod faults;
 mod nodes;
 mod operations;
 
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
@@ -25,6 +27,7 @@ use surgetank_core::error::{Error, FsResult, Result};
 use super::attach::{self, AttachOptions};
 use super::notifier::Notifier;
 use super::session::{Options, Session};
+use faults::{Faults, Op, Wrong};
 use nodes::{Node, Nodes};
 
 /// How the mirror behaves.
@@ -52,6 +55,7 @@ pub struct Mirror {
     next_handle: AtomicU64,
     traffic: Traffic,
     notifier: OnceLock<Notifier>,
+    faults: Faults,
 }
 
 /// An open file or directory.
@@ -70,7 +74,15 @@ impl Mirror {
             next_handle: AtomicU64::new(1),
             traffic: Traffic::default(),
             notifier: OnceLock::new(),
+            faults: Faults::default(),
         })
+    }
+
+    /// What goes wrong is said by this file.
+    #[must_use]
+    pub fn with_faults(mut self, file: PathBuf) -> Self {
+        self.faults = Faults::told_by(file);
+        self
     }
 
     pub fn traffic(&self) -> &Traffic {
@@ -93,16 +105,18 @@ impl Mirror {
         self.handles.write().unwrap_or_else(PoisonError::into_inner).remove(&fh)
     }
 
-    fn metadata_delay(&self) {
+    /// Before each metadata operation.
+    fn metadata(&self, op: Op) -> FsResult<Wrong> {
         if !self.options.latency_metadata.is_zero() {
             std::thread::sleep(self.options.latency_metadata);
         }
+        self.faults.meet(op)
     }
 }
 
 /// Serves `source` at `mountpoint` in the foreground until it is unmounted, or SIGTERM or SIGINT comes (it is then unmounted,
 /// lazily). To be called before any other thread exists: it changes the umask, the signal mask and limits of the process.
-pub fn serve_mirror(source: &Path, mountpoint: &Path, options: MirrorOptions) -> Result<()> {
+pub fn serve_mirror(source: &Path, mountpoint: &Path, options: MirrorOptions, faults: Option<PathBuf>) -> Result<()> {
     let failed = |why: &dyn std::fmt::Display| {
         Error::new(format!("cannot mirror {} at {}", source.display(), mountpoint.display())).why(why)
     };
@@ -110,7 +124,11 @@ pub fn serve_mirror(source: &Path, mountpoint: &Path, options: MirrorOptions) ->
     raise_descriptor_limit();
     sleep_precisely();
     let signals = block_signals();
-    let mirror = Arc::new(Mirror::new(source, options).map_err(|error| failed(&error))?);
+    let mut mirror = Mirror::new(source, options).map_err(|error| failed(&error))?;
+    if let Some(file) = faults {
+        mirror = mirror.with_faults(file);
+    }
+    let mirror = Arc::new(mirror);
     // The mounting helper refuses to open an ordinary user's mount to others.
     let allow_other = rustix::process::geteuid().is_root();
     let subtype = "surgetank-mirror".to_owned();

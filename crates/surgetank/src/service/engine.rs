@@ -12,9 +12,9 @@ use surgetank_core::model::{Mode, RunId};
 use surgetank_core::namespace::tree::State;
 use surgetank_core::namespace::{Namespace, Undurable};
 use surgetank_core::report::{
-    Audit, Conflict, DeadlineStatus, DeviceStatus, DrainSummary, FileState, Health, MountSummary, NotDurable, Oldest,
-    PathText, Prefetch, Progress, Queue, ReplicaStatus, Scope, Status, Summary, TierStatus, TierSummary, Trouble,
-    Undelivered, Verdict, Why,
+    Audit, Conflict, DeadlineStatus, DeviceStatus, DrainStatus, DrainSummary, FileState, Health, MountSummary, NoRoom,
+    NotDurable, Oldest, PathText, Prefetch, Progress, Queue, ReplicaStatus, Scope, Status, Summary, TierStatus,
+    TierSummary, Trouble, Undelivered, Verdict, Why,
 };
 use surgetank_core::store::StorePath;
 
@@ -106,18 +106,51 @@ impl Served {
     }
 
     fn trouble(&self) -> Option<Trouble> {
+        let place = self.namespace.store.describe();
+        let paused = self.drain.paused_since_unix_seconds();
+        // It need not fail to be in trouble.
+        let silent = self.namespace.store_silent();
+        if let Some(time) = silent.or(self.drain.stalled_for()) {
+            let since_unix_seconds = paused.unwrap_or_else(|| before_unix(time));
+            let slow =
+                || format!("the store {place} has been at one thing for {} s: it is slow, or hangs", time.as_secs());
+            let reason = if silent.is_some() { self.namespace.silence() } else { slow() };
+            return Some(Trouble { path: None, place, reason, since_unix_seconds });
+        }
         let stuck = self.namespace.stuck()?;
         Some(Trouble {
             path: Some(PathText(stuck.path)),
-            place: self.namespace.store.describe(),
+            place,
             reason: stuck.text,
-            since_unix_seconds: now_unix() - i64::try_from(stuck.since.as_secs()).unwrap_or(0),
+            since_unix_seconds: before_unix(stuck.since).min(paused.unwrap_or(i64::MAX)),
+        })
+    }
+
+    /// Writers that wait for room.
+    fn waiting_for_room(&self) -> impl Iterator<Item = Trouble> {
+        let place = self.namespace.store.describe();
+        let patience = self.namespace.config.wait_for_room;
+        self.namespace.short_of_room().into_iter().map(move |short| Trouble {
+            path: Some(PathText(short.path)),
+            place: place.clone(),
+            reason: match short.refused {
+                true => format!("a writer got an error: {}", short.why),
+                false => {
+                    let left = patience.saturating_sub(short.since.elapsed());
+                    format!("a writer waits, {} s more: {}", left.as_secs(), short.why)
+                }
+            },
+            since_unix_seconds: short.at_unix_seconds,
         })
     }
 
     fn fault(path: &[u8], fault: &surgetank_core::error::Fault) -> Error {
         Error::new(format!("{}: cannot be looked up", String::from_utf8_lossy(path))).why(fault)
     }
+}
+
+fn before_unix(time: Duration) -> i64 {
+    now_unix() - i64::try_from(time.as_secs()).unwrap_or(0)
 }
 
 fn now_unix() -> i64 {
@@ -185,7 +218,13 @@ impl Engine for Served {
             undrained_bytes: outlook.undrained_bytes,
             fits: outlook.undrained_bytes <= outlook.drainable_bytes,
         });
+        status.drain = DrainStatus {
+            paused_since_unix_seconds: self.drain.paused_since_unix_seconds(),
+            failures: self.drain.counters.failures.load(Ordering::Relaxed),
+            corrupt: self.drain.counters.corrupt.load(Ordering::Relaxed),
+        };
         status.troubles.extend(self.trouble());
+        status.troubles.extend(self.waiting_for_room().take(20));
         for noted in namespace.troubles().into_iter().rev().take(20) {
             status.troubles.push(Trouble {
                 path: Some(PathText(noted.path.into_bytes())),
@@ -272,6 +311,7 @@ impl Engine for Served {
         self.namespace.catch_up();
         let mark = self.mark();
         self.begun.lock().unwrap_or_else(PoisonError::into_inner).insert(scope.run, mark);
+        self.drain.hurry();
         self.namespace.begin_final_drain(scope.run);
         // After that, so that what is sealed from now on is seen to when it is sealed.
         if self.namespace.config.keep_at_exit == surgetank_core::config::KeepAtExit::Drain {
@@ -359,6 +399,8 @@ impl Engine for Served {
             files: now.files,
             bytes: now.bytes,
             bytes_per_second: if tail.is_zero() { 0 } else { (tail_bytes as f64 / tail.as_secs_f64()) as u64 },
+            failures: self.drain.counters.failures.load(Ordering::Relaxed),
+            corrupt: self.drain.counters.corrupt.load(Ordering::Relaxed),
             tail_ms: u64::try_from(tail.as_millis()).unwrap_or(u64::MAX),
         };
         let counters = &self.namespace.counters;
@@ -370,6 +412,11 @@ impl Engine for Served {
             mediated_read_bytes: counters.read_bytes.load(Ordering::Relaxed),
             mediated_write_bytes: counters.written_bytes.load(Ordering::Relaxed),
         };
+        let short = self.namespace.short_of_room().into_iter();
+        summary.no_room = short
+            .filter(|short| short.refused && run.is_none_or(|run| short.run == run || short.run == RunId(0)))
+            .map(|short| NoRoom { path: PathText(short.path), why: short.why })
+            .collect();
         summary.refused = self.refusals.as_ref().map(|refusals| refusals.list()).unwrap_or_default();
         summary
     }

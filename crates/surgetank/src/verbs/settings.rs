@@ -62,6 +62,9 @@ pub struct Settings {
     /// How long a failing store is tried again
     #[arg(long, value_name = "TIME", help_heading = "Tuning")]
     pub retry: Option<String>,
+    /// How long a writer waits when no tier and not the store has room for it
+    #[arg(long, value_name = "TIME", help_heading = "Tuning")]
+    pub wait_for_room: Option<String>,
     /// How long background children may outlive the command
     #[arg(long, value_name = "TIME", help_heading = "Tuning")]
     pub grace: Option<String>,
@@ -137,6 +140,7 @@ impl Settings {
             quiet: self.quiet_period,
             sync_after: self.sync_after,
             retry: self.retry,
+            wait_for_room: self.wait_for_room,
             grace: self.grace,
             deadline: self.deadline,
             keep_at_exit: self.keep_at_exit,

@@ -110,6 +110,17 @@ fn write(out: &mut String, status: &AgentStatus) -> std::fmt::Result {
         words::count(queue.operations),
         words::bytes(queue.bytes_per_second)
     )?;
+    let drain = &content.drain;
+    let now = clock::now().secs();
+    let ago = |since: i64| words::seconds(u64::try_from(now - since).unwrap_or(0));
+    if let Some(since) = drain.paused_since_unix_seconds {
+        writeln!(out, "  drain: paused for {}, {} tries failed", ago(since), words::count(drain.failures))?;
+    } else if drain.failures > 0 {
+        writeln!(out, "  drain: goes on, {} tries failed", words::count(drain.failures))?;
+    }
+    if drain.corrupt > 0 {
+        writeln!(out, "  {} copies came out wrong in the store and were made again", words::count(drain.corrupt))?;
+    }
     if let Some(oldest) = &queue.oldest {
         writeln!(out, "  oldest undrained: {}, {}", oldest.path, words::seconds(oldest.age_seconds))?;
     }
@@ -137,8 +148,6 @@ fn write(out: &mut String, status: &AgentStatus) -> std::fmt::Result {
             writeln!(out, "  WARNING: {late} may not be in the store when the job ends")?;
         }
     }
-    let now = clock::now().secs();
-    let ago = |since: i64| words::seconds(u64::try_from(now - since).unwrap_or(0));
     for run in &status.runs {
         writeln!(out, "  run {} (pid {}, {}): {}", run.run.0, run.pid, ago(run.since_unix_seconds), run.command)?;
     }

@@ -206,6 +206,7 @@ pub fn configure(settings: &Settings) -> Result<Config> {
         quiet: Duration::ZERO,
         sync_after: Duration::ZERO,
         retry: Duration::ZERO,
+        wait_for_room: Duration::ZERO,
         grace: grace.transpose().map_err(|error| Error::new("--grace").why(error))?.unwrap_or_default(),
         deadline: None,
         keep_at_exit: KeepAtExit::Leave,

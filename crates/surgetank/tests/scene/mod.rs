@@ -11,6 +11,7 @@
 
 mod agents;
 pub mod group;
+pub mod server;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -373,6 +374,12 @@ impl Scene {
                 files_below(Path::new(path)).into_keys()
             })
             .collect()
+    }
+
+    /// How many of this name the scene runs.
+    pub fn processes(&self, name: &str) -> usize {
+        let is_it = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name);
+        marked(&self.behind).iter().filter(|pid| is_it(pid)).count()
     }
 
     pub fn log(&self) -> String {

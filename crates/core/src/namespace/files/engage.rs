@@ -4,7 +4,7 @@ use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 
 use crate::error::{Errno, FsResult};
-use crate::model::{DeviceId, FileId, Mode};
+use crate::model::{DeviceId, FileId, Mode, RunId};
 use crate::placement::{self, Ask, AskKind, DirtyRoom, Place};
 
 use super::super::Namespace;
@@ -41,6 +41,16 @@ impl Namespace {
 
     /// Opens a store file whose next version goes to a tier: with the present bytes (copy-up) or empty.
     pub(super) fn open_placed(
+        &self,
+        id: FileId,
+        source: Option<&std::fs::File>,
+        size_bytes: u64,
+        via: Via,
+    ) -> FsResult<Open> {
+        self.with_room((Some(id), b"", RunId(0)), || self.open_where_room_is(id, source, size_bytes, via))
+    }
+
+    fn open_where_room_is(
         &self,
         id: FileId,
         source: Option<&std::fs::File>,

@@ -67,7 +67,7 @@ impl Namespace {
                 Some(_) if flags & (libc::O_CREAT | libc::O_EXCL) == libc::O_CREAT | libc::O_EXCL => {
                     Err(Errno::EXIST.into())
                 }
-                Some(id) => self.hand_out_existing(caller, id, flags),
+                Some(id) => self.hand_out_existing(caller, id, flags, may_ask),
                 None if flags & libc::O_CREAT == 0 => Err(Errno::NOENT.into()),
                 None => {
                     self.permit_change(caller, dir)?;
@@ -95,7 +95,7 @@ impl Namespace {
         id: FileId,
         flags: i32,
     ) -> FsResult<File> {
-        let handed = self.hand_out_existing(caller, id, flags & !libc::O_TRUNC);
+        let handed = self.hand_out_existing(caller, id, flags & !libc::O_TRUNC, true);
         if handed.as_ref().is_err_and(|fault| fault.errno == LEFT_TO_THE_MOUNT) {
             let known = self.known(&self.tree(), dir, &Name::from(name));
             if known == Some(Some(id)) {
@@ -108,7 +108,7 @@ impl Namespace {
         handed
     }
 
-    fn hand_out_existing(&self, caller: &Caller, id: FileId, flags: i32) -> FsResult<File> {
+    fn hand_out_existing(&self, caller: &Caller, id: FileId, flags: i32, may_ask: bool) -> FsResult<File> {
         let want = if flags & libc::O_ACCMODE == libc::O_WRONLY { 2 } else { 6 };
         {
             let tree = self.tree();
@@ -117,8 +117,13 @@ impl Namespace {
                 return Err(LEFT_TO_THE_MOUNT.into());
             }
             self.permit(caller, &inode.attr, want)?;
+            // Only the store has it.
+            if inode.replica.is_none() {
+                return Err(LEFT_TO_THE_MOUNT.into());
+            }
         }
-        let _inode = self.lock_inode(id);
+        // Whoever has it may be waiting for the store.
+        let _inode = if may_ask { self.lock_inode(id) } else { self.try_lock_inode(id).ok_or(STORE_TO_BE_ASKED)? };
         // The caches of the kernel that the mount's readers have are not ours to drop while they read.
         let open = self.open_locked(id, true, flags & libc::O_TRUNC != 0, self.run(caller), Via::Shim(flags))?;
         self.count_handed(&open);

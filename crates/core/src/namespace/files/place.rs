@@ -6,6 +6,7 @@ use crate::sync::{Arc, PoisonError};
 use crate::error::{Errno, Fault, FsResult};
 use crate::model::{DeviceId, FileId, Mode};
 use crate::placement::{self, Ask, AskKind, DirtyRoom, Expected, Place};
+use crate::store::verdict::{self, Verdict};
 use crate::store::{Cred, StorePath};
 
 use super::super::Namespace;
@@ -199,8 +200,11 @@ impl Namespace {
             }
         };
         let file = made.map_err(|why| {
+            let errno = verdict::errno_of(&why);
+            // Whatever keeps the store from taking it for now, it is room that is missing.
+            let passes = errno == Errno::ROFS || verdict::classify(errno) == Verdict::Retry;
             Fault::new(
-                Errno::from_raw_os_error(why.raw_os_error().unwrap_or(libc::EIO)),
+                if passes && errno != Errno::DQUOT { Errno::NOSPC } else { errno },
                 format!(
                     "no tier has room for {} and the store {} refuses it: {why}",
                     String::from_utf8_lossy(path),

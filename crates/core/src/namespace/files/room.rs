@@ -6,13 +6,14 @@ use crate::sync::{Arc, PoisonError};
 use std::fs::File;
 
 use crate::error::{Errno, FsResult};
-use crate::model::{Attr, DeviceId, Mode, Timestamp};
+use crate::model::{Attr, DeviceId, Mode, RunId, Timestamp};
 use crate::placement::AskKind;
 use crate::tier::ladder;
 
 use super::super::Namespace;
 use super::super::content::{Content, Lies, Open};
 use super::super::journal::Txn;
+use super::Shortage;
 
 /// Room is charged in steps of at most this, so that a long file is not accounted for write by write.
 const STEP_BYTES_MAX: u64 = 4 << 20;
@@ -75,7 +76,8 @@ impl Namespace {
         };
         let placed =
             self.place(&path, id, AskKind::Spill { have_bytes, want_bytes, from }, mode, perm, super::Via::Mount)?;
-        let (target, given) = match placed.writable().and_then(|target| {
+        let fits = placed.spill.is_none() || self.store_could_take(have_bytes.saturating_add(want_bytes));
+        let (target, given) = match if fits { placed.writable() } else { Err(Errno::NOSPC.into()) }.and_then(|target| {
             copy_with_attributes(&before.file, &target, have_bytes, &|_| Ok(())).map(|given| (target, given))
         }) {
             Ok(made) => made,
@@ -133,9 +135,16 @@ impl Namespace {
         Ok(())
     }
 
+    /// As far as its numbers say so: what finds no room in the end is not copied there in vain.
+    fn store_could_take(&self, bytes: u64) -> bool {
+        self.space().map_or(true, |space| space.total_bytes == 0 || space.free_bytes >= bytes)
+    }
+
     /// Writes through us. Rule 4: a full device is never the program's problem while any place has room.
     pub(super) fn write_mediated(&self, open: &Arc<Open>, data: &[u8], offset: u64) -> FsResult<usize> {
         open.written.store(true, Ordering::Relaxed);
+        let mut shortage = Shortage::default();
+        let about = (Some(open.id), &b""[..], RunId(0));
         loop {
             let gate = open.gate.read().unwrap_or_else(PoisonError::into_inner);
             let content = open.content();
@@ -144,7 +153,10 @@ impl Namespace {
                     let size_bytes = content.file.metadata()?.len();
                     if self.ensure_room(open, device, size_bytes, offset, data.len() as u64) {
                         match write_all_at(&content.file, data, offset) {
-                            Ok(()) => return Ok(data.len()),
+                            Ok(()) => {
+                                self.has_room(&shortage);
+                                return Ok(data.len());
+                            }
                             Err(why) if is_full(&why) => {
                                 self.device_failed(device, &why);
                                 (why, content.lies)
@@ -159,31 +171,42 @@ impl Namespace {
                     }
                 }
                 Lies::StoreTemporary | Lies::Store => {
-                    write_all_at(&content.file, data, offset).map_err(|why| self.store_refused(open.id, &why))?;
-                    return Ok(data.len());
+                    match write_all_at(&content.file, data, offset) {
+                        Ok(()) => {
+                            self.has_room(&shortage);
+                            return Ok(data.len());
+                        }
+                        // A file of the store is written as without us.
+                        Err(why) if content.lies == Lies::Store => return Err(self.store_refused(open.id, &why)),
+                        Err(why) => {
+                            drop(gate);
+                            self.await_room(&mut shortage, about, self.refusal(open.id, &why))?;
+                            continue;
+                        }
+                    }
                 }
             };
             drop(gate);
             tracing::debug!(id = open.id.0, %failed, "spilling");
-            self.spill(open, seen, data.len() as u64)?;
+            if let Err(fault) = self.spill(open, seen, data.len() as u64) {
+                self.await_room(&mut shortage, about, fault)?;
+            }
         }
     }
 
     /// The store itself refuses: the one case in which the program sees the error. Says what is full and what is safe.
     pub(super) fn store_refused(&self, id: crate::model::FileId, why: &std::io::Error) -> crate::error::Fault {
+        let fault = self.refusal(id, why);
+        let path = self.tree().logical_path(id).unwrap_or_default();
+        self.note(RunId(0), String::from_utf8_lossy(&path).into_owned(), fault.note.clone(), false);
+        fault
+    }
+
+    fn refusal(&self, id: crate::model::FileId, why: &std::io::Error) -> crate::error::Fault {
         let errno = Errno::from_raw_os_error(why.raw_os_error().unwrap_or(libc::EIO));
         let path = self.tree().logical_path(id).unwrap_or_default();
-        let path = String::from_utf8_lossy(&path).into_owned();
-        self.note(
-            crate::model::RunId(0),
-            path.clone(),
-            format!(
-                "all tiers are full and the store {} refused the write: {why}; everything closed before is safe",
-                self.store.describe()
-            ),
-            false,
-        );
-        crate::error::Fault::new(errno, format!("{path}: tiers full, store refused"))
+        let path = String::from_utf8_lossy(&path);
+        crate::error::Fault::new(errno, format!("the store {} refused to write {path}: {why}", self.store.describe()))
     }
 
     /// Cuts or extends the content of an open inode.

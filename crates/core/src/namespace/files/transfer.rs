@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use crate::config::Survives;
 use crate::error::{Errno, Fault, FsResult};
-use crate::model::{FileId, FsyncTarget, OpKind};
+use crate::model::{FileId, FsyncTarget, OpKind, RunId};
 
 use super::super::Namespace;
 use super::super::attributes::as_written;
 use super::super::content::{Lies, Open, reopen_writable};
 use super::super::journal::Txn;
+use super::Shortage;
 
 /// At most this is copied for one copy_file_range call; programs call again.
 const COPY_BYTES_MAX: u64 = 64 << 20;
@@ -70,6 +71,7 @@ impl Namespace {
         let handle = self.handle(fh)?;
         let open = &handle.open;
         open.written.store(true, Ordering::Relaxed);
+        let mut shortage = Shortage::default();
         loop {
             let gate = open.gate.read().unwrap_or_else(PoisonError::into_inner);
             let content = open.content();
@@ -92,9 +94,14 @@ impl Namespace {
             };
             drop(gate);
             match result {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    self.has_room(&shortage);
+                    return Ok(());
+                }
                 Err(Errno::NOSPC) if mediated && matches!(content.lies, Lies::Tier(_)) => {
-                    self.spill(open, content.lies, length)?
+                    if let Err(fault) = self.spill(open, content.lies, length) {
+                        self.await_room(&mut shortage, (Some(open.id), b"", RunId(0)), fault)?;
+                    }
                 }
                 Err(errno) => return Err(errno.into()),
             }
@@ -266,7 +273,7 @@ impl Namespace {
             };
             (dir, path, self.own_cred(inode.cred()))
         };
-        let may = self.let_in(dir, || self.store.may_write_dir(who, &path));
+        let may = self.let_in(dir, || self.may_change_dir(dir, who, &path));
         may.is_err_and(|why| why.raw_os_error() == Some(libc::EACCES))
     }
 
@@ -326,6 +333,7 @@ impl Namespace {
     }
 
     pub(crate) fn wait_durable(&self, id: FileId, version: u32) -> FsResult<()> {
+        let began = crate::clock::tick();
         let mut tree = self.tree();
         loop {
             let Some(inode) = tree.get(id) else {
@@ -354,6 +362,7 @@ impl Namespace {
             {
                 return Err(Fault::new(Errno::from_raw_os_error(trouble.errno), trouble.text.clone()));
             }
+            self.store_must_answer(began)?;
             if self.is_interrupted() {
                 return Err(Errno::INTR.into());
             }
@@ -394,8 +403,10 @@ impl Namespace {
         };
         let Some(last) = last else { return Ok(()) };
         self.wake();
+        let began = crate::clock::tick();
         let mut tree = self.tree();
         while let Some(op) = tree.ops.get(&last) {
+            self.store_must_answer(began)?;
             if let Some(trouble) = op.error.as_ref().filter(|trouble| trouble.lasting) {
                 return Err(Fault::new(Errno::from_raw_os_error(trouble.errno), trouble.text.clone()));
             }

@@ -148,7 +148,9 @@ impl Namespace {
             (id, path)
         };
         let mode = self.decide(&path).mode;
-        let placed = self.place(&path, id, AskKind::Create { expected: self.expected(&path) }, mode, perm, via);
+        let placed = self.with_room((None, &path, run), || {
+            self.place(&path, id, AskKind::Create { expected: self.expected(&path) }, mode, perm, via)
+        });
         // Another door that finds it waits until it is open.
         let _inode = self.lock_inode(id);
         let mut tree = self.tree();
@@ -222,14 +224,8 @@ impl Namespace {
         self.permit_change(caller, dir)?;
         let run = self.run(caller);
         let id = self.tree().new_id();
-        let placed = self.place(
-            b"",
-            id,
-            AskKind::Create { expected: crate::placement::Expected::Unknown },
-            Mode::Remove,
-            perm,
-            Via::Mount,
-        )?;
+        let kind = AskKind::Create { expected: crate::placement::Expected::Unknown };
+        let placed = self.with_room((None, b"", run), || self.place(b"", id, kind, Mode::Remove, perm, Via::Mount))?;
         let mut tree = self.tree();
         let (cred, _) = self.owner_for_new(&tree, caller, dir, Kind::File, perm);
         let mut attr = Self::fresh_attr(id, Kind::File, perm, cred);

@@ -3,7 +3,8 @@
 //!
 //! Hires when nobody waits for requests and everybody sleeps inside an operation (they block, and others would wait behind
 //! them), or when for a while nobody ever had time to wait and there are cores for more. Lets one go when for a second
-//! somebody was always idle.
+//! somebody was always idle. When all that there may be sleep, those that have been in one operation for a second (their
+//! store does not answer) no longer count.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -17,6 +18,8 @@ const TICK: Duration = Duration::from_millis(1);
 const BUSY_TICKS: u32 = 50;
 /// So many looks with somebody idle mean that there are too many hands.
 const IDLE_TICKS: u32 = 1000;
+/// So many looks with everybody asleep, and it is seen whose operation is still the same.
+const STUCK_TICKS: u32 = 1000;
 /// So many looks without a request, and the lookout sleeps.
 const QUIET_TICKS: u32 = 20;
 
@@ -55,6 +58,7 @@ pub fn watch<F: Filesystem>(crew: &Arc<Crew>, filesystem: &Arc<F>) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let (mut busy_ticks, mut idle_ticks, mut quiet_ticks) = (0, 0, 0);
     let mut served_before = 0;
+    let (mut stuck_ticks, mut served_then) = (0, Vec::new());
     while crew.running() {
         std::thread::sleep(TICK);
         let threads = crew.at_hand();
@@ -65,14 +69,19 @@ pub fn watch<F: Filesystem>(crew: &Arc<Crew>, filesystem: &Arc<F>) {
             busy_ticks += 1;
             idle_ticks = 0;
             let overworked = busy_ticks >= BUSY_TICKS && threads < cores;
-            if overworked || all_asleep(crew) {
+            let asleep = all_asleep(crew);
+            stuck_ticks = if asleep && threads >= crew.threads_max { stuck_ticks + 1 } else { 0 };
+            if stuck_ticks % STUCK_TICKS == 1 {
+                served_then = crew.those_in_the_same(&served_then);
+            }
+            if overworked || asleep {
                 busy_ticks = 0;
                 if let Err(error) = crew.hire(filesystem) {
                     tracing::warn!(%error, "no further thread for the mount; operations may wait for each other");
                 }
             }
         } else {
-            busy_ticks = 0;
+            (busy_ticks, stuck_ticks) = (0, 0);
             idle_ticks += 1;
             if threads > 1 && idle_ticks >= IDLE_TICKS {
                 idle_ticks = 0;

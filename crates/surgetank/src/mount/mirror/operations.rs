@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use surgetank_core::error::FsResult;
 use surgetank_core::model::{Attr, Caller, Kind};
 
+use super::faults::{Op, Wrong};
 use super::nodes::Node;
 use super::{Handle, Mirror};
 use crate::mount::attach::descriptor_path;
@@ -95,6 +96,23 @@ impl Mirror {
         Ok(())
     }
 
+    fn sync(&self, handle: &Handle, data_only: bool, op: Op) -> FsResult<()> {
+        let wrong = self.faults.meet(op)?;
+        if wrong == Wrong::Drop {
+            let size_bytes = handle.node.attr()?.size_bytes;
+            let file = self.reopen(&handle.node, OFlags::WRONLY | OFlags::CLOEXEC)?;
+            rustix::fs::ftruncate(&file, 0)?;
+            rustix::fs::ftruncate(&file, size_bytes)?;
+            return Err(Errno::IO.into());
+        }
+        if data_only {
+            rustix::fs::fdatasync(&handle.file)?
+        } else {
+            rustix::fs::fsync(&handle.file)?
+        }
+        wrong.answer(())
+    }
+
     fn attributes(&self, attr: Attr) -> Attributes {
         Attributes { attr, ttl: self.options.ttl }
     }
@@ -132,15 +150,6 @@ fn kind_of(kind: FileType) -> Kind {
     }
 }
 
-fn sync(handle: &Handle, data_only: bool) -> FsResult<()> {
-    if data_only {
-        rustix::fs::fdatasync(&handle.file)?
-    } else {
-        rustix::fs::fsync(&handle.file)?
-    }
-    Ok(())
-}
-
 impl Filesystem for Mirror {
     fn started(&self, notifier: &Notifier, agreed: &Agreed) {
         if agreed.passthrough {
@@ -149,7 +158,7 @@ impl Filesystem for Mirror {
     }
 
     fn lookup(&self, _: &Caller, parent: u64, name: &[u8]) -> FsResult<Looked> {
-        self.metadata_delay();
+        self.metadata(Op::Lookup)?;
         match self.find(&*self.nodes.get(parent)?, name) {
             Ok((_, entry)) => Ok(Looked::Found(entry)),
             Err(fault) if fault.errno == Errno::NOENT => Ok(Looked::Missing { ttl: self.options.ttl }),
@@ -162,12 +171,12 @@ impl Filesystem for Mirror {
     }
 
     fn getattr(&self, _: &Caller, id: u64, _: Option<u64>) -> FsResult<Attributes> {
-        self.metadata_delay();
+        self.metadata(Op::Getattr)?;
         Ok(self.attributes(self.nodes.get(id)?.attr()?))
     }
 
     fn setattr(&self, _: &Caller, id: u64, change: &SetAttr) -> FsResult<Attributes> {
-        self.metadata_delay();
+        let wrong = self.metadata(Op::Setattr)?;
         let node = self.nodes.get(id)?;
         if change.uid.is_some() || change.gid.is_some() {
             let (uid, gid) = (change.uid.map(Uid::from_raw), change.gid.map(Gid::from_raw));
@@ -189,44 +198,44 @@ impl Filesystem for Mirror {
             let times = Timestamps { last_access: time_spec(change.atime), last_modification: time_spec(change.mtime) };
             rustix::fs::utimensat(&node.fd, "", &times, AtFlags::EMPTY_PATH)?;
         }
-        Ok(self.attributes(node.attr()?))
+        wrong.answer(self.attributes(node.attr()?))
     }
 
     fn readlink(&self, _: &Caller, id: u64) -> FsResult<Vec<u8>> {
-        self.metadata_delay();
+        self.metadata(Op::Readlink)?;
         Ok(rustix::fs::readlinkat(&self.nodes.get(id)?.fd, "", Vec::new())?.into_bytes())
     }
 
     fn symlink(&self, caller: &Caller, parent: u64, name: &[u8], target: &[u8]) -> FsResult<Entry> {
-        self.metadata_delay();
+        let wrong = self.metadata(Op::Create)?;
         let parent = self.nodes.get(parent)?;
         rustix::fs::symlinkat(target, &parent.fd, name)?;
-        self.made(caller, &parent, name)
+        wrong.answer(self.made(caller, &parent, name)?)
     }
 
     fn mknod(&self, caller: &Caller, parent: u64, name: &[u8], mode: u32, device: u64) -> FsResult<Entry> {
-        self.metadata_delay();
+        let wrong = self.metadata(Op::Create)?;
         let parent = self.nodes.get(parent)?;
         let (kind, perm) = (FileType::from_raw_mode(mode), Mode::from_raw_mode(mode & 0o7777));
         rustix::fs::mknodat(&parent.fd, name, kind, perm, device)?;
-        self.made(caller, &parent, name)
+        wrong.answer(self.made(caller, &parent, name)?)
     }
 
     fn mkdir(&self, caller: &Caller, parent: u64, name: &[u8], perm: u32) -> FsResult<Entry> {
-        self.metadata_delay();
+        let wrong = self.metadata(Op::Mkdir)?;
         let parent = self.nodes.get(parent)?;
         rustix::fs::mkdirat(&parent.fd, name, Mode::from_raw_mode(perm))?;
-        self.made(caller, &parent, name)
+        wrong.answer(self.made(caller, &parent, name)?)
     }
 
     fn unlink(&self, _: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
-        self.metadata_delay();
-        Ok(rustix::fs::unlinkat(&self.nodes.get(parent)?.fd, name, AtFlags::empty())?)
+        let wrong = self.metadata(Op::Unlink)?;
+        wrong.answer(rustix::fs::unlinkat(&self.nodes.get(parent)?.fd, name, AtFlags::empty())?)
     }
 
     fn rmdir(&self, _: &Caller, parent: u64, name: &[u8]) -> FsResult<()> {
-        self.metadata_delay();
-        Ok(rustix::fs::unlinkat(&self.nodes.get(parent)?.fd, name, AtFlags::REMOVEDIR)?)
+        let wrong = self.metadata(Op::Unlink)?;
+        wrong.answer(rustix::fs::unlinkat(&self.nodes.get(parent)?.fd, name, AtFlags::REMOVEDIR)?)
     }
 
     fn rename(
@@ -238,20 +247,20 @@ impl Filesystem for Mirror {
         new_name: &[u8],
         flags: RenameFlags,
     ) -> FsResult<()> {
-        self.metadata_delay();
+        let wrong = self.metadata(Op::Rename)?;
         let (from, to) = (self.nodes.get(parent)?, self.nodes.get(new_parent)?);
-        Ok(rustix::fs::renameat_with(&from.fd, name, &to.fd, new_name, flags)?)
+        wrong.answer(rustix::fs::renameat_with(&from.fd, name, &to.fd, new_name, flags)?)
     }
 
     fn link(&self, _: &Caller, id: u64, new_parent: u64, new_name: &[u8]) -> FsResult<Entry> {
-        self.metadata_delay();
+        let wrong = self.metadata(Op::Link)?;
         let (node, parent) = (self.nodes.get(id)?, self.nodes.get(new_parent)?);
         rustix::fs::linkat(CWD, node.path(), &parent.fd, new_name, AtFlags::SYMLINK_FOLLOW)?;
-        Ok(self.find(&parent, new_name)?.1)
+        wrong.answer(self.find(&parent, new_name)?.1)
     }
 
     fn open(&self, _: &Caller, id: u64, flags: OFlags, kill_suidgid: bool) -> FsResult<Opened> {
-        self.metadata_delay();
+        self.metadata(Op::Open)?;
         let node = self.nodes.get(id)?;
         let file = self.reopen(&node, own_flags(flags))?;
         if kill_suidgid && flags.contains(OFlags::TRUNC) {
@@ -269,7 +278,7 @@ impl Filesystem for Mirror {
         flags: OFlags,
         kill_suidgid: bool,
     ) -> FsResult<(Entry, Opened)> {
-        self.metadata_delay();
+        self.metadata(Op::Create)?;
         let parent = self.nodes.get(parent)?;
         let ours = own_flags(flags) | OFlags::NOFOLLOW;
         let fresh = ours | OFlags::CREATE | OFlags::EXCL;
@@ -292,7 +301,7 @@ impl Filesystem for Mirror {
     }
 
     fn tmpfile(&self, caller: &Caller, parent: u64, perm: u32, flags: OFlags) -> FsResult<(Entry, Opened)> {
-        self.metadata_delay();
+        self.metadata(Op::Create)?;
         let parent = self.nodes.get(parent)?;
         let unlinkable = flags & OFlags::EXCL;
         let flags = own_flags(flags) | unlinkable | OFlags::TMPFILE;
@@ -304,6 +313,7 @@ impl Filesystem for Mirror {
 
     fn read(&self, _: &Caller, _: u64, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
         self.traffic.reads.fetch_add(1, Ordering::Relaxed);
+        self.faults.meet(Op::Read)?;
         let handle = self.handle(fh)?;
         let mut filled = 0;
         while filled < buffer.len() {
@@ -317,11 +327,22 @@ impl Filesystem for Mirror {
 
     fn write(&self, _: &Caller, _: u64, fh: u64, offset: u64, bytes: &[u8], flags: WriteFlags) -> FsResult<usize> {
         self.traffic.writes.fetch_add(1, Ordering::Relaxed);
+        let wrong = self.faults.meet(Op::Write)?;
         let handle = self.handle(fh)?;
         if flags.kill_suidgid {
             self.kill_suidgid(&handle.node)?;
         }
-        Ok(rustix::io::pwrite(&handle.file, bytes, offset)?)
+        let written = match wrong {
+            Wrong::Corrupt if !bytes.is_empty() => {
+                let mut other = bytes.to_vec();
+                let middle = other.len() / 2;
+                other[middle] ^= 0x10;
+                rustix::io::pwrite(&handle.file, &other, offset)?
+            }
+            Wrong::Short => rustix::io::pwrite(&handle.file, &bytes[..bytes.len().div_ceil(2)], offset)?,
+            _ => rustix::io::pwrite(&handle.file, bytes, offset)?,
+        };
+        wrong.answer(written)
     }
 
     fn release(&self, _: u64, fh: u64, _: ReleaseFlags) {
@@ -339,10 +360,11 @@ impl Filesystem for Mirror {
     }
 
     fn fsync(&self, _: &Caller, _: u64, fh: u64, data_only: bool) -> FsResult<()> {
-        sync(&*self.handle(fh)?, data_only)
+        self.sync(&*self.handle(fh)?, data_only, Op::Fsync)
     }
 
     fn fallocate(&self, _: &Caller, _: u64, fh: u64, mode: u32, offset: u64, length: u64) -> FsResult<()> {
+        self.faults.meet(Op::Write)?;
         let mode = FallocateFlags::from_bits_retain(mode);
         Ok(rustix::fs::fallocate(&self.handle(fh)?.file, mode, offset, length)?)
     }
@@ -357,6 +379,7 @@ impl Filesystem for Mirror {
     }
 
     fn copy_file_range(&self, _: &Caller, from: FilePlace, to: FilePlace, length: u64, _: u64) -> FsResult<u64> {
+        self.faults.meet(Op::Write)?;
         let (source, target) = (self.handle(from.fh)?, self.handle(to.fh)?);
         let (mut read_at, mut write_at) = (from.offset, to.offset);
         let length = usize::try_from(length).unwrap_or(usize::MAX);
@@ -365,7 +388,7 @@ impl Filesystem for Mirror {
     }
 
     fn opendir(&self, _: &Caller, id: u64) -> FsResult<OpenedDirectory> {
-        self.metadata_delay();
+        self.metadata(Op::Open)?;
         let node = self.nodes.get(id)?;
         let file = self.reopen(&node, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC)?;
         let cache = !self.options.ttl.is_zero();
@@ -373,7 +396,7 @@ impl Filesystem for Mirror {
     }
 
     fn readdir(&self, _: &Caller, _: u64, fh: u64, offset: u64, sink: &mut DirectorySink<'_>) -> FsResult<()> {
-        self.metadata_delay();
+        self.metadata(Op::Readdir)?;
         let handle = self.handle(fh)?;
         // One listing at a time: they share the descriptor's position. Opens are not counted for directories.
         let _turn = handle.node.opens();
@@ -395,11 +418,11 @@ impl Filesystem for Mirror {
     }
 
     fn fsyncdir(&self, _: &Caller, _: u64, fh: u64, data_only: bool) -> FsResult<()> {
-        sync(&*self.handle(fh)?, data_only)
+        self.sync(&*self.handle(fh)?, data_only, Op::Syncdir)
     }
 
     fn statfs(&self, _: &Caller, id: u64) -> FsResult<SpaceReport> {
-        self.metadata_delay();
+        self.metadata(Op::Statfs)?;
         let space = rustix::fs::fstatvfs(&self.nodes.get(id)?.fd)?;
         let narrow = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
         Ok(SpaceReport {
@@ -415,7 +438,7 @@ impl Filesystem for Mirror {
     }
 
     fn getxattr(&self, _: &Caller, id: u64, name: &[u8]) -> FsResult<Vec<u8>> {
-        self.metadata_delay();
+        self.metadata(Op::Xattr)?;
         let mut value = vec![0; XATTR_BYTES_MAX];
         let bytes = rustix::fs::getxattr(self.nodes.get(id)?.path(), name, &mut value)?;
         value.truncate(bytes);
@@ -423,13 +446,13 @@ impl Filesystem for Mirror {
     }
 
     fn setxattr(&self, _: &Caller, id: u64, name: &[u8], value: &[u8], flags: u32) -> FsResult<()> {
-        self.metadata_delay();
+        self.metadata(Op::Xattr)?;
         let flags = XattrFlags::from_bits_retain(flags);
         Ok(rustix::fs::setxattr(self.nodes.get(id)?.path(), name, value, flags)?)
     }
 
     fn listxattr(&self, _: &Caller, id: u64) -> FsResult<Vec<u8>> {
-        self.metadata_delay();
+        self.metadata(Op::Xattr)?;
         let mut names = vec![0; XATTR_BYTES_MAX];
         let bytes = rustix::fs::listxattr(self.nodes.get(id)?.path(), &mut names)?;
         names.truncate(bytes);
@@ -437,11 +460,12 @@ impl Filesystem for Mirror {
     }
 
     fn removexattr(&self, _: &Caller, id: u64, name: &[u8]) -> FsResult<()> {
-        self.metadata_delay();
+        self.metadata(Op::Xattr)?;
         Ok(rustix::fs::removexattr(self.nodes.get(id)?.path(), name)?)
     }
 
     fn syncfs(&self, _: &Caller, id: u64) -> FsResult<()> {
+        self.faults.meet(Op::Fsync)?;
         let root = self.reopen(&*self.nodes.get(id)?, OFlags::RDONLY | OFlags::CLOEXEC)?;
         Ok(rustix::fs::syncfs(root)?)
     }

@@ -69,6 +69,18 @@ pub fn summary_lines(summary: &Summary, drain_ms: u64) -> Vec<String> {
             millis(drain_ms)
         ));
     }
+    if drain.corrupt > 0 {
+        out.push(format!("{} copies came out wrong in the store, were found and made again", count(drain.corrupt)));
+    }
+    if drain.failures > drain.corrupt {
+        out.push(format!("the store failed {} times and was tried again", count(drain.failures - drain.corrupt)));
+    }
+    for short in summary.no_room.first.iter().take(10) {
+        out.push(format!("{}: {}", short.path, short.why));
+    }
+    if summary.no_room.total > 10 {
+        out.push(format!("… and {} more writers found no room", count(summary.no_room.total - 10)));
+    }
     let mount = &summary.mount;
     if mount.requests > 0 {
         out.push(format!(

@@ -1,0 +1,212 @@
+//! When the store is in trouble: how long the drain waits before it tries again, and since when it stands still.
+//!
+//! What one file or name meets is tried again by itself, later each time. When the store as a whole is away (no server, no
+//! connection, read-only, or operations of several files failed in a row) the drain pauses: nothing is handed out until a
+//! moment that moves further away with each failure, and then one operation alone is tried. Each wait is longer by a
+//! random part, another one in each process: many nodes must not come back to one store in step.
+
+use crate::sync::thread::ThreadId;
+use crate::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, Instant};
+
+use crate::clock;
+use crate::error::Errno;
+use crate::model::Seq;
+use crate::store::verdict::{self, Verdict};
+
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(5);
+/// So many different operations that fail with nothing done in between, and it is the store.
+const ROW: usize = 3;
+
+#[derive(Default)]
+pub(super) struct Pause {
+    state: Mutex<State>,
+    random: RandomState,
+    /// Who is in a call of the store, and since when nothing came of it.
+    calls: Mutex<HashMap<ThreadId, Instant>>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The first failure after which nothing succeeded, and the wall clock's time of it.
+    since: Option<(Instant, i64)>,
+    row: Vec<Seq>,
+    tries: u32,
+    until: Option<Instant>,
+}
+
+/// What may be handed out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum May {
+    All,
+    /// To see whether the store is back.
+    One,
+    Nothing(Duration),
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The whole store, whatever it was asked.
+fn is_away(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::TIMEDOUT
+            | Errno::HOSTDOWN
+            | Errno::HOSTUNREACH
+            | Errno::NETDOWN
+            | Errno::NETUNREACH
+            | Errno::NETRESET
+            | Errno::CONNREFUSED
+            | Errno::CONNRESET
+            | Errno::CONNABORTED
+            | Errno::NOTCONN
+            | Errno::SHUTDOWN
+            | Errno::NODEV
+            | Errno::NXIO
+            | Errno::NOMEDIUM
+            | Errno::ROFS
+            | Errno::KEYEXPIRED
+            | Errno::NOKEY
+            | Errno::KEYREVOKED
+    )
+}
+
+/// May it have been done all the same, and only the answer been lost?
+pub(super) fn may_be_done(errno: Errno) -> bool {
+    errno != Errno::ROFS && is_away(errno) || matches!(errno, Errno::IO | Errno::REMOTEIO | Errno::STALE | Errno::INTR)
+}
+
+impl Pause {
+    /// How long something waits that failed so often.
+    pub fn back_off(&self, seq: Seq, failures: u32) -> Duration {
+        let factor = 1_u32 << failures.min(10).saturating_sub(1);
+        let wait = (RETRY_FIRST * factor).min(RETRY_MAX);
+        let random = self.random.hash_one((seq.0, failures)) as u32;
+        wait + wait.mul_f64(f64::from(random) / f64::from(u32::MAX) / 2.0)
+    }
+
+    pub fn failed(&self, seq: Seq, errno: Errno) {
+        let mut state = locked(&self.state);
+        state.since.get_or_insert_with(|| (clock::tick(), clock::now().secs()));
+        // Room is made file by file, and what is refused is refused for itself.
+        if matches!(errno, Errno::NOSPC | Errno::DQUOT)
+            || !is_away(errno) && verdict::classify(errno) == Verdict::Refuse
+        {
+            return;
+        }
+        if !state.row.contains(&seq) && state.row.len() < ROW {
+            state.row.push(seq);
+        }
+        if is_away(errno) || state.row.len() >= ROW {
+            // What was handed out together fails together.
+            if state.until.is_none_or(|until| until <= clock::tick()) {
+                state.tries += 1;
+                state.until = Some(clock::tick() + self.back_off(Seq(0), state.tries));
+            }
+        }
+    }
+
+    /// Something was carried out.
+    pub fn succeeded(&self) {
+        *locked(&self.state) = State::default();
+    }
+
+    /// A person waits: at once.
+    pub fn hurry(&self) {
+        let mut state = locked(&self.state);
+        (state.tries, state.until) = (0, None);
+        state.row.clear();
+    }
+
+    pub fn may(&self) -> May {
+        match locked(&self.state).until {
+            None => May::All,
+            Some(until) => match until.saturating_duration_since(clock::tick()) {
+                Duration::ZERO => May::One,
+                left => May::Nothing(left),
+            },
+        }
+    }
+
+    /// For how long the whole store has been away.
+    pub fn away_for(&self) -> Option<Duration> {
+        let state = locked(&self.state);
+        state.until.and(state.since).map(|(since, _)| since.elapsed())
+    }
+
+    pub fn since_unix_seconds(&self) -> Option<i64> {
+        locked(&self.state).since.map(|(_, at)| at)
+    }
+
+    // ---- calls that may hang
+
+    pub fn call<T>(&self, act: impl FnOnce() -> T) -> T {
+        self.moved();
+        let done = act();
+        self.rests();
+        done
+    }
+
+    /// This thread waits for something else.
+    pub fn rests(&self) {
+        locked(&self.calls).remove(&crate::sync::thread::current().id());
+    }
+
+    /// Something came of this thread's call: a part of a copy was made.
+    pub fn moved(&self) {
+        locked(&self.calls).insert(crate::sync::thread::current().id(), clock::tick());
+    }
+
+    /// For how long the call that waits longest has not got on.
+    pub fn hangs_for(&self) -> Option<Duration> {
+        locked(&self.calls).values().map(Instant::elapsed).max()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_get_longer_and_are_bounded() {
+        let pause = Pause::default();
+        for failures in 1..40 {
+            let least = (RETRY_FIRST * (1 << failures.min(10_u32).saturating_sub(1))).min(RETRY_MAX);
+            let wait = pause.back_off(Seq(7), failures);
+            assert!(wait >= least && wait <= least + least / 2, "{failures}: {wait:?}");
+        }
+    }
+
+    /// The part that is random was the same on every node: a hash of the operation's number.
+    #[test]
+    fn many_nodes_came_back_in_step() {
+        let waits = |pause: &Pause| (1..9).map(|failures| pause.back_off(Seq(1), failures)).collect::<Vec<_>>();
+        assert_ne!(waits(&Pause::default()), waits(&Pause::default()));
+    }
+
+    #[test]
+    fn a_store_that_is_away_is_asked_for_one_thing_at_a_time() {
+        let pause = Pause::default();
+        pause.failed(Seq(1), Errno::NOSPC);
+        pause.failed(Seq(2), Errno::IO);
+        pause.failed(Seq(2), Errno::IO);
+        assert_eq!(pause.may(), May::All, "one file's trouble");
+        assert!(pause.since_unix_seconds().is_some());
+        pause.succeeded();
+        assert_eq!(pause.since_unix_seconds(), None);
+        pause.failed(Seq(3), Errno::TIMEDOUT);
+        assert!(matches!(pause.may(), May::Nothing(_)));
+        pause.succeeded();
+        for seq in 1..=ROW as u64 {
+            pause.failed(Seq(seq), Errno::IO);
+        }
+        assert!(matches!(pause.may(), May::Nothing(_)));
+        pause.hurry();
+        assert_eq!(pause.may(), May::All);
+    }
+}

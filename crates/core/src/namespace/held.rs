@@ -1,0 +1,97 @@
+//! The locks of inodes: one for each file that somebody holds, so that one whose store hangs keeps nobody from others.
+
+use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::model::FileId;
+
+const STRIPES: usize = 128;
+
+pub(crate) struct InodeLocks {
+    stripes: Vec<Stripe>,
+}
+
+#[derive(Default)]
+struct Stripe {
+    held: Mutex<Held>,
+    let_go: Condvar,
+}
+
+#[derive(Default)]
+struct Held {
+    /// A few at most.
+    ids: Vec<FileId>,
+    waiting: u32,
+}
+
+pub(crate) struct InodeGuard<'a> {
+    stripe: &'a Stripe,
+    id: FileId,
+}
+
+impl InodeLocks {
+    pub fn new() -> Self {
+        Self { stripes: (0..STRIPES).map(|_| Stripe::default()).collect() }
+    }
+
+    fn stripe(&self, id: FileId) -> &Stripe {
+        &self.stripes[(id.0 % STRIPES as u64) as usize]
+    }
+
+    pub fn lock(&self, id: FileId) -> InodeGuard<'_> {
+        let stripe = self.stripe(id);
+        let mut held = stripe.held();
+        while held.ids.contains(&id) {
+            held.waiting += 1;
+            held = stripe.let_go.wait(held).unwrap_or_else(PoisonError::into_inner);
+            held.waiting -= 1;
+        }
+        held.ids.push(id);
+        InodeGuard { stripe, id }
+    }
+
+    pub fn try_lock(&self, id: FileId) -> Option<InodeGuard<'_>> {
+        let stripe = self.stripe(id);
+        let mut held = stripe.held();
+        if held.ids.contains(&id) {
+            return None;
+        }
+        held.ids.push(id);
+        Some(InodeGuard { stripe, id })
+    }
+}
+
+impl Stripe {
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for InodeGuard<'_> {
+    fn drop(&mut self) {
+        let mut held = self.stripe.held();
+        held.ids.retain(|id| *id != self.id);
+        if held.waiting > 0 {
+            self.stripe.let_go.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_one_stripe_waited_for_each_other() {
+        let locks = InodeLocks::new();
+        let one = locks.lock(FileId(1));
+        let other = locks.lock(FileId(1 + STRIPES as u64));
+        assert!(locks.try_lock(FileId(1)).is_none());
+        crate::sync::thread::scope(|scope| {
+            let waits = scope.spawn(|| drop(locks.lock(FileId(1))));
+            drop(one);
+            waits.join().unwrap();
+        });
+        drop(other);
+        assert!(locks.try_lock(FileId(1)).is_some());
+    }
+}

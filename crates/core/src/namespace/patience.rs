@@ -1,0 +1,241 @@
+//! Questions to the store that we can do without an answer to.
+//!
+//! A store whose server is gone blocks whoever asks in the kernel, for minutes. What is about files of ours must not wait
+//! for it: such a question is asked by another thread, and after a while we go on with what we know. As long as one
+//! question is unanswered no other is asked; its answer is the sign that the store is back.
+
+use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::HashMap;
+use std::io;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use crate::clock;
+use crate::error::{Errno, Fault, FsResult};
+use crate::model::{FileId, RunId};
+use crate::store::verdict::{self, Verdict};
+use crate::store::{Cred, Space, Store, StorePath};
+
+use super::Namespace;
+
+/// A store that takes longer is not waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// So many threads wait for the next question.
+const IDLE_MAX: usize = 2;
+/// Of so many directories we remember that the store lets us change them.
+const CHANGEABLE_MAX: usize = 4096;
+
+type Question = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+pub(crate) struct Asking {
+    state: Arc<Mutex<State>>,
+    /// Directories in which the store lets these users make names, and when it said so.
+    changeable: Mutex<HashMap<(FileId, u32, u32), Instant>>,
+    space: Mutex<Option<Space>>,
+    /// Since when somebody waits for all of a run, or of everything, to be drained.
+    ending: Mutex<HashMap<Option<RunId>, Instant>>,
+}
+
+#[derive(Default)]
+struct State {
+    idle: Vec<Sender<Question>>,
+    /// Questions that nobody waits for any more.
+    unanswered: u32,
+    since: Option<Instant>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Asking {
+    /// `None`: no answer, go on without.
+    fn ask<T: Send + 'static>(&self, question: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        if cfg!(feature = "schedules") {
+            // Where somebody else decides who runs, no store hangs.
+            return Some(question());
+        }
+        let begun = clock::tick();
+        let (answer, answered) = channel();
+        let given_up = Arc::new(Mutex::new(false));
+        let (state, too_late) = (self.state.clone(), given_up.clone());
+        let question: Question = Box::new(move || {
+            let _ = answer.send(question());
+            if *locked(&too_late) {
+                let mut state = locked(&state);
+                state.unanswered -= 1;
+                if state.unanswered == 0 {
+                    state.since = None;
+                }
+            }
+        });
+        self.hand_out(question)?;
+        match answered.recv_timeout(PATIENCE) {
+            Ok(answer) => return Some(answer),
+            Err(RecvTimeoutError::Disconnected) => return None,
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        let mut given_up = locked(&given_up);
+        // In the last moment.
+        if let Ok(answer) = answered.try_recv() {
+            return Some(answer);
+        }
+        *given_up = true;
+        let mut state = locked(&self.state);
+        state.unanswered += 1;
+        state.since.get_or_insert(begun);
+        tracing::warn!("the store does not answer; what is known is believed");
+        None
+    }
+
+    fn hand_out(&self, question: Question) -> Option<()> {
+        let idle = {
+            let mut state = locked(&self.state);
+            if state.unanswered > 0 {
+                return None;
+            }
+            state.idle.pop()
+        };
+        match idle {
+            None => self.hire(question),
+            Some(idle) => match idle.send(question) {
+                Ok(()) => Some(()),
+                Err(back) => self.hire(back.0),
+            },
+        }
+    }
+
+    fn hire(&self, question: Question) -> Option<()> {
+        let state = self.state.clone();
+        let work = move || {
+            question();
+            let (sender, questions) = channel::<Question>();
+            loop {
+                {
+                    let mut state = locked(&state);
+                    if state.idle.len() >= IDLE_MAX {
+                        return;
+                    }
+                    state.idle.push(sender.clone());
+                }
+                match questions.recv() {
+                    Ok(question) => question(),
+                    Err(_) => return,
+                }
+            }
+        };
+        std::thread::Builder::new().name("ask".to_owned()).stack_size(512 << 10).spawn(work).ok().map(drop)
+    }
+
+    fn silent_for(&self) -> Option<Duration> {
+        locked(&self.state).since.map(|since| since.elapsed())
+    }
+}
+
+impl Namespace {
+    /// Asks the store what we can do without knowing. `None`: it did not answer.
+    pub(crate) fn would_ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&dyn Store) -> T + Send + 'static,
+    ) -> Option<T> {
+        let store = self.store.clone();
+        self.asking.ask(move || question(&*store))
+    }
+
+    /// The same of a file of the store that we have open.
+    pub(crate) fn would_stat(&self, file: Arc<std::fs::File>) -> Option<rustix::fs::Stat> {
+        self.asking.ask(move || rustix::fs::fstat(&*file))?.ok()
+    }
+
+    /// For how long it has not answered, if it does not.
+    pub fn store_silent(&self) -> Option<Duration> {
+        self.asking.silent_for()
+    }
+
+    /// Who waits for the store to take something, since then, gets the error of one that does not answer.
+    pub(super) fn store_must_answer(&self, since: Instant) -> FsResult<()> {
+        let retry = self.config.retry;
+        if since.elapsed() < retry || self.store_silent().is_none_or(|silent| silent < retry) {
+            return Ok(());
+        }
+        Err(Fault::new(Errno::TIMEDOUT, self.silence()))
+    }
+
+    /// Asks it for something that takes no time, to know.
+    pub(crate) fn ask_whether_there(&self) {
+        let who = Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
+        self.would_ask(move |store| store.stat(who, &StorePath::root()).map(drop));
+    }
+
+    pub(super) fn somebody_waits_for_all(&self, run: Option<RunId>) {
+        locked(&self.asking.ending).insert(run, clock::tick());
+    }
+
+    /// For how long somebody has waited for it to be drained.
+    pub(crate) fn ending_for(&self, run: Option<RunId>) -> Duration {
+        locked(&self.asking.ending).get(&run).map_or_else(|| self.uptime(), Instant::elapsed)
+    }
+
+    /// In words.
+    pub fn silence(&self) -> String {
+        let advice = verdict::advise(Errno::TIMEDOUT);
+        format!("the store {} does not answer. {} {}", self.store.describe(), advice.meaning, advice.remedy)
+    }
+
+    /// Does the store refuse to have names made or removed in the directory? Better told now than in the drain; what it
+    /// said is believed for a while, and that it cannot say is no refusal.
+    pub(super) fn may_change_dir(&self, dir: FileId, who: Cred, path: &StorePath) -> io::Result<()> {
+        let key = (dir, who.uid, who.gid);
+        let ttl = self.config.store_ttl;
+        if locked(&self.asking.changeable).get(&key).is_some_and(|at| at.elapsed() < ttl) {
+            return Ok(());
+        }
+        let path = path.clone();
+        match self.would_ask(move |store| store.may_write_dir(who, &path)) {
+            Some(Err(why)) if verdict::classify(verdict::errno_of(&why)) == Verdict::Refuse => Err(why),
+            Some(Err(_)) | None => Ok(()),
+            Some(Ok(())) => {
+                let mut changeable = locked(&self.asking.changeable);
+                if changeable.len() >= CHANGEABLE_MAX {
+                    changeable.clear();
+                }
+                changeable.insert(key, clock::tick());
+                Ok(())
+            }
+        }
+    }
+
+    /// The store's numbers, or those it had when it last answered.
+    pub(super) fn space(&self) -> io::Result<Space> {
+        let asked = self.would_ask(|store| store.space(&StorePath::root()));
+        let mut known = locked(&self.asking.space);
+        match (asked, *known) {
+            (Some(Ok(space)), _) => Ok(*known.insert(space)),
+            (_, Some(space)) => Ok(space),
+            (Some(Err(why)), None) => Err(why),
+            (None, None) => Err(io::Error::from_raw_os_error(libc::ETIMEDOUT)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_waits_for_one_who_does_not_answer() {
+        let asking = Asking::default();
+        assert_eq!(asking.ask(|| 1), Some(1));
+        let (tell, told) = channel::<()>();
+        assert_eq!(asking.ask(move || told.recv()), None);
+        assert!(asking.silent_for().is_some());
+        // Not asked at all.
+        assert_eq!(asking.ask(|| -> u32 { unreachable!("asked while another question was open") }), None);
+        tell.send(()).unwrap();
+        while asking.silent_for().is_some() {
+            std::thread::yield_now();
+        }
+        assert_eq!(asking.ask(|| 2), Some(2));
+    }
+}

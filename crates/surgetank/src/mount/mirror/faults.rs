@@ -1,0 +1,232 @@
+//! What goes wrong on purpose: a file beside the mount says it, and is looked at before each operation, so that a test turns
+//! faults on and off by writing it. No file, no faults.
+//!
+//! One fault a line, `#` begins a comment; the first line that fits an operation decides:
+//!
+//! ```text
+//! OPERATIONS    WHAT           [N: the next N times only]
+//! all           hang                # until the file says otherwise, or the caller is killed
+//! change        EROFS               # an errno: it is not done
+//! write,create  ENOSPC         3
+//! rename        lost:EIO       1    # it is done, and then this errno given all the same
+//! write         corrupt        2    # one byte of what is written is another one; told as success
+//! write         short               # half of it is written, and said so
+//! fsync         drop           1    # EIO, and the file's bytes are gone (zeros)
+//! ```
+//!
+//! Operations: `lookup getattr setattr readlink create mkdir unlink rename link open read write fsync syncdir readdir statfs
+//! xattr` (`create`: files, symbolic links and special files; `unlink`: directories too; `syncdir`: fsync of directories), `all`, and `change`: those that change
+//! something. An N counts from when the file last got other text. Text that cannot be read fails every operation (EPROTO).
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use surgetank_core::error::FsResult;
+
+use crate::mount::{interrupted, wait_long};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    Lookup,
+    Getattr,
+    Setattr,
+    Readlink,
+    Create,
+    Mkdir,
+    Unlink,
+    Rename,
+    Link,
+    Open,
+    Read,
+    Write,
+    Fsync,
+    Syncdir,
+    Readdir,
+    Statfs,
+    Xattr,
+}
+
+const NAMES: [(&str, Op); 17] = [
+    ("lookup", Op::Lookup),
+    ("getattr", Op::Getattr),
+    ("setattr", Op::Setattr),
+    ("readlink", Op::Readlink),
+    ("create", Op::Create),
+    ("mkdir", Op::Mkdir),
+    ("unlink", Op::Unlink),
+    ("rename", Op::Rename),
+    ("link", Op::Link),
+    ("open", Op::Open),
+    ("read", Op::Read),
+    ("write", Op::Write),
+    ("fsync", Op::Fsync),
+    ("syncdir", Op::Syncdir),
+    ("readdir", Op::Readdir),
+    ("statfs", Op::Statfs),
+    ("xattr", Op::Xattr),
+];
+
+const ERRNOS: [(&str, Errno); 10] = [
+    ("EACCES", Errno::ACCESS),
+    ("EDQUOT", Errno::DQUOT),
+    ("EIO", Errno::IO),
+    ("ENOSPC", Errno::NOSPC),
+    ("ENOTCONN", Errno::NOTCONN),
+    ("EPERM", Errno::PERM),
+    ("EROFS", Errno::ROFS),
+    ("ESTALE", Errno::STALE),
+    ("ETIMEDOUT", Errno::TIMEDOUT),
+    ("EAGAIN", Errno::AGAIN),
+];
+
+/// How often who hangs looks whether he still has to.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum What {
+    Errno(Errno),
+    Lost(Errno),
+    Hang,
+    Corrupt,
+    Short,
+    Drop,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Fault {
+    operations: Vec<Op>,
+    what: What,
+    left: Option<u64>,
+}
+
+/// What an operation that is carried out has to do wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wrong {
+    Nothing,
+    /// Given instead of the answer.
+    Lost(Errno),
+    Corrupt,
+    Short,
+    Drop,
+}
+
+impl Wrong {
+    /// The answer, unless it is lost.
+    pub fn answer<T>(self, answer: T) -> FsResult<T> {
+        match self {
+            Self::Lost(errno) => Err(errno.into()),
+            _ => Ok(answer),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct Faults {
+    file: Option<PathBuf>,
+    now: Mutex<(String, Vec<Fault>)>,
+}
+
+impl Faults {
+    pub fn told_by(file: PathBuf) -> Self {
+        Self { file: Some(file), now: Mutex::default() }
+    }
+
+    /// Before an operation: fails, hangs, or says how it goes wrong.
+    pub fn meet(&self, op: Op) -> FsResult<Wrong> {
+        loop {
+            match self.next(op)? {
+                None => return Ok(Wrong::Nothing),
+                Some(What::Errno(errno)) => return Err(errno.into()),
+                Some(What::Lost(errno)) => return Ok(Wrong::Lost(errno)),
+                Some(What::Corrupt) => return Ok(Wrong::Corrupt),
+                Some(What::Short) => return Ok(Wrong::Short),
+                Some(What::Drop) => return Ok(Wrong::Drop),
+                Some(What::Hang) if interrupted() => return Err(Errno::INTR.into()),
+                Some(What::Hang) => {
+                    wait_long();
+                    std::thread::sleep(LOOK_EVERY);
+                }
+            }
+        }
+    }
+
+    fn next(&self, op: Op) -> FsResult<Option<What>> {
+        let Some(file) = &self.file else { return Ok(None) };
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.0 != text {
+            let faults = text.lines().filter_map(parse).collect::<Option<Vec<_>>>().ok_or(Errno::PROTO)?;
+            *now = (text, faults);
+        }
+        let fits = |fault: &&mut Fault| fault.operations.contains(&op) && fault.left != Some(0);
+        Ok(now.1.iter_mut().find(fits).map(|fault| {
+            fault.left = fault.left.map(|left| left - 1);
+            fault.what
+        }))
+    }
+}
+
+/// Nothing of an empty line; nothing in the `Some` of one that cannot be read.
+fn parse(line: &str) -> Option<Option<Fault>> {
+    let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
+    let operations = words.next()?;
+    Some((|| {
+        let what = what(words.next()?)?;
+        let left = words.next().map(u64::from_str).transpose().ok()?;
+        let one = |name| match name {
+            "all" => Some(NAMES.iter().map(|(_, op)| *op).collect()),
+            "change" => Some(NAMES.iter().map(|(_, op)| *op).filter(|op| changes(*op)).collect()),
+            _ => NAMES.iter().find(|(known, _)| *known == name).map(|(_, op)| vec![*op]),
+        };
+        let operations = operations.split(',').map(one).collect::<Option<Vec<Vec<Op>>>>()?.concat();
+        words.next().is_none().then_some(Fault { operations, what, left })
+    })())
+}
+
+fn what(word: &str) -> Option<What> {
+    let errno = |name: &str| ERRNOS.iter().find(|(known, _)| *known == name).map(|(_, errno)| *errno);
+    match word {
+        "hang" => Some(What::Hang),
+        "corrupt" => Some(What::Corrupt),
+        "short" => Some(What::Short),
+        "drop" => Some(What::Drop),
+        _ => match word.strip_prefix("lost:") {
+            Some(name) => errno(name).map(What::Lost),
+            None => errno(word).map(What::Errno),
+        },
+    }
+}
+
+fn changes(op: Op) -> bool {
+    !matches!(op, Op::Lookup | Op::Getattr | Op::Readlink | Op::Open | Op::Read | Op::Readdir | Op::Statfs | Op::Xattr)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_turns_faults_on_and_off() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("faults");
+        let faults = Faults::told_by(file.clone());
+        assert_eq!(faults.meet(Op::Write).unwrap(), Wrong::Nothing);
+        std::fs::write(&file, "# none\nwrite,create ENOSPC 2\nrename lost:EIO\nwrite corrupt # then this\n").unwrap();
+        for op in [Op::Write, Op::Create] {
+            assert_eq!(faults.meet(op).unwrap_err().errno, Errno::NOSPC);
+        }
+        assert_eq!(faults.meet(Op::Write).unwrap(), Wrong::Corrupt);
+        assert_eq!(faults.meet(Op::Create).unwrap(), Wrong::Nothing);
+        assert_eq!(faults.meet(Op::Rename).unwrap(), Wrong::Lost(Errno::IO));
+        std::fs::write(&file, "change EROFS\n").unwrap();
+        assert_eq!(faults.meet(Op::Rename).unwrap_err().errno, Errno::ROFS);
+        assert_eq!(faults.meet(Op::Lookup).unwrap(), Wrong::Nothing);
+        std::fs::write(&file, "write what\n").unwrap();
+        assert_eq!(faults.meet(Op::Lookup).unwrap_err().errno, Errno::PROTO);
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(faults.meet(Op::Rename).unwrap(), Wrong::Nothing);
+    }
+}

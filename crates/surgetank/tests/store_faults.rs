@@ -1,0 +1,564 @@
+//! A store in trouble while programs work: they go on in the tiers at their speed, `status` says since when and why, a
+//! bounded number of tries is made, and when the store is back everything gets there, whole. Nothing corrupt is ever
+//! seen under a final name, and when no room is left anywhere the writer waits for it.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+
+mod scene;
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use scene::server::{Server, faults};
+use scene::{Ended, MIB, Running, Scene, eventually, noise, same_bytes};
+use serde_json::Value;
+
+/// Scripts take turns with the test by files beside.
+const TURNS: &str =
+    "tell() { touch /mnt/beside/$1; }; await() { while ! test -e /mnt/beside/$1; do sleep 0.01; done; }\n";
+/// In an outage of any length that a test may have: each wait is at most twice the one before, until 5 s.
+const FAILURES_MAX: u64 = 40;
+
+struct Stage {
+    // Before the scene: what is mounted from it is gone when its processes are ended.
+    server: Option<Server>,
+    scene: Scene,
+}
+
+/// A store behind a server, a tier of so many MiB, and 64 MiB to write.
+fn stage(name: &str, tier_mib: u64) -> Option<Stage> {
+    Scene::new(name).map(|scene| set(scene, tier_mib))
+}
+
+fn set(mut scene: Scene, tier_mib: u64) -> Stage {
+    scene.tier("fast", tier_mib);
+    scene.beside("beside");
+    scene.beside("behind");
+    let store = scene.beside("store");
+    fs::write("/mnt/source", noise(5, 64 * MIB)).unwrap();
+    faults("");
+    Stage { server: Some(Server::start(&store, &[])), scene }
+}
+
+fn tell(word: &str) {
+    fs::write(Path::new("/mnt/beside").join(word), "").unwrap();
+}
+
+fn is_told(word: &str) -> bool {
+    Path::new("/mnt/beside").join(word).exists()
+}
+
+fn behind(name: &str) -> PathBuf {
+    Path::new("/mnt/behind").join(name)
+}
+
+impl Stage {
+    fn options<'a>(options: &[&'a str]) -> Vec<&'a str> {
+        [&["--store", "/mnt/store"], options].concat()
+    }
+
+    fn start(&self, options: &[&str], script: &str) -> Running {
+        self.scene.start(&Self::options(options), &format!("{TURNS}{script}"))
+    }
+
+    fn run(&self, options: &[&str], script: &str) -> Ended {
+        self.scene.run(&Self::options(options), &format!("{TURNS}{script}"))
+    }
+
+    fn status(&self) -> Value {
+        self.scene.verb("status", &["--json", "/mnt/project"]).exits(0).json()[0].take()
+    }
+
+    fn status_text(&self) -> String {
+        self.scene.verb("status", &["/mnt/project"]).exits(0).stdout
+    }
+
+    /// Waits until `status` says that the drain is paused, and for this reason.
+    #[track_caller]
+    fn is_paused(&self, why: &str) {
+        eventually("status says why the drain is paused", || {
+            let status = self.status();
+            status["drain"]["paused_since_unix_seconds"].is_i64()
+                && status["troubles"].as_array().unwrap().iter().any(|trouble| {
+                    trouble["reason"].as_str().unwrap().contains(why)
+                        && trouble["place"].as_str().unwrap().contains("/mnt/store")
+                        && trouble["since_unix_seconds"].as_i64().unwrap() > 0
+                })
+        });
+        let text = self.status_text();
+        assert!(text.contains("drain: paused for ") && text.contains("trouble for ") && text.contains(why), "{text}");
+    }
+
+    /// Durable, not only in place.
+    #[track_caller]
+    fn is_idle(&self) {
+        eventually("all is durable", || {
+            let queue = &self.status()["queue"];
+            queue["files"] == 0 && queue["operations"] == 0
+        });
+    }
+
+    #[track_caller]
+    fn failures(&self) -> u64 {
+        self.status()["drain"]["failures"].as_u64().unwrap()
+    }
+
+    #[track_caller]
+    fn is_clean(&self) {
+        let left: Vec<_> =
+            scene::files_below(Path::new("/mnt/behind")).into_keys().filter(|path| scene::is_ours(path)).collect();
+        assert!(left.is_empty(), "left in the store: {left:?}");
+        assert_eq!(self.scene.tier_files(), Vec::<PathBuf>::new());
+    }
+}
+
+#[track_caller]
+fn holds(name: &str, bytes: &[u8]) {
+    same_bytes(name, &fs::read(behind(name)).unwrap_or_else(|why| panic!("{name}: {why}")), bytes);
+}
+
+/// `out/part0` to `out/part5` and `out/last`.
+#[track_caller]
+fn all_is_there() {
+    let bytes = noise(5, 64 * MIB);
+    for (i, part) in bytes.chunks(4 << 20).take(8).enumerate() {
+        match i {
+            6 => assert!(!behind("out/part6").exists()),
+            7 => holds("out/last", part),
+            _ => holds(&format!("out/part{i}"), part),
+        }
+    }
+    holds("out/before", b"before\nand after\n");
+    assert!(!behind("out/part7").exists());
+}
+
+/// A program's work on files that lie in the tiers.
+const WORK: &str = "
+    for i in 0 1 2 3 4 5 6 7; do dd if=/mnt/source of=out/part$i bs=4M count=1 skip=$i status=none; done
+    mv out/part7 out/last; rm out/part6; chmod 640 out/part1
+    cmp -n 4194304 out/part0 /mnt/source; stat -c %s out/last; ls out >/mnt/beside/listed
+    echo and after >>out/before; cat out/before; mkdir out/deeper; echo deep >out/deeper/file; ln -s last out/link";
+
+/// The store is in trouble while a program works, and well again while it still runs.
+fn outage(name: &str, wrong: &str, why: &str, options: &[&str]) {
+    if let Some(stage) = stage(name, 96) {
+        outage_on(&stage, wrong, why, options);
+    }
+}
+
+fn outage_on(stage: &Stage, wrong: &str, why: &str, options: &[&str]) {
+    let script = format!("mkdir out; echo before >out/before; tell began; await away\n{WORK}\ntell worked; await end");
+    let running = stage.start(options, &script);
+    eventually("what came before is drained", || is_told("began") && behind("out/before").exists());
+    // What the kernel was told of the store's root is told anew after a second.
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    faults(wrong);
+    tell("away");
+    eventually("the program has done its work without the store", || is_told("worked"));
+    assert!(!behind("out/part0").exists());
+    stage.is_paused(why);
+    let failures = stage.failures();
+    assert!(failures <= FAILURES_MAX, "{failures} tries");
+    faults("");
+    eventually("the drain goes on by itself", || stage.status()["drain"]["paused_since_unix_seconds"].is_null());
+    tell("end");
+    running.ends().exits(0);
+    all_is_there();
+    assert_eq!(fs::metadata(behind("out/part1")).unwrap().mode() & 0o777, 0o640);
+    stage.is_clean();
+}
+
+#[test]
+fn a_store_that_gives_io_errors() {
+    outage("fault_eio", "all EIO", "failed to read or write", &[]);
+}
+
+#[test]
+fn a_store_that_is_full_for_a_while() {
+    outage("fault_enospc", "write,create,mkdir ENOSPC", "full", &[]);
+}
+
+#[test]
+fn a_store_that_is_read_only_for_a_while() {
+    outage("fault_erofs", "change EROFS", "read-only", &[]);
+}
+
+#[test]
+fn a_store_whose_handles_are_stale() {
+    outage("fault_estale", "all ESTALE", "no longer knows", &[]);
+}
+
+#[test]
+fn a_store_that_times_out() {
+    outage("fault_etimedout", "all ETIMEDOUT", "does not answer", &[]);
+}
+
+/// As a hard mount whose server is gone: every call hangs in the kernel. Whatever lies in the tiers was out of reach as
+/// soon as the root's attributes had to be asked for.
+#[test]
+fn a_store_that_hangs_stopped_everything() {
+    outage("fault_hang", "all hang", "does not answer", &[]);
+}
+
+/// The same for programs that come by the mount, and all of whose reads and writes come to us.
+#[test]
+fn a_store_that_hangs_stopped_everything_in_the_mount() {
+    outage("fault_hang_mount", "all hang", "does not answer", &["--no-preload", "--direct", "false"]);
+}
+
+/// We check permissions ourselves there, and asked the store for them.
+#[test]
+fn a_store_that_hangs_stopped_everything_for_an_ordinary_user() {
+    if let Some(scene) = Scene::of_user("fault_hang_user") {
+        outage_on(&set(scene, 96), "all hang", "does not answer", &[]);
+    }
+}
+
+/// Who asks for a name that only the store knows waits, and nobody else does.
+#[test]
+fn who_waits_for_the_store_keeps_nobody_from_the_tiers() {
+    let Some(stage) = stage("fault_hang_aside", 96) else { return };
+    fs::create_dir(behind("there")).unwrap();
+    fs::write(behind("there/input"), "input").unwrap();
+    let script = format!(
+        "mkdir out; echo before >out/before; tell began; await away
+         cat there/input >/mnt/beside/input & ls there >/mnt/beside/names &
+         # More than the mount has threads.
+         for i in $(seq 80); do env -u LD_PRELOAD cat there/input >/dev/null & done
+         await asked
+         {WORK}
+         tell worked; wait; tell over"
+    );
+    let running = stage.start(&[], &script);
+    eventually("what came before is drained", || is_told("began") && behind("out/before").exists());
+    faults("all hang");
+    tell("away");
+    eventually("they are all waiting", || stage.scene.processes("cat") > 80);
+    tell("asked");
+    eventually("the others have done their work", || is_told("worked"));
+    assert!(!is_told("over"));
+    assert_eq!(fs::read("/mnt/beside/input").unwrap_or_default(), b"");
+    faults("");
+    running.ends().exits(0);
+    assert_eq!(fs::read("/mnt/beside/input").unwrap(), b"input");
+    assert_eq!(fs::read("/mnt/beside/names").unwrap(), b"input\n");
+    all_is_there();
+}
+
+/// A store that does not answer in the last drain is given up as one that fails: the drain waited for ever, and the agent
+/// could not end.
+#[test]
+fn a_store_that_hung_in_the_last_drain_was_waited_for_without_end() {
+    let Some(stage) = stage("fault_hang_last", 96) else { return };
+    let script = format!("mkdir out; echo before >out/before; tell began; await away\n{WORK}");
+    let running = stage.start(&["--retry", "2s"], &script);
+    eventually("what came before is drained", || is_told("began") && behind("out/before").exists());
+    faults("all hang");
+    tell("away");
+    running.ends().exits(3).says(&["not durable", "does not answer", "/mnt/store", "safe at", "/mnt/tier-fast"]);
+    faults("");
+    stage.run(&[], "cat out/before").exits(0).prints("before\nand after\n");
+    all_is_there();
+    stage.is_clean();
+}
+
+/// The exit code tells the truth when the store stays away, and what is left comes with the next run.
+#[test]
+fn a_store_that_stays_away() {
+    let Some(stage) = stage("fault_stays", 96) else { return };
+    let script = format!("mkdir out; echo before >out/before; tell began; await away\n{WORK}");
+    let running = stage.start(&["--retry", "1s"], &script);
+    eventually("what came before is drained", || is_told("began") && behind("out/before").exists());
+    faults("change ETIMEDOUT");
+    tell("away");
+    running.ends().exits(3).says(&["not durable", "does not answer", "/mnt/store", "safe at", "/mnt/tier-fast"]);
+    faults("");
+    stage.run(&[], "true").exits(0);
+    all_is_there();
+    stage.is_clean();
+}
+
+/// Renamed into place, but the directory could not be synced; then the file was written again, and the agent ended: the
+/// next one took its own copy for somebody else's and kept both.
+#[test]
+fn a_copy_whose_sync_failed_became_a_conflict_when_it_was_written_again() {
+    let Some(stage) = stage("fault_doubtful", 96) else { return };
+    let running = stage.start(
+        &["--retry", "1s"],
+        "mkdir out; tell began; await away; echo before >out/before; await seen; echo and after >>out/before",
+    );
+    eventually("the directory is drained", || is_told("began") && behind("out").exists());
+    stage.is_idle();
+    faults("syncdir ETIMEDOUT");
+    tell("away");
+    eventually("it is in place", || behind("out/before").exists());
+    eventually("the directory could not be synced", || stage.failures() > 0);
+    faults("change ETIMEDOUT");
+    tell("seen");
+    running.ends().exits(3).says(&["out/before"]);
+    faults("");
+    stage.run(&[], "cat out/before").exits(0).prints("before\nand after\n");
+    holds("out/before", b"before\nand after\n");
+    stage.is_clean();
+}
+
+/// What was renamed into place, but its directory could not be synced, was refused for good: its temporary was gone.
+#[test]
+fn a_directory_that_could_not_be_synced_stopped_the_drain() {
+    let Some(stage) = stage("fault_syncdir", 96) else { return };
+    fs::write(behind("one"), "old").unwrap();
+    fs::hard_link(behind("one"), behind("two")).unwrap();
+    let running = stage.start(
+        &["--copy-up-bytes-max", "1M"],
+        "mkdir out; echo x >out/moved; echo y >out/gone; cat one two; tell began; await away
+         echo new >out/new; echo newer >one; mv out/moved out/renamed; rm out/gone; mkdir out/dir; ln out/new out/twice
+         ln -s new out/link; chmod 600 out/renamed; tell worked; await end",
+    );
+    eventually("what came before is drained", || is_told("began") && behind("out/gone").exists());
+    stage.is_idle();
+    faults("syncdir EIO");
+    tell("away");
+    eventually("all is done", || is_told("worked"));
+    stage.is_paused("failed to read or write");
+    eventually("it was tried again", || stage.failures() >= 3);
+    faults("");
+    eventually("the drain goes on", || stage.status()["queue"]["files"] == 0);
+    tell("end");
+    running.ends().exits(0);
+    for (name, bytes) in [("out/new", "new\n"), ("out/renamed", "x\n"), ("out/twice", "new\n"), ("one", "newer\n")] {
+        holds(name, bytes.as_bytes());
+    }
+    holds("two", b"newer\n");
+    assert!(behind("out/dir").is_dir() && behind("out/link").is_symlink());
+    assert!(!behind("out/gone").exists() && !behind("out/moved").exists());
+    stage.is_clean();
+}
+
+/// Two hundred files were all tried again and again, each with all of its bytes.
+#[test]
+fn every_file_was_tried_in_an_outage() {
+    let Some(stage) = stage("fault_many", 96) else { return };
+    let running = stage.start(
+        &["--unordered"],
+        "mkdir out; echo before >out/before; tell began; await away
+         for i in $(seq 200); do echo $i >out/$i; done; tell worked; await end",
+    );
+    eventually("what came before is drained", || is_told("began") && behind("out/before").exists());
+    faults("write EIO");
+    tell("away");
+    eventually("all is written", || is_told("worked"));
+    stage.is_paused("failed to read or write");
+    eventually("it was tried a few times", || stage.failures() >= 8);
+    assert!(stage.failures() <= FAILURES_MAX, "{} tries", stage.failures());
+    faults("");
+    tell("end");
+    running.ends().exits(0);
+    for i in 1..=200 {
+        holds(&format!("out/{i}"), format!("{i}\n").as_bytes());
+    }
+    stage.is_clean();
+}
+
+/// The answer is lost: it was done, and is not done twice.
+#[test]
+fn lost_answers() {
+    let Some(stage) = stage("fault_lost", 96) else { return };
+    let running = stage.start(
+        &[],
+        "mkdir out; echo old >out/old; echo x >out/moved; echo y >out/gone; tell began; await away
+         echo new >out/new; echo newer >out/old; mv out/moved out/renamed; rm out/gone; mkdir out/dir; ln out/new out/twice
+         ln -s new out/link; chmod 600 out/renamed; tell worked; await end",
+    );
+    eventually("what came before is drained", || is_told("began") && behind("out/gone").exists());
+    faults(
+        "rename lost:EIO 2\nunlink lost:EIO 2\nmkdir lost:EIO 1\nlink lost:EIO 1\ncreate lost:EIO 1\nsetattr lost:EIO 1\n",
+    );
+    tell("away");
+    eventually("all is done", || is_told("worked"));
+    tell("end");
+    let ended = running.ends().exits(0);
+    assert!(!ended.stderr.contains("conflict"), "{}", ended.stderr);
+    for (name, bytes) in
+        [("old", "newer\n"), ("new", "new\n"), ("renamed", "x\n"), ("twice", "new\n"), ("link", "new\n")]
+    {
+        holds(&format!("out/{name}"), bytes.as_bytes());
+    }
+    assert!(behind("out/dir").is_dir() && !behind("out/gone").exists() && !behind("out/moved").exists());
+    assert_eq!(fs::metadata(behind("out/renamed")).unwrap().mode() & 0o777, 0o600);
+    assert_eq!(fs::metadata(behind("out/new")).unwrap().nlink(), 2);
+    stage.is_clean();
+}
+
+/// Copies come out wrong; somebody looks at the final names all the while.
+fn corrupt(name: &str, wrong: &str, verify: &str, least: u64) {
+    let Some(stage) = stage(name, 96) else { return };
+    let bytes = noise(5, 64 * MIB);
+    let expected = |name: &str| match name {
+        "large" => &bytes[..20 << 20],
+        small => {
+            let at = small.parse::<usize>().unwrap() << 14;
+            &bytes[at..at + (16 << 10)]
+        }
+    };
+    let over = AtomicBool::new(false);
+    let ended = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                // By the path of another thread's name space, and only what is there.
+                for entry in fs::read_dir("/mnt/behind/out").into_iter().flatten().flatten() {
+                    let name = entry.file_name().into_string().unwrap();
+                    if !name.starts_with(".surgetank-") {
+                        same_bytes(&name, &fs::read(entry.path()).unwrap(), expected(&name));
+                    }
+                }
+            }
+        });
+        faults(wrong);
+        let script = "mkdir out
+            for i in $(seq 0 29); do dd if=/mnt/source of=out/$i bs=16k count=1 skip=$i status=none; done
+            dd if=/mnt/source of=out/large bs=1M count=20 status=none";
+        let ended = stage.run(&["--verify", verify, "--json", "/mnt/beside/report"], script);
+        over.store(true, Ordering::Relaxed);
+        ended
+    });
+    let ended = ended.exits(0);
+    let report: Value = serde_json::from_slice(&fs::read("/mnt/beside/report").unwrap()).unwrap();
+    let found = report["summary"]["drain"]["corrupt"].as_u64().unwrap();
+    assert!(found >= least, "{found}: {report}");
+    if least > 0 {
+        assert!(ended.stderr.contains("copies came out wrong"), "{}", ended.stderr);
+    }
+    for entry in fs::read_dir("/mnt/behind/out").unwrap().flatten() {
+        let name = entry.file_name().into_string().unwrap();
+        same_bytes(&name, &fs::read(entry.path()).unwrap(), expected(&name));
+    }
+    assert_eq!(fs::read_dir("/mnt/behind/out").unwrap().count(), 31);
+    stage.is_clean();
+}
+
+#[test]
+fn corrupt_copies_of_a_batch_are_found_and_made_again() {
+    corrupt("fault_corrupt_cache", "write corrupt 5", "cache", 5);
+}
+
+#[test]
+fn corrupt_copies_are_found_when_read_back_from_the_device() {
+    corrupt("fault_corrupt_reread", "write corrupt 5", "reread", 5);
+}
+
+/// fsync fails once and the kernel drops what it could not write, as Linux does.
+#[test]
+fn a_sync_that_drops_bytes() {
+    corrupt("fault_fsync", "fsync drop 4", "cache", 0);
+}
+
+#[test]
+fn short_writes() {
+    corrupt("fault_short", "write short 50", "cache", 0);
+}
+
+/// A tier of 16 MiB, 48 to write, and a store that takes nothing: what the store has makes room, nothing else does, the
+/// writer waits, and goes on when the store is back. Creating and copying up wait too.
+#[test]
+fn no_room_anywhere_for_a_while() {
+    let Some(stage) = stage("room_in_time", 16) else { return };
+    fs::write(behind("log"), noise(9, 300_000)).unwrap();
+    let running = stage.start(
+        &["--wait-for-room", "10m"],
+        "mkdir out; for i in 0 1; do dd if=/mnt/source of=out/$i bs=4M count=1 skip=$i status=none; done
+         tell began; await away
+         for i in 2 3 4 5 6 7 8 9 10 11; do dd if=/mnt/source of=out/$i bs=4M count=1 skip=$i status=none; done
+         echo more >>log; cat out/0 | cmp -n 4194304 - /mnt/source",
+    );
+    eventually("what came before is drained", || is_told("began") && behind("out/1").exists());
+    faults("change EIO");
+    tell("away");
+    let room = |status: &Value, words: &[&str]| {
+        status["troubles"].as_array().unwrap().iter().any(|trouble| {
+            let text = trouble.to_string();
+            words.iter().all(|word| text.contains(word))
+        })
+    };
+    eventually("status names who waits for room", || {
+        room(&stage.status(), &["out/", "a writer waits", "no room is left anywhere", "fast", "/mnt/store"])
+    });
+    faults("");
+    let ended = running.ends().exits(0);
+    assert!(!ended.stderr.contains("no room is left"), "{}", ended.stderr);
+    let bytes = noise(5, 64 * MIB);
+    for (i, part) in bytes.chunks(4 << 20).take(12).enumerate() {
+        holds(&format!("out/{i}"), part);
+    }
+    holds("log", &[&noise(9, 300_000)[..], b"more\n"].concat());
+    stage.is_clean();
+}
+
+/// Nobody makes room: the writer gets the error, and it is said which file, which tiers, which store, and why.
+#[test]
+fn no_room_anywhere_for_too_long() {
+    let Some(stage) = stage("room_too_late", 8) else { return };
+    let running = stage.start(
+        &["--wait-for-room", "1s", "--json", "/mnt/beside/report"],
+        "mkdir out; echo before >out/before; tell began; await away
+         ! dd if=/mnt/source of=out/large bs=1M 2>/mnt/beside/said
+         grep -q 'No space left' /mnt/beside/said; tell refused; await end; rm out/large",
+    );
+    eventually("what came before is drained", || is_told("began") && behind("out/before").exists());
+    faults("change EIO");
+    tell("away");
+    eventually("the writer is refused", || is_told("refused"));
+    let text = stage.status_text();
+    for word in ["out/large", "a writer got an error", "no room is left anywhere", "fast", "/mnt/store"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    faults("");
+    tell("end");
+    running.ends().exits(0).says(&["out/large: no room is left anywhere", "(fast)", "/mnt/store"]);
+    let report: Value = serde_json::from_slice(&fs::read("/mnt/beside/report").unwrap()).unwrap();
+    assert_eq!(report["summary"]["no_room"]["first"][0]["path"], "out/large");
+    holds("out/before", b"before\n");
+    assert!(!behind("out/large").exists());
+}
+
+/// Ctrl-C reaches a writer that waits for room.
+#[test]
+fn who_waits_for_room_can_be_interrupted() {
+    let Some(stage) = stage("room_interrupted", 8) else { return };
+    let running = stage.start(
+        &["--wait-for-room", "10h"],
+        "mkdir out; echo before >out/before; tell began; await away
+         dd if=/mnt/source of=out/large bs=1M 2>/dev/null & echo $! >/mnt/beside/pid
+         await kill; kill $!; wait $! || true; tell killed; await end; rm out/large",
+    );
+    eventually("what came before is drained", || is_told("began") && behind("out/before").exists());
+    faults("change EIO");
+    tell("away");
+    eventually("it waits", || stage.status_text().contains("a writer waits"));
+    tell("kill");
+    eventually("it is gone", || is_told("killed"));
+    eventually("nobody waits any more", || !stage.status_text().contains("a writer waits"));
+    faults("");
+    tell("end");
+    running.ends().exits(0);
+}
+
+/// The server of the store is killed under the drain and started again: one that goes away gives errors of its own.
+#[test]
+fn a_server_that_is_restarted() {
+    let Some(mut stage) = stage("fault_restart", 96) else { return };
+    let script = format!("mkdir out; echo before >out/before; tell began; await away\n{WORK}\ntell worked; await end");
+    let running = stage.start(&["--retry", "1s"], &script);
+    eventually("what came before is drained", || is_told("began") && behind("out/before").exists());
+    drop(stage.server.take());
+    tell("away");
+    eventually("the program has done its work without the store", || is_told("worked"));
+    stage.is_paused("mounted");
+    tell("end");
+    running.ends().exits(3).says(&["not durable", "mounted", "safe at", "/mnt/tier-fast"]);
+    scene::server::unmount(Path::new("/mnt/store"));
+    stage.server = Some(Server::start(Path::new("/mnt/store"), &[]));
+    stage.run(&[], "true").exits(0);
+    all_is_there();
+    stage.is_clean();
+}
