@@ -253,7 +253,7 @@ impl Scene {
     fn log(&self) -> String {
         let places = fs::read_dir(&self.state).into_iter().flatten().flatten();
         let logs = places.filter_map(|place| fs::read_to_string(place.path().join("agent.log")).ok());
-        let told = |line: &&str| ["WARN", "ERROR", "killed"].iter().any(|word| line.contains(word));
+        let told = |line: &&str| ["WARN", "ERROR", "killed", "recover"].iter().any(|word| line.contains(word));
         logs.flat_map(|log| log.lines().filter(told).map(|line| format!("{line}\n")).collect::<Vec<_>>()).collect()
     }
 
