@@ -86,8 +86,10 @@ impl Namespace {
                 return Err(why.into());
             }
         };
-        if self.tree().get(id).is_some_and(|inode| inode.promised) {
-            target.sync_data()?;
+        let promised = self.tree().get(id).is_some_and(|inode| inode.promised);
+        if promised && let Err(why) = target.sync_data() {
+            self.undo_placed(&mut self.tree(), &placed);
+            return Err(why.into());
         }
         crash_point!("spill.copied");
         let charged = open.charged_bytes.load(Ordering::Relaxed);
@@ -98,6 +100,12 @@ impl Namespace {
             let mut txn = Txn::default();
             let path = tree.logical_path(id);
             let old = path.unwrap_or_else(|| super::hidden_name(id));
+            // What was set by name since. From the adoption on nothing may fail: the writer would go on with the old file.
+            let late = Given::of(&before.file).and_then(|now| if now == given { Ok(()) } else { now.give(&target) });
+            if let Err(why) = late {
+                self.undo_placed(&mut tree, &placed);
+                return Err(why.into());
+            }
             let replica = tree.get(id).and_then(|inode| inode.replica);
             let charged = tree.drop_replica(id).map_or(0, |(_, charged)| charged);
             if let Err(fault) = self.adopt(&mut tree, id, &placed) {
@@ -108,17 +116,15 @@ impl Namespace {
                 return Err(fault);
             }
             txn.gone(replica);
-            // What was set by name since.
-            let now = Given::of(&before.file)?;
-            if now != given {
-                now.give(&target)?;
-            }
             txn.file(id);
             crash_point!("spill.adopted");
             self.commit(&tree, txn);
             crash_point!("spill.written_down");
-            if placed.content.lies != before.lies {
-                self.tiers.device(from).unlink(&old)?;
+            if placed.content.lies != before.lies
+                && let Err(why) = self.tiers.device(from).unlink(&old)
+            {
+                // Written down as gone: recovery sweeps it.
+                self.device_failed(from, &why);
             }
         }
         self.tiers.device(from).add_used(-i64::try_from(charged).unwrap_or(i64::MAX));
