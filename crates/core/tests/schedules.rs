@@ -32,6 +32,7 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use door::Mounted;
 use operation::{Access, Operation, Renaming};
 use reference::Outcome;
+use surgetank_core::model::{Caller, FileId};
 use world::{Terms, World};
 
 /// A hang is what nobody's turn ends.
@@ -171,5 +172,25 @@ fn two_programs_and_the_drain() {
             assert!(content.iter().all(|byte| *byte == token.0), "{path} is mixed");
         }
         assert!(world.troubles().is_empty(), "{:?}", world.troubles());
+    });
+}
+
+/// Who asks for a name while the last who knew the file gives it back was told that there is none.
+#[test]
+fn a_file_that_is_given_back_was_not_found() {
+    explore(|| {
+        let world = World::new(&Terms::plain());
+        let path = world.stored().into_keys().find(|path| !path.contains('/')).unwrap();
+        let askers = [0, 1].map(|pid| {
+            let (namespace, name) = (world.namespace().clone(), path.clone());
+            shuttle::thread::spawn(move || {
+                let caller = Caller { uid: 0, gid: 0, pid, umask: 0o022 };
+                for _ in 0..3 {
+                    let found = namespace.lookup(&caller, FileId::ROOT, name.as_bytes()).unwrap();
+                    namespace.forget(found.id, 1);
+                }
+            })
+        });
+        askers.into_iter().for_each(|asker| asker.join().unwrap());
     });
 }

@@ -29,8 +29,13 @@ impl Namespace {
     pub fn lookup(&self, caller: &Caller, dir: FileId, name: &[u8]) -> FsResult<Found> {
         for _ in 0..TRIES_MAX {
             let id = self.resolve(caller, dir, name)?;
-            if self.found_again(caller.pid, id) {
-                return self.found(id);
+            if !self.found_again(caller.pid, id) {
+                continue;
+            }
+            match self.found(id) {
+                // Whoever held it last gave it back since: it is there all the same.
+                Err(fault) if fault.errno == Errno::NOENT => {}
+                found => return found,
             }
         }
         Err(Errno::AGAIN.into())
