@@ -62,6 +62,21 @@ fn a_job_writes_more_than_its_memory_mediated() {
     more_than_the_limit("memory_mediated", &["--no-preload", "--direct", "false"]);
 }
 
+/// A file was closed and published while it was moved out of the memory: what it was moved to stayed in the store.
+#[test]
+fn closed_while_it_was_moved_it_left_a_temporary() {
+    let Some(scene) = prepare("memory_closed") else { return };
+    let Some(group) = Group::new("memory_closed") else { return };
+    let group = group.limited(LIMIT);
+    let script = "for i in $(seq 12); do { cat /mnt/source; sleep 0.1; } > part$i; done";
+    let mut command = scene.run_command(&["--no-preload", "--direct", "false", "--quiet-period", "0s"], script);
+    group.holds(&mut command);
+    command.env("SURGETANK_HOLD", "spill.copied:300");
+    Running::of(command).ends().exits(0);
+    assert_eq!(group.kills(), 0);
+    holds_parts(&scene, 12);
+}
+
 /// The job's step has no limit of its own, the job has.
 #[test]
 fn the_limit_of_the_group_above_counts() {

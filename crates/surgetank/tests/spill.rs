@@ -208,3 +208,30 @@ fn a_reader_follows_a_file_that_leaves() {
         .exits(0);
     scene.holds("growing", &noise(4, 32 * MIB));
 }
+
+/// A file was opened again while its publication was under way, grew and moved into a temporary in the store: its writer was
+/// given the published copy to go on with, and what he had written since he opened it was lost.
+#[test]
+fn what_moved_to_the_store_while_a_copy_was_published_was_lost() {
+    let Some(mut scene) = Scene::new("spill_published") else { return };
+    scene.tier("fast", 8);
+    fs::write("/mnt/source", noise(5, 24 * MIB)).unwrap();
+    let script = "
+        dd if=/mnt/source of=f bs=1M count=4 status=none
+        sleep 0.7
+        python3 -c '
+import time
+source = open(\"/mnt/source\", \"rb\").read()
+with open(\"f\", \"ab\", 0) as f:
+    def write(start, end):
+        while start < end:
+            start += f.write(source[start:min(end, start + (1 << 20))])
+    write(4 << 20, 16 << 20)
+    time.sleep(1.5)
+    write(16 << 20, len(source))
+'";
+    let options = ["--no-preload", "--direct", "false", "--quiet-period", "0s"];
+    scene.run_held("drain.started:1500", &options, script).exits(0);
+    scene.holds("f", &noise(5, 24 * MIB));
+    scene.is_clean();
+}

@@ -241,8 +241,7 @@ impl Drain {
         }
         self.write_down(one.seq, &staged);
         let target = dir.join(&name);
-        let spilled = self.namespace.tree().get(file).is_some_and(|inode| inode.spill().is_some());
-        let open = spilled.then(|| self.namespace.open_of(file)).flatten();
+        let open = self.is_spill(file, &staged).then(|| self.namespace.open_of(file)).flatten();
         // Whoever writes to the temporary writes to the file itself from now on.
         let gate = open.as_ref().map(|open| open.gate.write().unwrap_or_else(PoisonError::into_inner));
         let identity = self.as_owner(owner, |who| {
@@ -260,12 +259,22 @@ impl Drain {
         }
         drop(gate);
         let done = self.applied(one.kind, (at.0, &name), identity);
-        if let Some(inode) = self.namespace.tree().get_mut(file)
-            && let Some(extra) = inode.extra.as_mut()
-        {
-            extra.spill = None;
-        }
+        let published = self.is_spill(file, &staged);
+        let mut tree = self.namespace.tree();
+        let wanted =
+            tree.get(file).is_some_and(|inode| inode.logical.is_some()) || self.namespace.open_of(file).is_some();
+        let spill = tree.get_mut(file).and_then(|inode| inode.extra.as_mut()?.spill.take_if(|_| published || !wanted));
+        // Deleted since, and closed: nobody publishes that any more.
+        tree.discards.extend(spill.filter(|_| !published).map(|(dir, name)| (dir, name, owner)));
         Ok(done)
+    }
+
+    /// Is what is published the temporary in which the file lies? Its writer may have moved there since the copy was made:
+    /// then he goes on there, and that is published in its turn.
+    fn is_spill(&self, file: FileId, staged: &Option<super::Copied>) -> bool {
+        let tree = self.namespace.tree();
+        let spill = tree.get(file).and_then(Inode::spill);
+        staged.as_ref().zip(spill).is_some_and(|((dir, name, ..), spill)| *spill == (*dir, name.clone()))
     }
 
     /// What a program has open was published as it is: it is the store's own file now.

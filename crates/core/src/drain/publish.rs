@@ -118,7 +118,8 @@ impl Drain {
                         return None;
                     };
                     let inode = tree.get(op.file())?;
-                    let (owner, is_written) = (inode.cred(), inode.spill().is_some() && !inode.sealed);
+                    let is_spill = inode.spill().is_some_and(|spill| *spill == (*dir, temporary.clone()));
+                    let (owner, is_written) = (inode.cred(), is_spill && !inode.sealed);
                     Some(Small {
                         seq: *seq,
                         path: tree.applied_path(*dir)?.join(temporary),

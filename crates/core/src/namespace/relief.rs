@@ -17,7 +17,7 @@ use crate::tier::{Device, POLL_PERIOD};
 
 use super::Namespace;
 use super::content::Lies;
-use super::files::{Given, Placed, copy_with_attributes};
+use super::files::{Given, SpilledBy, copy_with_attributes};
 use super::journal::Txn;
 use super::tree::{PlainId, Progress};
 
@@ -82,7 +82,9 @@ impl Namespace {
             let moved = match open {
                 Some(open) if open.direct => continue,
                 // Where it goes on growing is not asked: its writer asks himself.
-                Some(open) if open.content().writable => self.spill(&open, Lies::Tier(device.id()), 0),
+                Some(open) if open.content().writable => {
+                    self.spill(&open, Lies::Tier(device.id()), 0, SpilledBy::Others)
+                }
                 Some(_) => continue,
                 None => self.move_closed(id, device),
             };
@@ -184,7 +186,7 @@ impl Namespace {
         let (target, given) = match copied {
             Ok(Some(copied)) => copied,
             other => {
-                self.give_back(&placed);
+                self.undo_placed(&mut self.tree(), &placed);
                 return other.map(drop).map_err(Into::into);
             }
         };
@@ -202,36 +204,19 @@ impl Namespace {
             })
         };
         if !same(&tree) || self.opens().contains_key(&id) {
-            drop(tree);
-            self.give_back(&placed);
+            self.undo_placed(&mut tree, &placed);
             return Ok(());
         }
         // What was set by name since.
         let late = Given::of(&source).and_then(|now| if now == given { Ok(()) } else { now.give(&target) });
         if let Err(why) = late {
-            drop(tree);
-            self.give_back(&placed);
+            self.undo_placed(&mut tree, &placed);
             return Err(why.into());
         }
         let mut txn = Txn::default();
-        let charged = tree.drop_replica(id).map_or(0, |(_, charged)| charged);
-        if let Err(fault) = self.adopt(&mut tree, id, &placed) {
-            if let Some(inode) = tree.get_mut(id) {
-                (inode.replica, inode.charged_bytes) = (Some(found.plain), charged);
-            }
-            drop(tree);
-            self.give_back(&placed);
-            return Err(fault);
-        }
-        txn.gone(Some(found.plain));
-        let mut now_charged = 0;
-        if let Lies::Tier(to) = placed.content.lies {
-            let to = self.tiers.device(to);
-            to.counters().spills_in.fetch_add(1, Ordering::Relaxed);
-            to.unreserve(placed.reserved_bytes);
-            to.add_used(i64::try_from(have_bytes).unwrap_or(i64::MAX));
-            now_charged = have_bytes;
-        } else {
+        let charged = tree.get(id).map_or(0, |inode| inode.charged_bytes);
+        let now_charged = self.change_place(&mut tree, &mut txn, id, &placed, have_bytes)?;
+        if placed.spill.is_some() {
             // What shall be drained from there is found by its place in the queue.
             self.queue_publish(&mut tree, &mut txn, id);
         }
@@ -242,7 +227,10 @@ impl Namespace {
         txn.file(id);
         self.commit(&tree, txn);
         crash_point!("relief.written_down");
-        from.unlink(&found.path)?;
+        if let Err(why) = from.unlink(&found.path) {
+            // Written down as gone: recovery sweeps it.
+            self.device_failed(from.id(), &why);
+        }
         drop(tree);
         from.add_used(-i64::try_from(charged).unwrap_or(i64::MAX));
         from.counters().spills_out.fetch_add(1, Ordering::Relaxed);
@@ -251,14 +239,6 @@ impl Namespace {
             self.to_be_synced(id, found.version, to);
         }
         Ok(())
-    }
-
-    fn give_back(&self, placed: &Placed) {
-        self.undo_placed(&mut self.tree(), placed);
-        if let Lies::Tier(device) = placed.content.lies {
-            // Only its hidden name: recovery would sweep it, and until then nobody would know what takes the room.
-            drop(self.tiers.device(device).unlink(&placed.at));
-        }
     }
 
     /// Until there is something to look at, or `stop`.

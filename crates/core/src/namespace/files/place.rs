@@ -1,6 +1,7 @@
 //! Placing: a new version's plain file is made where placement says, under a hidden name as long as it has content to
 //! be copied first, and becomes the inode's replica only when it is complete (`adopt`).
 
+use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, PoisonError};
 
 use crate::error::{Errno, Fault, FsResult};
@@ -11,6 +12,7 @@ use crate::store::{Cred, StorePath};
 
 use super::super::Namespace;
 use super::super::content::{Content, Lies};
+use super::super::journal::Txn;
 use super::super::tree::{Name, PlainId, Tree};
 use super::{LEFT_TO_THE_MOUNT, Via};
 
@@ -74,9 +76,42 @@ impl Namespace {
     pub(crate) fn undo_placed(&self, tree: &mut Tree, placed: &Placed) {
         tree.discards.extend(placed.spill.clone());
         if let Lies::Tier(device) = placed.content.lies {
-            self.tiers.device(device).unreserve(placed.reserved_bytes);
-            // It has only its hidden name, which recovery sweeps too.
+            let device = self.tiers.device(device);
+            device.unreserve(placed.reserved_bytes);
+            // (Whoever has the name now may have put his plain file over it.) What stays is swept by recovery.
+            drop(device.unlink_if(&placed.at, placed.plain.ino));
         }
+    }
+
+    /// Content that was copied: the file lies there from now on, and no longer where it was; how many bytes it is charged
+    /// there. From here on nothing may fail, or its writer would go on in the old file while the books name the new one;
+    /// when this fails, all is as before.
+    pub(crate) fn change_place(
+        &self,
+        tree: &mut Tree,
+        txn: &mut Txn,
+        id: FileId,
+        placed: &Placed,
+        bytes: u64,
+    ) -> FsResult<u64> {
+        let replica = tree.get(id).and_then(|inode| inode.replica);
+        let charged = tree.drop_replica(id).map_or(0, |(_, charged)| charged);
+        if let Err(fault) = self.adopt(tree, id, placed) {
+            if let Some(inode) = tree.get_mut(id) {
+                (inode.replica, inode.charged_bytes) = (replica, charged);
+            }
+            tree.recount(id);
+            self.undo_placed(tree, placed);
+            return Err(fault);
+        }
+        txn.gone(replica);
+        txn.file(id);
+        let Lies::Tier(to) = placed.content.lies else { return Ok(0) };
+        let to = self.tiers.device(to);
+        to.counters().spills_in.fetch_add(1, Ordering::Relaxed);
+        to.unreserve(placed.reserved_bytes);
+        to.add_used(i64::try_from(bytes).unwrap_or(i64::MAX));
+        Ok(bytes)
     }
 
     /// Creates a plain file for a new version where placement says; under a hidden name until it is adopted.

@@ -18,6 +18,14 @@ use super::Shortage;
 /// Room is charged in steps of at most this, so that a long file is not accounted for write by write.
 const STEP_BYTES_MAX: u64 = 4 << 20;
 
+/// Who moves an open file to another place.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SpilledBy {
+    Writer,
+    /// Its writer may close it meanwhile.
+    Others,
+}
+
 impl Namespace {
     /// Makes sure that the device has room for the file to grow to `end`; `false`: it has none, spill.
     pub(super) fn ensure_room(&self, open: &Open, device: DeviceId, size_bytes: u64, offset: u64, length: u64) -> bool {
@@ -55,7 +63,7 @@ impl Namespace {
 
     /// Moves the content of a mediated file to the next place that has room, while its writer waits.
     /// `seen` is where the writer found it: somebody else may have moved it already.
-    pub(crate) fn spill(&self, open: &Arc<Open>, seen: Lies, want_bytes: u64) -> FsResult<()> {
+    pub(crate) fn spill(&self, open: &Arc<Open>, seen: Lies, want_bytes: u64, by: SpilledBy) -> FsResult<()> {
         let _gate = open.gate.write().unwrap_or_else(PoisonError::into_inner);
         let before = open.content();
         if before.lies != seen {
@@ -93,10 +101,17 @@ impl Namespace {
         }
         crash_point!("spill.copied");
         let charged = open.charged_bytes.load(Ordering::Relaxed);
-        self.counters.spills.fetch_add(1, Ordering::Relaxed);
-        self.tiers.device(from).counters().spills_out.fetch_add(1, Ordering::Relaxed);
-        {
+        let now_charged = {
             let mut tree = self.tree();
+            // Closed: the drain has what it shall publish, and may be at it.
+            let closed = || {
+                tree.get(id).is_none_or(|inode| inode.sealed)
+                    || !self.opens().get(&id).is_some_and(|known| Arc::ptr_eq(known, open))
+            };
+            if by == SpilledBy::Others && closed() {
+                self.undo_placed(&mut tree, &placed);
+                return Ok(());
+            }
             let mut txn = Txn::default();
             let path = tree.logical_path(id);
             let old = path.unwrap_or_else(|| super::hidden_name(id));
@@ -106,17 +121,7 @@ impl Namespace {
                 self.undo_placed(&mut tree, &placed);
                 return Err(why.into());
             }
-            let replica = tree.get(id).and_then(|inode| inode.replica);
-            let charged = tree.drop_replica(id).map_or(0, |(_, charged)| charged);
-            if let Err(fault) = self.adopt(&mut tree, id, &placed) {
-                if let Some(inode) = tree.get_mut(id) {
-                    (inode.replica, inode.charged_bytes) = (replica, charged);
-                }
-                self.undo_placed(&mut tree, &placed);
-                return Err(fault);
-            }
-            txn.gone(replica);
-            txn.file(id);
+            let now_charged = self.change_place(&mut tree, &mut txn, id, &placed, have_bytes)?;
             crash_point!("spill.adopted");
             self.commit(&tree, txn);
             crash_point!("spill.written_down");
@@ -126,16 +131,11 @@ impl Namespace {
                 // Written down as gone: recovery sweeps it.
                 self.device_failed(from, &why);
             }
-        }
+            now_charged
+        };
+        self.counters.spills.fetch_add(1, Ordering::Relaxed);
+        self.tiers.device(from).counters().spills_out.fetch_add(1, Ordering::Relaxed);
         self.tiers.device(from).add_used(-i64::try_from(charged).unwrap_or(i64::MAX));
-        let mut now_charged = 0;
-        if let Lies::Tier(to) = placed.content.lies {
-            let to = self.tiers.device(to);
-            to.counters().spills_in.fetch_add(1, Ordering::Relaxed);
-            to.unreserve(placed.reserved_bytes);
-            to.add_used(i64::try_from(have_bytes).unwrap_or(i64::MAX));
-            now_charged = have_bytes;
-        }
         open.charged_bytes.store(now_charged, Ordering::Relaxed);
         open.replace(Content { file: Arc::new(target), lies: placed.content.lies, writable: true });
         Ok(())
@@ -194,7 +194,7 @@ impl Namespace {
             };
             drop(gate);
             tracing::debug!(id = open.id.0, %failed, "spilling");
-            if let Err(fault) = self.spill(open, seen, data.len() as u64) {
+            if let Err(fault) = self.spill(open, seen, data.len() as u64, SpilledBy::Writer) {
                 self.await_room(&mut shortage, about, fault)?;
             }
         }

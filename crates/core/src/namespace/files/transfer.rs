@@ -99,7 +99,7 @@ impl Namespace {
                     return Ok(());
                 }
                 Err(Errno::NOSPC) if mediated && matches!(content.lies, Lies::Tier(_)) => {
-                    if let Err(fault) = self.spill(open, content.lies, length) {
+                    if let Err(fault) = self.spill(open, content.lies, length, super::SpilledBy::Writer) {
                         self.await_room(&mut shortage, (Some(open.id), b"", RunId(0)), fault)?;
                     }
                 }

@@ -165,10 +165,6 @@ impl Namespace {
         let free = Self::still_absent(&tree, dir, &name);
         if let Err(fault) = free.and_then(|()| if own_turn { Ok(()) } else { Err(Errno::EXIST.into()) }) {
             self.undo_placed(&mut tree, &placed);
-            // Whoever has the name now may have put his plain file over ours.
-            if let Lies::Tier(device) = placed.content.lies {
-                drop(self.tiers.device(device).unlink_if(&placed.at, placed.plain.ino));
-            }
             return Err(fault);
         }
         let (cred, _) = self.owner_for_new(&tree, caller, dir, Kind::File, perm);

@@ -22,8 +22,9 @@ struct Started {
     prepared: Option<Prepared>,
     /// What each name holds before it and after it.
     names: Vec<(Place, Option<FileId>, Option<FileId>)>,
-    /// Its temporary, while it is not renamed into place.
-    temporary: Name,
+    /// Its temporary, while it is not renamed into place: under one of these names. What a file was spilled to since its copy
+    /// was made is another one.
+    temporaries: Vec<Name>,
 }
 
 /// What a name should hold at some point.
@@ -38,7 +39,7 @@ struct Holder {
     /// Inode number before any publication among the operations.
     ino: Option<u64>,
     /// The last publication among the operations so far.
-    published: Option<(Option<Prepared>, StorePath)>,
+    published: Option<(Option<Prepared>, Vec<StorePath>)>,
 }
 
 type Looked = HashMap<StorePath, Option<StoreStat>>;
@@ -184,13 +185,12 @@ impl Namespace {
                 continue;
             }
             let spill = tree.get(op.file()).and_then(Inode::spill).map(|(_, name)| name.clone());
-            let temporary = spill.unwrap_or_else(|| self.staged_name(*seq));
             started.push(Started {
                 seq: *seq,
                 kind: op.kind.clone(),
                 prepared: op.prepared,
                 names: Vec::new(),
-                temporary,
+                temporaries: std::iter::once(self.staged_name(*seq)).chain(spill).collect(),
             });
         }
         for seq in fresh {
@@ -269,10 +269,13 @@ impl Namespace {
             Some((None, _)) => holder.kind != Kind::File,
             Some((Some(prepared), _)) if prepared.identity.ino == stat.identity.ino => true,
             // Written over in place: complete when the temporary is gone.
-            Some((Some(prepared), temporary)) => {
-                holder.ino == Some(stat.identity.ino)
-                    && prepared.is(&stat.identity)
-                    && self.look(temporary, one.who, looked)?.is_none()
+            Some((Some(prepared), temporaries)) => {
+                let mut complete = holder.ino == Some(stat.identity.ino) && prepared.is(&stat.identity);
+                for temporary in temporaries {
+                    let left = self.look(temporary, one.who, looked)?;
+                    complete &= left.is_none_or(|left| left.identity.ino != prepared.identity.ino);
+                }
+                complete
             }
         })
     }
@@ -342,10 +345,11 @@ impl Namespace {
                     .get(*file)
                     .and_then(|inode| inode.identity.as_ref())
                     .is_some_and(|known| known.ino == stat.identity.ino)
-                && self
-                    .store
-                    .stat(self.own_cred(Cred { uid: stat.attr.uid, gid: stat.attr.gid }), &dir.join(&one.temporary))
-                    .is_ok_and(|temporary| temporary.identity.ino == prepared.identity.ino)
+                && one.temporaries.iter().any(|temporary| {
+                    let who = self.own_cred(Cred { uid: stat.attr.uid, gid: stat.attr.gid });
+                    let there = self.store.stat(who, &dir.join(temporary));
+                    there.is_ok_and(|temporary| temporary.identity.ino == prepared.identity.ino)
+                })
                 && let Some(inode) = tree.get_mut(*file)
             {
                 inode.identity = Some(Box::new(stat.identity));
@@ -405,7 +409,7 @@ fn holder_of(tree: &Tree, done: &[Started], id: FileId, dir: &StorePath) -> Opti
     Some(Holder {
         kind: inode.attr.kind,
         ino: inode.identity.as_ref().map(|identity| identity.ino),
-        published: last.map(|one| (one.prepared, dir.join(&one.temporary))),
+        published: last.map(|one| (one.prepared, one.temporaries.iter().map(|name| dir.join(name)).collect())),
     })
 }
 
