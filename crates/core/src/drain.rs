@@ -10,6 +10,7 @@ mod again;
 mod execute;
 mod pause;
 mod publish;
+mod spilled;
 mod stage;
 mod throttle;
 

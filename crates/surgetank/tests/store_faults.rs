@@ -390,6 +390,51 @@ fn lost_answers() {
     stage.is_clean();
 }
 
+/// The answer to a file's second publication was lost, and the file changed before it was tried again: what the store had by
+/// then was taken for somebody else's.
+fn after_a_lost_answer(name: &str, script: &str, left: &[(&str, &str)]) {
+    let Some(stage) = stage(name, 96) else { return };
+    let script = format!(
+        "mkdir out; echo old >out/f; tell began; await away; echo newer >out/f; await seen; {script}; tell worked; await end"
+    );
+    let running = stage.start(&[], &script);
+    eventually("what came before is drained", || is_told("began") && behind("out/f").exists());
+    stage.is_idle();
+    faults("rename lost:EIO 1\nrename EIO");
+    tell("away");
+    eventually("carried out", || fs::read(behind("out/f")).is_ok_and(|bytes| bytes == b"newer\n"));
+    eventually("not told", || stage.failures() > 0);
+    tell("seen");
+    eventually("all is done", || is_told("worked"));
+    faults("");
+    tell("end");
+    let ended = running.ends().exits(0);
+    assert!(!ended.stderr.contains("conflict"), "{}", ended.stderr);
+    left.iter().for_each(|(name, bytes)| holds(&format!("out/{name}"), bytes.as_bytes()));
+    assert_eq!(fs::read_dir(behind("out")).unwrap().count(), left.len());
+    stage.is_clean();
+}
+
+#[test]
+fn written_again_after_a_lost_answer_it_was_a_conflict() {
+    after_a_lost_answer("fault_lost_write", "echo newest >out/f", &[("f", "newest\n")]);
+}
+
+#[test]
+fn deleted_after_a_lost_answer_it_was_a_conflict() {
+    after_a_lost_answer("fault_lost_rm", "rm out/f", &[]);
+}
+
+#[test]
+fn replaced_after_a_lost_answer_it_was_a_conflict() {
+    after_a_lost_answer("fault_lost_mv", "echo other >out/g; mv out/g out/f", &[("f", "other\n")]);
+}
+
+#[test]
+fn renamed_and_written_after_a_lost_answer_it_was_a_conflict() {
+    after_a_lost_answer("fault_lost_away", "mv out/f out/g; echo newest >out/g", &[("g", "newest\n")]);
+}
+
 /// Copies come out wrong; somebody looks at the final names all the while.
 fn corrupt(name: &str, wrong: &str, verify: &str, least: u64) {
     let Some(stage) = stage(name, 96) else { return };

@@ -3,12 +3,40 @@
 use crate::sync::PoisonError;
 use std::io;
 
-use crate::model::{Kind, Seq};
+use crate::model::{Kind, OpKind, Seq};
+use crate::namespace::tree::{Inode, files_of};
 use crate::store::{Cred, Staged, StorePath, StoreStat};
 
 use super::{Copied, Drain};
 
 impl Drain {
+    /// Of files whose publication was taken back in doubt: has the store that, or what it had before?
+    pub(super) fn settle_doubts(&self, kind: &OpKind) -> io::Result<()> {
+        if self.namespace.tree().doubts.is_empty() {
+            return Ok(());
+        }
+        for id in files_of(kind) {
+            let known = {
+                let tree = self.namespace.tree();
+                let doubt = tree.doubts.get(&id).copied();
+                doubt.zip(tree.applied_path(id)).zip(tree.get(id).map(Inode::cred))
+            };
+            let Some(((prepared, path), owner)) = known else { continue };
+            let there = match self.as_owner(owner, |who| self.namespace.store.stat(who, &path)) {
+                Ok(there) => Some(there.identity),
+                Err(why) if why.kind() == io::ErrorKind::NotFound => None,
+                Err(why) => return Err(why),
+            };
+            let mut tree = self.namespace.tree();
+            tree.doubts.remove(&id);
+            let ours = there.filter(|there| prepared.is(there) && prepared.identity.ino == there.ino);
+            if let (Some(ours), Some(inode)) = (ours, tree.get_mut(id)) {
+                inode.identity = Some(Box::new(ours));
+            }
+        }
+        Ok(())
+    }
+
     /// The file that is under the name, if it is the one whose copy was written down for this publication; of which version.
     pub(super) fn published_before(&self, seq: Seq, owner: Cred, path: &StorePath) -> Option<(StoreStat, u32)> {
         let prepared = self.namespace.tree().ops.get(&seq).and_then(|op| op.prepared)?;

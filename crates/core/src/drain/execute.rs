@@ -1,11 +1,11 @@
 //! Carrying out one operation in the store. Each recognises its own work, so that repeating one after a
 //! crash (or after a sync that failed) does no harm; each leaves what somebody else changed alone.
 
-use crate::sync::{Arc, PoisonError};
+use crate::sync::PoisonError;
 use std::io;
 
 use crate::model::{FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
-use crate::namespace::content::{Content, Lies, Open};
+use crate::namespace::content::Lies;
 use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Inode, Name, Place, Tree, file_of};
 use crate::store::{Cred, Expect, Meta, StorePath};
@@ -24,10 +24,10 @@ pub(super) struct Done {
 }
 
 /// An operation in hand.
-struct Work<'a> {
-    seq: Seq,
-    run: RunId,
-    kind: &'a OpKind,
+pub(super) struct Work<'a> {
+    pub seq: Seq,
+    pub run: RunId,
+    pub kind: &'a OpKind,
 }
 
 fn gone_already(why: &io::Error) -> bool {
@@ -94,6 +94,7 @@ impl Drain {
             };
             (op.kind.clone(), op.run)
         };
+        self.settle_doubts(&kind)?;
         let one = Work { seq, run, kind: &kind };
         match &kind {
             OpKind::Publish { file, dir, name, over } => {
@@ -154,7 +155,7 @@ impl Drain {
     }
 
     /// The file is in the store under this name now; whoever was there is not any more.
-    fn applied(&self, kind: &OpKind, at: (FileId, &[u8]), identity: StoreIdentity) -> Done {
+    pub(super) fn applied(&self, kind: &OpKind, at: (FileId, &[u8]), identity: StoreIdentity) -> Done {
         let gone = self.carried_out(kind, Some((at.0, Name::from(at.1))), Some(identity));
         Done { dirs: vec![at.0], gone }
     }
@@ -221,11 +222,10 @@ impl Drain {
                 ours.as_ref().is_some_and(|(_, prepared)| version.is_some_and(|version| version != *prepared));
             if let Some((stat, _)) = ours.filter(|_| !is_older) {
                 // Renamed before a crash or a failed sync; only the books were behind.
-                if let Some((dir, name, ..)) = staged {
-                    let mut tree = self.namespace.tree();
-                    tree.discards.push((dir, name, owner));
+                if let Some((dir, name, ..)) = &staged {
+                    self.namespace.tree().discards.push((*dir, name.clone(), owner));
                 }
-                return Ok(self.applied(one.kind, at, stat.identity));
+                return Ok(self.found_published(one, at, (&path, owner), stat.identity, &staged));
             }
             // Published before, and the store broke off before it said so: the same bytes are no conflict.
             let same =
@@ -237,7 +237,7 @@ impl Drain {
             && self.is_doubtful(one.seq)
             && let Some(stat) = self.in_place_already(one.seq, owner, &temporary, &path, staged.as_ref())?
         {
-            return Ok(self.applied(one.kind, at, stat.identity));
+            return Ok(self.found_published(one, at, (&path, owner), stat.identity, &staged));
         }
         self.write_down(one.seq, &staged);
         let target = dir.join(&name);
@@ -251,47 +251,11 @@ impl Drain {
                 store.publish(who, &temporary, &target, &meta)
             }
         })?;
-        if let Some(open) = &open
-            && let Err(why) = self.content_is_there(open, owner, &target, identity)
-        {
-            let what = format!("published, but what is written to it from now on is lost: {why}");
-            self.namespace.note(one.run, target.to_string(), what, true);
+        if let Some(open) = &open {
+            self.goes_on_there(one, open, (&target, owner), identity);
         }
         drop(gate);
-        let done = self.applied(one.kind, (at.0, &name), identity);
-        let published = self.is_spill(file, &staged);
-        let mut tree = self.namespace.tree();
-        let wanted =
-            tree.get(file).is_some_and(|inode| inode.logical.is_some()) || self.namespace.open_of(file).is_some();
-        let spill = tree.get_mut(file).and_then(|inode| inode.extra.as_mut()?.spill.take_if(|_| published || !wanted));
-        // Deleted since, and closed: nobody publishes that any more.
-        tree.discards.extend(spill.filter(|_| !published).map(|(dir, name)| (dir, name, owner)));
-        Ok(done)
-    }
-
-    /// Is what is published the temporary in which the file lies? Its writer may have moved there since the copy was made:
-    /// then he goes on there, and that is published in its turn.
-    fn is_spill(&self, file: FileId, staged: &Option<super::Copied>) -> bool {
-        let tree = self.namespace.tree();
-        let spill = tree.get(file).and_then(Inode::spill);
-        staged.as_ref().zip(spill).is_some_and(|((dir, name, ..), spill)| *spill == (*dir, name.clone()))
-    }
-
-    /// What a program has open was published as it is: it is the store's own file now.
-    fn content_is_there(&self, open: &Open, owner: Cred, path: &StorePath, is: StoreIdentity) -> io::Result<()> {
-        let content = open.content();
-        if content.lies != Lies::StoreTemporary {
-            return Ok(());
-        }
-        let same = rustix::fs::fstat(&*content.file)?.st_ino == is.ino;
-        let file = if same {
-            content.file
-        } else {
-            // Its bytes were written into another file, which has further names.
-            Arc::new(self.as_owner(owner, |who| self.namespace.store.open(who, path, content.writable))?)
-        };
-        open.replace(Content { file, lies: Lies::Store, ..content });
-        Ok(())
+        Ok(self.published(one.kind, (at.0, &name), identity, &staged))
     }
 
     /// An earlier agent's copy is not in place: from now on ours is the one to be recognised.

@@ -175,6 +175,9 @@ impl Namespace {
         // Carried out, though not for good: from here on the books say what the store has, or the next agent would take it
         // for somebody else's.
         if op.doubtful {
+            if let (OpKind::Publish { file, .. }, Some(prepared)) = (&op.kind, op.prepared) {
+                tree.doubts.insert(*file, prepared);
+            }
             let in_doubt = |tree: &Tree, id| {
                 tree.ops.values().any(|op| op.doubtful && super::tree::files_of(&op.kind).any(|other| other == id))
             };

@@ -10,6 +10,7 @@
 //! while an operation that names it is queued (`pins`), or else the store would show through too early.
 
 mod applied;
+mod charged;
 mod op;
 
 use crate::sync::Arc;
@@ -274,6 +275,8 @@ pub struct Tree {
     pub making: HashMap<Place, FileId>,
     /// Of files that a batch is about: what the catalog is told until the batch is over.
     pub before: HashMap<FileId, Before>,
+    /// Publications that were taken back although the store may have carried them out, only that its answer was lost.
+    pub doubts: HashMap<FileId, crate::model::Prepared>,
 }
 
 impl Tree {
@@ -296,6 +299,7 @@ impl Tree {
             clean_bytes: HashMap::default(),
             device_numbers: HashMap::default(),
             before: HashMap::default(),
+            doubts: HashMap::default(),
         }
     }
 
@@ -354,33 +358,6 @@ impl Tree {
         }
         d.absent.remove(name);
         entry
-    }
-
-    /// Brings the count of clean bytes up to date with the file's present state. Call it before the replica changes its
-    /// device (with `replica` still the old one and the file not sealed) and after anything else that matters.
-    pub fn recount(&mut self, id: FileId) {
-        let Some(inode) = self.inodes.get_mut(&id) else {
-            return;
-        };
-        let Some(PlainId { device, .. }) = inode.replica else {
-            return;
-        };
-        let now = if inode.sealed && !inode.dirty() { inode.charged_bytes } else { 0 };
-        let before = std::mem::replace(&mut inode.clean_bytes, now);
-        let count = self.clean_bytes.entry(device).or_insert(0);
-        *count = (*count + now).saturating_sub(before);
-    }
-
-    /// The replica leaves its device; returns what it was charged.
-    pub fn drop_replica(&mut self, id: FileId) -> Option<(DeviceId, u64)> {
-        let inode = self.inodes.get_mut(&id)?;
-        let device = inode.replica.take()?.device;
-        let before = std::mem::replace(&mut inode.clean_bytes, 0);
-        let charged = std::mem::replace(&mut inode.charged_bytes, 0);
-        if let Some(count) = self.clean_bytes.get_mut(&device) {
-            *count = count.saturating_sub(before);
-        }
-        Some((device, charged))
     }
 
     pub fn planned(&self, dir: FileId, name: &[u8]) -> Option<FileId> {

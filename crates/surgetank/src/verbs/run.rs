@@ -340,13 +340,14 @@ impl Run {
     /// The conversation broke off: true when there is another agent to talk to.
     fn has_another_agent(&mut self) -> Result<bool> {
         const LOOK_EVERY: Duration = Duration::from_millis(1);
+        let before = self.agent.pid;
+        // (It may have been called before, and answer now.)
         self.await_event(Some(clock::tick()))?;
-        let replaced = self.dialed.is_some();
         while self.dialed.is_some() {
             self.await_event(Some(clock::tick() + LOOK_EVERY * 50))?;
             std::thread::sleep(LOOK_EVERY);
         }
-        Ok(replaced || self.agent_lost)
+        Ok(self.agent.pid != before || self.agent_lost)
     }
 
     /// Background children may finish; who is left then is named.

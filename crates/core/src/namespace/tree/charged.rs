@@ -1,0 +1,33 @@
+//! What replicas are charged on their devices, and how much of that the store has too.
+
+use super::{PlainId, Tree};
+use crate::model::{DeviceId, FileId};
+
+impl Tree {
+    /// Brings the count of clean bytes up to date with the file's present state. Call it before the replica changes its
+    /// device (with `replica` still the old one and the file not sealed) and after anything else that matters.
+    pub fn recount(&mut self, id: FileId) {
+        let Some(inode) = self.inodes.get_mut(&id) else {
+            return;
+        };
+        let Some(PlainId { device, .. }) = inode.replica else {
+            return;
+        };
+        let now = if inode.sealed && !inode.dirty() { inode.charged_bytes } else { 0 };
+        let before = std::mem::replace(&mut inode.clean_bytes, now);
+        let count = self.clean_bytes.entry(device).or_insert(0);
+        *count = (*count + now).saturating_sub(before);
+    }
+
+    /// The replica leaves its device; returns what it was charged.
+    pub fn drop_replica(&mut self, id: FileId) -> Option<(DeviceId, u64)> {
+        let inode = self.inodes.get_mut(&id)?;
+        let device = inode.replica.take()?.device;
+        let before = std::mem::replace(&mut inode.clean_bytes, 0);
+        let charged = std::mem::replace(&mut inode.charged_bytes, 0);
+        if let Some(count) = self.clean_bytes.get_mut(&device) {
+            *count = count.saturating_sub(before);
+        }
+        Some((device, charged))
+    }
+}
