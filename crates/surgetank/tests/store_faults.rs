@@ -3,6 +3,8 @@
 //! seen under a final name, and when no room is left anywhere the writer waits for it.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
+#[path = "store_faults/lost.rs"]
+mod lost;
 mod scene;
 
 use std::fs;
@@ -358,81 +360,6 @@ fn every_file_was_tried_in_an_outage() {
         holds(&format!("out/{i}"), format!("{i}\n").as_bytes());
     }
     stage.is_clean();
-}
-
-/// The answer is lost: it was done, and is not done twice.
-#[test]
-fn lost_answers() {
-    let Some(stage) = stage("fault_lost", 96) else { return };
-    let running = stage.start(
-        &[],
-        "mkdir out; echo old >out/old; echo x >out/moved; echo y >out/gone; tell began; await away
-         echo new >out/new; echo newer >out/old; mv out/moved out/renamed; rm out/gone; mkdir out/dir; ln out/new out/twice
-         ln -s new out/link; chmod 600 out/renamed; tell worked; await end",
-    );
-    eventually("what came before is drained", || is_told("began") && behind("out/gone").exists());
-    faults(
-        "rename lost:EIO 2\nunlink lost:EIO 2\nmkdir lost:EIO 1\nlink lost:EIO 1\ncreate lost:EIO 1\nsetattr lost:EIO 1\n",
-    );
-    tell("away");
-    eventually("all is done", || is_told("worked"));
-    tell("end");
-    let ended = running.ends().exits(0);
-    assert!(!ended.stderr.contains("conflict"), "{}", ended.stderr);
-    for (name, bytes) in
-        [("old", "newer\n"), ("new", "new\n"), ("renamed", "x\n"), ("twice", "new\n"), ("link", "new\n")]
-    {
-        holds(&format!("out/{name}"), bytes.as_bytes());
-    }
-    assert!(behind("out/dir").is_dir() && !behind("out/gone").exists() && !behind("out/moved").exists());
-    assert_eq!(fs::metadata(behind("out/renamed")).unwrap().mode() & 0o777, 0o600);
-    assert_eq!(fs::metadata(behind("out/new")).unwrap().nlink(), 2);
-    stage.is_clean();
-}
-
-/// The answer to a file's second publication was lost, and the file changed before it was tried again: what the store had by
-/// then was taken for somebody else's.
-fn after_a_lost_answer(name: &str, script: &str, left: &[(&str, &str)]) {
-    let Some(stage) = stage(name, 96) else { return };
-    let script = format!(
-        "mkdir out; echo old >out/f; tell began; await away; echo newer >out/f; await seen; {script}; tell worked; await end"
-    );
-    let running = stage.start(&[], &script);
-    eventually("what came before is drained", || is_told("began") && behind("out/f").exists());
-    stage.is_idle();
-    faults("rename lost:EIO 1\nrename EIO");
-    tell("away");
-    eventually("carried out", || fs::read(behind("out/f")).is_ok_and(|bytes| bytes == b"newer\n"));
-    eventually("not told", || stage.failures() > 0);
-    tell("seen");
-    eventually("all is done", || is_told("worked"));
-    faults("");
-    tell("end");
-    let ended = running.ends().exits(0);
-    assert!(!ended.stderr.contains("conflict"), "{}", ended.stderr);
-    left.iter().for_each(|(name, bytes)| holds(&format!("out/{name}"), bytes.as_bytes()));
-    assert_eq!(fs::read_dir(behind("out")).unwrap().count(), left.len());
-    stage.is_clean();
-}
-
-#[test]
-fn written_again_after_a_lost_answer_it_was_a_conflict() {
-    after_a_lost_answer("fault_lost_write", "echo newest >out/f", &[("f", "newest\n")]);
-}
-
-#[test]
-fn deleted_after_a_lost_answer_it_was_a_conflict() {
-    after_a_lost_answer("fault_lost_rm", "rm out/f", &[]);
-}
-
-#[test]
-fn replaced_after_a_lost_answer_it_was_a_conflict() {
-    after_a_lost_answer("fault_lost_mv", "echo other >out/g; mv out/g out/f", &[("f", "other\n")]);
-}
-
-#[test]
-fn renamed_and_written_after_a_lost_answer_it_was_a_conflict() {
-    after_a_lost_answer("fault_lost_away", "mv out/f out/g; echo newest >out/g", &[("g", "newest\n")]);
 }
 
 /// Copies come out wrong; somebody looks at the final names all the while.
