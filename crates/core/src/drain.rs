@@ -17,7 +17,7 @@ mod throttle;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::thread::JoinHandle;
 use crate::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::clock;
@@ -276,6 +276,7 @@ impl Drain {
         let mut gives_way = Vec::new();
         let mut stuck: Vec<crate::model::FileId> = Vec::new();
         let mut seen = 0;
+        let thrown_away: HashSet<Name> = tree.discards.iter().map(|(_, name, _)| name.clone()).collect();
         let seqs: Vec<Seq> = tree.ops.iter().filter(|(_, op)| !op.last).take(WINDOW_OPS).map(|(seq, _)| *seq).collect();
         for seq in seqs {
             seen += 1;
@@ -298,8 +299,7 @@ impl Drain {
                 }
                 Progress::Waiting if Self::needs_staging(&tree, &op.kind) => {
                     // Its last copy has its name until that is thrown away.
-                    let taken = !tree.discards.is_empty()
-                        && tree.discards.iter().any(|(_, name, _)| *name == self.temporary(seq));
+                    let taken = !thrown_away.is_empty() && thrown_away.contains(&self.temporary(seq));
                     if taken {
                         wait = wait.min(DISTURBED_WAIT);
                     }

@@ -181,6 +181,17 @@ fn list(dir: &Path) -> io::Result<Vec<Segment>> {
     names.into_iter().map(|name| Segment::open(dir.join(name))).collect()
 }
 
+pub(super) fn other_format(part: &str, path: &Path, format: u64, known: u64) -> Error {
+    let dir = path.parent().unwrap_or(path);
+    Error::new(format!("The catalog {part} {} has format {format}", path.display()))
+        .why(format!("this version of surgetank knows format {known}"))
+        .remedy(format!(
+            "use the version that wrote it; if that one ended well and keeps nothing in the tiers, remove {} instead",
+            dir.parent().unwrap_or(dir).display()
+        ))
+        .data(DATA_IS_SAFE)
+}
+
 /// Where the intact records of `segment` end and what, if anything, is wrong there; moves `last` on.
 fn examine(segment: &Segment, last: &mut Lsn, is_first: bool) -> Result<(u64, Option<&'static str>)> {
     let Some(header) = segment.header else {
@@ -188,10 +199,7 @@ fn examine(segment: &Segment, last: &mut Lsn, is_first: bool) -> Result<(u64, Op
     };
     // Records say nothing of their own shape: another one would be read as something that it is not.
     if header.format != FORMAT {
-        return Err(Error::new(format!("The catalog log {} has format {}", segment.path.display(), header.format))
-            .why(format!("this version of surgetank knows format {FORMAT}"))
-            .remedy("use the version that wrote it")
-            .data(DATA_IS_SAFE));
+        return Err(other_format("log", &segment.path, u64::from(header.format), u64::from(FORMAT)));
     }
     if header.after > *last {
         if is_first && !header.fresh {

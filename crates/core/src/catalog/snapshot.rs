@@ -16,7 +16,7 @@ use redb::{Builder, Database, ReadTransaction, ReadableDatabase, ReadableTable, 
 use serde::de::DeserializeOwned;
 
 use super::digest::{Digest, Span};
-use super::directory::{DATA_IS_SAFE, TEMPORARY_EXTENSION};
+use super::directory::{DATA_IS_SAFE, TEMPORARY_EXTENSION, other_format};
 use super::{Loaded, Lsn};
 use crate::error::{Error, Result};
 use crate::model::{FileId, Seq};
@@ -61,10 +61,7 @@ impl Snapshot {
         };
         match read().map_err(|error| self.failed("read", error))? {
             (FORMAT, folded) => Ok(Lsn(folded)),
-            (format, _) => Err(Error::new(format!("The catalog snapshot {} has format {format}", self.path.display()))
-                .why(format!("this version of surgetank knows format {FORMAT}"))
-                .remedy("use the version that wrote it")
-                .data(DATA_IS_SAFE)),
+            (format, _) => Err(other_format("snapshot", &self.path, format, FORMAT)),
         }
     }
 
