@@ -75,6 +75,8 @@ pub trait Door: Send + Sync {
     /// Attributes (and pages, unless `attributes_only`) that the kernel remembers are void.
     fn invalidate(&self, file: FileId, attributes_only: bool);
     fn invalidate_name(&self, dir: FileId, name: &[u8]);
+    /// Returns when what programs have closed until now was released ([`Namespace::release`]), or is slow.
+    fn await_closes(&self);
 }
 
 /// What a look-up or creation answers.
@@ -130,6 +132,8 @@ pub struct Namespace {
     shim: OnceLock<Arc<dyn Shim>>,
     /// Files of which descriptors are handed out.
     handed: crate::sync::atomic::AtomicUsize,
+    /// Handles of the mount that can write.
+    writing_handles: crate::sync::atomic::AtomicUsize,
     run_of: OnceLock<RunOf>,
     interrupted: OnceLock<fn() -> bool>,
     waits_long: OnceLock<fn()>,
@@ -230,6 +234,7 @@ impl Namespace {
             door: OnceLock::new(),
             shim: OnceLock::new(),
             handed: crate::sync::atomic::AtomicUsize::new(0),
+            writing_handles: crate::sync::atomic::AtomicUsize::new(0),
             run_of: OnceLock::new(),
             interrupted: OnceLock::new(),
             waits_long: OnceLock::new(),

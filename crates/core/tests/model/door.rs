@@ -28,6 +28,7 @@ impl Door for Kernel {
     fn unback(&self, _backing: u32) {}
     fn invalidate(&self, _file: FileId, _attributes_only: bool) {}
     fn invalidate_name(&self, _dir: FileId, _name: &[u8]) {}
+    fn await_closes(&self) {}
 }
 
 #[derive(Clone, Copy)]

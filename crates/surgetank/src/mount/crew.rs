@@ -37,7 +37,7 @@ use super::request::{self, Header, Operation};
 pub use inbox::{Clones, OnClone, touched};
 use inbox::{Inbox, Received};
 use lookout::Lookout;
-use turns::Turns;
+pub use turns::Turns;
 
 /// So many threads may be stuck in operations beside those that serve.
 const THREADS_STUCK_MAX: usize = 1024;
@@ -118,7 +118,7 @@ pub struct Crew {
     roll: Mutex<Roll>,
     left: Condvar,
     lookout: Lookout,
-    turns: Turns,
+    turns: Arc<Turns>,
     clones: Clones,
 }
 
@@ -130,13 +130,12 @@ struct Roll {
 }
 
 impl Crew {
-    /// `behind`: requests that were read from the descriptor already, to be served before others.
     pub fn new(
         device: Arc<OwnedFd>,
         threads_max: usize,
         bulk_bytes_max: usize,
         clones: Clones,
-        behind: Vec<Vec<u8>>,
+        turns: Arc<Turns>,
     ) -> Self {
         Self {
             device,
@@ -148,7 +147,7 @@ impl Crew {
             roll: Mutex::default(),
             left: Condvar::new(),
             lookout: Lookout::default(),
-            turns: Turns::behind(behind),
+            turns,
             clones,
         }
     }

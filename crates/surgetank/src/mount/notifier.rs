@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use super::abi::{device, notify};
+use super::crew::Turns;
 use super::reply;
 
 /// A file registered with the kernel as the one behind open files (passthrough). The kernel keeps it open until
@@ -32,11 +33,17 @@ impl BackingId {
 #[derive(Debug, Clone)]
 pub struct Notifier {
     device: Arc<OwnedFd>,
+    turns: Arc<Turns>,
 }
 
 impl Notifier {
-    pub(super) fn new(device: Arc<OwnedFd>) -> Self {
-        Self { device }
+    pub(super) fn new(device: Arc<OwnedFd>, turns: Arc<Turns>) -> Self {
+        Self { device, turns }
+    }
+
+    /// What programs closed until now is released, but for what is slow. Never call it while answering a request.
+    pub fn await_closes(&self) {
+        self.turns.await_closes(self.device.as_fd());
     }
 
     pub(super) fn device(&self) -> &OwnedFd {

@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::abi::{self, init};
-use super::crew::{Clones, Crew, OnClone, touched};
+use super::crew::{Clones, Crew, OnClone, Turns, touched};
 use super::filesystem::Filesystem;
 use super::notifier::Notifier;
 use super::reply::{self, Reply};
@@ -127,11 +127,12 @@ impl Session {
         behind: impl FnOnce(&Notifier) -> io::Result<Vec<Vec<u8>>>,
     ) -> io::Result<Self> {
         let device = Arc::new(device);
-        let notifier = Notifier::new(Arc::clone(&device));
-        let behind = behind(&notifier)?;
+        let turns = Arc::<Turns>::default();
+        let notifier = Notifier::new(Arc::clone(&device), Arc::clone(&turns));
+        turns.put_behind(behind(&notifier)?);
         filesystem.started(&notifier, &agreed);
         let clones = Clones::new(kept.clones, kept.on_clone);
-        let crew = Arc::new(Crew::new(device, options.threads_max, agreed.transfer_bytes_max, clones, behind));
+        let crew = Arc::new(Crew::new(device, options.threads_max, agreed.transfer_bytes_max, clones, turns));
         crew.start(filesystem)?;
         Ok(Self { crew, notifier, agreed })
     }

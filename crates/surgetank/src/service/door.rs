@@ -68,6 +68,12 @@ impl namespace::Door for Backings {
             drop(notifier.inval_entry(dir.0, name));
         }
     }
+
+    fn await_closes(&self) {
+        if let Some(notifier) = self.notifier.get() {
+            notifier.await_closes();
+        }
+    }
 }
 
 impl Door {

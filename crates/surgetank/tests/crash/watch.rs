@@ -86,7 +86,10 @@ fn look(store: &Path, dir: &Path, ordered: bool, known: &mut Known, seen: &mut S
         for earlier in 1..number(last) {
             let path = dir.join(format!("o{earlier:05}"));
             if fs::symlink_metadata(&path).is_err() {
-                seen.disorder.push(format!("{} without {}", last.display(), path.display()));
+                let time = |path: &Path| fs::symlink_metadata(path).map(|stat| (stat.ctime(), stat.ctime_nsec()));
+                let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+                let (last, there) = (last.display(), time(last));
+                seen.disorder.push(format!("{last} ({there:?}) without {} at {now:?}", path.display()));
             }
         }
     }

@@ -44,6 +44,12 @@ impl Namespace {
         if let Some(shim) = self.shim.get() {
             shim.await_given();
         }
+        // Or have closed something at the mount, which the kernel tells of in its own time.
+        if self.writing_handles.load(Ordering::SeqCst) > 0
+            && let Some(door) = self.door.get()
+        {
+            door.await_closes();
+        }
         let once = || {
             let known = {
                 let tree = self.tree();

@@ -76,6 +76,7 @@ impl Namespace {
         let reads = flags & libc::O_ACCMODE != libc::O_WRONLY;
         self.bequeath_handle(fh, &open, writes, flags, run);
         let handle = Handle { id, open, reads, writes, run };
+        self.writing_handles.fetch_add(usize::from(writes), Ordering::SeqCst);
         self.handles.write().unwrap_or_else(PoisonError::into_inner).insert(fh, Arc::new(handle));
         let keep_cache = !writes && !shared && self.tree().get(id).is_some_and(|inode| inode.owned);
         Opened { handle: fh, grant, keep_cache, shared }
@@ -516,6 +517,7 @@ impl Namespace {
         let handle = self.handles.write().unwrap_or_else(PoisonError::into_inner).remove(&fh);
         if let Some(handle) = handle {
             self.close_inode(&handle.open, handle.writes);
+            self.writing_handles.fetch_sub(usize::from(handle.writes), Ordering::SeqCst);
         }
         self.bequeath(&Record::Closed { fh });
     }

@@ -57,6 +57,7 @@ impl Namespace {
                     let LeftHandle { id, flags, writes, run, .. } = *handle;
                     let reads = flags & libc::O_ACCMODE != libc::O_WRONLY;
                     let handle = Handle { id, open, reads, writes, run };
+                    self.writing_handles.fetch_add(usize::from(writes), Ordering::SeqCst);
                     self.handles.write().unwrap_or_else(PoisonError::into_inner).insert(*fh, Arc::new(handle));
                 }
                 None => failed += 1,

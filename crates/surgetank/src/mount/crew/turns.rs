@@ -1,11 +1,17 @@
 //! Files are stored in the order in which they were closed, and a program does not wait for its close to be dealt with
 //! (RELEASE has no answer that it waits for). So that no thread overtakes another, requests are read by one thread at a time,
 //! which puts down the RELEASEs among them, and each of those has its turn.
+//!
+//! Who opens a file at another door after such a close has to come after it, too: that door waits until the RELEASEs that the
+//! kernel has sent are done ([`Turns::await_closes`]).
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::inbox::{Inbox, Place};
@@ -15,13 +21,31 @@ use crate::mount::request::Header;
 /// A close that takes so long (its file lies in a slow store) does not keep the others any longer.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-#[derive(Default)]
+/// Where more requests than the kernel ever has waiting at once were read since, an earlier one was among them.
+const READ_MAX: u64 = 256;
+const LOOK_EVERY: Duration = Duration::from_micros(20);
+
+/// Nobody is in `read`, or who was has not put down yet what he got.
+const NOBODY: i32 = 0;
+const HAS_READ: i32 = -1;
+
+#[derive(Debug, Default)]
 pub struct Turns {
     /// Whoever reads has this: requests that were read already, to be served before others.
     reading: Mutex<VecDeque<Vec<u8>>>,
-    /// RELEASEs that were read and are not done, by their numbers.
-    releases: Mutex<VecDeque<u64>>,
+    /// The thread that is in `read` (or one of the above).
+    reader: AtomicI32,
+    read: AtomicU64,
+    releases: Mutex<VecDeque<Release>>,
     done: Condvar,
+}
+
+/// A RELEASE that was read and is not done.
+#[derive(Debug)]
+struct Release {
+    unique: u64,
+    /// Somebody waited for it in vain.
+    slow: bool,
 }
 
 /// A RELEASE that is being carried out.
@@ -31,8 +55,9 @@ pub struct Turn<'a> {
 }
 
 impl Turns {
-    pub fn behind(requests: Vec<Vec<u8>>) -> Self {
-        Self { reading: Mutex::new(requests.into()), ..Self::default() }
+    /// To be served before what the kernel has.
+    pub fn put_behind(&self, requests: Vec<Vec<u8>>) {
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner).extend(requests);
     }
 
     /// The next request.
@@ -40,14 +65,65 @@ impl Turns {
         let mut reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         let place = match reading.pop_front() {
             Some(request) => inbox.put(&request),
-            None => inbox.read()?,
+            None => {
+                self.reader.store(own_tid(), Ordering::SeqCst);
+                let outcome = inbox.read();
+                self.reader.store(if outcome.is_ok() { HAS_READ } else { NOBODY }, Ordering::SeqCst);
+                outcome?
+            }
         };
         if let Ok(header) = Header::decode(inbox.bytes(&place))
             && header.opcode == opcode::RELEASE
         {
-            self.releases().push_back(header.unique);
+            self.releases().push_back(Release { unique: header.unique, slow: false });
         }
+        self.read.fetch_add(1, Ordering::Relaxed);
+        self.reader.store(NOBODY, Ordering::SeqCst);
         Ok(place)
+    }
+
+    /// Returns when the RELEASEs that the kernel has sent until now are done, or some are slow.
+    pub fn await_closes(&self, device: BorrowedFd<'_>) {
+        let until = Instant::now() + PATIENCE;
+        let read = self.read.load(Ordering::Relaxed);
+        while !self.all_are_read(device) {
+            if Instant::now() >= until || self.read.load(Ordering::Relaxed) - read >= READ_MAX {
+                break;
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        let mut releases = self.releases();
+        let before: Vec<u64> = releases.iter().filter(|one| !one.slow).map(|one| one.unique).collect();
+        loop {
+            let mut left = releases.iter_mut().filter(|one| before.contains(&one.unique)).peekable();
+            if left.peek().is_none() {
+                return;
+            }
+            let patience = until.saturating_duration_since(Instant::now());
+            if patience.is_zero() {
+                left.for_each(|one| one.slow = true);
+                return;
+            }
+            releases = self.done.wait_timeout(releases, patience).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Has every request that the kernel had when we were called been read, and put down?
+    fn all_are_read(&self, device: BorrowedFd<'_>) -> bool {
+        let mut fds = [PollFd::from_borrowed_fd(device.as_fd(), PollFlags::IN)];
+        if poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok() && fds[0].revents().contains(PollFlags::IN)
+        {
+            return false;
+        }
+        match self.reading.try_lock() {
+            Ok(behind) => behind.is_empty(),
+            Err(TryLockError::Poisoned(behind)) => behind.into_inner().is_empty(),
+            // Whoever reads sleeps until there is something; or he has something, and runs.
+            Err(TryLockError::WouldBlock) => {
+                let reader = self.reader.load(Ordering::SeqCst);
+                reader > NOBODY && sleeps(reader) && self.reader.load(Ordering::SeqCst) == reader
+            }
+        }
     }
 
     /// Waits until those before it are done. Nothing to wait for: not a RELEASE.
@@ -58,7 +134,7 @@ impl Turns {
         let unique = header.unique;
         let until = Instant::now() + PATIENCE;
         let mut releases = self.releases();
-        while releases.front().is_some_and(|first| *first != unique) {
+        while releases.front().is_some_and(|first| first.unique != unique) {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
@@ -68,7 +144,7 @@ impl Turns {
         Some(Turn { turns: self, unique })
     }
 
-    fn releases(&self) -> MutexGuard<'_, VecDeque<u64>> {
+    fn releases(&self) -> MutexGuard<'_, VecDeque<Release>> {
         self.releases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -76,9 +152,78 @@ impl Turns {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let mut releases = self.turns.releases();
-        releases.retain(|unique| *unique != self.unique);
-        if !releases.is_empty() {
-            self.turns.done.notify_all();
-        }
+        releases.retain(|one| one.unique != self.unique);
+        self.turns.done.notify_all();
+    }
+}
+
+fn own_tid() -> i32 {
+    thread_local! {
+        static TID: i32 = rustix::thread::gettid().as_raw_nonzero().get();
+    }
+    TID.with(|tid| *tid)
+}
+
+fn sleeps(tid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S'))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_has_sent_is_waited_for() {
+        let turns = Turns::default();
+        let (device, kernel) = rustix::pipe::pipe().unwrap();
+        assert!(turns.all_are_read(device.as_fd()));
+        rustix::io::write(&kernel, b"request").unwrap();
+        assert!(!turns.all_are_read(device.as_fd()));
+        rustix::io::read(&device, &mut [0; 7]).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _reading = turns.reading.lock().unwrap();
+                turns.reader.store(own_tid(), Ordering::SeqCst);
+                rustix::io::read(&device, &mut [0; 7]).unwrap();
+                turns.reader.store(HAS_READ, Ordering::SeqCst);
+                std::thread::sleep(Duration::from_millis(20));
+                turns.releases().push_back(Release { unique: 7, slow: false });
+                turns.reader.store(NOBODY, Ordering::SeqCst);
+            });
+            while !turns.all_are_read(device.as_fd()) || turns.reader.load(Ordering::SeqCst) == NOBODY {
+                std::thread::yield_now();
+            }
+            rustix::io::write(&kernel, b"release").unwrap();
+            while turns.reader.load(Ordering::SeqCst) > NOBODY {
+                assert!(!turns.all_are_read(device.as_fd()) || turns.reader.load(Ordering::SeqCst) <= NOBODY);
+            }
+            // It is read, and not put down.
+            assert!(!turns.all_are_read(device.as_fd()));
+            scope.spawn(|| {
+                while turns.releases().is_empty() {
+                    std::thread::yield_now();
+                }
+                std::thread::sleep(Duration::from_millis(20));
+                drop(Turn { turns: &turns, unique: 7 });
+            });
+            turns.await_closes(device.as_fd());
+            assert!(turns.releases().is_empty());
+        });
+    }
+
+    #[test]
+    fn a_slow_close_is_waited_for_once() {
+        let turns = Turns::default();
+        let (device, _kernel) = rustix::pipe::pipe().unwrap();
+        turns.releases().push_back(Release { unique: 7, slow: false });
+        let since = Instant::now();
+        turns.await_closes(device.as_fd());
+        assert!(since.elapsed() >= PATIENCE && turns.releases()[0].slow);
+        turns.releases().push_back(Release { unique: 8, slow: false });
+        drop(Turn { turns: &turns, unique: 8 });
+        turns.await_closes(device.as_fd());
+        assert_eq!(turns.releases().len(), 1);
     }
 }
