@@ -11,7 +11,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use crate::model::{DeviceId, FileId, Mode};
+use crate::model::{DeviceId, FileId, Mode, Seq};
 use crate::placement::AskKind;
 use crate::tier::{Device, POLL_PERIOD};
 
@@ -19,7 +19,7 @@ use super::Namespace;
 use super::content::Lies;
 use super::files::{Given, SpilledBy, copy_with_attributes};
 use super::journal::Txn;
-use super::tree::{PlainId, Progress};
+use super::tree::{PlainId, Progress, Tree};
 
 /// A file to be moved as it was found.
 struct Found {
@@ -30,6 +30,18 @@ struct Found {
     version: u32,
     epoch: u32,
     promised: bool,
+}
+
+/// Is it not being copied yet? (The drain takes up all that is due, and copies some at a time.)
+fn waits(tree: &Tree, seq: Seq) -> bool {
+    tree.ops.get(&seq).is_some_and(|op| {
+        let begun = match op.progress {
+            Progress::Waiting => false,
+            Progress::Staging => tree.staging.iter().any(|(other, _)| *other == seq),
+            _ => true,
+        };
+        !begun && !op.doubtful && !op.certain
+    })
 }
 
 /// What is copied is memory as well until the disk has it.
@@ -114,9 +126,7 @@ impl Namespace {
         let plain = inode.replica.filter(|plain| plain.device == device.id())?;
         let path = tree.logical_path(id)?;
         // A copy that is being made would keep the memory.
-        let waits = inode.publish.is_none_or(|seq| {
-            tree.ops.get(&seq).is_some_and(|op| op.progress == Progress::Waiting && !op.doubtful && !op.certain)
-        });
+        let waits = inode.publish.is_none_or(|seq| waits(&tree, seq));
         let free = inode.sealed && inode.dirty() && waits && !self.opens().contains_key(&id);
         let pinned = self.pinned(&tree, id);
         (free && !pinned).then(|| Found {
@@ -151,7 +161,7 @@ impl Namespace {
             return;
         };
         if inode.sealed
-            && inode.publish.and_then(|seq| tree.ops.get(&seq)).is_some_and(staging)
+            && inode.publish.is_some_and(|seq| !waits(&tree, seq) && tree.ops.get(&seq).is_some_and(staging))
             && self.end.interrupted().insert(id)
             && let Some(inode) = tree.get_mut(id)
         {
@@ -193,11 +203,9 @@ impl Namespace {
         crash_point!("relief.copied");
         let mut tree = self.tree();
         // Since it was found: the drain may have begun with it, a program opened it, another name been given to it.
-        let same = |tree: &super::tree::Tree| {
+        let same = |tree: &Tree| {
             tree.get(id).is_some_and(|inode| {
-                let waits = inode
-                    .publish
-                    .is_none_or(|seq| tree.ops.get(&seq).is_some_and(|op| op.progress == Progress::Waiting));
+                let waits = inode.publish.is_none_or(|seq| waits(tree, seq));
                 let unchanged =
                     (inode.version, inode.epoch, inode.replica) == (found.version, found.epoch, Some(found.plain));
                 waits && unchanged && inode.sealed && tree.logical_path(id).as_deref() == Some(&*found.path)

@@ -101,7 +101,7 @@ impl Namespace {
         }
         crash_point!("spill.copied");
         let charged = open.charged_bytes.load(Ordering::Relaxed);
-        let now_charged = {
+        {
             let mut tree = self.tree();
             // Closed: the drain has what it shall publish, and may be at it.
             let closed = || {
@@ -131,13 +131,13 @@ impl Namespace {
                 // Written down as gone: recovery sweeps it.
                 self.device_failed(from, &why);
             }
-            now_charged
-        };
+            // Under the lock: whoever seals it sees both or neither.
+            open.charged_bytes.store(now_charged, Ordering::Relaxed);
+            open.replace(Content { file: Arc::new(target), lies: placed.content.lies, writable: true });
+        }
         self.counters.spills.fetch_add(1, Ordering::Relaxed);
         self.tiers.device(from).counters().spills_out.fetch_add(1, Ordering::Relaxed);
         self.tiers.device(from).add_used(-i64::try_from(charged).unwrap_or(i64::MAX));
-        open.charged_bytes.store(now_charged, Ordering::Relaxed);
-        open.replace(Content { file: Arc::new(target), lies: placed.content.lies, writable: true });
         Ok(())
     }
 

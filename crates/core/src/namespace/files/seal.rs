@@ -53,6 +53,15 @@ impl Namespace {
         let Ok((mut tree, stat)) = self.look_and_lock(id, &content.file) else {
             return;
         };
+        if let Some(open) = open
+            && let now = open.content()
+            && now.lies != content.lies
+        {
+            // It was moved, or published as it is, while we looked.
+            drop(tree);
+            open.written.fetch_or(written, Ordering::Relaxed);
+            return self.finish_seal(id, Some(open), &now);
+        }
         let mut txn = Txn::default();
         let Some(inode) = tree.get_mut(id) else {
             return;
