@@ -9,6 +9,7 @@ pub mod checksum;
 pub mod conformance;
 mod extents;
 pub mod faulty;
+pub mod object;
 pub mod posix;
 pub mod verdict;
 
