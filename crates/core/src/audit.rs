@@ -220,7 +220,10 @@ impl Look<'_> {
             return;
         }
         let Some(right) = record.checksum.filter(|_| self.ground.scrub && !dirty) else { return };
-        let store = self.ground.store.open(self.ground.who, &at, false).and_then(|file| self.sum(&file));
+        let store = self.ground.store.source(self.ground.who, &at).and_then(|source| {
+            self.audit.scrubbed_bytes += stat.attr.size_bytes;
+            source.sum()
+        });
         let tier = on_tier.map(|(device, on_tier)| {
             device.open(&on_tier.path, false).and_then(|file| self.sum(&file)).map(|sum| sum == right)
         });

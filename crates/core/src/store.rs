@@ -11,7 +11,10 @@ mod extents;
 pub mod faulty;
 pub mod object;
 pub mod posix;
+pub mod source;
 pub mod verdict;
+
+pub use source::{Remote, Source};
 
 use std::fs::File;
 use std::io;
@@ -122,13 +125,42 @@ pub struct Staged {
     pub checksum: u64,
 }
 
+/// What not every store can do. The drain and the namespace choose by it how they are careful.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Features {
+    /// Content lies there in plain files that can be opened, written in place and spilled to.
+    pub plain_files: bool,
+    pub hard_links: bool,
+    /// A rename is one step. If not, a crash may leave a file under both names.
+    pub atomic_renames: bool,
+    /// So many files may be published at the same time, where order does not matter.
+    pub publications_at_once: usize,
+}
+
+impl Features {
+    /// Of a file system.
+    pub const POSIX: Self =
+        Self { plain_files: true, hard_links: true, atomic_renames: true, publications_at_once: 1 };
+}
+
 /// One directory tree that keeps what is durable. Paths are relative to its root; no operation follows a symlink or leaves the root.
 pub trait Store: Send + Sync {
     /// For messages: `file:///scratch/project`.
     fn describe(&self) -> String;
+    fn features(&self) -> Features {
+        Features::POSIX
+    }
+    /// Can a file ever be kept under this name? EILSEQ, ENAMETOOLONG as they come; without asking anybody.
+    fn may_hold(&self, _path: &StorePath) -> io::Result<()> {
+        Ok(())
+    }
 
     // ---- reading
     fn stat(&self, who: Cred, path: &StorePath) -> io::Result<StoreStat>;
+    /// As `stat`, perhaps from what a listing told a moment ago.
+    fn glance(&self, who: Cred, path: &StorePath) -> io::Result<StoreStat> {
+        self.stat(who, path)
+    }
     /// Entries without `.` and `..`; our own temporaries are included only when `temporaries`.
     fn list(&self, who: Cred, path: &StorePath, temporaries: bool) -> io::Result<Vec<StoreEntry>>;
     fn read_link(&self, who: Cred, path: &StorePath) -> io::Result<Box<[u8]>>;
@@ -137,15 +169,27 @@ pub trait Store: Send + Sync {
     fn space(&self, path: &StorePath) -> io::Result<Space>;
     /// May `who` create and remove names here (`W_OK | X_OK`)? EACCES, EROFS, EDQUOT as they come.
     fn may_write_dir(&self, who: Cred, path: &StorePath) -> io::Result<()>;
-    /// Opens the store's own file, for reading or for writing in place (never creating).
+    /// Opens the store's own file, for reading or for writing in place (never creating). EOPNOTSUPP without plain files.
     fn open(&self, who: Cred, path: &StorePath, write: bool) -> io::Result<File>;
+    /// The content of a file, to be read.
+    fn source(&self, who: Cred, path: &StorePath) -> io::Result<Source> {
+        Ok(Source::Plain(self.open(who, path, false)?))
+    }
 
     // ---- staging (any order, in parallel)
-    /// Creates an empty temporary to be written directly (a spill to the store).
+    /// Creates an empty temporary to be written directly (a spill to the store). EOPNOTSUPP without plain files.
     fn create_temporary(&self, who: Cred, path: &StorePath, perm: u32) -> io::Result<File>;
     /// Copies `source` (its holes too) to the temporary `path`, replacing what is there, with `meta`. Not synced yet.
-    fn stage_file(&self, who: Cred, path: &StorePath, source: &File, meta: &Meta, gate: Gate<'_>)
-    -> io::Result<Staged>;
+    /// `bound` is where it will be published if nothing comes between.
+    fn stage_file(
+        &self,
+        who: Cred,
+        path: &StorePath,
+        bound: &StorePath,
+        source: &File,
+        meta: &Meta,
+        gate: Gate<'_>,
+    ) -> io::Result<Staged>;
     /// For a spilled temporary that already holds the bytes: applies `meta`, computes the checksum.
     fn stage_in_place(&self, who: Cred, path: &StorePath, meta: &Meta, gate: Gate<'_>) -> io::Result<Staged>;
     fn stage_dir(&self, who: Cred, path: &StorePath, meta: &Meta) -> io::Result<Staged>;

@@ -331,3 +331,48 @@ assert (oct(s.st_mode), s.st_dev, s.st_ino) == ('0o100444', by_mount.st_dev, os.
     fs::write("/mnt/program.py", program).unwrap();
     scene.run(&tiers, "exec python3 /mnt/program.py").exits(0);
 }
+
+/// The answer to link said that the attributes are good for an hour, of a file that a program was writing directly.
+#[test]
+fn a_new_name_of_a_file_that_the_shim_writes_hid_its_growth_from_the_mount() {
+    let Some(scene) = scene("shim_link_growth") else { return };
+    prepare(
+        "
+import os, subprocess
+plain = {name: value for name, value in os.environ.items() if name not in ('LD_PRELOAD', 'SURGETANK_SHIM')}
+by_mount = lambda *words: subprocess.run(words, env=plain, check=True, capture_output=True, text=True).stdout
+file = os.open('grows', os.O_CREAT | os.O_WRONLY, 0o644)
+os.write(file, b'x' * 100)
+by_mount('ln', 'grows', 'also')
+assert by_mount('stat', '-c', '%s', 'also') == '100\\n'
+os.write(file, b'x' * 900)
+assert by_mount('stat', '-c', '%s', 'also') == '1000\\n'
+assert by_mount('stat', '-c', '%s', 'grows') == '1000\\n'
+",
+    );
+    scene.run(&SMALL, PYTHON).exits(0);
+}
+
+/// Who had opened a file for reading before somebody wrote it through the agent was told the plain file's own mode.
+#[test]
+fn a_reader_of_a_file_that_is_mediated_since_was_told_the_plain_files_mode() {
+    let Some(mut scene) = Scene::new("shim_mediated_mode") else { return };
+    // So little room that nobody may write directly whose size is not known.
+    scene.tier("fast", 2);
+    prepare(
+        "
+import os, subprocess
+plain = {name: value for name, value in os.environ.items() if name not in ('LD_PRELOAD', 'SURGETANK_SHIM')}
+os.close(os.open('file', os.O_CREAT | os.O_WRONLY, 0o444))
+file = os.open('file', os.O_RDONLY)
+told = os.fstat(file)
+writer = subprocess.Popen(['sh', '-c', 'exec >>file; echo more; echo >&2; read end'], env=plain, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+writer.stderr.read(1)
+now = os.fstat(file)
+assert (oct(now.st_mode), now.st_ino, now.st_dev) == (oct(told.st_mode), told.st_ino, told.st_dev), (told, now)
+writer.communicate(b'end\\n')
+assert writer.returncode == 0
+",
+    );
+    scene.run(&[], PYTHON).exits(0);
+}

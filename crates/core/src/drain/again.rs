@@ -70,7 +70,7 @@ impl Drain {
             return self.as_owner(owner, |who| store.stat(who, path)).map(Some);
         }
         self.staged.lock().unwrap_or_else(PoisonError::into_inner).remove(&seq);
-        Err(io::Error::from_raw_os_error(libc::EAGAIN))
+        Err(super::execute::not_yet("its copy is neither in place nor beside it, and is made again"))
     }
 
     pub(super) fn has_these_bytes(&self, owner: Cred, path: &StorePath, staged: &Staged) -> bool {

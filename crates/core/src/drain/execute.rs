@@ -34,9 +34,13 @@ fn gone_already(why: &io::Error) -> bool {
     matches!(why.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR))
 }
 
-/// The directory is not in the store yet; its turn comes.
+/// Something is not in its place yet (EAGAIN); its turn comes.
+pub(super) fn not_yet(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::WouldBlock, what)
+}
+
 fn no_place() -> io::Error {
-    io::Error::from_raw_os_error(libc::EAGAIN)
+    not_yet("its directory is not in the store yet")
 }
 
 impl Drain {
@@ -191,11 +195,12 @@ impl Drain {
         let staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner).get(&one.seq).cloned();
         let (at, is_again, owner, meta, temporary, replaces) = {
             let tree = self.namespace.tree();
-            let inode = tree.get(file).ok_or_else(no_place)?;
+            let inode = tree.get(file).ok_or_else(|| not_yet("the file is not known"))?;
             let at = tree.destination(one.kind).ok_or_else(no_place)?;
             let is_again = inode.applied.is_some();
             let temporary = match &staged {
-                Some((dir, name, ..)) => Some(tree.applied_path(*dir).ok_or_else(no_place)?.join(name)),
+                // (Without its directory it went with that.)
+                Some((dir, name, ..)) => tree.applied_path(*dir).map(|dir| dir.join(name)),
                 None => None,
             };
             // Another file than the one whose name it takes.
@@ -205,8 +210,8 @@ impl Drain {
         let at = (at.0, &*at.1);
         let (dir, path) = self.place(at)?;
         let Some(temporary) = temporary else {
-            // Its copy lay in a directory that went; it is made again.
-            return Err(no_place());
+            self.staged.lock().unwrap_or_else(PoisonError::into_inner).remove(&one.seq);
+            return Err(not_yet("its copy lay in a directory that went, and is made again"));
         };
         let store = &self.namespace.store;
         let mut name: Box<[u8]> = Box::from(at.1);

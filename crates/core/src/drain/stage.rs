@@ -30,6 +30,8 @@ struct Job {
     dir: FileId,
     temporary: Name,
     path: StorePath,
+    /// Where it will be published, as things are now.
+    bound: StorePath,
     owner: Cred,
     meta: Meta,
     /// The content is in the store already, under the temporary name.
@@ -145,6 +147,10 @@ impl Drain {
         let in_place = spill.is_some();
         let (dir, temporary) = spill.unwrap_or_else(|| (tree.nearest_applied(*dir), self.temporary(seq)));
         let path = tree.applied_path(dir)?.join(&temporary);
+        let bound = tree.destination(&op.kind).and_then(|(dir, name)| {
+            let dir = tree.applied_path(dir).or_else(|| tree.logical_path(dir).map(StorePath))?;
+            Some(dir.join(&name))
+        });
         let job = Job {
             seq,
             id: *id,
@@ -154,6 +160,7 @@ impl Drain {
             size_bytes: inode.attr.size_bytes,
             dir,
             temporary,
+            bound: bound.unwrap_or_else(|| path.clone()),
             path,
             owner: inode.cred(),
             meta: meta_of(inode),
@@ -213,7 +220,7 @@ impl Drain {
                 None => return Err(io::Error::from_raw_os_error(libc::ENOENT)),
             };
             self.namespace.expect_temporaries_in(job.dir);
-            self.as_owner(job.owner, |who| store.stage_file(who, &job.path, &file, &job.meta, &gate))?
+            self.as_owner(job.owner, |who| store.stage_file(who, &job.path, &job.bound, &file, &job.meta, &gate))?
         };
         if job.size_bytes < LARGE_BYTES {
             return Ok((staged, false));

@@ -45,17 +45,17 @@ fn ourselves() -> Caller {
 impl Namespace {
     /// Brings a file of the store into a tier. Returns its bytes; 0 when it is there already, somebody has it open, or
     /// no tier has room. `stop` ends a copy that is being made.
-    pub fn prefetch(&self, id: FileId, stop: &dyn Fn() -> bool) -> Result<u64> {
+    pub fn prefetch(&self, id: FileId, stop: &(dyn Fn() -> bool + Sync)) -> Result<u64> {
         let Some(source) = self.worth_bringing(&self.tree(), id) else {
             return Ok(0);
         };
-        let from = match self.store.open(self.own_cred(source.owner), &source.store_path, false) {
+        let from = match self.store.source(self.own_cred(source.owner), &source.store_path) {
             // The drain moved it meanwhile, or it was deleted: another time.
             Err(_) if !self.is_unmoved(id, &source) => return Ok(0),
             other => other.map_err(|why| failed(&why))?,
         };
         // Another file that the drain moved there.
-        let ino = rustix::fs::fstat(&from).map_err(|why| failed(&why))?.st_ino;
+        let ino = from.ino().map_err(|why| failed(&why))?;
         if source.identity.is_some_and(|identity| identity.ino != ino) {
             return Ok(0);
         }
@@ -74,7 +74,7 @@ impl Namespace {
             if stop() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
         };
         let copied = placed.writable().and_then(|target| {
-            crate::tier::ladder::copy_file(&from, &target, source.size_bytes, &gate)?;
+            from.copy_to(&target, source.size_bytes, &gate)?;
             Ok(target)
         });
         device.unreserve(placed.reserved_bytes);
@@ -168,7 +168,7 @@ impl Namespace {
 
     /// What rules with `prefetch` name. Only directories that such a rule can mean are looked into, and only files that
     /// it means are looked at; what cannot be read or copied is passed over.
-    pub fn prefetch_by_rules(&self, stop: &dyn Fn() -> bool) -> BroughtIn {
+    pub fn prefetch_by_rules(&self, stop: &(dyn Fn() -> bool + Sync)) -> BroughtIn {
         let mut done = BroughtIn::default();
         let mut todo = self.rules.prefetched_below();
         while let Some(path) = todo.pop() {
@@ -189,7 +189,7 @@ impl Namespace {
         path: &[u8],
         todo: &mut Vec<Vec<u8>>,
         done: &mut BroughtIn,
-        stop: &dyn Fn() -> bool,
+        stop: &(dyn Fn() -> bool + Sync),
     ) -> FsResult<()> {
         let id = match self.find(path) {
             Err(fault) if matches!(fault.errno, Errno::NOENT | Errno::NOTDIR) => return Ok(()),
@@ -224,7 +224,7 @@ impl Namespace {
         Ok(())
     }
 
-    fn prefetch_ruled(&self, path: &[u8], id: FileId, done: &mut BroughtIn, stop: &dyn Fn() -> bool) {
+    fn prefetch_ruled(&self, path: &[u8], id: FileId, done: &mut BroughtIn, stop: &(dyn Fn() -> bool + Sync)) {
         if !self.decide(path).prefetch {
             return;
         }

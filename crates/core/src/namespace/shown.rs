@@ -22,7 +22,7 @@ pub struct Shown {
     pub live: bool,
     /// Permissions and access time are the plain file's too: until its first version programs change them there.
     pub fresh: bool,
-    /// The plain file, where it may be read.
+    /// The plain file, to which descriptors may have been given.
     pub plain: Option<(DeviceId, u64)>,
     /// The plain file may be opened for reading under the first name's path.
     pub readable: bool,
@@ -122,15 +122,17 @@ impl Namespace {
         let handed = open.is_some_and(|open| open.handed.load(crate::sync::atomic::Ordering::Relaxed));
         let file = inode.attr.kind == Kind::File;
         let ours = |want| !self.checks_permissions || self.may(&inode.attr, want);
-        let plain = inode.replica.map(|plain| (plain.device, plain.ino)).filter(|_| file && (inode.sealed || direct));
+        // Who has had it open for reading since before it was mediated is told about the file, too.
+        let plain = inode.replica.map(|plain| (plain.device, plain.ino)).filter(|_| file);
+        let steady = plain.is_some() && (inode.sealed || direct);
         Shown {
             id,
             attr: inode.attr,
-            known: !file || inode.sealed || (direct && plain.is_some()),
+            known: !file || inode.sealed || steady,
             live: file && !inode.sealed,
             fresh: handed && inode.is_fresh(),
             plain,
-            readable: self.config.direct && plain.is_some() && inode.logical.is_some() && ours(4),
+            readable: self.config.direct && steady && inode.logical.is_some() && ours(4),
             complete: inode.dir.as_ref().is_some_and(|dir| dir.complete),
             searchable: inode.is_dir() && ours(1),
             parent,

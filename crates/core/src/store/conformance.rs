@@ -106,7 +106,7 @@ pub fn staged(store: &dyn Store, to: &str, file: &File, meta: &Meta) -> (StorePa
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let parent = to.rfind('/').map_or("", |slash| &to[..=slash]);
     let temporary = path(&format!("{parent}.surgetank-tmp-{}", NUMBER.fetch_add(1, Ordering::Relaxed)));
-    let staged = store.stage_file(me(), &temporary, file, meta, no_gate()).unwrap();
+    let staged = store.stage_file(me(), &temporary, &path(to), file, meta, no_gate()).unwrap();
     (temporary, staged)
 }
 

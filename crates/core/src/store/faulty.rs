@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{Cred, Expect, Gate, Meta, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Verify};
+use super::{Cred, Expect, Features, Gate, Meta, Source, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Verify};
 use crate::error::Errno;
 use crate::model::{Kind, StoreIdentity};
 
@@ -230,6 +230,18 @@ impl<S: Store> Store for Faulty<S> {
     fn describe(&self) -> String {
         self.inner.describe()
     }
+    fn features(&self) -> Features {
+        self.inner.features()
+    }
+    fn may_hold(&self, path: &StorePath) -> io::Result<()> {
+        self.inner.may_hold(path)
+    }
+    fn glance(&self, who: Cred, path: &StorePath) -> io::Result<StoreStat> {
+        self.run(Operation::Stat, &[path], || self.inner.glance(who, path))
+    }
+    fn source(&self, who: Cred, path: &StorePath) -> io::Result<Source> {
+        self.run(Operation::Open, &[path], || self.inner.source(who, path))
+    }
     fn stat(&self, who: Cred, path: &StorePath) -> io::Result<StoreStat> {
         self.run(Operation::Stat, &[path], || self.inner.stat(who, path))
     }
@@ -258,11 +270,12 @@ impl<S: Store> Store for Faulty<S> {
         &self,
         who: Cred,
         path: &StorePath,
+        bound: &StorePath,
         source: &File,
         meta: &Meta,
         gate: Gate<'_>,
     ) -> io::Result<Staged> {
-        self.run_copy(Operation::StageFile, who, path, || self.inner.stage_file(who, path, source, meta, gate))
+        self.run_copy(Operation::StageFile, who, path, || self.inner.stage_file(who, path, bound, source, meta, gate))
     }
     fn stage_in_place(&self, who: Cred, path: &StorePath, meta: &Meta, gate: Gate<'_>) -> io::Result<Staged> {
         self.run_copy(Operation::StageInPlace, who, path, || self.inner.stage_in_place(who, path, meta, gate))
@@ -359,12 +372,12 @@ mod tests {
             store.add(Rule::on(Operation::StageFile, failure).times(1));
             let temporary = path(".surgetank-tmp-1");
             let file = source(b"some bytes that matter");
-            let staged = store.stage_file(me(), &temporary, &file, &meta(0o644), no_gate()).unwrap();
+            let staged = store.stage_file(me(), &temporary, &path("f"), &file, &meta(0o644), no_gate()).unwrap();
             for how in [Verify::Cache, Verify::Reread] {
                 let error = store.verify(me(), &temporary, &staged, how, no_gate()).unwrap_err();
                 assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{failure:?}: {error}");
             }
-            let again = store.stage_file(me(), &temporary, &file, &meta(0o644), no_gate()).unwrap();
+            let again = store.stage_file(me(), &temporary, &path("f"), &file, &meta(0o644), no_gate()).unwrap();
             store.verify(me(), &temporary, &again, Verify::Reread, no_gate()).unwrap();
         }
     }

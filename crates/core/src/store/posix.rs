@@ -227,6 +227,7 @@ impl Store for PosixStore {
         &self,
         who: Cred,
         path: &StorePath,
+        _bound: &StorePath,
         source: &File,
         meta: &Meta,
         gate: Gate<'_>,

@@ -35,7 +35,7 @@ pub fn classify(errno: Errno) -> Verdict {
 pub fn errno_of(error: &io::Error) -> Errno {
     match (error.raw_os_error(), error.kind()) {
         (Some(code), _) => Errno::from_raw_os_error(code),
-        (None, io::ErrorKind::Interrupted | io::ErrorKind::UnexpectedEof) => Errno::AGAIN,
+        (None, io::ErrorKind::Interrupted | io::ErrorKind::UnexpectedEof | io::ErrorKind::WouldBlock) => Errno::AGAIN,
         (None, io::ErrorKind::NotFound) => Errno::NOENT,
         (None, io::ErrorKind::PermissionDenied) => Errno::ACCESS,
         (None, io::ErrorKind::ArgumentListTooLong) => Errno::TOOBIG,

@@ -392,8 +392,10 @@ impl Namespace {
         let inode = tree.get_mut(id).ok_or(Errno::NOENT)?;
         inode.lookups += 1;
         let attr = self.attr_of(id, inode);
+        // Somebody may be writing it behind the kernel's back.
+        let ttl = self.ttl(id, inode);
         drop(tree);
         self.nudge();
-        Ok(Found { id, attr, ttl: super::super::TTL_OURS })
+        Ok(Found { id, attr, ttl })
     }
 }

@@ -103,7 +103,7 @@ pub fn names_of_any_bytes(store: &dyn Store) {
     let tricky: [&[u8]; 6] = [b"\xff\xfe\x80", b" leading and trailing ", b"new\nline", b"-rf", b"...", &long];
     for (number, name) in tricky.iter().enumerate() {
         let temporary = path(&format!(".surgetank-tmp-{number}"));
-        store.stage_file(me(), &temporary, &source(name), &meta(0o644), no_gate()).unwrap();
+        store.stage_file(me(), &temporary, &StorePath::root(), &source(name), &meta(0o644), no_gate()).unwrap();
         store.publish(me(), &temporary, &StorePath(name.to_vec()), &meta(0o644)).unwrap();
     }
     let listed = store.list(me(), &StorePath::root(), true).unwrap();
@@ -163,7 +163,7 @@ pub fn a_stopped_stage_leaves_nothing(store: &dyn Store) {
         if calls.get() == 3 { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
     };
     let error =
-        store.stage_file(me(), &path(".surgetank-tmp-s"), &source(&noise(20 << 20)), &meta(0o644), &stop).unwrap_err();
+        store.stage_file(me(), &path(".surgetank-tmp-s"), &StorePath::root(), &source(&noise(20 << 20)), &meta(0o644), &stop).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::Interrupted);
     assert_eq!(calls.into_inner().unwrap().get(), 3, "it stopped at once");
     assert!(names(store, "", true).is_empty());
@@ -174,8 +174,8 @@ pub fn leftovers_give_way(store: &dyn Store) {
     let inner = path(".surgetank-tmp-left/deeper");
     store.stage_dir(me(), &temporary, &meta(0o755)).unwrap();
     store.stage_dir(me(), &inner, &meta(0o700)).unwrap();
-    store.stage_file(me(), &inner.join(b"file"), &source(b"old"), &meta(0o400), no_gate()).unwrap();
-    store.stage_file(me(), &temporary, &source(b"new"), &meta(0o644), no_gate()).unwrap();
+    store.stage_file(me(), &inner.join(b"file"), &StorePath::root(), &source(b"old"), &meta(0o400), no_gate()).unwrap();
+    store.stage_file(me(), &temporary, &StorePath::root(), &source(b"new"), &meta(0o644), no_gate()).unwrap();
     assert_eq!(read(store, ".surgetank-tmp-left"), b"new");
     store.stage_symlink(me(), &temporary, b"elsewhere", &meta(0o777)).unwrap();
     store.stage_dir(me(), &temporary, &meta(0o755)).unwrap();
@@ -197,7 +197,7 @@ pub fn discard_twice(store: &dyn Store) {
 pub fn discard_spares(store: &dyn Store) {
     deliver(store, "precious", b"x", &meta(0o644));
     assert_eq!(errno(store.discard(me(), &path("precious"))), libc::EINVAL);
-    assert_eq!(errno(store.stage_file(me(), &path("precious"), &source(b"y"), &meta(0o644), no_gate())), libc::EEXIST);
+    assert_eq!(errno(store.stage_file(me(), &path("precious"), &StorePath::root(), &source(b"y"), &meta(0o644), no_gate())), libc::EEXIST);
     assert_eq!(read(store, "precious"), b"x");
 }
 

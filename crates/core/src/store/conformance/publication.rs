@@ -74,7 +74,7 @@ pub fn a_tree_in_one_step(store: &dyn Store) {
     store.stage_dir(me(), &tree, &meta(0o555)).unwrap();
     store.stage_dir(me(), &tree.join(b"sub"), &meta(0o755)).unwrap();
     let leaf = tree.join(b"sub").join(b"leaf");
-    let copy = store.stage_file(me(), &leaf, &source(b"leaf"), &meta(0o444), no_gate()).unwrap();
+    let copy = store.stage_file(me(), &leaf, &StorePath::root(), &source(b"leaf"), &meta(0o444), no_gate()).unwrap();
     store.settle(me(), &[leaf.clone(), tree.join(b"sub"), tree.clone()]).unwrap();
     store.verify(me(), &leaf, &copy, Verify::Reread, no_gate()).unwrap();
     store.publish(me(), &tree, &path("tree"), &meta(0o555)).unwrap();
@@ -94,7 +94,7 @@ pub fn a_directory_that_is_there(store: &dyn Store) {
     assert_eq!(names(store, "", true), ["d"]);
     // A filled one is not poured over a filled one, and a file never takes a directory's place.
     store.stage_dir(me(), &path(".surgetank-tmp-d"), &meta(0o700)).unwrap();
-    store.stage_file(me(), &path(".surgetank-tmp-d/f"), &source(b"y"), &meta(0o644), no_gate()).unwrap();
+    store.stage_file(me(), &path(".surgetank-tmp-d/f"), &StorePath::root(), &source(b"y"), &meta(0o644), no_gate()).unwrap();
     assert_eq!(errno(store.publish(me(), &path(".surgetank-tmp-d"), &path("d"), &meta(0o700))), libc::ENOTEMPTY);
     let (temporary, _) = staged(store, "d", &source(b"file"), &meta(0o644));
     assert_eq!(errno(store.publish(me(), &temporary, &path("d"), &meta(0o644))), libc::EISDIR);

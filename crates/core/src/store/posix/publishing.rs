@@ -90,7 +90,7 @@ impl PosixStore {
             crash_point!("store.replaced");
             return self.identity_at(who, &to);
         }
-        Err(Errno::AGAIN.into())
+        Err(io::Error::new(io::ErrorKind::WouldBlock, "another file comes and goes under the name"))
     }
 
     /// EEXIST when the name is taken, also where the file system knows only the rename that replaces.

@@ -269,7 +269,7 @@ fn a_read_only_store_says_so() {
         assert_eq!(read(&store, "f"), b"x");
         for result in [
             store.may_write_dir(me(), &StorePath::root()),
-            store.stage_file(me(), &temporary, &source(b"x"), &meta(0o644), no_gate()).map(|_| ()),
+            store.stage_file(me(), &temporary, &StorePath::root(), &source(b"x"), &meta(0o644), no_gate()).map(|_| ()),
             store.stage_dir(me(), &temporary, &meta(0o644)).map(|_| ()),
             store.create_temporary(me(), &temporary, 0o644).map(|_| ()),
             store.rename(me(), &path("f"), &path("g")),
@@ -295,7 +295,7 @@ fn a_full_store_keeps_what_it_has() {
         deliver(&store, "f", b"old", &meta(0o644));
         let big = source(&noise(8 << 20));
         assert_eq!(
-            errno(store.stage_file(me(), &path(".surgetank-tmp-1"), &big, &meta(0o644), no_gate())),
+            errno(store.stage_file(me(), &path(".surgetank-tmp-1"), &StorePath::root(), &big, &meta(0o644), no_gate())),
             libc::ENOSPC
         );
         assert_eq!(names(&store, "", true), ["f"], "the room is given back");

@@ -1,0 +1,49 @@
+//! Paths and keys. A file's key is its path; a directory's own key, if it has one, ends with `/`.
+
+use std::io;
+
+use rustix::io::Errno;
+
+use super::ObjectStore;
+use crate::model::STORE_TEMPORARY_PREFIX;
+use crate::store::StorePath;
+
+/// Says since when objects below the prefix may carry attributes of ours; hidden from listings.
+pub(super) const MARK: &str = ".surgetank-store";
+
+/// As file systems have it.
+const NAME_BYTES_MAX: usize = 255;
+
+impl ObjectStore {
+    /// The key of a file. Not every name can be one.
+    pub(super) fn key<'a>(&self, path: &'a StorePath) -> io::Result<&'a str> {
+        let text = std::str::from_utf8(&path.0).map_err(|_| Errno::ILSEQ)?;
+        if text == MARK {
+            return Err(Errno::ACCESS.into());
+        }
+        let mut names = text.split('/');
+        if names.clone().any(|name| name.len() > NAME_BYTES_MAX) || text.len() >= self.abilities.key_bytes_max {
+            return Err(Errno::NAMETOOLONG.into());
+        }
+        if !text.is_empty() && names.any(|name| matches!(name, "" | "." | "..")) {
+            return Err(Errno::INVAL.into());
+        }
+        Ok(text)
+    }
+
+    /// What the keys of all that is in a directory begin with; also the directory's own key.
+    pub(super) fn below(&self, path: &StorePath) -> io::Result<String> {
+        let key = self.key(path)?;
+        Ok(if key.is_empty() { String::new() } else { format!("{key}/") })
+    }
+}
+
+/// Some component says that it is a temporary: such paths have no key.
+pub(super) fn is_temporary(path: &StorePath) -> bool {
+    path.0.split(|byte| *byte == b'/').any(|name| name.starts_with(STORE_TEMPORARY_PREFIX))
+}
+
+pub(super) fn parent(path: &StorePath) -> StorePath {
+    let slash = path.0.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
+    StorePath(path.0[..slash].to_vec())
+}

@@ -1,0 +1,55 @@
+//! One version of an object, read by ranges.
+
+use std::io::{self, Read};
+
+use rustix::io::Errno;
+
+use super::{Objects, is_condition_failed};
+use crate::model::StoreIdentity;
+use crate::store::Remote;
+use crate::sync::Arc;
+
+pub(super) struct RemoteObject {
+    pub server: Arc<dyn Objects>,
+    pub key: String,
+    pub etag: String,
+    pub identity: StoreIdentity,
+}
+
+/// A connection that breaks off in the middle is taken up again so often.
+const TRIES_MAX: u32 = 4;
+
+impl Remote for RemoteObject {
+    fn identity(&self) -> StoreIdentity {
+        self.identity
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        let mut done = 0;
+        let mut tries = 0;
+        while done < buffer.len() {
+            let range = offset + done as u64..offset + buffer.len() as u64;
+            let mut body = match self.server.get(&self.key, range, Some(&self.etag)) {
+                Ok(body) => body,
+                // Another version has the name, or none.
+                Err(why) if is_condition_failed(&why) || why.kind() == io::ErrorKind::NotFound => {
+                    return Err(Errno::STALE.into());
+                }
+                Err(why) => return Err(why),
+            };
+            let broke_off = loop {
+                match body.read(&mut buffer[done..]) {
+                    Ok(0) => break (done < buffer.len()).then(|| io::Error::from(io::ErrorKind::UnexpectedEof)),
+                    Ok(count) => done += count,
+                    Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
+                    Err(why) => break Some(why),
+                }
+            };
+            tries += 1;
+            if let Some(why) = broke_off.filter(|_| tries >= TRIES_MAX) {
+                return Err(why);
+            }
+        }
+        Ok(())
+    }
+}
