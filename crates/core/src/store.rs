@@ -11,6 +11,8 @@ mod extents;
 pub mod faulty;
 pub mod object;
 pub mod posix;
+#[cfg(feature = "s3")]
+pub mod s3;
 pub mod verdict;
 
 use std::fs::File;
