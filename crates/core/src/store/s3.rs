@@ -11,6 +11,7 @@ mod answers;
 mod counters;
 mod credentials;
 mod failure;
+mod listening;
 mod names;
 mod place;
 mod probe;

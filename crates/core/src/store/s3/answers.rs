@@ -146,14 +146,14 @@ pub fn listed(entry: &Listed, key: String) -> Result<Object, Failure> {
         key,
         size_bytes: entry.size,
         etag: bare(&entry.etag),
-        modified_nanos: nanos(Timestamp::parse_datetime_utc(&entry.last_modified))?,
+        modified_nanos: nanos(entry.last_modified.parse())?,
         words: None,
         crc64nvme: None,
     })
 }
 
 pub fn begun_nanos(text: &str) -> i64 {
-    nanos(Timestamp::parse_datetime_utc(text)).unwrap_or(0)
+    nanos(text.parse()).unwrap_or(0)
 }
 
 /// An object as the headers of HEAD tell of it.

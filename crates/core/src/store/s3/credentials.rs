@@ -10,16 +10,19 @@ use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use reqsign_aws_v4::{Credential, DefaultCredentialProvider, RequestSigner};
-use reqsign_core::{CommandExecute, CommandOutput, Context, Error, FileRead, HttpSend, OsEnv, Result, Signer};
+use reqsign_aws_v4::{Credential, DefaultCredentialProvider, ProfileCredentialProvider, RequestSigner};
+use reqsign_core::{
+    CommandExecute, CommandOutput, Context, Error, FileRead, HttpSend, OsEnv, ProvideCredentialChain, Result, Signer,
+};
 use ureq::http::{Request, Response, request::Parts};
 
 use super::failure::Failure;
+use super::place::Place;
 use crate::error::Errno;
 
 pub struct Credentials {
     signer: RwLock<Signer<Credential>>,
-    profile: Option<String>,
+    chain: Box<dyn Fn() -> DefaultCredentialProvider + Send + Sync>,
     /// We had some already: they are not missing, they can no longer be renewed.
     had: AtomicBool,
 }
@@ -31,14 +34,15 @@ impl std::fmt::Debug for Credentials {
 }
 
 impl Credentials {
-    pub fn new(region: &str, profile: Option<&str>) -> Self {
+    pub fn new(place: &Place) -> Self {
         let context = Context::new()
             .with_file_read(Files)
             .with_http_send(Http::new())
             .with_env(OsEnv)
             .with_command_execute(Commands);
-        let signer = Signer::new(context, chain(profile), RequestSigner::new("s3", region));
-        Self { signer: RwLock::new(signer), profile: profile.map(str::to_owned), had: false.into() }
+        let chain = chain(place);
+        let signer = Signer::new(context, chain(), RequestSigner::new("s3", &place.region));
+        Self { signer: RwLock::new(signer), chain: Box::new(chain), had: false.into() }
     }
 
     /// Adds what proves that the request is ours.
@@ -64,13 +68,21 @@ impl Credentials {
     /// The server says that they have expired: the next request asks the sources again.
     pub fn forget(&self) {
         let mut signer = self.signer.write().unwrap_or_else(PoisonError::into_inner);
-        *signer = signer.clone().with_credential_provider(chain(self.profile.as_deref()));
+        *signer = signer.clone().with_credential_provider((self.chain)());
     }
 }
 
-fn chain(profile: Option<&str>) -> DefaultCredentialProvider {
-    let chain = DefaultCredentialProvider::builder();
-    profile.map_or_else(DefaultCredentialProvider::builder, |name| chain.with_profile(name)).build()
+fn chain(place: &Place) -> impl Fn() -> DefaultCredentialProvider + Send + Sync + use<> {
+    let (profile, file) = (place.profile.clone(), place.credentials_file.clone());
+    move || match (&file, &profile) {
+        (Some(file), _) => {
+            let only = ProfileCredentialProvider::new().with_credentials_file(file.to_string_lossy());
+            let only = only.with_profile(profile.as_deref().unwrap_or("default"));
+            DefaultCredentialProvider::with_chain(ProvideCredentialChain::new().push(only))
+        }
+        (None, Some(name)) => DefaultCredentialProvider::builder().with_profile(name).build(),
+        (None, None) => DefaultCredentialProvider::new(),
+    }
 }
 
 // ---- what the library asks of the world, blocking: a thread that waits for credentials can do nothing else anyway

@@ -48,6 +48,8 @@ pub struct Place {
     pub requests_per_second: Option<u32>,
     /// PEM file with the only authorities that are trusted.
     pub ca_bundle: Option<PathBuf>,
+    /// Instead of every usual source of credentials; never from a URL.
+    pub credentials_file: Option<PathBuf>,
     pub limits: Limits,
 }
 
@@ -163,6 +165,7 @@ impl Place {
             profile: asked.profile,
             requests_per_second: asked.requests_per_second,
             ca_bundle: around.variable("AWS_CA_BUNDLE").map(PathBuf::from),
+            credentials_file: None,
             limits: Limits::default(),
         })
     }

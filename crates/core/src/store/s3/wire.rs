@@ -11,15 +11,16 @@ use std::time::Duration;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use sha2::{Digest, Sha256};
-use ureq::http::header::{CONTENT_LENGTH, EXPECT, HeaderName, HeaderValue};
+use ureq::http::header::{CONTENT_LENGTH, HeaderName, HeaderValue};
 use ureq::http::{HeaderMap, Method, Request, Response};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
-use ureq::unversioned::transport::DefaultConnector;
+use ureq::unversioned::transport::{Connector, DefaultConnector};
 use ureq::{Agent, AsSendBody, SendBody};
 
 use super::counters::{Counters, Kind};
 use super::credentials::Credentials;
 use super::failure::{Failure, Meaning};
+use super::listening::Listening;
 use super::names::Names;
 use super::place::{Payload, Place, Style};
 use crate::error::{Error, Errno};
@@ -29,9 +30,6 @@ use crate::store::object::Body;
 const BUFFER_BYTES: usize = 256 << 10;
 /// Of an answer that is not content: a page of 1,000 names of 1,024 bytes, each byte written as three.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
-/// From here on the server is asked before the bytes are sent: it may refuse them.
-const ASK_FIRST_BYTES: u64 = 1 << 20;
-const ASK_FIRST_CONDITIONAL_BYTES: u64 = 64 << 10;
 /// Connections kept open between requests; more than that only while more threads ask.
 const IDLE_CONNECTIONS: usize = 64;
 
@@ -165,10 +163,11 @@ impl Wire {
             // Whatever the environment says of proxies: this machine is not behind one.
             config = config.proxy(None);
         }
-        let agent = Agent::with_parts(config.build(), DefaultConnector::default(), Names::default());
+        let connector = DefaultConnector::default().chain(Listening);
+        let agent = Agent::with_parts(config.build(), connector, Names::default());
         Ok(Self {
             agent,
-            credentials: Credentials::new(&place.region, place.profile.as_deref()),
+            credentials: Credentials::new(place),
             base: base_of(place),
             copy_base: format!("/{}/", place.bucket),
             signed_payload: (place.payload == Payload::Signed).into(),
@@ -210,10 +209,6 @@ impl Wire {
             Content::Text(text) => text.len() as u64,
             Content::Body(body) => body.len(),
         };
-        let ask_first = if ask.conditional { ASK_FIRST_CONDITIONAL_BYTES } else { ASK_FIRST_BYTES };
-        if length >= ask_first {
-            parts.headers.insert(EXPECT, HeaderValue::from_static("100-continue"));
-        }
         let mut feeder = Feeder::new(&ask.content, length, &self.counters.sent_bytes);
         self.counters.request(ask.kind);
         let answer = if matches!(ask.method, Method::PUT | Method::POST) {
