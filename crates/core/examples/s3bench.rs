@@ -47,12 +47,14 @@ fn small(store: &S3, objects: u64, bytes: usize, threads: u64) -> Outcome<()> {
     let each = |name: &str, one: &(dyn Fn(&str) -> Outcome<()> + Sync)| -> Outcome<()> {
         let meter = Meter::start();
         let next = AtomicU64::new(0);
-        together(threads, || loop {
-            let nth = next.fetch_add(1, Ordering::Relaxed);
-            if nth >= objects {
-                return Ok(());
+        together(threads, || {
+            loop {
+                let nth = next.fetch_add(1, Ordering::Relaxed);
+                if nth >= objects {
+                    return Ok(());
+                }
+                one(&format!("small/{nth:08}"))?;
             }
-            one(&format!("small/{nth:08}"))?;
         })?;
         meter.show(name, objects, objects * bytes as u64);
         Ok(())
@@ -78,13 +80,15 @@ fn large(store: &S3, bytes: u64, part_bytes: u64, threads: u64) -> Outcome<()> {
     let meter = Meter::start();
     let id = store.begin("large", &Words::new())?;
     let (next, parts) = (AtomicU64::new(0), Mutex::new(Vec::<Part>::new()));
-    together(threads, || loop {
-        let nth = next.fetch_add(1, Ordering::Relaxed);
-        if nth >= count {
-            return Ok(());
+    together(threads, || {
+        loop {
+            let nth = next.fetch_add(1, Ordering::Relaxed);
+            if nth >= count {
+                return Ok(());
+            }
+            let part = store.part("large", &id, u32::try_from(nth)? + 1, &content.as_slice(), sum)?;
+            parts.lock().map_err(|_| "a thread died")?.push(part);
         }
-        let part = store.part("large", &id, u32::try_from(nth)? + 1, &content.as_slice(), sum)?;
-        parts.lock().map_err(|_| "a thread died")?.push(part);
     })?;
     meter.show("upload parts", count, bytes);
     let mut parts = parts.into_inner()?;

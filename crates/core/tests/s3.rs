@@ -104,12 +104,37 @@ fn names_are_what_they_are() {
     let long = format!("{}{}", "long/".repeat(180), "z".repeat(95));
     assert!(long.len() + "o dd+/".len() > 1000);
     let names = [
-        "a b", "a+b", "a%41", "a%20b", "a&<>b", "a'\"b", "a?b", "a#b", "a=b", "ä€𝄞", "a;b,c", "~tilde", "a*b(c)!", "a\\b",
-        "a|b^c`d{e}[f]", "ends.", ".begins", "d/e f/+g", "a@b:c$", " before", "behind ", "two  spaces", "line\nbreak", "tab\there", &long,
+        "a b",
+        "a+b",
+        "a%41",
+        "a%20b",
+        "a&<>b",
+        "a'\"b",
+        "a?b",
+        "a#b",
+        "a=b",
+        "ä€𝄞",
+        "a;b,c",
+        "~tilde",
+        "a*b(c)!",
+        "a\\b",
+        "a|b^c`d{e}[f]",
+        "ends.",
+        ".begins",
+        "d/e f/+g",
+        "a@b:c$",
+        " before",
+        "behind ",
+        "two  spaces",
+        "line\nbreak",
+        "tab\there",
+        &long,
     ];
     for name in names {
         let said = words(&[("name", "x")]);
-        store.put(name, &name.as_bytes(), of_bytes(name.as_bytes()), &said, When::Absent).unwrap_or_else(|why| panic!("{name}: {why}"));
+        store
+            .put(name, &name.as_bytes(), of_bytes(name.as_bytes()), &said, When::Absent)
+            .unwrap_or_else(|why| panic!("{name}: {why}"));
     }
     let listed = all(&store, "", false).0;
     assert_eq!(listed, names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>());
@@ -187,7 +212,9 @@ fn conditions_hold_or_fail() {
     let large = pattern(3 * MIB, 2);
     for content in [b"two".as_slice(), &large] {
         assert!(is_condition_failed(&put(&store, "k", content, When::Absent).unwrap_err()));
-        assert!(is_condition_failed(&put(&store, "k", content, When::Is("0123456789abcdef0123456789abcdef")).unwrap_err()));
+        assert!(is_condition_failed(
+            &put(&store, "k", content, When::Is("0123456789abcdef0123456789abcdef")).unwrap_err()
+        ));
         assert!(is_condition_failed(&put(&store, "gone", content, When::Is(&first)).unwrap_err()));
     }
     assert_eq!(get(&store, "k", 0..3), b"one");
@@ -270,9 +297,8 @@ fn an_upload_in_parts() {
     let said = words(&[("mode", "0600")]);
     let id = store.begin("dir/big", &said).unwrap();
     let piece = |nth: usize| &content[nth * 5 * MIB..content.len().min((nth + 1) * 5 * MIB)];
-    let put_part = |store: &S3, nth: usize| {
-        store.part("dir/big", &id, nth as u32 + 1, &piece(nth), of_bytes(piece(nth))).unwrap()
-    };
+    let put_part =
+        |store: &S3, nth: usize| store.part("dir/big", &id, nth as u32 + 1, &piece(nth), of_bytes(piece(nth))).unwrap();
     put_part(&store, 2);
     put_part(&store, 0);
     assert_eq!(store.head("dir/big").unwrap(), None);
@@ -418,7 +444,8 @@ fn credentials_that_are_wrong_or_missing() {
     let Some(server) = S3Server::start() else { return };
     let mut wrong = place(&server, "x");
     let file = server.files().join("credentials");
-    std::fs::write(&file, "[default]\naws_access_key_id = surgetank-test\naws_secret_access_key = hunter2hunter2\n").unwrap();
+    std::fs::write(&file, "[default]\naws_access_key_id = surgetank-test\naws_secret_access_key = hunter2hunter2\n")
+        .unwrap();
     wrong.credentials_file = Some(file.clone());
     let why = S3::open(wrong.clone()).unwrap_err();
     let told = format!("{why} {why:?}");

@@ -31,12 +31,32 @@ use md5::{Digest, Md5};
 use ureq::http::Method;
 
 pub use self::counters::{Counts, Kind};
-pub use self::place::{Limits, Payload, Place, Style};
 use self::failure::{Failure, Meaning};
+pub use self::place::{Limits, Payload, Place, Style};
 use self::server::Server;
 use self::wire::{Ask, Content};
 use super::object::{Abilities, Body, Object, Objects, Page, Part, Upload, When, Words};
 use crate::error::{Errno, Error};
+
+/// All that reads what a server says, for `fuzz/`.
+#[cfg(fuzzing)]
+pub fn read_answer(body: &[u8]) {
+    let _ = answers::error_of(body);
+    let _ = answers::parse::<answers::Made>(body);
+    let _ = answers::parse::<answers::Begun>(body);
+    let _ = answers::parse::<answers::PartList>(body);
+    if let Ok(listing) = answers::parse::<answers::Listing>(body) {
+        for entry in &listing.contents {
+            let name = answers::name(&entry.key, listing.encoding_type.as_deref());
+            let _ = name.and_then(|key| answers::listed(entry, key));
+        }
+    }
+    if let Ok(uploads) = answers::parse::<answers::UploadList>(body) {
+        uploads.upload.iter().for_each(|upload| {
+            let _ = answers::begun_nanos(&upload.initiated);
+        });
+    }
+}
 
 /// One bucket, below one prefix. Clones share everything.
 #[derive(Clone)]
@@ -338,7 +358,9 @@ fn remedy(why: &Failure) -> &'static str {
         (_, "RequestTimeTooSkewed") => "set this machine's clock",
         (_, "PermanentRedirect" | "AuthorizationHeaderMalformed") => "correct the region in the URL (region=NAME)",
         (Meaning::Expired, _) => "renew the credentials",
-        (Meaning::Errno(Errno::ACCESS), _) => "look at the credentials and at what they are allowed to do in this bucket",
+        (Meaning::Errno(Errno::ACCESS), _) => {
+            "look at the credentials and at what they are allowed to do in this bucket"
+        }
         (_, "") => "look whether the server runs, and at the endpoint in the URL",
         _ => "look at the URL and at what the server says",
     }

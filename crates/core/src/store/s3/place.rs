@@ -127,7 +127,7 @@ impl Place {
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
             let value = decoded(value).map_err(&wrong)?;
-            asked.take(key, value).map_err(|why| why.unwrap_or_else(|why| wrong(why)))?;
+            asked.take(key, value).map_err(|why| why.unwrap_or_else(&wrong))?;
         }
         Self::completed(bucket, prefix, asked, around).map_err(wrong)
     }
@@ -135,10 +135,8 @@ impl Place {
     fn completed(bucket: &str, prefix: &str, asked: Asked, around: &dyn Surroundings) -> Result<Self, String> {
         let profile = Profile::read(asked.profile.as_deref(), around);
         let first = |names: &[&str]| names.iter().find_map(|name| around.variable(name));
-        let region = asked
-            .region
-            .or_else(|| first(&["AWS_REGION", "AWS_DEFAULT_REGION"]))
-            .or_else(|| profile.region.clone());
+        let region =
+            asked.region.or_else(|| first(&["AWS_REGION", "AWS_DEFAULT_REGION"])).or_else(|| profile.region.clone());
         let ignored = first(&["AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"]).is_some_and(|value| value == "true");
         let configured = || first(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]).or_else(|| profile.endpoint.clone());
         let endpoint = asked.endpoint.or_else(|| if ignored { None } else { configured() });
@@ -152,7 +150,9 @@ impl Place {
                 (format!("https://s3.{region}.{domain}"), region, style)
             }
             (None, None) => {
-                return Err("neither endpoint nor region is known: not from the URL, nor AWS_REGION, nor the profile".into());
+                return Err(
+                    "neither endpoint nor region is known: not from the URL, nor AWS_REGION, nor the profile".into()
+                );
             }
         };
         Ok(Self {
@@ -318,7 +318,8 @@ mod tests {
 
     #[test]
     fn environment_before_profile_and_url_before_both() {
-        let config = "[default]\nregion = from-profile\nendpoint_url = http://profile\n[profile other]\nregion = of-other\n";
+        let config =
+            "[default]\nregion = from-profile\nendpoint_url = http://profile\n[profile other]\nregion = of-other\n";
         let around = [("HOME", "/h"), ("/h/.aws/config", config)];
         let place = parse("s3://b", &around).unwrap();
         assert_eq!((place.region.as_str(), place.endpoint.as_str()), ("from-profile", "http://profile"));

@@ -93,7 +93,8 @@ fn open(
     }
     let length = range.end - range.start;
     server.ask(&ask, |answer| {
-        let said: Option<u64> = answer.headers.get("content-length").and_then(|value| value.to_str().ok()?.parse().ok());
+        let said: Option<u64> =
+            answer.headers.get("content-length").and_then(|value| value.to_str().ok()?.parse().ok());
         // A server that does not know ranges sends everything.
         let as_asked = answer.status == 206 || range.start == 0;
         match said {

@@ -42,11 +42,7 @@ impl Server {
     }
 
     /// Asks until there is an answer that `take` can read, or no hope of one.
-    pub fn ask<T>(
-        &self,
-        ask: &Ask<'_>,
-        mut take: impl FnMut(Answer) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
+    pub fn ask<T>(&self, ask: &Ask<'_>, mut take: impl FnMut(Answer) -> Result<T, Failure>) -> Result<T, Failure> {
         let limits = &self.place.limits;
         let (begun, mut pause, mut unsure) = (tick(), limits.pause, false);
         let mut nth = 1;

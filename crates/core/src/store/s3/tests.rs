@@ -333,7 +333,11 @@ fn signing_bodies_is_learnt() {
     let hashes: Vec<bool> = server
         .heard()
         .iter()
-        .map(|heard| heard.headers.contains("x-amz-content-sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"))
+        .map(|heard| {
+            heard
+                .headers
+                .contains("x-amz-content-sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")
+        })
         .collect();
     assert_eq!(hashes, [false, true, true]);
 }
@@ -348,7 +352,9 @@ fn another_region_is_named() {
 #[test]
 fn a_server_that_says_yes_to_everything_can_do_nothing() {
     let server = Scripted::with(|heard| match heard.line.split(' ').next() {
-        Some("HEAD") => say(200, &format!("content-length: 38\r\n{ETAG}last-modified: Wed, 01 Jul 2026 10:00:00 GMT\r\n"), ""),
+        Some("HEAD") => {
+            say(200, &format!("content-length: 38\r\n{ETAG}last-modified: Wed, 01 Jul 2026 10:00:00 GMT\r\n"), "")
+        }
         Some("POST") if heard.line.contains("uploads=") => {
             say(200, "", "<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>")
         }

@@ -105,7 +105,9 @@ impl Server {
         let mut ask = Ask::new(Kind::Complete, Method::POST, Some(&whole)).query("uploadId", id);
         ask = super::with_condition(ask.content(Content::Text(&xml)), when);
         if able.checksums {
-            ask = ask.header("x-amz-checksum-crc64nvme", answers::crc_text(crc)).header("x-amz-checksum-type", "FULL_OBJECT");
+            ask = ask
+                .header("x-amz-checksum-crc64nvme", answers::crc_text(crc))
+                .header("x-amz-checksum-type", "FULL_OBJECT");
         }
         let size_bytes: u64 = parts.iter().map(|part| part.size_bytes).sum();
         ask = ask.header("x-amz-mp-object-size", size_bytes.to_string());
@@ -167,7 +169,8 @@ fn of_part<'a>(ask: Ask<'a>, id: &'a str, number: u32) -> Ask<'a> {
 pub fn etag_of_parts(parts: &[Part]) -> Option<String> {
     let mut sum = Md5::new();
     for part in parts {
-        let digits = part.etag.as_bytes().chunks(2).map(|two| u8::from_str_radix(std::str::from_utf8(two).ok()?, 16).ok());
+        let digits =
+            part.etag.as_bytes().chunks(2).map(|two| u8::from_str_radix(std::str::from_utf8(two).ok()?, 16).ok());
         sum.update(digits.collect::<Option<Vec<u8>>>().filter(|bytes| bytes.len() == 16)?);
     }
     Some(format!("{}-{}", super::hex(&sum.finalize()), parts.len()))

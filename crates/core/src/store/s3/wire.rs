@@ -23,15 +23,15 @@ use super::failure::{Failure, Meaning};
 use super::listening::Listening;
 use super::names::Names;
 use super::place::{Payload, Place, Style};
-use crate::error::{Error, Errno};
+use crate::error::{Errno, Error};
 use crate::store::object::Body;
 
 /// Of one connection, in each direction: with it a body goes out in few system calls.
-const BUFFER_BYTES: usize = 256 << 10;
+const BUFFER_BYTES: usize = 128 << 10;
 /// Of an answer that is not content: a page of 1,000 names of 1,024 bytes, each byte written as three.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
 /// Connections kept open between requests; more than that only while more threads ask.
-const IDLE_CONNECTIONS: usize = 64;
+const IDLE_CONNECTIONS: usize = 32;
 
 /// All but what stands for itself in a URL, as signatures want it.
 const IN_QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
@@ -113,7 +113,7 @@ impl Answer {
         let mut why = Failure::refused(status, &body, ask.conditional);
         why.wait_seconds = wait_seconds;
         match (status, region) {
-            (300..=399 | 400, Some(region)) if why.code.is_empty() || status < 400 => {
+            (300..=400, Some(region)) if why.code.is_empty() || status < 400 => {
                 why.message = format!("the bucket is in another region: say region={region}");
                 why.code = "PermanentRedirect".into();
             }
