@@ -37,7 +37,7 @@ pub struct Failure {
     /// This request, or an earlier try of it, may have been carried out.
     pub unsure: bool,
     pub wait_seconds: Option<u64>,
-    source: Option<io::Error>,
+    pub source: Option<io::Error>,
 }
 
 impl Failure {

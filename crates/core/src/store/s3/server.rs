@@ -5,7 +5,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -24,6 +24,8 @@ pub struct Server {
     pub wire: Wire,
     throttle: Option<Throttle>,
     pub abilities: OnceLock<Abilities>,
+    /// A part that the server copies out of an object gets the checksum of all of it (versitygw 1.8).
+    pub ranges_missummed: AtomicBool,
     /// One asks for them, the others wait.
     pub probing: Mutex<()>,
     trouble: Mutex<Option<String>>,
@@ -34,7 +36,8 @@ impl Server {
         let wire = Wire::new(&place)?;
         let throttle = place.requests_per_second.map(Throttle::new);
         let (abilities, probing, trouble) = (OnceLock::new(), Mutex::new(()), Mutex::new(None));
-        Ok(Self { place, wire, throttle, abilities, probing, trouble })
+        let ranges_missummed = AtomicBool::new(false);
+        Ok(Self { place, wire, throttle, abilities, ranges_missummed, probing, trouble })
     }
 
     pub fn whole(&self, key: &str) -> String {

@@ -11,7 +11,7 @@ use super::answers;
 use super::counters::Kind;
 use super::failure::Failure;
 use super::server::Server;
-use super::wire::{Ask, Content};
+use super::wire::{Answer, Ask, Content};
 use crate::store::object::{Abilities, Body, Part, Upload, When, Words};
 
 impl Server {
@@ -37,12 +37,16 @@ impl Server {
         let md5 = if able.checksums { None } else { Some(super::md5_of(body)?) };
         let (name, value) = super::proof(crc, md5.as_ref());
         let ask = Ask::new(Kind::Part, Method::PUT, Some(&whole)).content(Content::Body(body)).header(name, value);
-        let etag = self.ask(&of_part(ask, id, number), |answer| {
-            let etag = answers::etag(&answer.headers)?;
-            answer.text()?;
-            Ok(etag)
-        })?;
+        let (etag, _) = self.ask(&of_part(ask, id, number), sent)?;
         Ok(Part { number, size_bytes: body.len(), etag, crc64nvme: able.checksums.then_some(crc) })
+    }
+
+    /// A body whose sum is known only when it was read; what the server computed comes back instead.
+    pub fn part_unsummed(&self, key: &str, id: &str, number: u32, body: &dyn Body) -> Result<Part, Failure> {
+        let whole = self.whole(key);
+        let ask = Ask::new(Kind::Part, Method::PUT, Some(&whole)).content(Content::Body(body));
+        let (etag, crc64nvme) = self.ask(&of_part(ask, id, number), sent)?;
+        Ok(Part { number, size_bytes: body.len(), etag, crc64nvme })
     }
 
     pub fn part_of(
@@ -159,6 +163,13 @@ impl Server {
             after = next;
         }
     }
+}
+
+/// Etag and sum of a part that arrived.
+fn sent(answer: Answer) -> Result<(String, Option<u64>), Failure> {
+    let told = (answers::etag(&answer.headers)?, answers::whole_crc(&answer.headers));
+    answer.text()?;
+    Ok(told)
 }
 
 fn of_part<'a>(ask: Ask<'a>, id: &'a str, number: u32) -> Ask<'a> {
