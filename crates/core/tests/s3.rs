@@ -467,6 +467,25 @@ fn credentials_that_are_wrong_or_missing() {
 }
 
 #[test]
+fn a_server_is_believed_for_its_certificate_only() {
+    let Some(server) = S3Server::start_tls() else { return };
+    let mut place = place(&server, "tls");
+    place.ca_bundle = Some(server.authority());
+    let store = S3::open(place.clone()).unwrap_or_else(|why| panic!("{why}"));
+    let content = pattern(3 * MIB, 7);
+    put(&store, "k", &content, When::Absent).unwrap();
+    assert!(is_condition_failed(&put(&store, "k", &content, When::Absent).unwrap_err()));
+    assert!(get(&store, "k", 0..content.len() as u64) == content);
+
+    place.ca_bundle = None;
+    let why = S3::open(place.clone()).unwrap_err().to_string();
+    assert!(why.contains("certificate") && why.contains("AWS_CA_BUNDLE"), "{why}");
+    let store = S3::new(place).unwrap();
+    assert_eq!(store.head("k").unwrap_err().raw_os_error(), Some(libc::EIO));
+    assert_eq!(store.counters().tries_again, 0, "it does not get better");
+}
+
+#[test]
 fn bodies_may_be_signed_and_requests_slowed() {
     let Some(server) = S3Server::start() else { return };
     let mut place = place(&server, "signed");

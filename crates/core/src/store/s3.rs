@@ -369,6 +369,9 @@ fn remedy(why: &Failure) -> &'static str {
         (Meaning::Errno(Errno::ACCESS), _) => {
             "look at the credentials and at what they are allowed to do in this bucket"
         }
+        (_, "") if why.message.contains("certificate") => {
+            "name the file with the certificate of the server's authority in AWS_CA_BUNDLE, if it is not a public one"
+        }
         (_, "") => "look whether the server runs, and at the endpoint in the URL",
         _ => "look at the URL and at what the server says",
     }

@@ -75,6 +75,8 @@ impl Failure {
             Error::Timeout(_) => (Errno::TIMEDOUT, true, true),
             Error::HostNotFound => (Errno::HOSTUNREACH, true, false),
             Error::ConnectionFailed | Error::ConnectProxyFailed(_) => (Errno::CONNREFUSED, true, false),
+            // A certificate that does not hold today does not hold in a second.
+            Error::Io(why) if why.kind() == io::ErrorKind::InvalidData => (Errno::IO, false, false),
             Error::Io(why) => {
                 let errno = socket_errno(&why);
                 let refused = [Errno::CONNREFUSED, Errno::HOSTUNREACH, Errno::NETUNREACH].contains(&errno);
@@ -82,7 +84,6 @@ impl Failure {
             }
             // An answer that is not HTTP's: a proxy that gives up, a connection that broke in the middle of a header.
             Error::Protocol(_) => (Errno::CONNRESET, true, true),
-            // A certificate that does not hold today does not hold in a second.
             _ => (Errno::IO, false, false),
         };
         Self { again, unsure, ..Self::ours(errno, &message) }
