@@ -474,7 +474,9 @@ fn a_server_is_believed_for_its_certificate_only() {
     let store = S3::open(place.clone()).unwrap_or_else(|why| panic!("{why}"));
     let content = pattern(3 * MIB, 7);
     put(&store, "k", &content, When::Absent).unwrap();
-    assert!(is_condition_failed(&put(&store, "k", &content, When::Absent).unwrap_err()));
+    let other = pattern(30 * MIB, 8);
+    assert!(is_condition_failed(&put(&store, "k", &other, When::Absent).unwrap_err()));
+    assert_eq!(store.counters().tries_again, 0, "a refusal is heard while we still send");
     assert!(get(&store, "k", 0..content.len() as u64) == content);
 
     place.ca_bundle = None;

@@ -95,7 +95,7 @@ impl S3 {
         self.0.known().map_err(|why| self.0.report("", why))
     }
 
-    /// Is what is under the key what we wrote? Asked when the answer of a write was lost.
+    /// Is what is under the key what we wrote, or somebody's who wrote just the same? Asked when the answer of a write was lost.
     fn is_ours(&self, key: &str, size_bytes: u64, crc: u64, etag: &str, words: Option<&Words>) -> Option<String> {
         let found = self.0.head(key).ok()??;
         let same = found.crc64nvme.map_or(found.etag == etag, |theirs| theirs == crc);

@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use ureq::http::header::{CONTENT_LENGTH, HeaderName, HeaderValue};
 use ureq::http::{HeaderMap, Method, Request, Response};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
-use ureq::unversioned::transport::{Connector, DefaultConnector};
+use ureq::unversioned::transport::{ConnectProxyConnector, Connector, RustlsConnector, TcpConnector};
 use ureq::{Agent, AsSendBody, SendBody};
 
 use super::counters::{Counters, Kind};
@@ -163,7 +163,9 @@ impl Wire {
             // Whatever the environment says of proxies: this machine is not behind one.
             config = config.proxy(None);
         }
-        let connector = DefaultConnector::default().chain(Listening);
+        // Below TLS, which reads nothing while it has something to write.
+        let below = ConnectProxyConnector::default().chain(TcpConnector::default()).chain(Listening);
+        let connector = below.chain(RustlsConnector::default());
         let agent = Agent::with_parts(config.build(), connector, Names::default());
         Ok(Self {
             agent,
