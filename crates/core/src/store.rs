@@ -12,6 +12,8 @@ pub mod faulty;
 pub mod object;
 pub mod posix;
 pub mod source;
+#[cfg(feature = "s3")]
+pub mod s3;
 pub mod verdict;
 
 pub use source::{Remote, Source};

@@ -1,0 +1,12 @@
+//! What a server of objects answers, in XML: nothing of it may stop us.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use surgetank_core::store::s3;
+
+fuzz_target!(|bytes: &[u8]| {
+    s3::read_answer(bytes);
+    if let Ok(url) = std::str::from_utf8(bytes) {
+        let _ = s3::Place::parse(url);
+    }
+});
