@@ -137,7 +137,7 @@ pub enum Way {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Config {
     pub over: PathBuf,
-    /// Directory of a `file:` store; equal to `over` unless `--store` puts it elsewhere.
+    /// Directory of a `file:` store, equal to `over` unless `--store` puts it elsewhere; or a URL (`store_url`).
     pub store: PathBuf,
     pub tiers: Vec<TierConfig>,
     pub rules: Vec<RuleConfig>,
@@ -265,6 +265,11 @@ impl Overrides {
 }
 
 impl Config {
+    /// Where the store is no directory.
+    pub fn store_url(&self) -> Option<&str> {
+        url_of(&self.store)
+    }
+
     /// Gathers everything that was said, for this process.
     pub fn load(overrides: &Overrides) -> Result<Loaded> {
         Self::load_in(overrides, &Surroundings::of_this_process()?)
@@ -283,3 +288,8 @@ impl Config {
 
 #[cfg(test)]
 mod tests;
+
+fn url_of(store: &Path) -> Option<&str> {
+    let is_url = |text: &&str| text.split_once("://").is_some_and(|(scheme, _)| key::STORE_SCHEMES.contains(&scheme));
+    store.to_str().filter(is_url)
+}

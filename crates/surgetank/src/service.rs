@@ -16,12 +16,15 @@ use std::time::Duration;
 
 use surgetank_core::audit::{self, Ground};
 use surgetank_core::catalog::{Catalog, LogCatalog};
+use surgetank_core::config::Config;
 use surgetank_core::drain::Drain;
 use surgetank_core::error::{Error, Result};
 use surgetank_core::namespace::Namespace;
 use surgetank_core::report::{Audit, Visibility};
-use surgetank_core::store::Cred;
+#[cfg(feature = "s3")]
+use surgetank_core::store::object::ObjectStore;
 use surgetank_core::store::posix::PosixStore;
+use surgetank_core::store::{Cred, Store};
 use surgetank_core::tier::Tiers;
 
 use crate::agent::engine::{Backend, Engine, Listeners, Mounted, Opening, Running, ShimPlace};
@@ -63,11 +66,13 @@ impl Backend for Service {
     fn audit(&self, opening: Opening, scrub: bool) -> Result<Audit> {
         let Opening { config, store, state, key, .. } = opening;
         let tiers = Tiers::open(&config.tiers, &key)?;
-        let store = open_store(store, &config.store)?;
+        let store = open_store(store, &config, &state)?;
         let image = LogCatalog::open(&state.join("catalog"))?.load()?;
         let who = Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
-        let (store_path, key) = (config.store.as_path(), key.as_str());
-        let ground = Ground { image: &image, tiers: &tiers, store: &store, who, store_path, key, scrub };
+        let described = store.describe();
+        let store_path = if config.store_url().is_some() { Path::new(&described) } else { &config.store };
+        let key = key.as_str();
+        let ground = Ground { image: &image, tiers: &tiers, store: &*store, who, store_path, key, scrub };
         let audit = audit::audit(&ground)?;
         for device in tiers.devices() {
             // Empty directories that were made for looking.
@@ -84,15 +89,45 @@ fn take_up(opening: Opening) -> Result<(Arc<Namespace>, Option<guard::Guard>)> {
     let Opening { config, store, bare, state, key, .. } = opening;
     let tiers = Arc::new(Tiers::open(&config.tiers, &key)?);
     let guard = bare.map(|bare| guard::Guard::new(&config.over, bare));
-    let store = open_store(store, &config.store)?;
+    let store = open_store(store, &config, &state)?;
     let catalog = Arc::new(LogCatalog::open(&state.join("catalog"))?);
-    let namespace = Namespace::open(config, Arc::new(store), tiers, catalog, key, true)?;
+    let namespace = Namespace::open(config, store, tiers, catalog, key, true)?;
     Ok((namespace, guard))
 }
 
-fn open_store(root: std::os::fd::OwnedFd, path: &Path) -> Result<PosixStore> {
-    PosixStore::new(root, format!("file://{}", path.display()))
-        .map_err(|why| Error::new(format!("the store {} cannot be used", path.display())).why(why))
+/// Does the server of a store answer, and what can it do?
+pub fn ask_server(url: &str) -> Result<String> {
+    #[cfg(feature = "s3")]
+    if url.starts_with("s3://") {
+        use surgetank_core::store::object::Objects;
+        let server = surgetank_core::store::s3::S3::open(surgetank_core::store::s3::Place::parse(url)?)?;
+        let can = server.abilities();
+        let word = |can: bool| if can { "yes" } else { "no" };
+        return Ok(format!(
+            "it answers; conditional writes: {}, checksums: {}, uploads in parts: {}",
+            word(can.if_absent && can.if_same),
+            word(can.checksums),
+            word(can.uploads_in_parts)
+        ));
+    }
+    Err(Error::new(format!("the store {url} cannot be used")).why("this kind of store is not in this build"))
+}
+
+/// `root`: the store's directory, where it is one.
+fn open_store(root: Option<std::os::fd::OwnedFd>, config: &Config, state: &Path) -> Result<Arc<dyn Store>> {
+    let shown = config.store.display();
+    let refused = |why: &dyn std::fmt::Display| Error::new(format!("the store {shown} cannot be used")).why(why);
+    if let Some(root) = root {
+        return Ok(Arc::new(PosixStore::new(root, format!("file://{shown}")).map_err(|why| refused(&why))?));
+    }
+    #[cfg(feature = "s3")]
+    if let Some(url) = config.store_url().filter(|url| url.starts_with("s3://")) {
+        let server = surgetank_core::store::s3::S3::open(surgetank_core::store::s3::Place::parse(url)?)?;
+        let uploads = state.join("uploads");
+        let store = ObjectStore::new(Arc::new(server), &uploads, config.verify, config.store_ttl);
+        return Ok(Arc::new(store.map_err(|why| refused(&why))?));
+    }
+    Err(refused(&"it is neither a directory nor a kind of store that is in this build"))
 }
 
 fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
@@ -100,13 +135,12 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     let over = config.over.clone();
     let root = rustix::process::geteuid().is_root() && in_initial_user_namespace();
     let guard = bare.map(|bare| guard::Guard::new(&over, bare));
-    let store = open_store(store, &config.store)?;
+    let store = open_store(store, &config, &state)?;
     let catalog = Arc::new(LogCatalog::open(&state.join("catalog"))?);
     let direct = config.direct && root;
     let checks = !root || by_calls;
     let mut afterlife = afterlife::Mount::of(survival);
-    let namespace =
-        Namespace::open_after(config, Arc::new(store), tiers.clone(), catalog, key, checks, afterlife.survival())?;
+    let namespace = Namespace::open_after(config, store, tiers.clone(), catalog, key, checks, afterlife.survival())?;
     let runs = Arc::new(runs::Runs::default());
     let asked = runs.clone();
     namespace.set_run_of(Box::new(move |pid| asked.run_of(pid)));

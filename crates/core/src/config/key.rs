@@ -103,7 +103,12 @@ impl Draft {
         match key {
             "over" => self.over = path(text)?,
             "state" => self.state = path(text)?,
-            "store" => self.store = path(&store_path(text).map_err(refused)?)?,
+            "store" => {
+                self.store = match store_place(text).map_err(refused)? {
+                    Place::Directory(text) => path(&text)?,
+                    Place::Url(url) => Some(Said { value: url.into(), origin: origin.clone() }),
+                }
+            }
             "ordered" => self.ordered = Some(truth(text).map_err(refused)?),
             "direct" => self.direct = Some(truth(text).map_err(refused)?),
             "door" => {
@@ -233,18 +238,37 @@ fn program_names(text: &str) -> std::result::Result<Vec<String>, String> {
     }
 }
 
-/// The path of a `file:` URL, or the path itself.
-fn store_path(text: &str) -> std::result::Result<String, String> {
+/// Kinds of stores that are no directories.
+pub(super) const STORE_SCHEMES: &[&str] = if cfg!(feature = "s3") { &["s3"] } else { &[] };
+
+enum Place {
+    Directory(String),
+    Url(String),
+}
+
+/// The path of a `file:` URL, or the path itself; another URL as it is.
+fn store_place(text: &str) -> std::result::Result<Place, String> {
     let Some((scheme, rest)) = text.split_once("://") else {
         return match text.strip_prefix("file:") {
-            Some(path) => decoded(path),
-            None => Ok(text.to_owned()),
+            Some(path) => decoded(path).map(Place::Directory),
+            None => Ok(Place::Directory(text.to_owned())),
         };
     };
     match (scheme, rest.strip_prefix("localhost").unwrap_or(rest)) {
-        ("file", path) if path.starts_with('/') => decoded(path),
+        ("file", path) if path.starts_with('/') => decoded(path).map(Place::Directory),
         ("file", _) => Err(format!("'{text}' names a host; a file URL has three slashes: file:///path")),
-        _ => Err(format!("stores of the kind '{scheme}:' are not in this build; use file:///path or a plain path")),
+        #[cfg(feature = "s3")]
+        ("s3", _) => match crate::store::s3::Place::parse(text) {
+            Ok(_) => Ok(Place::Url(text.to_owned())),
+            Err(why) => Err(why.to_string()),
+        },
+        _ => {
+            let known: Vec<String> = STORE_SCHEMES.iter().map(|known| format!("{known}://…, ")).collect();
+            let known = known.concat();
+            Err(format!(
+                "stores of the kind '{scheme}:' are not in this build; use {known}file:///path or a plain path"
+            ))
+        }
     }
 }
 

@@ -300,6 +300,7 @@ fn resolve(
     }
     let store = match &draft.store {
         None => over.clone(),
+        Some(said) if super::url_of(&said.value).is_some() => said.value.clone(),
         Some(said) => directory(said, "the store")
             .map_err(|error| error.remedy(format!("create it: mkdir -p {}", said.value.display())))?,
     };

@@ -1,6 +1,8 @@
 //! One batch from the head of the queue: sync and compare the small copies, write down what is about to be
 //! renamed, carry the operations out in order, sync the directories, and only then call it durable.
 
+use std::collections::{HashMap, HashSet};
+
 use crate::sync::PoisonError;
 use crate::sync::atomic::Ordering;
 
@@ -32,8 +34,9 @@ impl Drain {
         let mut done: Vec<(Seq, Done)> = Vec::with_capacity(batch.len());
         let mut dirs: Vec<FileId> = Vec::new();
         let mut broke_off = None;
+        let mut ahead = self.execute_at_once(&batch);
         for (index, seq) in batch.iter().enumerate() {
-            match self.execute(*seq) {
+            match ahead.remove(seq).unwrap_or_else(|| self.execute(*seq)) {
                 Ok(outcome) => {
                     crash_point!("drain.executed");
                     for dir in &outcome.dirs {
@@ -49,19 +52,92 @@ impl Drain {
                 }
             }
         }
+        // Carried out at once with what broke off, and behind it in the queue.
+        let (mut others, mut rest) = (Vec::new(), Vec::new());
+        if let Some((index, _)) = &broke_off {
+            for seq in &batch[index + 1..] {
+                match ahead.remove(seq) {
+                    Some(Ok(outcome)) => {
+                        dirs.extend(outcome.dirs.iter().copied().filter(|dir| !dirs.contains(dir)).collect::<Vec<_>>());
+                        done.push((*seq, outcome));
+                    }
+                    Some(Err(why)) => others.push((*seq, why)),
+                    None => rest.push(*seq),
+                }
+            }
+        }
         if !done.is_empty() {
             self.make_durable(done, &dirs);
         }
         // Only now: the books must not be ahead of what is still to be made durable.
         if let Some((index, why)) = broke_off {
-            if super::pause::may_be_done(crate::store::verdict::errno_of(&why))
-                && let Some(op) = self.namespace.tree().ops.get_mut(&batch[index])
+            rest.push(batch[index]);
+            others.push((batch[index], why));
+        }
+        for (seq, why) in &others {
+            if super::pause::may_be_done(crate::store::verdict::errno_of(why))
+                && let Some(op) = self.namespace.tree().ops.get_mut(seq)
             {
                 op.doubtful = true;
             }
-            self.back_to_waiting(&batch[index..]);
-            self.failed(batch[index], &why);
+            // It changed after its copy was made, or what was sent did not arrive as it was: copied again.
+            if why.kind() == std::io::ErrorKind::InvalidData {
+                self.staged.lock().unwrap_or_else(PoisonError::into_inner).remove(seq);
+            }
         }
+        rest.extend(others.iter().map(|(seq, _)| *seq));
+        rest.sort_unstable();
+        rest.dedup();
+        self.back_to_waiting(&rest);
+        others.iter().for_each(|(seq, why)| self.failed(*seq, why));
+    }
+
+    /// Where order does not matter and the store takes its time for each request, files are published several at a time:
+    /// those of the batch that have nothing to do with each other, nor with what comes before them.
+    fn execute_at_once(&self, batch: &[Seq]) -> HashMap<Seq, std::io::Result<Done>> {
+        let at_once = self.namespace.store.features().publications_at_once;
+        if self.namespace.config.ordered || at_once < 2 {
+            return HashMap::new();
+        }
+        let alone: Vec<Seq> = {
+            let tree = self.namespace.tree();
+            let mut touched: HashSet<FileId> = HashSet::new();
+            let mut names: HashSet<(FileId, Box<[u8]>)> = HashSet::new();
+            let mut alone = Vec::new();
+            for seq in batch {
+                let Some(op) = tree.ops.get(seq) else { continue };
+                let OpKind::Publish { file, dir, name, over } = &op.kind else { break };
+                if tree.get(*file).is_none_or(|inode| inode.attr.kind != Kind::File) {
+                    break;
+                }
+                let over = over.filter(|over| over != file);
+                let met = touched.contains(file) || over.is_some_and(|over| touched.contains(&over));
+                if met || !names.insert((*dir, name.clone())) {
+                    break;
+                }
+                touched.extend([Some(*file), over].into_iter().flatten());
+                alone.push(*seq);
+            }
+            alone
+        };
+        if alone.len() < 2 {
+            return HashMap::new();
+        }
+        let next = std::sync::atomic::AtomicUsize::new(0);
+        let done = crate::sync::Mutex::new(HashMap::new());
+        let work = || {
+            while let Some(seq) = alone.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let outcome = self.execute(*seq);
+                done.lock().unwrap_or_else(PoisonError::into_inner).insert(*seq, outcome);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..at_once.min(alone.len()) {
+                scope.spawn(work);
+            }
+            work();
+        });
+        done.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The names that a batch changed survive the machine; then the operations are done.

@@ -47,6 +47,11 @@ impl Checksum {
     }
 }
 
+/// The sum of two parts as one; the second is so long.
+pub fn joined(first: u64, second: u64, second_bytes: u64) -> u64 {
+    crc_fast::checksum_combine(CrcAlgorithm::Crc64Nvme, first, second, second_bytes)
+}
+
 /// The sum of some bytes in memory.
 pub fn of_bytes(bytes: &[u8]) -> u64 {
     let mut sum = Checksum::default();

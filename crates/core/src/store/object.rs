@@ -1,172 +1,332 @@
-//! Stores of objects (S3 and its kin): what such a server can do, as one small interface.
+//! Stores of objects (S3 and its kin): a directory tree kept on a server that has only keys and whole objects.
 //!
-//! A server has keys, and whole objects under them with a few words of metadata each; no directories, no renames, no
-//! writing in place. Errors are `io::Error`s with an errno where one fits, because the rest of the house speaks errno:
-//!
-//! | the server says | errno |
+//! | here | there |
 //! |---|---|
-//! | no such key or bucket | ENOENT |
-//! | access denied, bad or expired credentials | EACCES |
-//! | a condition does not hold (412, 409 of a conditional request) | [`condition_failed`] |
-//! | slow down, too many requests, internal error, service unavailable (after the driver's own retries) | EAGAIN |
-//! | quota or storage full (507) | ENOSPC |
-//! | no connection, no answer in time | what the socket said, ETIMEDOUT |
-//! | the bytes do not have the checksum | `ErrorKind::InvalidData` |
+//! | a file | the object of its path, byte for byte; the rest of it is user metadata (`attributes`) |
+//! | a directory | an empty object whose key ends with `/`; or nothing, while there is something below it |
+//! | a symbolic link, a fifo | an object that holds the target, or nothing; its mode says what it is |
+//! | staging (`staging`) | large: an upload in parts under the final key, not yet complete; small: nothing, the tier's file is held open |
+//! | publishing (`publishing`) | completing the upload, or one PUT: atomic, and conditional where the server can |
+//! | a rename (`names`) | a copy on the server, then a delete: a crash between leaves both, and the operation is finished by doing it again |
+//!
+//! Dangers avoided: overwriting what somebody else put there meanwhile (conditions, and a look before each change); taking a
+//! half-made copy for the file (an upload shows only when it is complete); sending a large file again after a crash (the
+//! upload's id is kept on disk); asking about each object of a large directory (`listing`).
 
-use std::collections::BTreeMap;
-use std::io::{self, Read};
-use std::ops::Range;
+mod attributes;
+mod interface;
+mod keys;
+mod listing;
+#[cfg(test)]
+mod memory;
+mod names;
+mod publishing;
+mod remote;
+mod staging;
+#[cfg(test)]
+mod tests;
+mod uploads;
 
-/// User metadata: lower-case ASCII names without prefix, values of printable ASCII.
-pub type Words = BTreeMap<String, String>;
+pub use interface::*;
 
-/// One object as the server tells of it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Object {
-    pub key: String,
-    pub size_bytes: u64,
-    /// Without its quotes; what conditions name.
-    pub etag: String,
-    /// When the server took it, in nanoseconds since 1970.
-    pub modified_nanos: i64,
-    /// `None` where a listing does not tell; `head` and `get` always do.
-    pub words: Option<Words>,
-    /// CRC-64/NVME of the whole content, if the server keeps it.
-    pub crc64nvme: Option<u64>,
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::source::Source;
+use super::{Cred, Expect, Features, Gate, Meta, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Verify};
+use crate::model::{Kind, StoreIdentity, Xattrs};
+use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use attributes::Owner;
+use keys::is_temporary;
+use listing::Listings;
+use staging::Waiting;
+use uploads::Uploads;
+
+/// What a server gives itself out to have: nobody can fill it.
+const SPACE_BYTES: u64 = 1 << 60;
+const BLOCK_BYTES: u32 = 1 << 20;
+/// Of small ones, when order does not matter: the time of one is mostly waiting.
+const PUBLICATIONS_AT_ONCE: usize = 16;
+
+pub struct ObjectStore {
+    server: Arc<dyn Objects>,
+    abilities: Abilities,
+    owner: Owner,
+    verify: Verify,
+    uploads: Uploads,
+    /// Staged and not yet published, by temporary.
+    waiting: Mutex<HashMap<StorePath, Arc<Waiting>>>,
+    /// What the last look found where something will be published: its etag and words, or nothing.
+    found: Mutex<HashMap<StorePath, Option<(String, Words)>>>,
+    /// Where a condition did not hold: the next look has to be a real one.
+    suspect: Mutex<HashSet<StorePath>>,
+    listings: Listings,
 }
 
-/// One page of a listing, in the order of the keys' bytes.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Page {
-    pub objects: Vec<Object>,
-    /// With a delimiter: what stands between the asked prefix and the next `/`, that one included; whole keys.
-    pub prefixes: Vec<String>,
-    /// For the next page.
-    pub next: Option<String>,
-}
-
-/// What must be under a key for a write to happen. A server that cannot be asked says so in its `Abilities`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum When<'a> {
-    Always,
-    Absent,
-    /// The object with this etag.
-    Is(&'a str),
-}
-
-/// Bytes to be sent: can be read again for a second try.
-pub trait Body: Send + Sync {
-    fn len(&self) -> u64;
-    fn is_empty(&self) -> bool {
-        self.len() == 0
+impl ObjectStore {
+    /// `state`: where the ids of uploads are kept. `ttl`: for how long a listing is believed.
+    pub fn new(server: Arc<dyn Objects>, state: &Path, verify: Verify, ttl: Duration) -> io::Result<Self> {
+        Ok(Self {
+            abilities: server.abilities(),
+            server,
+            owner: Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() },
+            verify,
+            uploads: Uploads::in_directory(state)?,
+            waiting: Mutex::default(),
+            found: Mutex::default(),
+            suspect: Mutex::default(),
+            listings: Listings::new(ttl),
+        })
     }
-    /// Fills the whole buffer from this offset on.
-    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
+
+    pub fn server(&self) -> &Arc<dyn Objects> {
+        &self.server
+    }
+
+    /// Gives up the uploads that were begun from here and are not wanted any more. Returns how many.
+    pub fn collect(&self) -> io::Result<u64> {
+        let mut given_up = 0;
+        for upload in self.uploads.all()? {
+            if !locked(&self.waiting).contains_key(&upload.path()) {
+                self.server.abort(&upload.key, &upload.id)?;
+                self.uploads.forget(&upload.path());
+                given_up += 1;
+            }
+        }
+        Ok(given_up)
+    }
+
+    /// The object of a file or link; a directory's only if `as_dir`. `None`: there is none.
+    fn look(&self, path: &StorePath) -> io::Result<Option<Object>> {
+        self.server.head(self.key(path)?)
+    }
+
+    fn stat_now(&self, path: &StorePath) -> io::Result<StoreStat> {
+        if path.0.is_empty() {
+            return Ok(self.implied(path));
+        }
+        if is_temporary(path) {
+            let waiting = locked(&self.waiting).get(path).cloned();
+            return waiting.map(|waiting| waiting.stat()).ok_or_else(|| Errno::NOENT.into());
+        }
+        if let Some(object) = self.look(path)? {
+            return Ok(attributes::stat_of(&object, self.owner));
+        }
+        if let Some(marker) = self.server.head(&self.below(path)?)? {
+            return Ok(attributes::stat_of(&marker, self.owner));
+        }
+        if self.has_something(path)? { Ok(self.implied(path)) } else { Err(Errno::NOENT.into()) }
+    }
+
+    /// A directory without an object of its own.
+    fn implied(&self, path: &StorePath) -> StoreStat {
+        let key = format!("{}/", String::from_utf8_lossy(&path.0));
+        let object =
+            Object { key, size_bytes: 0, etag: String::new(), modified_nanos: 0, words: None, crc64nvme: None };
+        attributes::stat_of(&object, self.owner)
+    }
+
+    fn has_something(&self, dir: &StorePath) -> io::Result<bool> {
+        let page = self.server.list(&self.below(dir)?, true, None)?;
+        Ok(!page.objects.is_empty() || !page.prefixes.is_empty())
+    }
+
+    /// The object of what must be a file, with its words.
+    fn object(&self, path: &StorePath) -> io::Result<Object> {
+        self.look(path)?.ok_or_else(|| Errno::NOENT.into())
+    }
+
+    fn remote(&self, object: Object) -> remote::RemoteObject {
+        let identity = attributes::stat_of(&object, self.owner).identity;
+        remote::RemoteObject { server: self.server.clone(), key: object.key, etag: object.etag, identity }
+    }
 }
 
-impl Body for &[u8] {
-    fn len(&self) -> u64 {
-        <[u8]>::len(self) as u64
+impl Store for ObjectStore {
+    fn describe(&self) -> String {
+        self.server.describe()
     }
-    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        let from = usize::try_from(offset).map_err(io::Error::other)?;
-        let range = from..from + buffer.len();
-        buffer.copy_from_slice(self.get(range).ok_or(io::ErrorKind::UnexpectedEof)?);
+
+    fn features(&self) -> Features {
+        Features {
+            plain_files: false,
+            hard_links: false,
+            atomic_renames: false,
+            publications_at_once: PUBLICATIONS_AT_ONCE,
+        }
+    }
+
+    fn may_hold(&self, path: &StorePath) -> io::Result<()> {
+        self.key(path).map(drop)
+    }
+
+    fn stat(&self, _who: Cred, path: &StorePath) -> io::Result<StoreStat> {
+        self.stat_now(path)
+    }
+
+    fn glance(&self, _who: Cred, path: &StorePath) -> io::Result<StoreStat> {
+        match self.listings.tell(path) {
+            Some(known) => known.ok_or_else(|| Errno::NOENT.into()),
+            None => self.stat_now(path),
+        }
+    }
+
+    fn list(&self, _who: Cred, path: &StorePath, temporaries: bool) -> io::Result<Vec<StoreEntry>> {
+        let mut entries = self.entries(path)?;
+        if temporaries {
+            for (temporary, waiting) in &*locked(&self.waiting) {
+                if keys::parent(temporary) == *path {
+                    let name = temporary.0.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+                    let attr = waiting.stat().attr;
+                    entries.push(StoreEntry { name: name.into(), kind: attr.kind, ino: attr.ino });
+                }
+            }
+        }
+        Ok(entries)
+    }
+
+    fn read_link(&self, _who: Cred, path: &StorePath) -> io::Result<Box<[u8]>> {
+        let object = self.object(path)?;
+        if attributes::stat_of(&object, self.owner).attr.kind != Kind::Symlink {
+            return Err(Errno::INVAL.into());
+        }
+        let mut target = vec![0; usize::try_from(object.size_bytes).map_err(io::Error::other)?];
+        super::Remote::read_at(&self.remote(object), &mut target, 0)?;
+        Ok(target.into())
+    }
+
+    fn xattrs(&self, _who: Cred, path: &StorePath) -> io::Result<Xattrs> {
+        let object = match path.0.is_empty() {
+            true => None,
+            false => {
+                self.look(path)?.map_or_else(|| self.server.head(&self.below(path)?), |object| Ok(Some(object)))?
+            }
+        };
+        object.and_then(|object| object.words).map_or_else(|| Ok(Xattrs::new()), |words| attributes::xattrs_of(&words))
+    }
+
+    fn space(&self, _path: &StorePath) -> io::Result<Space> {
+        Ok(Space {
+            total_bytes: SPACE_BYTES,
+            free_bytes: SPACE_BYTES,
+            available_bytes: SPACE_BYTES,
+            inodes_total: SPACE_BYTES,
+            inodes_free: SPACE_BYTES,
+            name_bytes_max: 255,
+            block_bytes: BLOCK_BYTES,
+        })
+    }
+
+    /// Whom the server lets do what shows when it is done.
+    fn may_write_dir(&self, _who: Cred, _path: &StorePath) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn open(&self, _who: Cred, _path: &StorePath, _write: bool) -> io::Result<File> {
+        Err(Errno::OPNOTSUPP.into())
+    }
+
+    fn source(&self, _who: Cred, path: &StorePath) -> io::Result<Source> {
+        let object = self.object(path)?;
+        match attributes::stat_of(&object, self.owner).attr.kind {
+            Kind::File => Ok(Source::Remote(Arc::new(self.remote(object)))),
+            Kind::Symlink => Err(Errno::LOOP.into()),
+            _ => Err(Errno::INVAL.into()),
+        }
+    }
+
+    fn create_temporary(&self, _who: Cred, _path: &StorePath, _perm: u32) -> io::Result<File> {
+        Err(Errno::OPNOTSUPP.into())
+    }
+
+    fn stage_file(
+        &self,
+        _who: Cred,
+        path: &StorePath,
+        bound: &StorePath,
+        source: &File,
+        meta: &Meta,
+        gate: Gate<'_>,
+    ) -> io::Result<Staged> {
+        self.stage_content(path, bound, source, meta, gate)
+    }
+
+    fn stage_in_place(&self, _: Cred, _: &StorePath, _: &Meta, _: Gate<'_>) -> io::Result<Staged> {
+        Err(Errno::OPNOTSUPP.into())
+    }
+
+    fn stage_dir(&self, _who: Cred, path: &StorePath, meta: &Meta) -> io::Result<Staged> {
+        self.stage_other(path, Kind::Directory, 0, b"", meta)
+    }
+
+    fn stage_symlink(&self, _who: Cred, path: &StorePath, target: &[u8], meta: &Meta) -> io::Result<Staged> {
+        self.stage_other(path, Kind::Symlink, 0, target, meta)
+    }
+
+    fn stage_node(&self, _who: Cred, path: &StorePath, kind: Kind, device: u64, meta: &Meta) -> io::Result<Staged> {
+        self.stage_other(path, kind, device, b"", meta)
+    }
+
+    /// What the server has taken it keeps.
+    fn settle(&self, _who: Cred, _paths: &[StorePath]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn verify(&self, _: Cred, path: &StorePath, staged: &Staged, how: Verify, gate: Gate<'_>) -> io::Result<()> {
+        self.compare(path, staged, how, gate)
+    }
+
+    fn discard(&self, _who: Cred, path: &StorePath) -> io::Result<()> {
+        self.throw_away(path)
+    }
+
+    fn check(&self, _who: Cred, path: &StorePath, expect: &Expect) -> io::Result<bool> {
+        self.is_as_expected(path, expect)
+    }
+
+    fn publish(&self, _who: Cred, temporary: &StorePath, path: &StorePath, _meta: &Meta) -> io::Result<StoreIdentity> {
+        self.bring(temporary, path)
+    }
+
+    fn replace(&self, _who: Cred, temporary: &StorePath, path: &StorePath, _meta: &Meta) -> io::Result<StoreIdentity> {
+        self.bring(temporary, path)
+    }
+
+    fn rename(&self, _who: Cred, from: &StorePath, to: &StorePath) -> io::Result<()> {
+        self.move_name(from, to)
+    }
+
+    /// Two renames would show both files missing in between.
+    fn exchange(&self, _who: Cred, _a: &StorePath, _b: &StorePath) -> io::Result<()> {
+        Err(Errno::INVAL.into())
+    }
+
+    fn link(&self, _who: Cred, _from: &StorePath, _to: &StorePath) -> io::Result<()> {
+        Err(Errno::PERM.into())
+    }
+
+    fn unlink(&self, _who: Cred, path: &StorePath) -> io::Result<()> {
+        self.remove_file(path)
+    }
+
+    fn remove_dir(&self, _who: Cred, path: &StorePath) -> io::Result<()> {
+        self.remove_marker(path)
+    }
+
+    fn set_meta(&self, _who: Cred, path: &StorePath, kind: Kind, meta: &Meta) -> io::Result<StoreIdentity> {
+        self.change_words(path, kind, meta)
+    }
+
+    fn sync_dirs(&self, _who: Cred, _paths: &[StorePath]) -> io::Result<()> {
         Ok(())
     }
 }
 
-/// A part of an upload that the server has.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
-    /// From 1.
-    pub number: u32,
-    pub size_bytes: u64,
-    pub etag: String,
-    pub crc64nvme: Option<u64>,
-}
-
-/// An upload that was begun and is neither complete nor given up.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Upload {
-    pub key: String,
-    pub id: String,
-    pub begun_nanos: i64,
-}
-
-/// What a server can do, and its limits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Abilities {
-    /// `When::Absent` is honoured, by `put` and by `complete`.
-    pub if_absent: bool,
-    /// `When::Is` is honoured.
-    pub if_same: bool,
-    /// It computes CRC-64/NVME itself, refuses a body that has another, and tells it.
-    pub checksums: bool,
-    /// It copies from key to key without the bytes going through us.
-    pub copies: bool,
-    pub uploads_in_parts: bool,
-    /// All parts but the last are at least so long.
-    pub part_bytes_min: u64,
-    pub parts_max: u32,
-    /// By one `put`.
-    pub put_bytes_max: u64,
-    /// By one `copy`.
-    pub copy_bytes_max: u64,
-    pub object_bytes_max: u64,
-    /// Of UTF-8.
-    pub key_bytes_max: usize,
-    /// Names and values together.
-    pub words_bytes_max: usize,
-}
-
-/// A server of objects: one bucket, all keys below one prefix that the driver adds and takes away itself.
-/// Every call blocks; all of them may be made from many threads at once.
-pub trait Objects: Send + Sync {
-    /// For messages, never with credentials: `s3://bucket/prefix`.
-    fn describe(&self) -> String;
-    fn abilities(&self) -> Abilities;
-
-    /// `None`: no such key.
-    fn head(&self, key: &str) -> io::Result<Option<Object>>;
-    /// The bytes of the range (not empty, within the object), only while the object has this etag.
-    fn get(&self, key: &str, range: Range<u64>, etag: Option<&str>) -> io::Result<Box<dyn Read + Send>>;
-    /// What lies below `prefix`; with `delimited`, only as far as the next `/`. `from` is an earlier page's `next`.
-    fn list(&self, prefix: &str, delimited: bool, from: Option<&str>) -> io::Result<Page>;
-
-    /// Returns the etag. `crc64nvme` is that of the body; the server refuses another if it can.
-    fn put(&self, key: &str, body: &dyn Body, crc64nvme: u64, words: &Words, when: When<'_>) -> io::Result<String>;
-    /// Server-side, only while the source has this etag; with other words where given, else the source's. Returns the etag.
-    fn copy(&self, from: &str, etag: Option<&str>, to: &str, words: Option<&Words>) -> io::Result<String>;
-    /// Absent is fine.
-    fn delete(&self, key: &str) -> io::Result<()>;
-
-    // ---- an upload in parts becomes visible when it is complete
-    fn begin(&self, key: &str, words: &Words) -> io::Result<String>;
-    fn part(&self, key: &str, id: &str, number: u32, body: &dyn Body, crc64nvme: u64) -> io::Result<Part>;
-    /// A part that is a range of an object that the server has.
-    fn part_of(&self, key: &str, id: &str, number: u32, from: &str, range: Range<u64>, etag: &str) -> io::Result<Part>;
-    /// All parts that the server has of it. ENOENT: no such upload.
-    fn parts(&self, key: &str, id: &str) -> io::Result<Vec<Part>>;
-    /// `crc64nvme` is that of the whole. Returns the etag.
-    fn complete(&self, key: &str, id: &str, parts: &[Part], crc64nvme: u64, when: When<'_>) -> io::Result<String>;
-    /// Absent is fine.
-    fn abort(&self, key: &str, id: &str) -> io::Result<()>;
-    /// All uploads below `prefix` that are under way.
-    fn uploads(&self, prefix: &str) -> io::Result<Vec<Upload>>;
-}
-
-/// A condition of a write did not hold: somebody else was there first.
-#[derive(Debug, thiserror::Error)]
-#[error("somebody else has changed {key} in the store")]
-pub struct ConditionFailed {
-    pub key: String,
-}
-
-pub fn condition_failed(key: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::AlreadyExists, ConditionFailed { key: key.to_owned() })
-}
-
-pub fn is_condition_failed(why: &io::Error) -> bool {
-    why.get_ref().is_some_and(|inner| inner.is::<ConditionFailed>())
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -53,8 +53,9 @@ pub trait Engine: Send + Sync {
 /// What the agent hands to the backend at start.
 pub struct Opening {
     pub config: Config,
-    /// Root of the store, opened before anything is mounted over it; the bare directory unless the store is elsewhere.
-    pub store: OwnedFd,
+    /// Root of the store, opened before anything is mounted over it; the bare directory unless the store is elsewhere, and
+    /// nothing where it is no directory.
+    pub store: Option<OwnedFd>,
     /// The served directory itself, where the store is elsewhere.
     pub bare: Option<OwnedFd>,
     /// Ours alone, for catalog and journal.

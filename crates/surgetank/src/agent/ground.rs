@@ -29,7 +29,7 @@ pub struct Ground {
     pub by_calls: bool,
     pub place: Place,
     pub user_namespace: u64,
-    pub store: OwnedFd,
+    pub store: Option<OwnedFd>,
     /// The served directory itself, where the store is elsewhere.
     pub bare: Option<OwnedFd>,
     pub key: String,
@@ -69,7 +69,8 @@ impl Ground {
         drop_capabilities(user_namespace != user_before).map_err(|error| fail(format!("capabilities: {error}")))?;
 
         let over = &config.over;
-        let store = open_directory(&config.store, "the store")?;
+        let is_directory = config.store_url().is_none();
+        let store = is_directory.then(|| open_directory(&config.store, "the store")).transpose()?;
         let bare = (config.store != *over).then(|| open_directory(over, "the directory")).transpose()?;
         let may_mount =
             rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));

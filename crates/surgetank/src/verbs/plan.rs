@@ -111,6 +111,11 @@ fn walk(
     rules: &RuleSet,
     mut file: impl FnMut(&[u8], u64, &Decision) -> io::Result<()>,
 ) -> io::Result<Tree> {
+    if let Some(url) = config.store_url() {
+        return Err(io::Error::other(format!(
+            "{url} is no directory, and only directories can be walked through here"
+        )));
+    }
     let mut tree = Tree::default();
     let mounts: Vec<PathBuf> = Machine::default()
         .mounts()

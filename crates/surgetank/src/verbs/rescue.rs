@@ -79,7 +79,7 @@ impl Left {
                 .map_err(|errno| Error::new(format!("{role} {} cannot be opened", path.display())).why(errno))
         };
         Ok(Opening {
-            store: open(&config.store, "the store")?,
+            store: config.store_url().is_none().then(|| open(&config.store, "the store")).transpose()?,
             bare: (config.store != config.over).then(|| open(&config.over, "the directory")).transpose()?,
             survival: None,
             state: self.place.path().to_path_buf(),

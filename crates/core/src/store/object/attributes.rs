@@ -21,7 +21,7 @@ use crate::model::{Attr, Kind, StoreIdentity, Timestamp, Xattrs};
 use crate::store::{Meta, StoreStat};
 
 const ID: &str = "surgetank-id";
-const XATTRS: &str = "surgetank-xattrs";
+pub(super) const XATTRS: &str = "surgetank-xattrs";
 const DEVICE: &str = "surgetank-device";
 const FILE_PERM: u32 = 0o644;
 const DIR_PERM: u32 = 0o755;
@@ -187,9 +187,11 @@ mod tests {
             size_bytes: 7,
             etag: "e".into(),
             modified_nanos: 5,
-            words: Some([("mode", "77777777"), ("uid", "-3"), (ID, "zz"), (XATTRS, "0é")]
-                .map(|(name, value)| (name.to_owned(), value.to_owned()))
-                .into()),
+            words: Some(
+                [("mode", "77777777"), ("uid", "-3"), (ID, "zz"), (XATTRS, "0é")]
+                    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                    .into(),
+            ),
             crc64nvme: None,
         };
         let stat = stat_of(&object, Owner { uid: 1, gid: 2 });

@@ -25,7 +25,7 @@ impl ObjectStore {
         if names.clone().any(|name| name.len() > NAME_BYTES_MAX) || text.len() >= self.abilities.key_bytes_max {
             return Err(Errno::NAMETOOLONG.into());
         }
-        if !text.is_empty() && names.any(|name| matches!(name, "" | "." | "..")) {
+        if text.contains('\0') || !text.is_empty() && names.any(|name| matches!(name, "" | "." | "..")) {
             return Err(Errno::INVAL.into());
         }
         Ok(text)

@@ -1,0 +1,254 @@
+//! Directories listed, and what a listing told is believed for a while.
+//!
+//! A listing gives sizes and ages, not our words (mode, owner, times). Only what is younger than the mark, which we put below
+//! the prefix before the first object of ours, can carry words: of the rest nobody asks. Words that were read once are known
+//! for as long as the object is the same (etag, size and age).
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::attributes::{Owner, stat_of};
+use super::keys::{MARK, parent};
+use super::{Object, ObjectStore, Words, locked};
+use crate::clock::Moment;
+use crate::model::Kind;
+use crate::store::{StoreEntry, StorePath, StoreStat};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Arc, Mutex};
+
+/// Clocks of one server's machines do not differ by more.
+const MARK_MARGIN_NANOS: i64 = 300_000_000_000;
+const HEADS_AT_ONCE: usize = 16;
+/// Of objects whose words are remembered, and of names that are.
+const WORDS_MAX: usize = 200_000;
+const NAMES_MAX: usize = 500_000;
+
+type Names = BTreeMap<Box<[u8]>, StoreStat>;
+
+struct Listed {
+    names: Arc<Names>,
+    at: Moment,
+}
+
+type Read = HashMap<String, (String, i64, Arc<Words>)>;
+
+pub(super) struct Listings {
+    ttl: Duration,
+    listed: Mutex<HashMap<StorePath, Listed>>,
+    words: Mutex<Read>,
+    /// When the mark was made by the server's clock, if there is one; and when we looked.
+    mark: Mutex<Option<(Option<i64>, Moment)>>,
+    marked: AtomicBool,
+    /// Counts our own changes: what was asked for before one is not believed after it.
+    changes: AtomicU64,
+}
+
+impl Listings {
+    pub fn new(ttl: Duration) -> Self {
+        Self {
+            ttl,
+            listed: Mutex::default(),
+            words: Mutex::default(),
+            mark: Mutex::default(),
+            marked: AtomicBool::new(false),
+            changes: AtomicU64::new(0),
+        }
+    }
+
+    /// We have put the mark there, or found it.
+    pub fn is_marked(&self) -> bool {
+        self.marked.load(Ordering::Relaxed)
+    }
+
+    pub fn mark(&self) {
+        self.marked.store(true, Ordering::Relaxed);
+        *locked(&self.mark) = None;
+    }
+
+    /// Something of ours changed in the directory.
+    pub fn forget(&self, dir: &StorePath) {
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        locked(&self.listed).remove(dir);
+    }
+
+    pub fn forget_all(&self) {
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        locked(&self.listed).clear();
+        *locked(&self.mark) = None;
+    }
+
+    /// What the directory's listing says of a name: `Some(None)`, that there is none. `None`: no listing is fresh.
+    pub fn tell(&self, path: &StorePath) -> Option<Option<StoreStat>> {
+        let dir = parent(path);
+        let name = &path.0[if dir.0.is_empty() { 0 } else { dir.0.len() + 1 }..];
+        let listed = locked(&self.listed);
+        let listed = listed.get(&dir).filter(|listed| listed.at.elapsed() < self.ttl)?;
+        Some(listed.names.get(name).copied())
+    }
+
+    fn fresh(&self, dir: &StorePath) -> Option<Arc<Names>> {
+        let listed = locked(&self.listed);
+        listed.get(dir).filter(|listed| listed.at.elapsed() < self.ttl).map(|listed| listed.names.clone())
+    }
+
+    fn keep(&self, dir: &StorePath, names: &Arc<Names>, since: u64) {
+        let mut listed = locked(&self.listed);
+        if self.changes.load(Ordering::SeqCst) != since {
+            return;
+        }
+        listed.retain(|_, one| one.at.elapsed() < self.ttl);
+        if listed.values().map(|one| one.names.len()).sum::<usize>() > NAMES_MAX {
+            listed.clear();
+        }
+        listed.insert(dir.clone(), Listed { names: names.clone(), at: Moment::now() });
+    }
+
+    fn words_known(&self, object: &Object) -> Option<Words> {
+        let words = locked(&self.words);
+        let (etag, modified, words) = words.get(&object.key)?;
+        (*etag == object.etag && *modified == object.modified_nanos).then(|| (**words).clone())
+    }
+
+    fn learn(&self, object: &Object) {
+        let Some(words) = &object.words else { return };
+        let mut known = locked(&self.words);
+        if known.len() >= WORDS_MAX {
+            known.clear();
+        }
+        known.insert(object.key.clone(), (object.etag.clone(), object.modified_nanos, Arc::new(words.clone())));
+    }
+}
+
+impl ObjectStore {
+    /// What others changed is seen from now on.
+    pub fn refresh(&self) {
+        self.listings.forget_all();
+    }
+
+    pub(super) fn entries(&self, dir: &StorePath) -> io::Result<Vec<StoreEntry>> {
+        let names = match self.listings.fresh(dir) {
+            Some(names) => names,
+            None => self.read_dir(dir)?,
+        };
+        let entry = |(name, stat): (&Box<[u8]>, &StoreStat)| StoreEntry {
+            name: name.clone(),
+            kind: stat.attr.kind,
+            ino: stat.attr.ino,
+        };
+        Ok(names.iter().map(entry).collect())
+    }
+
+    fn read_dir(&self, dir: &StorePath) -> io::Result<Arc<Names>> {
+        let since = self.listings.changes.load(Ordering::SeqCst);
+        let below = self.below(dir)?;
+        let (mut objects, mut prefixes) = (Vec::new(), Vec::new());
+        let mut from = None;
+        let mut is_there = dir.0.is_empty();
+        loop {
+            let page = self.server.list(&below, true, from.as_deref())?;
+            is_there |= !page.objects.is_empty() || !page.prefixes.is_empty();
+            objects.extend(page.objects.into_iter().filter(|object| object.key != below && object.key != MARK));
+            prefixes.extend(page.prefixes);
+            from = page.next;
+            if from.is_none() {
+                break;
+            }
+        }
+        if !is_there {
+            // A file, or nothing.
+            return Err(if self.look(dir)?.is_some() { Errno::NOTDIR } else { Errno::NOENT }.into());
+        }
+        // Directories' own objects are asked for as files are.
+        let markers = prefixes.into_iter().map(|key| Object {
+            key,
+            size_bytes: 0,
+            etag: String::new(),
+            modified_nanos: i64::MAX,
+            words: None,
+            crc64nvme: None,
+        });
+        let mark = self.mark_age()?;
+        let mut sure = Vec::new();
+        let mut unsure = Vec::new();
+        for object in objects.into_iter().chain(markers) {
+            let may_be_ours = mark.is_some_and(|mark| object.modified_nanos >= mark.saturating_sub(MARK_MARGIN_NANOS));
+            match self.listings.words_known(&object) {
+                Some(words) => sure.push(Object { words: Some(words), ..object }),
+                None if may_be_ours => unsure.push(object),
+                None if object.key.ends_with('/') => sure.push(Object { modified_nanos: 0, ..object }),
+                None => sure.push(object),
+            }
+        }
+        sure.extend(self.heads(unsure)?);
+        let owner: Owner = self.owner;
+        let mut names = Names::new();
+        for object in sure {
+            let name = object.key[below.len()..].trim_end_matches('/');
+            // Keys that are no paths (`a//b`) cannot be shown.
+            if !matches!(name, "" | "." | "..") && name.len() <= 255 {
+                let stat = stat_of(&object, owner);
+                // A file hides the directory of its name.
+                let shown = names.entry(name.as_bytes().into()).or_insert(stat);
+                if stat.attr.kind != Kind::Directory {
+                    *shown = stat;
+                }
+            }
+        }
+        let names = Arc::new(names);
+        self.listings.keep(dir, &names, since);
+        Ok(names)
+    }
+
+    /// When the mark was put there. `None`: nobody has put one.
+    fn mark_age(&self) -> io::Result<Option<i64>> {
+        if let Some((age, at)) = *locked(&self.listings.mark)
+            && (age.is_some() || at.elapsed() < self.listings.ttl)
+        {
+            return Ok(age);
+        }
+        let at = Moment::now();
+        let age = self.server.head(MARK)?.map(|mark| mark.modified_nanos);
+        *locked(&self.listings.mark) = Some((age, at));
+        Ok(age)
+    }
+
+    /// Their words, several at a time. What went meanwhile is left out.
+    fn heads(&self, objects: Vec<Object>) -> io::Result<Vec<Object>> {
+        let next = AtomicU64::new(0);
+        let done: Mutex<Vec<Object>> = Mutex::default();
+        let failed: Mutex<Option<io::Error>> = Mutex::default();
+        let work = || {
+            while locked(&failed).is_none() {
+                let index = usize::try_from(next.fetch_add(1, Ordering::Relaxed)).unwrap_or(usize::MAX);
+                let Some(object) = objects.get(index) else { return };
+                let is_dir = object.key.ends_with('/');
+                match self.server.head(&object.key) {
+                    Ok(Some(head)) => {
+                        if !is_dir {
+                            self.listings.learn(&Object { modified_nanos: object.modified_nanos, ..head.clone() });
+                        }
+                        locked(&done).push(head);
+                    }
+                    Ok(None) if is_dir => {
+                        locked(&done).push(Object { modified_nanos: 0, ..object.clone() });
+                    }
+                    Ok(None) => {}
+                    Err(why) => drop(locked(&failed).get_or_insert(why)),
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..HEADS_AT_ONCE.min(objects.len()) {
+                scope.spawn(work);
+            }
+            work();
+        });
+        if let Some(why) = failed.into_inner().unwrap_or_else(crate::sync::PoisonError::into_inner) {
+            return Err(why);
+        }
+        Ok(done.into_inner().unwrap_or_else(crate::sync::PoisonError::into_inner))
+    }
+}

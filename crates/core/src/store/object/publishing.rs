@@ -1,0 +1,272 @@
+//! Publishing: one request makes a file appear under its name, whole.
+//!
+//! Before it the name was looked at (`check`), or is new to us: then the request itself carries the condition that nothing is
+//! there, and nobody has to look. When a condition does not hold, either an answer of ours was lost and this is our own
+//! object (its id says so), or somebody else was first: then the next look is a real one, and finds the conflict.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use rustix::io::Errno;
+
+use super::attributes::{identity_of, stat_of, words_of};
+use super::keys::{MARK, parent};
+use super::staging::{Content, Range, Waiting};
+use super::{ObjectStore, Objects, Part, When, Words, is_condition_failed, locked};
+use crate::model::{Kind, StoreIdentity};
+use crate::store::{Expect, Meta, StorePath, Verify};
+
+impl ObjectStore {
+    pub(super) fn is_as_expected(&self, path: &StorePath, expect: &Expect) -> io::Result<bool> {
+        let bound_here = || {
+            locked(&self.waiting)
+                .values()
+                .any(|waiting| matches!(&waiting.content, Content::Uploaded { key, .. } if key.as_bytes() == path.0))
+        };
+        if matches!(expect, Expect::Absent | Expect::Unknown) {
+            // The publication itself will ask.
+            let asks = self.abilities.if_absent && !locked(&self.suspect).remove(path);
+            if asks && (bound_here() || self.is_next(path)) {
+                locked(&self.found).insert(path.clone(), None);
+                return Ok(true);
+            }
+        }
+        let there = match self.look(path)? {
+            Some(object) => Some(object),
+            None => self.server.head(&self.below(path)?)?,
+        };
+        let Some(object) = there else {
+            if matches!(expect, Expect::Absent | Expect::Unknown) {
+                if self.has_something(path)? {
+                    return Ok(false);
+                }
+                locked(&self.found).insert(path.clone(), None);
+                return Ok(true);
+            }
+            return Ok(false);
+        };
+        let stat = stat_of(&object, self.owner);
+        let is = stat.identity;
+        let as_expected = match expect {
+            Expect::Absent | Expect::Unknown => false,
+            Expect::Inode(known) => is.ino == *known,
+            Expect::Identity(known) => stat.attr.kind == Kind::Directory || is == *known,
+            Expect::Linked(known) => StoreIdentity { ctime_nanos: known.ctime_nanos, ..is } == *known,
+        };
+        if as_expected {
+            locked(&self.found).insert(path.clone(), Some((object.etag, object.words.unwrap_or_default())));
+        }
+        Ok(as_expected)
+    }
+
+    /// Is what is staged beside it meant for this name? Only then does a condition follow.
+    fn is_next(&self, path: &StorePath) -> bool {
+        let dir = parent(path);
+        locked(&self.waiting).keys().any(|temporary| parent(temporary) == dir)
+    }
+
+    pub(super) fn bring(&self, temporary: &StorePath, path: &StorePath) -> io::Result<StoreIdentity> {
+        crash_point!("store.publish");
+        let waiting = locked(&self.waiting).get(temporary).cloned().ok_or(Errno::NOENT)?;
+        let mut found = locked(&self.found).remove(path);
+        if found.is_none() && waiting.keeps_xattrs {
+            // Nobody has looked: those of what is replaced stay.
+            found = self.look(path)?.map(|object| Some((object.etag, object.words.unwrap_or_default())));
+        }
+        let etag = match &found {
+            None => None,
+            Some(None) => self.abilities.if_absent.then_some(None),
+            Some(Some((etag, _))) => self.abilities.if_same.then_some(Some(etag.clone())),
+        };
+        let when = match &etag {
+            None => When::Always,
+            Some(None) => When::Absent,
+            Some(Some(etag)) => When::Is(etag),
+        };
+        self.marked()?;
+        let before = found.as_ref().and_then(|found| found.as_ref()).map(|(_, words)| words);
+        let sent = if waiting.kind == Kind::Directory {
+            self.bring_dir(&waiting, path)
+        } else {
+            self.send(&waiting, path, before, when)
+        };
+        let identity = match sent {
+            Ok(etag) => {
+                let mtime = waiting.stat().attr.mtime;
+                identity_of(waiting.id, waiting.size_bytes, mtime, &etag)
+            }
+            Err(why) if is_condition_failed(&why) => match self.stat_now(path) {
+                Ok(there) if there.identity.ino == waiting.id => there.identity,
+                Ok(there) if waiting.kind == Kind::Directory && there.attr.kind == Kind::Directory => there.identity,
+                other => {
+                    other?;
+                    locked(&self.suspect).insert(path.clone());
+                    return Err(io::Error::new(io::ErrorKind::WouldBlock, why));
+                }
+            },
+            // Whether it was carried out nobody knows.
+            Err(why) => {
+                locked(&self.suspect).insert(path.clone());
+                self.listings.forget(&parent(path));
+                return Err(why);
+            }
+        };
+        crash_point!("store.published");
+        self.listings.forget(&parent(path));
+        if self.verify == Verify::Reread && waiting.kind == Kind::File {
+            let staged = crate::store::Staged { identity, checksum: waiting.checksum };
+            self.compare(path, &staged, Verify::Reread, &|_| Ok(()))?;
+        }
+        locked(&self.waiting).remove(temporary);
+        self.uploads.forget(temporary);
+        Ok(identity)
+    }
+
+    fn send(&self, waiting: &Waiting, path: &StorePath, before: Option<&Words>, when: When<'_>) -> io::Result<String> {
+        let key = self.key(path)?;
+        let mut words = waiting.words.clone();
+        if waiting.keeps_xattrs
+            && let Some(kept) = before.and_then(|before| before.get(super::attributes::XATTRS))
+        {
+            words.insert(super::attributes::XATTRS.to_owned(), kept.clone());
+        }
+        match &waiting.content {
+            Content::Bytes(bytes) => self.server.put(key, &&**bytes, waiting.checksum, &words, when),
+            Content::Held(file) => {
+                let body = Range { file, start: 0, len: waiting.size_bytes };
+                if rustix::fs::fstat(file.as_fd())?.st_size as u64 != waiting.size_bytes {
+                    return Err(changed(path));
+                }
+                self.server.put(key, &body, waiting.checksum, &words, when)
+            }
+            Content::Uploaded { key: bound, upload, parts, .. } if bound == key => {
+                self.server.complete(key, upload, parts, waiting.checksum, when)
+            }
+            // It has another name since: sent again, and what was sent before is given up by `discard`.
+            Content::Uploaded { file, upload, parts, key: bound } => {
+                let part_bytes = parts.first().map_or(waiting.size_bytes, |part| part.size_bytes);
+                let again = self.server.begin(key, &words)?;
+                let sent = self.send_again((key, &again), file, waiting.size_bytes, part_bytes);
+                let completed =
+                    sent.and_then(|parts| self.server.complete(key, &again, &parts, waiting.checksum, when));
+                match &completed {
+                    Ok(_) => drop(self.server.abort(bound, upload)),
+                    Err(_) => drop(self.server.abort(key, &again)),
+                }
+                completed
+            }
+        }
+    }
+
+    fn send_again(
+        &self,
+        (key, upload): (&str, &str),
+        file: &std::fs::File,
+        size_bytes: u64,
+        part_bytes: u64,
+    ) -> io::Result<Vec<Part>> {
+        let starts = (0..size_bytes).step_by(usize::try_from(part_bytes).map_err(io::Error::other)?);
+        (1..)
+            .zip(starts)
+            .map(|(number, start)| {
+                let body = Range { file, start, len: part_bytes.min(size_bytes - start) };
+                self.server.part(key, upload, number, &body, body.sum()?)
+            })
+            .collect()
+    }
+
+    fn bring_dir(&self, waiting: &Waiting, path: &StorePath) -> io::Result<String> {
+        if self.look(path)?.is_some() {
+            return Err(Errno::EXIST.into());
+        }
+        let when = if self.abilities.if_absent { When::Absent } else { When::Always };
+        self.server.put(&self.below(path)?, &&b""[..], waiting.checksum, &waiting.words, when)
+    }
+
+    /// Says, before the first object of ours, since when objects here may carry our words.
+    fn marked(&self) -> io::Result<()> {
+        if self.listings.is_marked() {
+            return Ok(());
+        }
+        let text =
+            b"Objects below this prefix are kept by Surgetank: mode, owner and times are in their user metadata.\n";
+        let sum = crate::store::checksum::of_bytes(text);
+        let when = if self.abilities.if_absent { When::Absent } else { When::Always };
+        match self.server.put(MARK, &&text[..], sum, &Words::new(), when) {
+            Err(why) if !is_condition_failed(&why) => return Err(why),
+            _ => {}
+        }
+        self.listings.mark();
+        Ok(())
+    }
+
+    pub(super) fn change_words(&self, path: &StorePath, kind: Kind, meta: &Meta) -> io::Result<StoreIdentity> {
+        crash_point!("store.set_meta");
+        if path.0.is_empty() {
+            return Ok(self.implied(path).identity);
+        }
+        if kind == Kind::Directory {
+            let key = self.below(path)?;
+            let marker = self.server.head(&key)?;
+            if marker.is_none() && !self.has_something(path)? {
+                return Err(Errno::NOENT.into());
+            }
+            let present = marker.as_ref().map_or_else(|| self.implied(path), |marker| stat_of(marker, self.owner));
+            let before = marker.and_then(|marker| marker.words);
+            let words = words_of(kind, present.identity.ino, 0, meta, before.as_ref())?;
+            super::attributes::too_many(&words, self.abilities.words_bytes_max)?;
+            self.marked()?;
+            let etag = self.server.put(&key, &&b""[..], crate::store::checksum::of_bytes(b""), &words, When::Always)?;
+            self.listings.forget(&parent(path));
+            let mtime = self.stat_now(path)?.attr.mtime;
+            return Ok(identity_of(present.identity.ino, 0, mtime, &etag));
+        }
+        let object = self.object(path)?;
+        let present = stat_of(&object, self.owner);
+        if present.attr.kind != kind {
+            return Err(Errno::NOENT.into());
+        }
+        let words = words_of(kind, present.identity.ino, present.attr.device, meta, object.words.as_ref())?;
+        if object.words.as_ref() == Some(&words) {
+            return Ok(present.identity);
+        }
+        super::attributes::too_many(&words, self.abilities.words_bytes_max)?;
+        self.marked()?;
+        let key = object.key.clone();
+        let etag = self.copy_object(&object, &key, Some(&words))?;
+        self.listings.forget(&parent(path));
+        let changed = super::Object { etag, words: Some(words), ..object };
+        Ok(stat_of(&changed, self.owner).identity)
+    }
+
+    /// On the server, whatever its size.
+    pub(super) fn copy_object(&self, object: &super::Object, to: &str, words: Option<&Words>) -> io::Result<String> {
+        let server: &dyn Objects = &*self.server;
+        if object.size_bytes <= self.abilities.copy_bytes_max {
+            return server.copy(&object.key, Some(&object.etag), to, words);
+        }
+        let none = Words::new();
+        let upload = server.begin(to, words.or(object.words.as_ref()).unwrap_or(&none))?;
+        let part_bytes = self.abilities.copy_bytes_max.min(1 << 30).max(self.abilities.part_bytes_min);
+        let copy = || {
+            let mut parts = Vec::new();
+            let mut start = 0;
+            while start < object.size_bytes {
+                let range = start..object.size_bytes.min(start + part_bytes);
+                start = range.end;
+                let number = u32::try_from(parts.len() + 1).map_err(io::Error::other)?;
+                parts.push(server.part_of(to, &upload, number, &object.key, range, &object.etag)?);
+            }
+            let whole = parts.iter().try_fold(crate::store::checksum::of_bytes(b""), |whole, part| {
+                Some(crate::store::checksum::joined(whole, part.crc64nvme?, part.size_bytes))
+            });
+            let whole = whole.or(object.crc64nvme).ok_or(Errno::OPNOTSUPP)?;
+            server.complete(to, &upload, &parts, whole, When::Always)
+        };
+        copy().inspect_err(|_| drop(server.abort(to, &upload)))
+    }
+}
+
+fn changed(path: &StorePath) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("{path} changed while it was being published"))
+}

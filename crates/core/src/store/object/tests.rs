@@ -1,0 +1,202 @@
+use std::sync::atomic::Ordering;
+
+use super::memory::Memory;
+use super::*;
+use crate::store::conformance::{self, deliver, errno, me, meta, names, no_gate, noise, path, read, source, staged};
+
+pub struct World {
+    pub server: Arc<Memory>,
+    state: tempfile::TempDir,
+}
+
+impl World {
+    fn new() -> Self {
+        Self { server: Arc::default(), state: tempfile::tempdir().unwrap() }
+    }
+    /// Another agent, as after a crash.
+    fn store(&self) -> ObjectStore {
+        ObjectStore::new(self.server.clone(), self.state.path(), Verify::Cache, Duration::from_secs(60)).unwrap()
+    }
+}
+
+#[test]
+fn conforms() {
+    let state = tempfile::tempdir().unwrap();
+    conformance::conform(|| {
+        let server = Arc::<Memory>::default();
+        Box::new(ObjectStore::new(server, state.path(), Verify::Reread, Duration::ZERO).unwrap())
+    });
+}
+
+#[test]
+fn a_directory_moves_with_everything_and_keeps_its_number() {
+    let world = World::new();
+    let store = world.store();
+    for n in 0..20 {
+        deliver(&store, &format!("d/sub/f{n}"), &noise(100 + n), &meta(0o640));
+    }
+    let before = store.stat(me(), &path("d")).unwrap();
+    let file = store.stat(me(), &path("d/sub/f7")).unwrap();
+    store.rename(me(), &path("d"), &path("e")).unwrap();
+    assert_eq!(store.stat(me(), &path("e")).unwrap().identity.ino, before.identity.ino);
+    assert_eq!(store.stat(me(), &path("e/sub/f7")).unwrap().identity.ino, file.identity.ino);
+    assert_eq!(errno(store.stat(me(), &path("d"))), libc::ENOENT);
+    assert_eq!(names(&store, "e/sub", true).len(), 20);
+    assert_eq!(read(&store, "e/sub/f19"), noise(119));
+    // Its last file goes, the directory stays.
+    for n in 0..20 {
+        store.unlink(me(), &path(&format!("e/sub/f{n}"))).unwrap();
+    }
+    assert!(names(&store, "e/sub", true).is_empty());
+    assert_eq!(errno(store.remove_dir(me(), &path("e"))), libc::ENOTEMPTY);
+    store.remove_dir(me(), &path("e/sub")).unwrap();
+    store.remove_dir(me(), &path("e")).unwrap();
+    assert_eq!(world.server.keys(), [keys::MARK]);
+}
+
+#[test]
+fn an_upload_goes_on_where_a_killed_agent_left_it() {
+    let world = World::new();
+    let bytes = noise((100 << 20) + 5);
+    let file = source(&bytes);
+    let stop = std::sync::atomic::AtomicU64::new(90);
+    let gate = |_| match stop.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(io::ErrorKind::Interrupted.into()),
+    };
+    let temporary = path(".surgetank-tmp-1");
+    let first = world.store();
+    first.stage_file(me(), &temporary, &path("big"), &file, &meta(0o600), &gate).unwrap_err();
+    drop(first);
+    let id = world.server.uploads("big").unwrap()[0].id.clone();
+    let there: u64 = world.server.parts("big", &id).unwrap().iter().map(|part| part.size_bytes).sum();
+    assert!(there > 0, "of 90 MiB at most four times 15 are of parts that are not complete");
+    let sent = std::sync::atomic::AtomicU64::new(0);
+    let count = |bytes| {
+        sent.fetch_add(bytes, Ordering::SeqCst);
+        Ok(())
+    };
+    let second = world.store();
+    let copy = second.stage_file(me(), &temporary, &path("big"), &file, &meta(0o600), &count).unwrap();
+    assert_eq!(sent.load(Ordering::SeqCst), bytes.len() as u64 - there, "what is there is not sent again");
+    assert!(second.check(me(), &path("big"), &Expect::Absent).unwrap());
+    assert_eq!(errno(second.stat(me(), &path("big"))), libc::ENOENT, "nothing shows before it is complete");
+    let identity = second.publish(me(), &temporary, &path("big"), &meta(0o600)).unwrap();
+    assert_eq!(identity.ino, copy.identity.ino);
+    assert!(read(&second, "big") == bytes);
+    assert!(world.server.uploads("").unwrap().is_empty());
+    // What nobody wants any more is collected.
+    world.store().stage_file(me(), &temporary, &path("other"), &file, &meta(0o600), no_gate()).unwrap();
+    assert_eq!(world.server.uploads("").unwrap().len(), 1);
+    assert_eq!(world.store().collect().unwrap(), 1);
+    assert!(world.server.uploads("").unwrap().is_empty());
+}
+
+#[test]
+fn a_large_file_that_has_another_name_by_now_is_sent_there() {
+    let world = World::new();
+    let store = world.store();
+    let bytes = noise((20 << 20) + 1);
+    let (temporary, _) = staged(&store, "meant", &source(&bytes), &meta(0o600));
+    assert!(store.check(me(), &path("elsewhere"), &Expect::Absent).unwrap());
+    store.publish(me(), &temporary, &path("elsewhere"), &meta(0o600)).unwrap();
+    assert!(read(&store, "elsewhere") == bytes);
+    assert_eq!(errno(store.stat(me(), &path("meant"))), libc::ENOENT);
+    assert!(world.server.uploads("").unwrap().is_empty());
+}
+
+#[test]
+fn who_was_first_keeps_the_name() {
+    let world = World::new();
+    let store = world.store();
+    let (temporary, _) = staged(&store, "f", &source(b"ours"), &meta(0o600));
+    assert!(store.check(me(), &path("f"), &Expect::Absent).unwrap());
+    let theirs = b"theirs";
+    world.server.put("f", &&theirs[..], crate::store::checksum::of_bytes(theirs), &Words::new(), When::Always).unwrap();
+    let refused = store.publish(me(), &temporary, &path("f"), &meta(0o600)).unwrap_err();
+    assert_eq!(crate::store::verdict::errno_of(&refused), Errno::AGAIN, "it is looked at again: {refused}");
+    assert!(!store.check(me(), &path("f"), &Expect::Absent).unwrap());
+    store.publish(me(), &temporary, &path("f.conflict"), &meta(0o600)).unwrap();
+    assert_eq!((read(&store, "f"), read(&store, "f.conflict")), (theirs.to_vec(), b"ours".to_vec()));
+    // The next version, over what somebody else has replaced meanwhile.
+    let known = store.stat(me(), &path("f.conflict")).unwrap().identity;
+    let (temporary, _) = staged(&store, "f.conflict", &source(b"newer"), &meta(0o600));
+    assert!(store.check(me(), &path("f.conflict"), &Expect::Identity(known)).unwrap());
+    world
+        .server
+        .put("f.conflict", &&theirs[..], crate::store::checksum::of_bytes(theirs), &Words::new(), When::Always)
+        .unwrap();
+    store.publish(me(), &temporary, &path("f.conflict"), &meta(0o600)).unwrap_err();
+    assert!(!store.check(me(), &path("f.conflict"), &Expect::Identity(known)).unwrap());
+    assert_eq!(read(&store, "f.conflict"), theirs);
+}
+
+#[test]
+fn a_new_small_file_costs_one_request() {
+    let world = World::new();
+    let store = world.store();
+    deliver(&store, "first", b"x", &meta(0o600));
+    let before = world.server.requests();
+    for n in 0..10 {
+        let (temporary, _) = staged(&store, &format!("f{n}"), &source(b"small"), &meta(0o600));
+        assert!(store.check(me(), &path(&format!("f{n}")), &Expect::Absent).unwrap());
+        store.publish(me(), &temporary, &path(&format!("f{n}")), &meta(0o600)).unwrap();
+    }
+    assert_eq!(world.server.requests() - before, 10);
+}
+
+#[test]
+fn of_strangers_objects_a_listing_tells_everything() {
+    let world = World::new();
+    let put = |key: &str| {
+        let bytes = b"theirs";
+        let sum = crate::store::checksum::of_bytes(bytes);
+        world.server.put(key, &&bytes[..], sum, &Words::new(), When::Always).unwrap();
+    };
+    for n in 0..50 {
+        put(&format!("d/f{n:02}"));
+    }
+    let store = world.store();
+    let before = world.server.requests();
+    assert_eq!(names(&store, "d", false).len(), 50);
+    assert_eq!(world.server.requests() - before, 50_u64.div_ceil(7) + 1, "pages, and the look for the mark");
+    let before = world.server.requests();
+    for n in 0..50 {
+        assert_eq!(store.glance(me(), &path(&format!("d/f{n:02}"))).unwrap().attr.size_bytes, 6);
+    }
+    assert_eq!(errno(store.glance(me(), &path("d/absent"))), libc::ENOENT);
+    assert_eq!(names(&store, "d", false).len(), 50);
+    assert_eq!(world.server.requests(), before, "nobody was asked");
+    // What we put there is seen at once, and what others put there after a refresh.
+    deliver(&store, "d/new", b"ours", &meta(0o751));
+    assert_eq!(store.glance(me(), &path("d/new")).unwrap().attr.perm, 0o751);
+    assert_eq!(names(&store, "d", false).len(), 51);
+    put("d/theirs");
+    assert_eq!(names(&store, "d", false).len(), 51);
+    store.refresh();
+    assert_eq!(names(&store, "d", false).len(), 52);
+    assert_eq!(store.glance(me(), &path("d/new")).unwrap().attr.perm, 0o751);
+}
+
+#[test]
+fn names_that_can_be_no_keys() {
+    let store = World::new().store();
+    assert_eq!(errno(store.may_hold(&StorePath(b"d/\xff".to_vec()))), libc::EILSEQ);
+    assert_eq!(errno(store.may_hold(&path(&"x".repeat(256)))), libc::ENAMETOOLONG);
+    assert_eq!(errno(store.may_hold(&path(&vec!["x".repeat(200); 6].join("/")))), libc::ENAMETOOLONG);
+    assert_eq!(errno(store.may_hold(&path(keys::MARK))), libc::EACCES);
+    for wrong in ["a//b", "/a", "a/", "../a", "a/./b"] {
+        assert_eq!(errno(store.may_hold(&path(wrong))), libc::EINVAL, "{wrong}");
+    }
+    for fine in ["", "a", "a b/ü&<>'\"%41+", "new\nline", "-rf", "..."] {
+        store.may_hold(&path(fine)).unwrap();
+    }
+}
+
+#[test]
+fn more_attributes_than_a_server_takes_are_refused() {
+    let store = World::new().store();
+    let much = Meta { xattrs: Some([(b"user.much"[..].into(), vec![b'x'; 3000].into())].into()), ..meta(0o600) };
+    let refused = store.stage_file(me(), &path(".surgetank-tmp-1"), &path("f"), &source(b"x"), &much, no_gate());
+    assert_eq!(errno(refused), libc::E2BIG);
+}
