@@ -143,6 +143,11 @@ impl Drain {
         self.discard();
         self.take_back_jobs();
         self.discard();
+        if self.namespace.tree().ops.is_empty()
+            && let Err(why) = self.namespace.store.collect()
+        {
+            tracing::warn!(%why, "what was begun in the store and is not wanted any more is left there");
+        }
     }
 
     pub(crate) fn stopping(&self) -> bool {

@@ -201,6 +201,12 @@ pub trait Store: Send + Sync {
     fn settle(&self, who: Cred, paths: &[StorePath]) -> io::Result<()>;
     /// Compares length and checksum at the destination. `Err(InvalidData)` names the difference.
     fn verify(&self, who: Cred, path: &StorePath, staged: &Staged, how: Verify, gate: Gate<'_>) -> io::Result<()>;
+    /// Gives up what was begun there and nobody wants any more, when nothing waits to be published. Returns how much.
+    fn collect(&self) -> io::Result<u64> {
+        Ok(0)
+    }
+    /// What others changed is seen from now on: nothing that a listing told is believed any more.
+    fn refresh(&self) {}
     /// Removes a temporary; absent is fine.
     fn discard(&self, who: Cred, path: &StorePath) -> io::Result<()>;
 

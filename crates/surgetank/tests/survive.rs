@@ -436,3 +436,18 @@ END
     scene.holds("a/c/002", b"1");
     assert!(!scene.path("a/c/empty").exists() && !scene.path("a/c/003").exists() && scene.path("a/moved").exists());
 }
+
+/// An agent that died between its greeting and the look at its namespaces ended the run that had just joined it.
+#[test]
+fn a_run_that_joined_an_agent_just_before_it_was_killed_was_refused() {
+    let Some(mut scene) = Scene::new("survive-joined") else { return };
+    scene.tier("ram", 64);
+    let mut command = scene.run_command(&FAST, "echo here >file");
+    command.env("SURGETANK_HOLD", "run.joined:1500");
+    let running = scene::Running::of(command);
+    eventually("an agent serves", || scene.agent().is_some());
+    scene.await_served();
+    scene.replace_agent();
+    running.ends().exits(0);
+    scene.holds("file", b"here\n");
+}

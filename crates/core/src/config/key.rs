@@ -260,7 +260,9 @@ fn store_place(text: &str) -> std::result::Result<Place, String> {
         #[cfg(feature = "s3")]
         ("s3", _) => match crate::store::s3::Place::parse(text) {
             Ok(_) => Ok(Place::Url(text.to_owned())),
-            Err(why) => Err(why.to_string()),
+            Err(Error { what, why, remedy, .. }) => {
+                Err([what, why, remedy].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; "))
+            }
         },
         _ => {
             let known: Vec<String> = STORE_SCHEMES.iter().map(|known| format!("{known}://…, ")).collect();

@@ -297,6 +297,12 @@ impl<S: Store> Store for Faulty<S> {
     fn verify(&self, who: Cred, path: &StorePath, staged: &Staged, how: Verify, gate: Gate<'_>) -> io::Result<()> {
         self.run(Operation::Verify, &[path], || self.inner.verify(who, path, staged, how, gate))
     }
+    fn collect(&self) -> io::Result<u64> {
+        self.inner.collect()
+    }
+    fn refresh(&self) {
+        self.inner.refresh();
+    }
     fn discard(&self, who: Cred, path: &StorePath) -> io::Result<()> {
         self.run(Operation::Discard, &[path], || self.inner.discard(who, path))
     }

@@ -84,23 +84,6 @@ impl ObjectStore {
         })
     }
 
-    pub fn server(&self) -> &Arc<dyn Objects> {
-        &self.server
-    }
-
-    /// Gives up the uploads that were begun from here and are not wanted any more. Returns how many.
-    pub fn collect(&self) -> io::Result<u64> {
-        let mut given_up = 0;
-        for upload in self.uploads.all()? {
-            if !locked(&self.waiting).contains_key(&upload.path()) {
-                self.server.abort(&upload.key, &upload.id)?;
-                self.uploads.forget(&upload.path());
-                given_up += 1;
-            }
-        }
-        Ok(given_up)
-    }
-
     /// The object of a file or link; a directory's only if `as_dir`. `None`: there is none.
     fn look(&self, path: &StorePath) -> io::Result<Option<Object>> {
         self.server.head(self.key(path)?)
@@ -279,6 +262,22 @@ impl Store for ObjectStore {
 
     fn verify(&self, _: Cred, path: &StorePath, staged: &Staged, how: Verify, gate: Gate<'_>) -> io::Result<()> {
         self.compare(path, staged, how, gate)
+    }
+
+    fn collect(&self) -> io::Result<u64> {
+        let mut given_up = 0;
+        for upload in self.uploads.all()? {
+            if !locked(&self.waiting).contains_key(&upload.path()) {
+                self.server.abort(&upload.key, &upload.id)?;
+                self.uploads.forget(&upload.path());
+                given_up += 1;
+            }
+        }
+        Ok(given_up)
+    }
+
+    fn refresh(&self) {
+        self.listings.forget_all();
     }
 
     fn discard(&self, _who: Cred, path: &StorePath) -> io::Result<()> {

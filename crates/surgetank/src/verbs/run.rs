@@ -102,8 +102,16 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
         begun: clock::tick(),
         ended: clock::tick(),
     };
-    let variables = preload::variables(&session.config, &session.agent.hello);
-    let command_exit = match child::spawn(&session.args.command, &cwd, &session.agent, &session.signals, &variables) {
+    surgetank_core::crash_point!("run.joined");
+    let spawned = loop {
+        let variables = preload::variables(&session.config, &session.agent.hello);
+        match child::spawn(&session.args.command, &cwd, &session.agent, &session.signals, &variables) {
+            // Killed since it greeted us: the next one has the same namespaces.
+            Err(Stillborn::Ours(_)) if !session.agent_lost && session.has_another_agent()? => {}
+            spawned => break spawned,
+        }
+    };
+    let command_exit = match spawned {
         Ok(pid) => session.attend(pid)?,
         Err(Stillborn::Command { exit, error }) => {
             eprintln!("surgetank: {error}");

@@ -53,7 +53,7 @@ impl Backend for FakeBackend {
             }
             _ => {}
         }
-        let store = PathBuf::from(format!("/proc/self/fd/{}", opening.store.as_raw_fd()));
+        let store = PathBuf::from(format!("/proc/self/fd/{}", opening.store.as_ref().unwrap().as_raw_fd()));
         let mirror = Arc::new(Mirror::new(&store, MirrorOptions::default()).map_err(fail)?);
         let root = rustix::process::geteuid().is_root();
         let options = AttachOptions { allow_other: root, default_permissions: root, ..AttachOptions::default() };
@@ -61,7 +61,7 @@ impl Backend for FakeBackend {
         let device = attach(&over, &options)?;
         let session = Session::start(device, &mirror, &Options::default()).map_err(fail)?;
         Ok(Running {
-            engine: Arc::new(FakeEngine { store: opening.store, runs: AtomicU32::new(0) }),
+            engine: Arc::new(FakeEngine { store: opening.store.unwrap(), runs: AtomicU32::new(0) }),
             mount: Box::new(FakeMount { over, session }),
             shim: None,
             listeners: None,

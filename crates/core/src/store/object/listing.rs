@@ -123,11 +123,6 @@ impl Listings {
 }
 
 impl ObjectStore {
-    /// What others changed is seen from now on.
-    pub fn refresh(&self) {
-        self.listings.forget_all();
-    }
-
     pub(super) fn entries(&self, dir: &StorePath) -> io::Result<Vec<StoreEntry>> {
         let names = match self.listings.fresh(dir) {
             Some(names) => names,

@@ -1,0 +1,249 @@
+//! A store of objects behind the mount: whole runs against a real server.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![cfg(feature = "s3")]
+
+#[path = "../../core/tests/s3_server/mod.rs"]
+mod s3_server;
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use s3_server::S3Server;
+use tempfile::TempDir;
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A node of its own: nothing of what an earlier one left but what is in the store.
+struct Node {
+    scratch: TempDir,
+}
+
+impl Node {
+    fn new() -> Self {
+        let scratch = TempDir::new().unwrap();
+        for name in ["over", "state", "fast"] {
+            fs::create_dir(scratch.path().join(name)).unwrap();
+            fs::set_permissions(scratch.path().join(name), fs::Permissions::from_mode(0o700)).unwrap();
+        }
+        Self { scratch }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(name)
+    }
+
+    fn command(&self, server: &S3Server, options: &[&str], script: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_surgetank"));
+        command.envs(server.environment()).arg("run").arg("--over").arg(self.path("over"));
+        command.arg("--state").arg(self.path("state")).args(["--store", &server.url("project")]);
+        command.args(["--tier", &format!("fast={}:1GiB", self.path("fast").display())]).args(options);
+        command.args(["--", "sh", "-euc", script]).current_dir(self.path("over"));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    #[track_caller]
+    fn run(&self, server: &S3Server, options: &[&str], script: &str) -> String {
+        let output = self.command(server, options, script).output().unwrap();
+        told(&output)
+    }
+
+    fn kill_agent(&self) {
+        let places = fs::read_dir(self.path("state")).unwrap().flatten();
+        for place in places {
+            let Ok(text) = fs::read_to_string(place.path().join("agent.json")) else { continue };
+            let number: String = text
+                .split("\"pid\":")
+                .nth(1)
+                .unwrap()
+                .chars()
+                .skip_while(|c| !c.is_ascii_digit())
+                .take_while(char::is_ascii_digit)
+                .collect();
+            assert!(Command::new("kill").args(["-9", &number]).status().unwrap().success());
+        }
+    }
+}
+
+#[track_caller]
+fn told(output: &Output) -> String {
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{}\n{out}\n{err}", output.status);
+    out.into_owned()
+}
+
+fn ends(mut child: Child) -> Output {
+    let begun = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        assert!(begun.elapsed() < LIMIT, "it never ends");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child.wait_with_output().unwrap()
+}
+
+/// What the bucket has below the prefix, as the server keeps it: a plain file for each object.
+fn objects(server: &S3Server) -> Vec<String> {
+    let root = server.files().join("project");
+    let mut found = Vec::new();
+    let mut todo = vec![root.clone()];
+    while let Some(dir) = todo.pop() {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            if entry.file_type().unwrap().is_dir() {
+                todo.push(entry.path());
+            } else {
+                found.push(entry.path().strip_prefix(&root).unwrap().to_str().unwrap().to_owned());
+            }
+        }
+    }
+    found.retain(|key| key != ".surgetank-store");
+    found.sort();
+    found
+}
+
+const WRITES: &str = "
+    mkdir -p d/e/f empty
+    echo hello >d/hello; chmod 600 d/hello
+    setfattr -n user.origin -v run7 d/hello
+    touch -d '2020-01-02 03:04:05.123456789' d/hello
+    head -c 40000000 /dev/urandom >big
+    ln -s d/hello link
+    i=0; while [ $i -lt 50 ]; do echo $i >d/e/n$i; i=$((i + 1)); done
+    mv d/e/n5 d/e/moved; rm d/e/n7
+    printf 'odd' >\"d/a b+c%41 ü&<>\"
+    sha256sum big d/hello d/e/n* d/a* >sums
+";
+
+#[test]
+fn a_run_is_in_the_bucket_and_comes_back_the_same() {
+    let Some(server) = S3Server::start() else { return };
+    let node = Node::new();
+    node.run(&server, &[], WRITES);
+    let keys = objects(&server);
+    assert_eq!(keys.len(), 55, "{keys:?}");
+    assert_eq!(fs::read(server.files().join("project/d/hello")).unwrap(), b"hello\n");
+    assert_eq!(fs::metadata(server.files().join("project/big")).unwrap().size(), 40_000_000);
+    // Another node that has never seen it.
+    let other = Node::new();
+    let seen = other.run(
+        &server,
+        &[],
+        "sha256sum --check --quiet sums; stat -c '%a %Y %y %s' d/hello; readlink link; ls -A empty; ls d/e | wc -l
+         getfattr --only-values -n user.origin d/hello; echo; cat link",
+    );
+    let lines: Vec<&str> = seen.lines().collect();
+    assert!(lines[0].starts_with("600 ") && lines[0].contains(".123456789 ") && lines[0].ends_with(" 6"), "{seen}");
+    assert_eq!(lines[1..], ["d/hello", "49", "run7", "hello"], "{seen}");
+    // Changes of what lies there only: names, content, attributes, directories.
+    other.run(
+        &server,
+        &[],
+        "mv d/e g; echo more >>d/hello; chmod 640 d/hello; rm big; mv g/moved again; rmdir empty; truncate -s 1 g/n1",
+    );
+    let third = Node::new();
+    let seen = third.run(
+        &server,
+        &[],
+        "cat d/hello; stat -c %a d/hello; ls; ls g | wc -l; cat again; wc -c <g/n1; getfattr --only-values -n user.origin d/hello",
+    );
+    assert_eq!(seen, "hello\nmore\n640\nagain\nd\ng\nlink\nsums\n48\n5\n1\nrun7");
+}
+
+#[test]
+fn unordered_files_are_published_several_at_a_time() {
+    let Some(server) = S3Server::start() else { return };
+    let node = Node::new();
+    node.run(
+        &server,
+        &["--unordered"],
+        "mkdir d; i=0; while [ $i -lt 500 ]; do echo $i >d/$i; i=$((i + 1)); done; echo x >d/7; rm d/8; mv d/9 d/10",
+    );
+    let keys = objects(&server);
+    assert_eq!(keys.len(), 498);
+    let read = |name: &str| fs::read_to_string(server.files().join("project/d").join(name)).unwrap();
+    assert_eq!((read("7"), read("10"), read("499")), ("x\n".into(), "9\n".into(), "499\n".into()));
+}
+
+#[test]
+fn a_server_that_goes_and_comes_back_has_everything_in_the_end() {
+    let Some(mut server) = S3Server::start() else { return };
+    let node = Node::new();
+    let script =
+        "i=0; while [ $i -lt 300 ]; do echo $i >f$i; i=$((i + 1)); sleep 0.005; done; head -c 30000000 /dev/zero >big";
+    let child = node.command(&server, &[], script).spawn().unwrap();
+    let begun = Instant::now();
+    while objects(&server).len() < 20 {
+        assert!(begun.elapsed() < LIMIT);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    server.kill();
+    std::thread::sleep(Duration::from_secs(2));
+    server.restart();
+    told(&ends(child));
+    assert_eq!(objects(&server).len(), 301);
+    assert_eq!(fs::read(server.files().join("project/f299")).unwrap(), b"299\n");
+}
+
+#[test]
+fn an_agent_that_is_killed_while_it_uploads_shows_nothing_half_done() {
+    let Some(server) = S3Server::start() else { return };
+    let node = Node::new();
+    let slow = node.path("slow.toml");
+    fs::write(&slow, "drain_bytes_per_second_max = \"30MiB/s\"\n").unwrap();
+    let mut child = node
+        .command(
+            &server,
+            &["--config", slow.to_str().unwrap()],
+            "head -c 100000000 /dev/urandom >big; sha256sum big >sums; sleep 1",
+        )
+        .spawn()
+        .unwrap();
+    let uploads = || {
+        fs::read_dir(node.path("state"))
+            .unwrap()
+            .flatten()
+            .any(|place| fs::read_dir(place.path().join("uploads")).is_ok_and(|mut kept| kept.next().is_some()))
+    };
+    let begun = Instant::now();
+    let mut kills = 0;
+    while child.try_wait().unwrap().is_none() {
+        assert!(begun.elapsed() < LIMIT, "it never ends");
+        assert!(objects(&server).iter().all(|key| key != "big" || whole(&server)), "half of it shows");
+        if kills < 3 && uploads() {
+            std::thread::sleep(Duration::from_millis(300));
+            node.kill_agent();
+            kills += 1;
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    told(&child.wait_with_output().unwrap());
+    assert!(kills > 0);
+    assert!(whole(&server));
+    assert!(!uploads(), "what is known of uploads is over with them");
+    let sums = fs::read_to_string(server.files().join("project/sums")).unwrap();
+    let sum = Command::new("sha256sum").arg(server.files().join("project/big")).output().unwrap();
+    assert_eq!(sums.split(' ').next(), String::from_utf8_lossy(&sum.stdout).split(' ').next());
+}
+
+fn whole(server: &S3Server) -> bool {
+    fs::metadata(server.files().join("project/big")).is_ok_and(|big| big.size() == 100_000_000)
+}
+
+#[test]
+fn credentials_are_asked_for_where_they_belong_and_never_shown() {
+    let Some(server) = S3Server::start() else { return };
+    let node = Node::new();
+    let mut wrong = node.command(&server, &[], "true");
+    let output = wrong.env("AWS_SECRET_ACCESS_KEY", "hunter2-hunter2").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && !text.contains("hunter2") && text.contains("s3://bucket"), "{text}");
+    let mut on_the_line = Command::new(env!("CARGO_BIN_EXE_surgetank"));
+    let url = format!("{}&secret_access_key=hunter2", server.url("project"));
+    let output =
+        on_the_line.args(["run", "--over"]).arg(node.path("over")).args(["--store", &url, "--", "true"]).output();
+    let text = String::from_utf8_lossy(&output.unwrap().stderr).into_owned();
+    assert!(text.contains("AWS_ACCESS_KEY_ID") && !text.contains("hunter2"), "{text}");
+}
