@@ -442,7 +442,7 @@ END
 fn a_run_that_joined_an_agent_just_before_it_was_killed_was_refused() {
     let Some(mut scene) = Scene::new("survive-joined") else { return };
     scene.tier("ram", 64);
-    let mut command = scene.run_command(&FAST, "echo here >file");
+    let mut command = scene.run_command(FAST, "echo here >file");
     command.env("SURGETANK_HOLD", "run.joined:1500");
     let running = scene::Running::of(command);
     eventually("an agent serves", || scene.agent().is_some());

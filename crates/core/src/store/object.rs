@@ -65,6 +65,8 @@ pub struct ObjectStore {
     found: Mutex<HashMap<StorePath, Option<(String, Words)>>>,
     /// Where a condition did not hold: the next look has to be a real one.
     suspect: Mutex<HashSet<StorePath>>,
+    /// Directories that do not go with their last file.
+    own_object: Mutex<HashSet<StorePath>>,
     listings: Listings,
 }
 
@@ -80,6 +82,7 @@ impl ObjectStore {
             waiting: Mutex::default(),
             found: Mutex::default(),
             suspect: Mutex::default(),
+            own_object: Mutex::default(),
             listings: Listings::new(ttl),
         })
     }
@@ -256,8 +259,10 @@ impl Store for ObjectStore {
     }
 
     /// What the server has taken it keeps.
-    fn settle(&self, _who: Cred, _paths: &[StorePath]) -> io::Result<()> {
-        Ok(())
+    fn settle(&self, _who: Cred, paths: &[StorePath]) -> io::Result<()> {
+        let waiting = locked(&self.waiting);
+        let is_there = |path: &StorePath| !is_temporary(path) || waiting.contains_key(path);
+        if paths.iter().all(is_there) { Ok(()) } else { Err(Errno::NOENT.into()) }
     }
 
     fn verify(&self, _: Cred, path: &StorePath, staged: &Staged, how: Verify, gate: Gate<'_>) -> io::Result<()> {

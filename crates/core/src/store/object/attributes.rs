@@ -5,6 +5,7 @@
 //! | `mode` | octal, with the type: `100644` (rclone's `--metadata` knows it) |
 //! | `uid`, `gid` | decimal |
 //! | `mtime` | seconds and nanoseconds since 1970: `1712345678.123456789` (rclone's) |
+//! | `atime` | the same, where it is another |
 //! | `surgetank-id` | 16 hexadecimal digits: one version of one file; goes along with copies and renames |
 //! | `surgetank-xattrs` | `user.*` attributes, postcard in hexadecimal; absent without any |
 //! | `surgetank-device` | of a fifo's kin |
@@ -41,8 +42,18 @@ pub(super) fn words_of(kind: Kind, id: u64, device: u64, meta: &Meta, before: Op
     say("uid", meta.uid.to_string());
     say("gid", meta.gid.to_string());
     match (meta.times, before.and_then(|before| before.get("mtime"))) {
-        (Some((_, mtime)), _) => say("mtime", decimal(mtime)),
-        (None, Some(kept)) => say("mtime", kept.clone()),
+        (Some((atime, mtime)), _) => {
+            say("mtime", decimal(mtime));
+            if atime != mtime {
+                say("atime", decimal(atime));
+            }
+        }
+        (None, Some(kept)) => {
+            say("mtime", kept.clone());
+            if let Some(kept) = before.and_then(|before| before.get("atime")) {
+                say("atime", kept.clone());
+            }
+        }
         (None, None) => say("mtime", decimal(crate::clock::now())),
     }
     say(ID, format!("{id:016x}"));
@@ -106,7 +117,7 @@ pub(super) fn stat_of(object: &Object, owner: Owner) -> StoreStat {
         size_bytes: object.size_bytes,
         blocks: object.size_bytes.div_ceil(512),
         device: number(DEVICE).unwrap_or(0),
-        atime: mtime,
+        atime: words.get("atime").and_then(|text| from_decimal(text)).unwrap_or(mtime),
         mtime,
         ctime: modified,
     };

@@ -128,12 +128,11 @@ impl ObjectStore {
             Some(names) => names,
             None => self.read_dir(dir)?,
         };
-        let entry = |(name, stat): (&Box<[u8]>, &StoreStat)| StoreEntry {
-            name: name.clone(),
-            kind: stat.attr.kind,
-            ino: stat.attr.ino,
-        };
-        Ok(names.iter().map(entry).collect())
+        let mut entries = Vec::with_capacity(names.len());
+        for (name, stat) in &*names {
+            entries.push(StoreEntry { name: name.clone(), kind: stat.attr.kind, ino: stat.attr.ino });
+        }
+        Ok(entries)
     }
 
     fn read_dir(&self, dir: &StorePath) -> io::Result<Arc<Names>> {

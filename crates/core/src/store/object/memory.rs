@@ -12,10 +12,13 @@ use crate::store::checksum;
 
 const PAGE: usize = 7;
 
+/// Of what key, with which words, and its parts.
+type Begun = (String, Words, BTreeMap<u32, Vec<u8>>);
+
 #[derive(Default)]
 struct Held {
     objects: BTreeMap<String, (Object, Vec<u8>)>,
-    uploads: BTreeMap<String, (String, Words, BTreeMap<u32, Vec<u8>>)>,
+    uploads: BTreeMap<String, Begun>,
     counter: i64,
     requests: u64,
 }
@@ -194,7 +197,7 @@ impl Objects for Memory {
     }
     fn uploads(&self, prefix: &str) -> io::Result<Vec<Upload>> {
         let held = self.held();
-        let upload = |(id, (key, ..)): (&String, &(String, Words, BTreeMap<u32, Vec<u8>>))| Upload {
+        let upload = |(id, (key, ..)): (&String, &Begun)| Upload {
             key: key.clone(),
             id: id.clone(),
             begun_nanos: 0,

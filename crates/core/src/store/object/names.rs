@@ -27,6 +27,7 @@ impl ObjectStore {
             self.listings.forget(&parent(to));
         };
         let Some(object) = self.server.head(&old)? else {
+            locked(&self.own_object).clear();
             let moved = self.move_dir(from, to);
             self.listings.forget_all();
             return moved;
@@ -116,6 +117,7 @@ impl ObjectStore {
     pub(super) fn remove_file(&self, path: &StorePath) -> io::Result<()> {
         crash_point!("store.unlink");
         let key = self.key(path)?;
+        locked(&self.found).remove(path);
         if key.is_empty() {
             return Err(Errno::BUSY.into());
         }
@@ -127,16 +129,20 @@ impl ObjectStore {
         self.keep_dir(&parent(path))
     }
 
-    /// A directory whose last file went is still there: it gets an object of its own if it has none.
+    /// A directory whose last file went is still there: from the first file on that is taken out of it, it has an object of
+    /// its own.
     fn keep_dir(&self, dir: &StorePath) -> io::Result<()> {
-        if dir.0.is_empty() || self.has_something(dir)? {
+        if dir.0.is_empty() || locked(&self.own_object).contains(dir) {
             return Ok(());
         }
         let key = self.below(dir)?;
-        let words = self.words_as_it_is(&Object { key: key.clone(), ..empty() })?;
-        let sum = crate::store::checksum::of_bytes(b"");
-        self.server.put(&key, &&b""[..], sum, &words, When::Always)?;
-        self.listings.forget(&parent(dir));
+        if self.server.head(&key)?.is_none() {
+            let words = self.words_as_it_is(&Object { key: key.clone(), ..empty() })?;
+            let sum = crate::store::checksum::of_bytes(b"");
+            self.server.put(&key, &&b""[..], sum, &words, When::Always)?;
+            self.listings.forget(&parent(dir));
+        }
+        locked(&self.own_object).insert(dir.clone());
         Ok(())
     }
 
@@ -154,6 +160,7 @@ impl ObjectStore {
             }
             .into());
         }
+        locked(&self.own_object).remove(path);
         self.server.delete(&below)?;
         self.listings.forget(&parent(path));
         self.listings.forget(path);
