@@ -219,7 +219,7 @@ fn deliver(store: &PosixStore, batch: &[(String, PathBuf)], how: Verify) -> Outc
         let name = file.file_name().ok_or("no name")?.to_string_lossy();
         let temporary = path(dir).join(format!(".surgetank-tmp-{name}").as_bytes());
         let meta = meta_of(file)?;
-        let staged = store.stage_file(ROOT, &temporary, &File::open(file)?, &meta, &|_| Ok(()))?;
+        let staged = store.stage_file(ROOT, &temporary, &temporary, &File::open(file)?, &meta, &|_| Ok(()))?;
         copies.push((temporary, path(dir).join(name.as_bytes()), staged, meta));
     }
     let temporaries: Vec<_> = copies.iter().map(|(temporary, ..)| temporary.clone()).collect();
