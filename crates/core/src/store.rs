@@ -12,9 +12,9 @@ mod extents;
 pub mod faulty;
 pub mod object;
 pub mod posix;
-pub mod source;
 #[cfg(feature = "s3")]
 pub mod s3;
+pub mod source;
 pub mod verdict;
 
 pub use source::{Remote, Source};
@@ -142,8 +142,7 @@ pub struct Features {
 
 impl Features {
     /// Of a file system.
-    pub const POSIX: Self =
-        Self { plain_files: true, hard_links: true, atomic_renames: true, publications_at_once: 1 };
+    pub const POSIX: Self = Self { plain_files: true, hard_links: true, atomic_renames: true, publications_at_once: 1 };
 }
 
 /// One directory tree that keeps what is durable. Paths are relative to its root; no operation follows a symlink or leaves the root.

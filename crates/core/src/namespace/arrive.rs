@@ -84,9 +84,9 @@ impl Stream {
     fn ahead(self) -> u64 {
         match self.run_bytes {
             ..BEGINS_BYTES => 0,
-            run if run < RANGE_BYTES => 1,
-            run if run < 3 * RANGE_BYTES => 2,
-            run if run < 7 * RANGE_BYTES => 4,
+            run if run < RANGE_BYTES / 2 => 1,
+            run if run < RANGE_BYTES => 2,
+            run if run < 3 * RANGE_BYTES => 4,
             _ => AHEAD_MAX,
         }
     }

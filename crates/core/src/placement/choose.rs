@@ -130,7 +130,9 @@ fn known_size(ask: &Ask) -> Option<(u64, Basis)> {
         }
         AskKind::Create { .. } => None,
         AskKind::Spill { have_bytes, want_bytes, .. } => Some((have_bytes.saturating_add(want_bytes), Basis::Content)),
-        AskKind::CopyUp { bytes } | AskKind::Prefetch { bytes } | AskKind::Fetch { bytes } => Some((bytes, Basis::Content)),
+        AskKind::CopyUp { bytes } | AskKind::Prefetch { bytes } | AskKind::Fetch { bytes } => {
+            Some((bytes, Basis::Content))
+        }
     }
 }
 

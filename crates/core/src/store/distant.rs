@@ -9,7 +9,9 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use super::{Cred, Expect, Features, Gate, Meta, Remote, Source, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Verify};
+use super::{
+    Cred, Expect, Features, Gate, Meta, Remote, Source, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Verify,
+};
 use crate::error::Errno;
 use crate::model::{Kind, StoreIdentity, Timestamp, Xattrs};
 use crate::sync::atomic::{AtomicU64, Ordering};

@@ -176,6 +176,12 @@ impl World {
         blocks
     }
 
+    /// What is charged is there. (Where it lies on the disk may take a block more once that is decided.)
+    pub fn is_charged(&self) {
+        let (used, there) = (self.used_bytes(), self.on_tiers());
+        assert!(used.abs_diff(there) <= 64 << 10, "{used} bytes charged, {there} there");
+    }
+
     pub fn start_drain(&mut self) {
         self.drain = Some(Drain::start(self.namespace.clone()).unwrap());
     }

@@ -48,7 +48,9 @@ impl Namespace {
     pub(super) fn open_distant(&self, id: FileId, writes: bool, via: Via) -> FsResult<Option<Open>> {
         let (there, size_bytes) = self.there(id)?;
         if writes || via.is_only() {
-            self.with_room((Some(id), b"", RunId(0)), || self.bring_in(id, &there, AskKind::CopyUp { bytes: size_bytes }))?;
+            self.with_room((Some(id), b"", RunId(0)), || {
+                self.bring_in(id, &there, AskKind::CopyUp { bytes: size_bytes })
+            })?;
             return Ok(None);
         }
         if size_bytes <= WHOLE_BYTES_MAX {
@@ -115,7 +117,8 @@ impl Namespace {
         let copied = source.copy_to(&target, size_bytes, &gate);
         crash_point!("fetch.copied");
         let mut tree = self.tree();
-        let adopted = copied.map_err(super::arriving::told).and_then(|()| self.take_in(&mut tree, id, &placed, &target));
+        let adopted =
+            copied.map_err(super::arriving::told).and_then(|()| self.take_in(&mut tree, id, &placed, &target));
         if adopted.is_err() {
             self.undo_placed(&mut tree, &placed);
         } else if let Lies::Tier(device) = placed.content.lies {
@@ -131,7 +134,8 @@ impl Namespace {
             let mut tree = self.tree();
             let path = tree.logical_path(id).ok_or(Errno::STALE)?;
             let copy = tree.new_id();
-            let mode = if matches!(kind, AskKind::CopyUp { .. }) { self.mode_for(&tree, id, &path) } else { Mode::Copy };
+            let mode =
+                if matches!(kind, AskKind::CopyUp { .. }) { self.mode_for(&tree, id, &path) } else { Mode::Copy };
             (path, mode, tree.get(id).ok_or(Errno::STALE)?.attr.perm, copy)
         };
         let mut placed = self.place(&path, copy, kind, mode, perm, Via::Mount)?;

@@ -162,8 +162,9 @@ pub fn a_stopped_stage_leaves_nothing(store: &dyn Store) {
         calls.set(calls.get() + 1);
         if calls.get() == 3 { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
     };
-    let error =
-        store.stage_file(me(), &path(".surgetank-tmp-s"), &StorePath::root(), &source(&noise(20 << 20)), &meta(0o644), &stop).unwrap_err();
+    let error = store
+        .stage_file(me(), &path(".surgetank-tmp-s"), &StorePath::root(), &source(&noise(20 << 20)), &meta(0o644), &stop)
+        .unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::Interrupted);
     assert_eq!(calls.into_inner().unwrap().get(), 3, "it stopped at once");
     assert!(names(store, "", true).is_empty());
@@ -197,7 +198,10 @@ pub fn discard_twice(store: &dyn Store) {
 pub fn discard_spares(store: &dyn Store) {
     deliver(store, "precious", b"x", &meta(0o644));
     assert_eq!(errno(store.discard(me(), &path("precious"))), libc::EINVAL);
-    assert_eq!(errno(store.stage_file(me(), &path("precious"), &StorePath::root(), &source(b"y"), &meta(0o644), no_gate())), libc::EEXIST);
+    assert_eq!(
+        errno(store.stage_file(me(), &path("precious"), &StorePath::root(), &source(b"y"), &meta(0o644), no_gate())),
+        libc::EEXIST
+    );
     assert_eq!(read(store, "precious"), b"x");
 }
 

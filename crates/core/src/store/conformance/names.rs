@@ -94,7 +94,10 @@ pub fn links_are_not_followed(store: &dyn Store) {
     assert_eq!(errno(store.open(me(), &inside, true)), libc::ELOOP);
     assert_eq!(errno(store.open(me(), &path("leaf"), true)), libc::ELOOP);
     assert_eq!(errno(store.unlink(me(), &inside)), libc::ELOOP);
-    assert_eq!(errno(store.stage_file(me(), &temporary, &StorePath::root(), &source(b"y"), &meta(0o644), no_gate())), libc::ELOOP);
+    assert_eq!(
+        errno(store.stage_file(me(), &temporary, &StorePath::root(), &source(b"y"), &meta(0o644), no_gate())),
+        libc::ELOOP
+    );
     assert_eq!(errno(store.stage_dir(me(), &temporary, &meta(0o755))), libc::ELOOP);
     assert_eq!(errno(store.create_temporary(me(), &temporary, 0o644)), libc::ELOOP);
     assert_eq!(errno(store.rename(me(), &path("real/f"), &path("link/g"))), libc::ELOOP);

@@ -94,7 +94,9 @@ pub fn a_directory_that_is_there(store: &dyn Store) {
     assert_eq!(names(store, "", true), ["d"]);
     // A filled one is not poured over a filled one, and a file never takes a directory's place.
     store.stage_dir(me(), &path(".surgetank-tmp-d"), &meta(0o700)).unwrap();
-    store.stage_file(me(), &path(".surgetank-tmp-d/f"), &StorePath::root(), &source(b"y"), &meta(0o644), no_gate()).unwrap();
+    store
+        .stage_file(me(), &path(".surgetank-tmp-d/f"), &StorePath::root(), &source(b"y"), &meta(0o644), no_gate())
+        .unwrap();
     assert_eq!(errno(store.publish(me(), &path(".surgetank-tmp-d"), &path("d"), &meta(0o700))), libc::ENOTEMPTY);
     let (temporary, _) = staged(store, "d", &source(b"file"), &meta(0o644));
     assert_eq!(errno(store.publish(me(), &temporary, &path("d"), &meta(0o644))), libc::EISDIR);

@@ -25,7 +25,8 @@ fn acts_as_the_caller() {
     let temporary = path(".surgetank-tmp-1");
     // Modes that keep even the owner out are no obstacle on the way.
     for perm in [0o640, 0o4755, 0o000] {
-        let copy = store.stage_file(ANN, &temporary, &StorePath::root(), &source(b"hers"), &of(ANN, perm), no_gate()).unwrap();
+        let copy =
+            store.stage_file(ANN, &temporary, &StorePath::root(), &source(b"hers"), &of(ANN, perm), no_gate()).unwrap();
         store.settle(ANN, std::slice::from_ref(&temporary)).unwrap();
         store.verify(ANN, &temporary, &copy, Verify::Reread, no_gate()).unwrap();
         store.publish(ANN, &temporary, &path("f"), &of(ANN, perm)).unwrap();
@@ -42,13 +43,21 @@ fn acts_as_the_caller() {
         errno(store.stat(BOB, &path("closed/x"))),
         errno(store.may_write_dir(BOB, &path("closed"))),
         errno(store.open(BOB, &path("f"), false)),
-        errno(store.stage_file(BOB, &path("closed/.surgetank-tmp-2"), &StorePath::root(), &source(b"x"), &of(BOB, 0o644), no_gate())),
+        errno(store.stage_file(
+            BOB,
+            &path("closed/.surgetank-tmp-2"),
+            &StorePath::root(),
+            &source(b"x"),
+            &of(BOB, 0o644),
+            no_gate(),
+        )),
     ] {
         assert_eq!(denied, libc::EACCES);
     }
     store.may_write_dir(ANN, &path("closed")).unwrap();
     // Given away by root meanwhile: the agent does what the caller cannot.
-    let copy = store.stage_file(ANN, &temporary, &StorePath::root(), &source(b"given"), &of(BOB, 0o4750), no_gate()).unwrap();
+    let copy =
+        store.stage_file(ANN, &temporary, &StorePath::root(), &source(b"given"), &of(BOB, 0o4750), no_gate()).unwrap();
     store.verify(ANN, &temporary, &copy, Verify::Cache, no_gate()).unwrap();
     let attr = store.stat(ANN, &temporary).unwrap().attr;
     assert_eq!((attr.uid, attr.gid, attr.perm), (40_002, 40_002, 0o4750));
@@ -110,7 +119,9 @@ fn the_destination_directory_has_its_say() {
     let store = store_at(&dir);
     std::os::unix::fs::chown(&dir, Some(ANN.uid), Some(BOB.gid)).unwrap();
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o2770)).unwrap();
-    store.stage_file(ANN, &path(".surgetank-tmp-1"), &StorePath::root(), &source(b"x"), &of(ANN, 0o640), no_gate()).unwrap();
+    store
+        .stage_file(ANN, &path(".surgetank-tmp-1"), &StorePath::root(), &source(b"x"), &of(ANN, 0o640), no_gate())
+        .unwrap();
     store.stage_dir(ANN, &path(".surgetank-tmp-2"), &of(ANN, 0o750)).unwrap();
     assert_eq!(store.stat(ANN, &path(".surgetank-tmp-1")).unwrap().attr.gid, BOB.gid);
     store.publish(ANN, &path(".surgetank-tmp-2"), &path("d"), &of(ANN, 0o750)).unwrap();
@@ -127,7 +138,9 @@ fn the_destination_directory_has_its_say() {
         });
     rustix::fs::setxattr(&dir, "system.posix_acl_default", &acl, rustix::fs::XattrFlags::empty()).unwrap();
     let with_xattr = Meta { xattrs: Some([(b"user.a"[..].into(), b"b"[..].into())].into()), ..of(ANN, 0o466) };
-    store.stage_file(ANN, &path(".surgetank-tmp-3"), &StorePath::root(), &source(b"x"), &with_xattr, no_gate()).unwrap();
+    store
+        .stage_file(ANN, &path(".surgetank-tmp-3"), &StorePath::root(), &source(b"x"), &with_xattr, no_gate())
+        .unwrap();
     let attr = store.stat(ANN, &path(".surgetank-tmp-3")).unwrap().attr;
     assert_eq!(attr.perm, 0o440, "the directory's default ACL caps group and others");
 }
