@@ -387,3 +387,77 @@ fn prefetched_and_scrubbed_like_any_other() {
     world.close(opened);
     assert!(world.namespace.scrub(false).findings.is_empty());
 }
+
+#[test]
+fn a_program_reads_on_when_the_agent_was_killed() {
+    let world = World::new(ROOMY);
+    let bytes = pattern(4 * CHUNK + 1, 19);
+    world.put("large", &bytes);
+    world.put("small", b"small");
+    world.put("deleted", &bytes);
+    let [large, small, deleted] = ["large", "small", "deleted"].map(|name| world.open(name, libc::O_RDONLY).unwrap());
+    assert!(world.read(&large, CHUNK, 1000).unwrap() == bytes[CHUNK as usize..][..1000]);
+    world.namespace.unlink(&world.caller, FileId::ROOT, b"deleted").unwrap();
+    let mut world = world.die();
+    assert_eq!(world.read(&small, 0, 10).unwrap(), b"small");
+    assert_eq!(world.line.requests(), 0);
+    assert!(world.read_on(&large, MIB).unwrap() == bytes);
+    world.settle();
+    assert!(!world.in_store("deleted").exists());
+    assert!(world.read_on(&deleted, MIB).unwrap() == bytes);
+    for opened in [large, small, deleted] {
+        world.close(opened);
+    }
+    world.is_charged();
+}
+
+#[test]
+fn readers_writers_and_evictions_on_a_small_tier() {
+    let mut world = World::new(5 * CHUNK);
+    let names = ["a", "b", "c"];
+    let contents: Vec<Vec<u8>> = (0..3).map(|salt| pattern((salt + 2) * CHUNK + salt * 1000, 20 + salt)).collect();
+    for (name, bytes) in names.iter().zip(&contents) {
+        world.put(name, bytes);
+    }
+    world.start_drain();
+    let until = Instant::now() + Duration::from_secs(5);
+    std::thread::scope(|scope| {
+        for reader in 0..4_usize {
+            let (world, contents) = (&world, &contents);
+            scope.spawn(move || {
+                let mut turn = reader;
+                while Instant::now() < until {
+                    turn += 1;
+                    let (name, bytes) = (names[turn % 3], &contents[turn % 3]);
+                    let opened = world.open(name, libc::O_RDONLY).unwrap();
+                    if reader < 2 {
+                        assert!(world.read_on(&opened, 512 << 10).unwrap() == *bytes);
+                    } else {
+                        for step in 0..20 {
+                            let at = (turn * 7919 + step * 1_048_583) % bytes.len();
+                            let end = bytes.len().min(at + 3000);
+                            assert!(world.read(&opened, at as u64, 3000).unwrap() == bytes[at..end]);
+                        }
+                    }
+                    world.close(opened);
+                }
+            });
+        }
+        let world = &world;
+        scope.spawn(move || {
+            for number in 0_u64.. {
+                if Instant::now() >= until {
+                    return;
+                }
+                let bytes = pattern(MIB + number, number);
+                let opened = world.create("w").unwrap();
+                // Who finds no room would have waited for it.
+                let _ = world.write(&opened, 0, &bytes);
+                world.close(opened);
+                world.namespace.unlink(&world.caller, FileId::ROOT, b"w").unwrap();
+            }
+        });
+    });
+    world.settle();
+    world.is_charged();
+}

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use surgetank_core::bequest::Bequest;
 use surgetank_core::catalog::LogCatalog;
 use surgetank_core::config::{Config, KeepAtExit, Survives, TierConfig, Way};
 use surgetank_core::drain::Drain;
 use surgetank_core::error::Errno;
 use surgetank_core::model::{Caller, FileId, FsyncTarget};
-use surgetank_core::namespace::{Door, Namespace, Opened};
+use surgetank_core::namespace::{Door, Namespace, Opened, Survival};
 use surgetank_core::store::Verify;
 use surgetank_core::store::distant::{Distant, Line};
 use surgetank_core::store::posix::PosixStore;
@@ -45,6 +46,7 @@ pub struct World {
     pub line: Arc<Line>,
     pub caller: Caller,
     drain: Option<Arc<Drain>>,
+    bequest: Arc<Bequest>,
 }
 
 impl World {
@@ -91,17 +93,35 @@ impl World {
             preload_skip: Vec::new(),
         };
         change(&mut config);
+        Self::begin(base, config, Arc::new(Bequest::new().unwrap()), false)
+    }
+
+    /// The agent is killed, and another one goes on.
+    pub fn die(mut self) -> Self {
+        self.stop_drain();
+        let (config, bequest) = (self.namespace.config.clone(), self.bequest.clone());
+        let base = std::mem::replace(&mut self.base, tempfile::tempdir().unwrap());
+        let gone = Arc::downgrade(&self.namespace);
+        drop(self);
+        assert!(gone.upgrade().is_none(), "somebody still holds the namespace of the agent that died");
+        Self::begin(base, config, bequest, true)
+    }
+
+    fn begin(base: tempfile::TempDir, config: Config, bequest: Arc<Bequest>, again: bool) -> Self {
         let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY;
         let root = rustix::fs::open(&config.store, flags, rustix::fs::Mode::empty()).unwrap();
         let store = Distant::new(PosixStore::new(root, "s3://test".into()).unwrap());
         let line = store.line.clone();
         let tiers = Arc::new(Tiers::open(&config.tiers, "distant").unwrap());
         let catalog = LogCatalog::open(&config.state.join("catalog")).unwrap();
+        let survival = Survival { bequest: Some(bequest.clone()), again, ..Survival::default() };
+        let (store, catalog) = (Arc::new(store), Arc::new(catalog));
         let namespace =
-            Namespace::open(config, Arc::new(store), tiers, Arc::new(catalog), "distant".into(), false).unwrap();
+            Namespace::open_after(config, store, tiers, catalog, "distant".into(), false, survival).unwrap();
         namespace.set_door(Arc::new(Kernel(AtomicU32::new(0))));
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        Self { base, namespace, line, caller: Caller { uid, gid, pid: std::process::id(), umask: 0 }, drain: None }
+        let caller = Caller { uid, gid, pid: std::process::id(), umask: 0 };
+        Self { base, namespace, line, caller, drain: None, bequest }
     }
 
     pub fn in_store(&self, name: &str) -> PathBuf {
@@ -200,6 +220,12 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
+        self.stop_drain();
+    }
+}
+
+impl World {
+    fn stop_drain(&mut self) {
         if let Some(drain) = self.drain.take() {
             drain.stop();
         }

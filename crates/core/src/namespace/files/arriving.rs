@@ -22,7 +22,7 @@ use super::super::Namespace;
 use super::super::arrive::{Arrival, Failure, Want, chunk_of};
 use super::super::content::{Content, Lies, Open};
 use super::Via;
-use super::distant::There;
+use super::distant::{LOOKS_MAX, There};
 
 /// How long the drain may take to write down what it did to a file.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -254,21 +254,29 @@ impl Namespace {
         }
         // It would not fit, or something went wrong: all anew, where there is room.
         let id = open.id;
-        self.with_room((Some(id), b"", RunId(0)), || {
-            // What its readers have read of it must stay true.
-            let bytes = arrival.size_bytes;
-            if self.there_as_known(id, bytes).is_none() && !self.goes_on(id, &arrival) {
-                return Err(Errno::STALE.into());
-            }
-            let there = self.there_as_known(id, bytes).ok_or(Errno::STALE)?;
-            self.bring_in(id, &there, AskKind::CopyUp { bytes })
-        })?;
+        self.with_room((Some(id), b"", RunId(0)), || self.bring_in_instead(id, &arrival))?;
         let content = self.content_of(id).ok_or(Errno::STALE)?;
         let charged_bytes = self.tree().get(id).map_or(0, |inode| inode.charged_bytes);
         open.charged_bytes.store(charged_bytes, Ordering::Relaxed);
         open.replace(content);
         self.drop_arrival(open);
         Ok(())
+    }
+
+    /// What its readers have read of it must stay true.
+    fn bring_in_instead(&self, id: FileId, arrival: &Arrival) -> FsResult<()> {
+        let bytes = arrival.size_bytes;
+        for _ in 0..LOOKS_MAX {
+            match self.there_as_known(id, bytes) {
+                Some(there) => match self.bring_in(id, &there, AskKind::CopyUp { bytes }) {
+                    Err(fault) if fault.errno == Errno::STALE => {}
+                    brought => return brought,
+                },
+                None if self.goes_on(id, arrival) => {}
+                None => break,
+            }
+        }
+        Err(Errno::STALE.into())
     }
 
     /// `false`: there is no room for all of it.

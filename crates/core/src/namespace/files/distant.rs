@@ -29,7 +29,7 @@ use super::{Given, Placed, Via};
 /// Files up to this size are fetched whole: one range, and programs have the plain file itself.
 const WHOLE_BYTES_MAX: u64 = 4 << 20;
 /// Somebody who replaces a file more often than this while it is opened is not met.
-const LOOKS_MAX: usize = 10;
+pub(super) const LOOKS_MAX: usize = 10;
 
 /// One version of a file in the store, and where it was found.
 pub(super) struct There {
@@ -46,20 +46,27 @@ enum Version {
 impl Namespace {
     /// The first open of a file that lies only there. `None`: it is resident now, open it as such. The inode's lock is held.
     pub(super) fn open_distant(&self, id: FileId, writes: bool, via: Via) -> FsResult<Option<Open>> {
-        let (there, size_bytes) = self.there(id)?;
-        if writes || via.is_only() {
-            self.with_room((Some(id), b"", RunId(0)), || {
-                self.bring_in(id, &there, AskKind::CopyUp { bytes: size_bytes })
-            })?;
-            return Ok(None);
-        }
-        if size_bytes <= WHOLE_BYTES_MAX {
-            match self.bring_in(id, &there, AskKind::Fetch { bytes: size_bytes }) {
-                Err(fault) if fault.errno == Errno::NOSPC => {}
-                brought => return brought.map(|()| None),
+        for _ in 0..LOOKS_MAX {
+            let (there, size_bytes) = self.there(id)?;
+            let brought = if writes || via.is_only() {
+                let kind = AskKind::CopyUp { bytes: size_bytes };
+                self.with_room((Some(id), b"", RunId(0)), || self.bring_in(id, &there, kind))
+            } else if size_bytes <= WHOLE_BYTES_MAX {
+                self.bring_in(id, &there, AskKind::Fetch { bytes: size_bytes })
+            } else {
+                return self.open_arriving(id, there, size_bytes).map(Some);
+            };
+            match brought {
+                Ok(()) => return Ok(None),
+                Err(fault) if fault.errno == Errno::NOSPC && !writes && !via.is_only() => {
+                    return self.open_arriving(id, there, size_bytes).map(Some);
+                }
+                // It got other attributes or another place while it was fetched, or is another one now.
+                Err(fault) if fault.errno == Errno::STALE => {}
+                Err(fault) => return Err(fault),
             }
         }
-        self.open_arriving(id, there, size_bytes).map(Some)
+        Err(Errno::STALE.into())
     }
 
     /// The version of the file that we know, to be read, and its size.
