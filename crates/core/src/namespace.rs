@@ -9,6 +9,7 @@
 //! done under `tree` (but for a question that is not waited for, [`patience`]); operations of a tier on names are, so that a path means one thing at a time.
 
 mod ahead;
+mod arrive;
 mod attributes;
 pub mod content;
 mod deadline;

@@ -7,6 +7,7 @@
 pub mod checksum;
 #[cfg(test)]
 pub mod conformance;
+pub mod distant;
 mod extents;
 pub mod faulty;
 pub mod object;

@@ -94,6 +94,21 @@ fn shrink(terms: &Terms, mut steps: Vec<Step>, mut why: String) -> (Vec<Step>, S
 
 #[test]
 fn the_namespace_is_what_the_reference_says() {
+    search(&|terms| terms);
+}
+
+/// Over a store whose files can only be fetched; without room there writers would have to wait for the drain.
+#[test]
+fn over_a_store_without_plain_files_too() {
+    search(&|terms| Terms {
+        distant: true,
+        older_links: false,
+        caps: terms.caps.map(|cap| cap.max(64 << 20)),
+        ..terms
+    });
+}
+
+fn search(change: &dyn Fn(Terms) -> Terms) {
     let seed = seed();
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
@@ -102,6 +117,7 @@ fn the_namespace_is_what_the_reference_says() {
     let strategy = (world::terms(), operation::steps(STEPS_MAX));
     for case in 0..cases() {
         let (terms, steps) = strategy.new_tree(&mut runner).unwrap().current();
+        let terms = change(terms);
         if let Err(why) = run(&terms, &steps) {
             let (steps, why) = shrink(&terms, steps, why);
             let steps: Vec<String> = steps.iter().map(|step| format!("    {step:?},")).collect();

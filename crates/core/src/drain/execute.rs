@@ -99,6 +99,7 @@ impl Drain {
             (op.kind.clone(), op.run)
         };
         self.settle_doubts(&kind)?;
+        self.let_readers_have(&kind);
         let one = Work { seq, run, kind: &kind };
         match &kind {
             OpKind::Publish { file, dir, name, over } => {
@@ -120,6 +121,18 @@ impl Drain {
             }
             OpKind::Unlink { file, dir, name } => self.unlink(&one, *file, (*dir, name)),
             OpKind::RemoveDir { file, dir, name } => self.remove_dir(&one, *file, (*dir, name)),
+        }
+    }
+
+    /// What programs read while it comes from the store by ranges, and what goes from there now.
+    fn let_readers_have(&self, kind: &OpKind) {
+        let goes = match kind {
+            OpKind::Unlink { file, .. } => Some(*file),
+            OpKind::Publish { file, over, .. } | OpKind::Rename { file, over, .. } => over.filter(|over| over != file),
+            _ => None,
+        };
+        if let Some(id) = goes.filter(|_| !self.namespace.store.features().plain_files) {
+            self.namespace.let_arrive(id, &|| self.stopping());
         }
     }
 
@@ -480,7 +493,9 @@ impl Drain {
             name = self.beside(one, &to_dir, to.1);
         }
         let target = to_dir.join(&name);
-        let renamed = if present && !arrived {
+        // Cut off half-way the file is there under both names, and the old one has to go.
+        let both = arrived && !store.features().atomic_renames;
+        let renamed = if present && (!arrived || both) {
             self.as_owner(owner, |who| store.rename(who, &from_path, &target))
         } else if arrived {
             Ok(())

@@ -245,6 +245,7 @@ impl Namespace {
         let mut in_place = false;
         let file = match open.map(Open::content) {
             // Only read: the store's file follows in its turn.
+            Some(content) if content.lies == Lies::Arriving => return None,
             Some(content) if content.lies == Lies::Store && inode.sealed => return None,
             // Written in place: the store's file itself follows, like its content.
             Some(content) if content.lies == Lies::Store => {

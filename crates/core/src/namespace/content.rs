@@ -9,6 +9,8 @@ use std::os::fd::AsFd;
 
 use crate::model::{DeviceId, FileId, RunId};
 
+use super::arrive::Arrival;
+
 /// Where the plain file lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lies {
@@ -17,6 +19,8 @@ pub enum Lies {
     StoreTemporary,
     /// The store's own file.
     Store,
+    /// Nowhere yet: what has arrived of a file of a store without plain files (`Open::arrival`), which nobody writes.
+    Arriving,
 }
 
 #[derive(Debug, Clone)]
@@ -41,6 +45,8 @@ pub struct Open {
     pub gate: RwLock<()>,
     /// The present content; a leaf lock, held for an instant.
     current: Mutex<Content>,
+    /// While its bytes still come from a store without plain files; a leaf lock.
+    arrival: Mutex<Option<Arc<Arrival>>>,
     /// Programs have the plain file itself open, through the kernel's passthrough or a descriptor of it that we handed
     /// out: it stays where it is.
     pub direct: bool,
@@ -66,6 +72,7 @@ impl Open {
             id,
             gate: RwLock::new(()),
             current: Mutex::new(content),
+            arrival: Mutex::default(),
             direct,
             backing: Mutex::new(backing),
             handed: AtomicBool::new(false),
@@ -81,6 +88,17 @@ impl Open {
     }
     pub fn replace(&self, content: Content) {
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = content;
+    }
+    /// Its bytes are still coming.
+    pub(crate) fn arrival(&self) -> Option<Arc<Arrival>> {
+        self.arrival.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+    pub(crate) fn arrives(&self, arrival: Arc<Arrival>) {
+        *self.arrival.lock().unwrap_or_else(PoisonError::into_inner) = Some(arrival);
+    }
+    /// They are all there, or wanted no more. The new content must be in place before.
+    pub(crate) fn take_arrival(&self) -> Option<Arc<Arrival>> {
+        self.arrival.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
     /// The kernel's registration; `register` makes it if there is none yet.
     pub fn backing_or(&self, register: impl FnOnce(&Content) -> Option<u32>) -> Option<u32> {

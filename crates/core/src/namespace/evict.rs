@@ -22,6 +22,12 @@ const EVICT_SHARE: u64 = 16;
 impl Namespace {
     /// Frees at least so many bytes on a device, if there is anything that may go. Returns what was freed.
     pub(crate) fn make_room(&self, device: DeviceId, want_bytes: u64) -> u64 {
+        let freed = self.evict_from(device, want_bytes);
+        if freed >= want_bytes { freed } else { freed + self.squeeze_arrivals(device) }
+    }
+
+    /// The same, of files that nobody has open.
+    pub(crate) fn evict_from(&self, device: DeviceId, want_bytes: u64) -> u64 {
         let candidates: Vec<Candidate> = {
             let tree = self.tree();
             tree.iter()

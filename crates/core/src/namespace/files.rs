@@ -1,5 +1,7 @@
 //! Opening, reading, writing, sealing: the life of content between the first open and the last release.
 
+mod arriving;
+mod distant;
 mod engage;
 mod hand;
 mod linger;

@@ -44,6 +44,12 @@ impl Namespace {
         self.let_in(dir, || self.may_change_dir(dir, Self::who(caller), &path)).map_err(Into::into)
     }
 
+    /// Can the store ever keep a file of this name? Better an error now than in the drain.
+    fn may_be_called(&self, tree: &Tree, dir: FileId, name: &[u8]) -> FsResult<()> {
+        let path = tree.child_path(dir, name).ok_or(Errno::NOENT)?;
+        Ok(self.store.may_hold(&StorePath(path))?)
+    }
+
     /// The sticky bit: only the owner of the file or of the directory removes names.
     fn permit_sticky(&self, tree: &Tree, caller: &Caller, dir: FileId, id: FileId) -> FsResult<()> {
         if !self.checks_permissions || caller.uid == 0 {

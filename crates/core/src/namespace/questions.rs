@@ -171,7 +171,7 @@ impl Namespace {
 
     /// Bytes that a device holds and the store does not.
     pub fn dirty_bytes_on(&self, tree: &Tree, device: &crate::tier::Device) -> u64 {
-        device.used_bytes().saturating_sub(tree.clean_bytes.get(&device.id()).copied().unwrap_or(0))
+        device.used_bytes().saturating_sub(tree.spare_bytes(device.id()))
     }
 
     /// Bytes on all tiers that the store does not have.

@@ -585,6 +585,7 @@ impl Namespace {
         }
         let (path, lies) = match inode.spill() {
             Some((dir, name)) => (tree.applied_path(*dir)?.join(name), Lies::StoreTemporary),
+            None if !self.store.features().plain_files => return None,
             None => (tree.applied_path(id)?, Lies::Store),
         };
         drop(tree);

@@ -105,7 +105,7 @@ impl Namespace {
                 (Ask::Store(path, generation, entry), links_changed) => (path, generation, entry, links_changed),
             };
             self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
-            let result = self.let_in(dir, || self.store.stat(Self::who(caller), &path));
+            let result = self.let_in(dir, || self.store.glance(Self::who(caller), &path));
             let mut tree = self.tree();
             let unchanged =
                 tree.dir(dir).is_some_and(|d| d.generation == generation) && tree.entry(dir, &name) == entry;
@@ -317,7 +317,7 @@ impl Namespace {
                 Some(answer) => answer,
             }
         } else {
-            self.store.stat(who, &path)
+            self.store.glance(who, &path)
         };
         let mut tree = self.tree();
         drop(moving);

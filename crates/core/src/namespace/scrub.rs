@@ -3,7 +3,7 @@
 
 use crate::model::{DeviceId, FileId};
 use crate::report::{Audit, Finding, What};
-use crate::store::{StorePath, checksum};
+use crate::store::{Source, StorePath};
 
 use super::Namespace;
 use super::journal::Txn;
@@ -49,11 +49,14 @@ impl Namespace {
     fn compare(&self, pair: &Pair, repair: bool, read_bytes: &mut u64) -> Option<Finding> {
         let device: DeviceId = pair.plain.device;
         let device = self.tiers.device(device);
-        let mut sum = |file: std::fs::File| {
-            *read_bytes += file.metadata()?.len();
-            checksum::reread(&file).map(|sum| sum == pair.right)
+        let mut sum = |source: Source| {
+            *read_bytes += match &source {
+                Source::Plain(file) => file.metadata()?.len(),
+                Source::Remote(remote) => remote.identity().size_bytes,
+            };
+            source.sum().map(|sum| sum == pair.right)
         };
-        let on_tier = device.open(&pair.path, false).and_then(&mut sum);
+        let on_tier = device.open(&pair.path, false).and_then(|file| sum(Source::Plain(file)));
         let who = self.own_cred(self.tree().get(pair.id)?.cred());
         // The store's copy is far away: it is read only when the tier's does not vouch for both.
         let known = self.tree().get(pair.id)?.identity.as_deref().copied();
@@ -62,7 +65,7 @@ impl Namespace {
             // Somebody else changed it: there is nothing to compare with.
             return None;
         }
-        let in_store = self.store.open(who, &pair.in_store, false).and_then(&mut sum);
+        let in_store = self.store.source(who, &pair.in_store).and_then(sum);
         let (what, at, text) = match (on_tier, in_store) {
             (Ok(true), Ok(true)) => return None,
             (Ok(false) | Err(_), Ok(true)) => {

@@ -268,6 +268,8 @@ pub struct Tree {
     pub hard_links: HashMap<u64, FileId>,
     /// Bytes on each device that the store has too.
     pub clean_bytes: HashMap<DeviceId, u64>,
+    /// Charged on each device for files that are still coming from the store.
+    arriving_bytes: HashMap<DeviceId, u64>,
     /// How the catalog calls each device.
     pub device_numbers: HashMap<DeviceId, DeviceId>,
     /// Names for which a plain file is being made just now, and for whom. A name that is bound meanwhile leaves this list:
@@ -297,6 +299,7 @@ impl Tree {
             temporaries: HashSet::default(),
             hard_links: HashMap::default(),
             clean_bytes: HashMap::default(),
+            arriving_bytes: HashMap::default(),
             device_numbers: HashMap::default(),
             before: HashMap::default(),
             doubts: HashMap::default(),

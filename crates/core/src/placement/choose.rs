@@ -57,6 +57,10 @@ pub enum AskKind {
     Prefetch {
         bytes: u64,
     },
+    /// A file of the store that somebody wants to read, and that can only be read in a tier.
+    Fetch {
+        bytes: u64,
+    },
 }
 
 /// Undrained bytes on some tiers: now (with what open writers have reserved), and at most.
@@ -126,7 +130,9 @@ fn known_size(ask: &Ask) -> Option<(u64, Basis)> {
         }
         AskKind::Create { .. } => None,
         AskKind::Spill { have_bytes, want_bytes, .. } => Some((have_bytes.saturating_add(want_bytes), Basis::Content)),
-        AskKind::CopyUp { bytes } | AskKind::Prefetch { bytes } => Some((bytes, Basis::Content)),
+        AskKind::CopyUp { bytes } | AskKind::Prefetch { bytes } | AskKind::Fetch { bytes } => {
+            Some((bytes, Basis::Content))
+        }
     }
 }
 
@@ -209,7 +215,7 @@ fn tier_order(ask: &Ask, views: &[DeviceView]) -> Vec<u8> {
 /// Counts this file against the limit of undrained data?
 fn is_dirty(ask: &Ask) -> bool {
     let drained = matches!(ask.mode, Mode::Copy | Mode::Move);
-    drained && !matches!(ask.kind, AskKind::Prefetch { .. })
+    drained && !matches!(ask.kind, AskKind::Prefetch { .. } | AskKind::Fetch { .. })
 }
 
 /// Is the device out of the question whatever its room?
@@ -283,7 +289,7 @@ fn direct_with_reservation(ask: &Ask, views: &[DeviceView], view: &DeviceView, b
             let dirty = DirtyRoom { bytes: ask.dirty.bytes.saturating_add(bytes), ..ask.dirty };
             ample_for(&Ask { dirty, ..*ask }, views, &rest)
         }
-        AskKind::Spill { .. } | AskKind::Prefetch { .. } => false,
+        AskKind::Spill { .. } | AskKind::Prefetch { .. } | AskKind::Fetch { .. } => false,
     };
     ask.direct_possible && guaranteed
 }

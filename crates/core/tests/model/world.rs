@@ -13,6 +13,7 @@ use surgetank_core::drain::Drain;
 use surgetank_core::error::Errno;
 use surgetank_core::model::{Change, FsyncTarget, Image, Mode};
 use surgetank_core::namespace::Namespace;
+use surgetank_core::store::distant::Distant;
 use surgetank_core::store::faulty::{self, Failure, Faulty, Rule};
 use surgetank_core::store::posix::PosixStore;
 use surgetank_core::store::{Store, Verify};
@@ -41,6 +42,8 @@ pub struct Terms {
     pub older_links: bool,
     /// All files are kept on their tier until the end, and drained then.
     pub keeps: bool,
+    /// The store has no plain files, no links and no exchange.
+    pub distant: bool,
 }
 
 impl Terms {
@@ -56,6 +59,7 @@ impl Terms {
             drain_at_start: false,
             older_links: false,
             keeps: false,
+            distant: false,
         }
     }
 }
@@ -82,6 +86,7 @@ pub fn terms() -> impl Strategy<Value = Terms> {
             drain_at_start,
             older_links,
             keeps: false,
+            distant: false,
         },
     )
 }
@@ -204,6 +209,9 @@ impl World {
         match operation {
             // The kernel refuses it before we are asked.
             Operation::Rename { from, to, .. } if self.reference.knots(from, to) => return Ok(()),
+            Operation::Link { .. } | Operation::Rename { how: Renaming::Exchange, .. } if self.terms.distant => {
+                return Ok(());
+            }
             // These wait for the drain.
             Operation::Fsync { .. }
             | Operation::FsyncDir { .. }
@@ -522,7 +530,20 @@ fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Arc<Mutex<V
         rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY,
         rustix::fs::Mode::empty(),
     );
-    let store = Faulty::new(PosixStore::new(root.unwrap(), "file:store".into()).unwrap());
+    let store = PosixStore::new(root.unwrap(), "file:store".into()).unwrap();
+    if terms.distant {
+        return mount(terms, config, Faulty::new(Distant::new(store)), fuse, published);
+    }
+    mount(terms, config, Faulty::new(store), fuse, published)
+}
+
+fn mount<S: Store + 'static>(
+    terms: &Terms,
+    config: Config,
+    store: Faulty<S>,
+    fuse: &Arc<Fuse>,
+    published: &Arc<Mutex<Vec<String>>>,
+) -> Mounted {
     let burning = fuse.clone();
     store.add(Rule::when(Failure::Errno(Errno::IO), move |operation, _| operation.writes() && burning.step()));
     let published = published.clone();

@@ -115,13 +115,13 @@ impl Namespace {
             Some(open) if via.is_only() && !open.direct => return Err(Errno::AGAIN.into()),
             Some(open) => {
                 if writes {
-                    self.make_writable(&open)?;
+                    self.make_writable(&open, truncates)?;
                 }
                 open
             }
             None => {
                 let open = Arc::new(self.while_it_moves(id, || {
-                    self.reread(id)?;
+                    self.reread(id, truncates)?;
                     self.open_content(id, writes, truncates, via)
                 })?);
                 self.opens().insert(id, open.clone());
@@ -168,8 +168,8 @@ impl Namespace {
     }
 
     /// A file that lies only in the store may have been changed by somebody else since we looked.
-    fn reread(&self, id: FileId) -> FsResult<()> {
-        let (path, who, identity) = {
+    fn reread(&self, id: FileId, truncates: bool) -> FsResult<()> {
+        {
             let tree = self.tree();
             let Some(inode) = tree.get(id) else {
                 return Err(GONE.into());
@@ -178,6 +178,17 @@ impl Namespace {
             if fresh || inode.replica.is_some() || inode.spill().is_some() || inode.dirty() {
                 return Ok(());
             }
+        }
+        // Where its bytes have to be asked for, that tells which version it is.
+        if self.store.features().plain_files || truncates { self.look_at_it(id) } else { Ok(()) }
+    }
+
+    pub(super) fn look_at_it(&self, id: FileId) -> FsResult<()> {
+        let (path, who, identity) = {
+            let tree = self.tree();
+            let Some(inode) = tree.get(id) else {
+                return Err(GONE.into());
+            };
             let Some(path) = tree.applied_path(id) else {
                 return Ok(());
             };
@@ -247,7 +258,7 @@ impl Namespace {
     }
 
     /// Is the file elsewhere in the store than before, or about to be?
-    fn may_move(&self, id: FileId, before: Option<&StorePath>) -> bool {
+    pub(super) fn may_move(&self, id: FileId, before: Option<&StorePath>) -> bool {
         let tree = self.tree();
         let Some(inode) = tree.get(id) else { return false };
         let pinned =
@@ -304,6 +315,15 @@ impl Namespace {
         if truncates && !in_place {
             return self.open_placed(id, None, 0, via);
         }
+        if !self.store.features().plain_files {
+            return match self.open_distant(id, writes, via)? {
+                Some(open) => Ok(open),
+                None if self.tree().get(id).is_some_and(|inode| inode.replica.is_some()) => {
+                    self.open_content(id, writes, truncates, via)
+                }
+                None => Err(GONE.into()),
+            };
+        }
         if writes && !in_place && size_bytes <= self.config.copy_up_bytes_max {
             let source = self.open_in_store(id, owner, &path, false)?;
             // Who has the store's own file open would not see what is written to a copy.
@@ -358,7 +378,8 @@ impl Namespace {
     }
 
     /// An open inode gets its first writer. The inode's lock is held.
-    fn make_writable(&self, open: &Arc<Open>) -> FsResult<()> {
+    fn make_writable(&self, open: &Arc<Open>, truncates: bool) -> FsResult<()> {
+        self.arrive_whole(open, truncates)?;
         let content = open.content();
         if open.direct && content.lies == Lies::Store {
             self.times_in_place(open.id, &content.file)?;
@@ -375,6 +396,8 @@ impl Namespace {
                 let file = super::super::content::reopen_writable(&content.file)?;
                 open.replace(Content { file: Arc::new(file), writable: true, ..content });
             }
+            // Its bytes were all waited for.
+            Lies::Arriving => return Err(Errno::STALE.into()),
             Lies::Store => {
                 let size_bytes = self.tree().get(id).ok_or(Errno::NOENT)?.attr.size_bytes;
                 if size_bytes <= self.config.copy_up_bytes_max && !self.only_in_place(id) {
@@ -501,12 +524,13 @@ impl Namespace {
 
     /// Nobody has it open any more, and it is sealed. The inode's lock is held.
     pub(super) fn give_up(&self, open: &Open) {
+        self.end_arrival(open);
         self.unback(open);
         self.last_close(open);
     }
 
     /// The kernel no longer needs the plain file.
-    fn unback(&self, open: &Open) {
+    pub(super) fn unback(&self, open: &Open) {
         if let (Some(backing), Some(door)) = (open.take_backing(), self.door.get()) {
             self.bequeath(&Record::Unbacked { id: open.id });
             door.unback(backing);

@@ -203,19 +203,31 @@ impl Namespace {
                     }
                 }
                 // In the store it is already.
-                Place::Store if matches!(kind, AskKind::Prefetch { .. }) => {
-                    return Err(Errno::NOSPC.into());
-                }
+                Place::Store if brings_in(kind) => return Err(Errno::NOSPC.into()),
                 Place::Store => return self.place_in_store(path, id, perm, &self.sentence(reason), via),
             }
         }
-        if matches!(kind, AskKind::Prefetch { .. }) {
+        if brings_in(kind) {
             return Err(Errno::NOSPC.into());
         }
         self.place_in_store(path, id, perm, "no tier took the file", via)
     }
 
     fn place_in_store(&self, path: &[u8], id: FileId, perm: u32, reason: &str, via: Via) -> FsResult<Placed> {
+        if !self.store.features().plain_files {
+            // Nothing is written there but whole files, by the drain.
+            let mut tiers: Vec<&str> = self.tiers.devices().map(crate::tier::Device::tier_name).collect();
+            tiers.dedup();
+            return Err(Fault::new(
+                Errno::NOSPC,
+                format!(
+                    "no tier ({}) has room for {}, and the store {} takes whole files only: {reason}",
+                    tiers.join(", "),
+                    String::from_utf8_lossy(path),
+                    self.store.describe()
+                ),
+            ));
+        }
         let place = || {
             let tree = self.tree();
             let dir = tree.get(id).and_then(|inode| inode.logical.as_ref()).map_or(FileId::ROOT, |place| place.0);
@@ -323,8 +335,13 @@ impl Placed {
     }
 }
 
+/// Is it for what the store has already?
+fn brings_in(kind: AskKind) -> bool {
+    matches!(kind, AskKind::Prefetch { .. } | AskKind::Fetch { .. })
+}
+
 /// A read-only descriptor of a file that we just made: a writable one of ours would stand in the way of our leases.
-fn reopen_read_only(file: &std::fs::File) -> std::io::Result<std::fs::File> {
+pub(super) fn reopen_read_only(file: &std::fs::File) -> std::io::Result<std::fs::File> {
     use std::os::fd::AsRawFd;
     std::fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }

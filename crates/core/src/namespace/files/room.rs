@@ -176,7 +176,7 @@ impl Namespace {
                         (std::io::Error::from_raw_os_error(libc::ENOSPC), content.lies)
                     }
                 }
-                Lies::StoreTemporary | Lies::Store => {
+                Lies::StoreTemporary | Lies::Store | Lies::Arriving => {
                     match write_all_at(&content.file, data, offset) {
                         Ok(()) => {
                             self.has_room(&shortage);

@@ -25,10 +25,19 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 impl Namespace {
     pub fn read(&self, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
         let handle = self.handle(fh)?;
+        let mut done = 0;
+        while let Some(arrival) = handle.open.arrival().filter(|_| done < buffer.len()) {
+            match self.read_arriving(&handle.open, &arrival, offset + done as u64, &mut buffer[done..])? {
+                // Its end.
+                Some(0) => break,
+                Some(count) => done += count,
+                None => {}
+            }
+            self.try_complete(&handle.open, &arrival);
+        }
         let _gate = handle.open.gate.read().unwrap_or_else(PoisonError::into_inner);
         let content = handle.open.content();
-        let mut done = 0;
-        while done < buffer.len() {
+        while content.lies != Lies::Arriving && done < buffer.len() {
             match content.file.read_at(&mut buffer[done..], offset + done as u64) {
                 Ok(0) => break,
                 Ok(count) => done += count,
@@ -115,6 +124,15 @@ impl Namespace {
             libc::SEEK_HOLE => rustix::fs::SeekFrom::Hole(offset),
             _ => return Err(Errno::INVAL.into()),
         };
+        // What has not come yet is no hole.
+        if let Some(arrival) = handle.open.arrival() {
+            let there = offset < arrival.size_bytes;
+            return match whence {
+                _ if !there => Err(Errno::NXIO.into()),
+                libc::SEEK_DATA => Ok(offset),
+                _ => Ok(arrival.size_bytes),
+            };
+        }
         Ok(rustix::fs::seek(&*handle.open.content().file, from)?)
     }
 
@@ -123,7 +141,8 @@ impl Namespace {
         let target = self.handle(to)?;
         let length = length.min(COPY_BYTES_MAX);
         target.open.written.store(true, Ordering::Relaxed);
-        if !target.open.direct || source.open.id == target.open.id {
+        let whole = source.open.arrival().is_none();
+        if !whole || !target.open.direct || source.open.id == target.open.id {
             // The kernel falls back to reading and writing, which may move the target to another tier on the way.
             return Err(Errno::OPNOTSUPP.into());
         }
@@ -152,7 +171,7 @@ impl Namespace {
         }
         let wanted = decision.fsync.or(self.config.fsync);
         match lies {
-            Lies::Store => FsyncTarget::Tier,
+            Lies::Store | Lies::Arriving => FsyncTarget::Tier,
             // The bytes survive the node there, but only the published name is found again without it.
             Lies::StoreTemporary => wanted.unwrap_or(FsyncTarget::Tier),
             Lies::Tier(device) => wanted.unwrap_or(match self.tiers.device(device).survives() {
@@ -258,6 +277,9 @@ impl Namespace {
     /// directory does not let us put a new version in the old one's place, as the file lets us write it.
     pub(super) fn only_in_place(&self, id: FileId) -> bool {
         // (Who serves all users may write everywhere.)
+        if !self.store.features().plain_files {
+            return false;
+        }
         let linked = self.has_unknown_names(id);
         if linked || !self.checks_permissions {
             return linked;

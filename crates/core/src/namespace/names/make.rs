@@ -142,6 +142,7 @@ impl Namespace {
         let (id, path) = {
             let mut tree = self.tree();
             let path = tree.child_path(dir, &name).ok_or(Errno::NOENT)?;
+            self.may_be_called(&tree, dir, &name)?;
             let id = tree.new_id();
             // Whoever else is making one starts again.
             tree.making.insert((dir, name.clone()), id);
@@ -288,6 +289,7 @@ impl Namespace {
         let name = Name::from(name);
         let mut tree = self.tree();
         Self::still_absent(&tree, dir, &name)?;
+        self.may_be_called(&tree, dir, &name)?;
         let path = tree.child_path(dir, &name).ok_or(Errno::NOENT)?;
         let decision = self.decide(&path);
         let last = self.is_last(&decision);
@@ -344,6 +346,7 @@ impl Namespace {
         let run = self.run(caller);
         let mut tree = self.tree();
         Self::still_absent(&tree, dir, &name)?;
+        self.may_be_called(&tree, dir, &name)?;
         let path = tree.child_path(dir, &name).ok_or(Errno::NOENT)?;
         let inode = tree.get_mut(id).ok_or(Errno::NOENT)?;
         if inode.is_dir() {
@@ -352,6 +355,10 @@ impl Namespace {
         let unnamed = inode.logical.is_none();
         if unnamed && inode.handles == 0 {
             return Err(Errno::NOENT.into());
+        }
+        // Its first name is no link yet.
+        if !(self.store.features().hard_links || unnamed && inode.applied.is_none()) {
+            return Err(Errno::PERM.into());
         }
         // What lost its last name has no plain file to be given another one: before anything is changed.
         if let Some(PlainId { device, .. }) = inode.replica.filter(|_| unnamed) {

@@ -25,6 +25,9 @@ impl Namespace {
         if flags & !(NOREPLACE | EXCHANGE) != 0 || flags == NOREPLACE | EXCHANGE {
             return Err(Errno::INVAL.into());
         }
+        if flags & EXCHANGE != 0 && !self.store.features().atomic_renames {
+            return Err(Errno::INVAL.into());
+        }
         if to.starts_with(crate::model::STORE_TEMPORARY_PREFIX) {
             return Err(Errno::INVAL.into());
         }
@@ -71,6 +74,9 @@ impl Namespace {
         }
         let run = self.run(caller);
         let (from, to) = (Name::from(from), Name::from(to));
+        if target.is_none() {
+            self.may_be_called(&self.tree(), to_dir, &to)?;
+        }
         if flags & EXCHANGE != 0 {
             let other = target.ok_or(Errno::NOENT)?;
             return self.exchange((from_dir, &from), id, (to_dir, &to), other, run);

@@ -122,10 +122,16 @@ impl Namespace {
         let open = match known {
             Some(open) => open,
             None => {
-                let content = self.content_left(handle.id)?;
-                let charged_bytes = self.tree().get(handle.id).map_or(0, |inode| inode.charged_bytes);
-                let backing = self.backing_left(handle.id);
-                let open = Arc::new(Open::new(handle.id, content, handle.direct, backing, charged_bytes));
+                let arriving = if handle.writes { None } else { self.arrives_again(handle.id) };
+                let open = match arriving {
+                    Some(open) => Arc::new(open),
+                    None => {
+                        let content = self.content_left(handle.id)?;
+                        let charged_bytes = self.tree().get(handle.id).map_or(0, |inode| inode.charged_bytes);
+                        let backing = self.backing_left(handle.id);
+                        Arc::new(Open::new(handle.id, content, handle.direct, backing, charged_bytes))
+                    }
+                };
                 self.opens().insert(handle.id, open.clone());
                 open
             }

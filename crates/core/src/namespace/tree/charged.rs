@@ -19,6 +19,23 @@ impl Tree {
         *count = (*count + now).saturating_sub(before);
     }
 
+    /// Is there anything that the store has too, and that nobody is bringing in just now?
+    pub fn has_clean(&self, device: DeviceId) -> bool {
+        self.clean_bytes.get(&device).is_some_and(|clean| *clean > 0)
+    }
+
+    /// What comes from the store, or goes again half-way, is not undrained either.
+    pub fn arriving(&mut self, device: DeviceId, bytes: i64) {
+        let count = self.arriving_bytes.entry(device).or_insert(0);
+        *count = count.saturating_add_signed(bytes);
+    }
+
+    /// What the device has that the store has too.
+    pub fn spare_bytes(&self, device: DeviceId) -> u64 {
+        let of = |counts: &super::HashMap<DeviceId, u64>| counts.get(&device).copied().unwrap_or(0);
+        of(&self.clean_bytes) + of(&self.arriving_bytes)
+    }
+
     /// The replica leaves its device; returns what it was charged.
     pub fn drop_replica(&mut self, id: FileId) -> Option<(DeviceId, u64)> {
         let inode = self.inodes.get_mut(&id)?;

@@ -273,7 +273,7 @@ proptest! {
                 AskKind::Create { .. } if reserve_bytes >= RESERVE_BYTES_MIN => true,
                 AskKind::Create { .. } => view.free_bytes >= ample_bytes(view),
                 AskKind::CopyUp { .. } => u128::from(view.free_bytes) >= u128::from(ample_bytes(view)) + u128::from(reserve_bytes),
-                AskKind::Spill { .. } | AskKind::Prefetch { .. } => false,
+                AskKind::Spill { .. } | AskKind::Prefetch { .. } | AskKind::Fetch { .. } => false,
             };
             prop_assert!(guaranteed, "{:?} {:?}", ask, view);
         }

@@ -197,11 +197,7 @@ impl Objects for Memory {
     }
     fn uploads(&self, prefix: &str) -> io::Result<Vec<Upload>> {
         let held = self.held();
-        let upload = |(id, (key, ..)): (&String, &Begun)| Upload {
-            key: key.clone(),
-            id: id.clone(),
-            begun_nanos: 0,
-        };
+        let upload = |(id, (key, ..)): (&String, &Begun)| Upload { key: key.clone(), id: id.clone(), begun_nanos: 0 };
         Ok(held.uploads.iter().map(upload).filter(|upload| upload.key.starts_with(prefix)).collect())
     }
 }

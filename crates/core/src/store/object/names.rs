@@ -85,7 +85,13 @@ impl ObjectStore {
         self.server.put(&new, &&b""[..], sum, &words, When::Always)?;
         self.each(&objects, &|object| {
             let target = format!("{new}{}", &object.key[old.len()..]);
-            self.copy_object(object, &target, None)?;
+            if object.key.ends_with('/') {
+                // Servers that keep directories as such do not copy them.
+                let words = self.server.head(&object.key)?.and_then(|marker| marker.words).unwrap_or_default();
+                self.server.put(&target, &&b""[..], sum, &words, When::Always)?;
+            } else {
+                self.copy_object(object, &target, None)?;
+            }
             crash_point!("store.rename_copied");
             Ok(())
         })?;

@@ -1,0 +1,245 @@
+//! A namespace over a store that gives bytes by ranges only, and the few operations that these tests need.
+
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use surgetank_core::bequest::Bequest;
+use surgetank_core::catalog::LogCatalog;
+use surgetank_core::config::{Config, KeepAtExit, Survives, TierConfig, Way};
+use surgetank_core::drain::Drain;
+use surgetank_core::error::Errno;
+use surgetank_core::model::{Caller, FileId, FsyncTarget};
+use surgetank_core::namespace::{Door, Namespace, Opened, Survival};
+use surgetank_core::store::Verify;
+use surgetank_core::store::distant::{Distant, Line};
+use surgetank_core::store::posix::PosixStore;
+use surgetank_core::store::source::RANGE_BYTES;
+use surgetank_core::tier::Tiers;
+
+pub const MIB: u64 = 1 << 20;
+pub const CHUNK: u64 = RANGE_BYTES;
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct Kernel(AtomicU32);
+
+impl Door for Kernel {
+    fn passes_through(&self) -> bool {
+        true
+    }
+    fn back(&self, _file: BorrowedFd<'_>) -> std::io::Result<u32> {
+        Ok(self.0.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+    fn unback(&self, _backing: u32) {}
+    fn invalidate(&self, _file: FileId, _attributes_only: bool) {}
+    fn invalidate_name(&self, _dir: FileId, _name: &[u8]) {}
+    fn await_closes(&self) {}
+}
+
+pub struct World {
+    base: tempfile::TempDir,
+    pub namespace: Arc<Namespace>,
+    pub line: Arc<Line>,
+    pub caller: Caller,
+    drain: Option<Arc<Drain>>,
+    bequest: Arc<Bequest>,
+}
+
+impl World {
+    pub fn new(cap_bytes: u64) -> Self {
+        Self::with(cap_bytes, |_| {})
+    }
+
+    pub fn with(cap_bytes: u64, change: impl FnOnce(&mut Config)) -> Self {
+        let base = tempfile::tempdir().unwrap();
+        for dir in ["store", "fast", "state"] {
+            std::fs::create_dir(base.path().join(dir)).unwrap();
+        }
+        let at = |name: &str| base.path().join(name);
+        let mut config = Config {
+            over: at("store"),
+            store: at("store"),
+            tiers: vec![TierConfig {
+                name: "fast".into(),
+                paths: vec![at("fast")],
+                cap_bytes: Some(cap_bytes),
+                survives: Some(Survives::Agent),
+            }],
+            rules: Vec::new(),
+            state: at("state"),
+            ordered: true,
+            verify: Verify::Cache,
+            fsync: Some(FsyncTarget::Tier),
+            // Nothing is written in place, however large it is.
+            copy_up_bytes_max: 0,
+            dirty_bytes_max: u64::MAX,
+            drain_threads: 2,
+            drain_bytes_per_second_max: 0,
+            store_ttl: Duration::ZERO,
+            quiet: Duration::ZERO,
+            deadline: None,
+            sync_after: Duration::from_millis(20),
+            retry: Duration::from_secs(1),
+            wait_for_room: Duration::ZERO,
+            grace: Duration::ZERO,
+            keep_at_exit: KeepAtExit::Leave,
+            direct: true,
+            door: Way::Fuse,
+            preload: false,
+            preload_skip: Vec::new(),
+        };
+        change(&mut config);
+        Self::begin(base, config, Arc::new(Bequest::new().unwrap()), false)
+    }
+
+    /// The agent is killed, and another one goes on.
+    pub fn die(mut self) -> Self {
+        self.stop_drain();
+        let (config, bequest) = (self.namespace.config.clone(), self.bequest.clone());
+        let base = std::mem::replace(&mut self.base, tempfile::tempdir().unwrap());
+        let gone = Arc::downgrade(&self.namespace);
+        drop(self);
+        assert!(gone.upgrade().is_none(), "somebody still holds the namespace of the agent that died");
+        Self::begin(base, config, bequest, true)
+    }
+
+    fn begin(base: tempfile::TempDir, config: Config, bequest: Arc<Bequest>, again: bool) -> Self {
+        let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY;
+        let root = rustix::fs::open(&config.store, flags, rustix::fs::Mode::empty()).unwrap();
+        let store = Distant::new(PosixStore::new(root, "s3://test".into()).unwrap());
+        let line = store.line.clone();
+        let tiers = Arc::new(Tiers::open(&config.tiers, "distant").unwrap());
+        let catalog = LogCatalog::open(&config.state.join("catalog")).unwrap();
+        let survival = Survival { bequest: Some(bequest.clone()), again, ..Survival::default() };
+        let (store, catalog) = (Arc::new(store), Arc::new(catalog));
+        let namespace =
+            Namespace::open_after(config, store, tiers, catalog, "distant".into(), false, survival).unwrap();
+        namespace.set_door(Arc::new(Kernel(AtomicU32::new(0))));
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let caller = Caller { uid, gid, pid: std::process::id(), umask: 0 };
+        Self { base, namespace, line, caller, drain: None, bequest }
+    }
+
+    pub fn in_store(&self, name: &str) -> PathBuf {
+        self.base.path().join("store").join(name)
+    }
+
+    /// Somebody else puts a file into the store.
+    pub fn put(&self, name: &str, bytes: &[u8]) {
+        let beside = self.in_store(".others");
+        std::fs::write(&beside, bytes).unwrap();
+        std::fs::rename(&beside, self.in_store(name)).unwrap();
+    }
+
+    /// A huge one, of zeros but for a few bytes.
+    pub fn put_sparse(&self, name: &str, size_bytes: u64, at: u64, bytes: &[u8]) {
+        let file = std::fs::File::create(self.in_store(name)).unwrap();
+        file.set_len(size_bytes).unwrap();
+        file.write_all_at(bytes, at).unwrap();
+    }
+
+    pub fn find(&self, name: &str) -> Result<FileId, Errno> {
+        self.namespace.lookup(&self.caller, FileId::ROOT, name.as_bytes()).map(|found| found.id).map_err(|f| f.errno)
+    }
+
+    pub fn open(&self, name: &str, flags: i32) -> Result<Opened, Errno> {
+        let id = self.find(name)?;
+        self.namespace.open_file(&self.caller, id, flags).map_err(|fault| fault.errno)
+    }
+
+    pub fn create(&self, name: &str) -> Result<Opened, Errno> {
+        let made = self.namespace.create(&self.caller, FileId::ROOT, name.as_bytes(), 0o644, libc::O_RDWR);
+        made.map(|(_, opened)| opened).map_err(|fault| fault.errno)
+    }
+
+    pub fn read(&self, opened: &Opened, offset: u64, length: u64) -> Result<Vec<u8>, Errno> {
+        let mut bytes = vec![0; length as usize];
+        let count = self.namespace.read(opened.handle, offset, &mut bytes).map_err(|fault| fault.errno)?;
+        bytes.truncate(count);
+        Ok(bytes)
+    }
+
+    pub fn write(&self, opened: &Opened, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        self.namespace.write(opened.handle, offset, bytes, false).map_err(|fault| fault.errno)
+    }
+
+    /// As programs read that go from the beginning to the end.
+    pub fn read_on(&self, opened: &Opened, step: u64) -> Result<Vec<u8>, Errno> {
+        let mut all = Vec::new();
+        loop {
+            let more = self.read(opened, all.len() as u64, step)?;
+            if more.is_empty() {
+                return Ok(all);
+            }
+            all.extend(more);
+        }
+    }
+
+    pub fn close(&self, opened: Opened) {
+        self.namespace.release(opened.handle);
+    }
+
+    pub fn used_bytes(&self) -> u64 {
+        self.namespace.tiers.devices().map(surgetank_core::tier::Device::used_bytes).sum()
+    }
+
+    /// Bytes that plain files on the tiers take, named or not yet.
+    pub fn on_tiers(&self) -> u64 {
+        let mut blocks = 0;
+        for device in self.namespace.tiers.devices() {
+            device.walk(&mut |_: &[u8], plain| blocks += plain.blocks_bytes).unwrap();
+        }
+        blocks
+    }
+
+    /// What is charged is there. (Where it lies on the disk may take a block more once that is decided.)
+    pub fn is_charged(&self) {
+        let (used, there) = (self.used_bytes(), self.on_tiers());
+        assert!(used.abs_diff(there) <= 64 << 10, "{used} bytes charged, {there} there");
+    }
+
+    pub fn start_drain(&mut self) {
+        self.drain = Some(Drain::start(self.namespace.clone()).unwrap());
+    }
+
+    pub fn settle(&mut self) {
+        if self.drain.is_none() {
+            self.start_drain();
+        }
+        let until = Instant::now() + PATIENCE;
+        while self.namespace.busy(None) {
+            assert!(Instant::now() < until, "the drain hangs: {:?}", self.namespace.stuck());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.stop_drain();
+    }
+}
+
+impl World {
+    fn stop_drain(&mut self) {
+        if let Some(drain) = self.drain.take() {
+            drain.stop();
+        }
+    }
+}
+
+/// Bytes of which every part tells where it belongs.
+pub fn pattern(size_bytes: u64, salt: u64) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(size_bytes as usize + 8);
+    let mut at = 0_u64;
+    while (bytes.len() as u64) < size_bytes {
+        bytes.extend_from_slice(&(at ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+        at += 1;
+    }
+    bytes.truncate(size_bytes as usize);
+    bytes
+}
