@@ -55,6 +55,10 @@ mod scheduled {
             self.0.lock().map(held).map_err(|poisoned| PoisonError::new(held(poisoned.into_inner())))
         }
 
+        pub fn into_inner(self) -> LockResult<T> {
+            self.0.into_inner()
+        }
+
         pub fn try_lock(&self) -> TryLockResult<MutexGuard<'_, T>> {
             let held = |held| MutexGuard { of: self, held };
             self.0.try_lock().map(held).map_err(|refused| match refused {
