@@ -413,7 +413,7 @@ fn a_program_reads_on_when_the_agent_was_killed() {
 
 #[test]
 fn readers_writers_and_evictions_on_a_small_tier() {
-    let mut world = World::new(5 * CHUNK);
+    let mut world = World::with(5 * CHUNK, |config| config.wait_for_room = Duration::from_secs(10));
     let names = ["a", "b", "c"];
     let contents: Vec<Vec<u8>> = (0..3).map(|salt| pattern((salt + 2) * CHUNK + salt * 1000, 20 + salt)).collect();
     for (name, bytes) in names.iter().zip(&contents) {
@@ -451,8 +451,7 @@ fn readers_writers_and_evictions_on_a_small_tier() {
                 }
                 let bytes = pattern(MIB + number, number);
                 let opened = world.create("w").unwrap();
-                // Who finds no room would have waited for it.
-                let _ = world.write(&opened, 0, &bytes);
+                world.write(&opened, 0, &bytes).unwrap();
                 world.close(opened);
                 world.namespace.unlink(&world.caller, FileId::ROOT, b"w").unwrap();
             }

@@ -332,7 +332,9 @@ impl Arrival {
         let mut at = 0;
         while at < state.present.len() {
             let chunk = state.present[at];
-            let stays = state.pins.contains_key(&chunk) || state.streams.iter().any(|stream| stream.wants(chunk));
+            // Not what is being read just now, or its reader would have to fetch it for every read.
+            let here = |stream: &Stream| stream.next / RANGE_BYTES == chunk;
+            let stays = state.pins.contains_key(&chunk) || state.streams.iter().any(here);
             if stays || self.punch(&mut state, at).is_none() {
                 at += 1;
             }

@@ -97,7 +97,6 @@ impl Namespace {
     fn version(&self, id: FileId, path: &StorePath, is: StoreIdentity) -> FsResult<Version> {
         let mut tree = self.tree();
         let moved = tree.applied_path(id).as_ref() != Some(path);
-        let queued = tree.is_queued(id);
         let inode = tree.get_mut(id).ok_or(Errno::STALE)?;
         let known = inode.identity.as_deref().copied();
         if known == Some(is) {
@@ -108,6 +107,7 @@ impl Namespace {
         if moved {
             return Err(Errno::STALE.into());
         }
+        let queued = tree.is_queued(id);
         match known {
             Some(known) if queued && (known.ino, known.size_bytes) == (is.ino, is.size_bytes) => Ok(Version::Known),
             _ if queued => Err(Errno::STALE.into()),
@@ -118,6 +118,9 @@ impl Namespace {
     /// Fetches all of it into a tier. The inode's lock is held.
     pub(super) fn bring_in(&self, id: FileId, there: &There, kind: AskKind) -> FsResult<()> {
         let size_bytes = there.remote.identity().size_bytes;
+        if self.tree().logical_path(id).is_none() {
+            return Err(Errno::STALE.into());
+        }
         let Some((placed, target)) = self.place_hidden(id, kind)? else { return Err(Errno::NOSPC.into()) };
         let source = Source::Remote(there.remote.clone());
         let gate = |_| if self.is_interrupted() { Err(Errno::INTR.into()) } else { Ok(()) };
@@ -139,7 +142,8 @@ impl Namespace {
     fn place_hidden(&self, id: FileId, kind: AskKind) -> FsResult<Option<(Placed, File)>> {
         let (path, mode, perm, copy) = {
             let mut tree = self.tree();
-            let path = tree.logical_path(id).ok_or(Errno::STALE)?;
+            // (What lost its name while somebody reads it is fetched for him alone.)
+            let path = tree.logical_path(id).unwrap_or_default();
             let copy = tree.new_id();
             let mode =
                 if matches!(kind, AskKind::CopyUp { .. }) { self.mode_for(&tree, id, &path) } else { Mode::Copy };
