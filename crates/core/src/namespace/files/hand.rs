@@ -175,10 +175,8 @@ impl Namespace {
             None => std::fs::OpenOptions::new()
                 .write(true)
                 .read(flags & libc::O_ACCMODE == libc::O_RDWR)
-                // (With it the open would fail while a lease of ours is being broken.)
-                .custom_flags(flags & KEPT & !(libc::O_ACCMODE | libc::O_NONBLOCK))
-                .open(format!("/proc/self/fd/{}", content.file.as_raw_fd()))
-                .and_then(|file| set_nonblocking(file, flags)),
+                .custom_flags(flags & KEPT & !libc::O_ACCMODE)
+                .open(format!("/proc/self/fd/{}", content.file.as_raw_fd())),
         };
         let watched = match self.shim.get() {
             Some(shim) => shim.watch(open.id, content.file.as_fd()),
@@ -312,11 +310,4 @@ impl Namespace {
             None => self.fsync_closed(id),
         }
     }
-}
-
-fn set_nonblocking(file: File, flags: i32) -> std::io::Result<File> {
-    if flags & libc::O_NONBLOCK != 0 {
-        rustix::fs::fcntl_setfl(&file, rustix::fs::fcntl_getfl(&file)? | rustix::fs::OFlags::NONBLOCK)?;
-    }
-    Ok(file)
 }
