@@ -290,7 +290,8 @@ fn stores() {
         assert_eq!(place.load(overrides).expect(&text).config.store, elsewhere, "{text}");
     }
     for (text, part) in [
-        ("s3://bucket", "not in this build"),
+        ("hdfs://host/x", "not in this build"),
+        ("s3://", "s3://BUCKET"),
         ("file://host/x", "three slashes"),
         ("file:///x%zz", "%25"),
         ("../absent", "mkdir -p"),

@@ -50,6 +50,7 @@ use uploads::Uploads;
 /// What a server gives itself out to have: nobody can fill it.
 const SPACE_BYTES: u64 = 1 << 60;
 const BLOCK_BYTES: u32 = 1 << 20;
+const AWAY_PATIENCE: Duration = Duration::from_secs(60);
 /// Of small ones, when order does not matter: the time of one is mostly waiting.
 const PUBLICATIONS_AT_ONCE: usize = 16;
 
@@ -158,12 +159,12 @@ impl Store for ObjectStore {
     fn glance(&self, _who: Cred, path: &StorePath) -> io::Result<StoreStat> {
         match self.listings.tell(path) {
             Some(known) => known.ok_or_else(|| Errno::NOENT.into()),
-            None => self.stat_now(path),
+            None => patiently(|| self.stat_now(path)),
         }
     }
 
     fn list(&self, _who: Cred, path: &StorePath, temporaries: bool) -> io::Result<Vec<StoreEntry>> {
-        let mut entries = self.entries(path)?;
+        let mut entries = patiently(|| self.entries(path))?;
         if temporaries {
             for (temporary, waiting) in &*locked(&self.waiting) {
                 if keys::parent(temporary) == *path {
@@ -177,7 +178,7 @@ impl Store for ObjectStore {
     }
 
     fn read_link(&self, _who: Cred, path: &StorePath) -> io::Result<Box<[u8]>> {
-        let object = self.object(path)?;
+        let object = patiently(|| self.object(path))?;
         if attributes::stat_of(&object, self.owner).attr.kind != Kind::Symlink {
             return Err(Errno::INVAL.into());
         }
@@ -218,7 +219,7 @@ impl Store for ObjectStore {
     }
 
     fn source(&self, _who: Cred, path: &StorePath) -> io::Result<Source> {
-        let object = self.object(path)?;
+        let object = patiently(|| self.object(path))?;
         match attributes::stat_of(&object, self.owner).attr.kind {
             Kind::File => Ok(Source::Remote(Arc::new(self.remote(object)))),
             Kind::Symlink => Err(Errno::LOOP.into()),
@@ -329,6 +330,39 @@ impl Store for ObjectStore {
     fn sync_dirs(&self, _who: Cred, _paths: &[StorePath]) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// A server that is away for a moment fails no program: what programs ask waits for it, as on a file system that is mounted
+/// hard. (The drain has a patience of its own.)
+fn patiently<T>(ask: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    let until = crate::clock::tick() + AWAY_PATIENCE;
+    let mut pause = Duration::from_millis(50);
+    loop {
+        match ask() {
+            Err(why) if is_away(&why) && crate::clock::tick() < until => {
+                crate::sync::thread::sleep(pause);
+                pause = (pause * 2).min(Duration::from_secs(1));
+            }
+            answer => return answer,
+        }
+    }
+}
+
+fn is_away(why: &io::Error) -> bool {
+    let errno = super::verdict::errno_of(why);
+    matches!(
+        errno,
+        Errno::CONNREFUSED
+            | Errno::CONNRESET
+            | Errno::CONNABORTED
+            | Errno::PIPE
+            | Errno::TIMEDOUT
+            | Errno::HOSTDOWN
+            | Errno::HOSTUNREACH
+            | Errno::NETDOWN
+            | Errno::NETUNREACH
+            | Errno::NETRESET
+    )
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -29,7 +29,8 @@ impl Remote for RemoteObject {
         let mut tries = 0;
         while done < buffer.len() {
             let range = offset + done as u64..offset + buffer.len() as u64;
-            let mut body = match self.server.get(&self.key, range, Some(&self.etag)) {
+            let get = || self.server.get(&self.key, range.clone(), Some(&self.etag));
+            let mut body = match super::patiently(get) {
                 Ok(body) => body,
                 // Another version has the name, or none.
                 Err(why) if is_condition_failed(&why) || why.kind() == io::ErrorKind::NotFound => {
