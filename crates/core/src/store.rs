@@ -4,6 +4,7 @@
 //! *stage* puts a complete copy under a temporary name in the destination directory (or inside a staged
 //! directory), *publish* makes it visible by one atomic step. Nothing half-copied ever has its final name.
 
+mod at_once;
 pub mod checksum;
 #[cfg(test)]
 pub mod conformance;
@@ -17,6 +18,7 @@ pub mod s3;
 pub mod source;
 pub mod verdict;
 
+pub use at_once::at_once;
 pub use source::{Remote, Source};
 
 use std::fs::File;

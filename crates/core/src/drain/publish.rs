@@ -10,7 +10,7 @@ use crate::model::{CONFLICT_INFIX, FileId, Kind, Mode, OpKind, Prepared, RunId, 
 use crate::namespace::content::Lies;
 use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Op, Progress, Tree};
-use crate::store::{Cred, Staged, StorePath};
+use crate::store::{Cred, Staged, StorePath, at_once};
 
 use super::Drain;
 use super::execute::Done;
@@ -80,9 +80,8 @@ impl Drain {
             {
                 op.doubtful = true;
             }
-            // It changed after its copy was made, or what was sent did not arrive as it was: copied again.
             if why.kind() == std::io::ErrorKind::InvalidData {
-                self.staged.lock().unwrap_or_else(PoisonError::into_inner).remove(seq);
+                self.copy_again_if_gone(*seq);
             }
         }
         rest.extend(others.iter().map(|(seq, _)| *seq));
@@ -92,11 +91,28 @@ impl Drain {
         others.iter().for_each(|(seq, why)| self.failed(*seq, why));
     }
 
+    /// What was published did not arrive as it was staged. Where the store has thrown the staged copy away, it is made again.
+    fn copy_again_if_gone(&self, seq: Seq) {
+        let staged = || self.staged.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = staged().get(&seq).map(|(dir, name, ..)| (*dir, name.clone()));
+        let Some((dir, name)) = place else { return };
+        let (path, owner) = {
+            let tree = self.namespace.tree();
+            let owner = tree.ops.get(&seq).and_then(|op| tree.get(op.file())).map(crate::namespace::tree::Inode::cred);
+            (tree.applied_path(dir).map(|dir| dir.join(&name)), owner)
+        };
+        let Some((path, owner)) = path.zip(owner) else { return };
+        let there = self.as_owner(owner, |who| self.namespace.store.stat(who, &path));
+        if there.is_err_and(|why| why.kind() == std::io::ErrorKind::NotFound) {
+            staged().remove(&seq);
+        }
+    }
+
     /// Where order does not matter and the store takes its time for each request, files are published several at a time:
     /// those of the batch that have nothing to do with each other, nor with what comes before them.
     fn execute_at_once(&self, batch: &[Seq]) -> HashMap<Seq, std::io::Result<Done>> {
-        let at_once = self.namespace.store.features().publications_at_once;
-        if self.namespace.config.ordered || at_once < 2 {
+        let at_once_max = self.namespace.store.features().publications_at_once;
+        if self.namespace.config.ordered || at_once_max < 2 {
             return HashMap::new();
         }
         let alone: Vec<Seq> = {
@@ -123,20 +139,13 @@ impl Drain {
         if alone.len() < 2 {
             return HashMap::new();
         }
-        let next = std::sync::atomic::AtomicUsize::new(0);
         let done = crate::sync::Mutex::new(HashMap::new());
-        let work = || {
-            while let Some(seq) = alone.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let outcome = self.execute(*seq);
-                done.lock().unwrap_or_else(PoisonError::into_inner).insert(*seq, outcome);
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..at_once.min(alone.len()) {
-                scope.spawn(work);
-            }
-            work();
+        let published = at_once(alone.len(), at_once_max, &|index| {
+            let outcome = self.execute(alone[index]);
+            done.lock().unwrap_or_else(PoisonError::into_inner).insert(alone[index], outcome);
+            Ok(())
         });
+        debug_assert!(published.is_ok(), "each has an outcome of its own");
         done.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 

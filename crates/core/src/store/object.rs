@@ -88,7 +88,7 @@ impl ObjectStore {
         })
     }
 
-    /// The object of a file or link; a directory's only if `as_dir`. `None`: there is none.
+    /// The object of a file or link, with its words. `None`: there is none.
     fn look(&self, path: &StorePath) -> io::Result<Option<Object>> {
         self.server.head(self.key(path)?)
     }
@@ -113,9 +113,7 @@ impl ObjectStore {
     /// A directory without an object of its own.
     fn implied(&self, path: &StorePath) -> StoreStat {
         let key = format!("{}/", String::from_utf8_lossy(&path.0));
-        let object =
-            Object { key, size_bytes: 0, etag: String::new(), modified_nanos: 0, words: None, crc64nvme: None };
-        attributes::stat_of(&object, self.owner)
+        attributes::stat_of(&Object { key, ..names::empty() }, self.owner)
     }
 
     fn has_something(&self, dir: &StorePath) -> io::Result<bool> {

@@ -3,13 +3,11 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::Gate;
 use super::checksum::{self, Checksum};
 use crate::model::StoreIdentity;
-use crate::sync::{Arc, PoisonError};
+use crate::sync::Arc;
 
 /// What is asked for at once, when all of it is wanted.
 pub const RANGE_BYTES: u64 = 8 << 20;
@@ -77,35 +75,13 @@ impl Source {
     }
 }
 
-/// Several ranges at a time; the first error ends it.
 fn fetch(remote: &dyn Remote, target: &File, size_bytes: u64, gate: Gate<'_>) -> io::Result<()> {
-    let next = AtomicU64::new(0);
-    let stopped = AtomicBool::new(false);
-    let failed: Mutex<Option<io::Error>> = Mutex::new(None);
-    let work = || {
-        let mut buffer = Vec::new();
-        while !stopped.load(Ordering::Relaxed) {
-            let at = next.fetch_add(RANGE_BYTES, Ordering::Relaxed);
-            if at >= size_bytes {
-                return;
-            }
-            buffer.resize(usize::try_from((size_bytes - at).min(RANGE_BYTES)).unwrap_or(0), 0);
-            let moved = remote
-                .read_at(&mut buffer, at)
-                .and_then(|()| target.write_all_at(&buffer, at))
-                .and_then(|()| gate(buffer.len() as u64));
-            if let Err(why) = moved {
-                stopped.store(true, Ordering::Relaxed);
-                failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
-            }
-        }
-    };
-    let ranges = usize::try_from(size_bytes.div_ceil(RANGE_BYTES)).unwrap_or(RANGES_AT_ONCE);
-    std::thread::scope(|scope| {
-        for _ in 1..ranges.min(RANGES_AT_ONCE) {
-            scope.spawn(work);
-        }
-        work();
-    });
-    failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    let ranges = usize::try_from(size_bytes.div_ceil(RANGE_BYTES)).map_err(io::Error::other)?;
+    super::at_once(ranges, RANGES_AT_ONCE, &|index| {
+        let at = index as u64 * RANGE_BYTES;
+        let mut buffer = vec![0; usize::try_from((size_bytes - at).min(RANGE_BYTES)).map_err(io::Error::other)?];
+        remote.read_at(&mut buffer, at)?;
+        target.write_all_at(&buffer, at)?;
+        gate(buffer.len() as u64)
+    })
 }

@@ -72,6 +72,15 @@ pub(super) fn words_of(kind: Kind, id: u64, device: u64, meta: &Meta, before: Op
     Ok(words)
 }
 
+/// The same content with these words: what others said of it stays.
+pub(super) fn reworded(before: Option<&Words>, ours: Words) -> Words {
+    const OURS: [&str; 8] = ["mode", "uid", "gid", "mtime", "atime", ID, XATTRS, DEVICE];
+    let mut words = before.cloned().unwrap_or_default();
+    words.retain(|name, _| !OURS.contains(&name.as_str()));
+    words.extend(ours);
+    words
+}
+
 /// Names and values, as a server counts them.
 pub(super) fn bytes_of(words: &Words) -> usize {
     words.iter().map(|(name, value)| name.len() + value.len()).sum()
@@ -101,7 +110,8 @@ pub(super) fn stat_of(object: &Object, owner: Owner) -> StoreStat {
         _ => Kind::File,
     };
     let perm = mode.map_or(if is_dir { DIR_PERM } else { FILE_PERM }, |mode| mode & 0o7777);
-    let modified = Timestamp { nanos: object.modified_nanos };
+    // Whole seconds: some of a server's answers tell no more, and it must be the same time in all of them.
+    let modified = Timestamp { nanos: object.modified_nanos - object.modified_nanos.rem_euclid(1_000_000_000) };
     let mtime = words.get("mtime").and_then(|text| from_decimal(text)).unwrap_or(modified);
     let ino = id_of(words).unwrap_or_else(|| {
         if is_dir { dir_ino(object.key.trim_end_matches('/')) } else { number_of(&(&object.key, &object.etag)) }
@@ -210,6 +220,6 @@ mod tests {
         assert!(xattrs_of(object.words.as_ref().unwrap()).is_err());
         object.words = None;
         let stat = stat_of(&object, Owner { uid: 1, gid: 2 });
-        assert_eq!((stat.attr.kind, stat.attr.perm, stat.attr.mtime.nanos), (Kind::File, FILE_PERM, 5));
+        assert_eq!((stat.attr.kind, stat.attr.perm, stat.attr.mtime.nanos), (Kind::File, FILE_PERM, 0));
     }
 }

@@ -15,7 +15,7 @@ use super::keys::{MARK, parent};
 use super::{Object, ObjectStore, Words, locked};
 use crate::clock::Moment;
 use crate::model::Kind;
-use crate::store::{StoreEntry, StorePath, StoreStat};
+use crate::store::{StoreEntry, StorePath, StoreStat, at_once};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex};
 
@@ -156,14 +156,7 @@ impl ObjectStore {
             return Err(if self.look(dir)?.is_some() { Errno::NOTDIR } else { Errno::NOENT }.into());
         }
         // Directories' own objects are asked for as files are.
-        let markers = prefixes.into_iter().map(|key| Object {
-            key,
-            size_bytes: 0,
-            etag: String::new(),
-            modified_nanos: i64::MAX,
-            words: None,
-            crc64nvme: None,
-        });
+        let markers = prefixes.into_iter().map(|key| Object { key, modified_nanos: i64::MAX, ..super::names::empty() });
         let mark = self.mark_age()?;
         let mut sure = Vec::new();
         let mut unsure = Vec::new();
@@ -211,38 +204,22 @@ impl ObjectStore {
 
     /// Their words, several at a time. What went meanwhile is left out.
     fn heads(&self, objects: Vec<Object>) -> io::Result<Vec<Object>> {
-        let next = AtomicU64::new(0);
         let done: Mutex<Vec<Object>> = Mutex::default();
-        let failed: Mutex<Option<io::Error>> = Mutex::default();
-        let work = || {
-            while locked(&failed).is_none() {
-                let index = usize::try_from(next.fetch_add(1, Ordering::Relaxed)).unwrap_or(usize::MAX);
-                let Some(object) = objects.get(index) else { return };
-                let is_dir = object.key.ends_with('/');
-                match self.server.head(&object.key) {
-                    Ok(Some(head)) => {
-                        if !is_dir {
-                            self.listings.learn(&Object { modified_nanos: object.modified_nanos, ..head.clone() });
-                        }
-                        locked(&done).push(head);
+        at_once(objects.len(), HEADS_AT_ONCE, &|index| {
+            let object = &objects[index];
+            let is_dir = object.key.ends_with('/');
+            match self.server.head(&object.key)? {
+                Some(head) => {
+                    if !is_dir {
+                        self.listings.learn(&Object { modified_nanos: object.modified_nanos, ..head.clone() });
                     }
-                    Ok(None) if is_dir => {
-                        locked(&done).push(Object { modified_nanos: 0, ..object.clone() });
-                    }
-                    Ok(None) => {}
-                    Err(why) => drop(locked(&failed).get_or_insert(why)),
+                    locked(&done).push(head);
                 }
+                None if is_dir => locked(&done).push(Object { modified_nanos: 0, ..object.clone() }),
+                None => {}
             }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..HEADS_AT_ONCE.min(objects.len()) {
-                scope.spawn(work);
-            }
-            work();
-        });
-        if let Some(why) = failed.into_inner().unwrap_or_else(crate::sync::PoisonError::into_inner) {
-            return Err(why);
-        }
-        Ok(done.into_inner().unwrap_or_else(crate::sync::PoisonError::into_inner))
+            Ok(())
+        })?;
+        Ok(std::mem::take(&mut *locked(&done)))
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Cursor, Read};
 use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
@@ -26,6 +27,10 @@ struct Held {
 #[derive(Default)]
 pub struct Memory {
     held: Mutex<Held>,
+    /// Honours no condition.
+    pub unconditional: bool,
+    /// So many objects are not kept as they were taken.
+    pub corrupts: AtomicU32,
 }
 
 impl Memory {
@@ -82,8 +87,8 @@ impl Objects for Memory {
     }
     fn abilities(&self) -> Abilities {
         Abilities {
-            if_absent: true,
-            if_same: true,
+            if_absent: !self.unconditional,
+            if_same: !self.unconditional,
             checksums: true,
             copies: true,
             uploads_in_parts: true,
@@ -134,7 +139,18 @@ impl Objects for Memory {
     }
     fn put(&self, key: &str, body: &dyn Body, sum: u64, words: &Words, when: When<'_>) -> io::Result<String> {
         let bytes = bytes_of(body)?;
-        self.held().set(key, bytes, sum, words, when)
+        assert!(!self.unconditional || when == When::Always, "a condition that nobody honours");
+        let mut held = self.held();
+        let etag = held.set(key, bytes, sum, words, when)?;
+        let corrupts = |left: u32| left.checked_sub(1);
+        if key != super::keys::MARK
+            && self.corrupts.fetch_update(Ordering::Relaxed, Ordering::Relaxed, corrupts).is_ok()
+        {
+            let (object, bytes) = held.objects.get_mut(key).ok_or(Errno::IO)?;
+            bytes[0] ^= 1;
+            object.crc64nvme = None;
+        }
+        Ok(etag)
     }
     fn copy(&self, from: &str, etag: Option<&str>, to: &str, words: Option<&Words>) -> io::Result<String> {
         let mut held = self.held();

@@ -1,19 +1,19 @@
 //! Names that move and go. A server has no rename: a file is copied there and deleted here, in this order.
 //!
-//! **A directory** costs a copy and a delete for each file below it: all copies first, in the order of the keys, then the
-//! deletes, the directory's own object last of all. Whoever looks meanwhile may see files under both names, never under
-//! none. After a crash the rename is done again from the beginning; what was copied before is only copied once more.
+//! **A directory** costs a look, a copy, a look and a delete for each object below it: all copies first, in the order of the
+//! keys, then the deletes, the directory's own object last of all. Whoever looks meanwhile may see files under both names,
+//! never under none. After a crash the rename is done again from the beginning; what was copied before is only copied once
+//! more. What somebody else put under an old name meanwhile stays there.
 
 use std::io;
 
 use rustix::io::Errno;
 
-use super::attributes::{stat_of, words_of};
+use super::attributes::{reworded, stat_of, words_of};
 use super::keys::parent;
 use super::{Object, ObjectStore, When, locked};
-use crate::store::{Meta, StorePath};
+use crate::store::{Meta, StorePath, at_once};
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicUsize, Ordering};
 
 const AT_ONCE: usize = 16;
 
@@ -39,12 +39,9 @@ impl ObjectStore {
             locked(&self.suspect).insert(to.clone());
             return Err(io::Error::new(io::ErrorKind::WouldBlock, super::condition_failed(&new)));
         }
-        // What is somebody else's gets an id now: its number shall not change with its name.
-        let own = object.words.as_ref().and_then(super::attributes::id_of).is_some();
-        let words = if own { None } else { Some(self.words_as_it_is(&object)?) };
-        self.copy_object(&object, &new, words.as_ref())?;
+        self.copy_as_it_is(&object, &new)?;
         crash_point!("store.rename_copied");
-        self.server.delete(&old)?;
+        self.delete_copied(&object)?;
         forget();
         self.keep_dir(&parent(from))
     }
@@ -53,7 +50,24 @@ impl ObjectStore {
         let attr = stat_of(object, self.owner).attr;
         let times = Some((attr.atime, attr.mtime));
         let meta = Meta { perm: attr.perm, uid: attr.uid, gid: attr.gid, times, xattrs: None };
-        words_of(attr.kind, attr.ino, attr.device, &meta, object.words.as_ref())
+        let ours = words_of(attr.kind, attr.ino, attr.device, &meta, object.words.as_ref())?;
+        Ok(reworded(object.words.as_ref(), ours))
+    }
+
+    /// What is somebody else's gets an id: its number shall not change with its name.
+    fn copy_as_it_is(&self, object: &Object, to: &str) -> io::Result<()> {
+        let own = object.words.as_ref().and_then(super::attributes::id_of).is_some();
+        let words = if own { None } else { Some(self.words_as_it_is(object)?) };
+        self.marked()?;
+        self.copy_object(object, to, words.as_ref()).map(drop)
+    }
+
+    /// It has another name now. Who has put something else there since keeps it.
+    fn delete_copied(&self, object: &Object) -> io::Result<()> {
+        match self.server.head(&object.key)? {
+            Some(there) if there.etag == object.etag => self.server.delete(&object.key),
+            _ => Ok(()),
+        }
     }
 
     fn move_dir(&self, from: &StorePath, to: &StorePath) -> io::Result<()> {
@@ -82,42 +96,28 @@ impl ObjectStore {
             None => self.words_as_it_is(&Object { key: old.clone(), ..empty() })?,
         };
         let sum = crate::store::checksum::of_bytes(b"");
+        self.marked()?;
         self.server.put(&new, &&b""[..], sum, &words, When::Always)?;
-        self.each(&objects, &|object| {
-            let target = format!("{new}{}", &object.key[old.len()..]);
-            if object.key.ends_with('/') {
+        let copied = Mutex::new(Vec::with_capacity(objects.len()));
+        at_once(objects.len(), AT_ONCE, &|index| {
+            let key = &objects[index].key;
+            let target = format!("{new}{}", &key[old.len()..]);
+            // (A listing does not tell all. What somebody took away meanwhile is gone.)
+            let Some(object) = self.server.head(key)? else { return Ok(()) };
+            if key.ends_with('/') {
                 // Servers that keep directories as such do not copy them.
-                let words = self.server.head(&object.key)?.and_then(|marker| marker.words).unwrap_or_default();
-                self.server.put(&target, &&b""[..], sum, &words, When::Always)?;
+                self.server.put(&target, &&b""[..], sum, &self.words_as_it_is(&object)?, When::Always)?;
             } else {
-                self.copy_object(object, &target, None)?;
+                self.copy_as_it_is(&object, &target)?;
             }
             crash_point!("store.rename_copied");
+            locked(&copied).push(object);
             Ok(())
         })?;
-        self.each(&objects, &|object| self.server.delete(&object.key))?;
+        let copied = std::mem::take(&mut *locked(&copied));
+        at_once(copied.len(), AT_ONCE, &|index| self.delete_copied(&copied[index]))?;
         self.server.delete(&old)?;
         self.keep_dir(&parent(from))
-    }
-
-    fn each(&self, objects: &[Object], act: &(dyn Fn(&Object) -> io::Result<()> + Sync)) -> io::Result<()> {
-        let next = AtomicUsize::new(0);
-        let failed: Mutex<Option<io::Error>> = Mutex::default();
-        let work = || {
-            while locked(&failed).is_none() {
-                let Some(object) = objects.get(next.fetch_add(1, Ordering::Relaxed)) else { return };
-                if let Err(why) = act(object) {
-                    locked(&failed).get_or_insert(why);
-                }
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..AT_ONCE.min(objects.len()) {
-                scope.spawn(work);
-            }
-            work();
-        });
-        failed.into_inner().unwrap_or_else(crate::sync::PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
     pub(super) fn remove_file(&self, path: &StorePath) -> io::Result<()> {
@@ -145,6 +145,7 @@ impl ObjectStore {
         if self.server.head(&key)?.is_none() {
             let words = self.words_as_it_is(&Object { key: key.clone(), ..empty() })?;
             let sum = crate::store::checksum::of_bytes(b"");
+            self.marked()?;
             self.server.put(&key, &&b""[..], sum, &words, When::Always)?;
             self.listings.forget(&parent(dir));
         }
@@ -174,6 +175,6 @@ impl ObjectStore {
     }
 }
 
-fn empty() -> Object {
+pub(super) fn empty() -> Object {
     Object { key: String::new(), size_bytes: 0, etag: String::new(), modified_nanos: 0, words: None, crc64nvme: None }
 }

@@ -9,12 +9,15 @@ use std::os::fd::AsFd;
 
 use rustix::io::Errno;
 
-use super::attributes::{identity_of, stat_of, words_of};
+use super::attributes::{XATTRS, identity_of, reworded, stat_of, too_many, words_of};
 use super::keys::{MARK, parent};
 use super::staging::{Content, Range, Waiting};
 use super::{ObjectStore, Objects, Part, When, Words, is_condition_failed, locked};
 use crate::model::{Kind, StoreIdentity};
 use crate::store::{Expect, Meta, StorePath, Verify};
+
+/// Read back as often as this, it is not the network.
+const SENT_MAX: u32 = 3;
 
 impl ObjectStore {
     pub(super) fn is_as_expected(&self, path: &StorePath, expect: &Expect) -> io::Result<bool> {
@@ -26,7 +29,7 @@ impl ObjectStore {
         if matches!(expect, Expect::Absent | Expect::Unknown) {
             // The publication itself will ask.
             let asks = self.abilities.if_absent && !locked(&self.suspect).remove(path);
-            if asks && (bound_here() || self.is_next(path)) {
+            if asks && (self.is_next(path) || bound_here()) {
                 locked(&self.found).insert(path.clone(), None);
                 return Ok(true);
             }
@@ -59,7 +62,7 @@ impl ObjectStore {
         Ok(as_expected)
     }
 
-    /// Is what is staged beside it meant for this name? Only then does a condition follow.
+    /// Is something staged beside it? Then a condition follows, as a rule; where none does, somebody looks (`move_name`).
     fn is_next(&self, path: &StorePath) -> bool {
         let dir = parent(path);
         locked(&self.waiting).keys().any(|temporary| parent(temporary) == dir)
@@ -88,7 +91,7 @@ impl ObjectStore {
         let sent = if waiting.kind == Kind::Directory {
             self.bring_dir(&waiting, path)
         } else {
-            self.send(&waiting, path, before, when)
+            self.send(&waiting, path, before, when).and_then(|etag| self.read_back(&waiting, path, before, etag))
         };
         let identity = match sent {
             Ok(etag) => {
@@ -104,8 +107,12 @@ impl ObjectStore {
                     return Err(io::Error::new(io::ErrorKind::WouldBlock, why));
                 }
             },
-            // Whether it was carried out nobody knows.
             Err(why) => {
+                // Its bytes are not those that were summed: to be staged anew.
+                if why.kind() == io::ErrorKind::InvalidData {
+                    drop(self.throw_away(temporary));
+                }
+                // Otherwise nobody knows whether it was carried out.
                 locked(&self.suspect).insert(path.clone());
                 self.listings.forget(&parent(path));
                 return Err(why);
@@ -113,22 +120,65 @@ impl ObjectStore {
         };
         crash_point!("store.published");
         self.listings.forget(&parent(path));
-        if self.verify == Verify::Reread && waiting.kind == Kind::File {
-            let staged = crate::store::Staged { identity, checksum: waiting.checksum };
-            self.compare(path, &staged, Verify::Reread, &|_| Ok(()))?;
+        match &waiting.content {
+            // Completed under another name: what was sent before is of no use.
+            Content::Uploaded { key, .. } if key.as_bytes() != path.0 => drop(self.throw_away(temporary)),
+            _ => {
+                locked(&self.waiting).remove(temporary);
+                self.uploads.forget(temporary);
+            }
         }
-        locked(&self.waiting).remove(temporary);
-        self.uploads.forget(temporary);
         Ok(identity)
     }
 
+    /// What is asked for with `verify = reread`. What the server did not keep as it took it is sent again.
+    fn read_back(
+        &self,
+        waiting: &Waiting,
+        path: &StorePath,
+        before: Option<&Words>,
+        mut etag: String,
+    ) -> io::Result<String> {
+        if self.verify != Verify::Reread || waiting.kind != Kind::File {
+            return Ok(etag);
+        }
+        for _ in 0..SENT_MAX {
+            let identity = identity_of(waiting.id, waiting.size_bytes, waiting.stat().attr.mtime, &etag);
+            let staged = crate::store::Staged { identity, checksum: waiting.checksum };
+            match self.compare(path, &staged, Verify::Reread, &|_| Ok(())) {
+                Err(why) if why.kind() == io::ErrorKind::InvalidData => tracing::warn!(%path, %why, "sent again"),
+                other => return other.map(|()| etag),
+            }
+            let when = if self.abilities.if_same { When::Is(&etag) } else { When::Always };
+            etag = self.send_whole(waiting, path, before, when)?;
+        }
+        Err(io::Error::new(io::ErrorKind::InvalidData, format!("{path} reads back differently each time")))
+    }
+
     fn send(&self, waiting: &Waiting, path: &StorePath, before: Option<&Words>, when: When<'_>) -> io::Result<String> {
+        match &waiting.content {
+            Content::Uploaded { key, upload, parts, .. } if key.as_bytes() == path.0 => {
+                self.server.complete(key, upload, parts, waiting.checksum, when)
+            }
+            // It has another name since. What was sent before is given up with its temporary.
+            _ => self.send_whole(waiting, path, before, when),
+        }
+    }
+
+    /// All bytes go now.
+    fn send_whole(
+        &self,
+        waiting: &Waiting,
+        path: &StorePath,
+        before: Option<&Words>,
+        when: When<'_>,
+    ) -> io::Result<String> {
         let key = self.key(path)?;
         let mut words = waiting.words.clone();
         if waiting.keeps_xattrs
-            && let Some(kept) = before.and_then(|before| before.get(super::attributes::XATTRS))
+            && let Some(kept) = before.and_then(|before| before.get(XATTRS))
         {
-            words.insert(super::attributes::XATTRS.to_owned(), kept.clone());
+            words.insert(XATTRS.to_owned(), kept.clone());
         }
         match &waiting.content {
             Content::Bytes(bytes) => self.server.put(key, &&**bytes, waiting.checksum, &words, when),
@@ -139,21 +189,12 @@ impl ObjectStore {
                 }
                 self.server.put(key, &body, waiting.checksum, &words, when)
             }
-            Content::Uploaded { key: bound, upload, parts, .. } if bound == key => {
-                self.server.complete(key, upload, parts, waiting.checksum, when)
-            }
-            // It has another name since: sent again, and what was sent before is given up by `discard`.
-            Content::Uploaded { file, upload, parts, key: bound } => {
+            Content::Uploaded { file, parts, .. } => {
                 let part_bytes = parts.first().map_or(waiting.size_bytes, |part| part.size_bytes);
-                let again = self.server.begin(key, &words)?;
-                let sent = self.send_again((key, &again), file, waiting.size_bytes, part_bytes);
-                let completed =
-                    sent.and_then(|parts| self.server.complete(key, &again, &parts, waiting.checksum, when));
-                match &completed {
-                    Ok(_) => drop(self.server.abort(bound, upload)),
-                    Err(_) => drop(self.server.abort(key, &again)),
-                }
-                completed
+                let upload = self.server.begin(key, &words)?;
+                let sent = self.send_again((key, &upload), file, waiting.size_bytes, part_bytes);
+                sent.and_then(|parts| self.server.complete(key, &upload, &parts, waiting.checksum, when))
+                    .inspect_err(|_| drop(self.server.abort(key, &upload)))
             }
         }
     }
@@ -184,13 +225,18 @@ impl ObjectStore {
     }
 
     /// Says, before the first object of ours, since when objects here may carry our words.
-    fn marked(&self) -> io::Result<()> {
+    pub(super) fn marked(&self) -> io::Result<()> {
         if self.listings.is_marked() {
             return Ok(());
         }
         let text =
             b"Objects below this prefix are kept by Surgetank: mode, owner and times are in their user metadata.\n";
         let sum = crate::store::checksum::of_bytes(text);
+        // (Made anew it would be younger than objects of ours.)
+        if !self.abilities.if_absent && self.server.head(MARK)?.is_some() {
+            self.listings.mark();
+            return Ok(());
+        }
         let when = if self.abilities.if_absent { When::Absent } else { When::Always };
         match self.server.put(MARK, &&text[..], sum, &Words::new(), when) {
             Err(why) if !is_condition_failed(&why) => return Err(why),
@@ -214,15 +260,16 @@ impl ObjectStore {
             let present = marker.as_ref().map_or_else(|| self.implied(path), |marker| stat_of(marker, self.owner));
             let before = marker.and_then(|marker| marker.words);
             let words = words_of(kind, present.identity.ino, 0, meta, before.as_ref())?;
+            let words = reworded(before.as_ref(), words);
             if before.as_ref() == Some(&words) {
                 return Ok(present.identity);
             }
-            super::attributes::too_many(&words, self.abilities.words_bytes_max)?;
+            too_many(&words, self.abilities.words_bytes_max)?;
             self.marked()?;
             let etag = self.server.put(&key, &&b""[..], crate::store::checksum::of_bytes(b""), &words, When::Always)?;
             self.listings.forget(&parent(path));
-            let mtime = self.stat_now(path)?.attr.mtime;
-            return Ok(identity_of(present.identity.ino, 0, mtime, &etag));
+            let marker = super::Object { key, etag, words: Some(words), ..super::names::empty() };
+            return Ok(stat_of(&marker, self.owner).identity);
         }
         let object = self.object(path)?;
         let present = stat_of(&object, self.owner);
@@ -230,10 +277,11 @@ impl ObjectStore {
             return Err(Errno::NOENT.into());
         }
         let words = words_of(kind, present.identity.ino, present.attr.device, meta, object.words.as_ref())?;
+        let words = reworded(object.words.as_ref(), words);
         if object.words.as_ref() == Some(&words) {
             return Ok(present.identity);
         }
-        super::attributes::too_many(&words, self.abilities.words_bytes_max)?;
+        too_many(&words, self.abilities.words_bytes_max)?;
         self.marked()?;
         let key = object.key.clone();
         let etag = self.copy_object(&object, &key, Some(&words))?;

@@ -14,9 +14,8 @@ use super::uploads::Kept;
 use super::{Body, Object, ObjectStore, Part, Words, locked};
 use crate::model::Kind;
 use crate::store::checksum::{self, Checksum};
-use crate::store::{Gate, Meta, Staged, StorePath, StoreStat, Verify};
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Arc, Mutex, PoisonError};
+use crate::store::{Gate, Meta, Staged, StorePath, StoreStat, Verify, at_once};
+use crate::sync::{Arc, Mutex};
 use rustix::io::Errno;
 
 /// From this size on a file is uploaded in parts, which can be staged; what is smaller goes in one request.
@@ -82,14 +81,8 @@ impl Range<'_> {
 impl Waiting {
     /// As it will be, but for its etag.
     pub fn stat(&self) -> StoreStat {
-        let object = Object {
-            key: String::new(),
-            size_bytes: self.size_bytes,
-            etag: String::new(),
-            modified_nanos: 0,
-            words: Some(self.words.clone()),
-            crc64nvme: None,
-        };
+        let words = Some(self.words.clone());
+        let object = Object { size_bytes: self.size_bytes, words, ..super::names::empty() };
         let mut stat = stat_of(&object, self.owner);
         stat.attr.kind = self.kind;
         stat
@@ -172,11 +165,10 @@ impl ObjectStore {
             self.upload(temporary, key, file, size_bytes, meta, gate)?
         } else {
             self.throw_away(temporary)?;
-            in_chunks(size_bytes, gate)?;
             let id = new_id()?;
             let words = words_of(Kind::File, id, 0, meta, None)?;
             too_many(&words, self.abilities.words_bytes_max)?;
-            let checksum = Range { file: &file, start: 0, len: size_bytes }.sum()?;
+            let checksum = checksum::checksum(&file, gate)?;
             let content = Content::Held(file);
             let keeps_xattrs = meta.xattrs.is_none();
             Waiting { kind: Kind::File, id, size_bytes, checksum, words, content, owner: self.owner, keeps_xattrs }
@@ -238,52 +230,29 @@ impl ObjectStore {
 
     /// Several at a time; those that the server has are only compared. Returns them in order, and the sum of the whole.
     fn send_parts(&self, kept: &Kept, file: &File, there: &[Part], gate: Gate<'_>) -> io::Result<(Vec<Part>, u64)> {
-        let count = kept.size_bytes.div_ceil(kept.part_bytes);
-        let next = AtomicU64::new(0);
-        let stopped = AtomicBool::new(false);
+        let count = usize::try_from(kept.size_bytes.div_ceil(kept.part_bytes)).map_err(io::Error::other)?;
         let sent: Mutex<Vec<(Part, u64)>> = Mutex::default();
-        let failed: Mutex<Option<io::Error>> = Mutex::default();
-        let send = |index: u64| -> io::Result<(Part, u64)> {
-            let start = index * kept.part_bytes;
+        at_once(count, PARTS_AT_ONCE, &|index| {
+            let start = index as u64 * kept.part_bytes;
             let body = Range { file, start, len: kept.part_bytes.min(kept.size_bytes - start) };
             let number = u32::try_from(index + 1).map_err(io::Error::other)?;
             let sum = body.sum()?;
             let known = there
                 .iter()
                 .find(|part| part.number == number && part.size_bytes == body.len && part.crc64nvme == Some(sum));
-            if let Some(part) = known {
-                return Ok((part.clone(), sum));
-            }
-            in_chunks(body.len, gate)?;
-            let part = self.server.part(&kept.key, &kept.id, number, &body, sum)?;
-            crash_point!("store.part_sent");
-            Ok((part, sum))
-        };
-        let work = || {
-            while !stopped.load(Ordering::Relaxed) {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                if index >= count {
-                    return;
+            let part = match known {
+                Some(part) => part.clone(),
+                None => {
+                    in_chunks(body.len, gate)?;
+                    let part = self.server.part(&kept.key, &kept.id, number, &body, sum)?;
+                    crash_point!("store.part_sent");
+                    part
                 }
-                match send(index) {
-                    Ok(part) => locked(&sent).push(part),
-                    Err(why) => {
-                        stopped.store(true, Ordering::Relaxed);
-                        locked(&failed).get_or_insert(why);
-                    }
-                }
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..PARTS_AT_ONCE.min(usize::try_from(count).unwrap_or(PARTS_AT_ONCE)) {
-                scope.spawn(work);
-            }
-            work();
-        });
-        if let Some(why) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            return Err(why);
-        }
-        let mut sent = sent.into_inner().unwrap_or_else(PoisonError::into_inner);
+            };
+            locked(&sent).push((part, sum));
+            Ok(())
+        })?;
+        let mut sent = std::mem::take(&mut *locked(&sent));
         sent.sort_unstable_by_key(|(part, _)| part.number);
         let whole = sent
             .iter()
@@ -336,7 +305,7 @@ impl ObjectStore {
     }
 
     /// Read back.
-    pub(super) fn sum_of(&self, object: Object, gate: Gate<'_>) -> io::Result<u64> {
+    fn sum_of(&self, object: Object, gate: Gate<'_>) -> io::Result<u64> {
         let bytes = object.size_bytes;
         let sum = crate::store::Source::Remote(Arc::new(self.remote(object))).sum()?;
         gate(bytes)?;

@@ -200,3 +200,64 @@ fn more_attributes_than_a_server_takes_are_refused() {
     let refused = store.stage_file(me(), &path(".surgetank-tmp-1"), &path("f"), &source(b"x"), &much, no_gate());
     assert_eq!(errno(refused), libc::E2BIG);
 }
+
+fn put_by_a_stranger(server: &Memory, key: &str, bytes: &[u8]) {
+    let words = [("theirs".to_owned(), "word".to_owned())].into();
+    server.put(key, &bytes, crate::store::checksum::of_bytes(bytes), &words, When::Always).unwrap();
+}
+
+#[test]
+fn a_strangers_file_is_the_same_file_after_a_rename_and_keeps_his_words() {
+    let world = World::new();
+    put_by_a_stranger(&world.server, "d/e/f", b"theirs");
+    let store = world.store();
+    let before = store.stat(me(), &path("d/e/f")).unwrap().identity;
+    store.rename(me(), &path("d"), &path("g")).unwrap();
+    let after = store.stat(me(), &path("g/e/f")).unwrap().identity;
+    assert_eq!((after.ino, after.mtime_nanos), (before.ino, before.mtime_nanos));
+    store.rename(me(), &path("g/e/f"), &path("f")).unwrap();
+    store.set_meta(me(), &path("f"), Kind::File, &meta(0o600)).unwrap();
+    assert_eq!(store.stat(me(), &path("f")).unwrap().identity.ino, before.ino);
+    assert_eq!(world.server.head("f").unwrap().unwrap().words.unwrap()["theirs"], "word");
+    // Whoever looks at the listing is told the same.
+    assert_eq!(names(&store, "", false), ["f", "g"]);
+    assert_eq!(store.glance(me(), &path("f")).unwrap().identity, store.stat(me(), &path("f")).unwrap().identity);
+    assert_eq!(store.glance(me(), &path("f")).unwrap().attr.perm, 0o600);
+}
+
+#[test]
+fn what_a_server_did_not_keep_as_it_took_it_is_sent_again() {
+    let world = World::new();
+    let store = ObjectStore::new(world.server.clone(), world.state.path(), Verify::Reread, Duration::ZERO).unwrap();
+    world.server.corrupts.store(2, Ordering::Relaxed);
+    deliver(&store, "f", b"what matters", &meta(0o600));
+    assert_eq!(read(&store, "f"), b"what matters");
+    world.server.corrupts.store(9, Ordering::Relaxed);
+    let (temporary, _) = staged(&store, "g", &source(b"what matters"), &meta(0o600));
+    let refused = store.publish(me(), &temporary, &path("g"), &meta(0o600)).unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::InvalidData, "{refused}");
+    assert_eq!(errno(store.stat(me(), &temporary)), libc::ENOENT, "to be staged anew");
+}
+
+#[test]
+fn a_file_that_changed_after_it_was_staged_is_staged_anew() {
+    use std::os::unix::fs::FileExt;
+    let store = World::new().store();
+    let file = source(b"as it was");
+    let (temporary, _) = staged(&store, "f", &file, &meta(0o600));
+    file.write_all_at(b"AS", 0).unwrap();
+    let refused = store.publish(me(), &temporary, &path("f"), &meta(0o600)).unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::InvalidData, "{refused}");
+    assert_eq!(errno(store.stat(me(), &temporary)), libc::ENOENT);
+    assert_eq!(errno(store.stat(me(), &path("f"))), libc::ENOENT, "nothing shows");
+}
+
+#[test]
+fn a_server_without_conditions_keeps_its_oldest_mark() {
+    let mut world = World::new();
+    world.server = Arc::new(Memory { unconditional: true, ..Memory::default() });
+    deliver(&world.store(), "f", b"x", &meta(0o600));
+    let mark = world.server.head(keys::MARK).unwrap().unwrap();
+    deliver(&world.store(), "g", b"x", &meta(0o600));
+    assert_eq!(world.server.head(keys::MARK).unwrap().unwrap(), mark);
+}
