@@ -28,12 +28,16 @@ struct Held {
 pub struct Memory {
     held: Mutex<Held>,
     /// Honours no condition.
-    pub unconditional: bool,
+    unconditional: bool,
     /// So many objects are not kept as they were taken.
     pub corrupts: AtomicU32,
 }
 
 impl Memory {
+    pub fn unconditional() -> Self {
+        Self { unconditional: true, ..Self::default() }
+    }
+
     fn held(&self) -> MutexGuard<'_, Held> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         held.requests += 1;

@@ -255,7 +255,7 @@ fn a_file_that_changed_after_it_was_staged_is_staged_anew() {
 #[test]
 fn a_server_without_conditions_keeps_its_oldest_mark() {
     let mut world = World::new();
-    world.server = Arc::new(Memory { unconditional: true, ..Memory::default() });
+    world.server = Arc::new(Memory::unconditional());
     deliver(&world.store(), "f", b"x", &meta(0o600));
     let mark = world.server.head(keys::MARK).unwrap().unwrap();
     deliver(&world.store(), "g", b"x", &meta(0o600));
