@@ -247,3 +247,52 @@ fn credentials_are_asked_for_where_they_belong_and_never_shown() {
     let text = String::from_utf8_lossy(&output.unwrap().stderr).into_owned();
     assert!(text.contains("AWS_ACCESS_KEY_ID") && !text.contains("hunter2"), "{text}");
 }
+
+/// Objects that others put there, with a server that tells their age in whole seconds at one time and not at another.
+#[test]
+fn strangers_objects_are_changed_and_deleted_without_a_conflict() {
+    use surgetank_core::store::checksum::of_bytes;
+    use surgetank_core::store::object::{Objects, When, Words};
+    use surgetank_core::store::s3::{Place, S3};
+    let Some(server) = S3Server::start() else { return };
+    let mut place = Place::parse(&server.url("project")).unwrap();
+    place.credentials_file = Some(server.credentials_file());
+    let bucket = S3::open(place).unwrap();
+    for key in ["d/over", "d/more", "d/gone", "d/kept", "e/moved"] {
+        bucket.put(key, &key.as_bytes(), of_bytes(key.as_bytes()), &Words::new(), When::Always).unwrap();
+    }
+    let node = Node::new();
+    let seen = node.run(
+        &server,
+        &[],
+        "ls -lR >/dev/null; echo new >d/over; echo more >>d/more; rm d/gone; chmod 600 d/kept; mv e/moved d/moved; mv d f
+         ls e; cat f/over f/more f/kept f/moved",
+    );
+    assert_eq!(seen, "new\nd/moremore\nd/kepte/moved");
+    assert_eq!(objects(&server), ["f/kept", "f/more", "f/moved", "f/over"]);
+    let seen = Node::new().run(&server, &[], "cat f/over f/more f/kept f/moved; stat -c %a f/kept");
+    assert_eq!(seen, "new\nd/moremore\nd/kepte/moved600\n");
+}
+
+#[test]
+fn renames_that_a_kill_cut_in_half_are_finished() {
+    let Some(server) = S3Server::start() else { return };
+    Node::new().run(&server, &[], "mkdir d; for n in 1 2 3 4 5 6 7 8 9; do echo $n >d/$n; done; echo f >file");
+    for (point, script) in [
+        ("store.rename_copied:1", "mv file name"),
+        ("store.rename_copied:4", "mv d e; echo 10 >e/10"),
+        ("store.rename:1", "mv e d"),
+    ] {
+        let node = Node::new();
+        let mut command = node.command(&server, &[], script);
+        told(&command.env("SURGETANK_CRASH", point).output().unwrap());
+        let log = fs::read_dir(node.path("state")).unwrap().flatten();
+        let log: String = log.filter_map(|place| fs::read_to_string(place.path().join("agent.log")).ok()).collect();
+        assert!(log.contains("the agent died"), "{point}: nobody was killed: {log}");
+    }
+    let expected: Vec<String> = (1..=10).map(|n| format!("d/{n}")).chain(["name".into()]).collect();
+    let mut found = objects(&server);
+    found.sort_by_key(|key| expected.iter().position(|other| other == key));
+    assert_eq!(found, expected);
+    assert_eq!(fs::read_to_string(server.files().join("project/d/7")).unwrap(), "7\n");
+}
