@@ -44,6 +44,10 @@ impl StorePath {
         bytes.extend_from_slice(name);
         Self(bytes)
     }
+    /// At whatever depth.
+    pub fn is_below(&self, dir: &Self) -> bool {
+        dir.0.is_empty() || self.0.strip_prefix(&*dir.0).is_some_and(|rest| rest.first() == Some(&b'/'))
+    }
 }
 
 impl std::fmt::Display for StorePath {

@@ -52,6 +52,7 @@ pub fn conform(make: impl Fn() -> Box<dyn Store>) {
         ("replace one of several links", HardLinks, publication::replace_one_of_several_links),
         ("publish over a link", Nothing, publication::publish_over_a_symlink),
         ("directories", Nothing, publication::directories),
+        ("staged copies move with their directory", Nothing, publication::staged_copies_move),
         ("a tree in one step", PlainFiles, publication::a_tree_in_one_step),
         ("a directory that is there already", PlainFiles, publication::a_directory_that_is_there),
         ("links and fifos", Nothing, names::links_and_fifos),

@@ -271,7 +271,11 @@ impl Store for ObjectStore {
     fn collect(&self) -> io::Result<u64> {
         let mut given_up = 0;
         for upload in self.uploads.all()? {
-            if !locked(&self.waiting).contains_key(&upload.path()) {
+            let wanted = |waiting: &Waiting| match &waiting.content {
+                staging::Content::Uploaded { upload: id, .. } => *id == upload.id,
+                _ => false,
+            };
+            if !locked(&self.waiting).values().any(|waiting| wanted(waiting)) {
                 self.server.abort(&upload.key, &upload.id)?;
                 self.uploads.forget(&upload.path());
                 given_up += 1;

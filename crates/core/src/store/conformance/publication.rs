@@ -71,6 +71,28 @@ pub fn directories(store: &dyn Store) {
     assert_eq!(errno(store.list(me(), &path("d755"), false)), libc::ENOENT);
 }
 
+/// What was staged before its directory was renamed is published from where that is now; a second name for the content that
+/// is so large that a store of objects has sent it already.
+pub fn staged_copies_move(store: &dyn Store) {
+    make_dir(store, "d");
+    make_dir(store, "d/e");
+    let large = noise(17 << 20);
+    let (small_at, small) = staged(store, "d/e/small", &source(b"small"), &meta(0o644));
+    let (large_at, copy) = staged(store, "d/large", &source(&large), &meta(0o644));
+    store.rename(me(), &path("d"), &path("f")).unwrap();
+    let moved = |at: &StorePath| path(&format!("f{}", std::str::from_utf8(&at.0[1..]).unwrap()));
+    assert_eq!(errno(store.stat(me(), &small_at)), libc::ENOENT);
+    store.settle(me(), &[moved(&small_at), moved(&large_at)]).unwrap();
+    store.verify(me(), &moved(&small_at), &small, Verify::Cache, no_gate()).unwrap();
+    store.verify(me(), &moved(&large_at), &copy, Verify::Cache, no_gate()).unwrap();
+    store.publish(me(), &moved(&small_at), &path("f/e/small"), &meta(0o644)).unwrap();
+    store.publish(me(), &moved(&large_at), &path("f/large"), &meta(0o644)).unwrap();
+    assert_eq!(read(store, "f/e/small"), b"small");
+    assert!(read(store, "f/large") == large);
+    assert_eq!(names(store, "f", true), ["e", "large"]);
+    assert_eq!(store.collect().unwrap(), 0);
+}
+
 pub fn a_tree_in_one_step(store: &dyn Store) {
     let tree = path(".surgetank-tmp-tree");
     store.stage_dir(me(), &tree, &meta(0o555)).unwrap();

@@ -117,6 +117,7 @@ impl ObjectStore {
         let copied = std::mem::take(&mut *locked(&copied));
         at_once(copied.len(), AT_ONCE, &|index| self.delete_copied(&copied[index]))?;
         self.server.delete(&old)?;
+        self.move_staged(from, to)?;
         self.keep_dir(&parent(from))
     }
 
@@ -167,6 +168,7 @@ impl ObjectStore {
             }
             .into());
         }
+        self.lose_staged(path)?;
         locked(&self.own_object).remove(path);
         self.server.delete(&below)?;
         self.listings.forget(&parent(path));

@@ -260,6 +260,29 @@ impl ObjectStore {
         Ok((sent.into_iter().map(|(part, _)| part).collect(), whole))
     }
 
+    /// Their directory has another name now.
+    pub(super) fn move_staged(&self, from: &StorePath, to: &StorePath) -> io::Result<()> {
+        let mut waiting = locked(&self.waiting);
+        let moving: Vec<StorePath> = waiting.keys().filter(|path| path.is_below(from)).cloned().collect();
+        for old in moving {
+            let new = StorePath([&to.0[..], &old.0[from.0.len()..]].concat());
+            if let Some(kept) = self.uploads.of(&old) {
+                self.uploads.keep(&Kept { temporary: new.0.clone(), ..kept })?;
+                self.uploads.forget(&old);
+            }
+            if let Some(one) = waiting.remove(&old) {
+                waiting.insert(new, one);
+            }
+        }
+        Ok(())
+    }
+
+    /// The same for a directory that goes: what was staged there goes with it.
+    pub(super) fn lose_staged(&self, dir: &StorePath) -> io::Result<()> {
+        let lost: Vec<StorePath> = locked(&self.waiting).keys().filter(|path| path.is_below(dir)).cloned().collect();
+        lost.iter().try_for_each(|temporary| self.throw_away(temporary))
+    }
+
     pub(super) fn throw_away(&self, temporary: &StorePath) -> io::Result<()> {
         if !is_temporary(temporary) {
             return Err(Errno::INVAL.into());
