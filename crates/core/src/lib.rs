@@ -21,3 +21,4 @@ pub mod rule;
 pub mod store;
 mod sync;
 pub mod tier;
+pub mod transfer;

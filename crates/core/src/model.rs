@@ -74,5 +74,7 @@ pub struct Caller {
 
 /// Prefix of every temporary that we make in the store; hidden from our own listings.
 pub const STORE_TEMPORARY_PREFIX: &[u8] = b".surgetank-tmp-";
+/// What stage-in and stage-out have under way lies beside its place under such names. (A served directory takes them.)
+pub const PART_PREFIX: &str = ".surgetank-part-";
 /// Marks the copy that is kept when somebody else changed the store's file: `NAME.surgetank-conflict-RUN`.
 pub const CONFLICT_INFIX: &str = ".surgetank-conflict-";

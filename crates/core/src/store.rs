@@ -24,7 +24,7 @@ pub use source::{Remote, Source};
 use std::fs::File;
 use std::io;
 
-use crate::model::{Attr, Kind, StoreIdentity, Timestamp, Xattrs};
+use crate::model::{Attr, Kind, PART_PREFIX, STORE_TEMPORARY_PREFIX, StoreIdentity, Timestamp, Xattrs};
 
 /// A path in the store, relative to its root; empty is the root itself. Never absolute, never with `..`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -43,6 +43,21 @@ impl StorePath {
         }
         bytes.extend_from_slice(name);
         Self(bytes)
+    }
+    #[must_use]
+    pub fn parent(&self) -> Self {
+        let slash = self.0.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
+        Self(self.0[..slash].to_vec())
+    }
+    /// The temporary beside it of a copy that is staged in or out: the same one another time.
+    #[must_use]
+    pub fn part(&self) -> Self {
+        self.parent().join(format!("{PART_PREFIX}{:016x}", checksum::of_bytes(&self.0)).as_bytes())
+    }
+    /// Some component says that all below is ours to replace and remove.
+    pub fn is_temporary(&self) -> bool {
+        let ours = |name: &[u8]| name.starts_with(STORE_TEMPORARY_PREFIX) || name.starts_with(PART_PREFIX.as_bytes());
+        self.0.split(|byte| *byte == b'/').any(ours)
     }
     /// At whatever depth.
     pub fn is_below(&self, dir: &Self) -> bool {

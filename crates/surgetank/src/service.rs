@@ -8,6 +8,7 @@ mod engine;
 mod guard;
 mod prefetcher;
 mod runs;
+pub mod stores;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,20 +17,17 @@ use std::time::Duration;
 
 use surgetank_core::audit::{self, Ground};
 use surgetank_core::catalog::{Catalog, LogCatalog};
-use surgetank_core::config::Config;
 use surgetank_core::drain::Drain;
 use surgetank_core::error::{Error, Result};
 use surgetank_core::namespace::Namespace;
 use surgetank_core::report::{Audit, Visibility};
-#[cfg(feature = "s3")]
-use surgetank_core::store::object::ObjectStore;
-use surgetank_core::store::posix::PosixStore;
-use surgetank_core::store::{Cred, Store};
+use surgetank_core::store::Cred;
 use surgetank_core::tier::Tiers;
 
 use crate::agent::engine::{Backend, Engine, Listeners, Mounted, Opening, Running, ShimPlace};
 use crate::mount::{AttachOptions, Options, Session, attach, detach};
 use crate::shimdoor;
+use stores::open_store;
 
 /// The real backend.
 pub struct Service;
@@ -93,41 +91,6 @@ fn take_up(opening: Opening) -> Result<(Arc<Namespace>, Option<guard::Guard>)> {
     let catalog = Arc::new(LogCatalog::open(&state.join("catalog"))?);
     let namespace = Namespace::open(config, store, tiers, catalog, key, true)?;
     Ok((namespace, guard))
-}
-
-/// Does the server of a store answer, and what can it do?
-pub fn ask_server(url: &str) -> Result<String> {
-    #[cfg(feature = "s3")]
-    if url.starts_with("s3://") {
-        use surgetank_core::store::object::Objects;
-        let server = surgetank_core::store::s3::S3::open(surgetank_core::store::s3::Place::parse(url)?)?;
-        let can = server.abilities();
-        let word = |can: bool| if can { "yes" } else { "no" };
-        return Ok(format!(
-            "it answers; conditional writes: {}, checksums: {}, uploads in parts: {}",
-            word(can.if_absent && can.if_same),
-            word(can.checksums),
-            word(can.uploads_in_parts)
-        ));
-    }
-    Err(Error::new(format!("the store {url} cannot be used")).why("this kind of store is not in this build"))
-}
-
-/// `root`: the store's directory, where it is one.
-fn open_store(root: Option<std::os::fd::OwnedFd>, config: &Config, state: &Path) -> Result<Arc<dyn Store>> {
-    let shown = config.store.display();
-    let refused = |why: &dyn std::fmt::Display| Error::new(format!("the store {shown} cannot be used")).why(why);
-    if let Some(root) = root {
-        return Ok(Arc::new(PosixStore::new(root, format!("file://{shown}")).map_err(|why| refused(&why))?));
-    }
-    #[cfg(feature = "s3")]
-    if let Some(url) = config.store_url().filter(|url| url.starts_with("s3://")) {
-        let server = surgetank_core::store::s3::S3::open(surgetank_core::store::s3::Place::parse(url)?)?;
-        let uploads = state.join("uploads");
-        let store = ObjectStore::new(Arc::new(server), &uploads, config.verify, config.store_ttl);
-        return Ok(Arc::new(store.map_err(|why| refused(&why))?));
-    }
-    Err(refused(&"it is neither a directory nor a kind of store that is in this build"))
 }
 
 fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {

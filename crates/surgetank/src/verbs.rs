@@ -8,6 +8,7 @@ pub mod plan;
 pub mod rescue;
 pub mod run;
 pub mod settings;
+pub mod stage;
 pub mod status;
 pub mod tend;
 pub mod wait;
@@ -83,6 +84,10 @@ enum Verb {
     Unpin(tend::PathsArgs),
     /// Bring files into the tiers before they are asked for
     Prefetch(tend::PrefetchArgs),
+    /// Copy files and trees from a store to this node, or from store to store; asked for again it goes on where it was
+    StageIn(stage::StageArgs),
+    /// The same from this node to a store
+    StageOut(stage::StageArgs),
     /// What the rules would do to the files below a directory, without doing it
     Plan(plan::PlanArgs),
     /// Compare catalog, tiers and store, when no agent lives; under a mount, scrub what lies twice
@@ -121,6 +126,7 @@ pub fn main(program: &Program<'_>) -> u8 {
         Verb::Pin(args) => tend::pin(program, &args, true),
         Verb::Unpin(args) => tend::pin(program, &args, false),
         Verb::Prefetch(args) => tend::prefetch(program, &args),
+        Verb::StageIn(args) | Verb::StageOut(args) => stage::stage(program, &args),
         Verb::Plan(args) => plan::run(args).map_err(Failure::usage),
         Verb::Fsck(args) => rescue::fsck(program, &args),
         Verb::Scavenge(args) => rescue::scavenge(program, &args),

@@ -187,3 +187,35 @@ fn a_link_was_lost_with_the_move_of_its_directory_to_where_the_end_is_waited_for
     assert_eq!(std::fs::metadata(scene.path(".git/f")).unwrap().nlink(), 2);
     scene.is_clean();
 }
+
+/// A new version of a file leaves the time of its directory alone, and so does a close: what the drain does there in the
+/// store must not show. (rsync gives its directories their times while the close of a file is still on its way to us.)
+#[test]
+fn a_directory_lost_the_time_it_was_given_when_a_file_in_it_was_drained_later() {
+    directories_keep_their_times("directory_times", "--ordered=true");
+}
+
+#[test]
+fn a_directory_lost_the_time_it_was_given_where_order_does_not_matter() {
+    directories_keep_their_times("directory_times_unordered", "--unordered");
+}
+
+fn directories_keep_their_times(scene: &str, order: &str) {
+    use std::os::unix::fs::MetadataExt;
+    let Some(mut scene) = Scene::new(scene) else {
+        return;
+    };
+    scene.tier("fast", 256);
+    let script = "mkdir closed rewritten linked late changed
+        exec 8>closed/f; echo x >rewritten/f; echo y >linked/f; echo z >changed/f
+        sleep 0.3; exec 9>>late/f; ln linked/f late/g
+        for d in closed rewritten linked late changed; do touch -d 2011-11-11T11:11:11.5Z $d; done
+        sleep 0.3; echo more >>rewritten/f; echo more >>linked/f; exec 8>&- 9>&-; echo new >changed/g";
+    scene.run(&[order], script).exits(0);
+    for dir in ["closed", "rewritten", "linked", "late"] {
+        let metadata = std::fs::metadata(scene.path(dir)).unwrap();
+        assert_eq!((metadata.mtime(), metadata.mtime_nsec()), (1_321_009_871, 500_000_000), "{dir}");
+    }
+    assert!(std::fs::metadata(scene.path("changed")).unwrap().mtime() > 1_700_000_000, "it has a new name in it");
+    scene.is_clean();
+}

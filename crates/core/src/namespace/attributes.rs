@@ -293,6 +293,12 @@ impl Namespace {
     /// Attributes reach the store with the content, or by an operation of their own when the content is there already.
     /// (Not an owner who is to change: a new version of another's file leaves him in place, as a write would.)
     fn queue_meta(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, run: RunId, gives_away: bool) {
+        let last = |inode: &Inode| inode.publish.and_then(|seq| tree.ops.get(&seq)).is_some_and(|op| op.last);
+        let last = tree.get(id).is_some_and(last);
+        self.queue_meta_behind(tree, txn, id, run, gives_away, last);
+    }
+
+    fn queue_meta_behind(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, run: RunId, gives_away: bool, last: bool) {
         let Some(inode) = tree.get(id) else { return };
         let waiting = inode
             .publish
@@ -306,7 +312,6 @@ impl Namespace {
         if !(needed || staged) {
             return;
         }
-        let last = inode.publish.and_then(|seq| tree.ops.get(&seq)).is_some_and(|op| op.last);
         // At most one waits; it moves to the end, after whatever would disturb it.
         if let Some(seq) = inode.set_meta
             && tree.ops.get(&seq).is_some_and(|op| op.progress == super::tree::Progress::Waiting)
@@ -317,6 +322,16 @@ impl Namespace {
         if let Some(inode) = tree.get_mut(id) {
             inode.set_meta = Some(seq);
         }
+    }
+
+    /// A new version of a file in it does not change a directory's time, yet what the drain does for it in the store does.
+    /// Where somebody gave it a time (that of its last change is another one) it gets that again afterwards.
+    pub(super) fn queue_times(&self, tree: &mut Tree, txn: &mut Txn, dir: FileId, run: RunId, last: bool) {
+        let given = |inode: &Inode| inode.owned && inode.is_dir() && inode.attr.mtime != inode.attr.ctime;
+        if !self.store.features().plain_files || !tree.get(dir).is_some_and(given) {
+            return;
+        }
+        self.queue_meta_behind(tree, txn, dir, run, false, last);
     }
 
     /// What is asked of the store of a file, or in a directory. A mode or an owner that it or a directory on the way was

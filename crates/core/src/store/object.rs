@@ -42,7 +42,6 @@ use super::{Cred, Expect, Features, Gate, Meta, Space, Staged, Store, StoreEntry
 use crate::model::{Kind, StoreIdentity, Xattrs};
 use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use attributes::Owner;
-use keys::is_temporary;
 use listing::Listings;
 use staging::Waiting;
 use uploads::Uploads;
@@ -69,6 +68,8 @@ pub struct ObjectStore {
     /// Directories that do not go with their last file.
     own_object: Mutex<HashSet<StorePath>>,
     listings: Listings,
+    /// Objects as they were when they were first looked at, where one state of all is wanted (`as_it_was`).
+    seen: Option<Mutex<HashMap<String, Object>>>,
 }
 
 impl ObjectStore {
@@ -85,19 +86,37 @@ impl ObjectStore {
             suspect: Mutex::default(),
             own_object: Mutex::default(),
             listings: Listings::new(ttl),
+            seen: None,
         })
+    }
+
+    /// For reading alone: each object is asked for once, and what changes after that is not there any more. Words are looked
+    /// for with every object, whoever put it there.
+    #[must_use]
+    pub fn as_it_was(mut self) -> Self {
+        self.seen = Some(Mutex::default());
+        self
     }
 
     /// The object of a file or link, with its words. `None`: there is none.
     fn look(&self, path: &StorePath) -> io::Result<Option<Object>> {
-        self.server.head(self.key(path)?)
+        let key = self.key(path)?;
+        let Some(seen) = &self.seen else { return self.server.head(key) };
+        if let Some(object) = locked(seen).get(key) {
+            return Ok(Some(object.clone()));
+        }
+        let object = self.server.head(key)?;
+        if let Some(object) = &object {
+            locked(seen).insert(key.to_owned(), object.clone());
+        }
+        Ok(object)
     }
 
     fn stat_now(&self, path: &StorePath) -> io::Result<StoreStat> {
         if path.0.is_empty() {
             return Ok(self.implied(path));
         }
-        if is_temporary(path) {
+        if path.is_temporary() {
             let waiting = locked(&self.waiting).get(path).cloned();
             return waiting.map(|waiting| waiting.stat()).ok_or_else(|| Errno::NOENT.into());
         }
@@ -128,7 +147,8 @@ impl ObjectStore {
 
     fn remote(&self, object: Object) -> remote::RemoteObject {
         let identity = attributes::stat_of(&object, self.owner).identity;
-        remote::RemoteObject { server: self.server.clone(), key: object.key, etag: object.etag, identity }
+        let (key, etag, crc64nvme) = (object.key, object.etag, object.crc64nvme);
+        remote::RemoteObject { server: self.server.clone(), key, etag, identity, crc64nvme }
     }
 }
 
@@ -165,7 +185,7 @@ impl Store for ObjectStore {
         let mut entries = patiently(|| self.entries(path))?;
         if temporaries {
             for (temporary, waiting) in &*locked(&self.waiting) {
-                if keys::parent(temporary) == *path {
+                if temporary.parent() == *path {
                     let name = temporary.0.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
                     let attr = waiting.stat().attr;
                     entries.push(StoreEntry { name: name.into(), kind: attr.kind, ino: attr.ino });
@@ -260,7 +280,7 @@ impl Store for ObjectStore {
     /// What the server has taken it keeps.
     fn settle(&self, _who: Cred, paths: &[StorePath]) -> io::Result<()> {
         let waiting = locked(&self.waiting);
-        let is_there = |path: &StorePath| !is_temporary(path) || waiting.contains_key(path);
+        let is_there = |path: &StorePath| !path.is_temporary() || waiting.contains_key(path);
         if paths.iter().all(is_there) { Ok(()) } else { Err(Errno::NOENT.into()) }
     }
 
@@ -286,6 +306,9 @@ impl Store for ObjectStore {
 
     fn refresh(&self) {
         self.listings.forget_all();
+        if let Some(seen) = &self.seen {
+            locked(seen).clear();
+        }
     }
 
     fn discard(&self, _who: Cred, path: &StorePath) -> io::Result<()> {

@@ -89,7 +89,7 @@ impl PosixStore {
         self.identity.act(who, || {
             let place = self.root.place(path)?;
             let made = match create(&place) {
-                Err(Errno::EXIST) if is_temporary(path) => {
+                Err(Errno::EXIST) if path.is_temporary() => {
                     remove_tree(&place)?;
                     create(&place)?
                 }
@@ -342,7 +342,7 @@ impl Store for PosixStore {
 
     fn discard(&self, who: Cred, path: &StorePath) -> io::Result<()> {
         crash_point!("store.discard");
-        if !is_temporary(path) {
+        if !path.is_temporary() {
             return Err(Errno::INVAL.into());
         }
         match self.identity.act(who, || remove_tree(&self.root.place(path)?)) {
@@ -438,11 +438,6 @@ impl Store for PosixStore {
 }
 
 const CREATE: OFlags = OFlags::CREATE.union(OFlags::EXCL).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-
-/// Some component says that all below is ours to replace and remove.
-fn is_temporary(path: &StorePath) -> bool {
-    path.0.split(|byte| *byte == b'/').any(|name| name.starts_with(STORE_TEMPORARY_PREFIX))
-}
 
 /// Kind and identity as the server has them now, not as this node's attribute cache remembers.
 fn present_now(place: &Place<'_>) -> io::Result<(Kind, StoreIdentity)> {

@@ -81,6 +81,20 @@ impl S3 {
         Ok(store)
     }
 
+    /// For reading alone: nothing is tried out, as that leaves traces and needs more rights.
+    pub fn open_to_read(place: Place) -> Result<Self, Error> {
+        let store = Self::new(place)?;
+        let found = store.0.list("", true, None).map_err(|why| {
+            Error::new(format!("the store {} at {} cannot be read", store.0.place, store.0.place.endpoint))
+                .why(&why)
+                .remedy(remedy(&why))
+        });
+        found?;
+        // (Nobody else has it yet.)
+        let _ = store.0.abilities.set(probe::NOTHING);
+        Ok(store)
+    }
+
     /// What it has cost so far.
     pub fn counters(&self) -> Counts {
         self.0.wire.counters.read()

@@ -8,6 +8,7 @@ use super::Gate;
 use super::checksum::{self, Checksum};
 use crate::model::StoreIdentity;
 use crate::sync::Arc;
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// What is asked for at once, when all of it is wanted.
 pub const RANGE_BYTES: u64 = 8 << 20;
@@ -17,6 +18,10 @@ pub const RANGES_AT_ONCE: usize = 4;
 /// One version of a file that is only there by ranges.
 pub trait Remote: Send + Sync {
     fn identity(&self) -> StoreIdentity;
+    /// CRC-64/NVME of the whole, where the server keeps it.
+    fn checksum(&self) -> Option<u64> {
+        None
+    }
     /// Fills the whole buffer, which lies within the file; ESTALE when that version is there no more.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
 }
@@ -75,13 +80,29 @@ impl Source {
     }
 }
 
+/// Where the server keeps a sum of the whole, what came is compared with it.
 fn fetch(remote: &dyn Remote, target: &File, size_bytes: u64, gate: Gate<'_>) -> io::Result<()> {
     let ranges = usize::try_from(size_bytes.div_ceil(RANGE_BYTES)).map_err(io::Error::other)?;
+    let known = remote.checksum().filter(|_| size_bytes == remote.identity().size_bytes);
+    let sums: Vec<AtomicU64> = std::iter::repeat_with(AtomicU64::default).take(ranges).collect();
     super::at_once(ranges, RANGES_AT_ONCE, &|index| {
         let at = index as u64 * RANGE_BYTES;
         let mut buffer = vec![0; usize::try_from((size_bytes - at).min(RANGE_BYTES)).map_err(io::Error::other)?];
         remote.read_at(&mut buffer, at)?;
+        if known.is_some() {
+            sums[index].store(checksum::of_bytes(&buffer), Ordering::Relaxed);
+        }
         target.write_all_at(&buffer, at)?;
         gate(buffer.len() as u64)
-    })
+    })?;
+    let Some(known) = known else { return Ok(()) };
+    let length = |index: usize| RANGE_BYTES.min(size_bytes - index as u64 * RANGE_BYTES);
+    let sum = sums.iter().enumerate().fold(checksum::of_bytes(b""), |whole, (index, sum)| {
+        checksum::joined(whole, sum.load(Ordering::Relaxed), length(index))
+    });
+    if sum == known {
+        return Ok(());
+    }
+    let why = format!("what came has the checksum {sum:016x}, the server says {known:016x}");
+    Err(io::Error::new(io::ErrorKind::InvalidData, why))
 }

@@ -6,6 +6,8 @@
 
 #![allow(dead_code)]
 
+pub mod link;
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -59,6 +61,21 @@ impl S3Server {
 
     pub fn endpoint(&self) -> String {
         if self.tls { format!("https://localhost:{}", self.port) } else { format!("http://127.0.0.1:{}", self.port) }
+    }
+
+    /// Over a link of so many bytes per second in each direction; `None`: as fast as it goes.
+    pub fn link(&self, bytes_per_second: Option<u64>) -> link::Link {
+        link::Link::to(self.port, bytes_per_second)
+    }
+
+    /// What it keeps of uploads that are under way.
+    pub fn parts(&self) -> Vec<PathBuf> {
+        fn below(dir: &Path) -> Vec<PathBuf> {
+            let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+            let whole = |path: PathBuf| if path.is_dir() { below(&path) } else { vec![path] };
+            entries.flat_map(|entry| whole(entry.path())).collect()
+        }
+        below(&self.files().join(".sgwtmp"))
     }
 
     /// `s3://bucket/PREFIX?endpoint=…`

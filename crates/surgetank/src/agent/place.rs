@@ -69,7 +69,8 @@ impl StateRoot {
         }
     }
 
-    fn make(path: &Path) -> Result<Self> {
+    /// The same without a directory that is served.
+    pub fn make(path: &Path) -> Result<Self> {
         match fs::DirBuilder::new().recursive(true).mode(0o700).create(path) {
             Ok(()) => {}
             // A dangling symlink or a file in the way; `checked` says which.
@@ -93,6 +94,11 @@ impl StateRoot {
         })?;
         check_owner(path, &dir)?;
         Ok(Self { path: path.to_path_buf(), dir })
+    }
+
+    /// Something of ours that belongs to no directory that is served.
+    pub fn make_other(&self, name: &str) -> Result<PathBuf> {
+        Ok(self.make_place(name)?.path)
     }
 
     fn make_place(&self, key: &str) -> Result<Place> {

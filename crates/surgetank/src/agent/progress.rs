@@ -1,4 +1,4 @@
-//! The progress of a drain, for people: a bar on a terminal, a line every few seconds elsewhere, nothing when quiet.
+//! The progress of a drain or a copy, for people: a bar on a terminal, a line every few seconds elsewhere, nothing when quiet.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -14,20 +14,21 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 pub enum Display {
     Quiet,
     Bar(ProgressBar),
-    Lines { last: Instant },
+    Lines { doing: &'static str, last: Instant },
 }
 
 impl Display {
-    pub fn new(quiet: bool) -> Self {
+    /// `doing`: "draining", "copying".
+    pub fn new(doing: &'static str, quiet: bool) -> Self {
         if quiet {
             return Self::Quiet;
         }
         if !std::io::stderr().is_terminal() {
-            return Self::Lines { last: clock::tick() };
+            return Self::Lines { doing, last: clock::tick() };
         }
         let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
-        // The template is a constant; a broken one would show in the first test run as the default style.
-        if let Ok(style) = ProgressStyle::with_template("surgetank: draining [{bar:24}] {msg}") {
+        // The template is as good as a constant; a broken one would show in the first test run as the default style.
+        if let Ok(style) = ProgressStyle::with_template(&format!("surgetank: {doing} [{{bar:24}}] {{msg}}")) {
             bar.set_style(style.progress_chars("=> "));
         }
         Self::Bar(bar)
@@ -46,10 +47,10 @@ impl Display {
                 bar.set_position(done);
                 bar.set_message(sentence(progress));
             }
-            Self::Lines { last } => {
+            Self::Lines { doing, last } => {
                 if last.elapsed() >= LINE_EVERY {
                     *last = clock::tick();
-                    eprintln!("surgetank: draining {}", sentence(progress));
+                    eprintln!("surgetank: {doing} {}", sentence(progress));
                 }
             }
         }

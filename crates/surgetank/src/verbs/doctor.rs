@@ -140,7 +140,7 @@ fn limits(machine: &Machine, findings: &mut Vec<Finding>) {
 fn store(machine: &Machine, loaded: &Loaded, measure: bool, findings: &mut Vec<Finding>) {
     let path = &loaded.config.store;
     if let Some(url) = loaded.config.store_url() {
-        findings.push(match crate::service::ask_server(url) {
+        findings.push(match crate::service::stores::ask_server(url) {
             Ok(found) => Finding::new(format!("store {url}"), Verdict::Good, found),
             Err(error) => Finding::new(format!("store {url}"), Verdict::Bad, error.to_string())
                 .remedy("check the address, the bucket and the credentials (environment, profile, instance role)"),

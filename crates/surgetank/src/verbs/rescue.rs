@@ -164,7 +164,7 @@ fn drain(left: &Left, engine: Arc<dyn Engine>) -> Result<bool> {
     const LOOK_EVERY: Duration = Duration::from_millis(200);
     let everything = Scope::everything();
     engine.begin_final_drain(&everything);
-    let mut display = Display::new(false);
+    let mut display = Display::new("draining", false);
     loop {
         let progress = engine.await_settled(&everything, LOOK_EVERY);
         if progress.settled {

@@ -242,6 +242,7 @@ impl Namespace {
             if let Some(inode) = tree.get_mut(id) {
                 inode.publish = Some(seq);
             }
+            self.queue_times(tree, txn, dir, run, last);
             return;
         }
         let Some((dir, name)) = inode.logical.clone() else {
@@ -262,7 +263,9 @@ impl Namespace {
                 self.vacate(tree, txn, dir, &name, run);
             }
             self.queue(tree, txn, OpKind::Link { file: id, dir, name: Box::from(&*name) }, run, last, delay);
+            self.queue_times(tree, txn, dir, run, last);
         }
+        self.queue_times(tree, txn, dir, run, last);
     }
 
     /// Something that is drained soon must not wait for a directory that belongs to the final drain.

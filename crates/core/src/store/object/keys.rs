@@ -5,7 +5,6 @@ use std::io;
 use rustix::io::Errno;
 
 use super::ObjectStore;
-use crate::model::STORE_TEMPORARY_PREFIX;
 use crate::store::StorePath;
 
 /// Says since when objects below the prefix may carry attributes of ours; hidden from listings.
@@ -36,14 +35,4 @@ impl ObjectStore {
         let key = self.key(path)?;
         Ok(if key.is_empty() { String::new() } else { format!("{key}/") })
     }
-}
-
-/// Some component says that it is a temporary: such paths have no key.
-pub(super) fn is_temporary(path: &StorePath) -> bool {
-    path.0.split(|byte| *byte == b'/').any(|name| name.starts_with(STORE_TEMPORARY_PREFIX))
-}
-
-pub(super) fn parent(path: &StorePath) -> StorePath {
-    let slash = path.0.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
-    StorePath(path.0[..slash].to_vec())
 }

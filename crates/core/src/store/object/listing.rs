@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::attributes::{Owner, stat_of};
-use super::keys::{MARK, parent};
+use super::keys::MARK;
 use super::{Object, ObjectStore, Words, locked};
 use crate::clock::Moment;
 use crate::model::Kind;
@@ -82,7 +82,7 @@ impl Listings {
 
     /// What the directory's listing says of a name: `Some(None)`, that there is none. `None`: no listing is fresh.
     pub fn tell(&self, path: &StorePath) -> Option<Option<StoreStat>> {
-        let dir = parent(path);
+        let dir = path.parent();
         let name = &path.0[if dir.0.is_empty() { 0 } else { dir.0.len() + 1 }..];
         let listed = locked(&self.listed);
         let listed = listed.get(&dir).filter(|listed| listed.at.elapsed() < self.ttl)?;
@@ -161,7 +161,8 @@ impl ObjectStore {
         let mut sure = Vec::new();
         let mut unsure = Vec::new();
         for object in objects.into_iter().chain(markers) {
-            let may_be_ours = mark.is_some_and(|mark| object.modified_nanos >= mark.saturating_sub(MARK_MARGIN_NANOS));
+            let is_young = |mark: i64| object.modified_nanos >= mark.saturating_sub(MARK_MARGIN_NANOS);
+            let may_be_ours = self.seen.is_some() || mark.is_some_and(is_young);
             match self.listings.words_known(&object) {
                 Some(words) => sure.push(Object { words: Some(words), ..object }),
                 None if may_be_ours => unsure.push(object),
@@ -210,6 +211,9 @@ impl ObjectStore {
             let is_dir = object.key.ends_with('/');
             match self.server.head(&object.key)? {
                 Some(head) => {
+                    if let Some(seen) = self.seen.as_ref().filter(|_| !is_dir) {
+                        locked(seen).insert(head.key.clone(), head.clone());
+                    }
                     if !is_dir {
                         self.listings.learn(&Object { modified_nanos: object.modified_nanos, ..head.clone() });
                     }

@@ -10,7 +10,6 @@ use std::io;
 use rustix::io::Errno;
 
 use super::attributes::{reworded, stat_of, words_of};
-use super::keys::parent;
 use super::{Object, ObjectStore, When, locked};
 use crate::store::{Meta, StorePath, at_once};
 use crate::sync::Mutex;
@@ -23,8 +22,8 @@ impl ObjectStore {
         let (old, new) = (self.key(from)?.to_owned(), self.key(to)?.to_owned());
         let unasked = matches!(locked(&self.found).remove(to), Some(None));
         let forget = || {
-            self.listings.forget(&parent(from));
-            self.listings.forget(&parent(to));
+            self.listings.forget(&from.parent());
+            self.listings.forget(&to.parent());
         };
         let Some(object) = self.server.head(&old)? else {
             locked(&self.own_object).clear();
@@ -43,7 +42,7 @@ impl ObjectStore {
         crash_point!("store.rename_copied");
         self.delete_copied(&object)?;
         forget();
-        self.keep_dir(&parent(from))
+        self.keep_dir(&from.parent())
     }
 
     fn words_as_it_is(&self, object: &Object) -> io::Result<super::Words> {
@@ -118,7 +117,7 @@ impl ObjectStore {
         at_once(copied.len(), AT_ONCE, &|index| self.delete_copied(&copied[index]))?;
         self.server.delete(&old)?;
         self.move_staged(from, to)?;
-        self.keep_dir(&parent(from))
+        self.keep_dir(&from.parent())
     }
 
     pub(super) fn remove_file(&self, path: &StorePath) -> io::Result<()> {
@@ -132,8 +131,8 @@ impl ObjectStore {
             return Err(Errno::NOENT.into());
         }
         self.server.delete(key)?;
-        self.listings.forget(&parent(path));
-        self.keep_dir(&parent(path))
+        self.listings.forget(&path.parent());
+        self.keep_dir(&path.parent())
     }
 
     /// A directory whose last file went is still there: from the first file on that is taken out of it, it has an object of
@@ -148,7 +147,7 @@ impl ObjectStore {
             let sum = crate::store::checksum::of_bytes(b"");
             self.marked()?;
             self.server.put(&key, &&b""[..], sum, &words, When::Always)?;
-            self.listings.forget(&parent(dir));
+            self.listings.forget(&dir.parent());
         }
         locked(&self.own_object).insert(dir.clone());
         Ok(())
@@ -171,9 +170,9 @@ impl ObjectStore {
         self.lose_staged(path)?;
         locked(&self.own_object).remove(path);
         self.server.delete(&below)?;
-        self.listings.forget(&parent(path));
+        self.listings.forget(&path.parent());
         self.listings.forget(path);
-        self.keep_dir(&parent(path))
+        self.keep_dir(&path.parent())
     }
 }
 

@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use rustix::io::Errno;
 
 use super::attributes::{XATTRS, identity_of, reworded, stat_of, too_many, words_of};
-use super::keys::{MARK, parent};
+use super::keys::MARK;
 use super::staging::{Content, Range, Waiting};
 use super::{ObjectStore, Objects, Part, When, Words, is_condition_failed, locked};
 use crate::model::{Kind, StoreIdentity};
@@ -64,8 +64,8 @@ impl ObjectStore {
 
     /// Is something staged beside it? Then a condition follows, as a rule; where none does, somebody looks (`move_name`).
     fn is_next(&self, path: &StorePath) -> bool {
-        let dir = parent(path);
-        locked(&self.waiting).keys().any(|temporary| parent(temporary) == dir)
+        let dir = path.parent();
+        locked(&self.waiting).keys().any(|temporary| temporary.parent() == dir)
     }
 
     pub(super) fn bring(&self, temporary: &StorePath, path: &StorePath) -> io::Result<StoreIdentity> {
@@ -114,12 +114,12 @@ impl ObjectStore {
                 }
                 // Otherwise nobody knows whether it was carried out.
                 locked(&self.suspect).insert(path.clone());
-                self.listings.forget(&parent(path));
+                self.listings.forget(&path.parent());
                 return Err(why);
             }
         };
         crash_point!("store.published");
-        self.listings.forget(&parent(path));
+        self.listings.forget(&path.parent());
         match &waiting.content {
             // Completed under another name: what was sent before is of no use.
             Content::Uploaded { key, .. } if key.as_bytes() != path.0 => drop(self.throw_away(temporary)),
@@ -267,7 +267,7 @@ impl ObjectStore {
             too_many(&words, self.abilities.words_bytes_max)?;
             self.marked()?;
             let etag = self.server.put(&key, &&b""[..], crate::store::checksum::of_bytes(b""), &words, When::Always)?;
-            self.listings.forget(&parent(path));
+            self.listings.forget(&path.parent());
             let marker = super::Object { key, etag, words: Some(words), ..super::names::empty() };
             return Ok(stat_of(&marker, self.owner).identity);
         }
@@ -285,7 +285,7 @@ impl ObjectStore {
         self.marked()?;
         let key = object.key.clone();
         let etag = self.copy_object(&object, &key, Some(&words))?;
-        self.listings.forget(&parent(path));
+        self.listings.forget(&path.parent());
         let changed = super::Object { etag, words: Some(words), ..object };
         Ok(stat_of(&changed, self.owner).identity)
     }

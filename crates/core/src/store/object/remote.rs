@@ -14,6 +14,7 @@ pub(super) struct RemoteObject {
     pub key: String,
     pub etag: String,
     pub identity: StoreIdentity,
+    pub crc64nvme: Option<u64>,
 }
 
 /// A connection that breaks off in the middle is taken up again so often.
@@ -22,6 +23,10 @@ const TRIES_MAX: u32 = 4;
 impl Remote for RemoteObject {
     fn identity(&self) -> StoreIdentity {
         self.identity
+    }
+
+    fn checksum(&self) -> Option<u64> {
+        self.crc64nvme
     }
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {

@@ -9,7 +9,6 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use super::attributes::{Owner, id_of, identity_of, stat_of, too_many, words_of};
-use super::keys::is_temporary;
 use super::uploads::Kept;
 use super::{Body, Object, ObjectStore, Part, Words, locked};
 use crate::model::Kind;
@@ -122,7 +121,7 @@ impl ObjectStore {
         bytes: &[u8],
         meta: &Meta,
     ) -> io::Result<Staged> {
-        if !is_temporary(temporary) {
+        if !temporary.is_temporary() {
             return Err(Errno::EXIST.into());
         }
         self.throw_away(temporary)?;
@@ -150,7 +149,7 @@ impl ObjectStore {
         meta: &Meta,
         gate: Gate<'_>,
     ) -> io::Result<Staged> {
-        if !is_temporary(temporary) {
+        if !temporary.is_temporary() {
             return Err(Errno::EXIST.into());
         }
         locked(&self.waiting).remove(temporary);
@@ -160,7 +159,7 @@ impl ObjectStore {
             return Err(Errno::FBIG.into());
         }
         let file = source.try_clone()?;
-        let in_parts = size_bytes >= LARGE_BYTES && self.abilities.uploads_in_parts && !is_temporary(bound);
+        let in_parts = size_bytes >= LARGE_BYTES && self.abilities.uploads_in_parts && !bound.is_temporary();
         let waiting = if in_parts {
             self.upload(temporary, key, file, size_bytes, meta, gate)?
         } else {
@@ -192,7 +191,10 @@ impl ObjectStore {
         let earlier = self.uploads.of(temporary).filter(|kept| kept.key == key && kept.size_bytes == size_bytes);
         let resumed = earlier.and_then(|kept| {
             let id = id_of(&kept.words)?;
-            let same = words_of(Kind::File, id, 0, meta, before.as_ref()).ok()? == kept.words;
+            let mut words = words_of(Kind::File, id, 0, meta, before.as_ref()).ok()?;
+            // Who reads it for us changes this one.
+            words.remove("atime");
+            let same = kept.words.iter().filter(|(name, _)| *name != "atime").eq(&words);
             let parts = same.then(|| self.server.parts(key, &kept.id).ok()).flatten()?;
             Some((kept, parts, id))
         });
@@ -284,7 +286,7 @@ impl ObjectStore {
     }
 
     pub(super) fn throw_away(&self, temporary: &StorePath) -> io::Result<()> {
-        if !is_temporary(temporary) {
+        if !temporary.is_temporary() {
             return Err(Errno::INVAL.into());
         }
         locked(&self.waiting).remove(temporary);
@@ -300,7 +302,7 @@ impl ObjectStore {
         let different = |why: String| {
             io::Error::new(io::ErrorKind::InvalidData, format!("{path} in {}: {why}", self.server.describe()))
         };
-        if is_temporary(path) {
+        if path.is_temporary() {
             let waiting = locked(&self.waiting).get(path).cloned().ok_or(Errno::NOENT)?;
             let same = waiting.id == staged.identity.ino && waiting.size_bytes == staged.identity.size_bytes;
             return if same { Ok(()) } else { Err(different("the copy was replaced by another one".into())) };

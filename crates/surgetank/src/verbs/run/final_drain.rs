@@ -27,7 +27,7 @@ pub fn follow(
     signals: &Signals,
     quiet: bool,
 ) -> Result<std::result::Result<Drained, Answer>> {
-    let mut display = Display::new(quiet);
+    let mut display = Display::new("draining", quiet);
     let mut told = false;
     agent.send(request)?;
     let outcome = loop {

@@ -1,0 +1,377 @@
+//! Stage-in and stage-out: files and trees copied from one store to another, either of which may be a plain directory.
+//!
+//! Each file goes the way that the drain goes: to a temporary beside its place, synced, compared with the checksum that was
+//! taken while it was read, made visible in one step with its attributes. What is there already (same kind, size and time of
+//! modification) is left alone, so that a copy that was cut off goes on where it was when it is asked for again; a large
+//! upload goes on within the file.
+//!
+//! Dangers avoided: half a file under its name; a file that changed while it was read (it is read again, then refused); one
+//! that somebody else put at the target while we copied (refused, both stay).
+
+mod walk;
+
+use std::collections::HashSet;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use crate::model::Kind;
+use crate::store::verdict::{self, Verdict};
+use crate::store::{Cred, Expect, Gate, Meta, Source, Staged, Store, StorePath, StoreStat, Verify, at_once};
+use crate::sync::{Mutex, MutexGuard, PoisonError};
+pub use walk::{Entry, Wanted, walk};
+
+/// Files in hand at a time: each waits for a server most of its time.
+const FILES_AT_ONCE: usize = 16;
+/// Made durable together: so many, or of so many bytes.
+const BATCH_FILES: usize = 256;
+const BATCH_BYTES: u64 = 256 << 20;
+/// What a server or a network refuses for the moment is tried again after these.
+const PAUSES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(4), Duration::from_secs(16)];
+
+/// From where to where, and how.
+pub struct Transfer<'a> {
+    pub source: &'a dyn Store,
+    pub target: &'a dyn Store,
+    pub who: Cred,
+    pub verify: Verify,
+    /// A local directory for what comes from one server and goes to another.
+    pub spool: &'a Path,
+    /// Told of bytes as they come by; its error ends all.
+    pub gate: Gate<'a>,
+    /// Told of each file that is at its place now, with its bytes.
+    pub arrived: &'a (dyn Fn(&Entry) + Sync),
+}
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    pub copied_files: u64,
+    pub copied_bytes: u64,
+    /// Were there already.
+    pub present_files: u64,
+    pub present_bytes: u64,
+    /// Source paths and reasons.
+    pub failed: Vec<(StorePath, io::Error)>,
+    /// Ended before everything had its turn; how many files had none.
+    pub left_files: u64,
+}
+
+/// To be copied.
+#[derive(Clone, Copy)]
+struct Wish<'a> {
+    entry: &'a Entry,
+    /// As it was when it was last looked at.
+    stat: StoreStat,
+    /// What is at its place now, and may be replaced.
+    expect: Expect,
+}
+
+/// A copy under its temporary name.
+struct Ready<'a> {
+    wish: Wish<'a>,
+    temporary: StorePath,
+    staged: Staged,
+    meta: Meta,
+}
+
+impl Transfer<'_> {
+    /// Copies what a walk found; directories first, their attributes last.
+    pub fn carry(&self, entries: &[Entry]) -> Outcome {
+        let mut outcome = Outcome::default();
+        let (dirs, files): (Vec<&Entry>, Vec<&Entry>) = entries.iter().partition(|entry| entry.is_dir());
+        self.make_dirs(&dirs, &mut outcome);
+        let mut todo = self.compare(&files, &mut outcome);
+        for pause in PAUSES.map(Some).into_iter().chain([None]) {
+            let again = self.round(&todo, &mut outcome);
+            let Some(pause) = pause.filter(|_| !again.is_empty() && (self.gate)(0).is_ok()) else {
+                outcome.failed.extend(again.into_iter().map(|(wish, why)| (wish.entry.from.clone(), why)));
+                break;
+            };
+            crate::sync::thread::sleep(pause);
+            self.source.refresh();
+            let now = |wish: Wish<'_>| self.source.stat(self.who, &wish.entry.from).unwrap_or(wish.stat);
+            todo = again.into_iter().map(|(wish, _)| Wish { stat: now(wish), ..wish }).collect();
+        }
+        // From the bottom up: each one's content has come.
+        for dir in dirs.iter().rev().filter(|dir| dir.keeps_attributes) {
+            let meta = self.meta_of(dir, &dir.stat);
+            let set = meta.and_then(|meta| self.target.set_meta(self.who, &dir.to, Kind::Directory, &meta));
+            if let Err(why) = set {
+                outcome.failed.push((dir.from.clone(), why));
+            }
+        }
+        outcome
+    }
+
+    /// Each after the one that it is in.
+    fn make_dirs(&self, dirs: &[&Entry], outcome: &mut Outcome) {
+        let mut made = HashSet::new();
+        for dir in dirs {
+            let is_new = match made.contains(&dir.to.parent()) {
+                true => Ok(true),
+                false => match self.target.stat(self.who, &dir.to) {
+                    Ok(there) if there.attr.kind == Kind::Directory => Ok(false),
+                    Ok(_) => Err(Errno::EXIST.into()),
+                    Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(true),
+                    Err(why) => Err(why),
+                },
+            };
+            let done = is_new.and_then(|is_new| {
+                if is_new {
+                    self.make_dir(dir)?;
+                    made.insert(dir.to.clone());
+                } else {
+                    // What is there is known from its listing then.
+                    self.target.list(self.who, &dir.to, false)?;
+                }
+                Ok(())
+            });
+            if let Err(why) = done {
+                outcome.failed.push((dir.from.clone(), why));
+            }
+        }
+    }
+
+    /// What is not there yet, or is another version there.
+    fn compare<'e>(&self, files: &[&'e Entry], outcome: &mut Outcome) -> Vec<Wish<'e>> {
+        let compared = Mutex::new(Vec::with_capacity(files.len()));
+        let all = |index: usize| {
+            (self.gate)(0)?;
+            let entry = files[index];
+            let found = self.expect(entry);
+            locked(&compared).push((index, entry, found));
+            Ok(())
+        };
+        drop(at_once(files.len(), FILES_AT_ONCE, &all));
+        let mut compared = take(&compared);
+        outcome.left_files += (files.len() - compared.len()) as u64;
+        compared.sort_unstable_by_key(|(index, ..)| *index);
+        let mut wishes = Vec::new();
+        for (_, entry, found) in compared {
+            match found {
+                Ok(Some(expect)) => wishes.push(Wish { entry, stat: entry.stat, expect }),
+                Ok(None) => {
+                    outcome.present_files += 1;
+                    outcome.present_bytes += entry.bytes();
+                    (self.arrived)(entry);
+                }
+                Err(why) => outcome.failed.push((entry.from.clone(), why)),
+            }
+        }
+        wishes
+    }
+
+    /// `None`: it is there.
+    fn expect(&self, entry: &Entry) -> io::Result<Option<Expect>> {
+        match self.target.glance(self.who, &entry.to) {
+            Ok(there) if self.is_the_same(entry, &there)? => Ok(None),
+            Ok(there) if there.attr.kind == Kind::Directory => Err(Errno::ISDIR.into()),
+            Ok(there) => Ok(Some(Expect::Identity(there.identity))),
+            Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(Some(Expect::Absent)),
+            Err(why) => Err(why),
+        }
+    }
+
+    /// Returns what may succeed another time.
+    fn round<'e>(&self, wishes: &[Wish<'e>], outcome: &mut Outcome) -> Vec<(Wish<'e>, io::Error)> {
+        let mut again = Vec::new();
+        let mut rest = wishes;
+        while !rest.is_empty() {
+            if (self.gate)(0).is_err() {
+                outcome.left_files += rest.len() as u64;
+                return again;
+            }
+            let mut bytes = 0;
+            let fits = |wish: &&Wish<'_>| {
+                bytes += wish.entry.bytes();
+                bytes <= BATCH_BYTES
+            };
+            let count = rest.iter().take(BATCH_FILES).take_while(fits).count().max(1);
+            let (batch, behind) = rest.split_at(count);
+            rest = behind;
+            for (wish, why) in self.batch(batch, outcome) {
+                if (self.gate)(0).is_err() {
+                    outcome.left_files += 1;
+                } else if verdict::classify(verdict::errno_of(&why)) == Verdict::Retry {
+                    again.push((wish, why));
+                } else {
+                    outcome.failed.push((wish.entry.from.clone(), why));
+                }
+            }
+        }
+        again
+    }
+
+    /// Returns what failed.
+    fn batch<'e>(&self, batch: &[Wish<'e>], outcome: &mut Outcome) -> Vec<(Wish<'e>, io::Error)> {
+        let failed = Mutex::new(Vec::new());
+        let ready = Mutex::new(Vec::with_capacity(batch.len()));
+        let all = |index: usize| {
+            let wish = batch[index];
+            match self.stage(wish) {
+                Ok(one) => locked(&ready).push(one),
+                Err(why) => locked(&failed).push((wish, why)),
+            }
+            Ok(())
+        };
+        drop(at_once(batch.len(), FILES_AT_ONCE, &all));
+        let mut ready: Vec<Ready<'_>> = take(&ready);
+        let temporaries: Vec<StorePath> = ready.iter().map(|one| one.temporary.clone()).collect();
+        if let Err(why) = self.target.settle(self.who, &temporaries) {
+            let errno = verdict::errno_of(&why);
+            let lost = ready.drain(..).map(|one| (one.wish, self.give_up(&one.temporary, errno.into())));
+            locked(&failed).extend(lost);
+        }
+        let published = Mutex::new(Vec::with_capacity(ready.len()));
+        let all = |index: usize| {
+            let one: &Ready<'_> = &ready[index];
+            match self.publish(one) {
+                Ok(()) => locked(&published).push(one.wish),
+                Err(why) => locked(&failed).push((one.wish, self.give_up(&one.temporary, why))),
+            }
+            Ok(())
+        };
+        drop(at_once(ready.len(), FILES_AT_ONCE, &all));
+        let published: Vec<Wish<'_>> = take(&published);
+        let dirs: Vec<StorePath> = published.iter().map(|wish| wish.entry.to.parent()).collect();
+        match self.target.sync_dirs(self.who, &dirs) {
+            Ok(()) => {
+                for wish in published {
+                    outcome.copied_files += 1;
+                    outcome.copied_bytes += wish.entry.bytes();
+                    (self.arrived)(wish.entry);
+                }
+            }
+            Err(why) => {
+                let errno = verdict::errno_of(&why);
+                locked(&failed).extend(published.into_iter().map(|wish| (wish, io::Error::from(errno))));
+            }
+        }
+        take(&failed)
+    }
+
+    fn give_up(&self, temporary: &StorePath, why: io::Error) -> io::Error {
+        // (What a stopped upload has sent stays for the next time.)
+        if (self.gate)(0).is_ok() {
+            drop(self.target.discard(self.who, temporary));
+        }
+        why
+    }
+
+    fn meta_of(&self, entry: &Entry, stat: &StoreStat) -> io::Result<Meta> {
+        let attr = stat.attr;
+        let xattrs = match attr.kind {
+            Kind::File | Kind::Directory => self.source.xattrs(self.who, &entry.from)?,
+            _ => crate::model::Xattrs::new(),
+        };
+        // Only the superuser can give files away.
+        let (uid, gid) = if self.who.uid == 0 { (attr.uid, attr.gid) } else { (self.who.uid, self.who.gid) };
+        // A file that has just come is not taken away as one that nobody has read for long; a server does not ask.
+        let atime = if self.target.features().plain_files { crate::clock::now() } else { attr.mtime };
+        Ok(Meta { perm: attr.perm, uid, gid, times: Some((atime, attr.mtime)), xattrs: Some(xattrs) })
+    }
+
+    fn make_dir(&self, entry: &Entry) -> io::Result<()> {
+        let meta = self.meta_of(entry, &entry.stat)?;
+        // Whatever its mode will be, something is to be put there.
+        let open = Meta { perm: meta.perm | 0o700, ..meta };
+        let temporary = entry.to.part();
+        self.target.stage_dir(self.who, &temporary, &open)?;
+        self.target.publish(self.who, &temporary, &entry.to, &open).map(drop)
+    }
+
+    fn stage<'e>(&self, wish: Wish<'e>) -> io::Result<Ready<'e>> {
+        let entry = wish.entry;
+        let attr = wish.stat.attr;
+        self.target.may_hold(&entry.to)?;
+        let meta = self.meta_of(entry, &wish.stat)?;
+        let temporary = entry.to.part();
+        let staged = match attr.kind {
+            Kind::File => self.stage_content(wish, &temporary, &meta)?,
+            Kind::Symlink => {
+                let target = self.source.read_link(self.who, &entry.from)?;
+                self.target.stage_symlink(self.who, &temporary, &target, &meta)?
+            }
+            Kind::Directory => return Err(Errno::ISDIR.into()),
+            other => self.target.stage_node(self.who, &temporary, other, attr.device, &meta)?,
+        };
+        Ok(Ready { wish, temporary, staged, meta })
+    }
+
+    fn is_the_same(&self, entry: &Entry, there: &StoreStat) -> io::Result<bool> {
+        let (here, there) = (entry.stat.attr, there.attr);
+        if here.kind != there.kind {
+            return Ok(false);
+        }
+        Ok(match here.kind {
+            Kind::File => here.size_bytes == there.size_bytes && here.mtime == there.mtime,
+            Kind::Symlink => {
+                self.source.read_link(self.who, &entry.from)? == self.target.read_link(self.who, &entry.to)?
+            }
+            Kind::Directory => false,
+            _ => here.device == there.device,
+        })
+    }
+
+    fn stage_content(&self, wish: Wish<'_>, temporary: &StorePath, meta: &Meta) -> io::Result<Staged> {
+        let entry = wish.entry;
+        let changed = || io::Error::new(io::ErrorKind::WouldBlock, "it changed while it was copied");
+        let source = self.source.source(self.who, &entry.from)?;
+        let size_bytes = wish.stat.attr.size_bytes;
+        let counted = |bytes| (self.gate)(bytes);
+        // A second pass over the same bytes.
+        let uncounted = |_| (self.gate)(0);
+        // One version of an object is read, or nothing.
+        let may_change = matches!(source, Source::Plain(_));
+        let staged = match source {
+            Source::Plain(file) => self.target.stage_file(self.who, temporary, &entry.to, &file, meta, &counted),
+            remote if self.target.features().plain_files => {
+                self.target.discard(self.who, temporary)?;
+                let file = self.target.create_temporary(self.who, temporary, meta.perm)?;
+                remote
+                    .copy_to(&file, size_bytes, &counted)
+                    .and_then(|()| self.target.stage_in_place(self.who, temporary, meta, &uncounted))
+                    .inspect_err(|_| drop(self.target.discard(self.who, temporary)))
+            }
+            remote => {
+                let spooled = spool_file(self.spool)?;
+                remote.copy_to(&spooled, size_bytes, &counted)?;
+                self.target.stage_file(self.who, temporary, &entry.to, &spooled, meta, &uncounted)
+            }
+        };
+        let staged = staged.map_err(|why| if why.raw_os_error() == Some(libc::ESTALE) { changed() } else { why })?;
+        let mut same = staged.identity.size_bytes == size_bytes;
+        if may_change {
+            let now = self.source.stat(self.who, &entry.from)?.attr;
+            same &= now.size_bytes == size_bytes && now.mtime == wish.stat.attr.mtime;
+        }
+        if same { Ok(staged) } else { Err(self.give_up(temporary, changed())) }
+    }
+
+    fn publish(&self, one: &Ready<'_>) -> io::Result<()> {
+        let uncounted = |_| (self.gate)(0);
+        self.target.verify(self.who, &one.temporary, &one.staged, self.verify, &uncounted)?;
+        let to = &one.wish.entry.to;
+        if !self.target.check(self.who, to, &one.wish.expect)? {
+            return Err(Errno::EXIST.into());
+        }
+        self.target.replace(self.who, &one.temporary, to, &one.meta).map(drop)
+    }
+}
+
+/// Without a name: it goes with us.
+fn spool_file(dir: &Path) -> io::Result<std::fs::File> {
+    let flags = rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
+    Ok(rustix::fs::open(dir, flags, rustix::fs::Mode::from_raw_mode(0o600))?.into())
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn take<T: Default>(mutex: &Mutex<T>) -> T {
+    std::mem::take(&mut *locked(mutex))
+}

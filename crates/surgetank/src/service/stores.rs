@@ -1,0 +1,153 @@
+//! Which store a URL or a path names, and how it is opened.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use surgetank_core::config::Config;
+use surgetank_core::error::{Error, Result};
+#[cfg(feature = "s3")]
+use surgetank_core::store::object::ObjectStore;
+use surgetank_core::store::posix::PosixStore;
+#[cfg(feature = "s3")]
+use surgetank_core::store::s3::{Place as S3Place, S3};
+use surgetank_core::store::{Store, StorePath, Verify};
+
+/// Does the server of a store answer, and what can it do?
+pub fn ask_server(url: &str) -> Result<String> {
+    #[cfg(feature = "s3")]
+    if url.starts_with("s3://") {
+        use surgetank_core::store::object::Objects;
+        let server = S3::open(S3Place::parse(url)?)?;
+        let can = server.abilities();
+        let word = |can: bool| if can { "yes" } else { "no" };
+        return Ok(format!(
+            "it answers; conditional writes: {}, checksums: {}, uploads in parts: {}",
+            word(can.if_absent && can.if_same),
+            word(can.checksums),
+            word(can.uploads_in_parts)
+        ));
+    }
+    Err(Error::new(format!("the store {url} cannot be used")).why("this kind of store is not in this build"))
+}
+
+/// `root`: the store's directory, where it is one.
+pub fn open_store(root: Option<OwnedFd>, config: &Config, state: &Path) -> Result<Arc<dyn Store>> {
+    let shown = config.store.display();
+    let refused = |why: &dyn std::fmt::Display| Error::new(format!("the store {shown} cannot be used")).why(why);
+    if let Some(root) = root {
+        return Ok(Arc::new(PosixStore::new(root, format!("file://{shown}")).map_err(|why| refused(&why))?));
+    }
+    #[cfg(feature = "s3")]
+    if let Some(url) = config.store_url().filter(|url| url.starts_with("s3://")) {
+        let server = S3::open(S3Place::parse(url)?)?;
+        let uploads = state.join("uploads");
+        let store = ObjectStore::new(Arc::new(server), &uploads, config.verify, config.store_ttl);
+        return Ok(Arc::new(store.map_err(|why| refused(&why))?));
+    }
+    Err(refused(&"it is neither a directory nor a kind of store that is in this build"))
+}
+
+/// A place in a store or in a directory, as it is written on a command line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address {
+    /// What all places of one server have in common, or `/`.
+    pub root: String,
+    /// Below that.
+    pub path: StorePath,
+    /// It ends with a slash: what is in it is meant.
+    pub inside: bool,
+}
+
+impl Address {
+    pub fn parse(text: &str) -> Result<Self> {
+        let (root, path) = match text.split_once("://") {
+            #[cfg(feature = "s3")]
+            Some(("s3", rest)) => {
+                // Checked as a whole, so that what is wrong with it is said of all of it.
+                S3Place::parse(text)?;
+                let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+                let (bucket, path) = place.split_once('/').unwrap_or((place, ""));
+                let path = percent_encoding::percent_decode_str(path).collect();
+                (format!("s3://{bucket}?{query}"), path)
+            }
+            Some(("file", path)) if path.starts_with('/') => ("/".to_owned(), path.as_bytes().to_vec()),
+            Some((scheme, _)) => {
+                return Err(Error::new(format!("{text} cannot be used"))
+                    .why(format!("stores of the kind '{scheme}:' are not in this build")));
+            }
+            None => {
+                let here = std::path::absolute(text)
+                    .map_err(|why| Error::new(format!("{text} is no path that can be used")).why(why))?;
+                let slash: &[u8] = if text.ends_with('/') { b"/" } else { b"" };
+                ("/".to_owned(), [here.as_os_str().as_bytes(), slash].concat())
+            }
+        };
+        let inside = path.last().is_none_or(|byte| *byte == b'/');
+        let names: Vec<&[u8]> =
+            path.split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".").collect();
+        if names.contains(&&b".."[..]) {
+            return Err(Error::new(format!("{text} cannot be used")).why("there is .. in it"));
+        }
+        Ok(Self { root, path: StorePath(names.join(&b'/')), inside })
+    }
+
+    pub fn is_local(&self) -> bool {
+        self.root == "/"
+    }
+
+    /// Opens a directory of a server or of this machine. `state`: where what is under way is remembered.
+    pub fn open(root: &str, dir: &StorePath, state: &Path, how: Option<Verify>) -> Result<Arc<dyn Store>> {
+        if root == "/" {
+            let path = Path::new("/").join(std::ffi::OsStr::from_bytes(&dir.0));
+            let refused =
+                |why: &dyn std::fmt::Display| Error::new(format!("{} cannot be opened", path.display())).why(why);
+            let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+            let opened = rustix::fs::open(&path, flags, rustix::fs::Mode::empty()).map_err(|why| refused(&why))?;
+            return Ok(Arc::new(PosixStore::new(opened, path.display().to_string()).map_err(|why| refused(&why))?));
+        }
+        #[cfg(feature = "s3")]
+        if root.starts_with("s3://") {
+            let mut place = S3Place::parse(root)?;
+            let name = String::from_utf8_lossy(&dir.0);
+            place.prefix = if name.is_empty() { String::new() } else { format!("{name}/") };
+            let server = if how.is_some() { S3::open(place)? } else { S3::open_to_read(place)? };
+            let store = ObjectStore::new(Arc::new(server), state, how.unwrap_or(Verify::Cache), LISTING_TTL);
+            let store = store.map_err(|why| Error::new(format!("{} cannot be used", state.display())).why(why))?;
+            return Ok(Arc::new(if how.is_some() { store } else { store.as_it_was() }));
+        }
+        Err(Error::new(format!("{root} cannot be used")).why("this kind of store is not in this build"))
+    }
+}
+
+/// Longer than a walk takes from a directory's listing to its files.
+const LISTING_TTL: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> (String, String, bool) {
+        let address = Address::parse(text).unwrap_or_else(|why| panic!("{why}"));
+        (address.root, String::from_utf8(address.path.0).unwrap_or_default(), address.inside)
+    }
+
+    #[test]
+    fn places_are_a_server_and_a_path() {
+        assert_eq!(parsed("/a//b/./c"), ("/".into(), "a/b/c".into(), false));
+        assert_eq!(parsed("file:///a/b/"), ("/".into(), "a/b".into(), true));
+        let here = std::env::current_dir().unwrap_or_default().join("x").display().to_string();
+        assert_eq!(parsed("x").1, here[1..]);
+        assert!(Address::parse("../x").is_err() && Address::parse("gopher://x/y").is_err());
+        #[cfg(feature = "s3")]
+        {
+            let query = "endpoint=http://127.0.0.1:9";
+            let root = format!("s3://bucket?{query}");
+            assert_eq!(parsed(&format!("s3://bucket/a%20b/c?{query}")), (root.clone(), "a b/c".into(), false));
+            assert_eq!(parsed(&format!("s3://bucket?{query}")), (root, String::new(), true));
+            assert!(Address::parse("s3://bucket/x?secret=y").is_err());
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! `surgetank stage-in` and `stage-out`: files and trees from a store to a directory and back, or from store to store.
+//!
+//! Both do the same; the name says which end is the node's. Nothing is served for it and no agent is needed: a place may as
+//! well lie in a directory that is served, and is then read and written like any other.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use surgetank_core::clock;
+use surgetank_core::error::{Error, Result};
+use surgetank_core::report::{PathText, Progress};
+use surgetank_core::store::{Cred, StorePath, Verify, verdict};
+use surgetank_core::transfer::{Entry, Outcome as Came, Transfer, Wanted, walk};
+
+use super::settings::Settings;
+use super::{Failure, Outcome, Program, exit, state_root, wait, words};
+use crate::agent::place::StateRoot;
+use crate::agent::progress::Display;
+use crate::agent::signals::Signals;
+use crate::service::stores::Address;
+
+#[derive(Debug, clap::Args)]
+pub struct StageArgs {
+    /// Files, directories (with a slash at the end: what is in them), patterns; paths or URLs of stores
+    #[arg(value_name = "SOURCE", required_unless_present = "manifest", conflicts_with = "manifest", requires = "to")]
+    sources: Vec<String>,
+    /// The directory that they are put into, a path or the URL of a store
+    #[arg(long, value_name = "DIR", conflicts_with = "manifest")]
+    to: Option<String>,
+    /// A file with a source, a tab and a destination in each line; `-`: standard input
+    #[arg(long, value_name = "FILE")]
+    manifest: Option<PathBuf>,
+    /// Stop after this time; what is not there by then is copied when it is asked for again
+    #[arg(long, value_name = "DURATION", value_parser = wait::duration_millis)]
+    deadline: Option<u64>,
+    /// How copies are checked: cache, or reread from the device or server
+    #[arg(long, value_name = "HOW", default_value = "cache", value_parser = verify)]
+    verify: Verify,
+    /// What came of it, as JSON
+    #[arg(long)]
+    json: bool,
+    #[arg(long, short)]
+    quiet: bool,
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+}
+
+fn verify(text: &str) -> Result<Verify, String> {
+    match text {
+        "cache" => Ok(Verify::Cache),
+        "reread" => Ok(Verify::Reread),
+        _ => Err("cache or reread".to_owned()),
+    }
+}
+
+/// One source and where it goes.
+struct Pair {
+    from: Address,
+    wanted: Wanted,
+    to: Address,
+}
+
+/// All pairs between two directories that are opened once.
+#[derive(Default)]
+struct Between {
+    pairs: Vec<(StorePath, StorePath, Wanted)>,
+}
+
+#[derive(Default, Serialize)]
+struct Report {
+    copied_files: u64,
+    copied_bytes: u64,
+    present_files: u64,
+    present_bytes: u64,
+    left_files: u64,
+    failed: Vec<Failed>,
+    seconds: f64,
+    exit: u8,
+}
+
+#[derive(Serialize)]
+struct Failed {
+    path: PathText,
+    why: String,
+}
+
+pub fn stage(program: &Program<'_>, args: &StageArgs) -> Outcome {
+    let pairs = pairs(args).map_err(Failure::usage)?;
+    let signals = Signals::block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT])
+        .map_err(|error| Error::new("signals cannot be blocked").why(error))?;
+    // What is made has the mode that it is made with.
+    rustix::process::umask(rustix::fs::Mode::empty());
+    let state = StateRoot::make(&state_root(program, &Settings::of_state(args.state.as_ref()))?)?;
+    let began = clock::tick();
+    let mut report = Report::default();
+    let course = Course::new(began, args);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| course.attend(&signals, &done));
+        let carried = carry_all(pairs, args, &state, &course, &mut report);
+        done.store(true, Ordering::Relaxed);
+        carried
+    })?;
+    report.seconds = began.elapsed().as_secs_f64();
+    report.exit = if report.failed.is_empty() && report.left_files == 0 { exit::OK } else { exit::NOT_DURABLE };
+    tell(&report, args, course.why_stopped());
+    Ok(report.exit)
+}
+
+fn tell(report: &Report, args: &StageArgs, stopped: Option<&str>) {
+    if args.json {
+        // (A report of numbers and texts: it can be written.)
+        words::print(&(serde_json::to_string_pretty(report).unwrap_or_default() + "\n"));
+    }
+    for failed in &report.failed {
+        eprintln!("surgetank: {}: {}", failed.path, failed.why);
+    }
+    if report.left_files > 0 {
+        let why = stopped.unwrap_or("stopped");
+        eprintln!(
+            "surgetank: {why}: {} files are not there yet; the same command goes on",
+            words::count(report.left_files)
+        );
+    }
+    if !args.quiet && !args.json {
+        let rate = report.copied_bytes as f64 / report.seconds.max(1e-3);
+        let mut line =
+            format!("{} files, {} copied", words::count(report.copied_files), words::bytes(report.copied_bytes));
+        line.push_str(&format!(" in {:.1} s ({}/s)", report.seconds, words::bytes(rate as u64)));
+        if report.present_files > 0 {
+            line.push_str(&format!("; {} were there already", words::count(report.present_files)));
+        }
+        words::print(&(line + "\n"));
+    }
+}
+
+fn pairs(args: &StageArgs) -> Result<Vec<Pair>> {
+    let Some(manifest) = &args.manifest else {
+        let to = args.to.as_deref().unwrap_or(".");
+        return args.sources.iter().map(|source| pair(source, to, true)).collect();
+    };
+    let text = match manifest.as_os_str() == "-" {
+        true => std::io::read_to_string(std::io::stdin()),
+        false => fs::read_to_string(manifest),
+    };
+    let text = text.map_err(|why| Error::new(format!("{} cannot be read", manifest.display())).why(why))?;
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
+    lines
+        .map(|(number, line)| {
+            let (source, to) = line.split_once('\t').filter(|(_, to)| !to.contains('\t')).ok_or_else(|| {
+                Error::new(format!("{}, line {}: {line}", manifest.display(), number + 1))
+                    .why("it is not a source, a tab and a destination")
+            })?;
+            pair(source, to, to.ends_with('/'))
+        })
+        .collect()
+}
+
+/// `into`: the destination is the directory that the source is put into, and not what it becomes.
+fn pair(source: &str, to: &str, into: bool) -> Result<Pair> {
+    let mut from = Address::parse(source)?;
+    let mut to = Address::parse(to)?;
+    let is_pattern = |name: &&[u8]| name.iter().any(|byte| b"*?[{".contains(byte));
+    let names: Vec<&[u8]> = from.path.0.split(|byte| *byte == b'/').collect();
+    let literal = from.is_local() && local(&from.path).symlink_metadata().is_ok();
+    if let Some(first) = names.iter().position(is_pattern).filter(|_| !literal) {
+        let pattern = String::from_utf8(names[first..].join(&b'/'))
+            .map_err(|_| Error::new(format!("{source}: patterns are UTF-8")))?;
+        from = Address { path: StorePath(names[..first].join(&b'/')), inside: true, ..from };
+        return Ok(Pair { wanted: Wanted::matching(&pattern)?, from, to });
+    }
+    if into && !from.inside {
+        let name = names.last().copied().unwrap_or_default();
+        to.path = to.path.join(name);
+        to.inside = false;
+    } else if into {
+        to.inside = true;
+    }
+    Ok(Pair { from, wanted: Wanted::default(), to })
+}
+
+fn local(path: &StorePath) -> PathBuf {
+    Path::new("/").join(std::ffi::OsStr::from_bytes(&path.0))
+}
+
+/// A directory to be opened, and the path below it. Stores follow no links, so those on the way there are followed here.
+fn opened_at(address: &Address, makes: bool) -> Result<(StorePath, StorePath)> {
+    let path = &address.path;
+    let (dir, name) = match address.inside {
+        true => (path.clone(), StorePath::root()),
+        false => {
+            let dir = path.parent();
+            let name = &path.0[dir.0.len()..];
+            (dir, StorePath(name.strip_prefix(b"/").unwrap_or(name).to_vec()))
+        }
+    };
+    if !address.is_local() {
+        return Ok((dir, name));
+    }
+    let real = local(&dir);
+    let failed = |why| Error::new(format!("{} cannot be used", real.display())).why(why);
+    if makes {
+        // With the usual mode: nothing is known of these.
+        std::os::unix::fs::DirBuilderExt::mode(fs::DirBuilder::new().recursive(true), 0o755)
+            .create(&real)
+            .map_err(failed)?;
+    }
+    let real = fs::canonicalize(&real).map_err(failed)?;
+    Ok((StorePath(real.as_os_str().as_bytes()[1..].to_vec()), name))
+}
+
+fn carry_all(
+    pairs: Vec<Pair>,
+    args: &StageArgs,
+    state: &StateRoot,
+    course: &Course,
+    report: &mut Report,
+) -> Outcome<()> {
+    let mut all: BTreeMap<[(String, StorePath); 2], Between> = BTreeMap::new();
+    for pair in pairs {
+        let (to_dir, to) = opened_at(&pair.to, true)?;
+        let (from_dir, from) = opened_at(&pair.from, false)?;
+        let key = [(pair.from.root, from_dir), (pair.to.root, to_dir)];
+        all.entry(key).or_default().pairs.push((from, to, pair.wanted));
+    }
+    for ([(from_root, from_dir), (to_root, to_dir)], between) in all {
+        let name = format!(
+            "staging-{:016x}",
+            surgetank_core::store::checksum::of_bytes(format!("{to_root} {to_dir}").as_bytes())
+        );
+        let place = state.make_other(&name)?;
+        let lock =
+            fs::File::open(&place).map_err(|why| Error::new(format!("{} cannot be used", place.display())).why(why))?;
+        if lock.try_lock().is_err() {
+            return Err(Error::new(format!("somebody stages to {} already", local(&to_dir).display()))
+                .remedy("wait until that is done")
+                .into());
+        }
+        let source = Address::open(&from_root, &from_dir, &place, None)?;
+        let target = Address::open(&to_root, &to_dir, &place, Some(args.verify))?;
+        let who = Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
+        let mut entries = Vec::new();
+        for (from, to, wanted) in &between.pairs {
+            match walk(&*source, who, (from, to), wanted) {
+                Ok(found) => entries.extend(found),
+                Err(why) => report.failed.push(failure(&source.describe(), from, &why)),
+            }
+        }
+        course.expect(&entries);
+        let transfer = Transfer {
+            source: &*source,
+            target: &*target,
+            who,
+            verify: args.verify,
+            spool: &place,
+            gate: &|bytes| course.pass(bytes),
+            arrived: &|entry| course.arrived(entry),
+        };
+        let came = transfer.carry(&entries);
+        let complete = came.failed.is_empty() && came.left_files == 0;
+        add(report, came, &source.describe());
+        if complete && let Err(why) = target.collect() {
+            eprintln!(
+                "surgetank: what earlier copies left under way at {} could not be given up: {why}",
+                target.describe()
+            );
+        }
+    }
+    Ok(())
+}
+
+fn add(report: &mut Report, came: Came, source: &str) {
+    report.copied_files += came.copied_files;
+    report.copied_bytes += came.copied_bytes;
+    report.present_files += came.present_files;
+    report.present_bytes += came.present_bytes;
+    report.left_files += came.left_files;
+    report.failed.extend(came.failed.iter().map(|(path, why)| failure(source, path, why)));
+}
+
+fn failure(source: &str, path: &StorePath, why: &std::io::Error) -> Failed {
+    let whole = format!("{}/{path}", source.trim_end_matches('/'));
+    let advice = verdict::advise(verdict::errno_of(why));
+    let why = match why.get_ref() {
+        // Words of our own say it all.
+        Some(_) => why.to_string(),
+        None => format!("{why}. {} {}", advice.meaning, advice.remedy),
+    };
+    Failed { path: PathBuf::from(whole).into(), why }
+}
+
+/// How far it is, and whether it goes on.
+struct Course {
+    began: Instant,
+    until: Option<Instant>,
+    quiet: bool,
+    stopped: Mutex<Option<&'static str>>,
+    halted: AtomicBool,
+    all_files: AtomicU64,
+    all_bytes: AtomicU64,
+    done_files: AtomicU64,
+    passed_bytes: AtomicU64,
+}
+
+impl Course {
+    fn new(began: Instant, args: &StageArgs) -> Self {
+        Self {
+            began,
+            until: args.deadline.map(|millis| began + Duration::from_millis(millis)),
+            quiet: args.quiet || args.json,
+            stopped: Mutex::default(),
+            halted: AtomicBool::new(false),
+            all_files: AtomicU64::new(0),
+            all_bytes: AtomicU64::new(0),
+            done_files: AtomicU64::new(0),
+            passed_bytes: AtomicU64::new(0),
+        }
+    }
+
+    fn expect(&self, entries: &[Entry]) {
+        let files = entries.iter().filter(|entry| !entry.is_dir());
+        self.all_files.fetch_add(files.clone().count() as u64, Ordering::Relaxed);
+        self.all_bytes.fetch_add(files.map(Entry::bytes).sum(), Ordering::Relaxed);
+    }
+
+    fn arrived(&self, _entry: &Entry) {
+        self.done_files.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn pass(&self, bytes: u64) -> std::io::Result<()> {
+        self.passed_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if self.until.is_some_and(|until| clock::tick() >= until) {
+            self.halt("the deadline is over");
+        }
+        if self.halted.load(Ordering::Relaxed) { Err(std::io::ErrorKind::Interrupted.into()) } else { Ok(()) }
+    }
+
+    fn halt(&self, why: &'static str) {
+        self.stopped.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get_or_insert(why);
+        self.halted.store(true, Ordering::Relaxed);
+    }
+
+    fn why_stopped(&self) -> Option<&'static str> {
+        *self.stopped.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Shows the progress and listens for signals, until it is done.
+    fn attend(&self, signals: &Signals, done: &AtomicBool) {
+        let mut display = Display::new("copying", self.quiet);
+        while !done.load(Ordering::Relaxed) {
+            if let Ok(Some(signal)) = signals.next() {
+                self.halt(if signal.number == libc::SIGINT { "interrupted" } else { "told to end" });
+            }
+            let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+            let (all_bytes, passed) = (load(&self.all_bytes), load(&self.passed_bytes));
+            let (all_files, done_files) = (load(&self.all_files), load(&self.done_files));
+            display.show(&Progress {
+                undrained_files: all_files.saturating_sub(done_files),
+                undrained_bytes: all_bytes.saturating_sub(passed),
+                done_files,
+                done_bytes: passed,
+                bytes_per_second: (passed as f64 / self.began.elapsed().as_secs_f64().max(1e-3)) as u64,
+                ..Progress::default()
+            });
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        display.finish();
+    }
+}

@@ -1,0 +1,283 @@
+//! `stage-in` and `stage-out`: trees between directories and servers of objects, cut off and taken up again.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![cfg(feature = "s3")]
+
+#[path = "../../core/tests/s3_server/mod.rs"]
+mod s3_server;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use s3_server::{BUCKET, S3Server};
+use tempfile::TempDir;
+
+struct Scene {
+    scratch: TempDir,
+}
+
+/// What a report says: copied and present files, files that are left, failures.
+type Counts = (u64, u64, u64, usize);
+
+impl Scene {
+    fn new() -> Self {
+        let scratch = TempDir::new().unwrap();
+        fs::create_dir(scratch.path().join("state")).unwrap();
+        fs::set_permissions(scratch.path().join("state"), fs::Permissions::from_mode(0o700)).unwrap();
+        Self { scratch }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(name)
+    }
+
+    fn shown(&self, name: &str) -> String {
+        self.path(name).display().to_string()
+    }
+
+    #[track_caller]
+    fn script(&self, text: &str) {
+        let output = Command::new("sh").args(["-euc", text]).current_dir(self.scratch.path()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    fn command(&self, server: Option<&S3Server>, verb: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_surgetank"));
+        command.arg(verb).arg("--state").arg(self.path("state")).args(arguments).current_dir(self.scratch.path());
+        if let Some(server) = server {
+            command.envs(server.environment());
+        }
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// With the exit code that is expected.
+    #[track_caller]
+    fn stage(&self, server: Option<&S3Server>, code: i32, arguments: &[&str]) -> Counts {
+        let output = self.command(server, "stage-in", &[&["--json"], arguments].concat()).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{}", String::from_utf8_lossy(&output.stderr));
+        counts(&output)
+    }
+
+    /// Content, modes, owners, times in nanoseconds, links and extended attributes.
+    #[track_caller]
+    fn same(&self, one: &str, other: &str) {
+        let output = Command::new("rsync")
+            .args(["-aXnic", "--delete", "--modify-window=-1"])
+            .arg(self.path(one).join(""))
+            .arg(self.path(other).join(""))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "");
+    }
+}
+
+#[track_caller]
+fn counts(output: &Output) -> Counts {
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let number = |name: &str| report[name].as_u64().unwrap();
+    assert_eq!(report["exit"].as_i64(), output.status.code().map(i64::from));
+    let failed = report["failed"].as_array().unwrap().len();
+    (number("copied_files"), number("present_files"), number("left_files"), failed)
+}
+
+const TREE: &str = "
+    umask 022
+    mkdir -p tree/d/e tree/empty tree/closed
+    echo hello >tree/d/hello; chmod 600 tree/d/hello; setfattr -n user.origin -v run7 tree/d/hello
+    ln -s d/hello tree/link; ln -s nowhere tree/d/dangling
+    for n in 1 2 3 4 5 6 7 8 9; do echo $n >tree/d/e/n$n; done
+    : >tree/nothing
+    printf odd >'tree/d/a b+c%41 ü&<>'
+    head -c 20000000 /dev/urandom >tree/large
+    touch -d '2020-01-02 03:04:05.123456789' tree/d/hello tree/large; touch -h -d '2019-01-01' tree/link
+    chmod 555 tree/closed; touch -d '2021-02-03 04:05:06.5' tree/d/e tree/d tree/empty tree/closed tree
+";
+/// Without directories.
+const TREE_FILES: u64 = 15;
+
+#[test]
+fn a_tree_goes_to_a_bucket_to_another_and_back_and_is_the_same() {
+    let (Some(server), Some(other)) = (S3Server::start(), S3Server::start()) else { return };
+    let scene = Scene::new();
+    scene.script(TREE);
+    let (here, there) = (server.url("in"), other.url("deep/er"));
+    assert_eq!(scene.stage(Some(&server), 0, &["--to", &here, "tree"]), (TREE_FILES, 0, 0, 0));
+    assert_eq!(fs::read(server.files().join("in/tree/d/hello")).unwrap(), b"hello\n");
+    // Again: all is there. With a change: only that.
+    assert_eq!(scene.stage(Some(&server), 0, &["--to", &here, "tree"]), (0, TREE_FILES, 0, 0));
+    scene.script("echo other >tree/d/e/n3; touch -d '2021-02-03 04:05:06.5' tree/d/e");
+    assert_eq!(scene.stage(Some(&server), 0, &["--to", &here, "tree"]), (1, TREE_FILES - 1, 0, 0));
+    // From server to server, and to a directory that has to be made.
+    let all = server.url("in/tree/");
+    assert_eq!(scene.stage(Some(&server), 0, &["--to", &there, &all]), (TREE_FILES, 0, 0, 0));
+    assert_eq!(
+        scene.stage(Some(&other), 0, &["--verify", "reread", "--to", "back/tree", &other.url("deep/er/")]).0,
+        TREE_FILES
+    );
+    scene.same("tree/d", "back/tree/d");
+    scene.same("tree/closed", "back/tree/closed");
+    scene.stage(Some(&other), 0, &["--to", "whole", &server.url("in/tree")]);
+    // As a tree of its own it has its own times too; what is put into a directory leaves that as it was.
+    scene.same("tree", "whole/tree");
+    assert!(server.parts().is_empty() && other.parts().is_empty(), "no upload is left");
+}
+
+#[test]
+fn patterns_and_manifests_say_what_goes_where() {
+    let scene = Scene::new();
+    scene.script(TREE);
+    assert_eq!(scene.stage(None, 0, &["--to", "out", "tree/d/e/n[1-3]", "tree/**/hello", "tree/empty"]), (4, 0, 0, 0));
+    scene.script(
+        "cmp tree/d/e/n1 out/n1; cmp tree/d/hello out/d/hello; test -d out/empty; test $(find out | wc -l) = 7",
+    );
+    // A name that looks like a pattern is a name if there is such a file.
+    scene.script("echo star >'tree/*'");
+    assert_eq!(scene.stage(None, 0, &["--to", "star", "tree/*"]), (1, 0, 0, 0));
+    let list = format!(
+        "# source, destination\ntree/d/hello\tdone/renamed\n\n{}/\tdone/all\ntree/nothing\tdone/\n",
+        scene.shown("tree/d")
+    );
+    fs::write(scene.path("list"), list).unwrap();
+    assert_eq!(scene.stage(None, 0, &["--manifest", "list"]), (14, 0, 0, 0));
+    scene.script("cmp tree/d/hello done/renamed; test -f done/nothing");
+    scene.same("tree/d/e", "done/all/e");
+    // What cannot be found does not keep the rest from its turn.
+    fs::write(scene.path("list"), "missing\tdone/x\ntree/large\tdone/large\n").unwrap();
+    assert_eq!(scene.stage(None, 3, &["--manifest", "list"]), (1, 0, 0, 1));
+    for (wrong, said) in [("one column\n", "line 1"), ("a\tb\tc\n", "line 1"), ("gopher://x/y\tz\n", "gopher")] {
+        fs::write(scene.path("list"), wrong).unwrap();
+        let output = scene.command(None, "stage-out", &["--manifest", "list"]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && text.contains(said), "{text}");
+    }
+}
+
+#[test]
+fn what_a_deadline_or_a_kill_cut_off_goes_on() {
+    let Some(server) = S3Server::start() else { return };
+    let scene = Scene::new();
+    scene.script(
+        "mkdir tree; head -c 300000000 /dev/urandom >tree/big; for n in $(seq 300); do echo $n >tree/n$n; done",
+    );
+    let url = server.url("in");
+    let (copied, present, left, failed) =
+        scene.stage(Some(&server), 3, &["--deadline", "100ms", "--to", &url, "tree/"]);
+    assert!((present, failed) == (0, 0) && left > 0 && copied + left == 301, "{copied} {left}");
+    assert!(!server.files().join("in/big").exists());
+    // Killed again and again; what the server has is not sent again.
+    let link = server.link(Some(200_000_000));
+    let slow = format!("s3://{BUCKET}/in?endpoint={}", link.endpoint());
+    const KILLS: u64 = 3;
+    for kill in 1..=KILLS {
+        let sent = link.sent();
+        let mut child = scene.command(Some(&server), "stage-out", &["--to", &slow, "tree/"]).spawn().unwrap();
+        let begun = Instant::now();
+        while link.sent() < sent + 90_000_000 {
+            assert!(begun.elapsed() < Duration::from_secs(60) && child.try_wait().unwrap().is_none(), "kill {kill}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!server.files().join("in/big").exists(), "kill {kill}: {} bytes were sent", link.sent());
+        assert!(!server.parts().is_empty());
+    }
+    scene.stage(Some(&server), 0, &["--to", &slow, "tree/"]);
+    let (in_flight, requests) = (4 * (16 << 20) * KILLS, 2_000_000);
+    assert!(link.sent() < 300_000_000 + in_flight + requests, "{} bytes were sent", link.sent());
+    scene.stage(Some(&server), 0, &["--to", "back/", &server.url("in/")]);
+    scene.script("rm -f back/.surgetank-store; diff -r tree back");
+    assert_eq!(server.parts(), [] as [PathBuf; 0], "no upload is left");
+}
+
+#[test]
+fn what_changes_while_it_is_copied_is_refused() {
+    let scene = Scene::new();
+    scene.script("mkdir in out; echo one >in/a; echo two >in/b");
+    // The source.
+    let mut child = scene.command(None, "stage-in", &["--json", "--to", "out", "in/a"]);
+    let child = child.env("SURGETANK_HOLD", "store.copied:1500").spawn().unwrap();
+    await_part(&scene.path("out"));
+    scene.script("echo more >>in/a");
+    let output = child.wait_with_output().unwrap();
+    // (Tried again, each time held: it does not change any more.)
+    assert_eq!(counts(&output), (1, 0, 0, 0), "{}", String::from_utf8_lossy(&output.stderr));
+    scene.script("cmp in/a out/a");
+    // The target: somebody else was first.
+    let mut child = scene.command(None, "stage-in", &["--json", "--to", "out", "in/b"]);
+    let child = child.env("SURGETANK_HOLD", "store.staged:1500").spawn().unwrap();
+    await_part(&scene.path("out"));
+    scene.script("echo theirs >out/b");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(counts(&output), (0, 0, 0, 1));
+    assert_eq!(fs::read_to_string(scene.path("out/b")).unwrap(), "theirs\n");
+    assert_eq!(fs::read_dir(scene.path("out")).unwrap().count(), 2, "no temporary stays");
+}
+
+fn await_part(dir: &Path) {
+    let begun = Instant::now();
+    let is_part = |name: &std::ffi::OsStr| name.to_str().unwrap().starts_with(".surgetank-part-");
+    while !fs::read_dir(dir).unwrap().flatten().any(|entry| is_part(&entry.file_name())) {
+        assert!(begun.elapsed() < Duration::from_secs(30));
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn into_and_out_of_a_directory_that_is_served() {
+    let Some(server) = S3Server::start() else { return };
+    let scene = Scene::new();
+    scene.script(TREE);
+    scene.stage(Some(&server), 0, &["--to", &server.url("in"), "tree"]);
+    for name in ["over", "fast", "inner"] {
+        fs::create_dir(scene.path(name)).unwrap();
+        fs::set_permissions(scene.path(name), fs::Permissions::from_mode(0o700)).unwrap();
+    }
+    let program = env!("CARGO_BIN_EXE_surgetank");
+    let state = scene.shown("inner");
+    let inner = format!(
+        "'{program}' stage-in -q --state '{state}' --to . '{}'; echo made >tree/made
+         '{program}' stage-out -q --state '{state}' --to '{}' tree",
+        server.url("in/tree"),
+        server.url("out")
+    );
+    let output = Command::new(program)
+        .envs(server.environment())
+        .args(["run", "--state", &scene.shown("state"), "--tier", &format!("fast={}:1GiB", scene.shown("fast"))])
+        .args(["--", "sh", "-euc", &inner])
+        .current_dir(scene.path("over"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    scene.script("echo made >tree/made; cp -p over/tree/made tree/made; diff -r --no-dereference tree over/tree");
+    scene.same("tree/d", "over/tree/d");
+    assert_eq!(fs::read(server.files().join("out/tree/made")).unwrap(), b"made\n");
+}
+
+#[test]
+fn wrong_places_are_named_and_secrets_are_not() {
+    let Some(server) = S3Server::start() else { return };
+    let scene = Scene::new();
+    scene.script("echo x >x");
+    let url = server.url("in");
+    let output = scene
+        .command(Some(&server), "stage-out", &["--to", &url, "x"])
+        .env("AWS_SECRET_ACCESS_KEY", "hunter2-hunter2")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && text.contains(BUCKET) && !text.contains("hunter2"), "{text}");
+    for (arguments, code, said) in [
+        (vec!["x"], 2, "--to"),
+        (vec!["--to", "y"], 2, "SOURCE"),
+        (vec!["--to", "x/y", "x"], 1, "x"),
+        (vec!["--to", "y", "../x"], 2, ".."),
+    ] {
+        let output = scene.command(Some(&server), "stage-out", &arguments).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(code) && text.contains(said), "{arguments:?}: {text}");
+    }
+}
