@@ -26,6 +26,7 @@ mod names;
 mod patience;
 mod questions;
 mod recover;
+mod refresh;
 mod relief;
 mod resolve;
 mod scrub;
@@ -378,7 +379,7 @@ impl Namespace {
             Duration::ZERO
         } else if open.is_some_and(|open| open.directly_written()) {
             TTL_WRITTEN
-        } else if inode.owned && id != FileId::ROOT {
+        } else if inode.owned && id != FileId::ROOT && !inode.is_copy() {
             TTL_OURS
         } else {
             self.config.store_ttl

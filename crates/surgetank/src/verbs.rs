@@ -3,6 +3,7 @@
 //! A verb reads its arguments, talks to the agent over the socket and prints; it never touches files of the mount.
 
 pub mod doctor;
+pub mod gc;
 pub mod mount;
 pub mod plan;
 pub mod rescue;
@@ -84,6 +85,10 @@ enum Verb {
     Unpin(tend::PathsArgs),
     /// Bring files into the tiers before they are asked for
     Prefetch(tend::PrefetchArgs),
+    /// See what others changed in the store from now on, however long it is believed
+    Refresh(tend::RefreshArgs),
+    /// Give up uploads that were begun on a server and that nobody goes on with
+    Gc(gc::GcArgs),
     /// Copy files and trees from a store to this node, or from store to store; asked for again it goes on where it was
     StageIn(stage::StageArgs),
     /// The same from this node to a store
@@ -126,6 +131,8 @@ pub fn main(program: &Program<'_>) -> u8 {
         Verb::Pin(args) => tend::pin(program, &args, true),
         Verb::Unpin(args) => tend::pin(program, &args, false),
         Verb::Prefetch(args) => tend::prefetch(program, &args),
+        Verb::Refresh(args) => tend::refresh(program, &args),
+        Verb::Gc(args) => gc::gc(program, &args),
         Verb::StageIn(args) | Verb::StageOut(args) => stage::stage(program, &args),
         Verb::Plan(args) => plan::run(args).map_err(Failure::usage),
         Verb::Fsck(args) => rescue::fsck(program, &args),

@@ -296,3 +296,87 @@ fn renames_that_a_kill_cut_in_half_are_finished() {
     assert_eq!(found, expected);
     assert_eq!(fs::read_to_string(server.files().join("project/d/7")).unwrap(), "7\n");
 }
+
+#[test]
+fn uploads_of_a_node_that_never_came_back_are_given_up() {
+    use surgetank_core::store::object::{Objects, Words};
+    use surgetank_core::store::s3::{Place, S3};
+    let Some(server) = S3Server::start() else { return };
+    let place = |prefix: &str| {
+        let mut place = Place::parse(&server.url(prefix)).unwrap();
+        place.credentials_file = Some(server.credentials_file());
+        place
+    };
+    let bucket = S3::open(place("project")).unwrap();
+    bucket.begin("d/big", &Words::new()).unwrap();
+    S3::open(place("other")).unwrap().begin("not ours", &Words::new()).unwrap();
+    let node = Node::new();
+    let gc = |options: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_surgetank"));
+        command
+            .envs(server.environment())
+            .args(["gc", "--store", &server.url("project"), "--over"])
+            .arg(node.path("over"));
+        told(&command.args(options).output().unwrap())
+    };
+    assert_eq!(gc(&[]), "0 uploads given up\n", "they are young");
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(gc(&["--older-than", "0s", "--dry-run"]).ends_with("1 uploads would be given up\n"));
+    assert_eq!(bucket.uploads("").unwrap().len(), 1);
+    let told = gc(&["--older-than", "0s"]);
+    assert!(told.starts_with("d/big  begun ") && told.ends_with("1 uploads given up\n"), "{told}");
+    assert_eq!(bucket.uploads("").unwrap().len(), 0);
+    assert_eq!(S3::open(place("other")).unwrap().uploads("").unwrap().len(), 1);
+}
+
+/// Files that were read, and so have a copy on a tier.
+#[test]
+fn what_others_changed_is_seen_after_store_ttl() {
+    others_change_files("200ms", "sleep 2", "");
+}
+
+/// What is believed of the store is believed for an hour, by us and by the kernel.
+#[test]
+fn what_others_changed_is_seen_after_a_refresh() {
+    let refresh = format!("'{}' refresh --state ../state d", env!("CARGO_BIN_EXE_surgetank"));
+    others_change_files("1h", &refresh, "oldoldchanged gone \n");
+}
+
+/// `before`: what is seen before `then`.
+fn others_change_files(ttl: &str, then: &str, before: &str) {
+    use surgetank_core::store::checksum::of_bytes;
+    use surgetank_core::store::object::{Objects, When, Words};
+    use surgetank_core::store::s3::{Place, S3};
+    let Some(server) = S3Server::start() else { return };
+    let mut place = Place::parse(&server.url("project")).unwrap();
+    place.credentials_file = Some(server.credentials_file());
+    let bucket = S3::open(place).unwrap();
+    let put = |key: &str, text: &str| {
+        bucket.put(key, &text.as_bytes(), of_bytes(text.as_bytes()), &Words::new(), When::Always).unwrap();
+    };
+    put("d/changed", "old");
+    put("d/gone", "old");
+    let node = Node::new();
+    let looks = if before.is_empty() { "" } else { "look" };
+    let script = format!(
+        "look() {{ cat d/changed; cat d/gone d/new 2>/dev/null || true; ls d | tr '\\n' ' '; echo; }}
+         look; touch ../looked; while [ ! -e ../put ]; do sleep 0.02; done
+         {looks}
+         {then}; look"
+    );
+    let child = node.command(&server, &["--store-ttl", ttl], &script).spawn().unwrap();
+    let begun = Instant::now();
+    while !node.path("looked").exists() {
+        assert!(begun.elapsed() < LIMIT);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    put("d/changed", "other content");
+    put("d/new", "new");
+    bucket.delete("d/gone").unwrap();
+    fs::write(node.path("put"), "").unwrap();
+    let seen = told(&ends(child));
+    assert_eq!(seen, format!("oldoldchanged gone \n{before}other contentnewchanged new \n"));
+    assert_eq!(objects(&server), ["d/changed", "d/new"], "nothing of it goes back");
+    let left = fs::read_dir(node.path("fast")).unwrap().flatten().count();
+    assert_eq!(left, 0, "the copies are gone with the agent");
+}

@@ -12,7 +12,7 @@ use crate::placement::{self, Candidate, Reason, Skip};
 use super::Namespace;
 use super::content::Lies;
 use super::journal::Txn;
-use super::tree::Tree;
+use super::tree::{PlainId, Tree};
 
 /// Room is kept for what direct writers would write in so many looks, at the rate of the last one.
 const LOOKS_AHEAD: u64 = 4;
@@ -113,17 +113,50 @@ impl Namespace {
             return 0;
         }
         let mut txn = Txn::default();
-        txn.gone(Some(replica));
-        let charged = tree.drop_replica(id).map_or(0, |(_, charged)| charged);
         let reason = tree.reason(reason);
         if let Some(inode) = tree.get_mut(id) {
             inode.placed = Some(reason);
         }
         txn.file(id);
+        self.drop_copy(&mut tree, txn, id, replica, path)
+    }
+
+    /// Somebody else has changed in the store what we have a copy of, or taken it away: the copy goes, and the name with
+    /// it, which is looked up anew. Who has it open keeps what he has. `false`: somebody is at it.
+    pub(super) fn disown_copy(&self, tree: &mut Tree, id: FileId) -> bool {
+        let Some(_inode) = self.try_lock_inode(id) else { return false };
+        let Some(inode) = tree.get_mut(id).filter(|inode| inode.is_copy()) else { return false };
+        let (Some(replica), Some((dir, name))) = (inode.replica, inode.logical.clone()) else { return false };
+        if inode.handles > 0 || self.opens().contains_key(&id) {
+            return false;
+        }
+        tracing::info!(id = id.0, "changed in the store by somebody else");
+        let path = tree.logical_path(id);
+        if let Some(inode) = tree.get_mut(id) {
+            inode.owned = false;
+            inode.logical = None;
+            inode.applied = None;
+        }
+        tree.bind(dir, &name, |entry| *entry = super::tree::Entry::default());
+        let mut txn = Txn::default();
+        txn.dropped(id);
+        txn.entry(dir, &name);
+        self.drop_copy(tree, txn, id, replica, path);
+        self.show(tree, id);
+        if tree.get(id).is_some_and(|inode| inode.lookups == 0) {
+            tree.forget_mirror(id);
+        }
+        true
+    }
+
+    /// The plain file goes when it is written down that it does. Returns the bytes that it was charged.
+    fn drop_copy(&self, tree: &mut Tree, mut txn: Txn, id: FileId, replica: PlainId, path: Option<Vec<u8>>) -> u64 {
+        txn.gone(Some(replica));
+        let charged = tree.drop_replica(id).map_or(0, |(_, charged)| charged);
         crash_point!("evict.begun");
-        self.commit(&tree, txn);
+        self.commit(tree, txn);
         crash_point!("evict.written_down");
-        let device = self.tiers.device(device);
+        let device = self.tiers.device(replica.device);
         if let Some(path) = path
             && let Err(why) = device.unlink(&path)
         {

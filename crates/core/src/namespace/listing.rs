@@ -132,7 +132,7 @@ impl Namespace {
         for (name, entry) in &d.children {
             match entry.logical().and_then(|id| tree.get(id)) {
                 // A mirror of the store's own entry: the store just told whether it is still there.
-                Some(inode) if !inode.owned && !d.complete => {}
+                Some(inode) if (!inode.owned || inode.is_copy()) && !d.complete => {}
                 Some(inode) => {
                     names.insert(name.clone(), (inode.attr.kind, inode.attr.ino));
                 }

@@ -105,7 +105,14 @@ impl Namespace {
                 (Ask::Store(path, generation, entry), links_changed) => (path, generation, entry, links_changed),
             };
             self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
-            let result = self.let_in(dir, || self.store.glance(Self::who(caller), &path));
+            let copy = entry.and_then(Entry::logical).filter(|id| self.tree().get(*id).is_some_and(Inode::is_copy));
+            let result = match copy {
+                Some(id) => match self.look_at_copy(Self::who(caller), &path) {
+                    Some(answer) => answer,
+                    None => return Ok(id),
+                },
+                None => self.let_in(dir, || self.store.glance(Self::who(caller), &path)),
+            };
             let mut tree = self.tree();
             let unchanged =
                 tree.dir(dir).is_some_and(|d| d.generation == generation) && tree.entry(dir, &name) == entry;
@@ -115,6 +122,15 @@ impl Namespace {
                 tree.links_changed == links_changed || result.as_ref().map_or(true, |stat| stat.attr.links == 1);
             if !unchanged || !counted {
                 continue;
+            }
+            if let Some(id) = copy
+                && tree.get(id).is_some_and(Inode::is_copy)
+            {
+                let now = result.as_ref().ok().map(|stat| stat.identity);
+                let same = tree.get(id).is_some_and(|inode| inode.identity.as_deref().copied() == now);
+                if !same && !self.disown_copy(&mut tree, id) {
+                    return Ok(id);
+                }
             }
             return match result {
                 Ok(stat) => Ok(self.integrate(&mut tree, dir, &name, &stat)),
@@ -126,6 +142,15 @@ impl Namespace {
             };
         }
         Err(Errno::AGAIN.into())
+    }
+
+    /// What the store has where we have a copy. `None`: it does not tell, and the copy is as good as it was.
+    fn look_at_copy(&self, who: Cred, path: &StorePath) -> Option<io::Result<StoreStat>> {
+        let path = path.clone();
+        match self.would_ask(move |store| store.glance(who, &path))? {
+            Err(why) if !is_absent(&why) => None,
+            answer => Some(answer),
+        }
     }
 
     /// What a name means as far as the store need not be asked; the outer `None`: it has to be.
@@ -146,7 +171,8 @@ impl Namespace {
                 return Ask::Absent;
             };
             let believed = tree.get(id).is_some_and(|inode| {
-                inode.owned || inode.handles > 0 || inode.checked.is_some_and(|at| at.elapsed() < self.config.store_ttl)
+                let ours = inode.owned && (!inode.is_copy() || self.opens().contains_key(&id));
+                ours || inode.handles > 0 || inode.checked.is_some_and(|at| at.elapsed() < self.config.store_ttl)
             });
             if believed {
                 return Ask::Known(id);

@@ -124,7 +124,9 @@ impl Namespace {
         let ours = |want| !self.checks_permissions || self.may(&inode.attr, want);
         // Who has had it open for reading since before it was mediated is told about the file, too.
         let plain = inode.replica.map(|plain| (plain.device, plain.ino)).filter(|_| file);
-        let steady = plain.is_some() && (inode.sealed || direct);
+        // What others may change in the store is looked at again by who opens it, unless it was asked for in advance.
+        let looked_at = inode.is_copy() && !inode.prefetched;
+        let steady = plain.is_some() && (inode.sealed || direct) && !looked_at;
         Shown {
             id,
             attr: inode.attr,

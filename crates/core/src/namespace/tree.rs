@@ -225,6 +225,13 @@ impl Inode {
     pub fn is_dir(&self) -> bool {
         self.attr.kind == Kind::Directory
     }
+    /// Brought to a tier as the store has it, and never changed here: somebody else may change it there.
+    pub fn is_copy(&self) -> bool {
+        let at_rest = self.publish.is_none() && self.set_meta.is_none();
+        let one_name = self.extra.as_ref().is_none_or(|extra| extra.more_names.is_empty());
+        let unchanged = self.version == 0 && self.sealed && self.applied.is_some() && self.applied == self.logical;
+        self.attr.kind == Kind::File && self.owned && self.replica.is_some() && unchanged && at_rest && one_name
+    }
     /// On a tier, and without a version yet.
     pub fn is_fresh(&self) -> bool {
         self.version == 0 && self.replica.is_some()

@@ -37,6 +37,8 @@ pub trait Engine: Send + Sync {
     /// Frees the tier copies of a durable file, or of all below a directory; returns the bytes freed.
     fn evict(&self, path: &[u8]) -> Result<u64>;
     fn pin(&self, path: &[u8], on: bool) -> Result<()>;
+    /// What others changed in the store is seen from now on.
+    fn refresh(&self);
     /// Brings in what these paths or globs name.
     fn prefetch(&self, patterns: &[Vec<u8>]) -> Result<Prefetch>;
     /// Reads what lies both on a tier and in the store and compares it with its checksum.

@@ -177,6 +177,10 @@ impl<'a> Client<'a> {
                 Ok(()) => Answer::Done,
                 Err(error) => Answer::Error(error.into()),
             },
+            Request::Refresh => {
+                engine.refresh();
+                Answer::Done
+            }
             Request::Prefetch { patterns } => {
                 let patterns: Vec<Vec<u8>> = patterns.into_iter().map(|pattern| pattern.0).collect();
                 match engine.prefetch(&patterns) {

@@ -62,6 +62,7 @@ pub enum Request {
         path: PathText,
         on: bool,
     },
+    Refresh,
     Prefetch {
         patterns: Vec<PathText>,
     },

@@ -437,6 +437,10 @@ impl Engine for Served {
         Ok(())
     }
 
+    fn refresh(&self) {
+        self.namespace.refresh_all();
+    }
+
     fn prefetch(&self, patterns: &[Vec<u8>]) -> Result<Prefetch> {
         let mut done = Prefetch::default();
         for pattern in patterns {

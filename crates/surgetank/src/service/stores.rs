@@ -50,6 +50,38 @@ pub fn open_store(root: Option<OwnedFd>, config: &Config, state: &Path) -> Resul
     Err(refused(&"it is neither a directory nor a kind of store that is in this build"))
 }
 
+/// Something that was begun on a server, and never came to an end.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Abandoned {
+    pub path: String,
+    pub begun_unix_seconds: i64,
+}
+
+/// Uploads that are older than this; gives them up unless only `looking`.
+pub fn abandoned(url: &str, older_than: Duration, looking: bool) -> Result<Vec<Abandoned>> {
+    #[cfg(feature = "s3")]
+    if url.starts_with("s3://") {
+        use surgetank_core::store::object::Objects;
+        let server = S3::open(S3Place::parse(url)?)?;
+        let failed = |why| Error::new(format!("{} cannot be cleaned up", server.describe())).why(why);
+        let before = surgetank_core::clock::now().nanos - i64::try_from(older_than.as_nanos()).unwrap_or(i64::MAX);
+        let mut given_up = Vec::new();
+        for upload in server.uploads("").map_err(failed)? {
+            if upload.begun_nanos > before {
+                continue;
+            }
+            if !looking {
+                server.abort(&upload.key, &upload.id).map_err(failed)?;
+            }
+            let begun_unix_seconds = upload.begun_nanos.div_euclid(1_000_000_000);
+            given_up.push(Abandoned { path: upload.key, begun_unix_seconds });
+        }
+        return Ok(given_up);
+    }
+    Err(Error::new(format!("there is nothing to give up at {url}"))
+        .why("only on servers of objects something can be under way that nobody sees"))
+}
+
 /// A place in a store or in a directory, as it is written on a command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {

@@ -1,4 +1,4 @@
-//! `evict`, `pin`, `unpin`, `prefetch`: tending what lies in the tiers.
+//! `evict`, `pin`, `unpin`, `prefetch`, `refresh`: tending what lies in the tiers, and what is known of the store.
 
 use std::path::{Path, PathBuf};
 
@@ -63,6 +63,24 @@ pub fn evict(program: &Program<'_>, args: &PathsArgs) -> Outcome {
 
 pub fn pin(program: &Program<'_>, args: &PathsArgs, on: bool) -> Outcome {
     each(program, args, |path| Request::Pin { path, on }, |_, _| {})
+}
+
+#[derive(Debug, clap::Args)]
+pub struct RefreshArgs {
+    /// Anything in the served directory
+    #[arg(value_name = "DIR", default_value = ".")]
+    directory: PathBuf,
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+}
+
+/// What others changed in the store shows when this is back.
+pub fn refresh(program: &Program<'_>, args: &RefreshArgs) -> Outcome {
+    let mut agent = agent_of(program, &Settings::of_state(args.state.as_ref()), &args.directory)?;
+    match agent.ask(&Request::Refresh)? {
+        Answer::Done => Ok(exit::OK),
+        other => Err(agent.confused(&other).into()),
+    }
 }
 
 pub fn prefetch(program: &Program<'_>, args: &PrefetchArgs) -> Outcome {

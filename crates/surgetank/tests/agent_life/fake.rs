@@ -162,6 +162,7 @@ impl Engine for FakeEngine {
         self.why(path).map(|_| ())
     }
 
+    fn refresh(&self) {}
     fn prefetch(&self, patterns: &[Vec<u8>]) -> Result<Prefetch> {
         Ok(Prefetch { files: patterns.len() as u64, bytes: 0 })
     }
