@@ -2,6 +2,9 @@
 //! every byte arrives.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
+#[cfg(feature = "s3")]
+#[path = "../../core/tests/s3_server/mod.rs"]
+mod s3_server;
 mod scene;
 
 use std::fs;
@@ -146,6 +149,42 @@ fn undrained_files_stayed_in_memory_that_a_program_needed() {
 #[test]
 fn undrained_files_stayed_in_memory_that_a_program_needed_with_no_other_tier() {
     a_program_needs_the_memory("memory_hog_store", false, FILL, 24);
+}
+
+/// Of a small file that waits for a server of objects the tier's file is held open: moved elsewhere, it kept the memory.
+#[cfg(feature = "s3")]
+#[test]
+fn files_that_waited_for_a_server_stayed_in_memory_that_a_program_needed() {
+    let Some(server) = s3_server::S3Server::start() else { return };
+    let name = "memory_hog_server";
+    let Some(mut scene) = prepare(name) else { return };
+    let Some(group) = Group::new(name) else { return };
+    let group = group.limited(LIMIT + 64 * MIB);
+    let disk = scene.beside("tier-disk");
+    scene.other_tier("disk", &disk, 500);
+    fs::write("/mnt/hog.py", HOG).unwrap();
+    let link = server.link(Some(4_000_000));
+    let url = format!("s3://{}/project?endpoint={}", s3_server::BUCKET, link.endpoint());
+    let options = ["--store", &url, "--quiet-period", "0s", "--dirty-bytes-max", "1G", "--no-preload"];
+    let script = format!(
+        "mkdir d; cd d; {FILL}
+         sleep 1; /mnt/surgetank why --state /mnt/state part20 > /mnt/beside/why
+         cd /mnt/beside; /usr/bin/python3 -I /mnt/hog.py 160"
+    );
+    let mut command = scene.run_command(&options, &script);
+    command.envs(server.environment());
+    group.holds(&mut command);
+    let ended = Running::of(command).ends();
+    assert_eq!(group.kills(), 0, "killed for want of memory: {}", ended.stderr);
+    ended.exits(0);
+    let why = fs::read_to_string("/mnt/beside/why").unwrap();
+    assert!(why.contains("ram"), "it was not in memory: nothing is tested: {why}");
+    let bytes = noise(11, 32 * MIB);
+    for number in 1..=24 {
+        let there = fs::read(server.files().join(format!("project/d/part{number}"))).unwrap();
+        assert!(there == bytes[..4 << 20], "part{number}");
+    }
+    assert!(scene.tier_files().is_empty(), "{:?}", scene.tier_files());
 }
 
 /// Killed between any two steps of a move: nothing is lost, and nothing is left behind.

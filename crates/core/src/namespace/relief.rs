@@ -19,7 +19,7 @@ use super::Namespace;
 use super::content::Lies;
 use super::files::{Given, SpilledBy, copy_with_attributes};
 use super::journal::Txn;
-use super::tree::{PlainId, Progress, Tree};
+use super::tree::{Inode, PlainId, Progress, Tree};
 
 /// A file to be moved as it was found.
 struct Found {
@@ -143,6 +143,7 @@ impl Namespace {
     fn move_closed(&self, id: FileId, from: &Device) -> crate::error::FsResult<()> {
         let Some(_inode) = self.try_lock_inode(id) else { return Ok(()) };
         self.interrupt_copy(id, from.id());
+        self.let_go_of(id, from.id());
         let Some(found) = self.movable(id, from) else { return Ok(()) };
         if self.somebody_reads(&self.tree(), id, from.id(), Some(&found.path)) {
             return Ok(());
@@ -167,6 +168,36 @@ impl Namespace {
         {
             inode.epoch = inode.epoch.wrapping_add(1);
         }
+    }
+
+    /// What waits to be sent to a server of objects holds the plain file itself. It is staged again from where it is then.
+    fn let_go_of(&self, id: FileId, from: DeviceId) {
+        if self.store.features().plain_files {
+            return;
+        }
+        let mut tree = self.tree();
+        let on_it = |inode: &&Inode| inode.sealed && inode.replica.is_some_and(|plain| plain.device == from);
+        let Some(seq) = tree.get(id).filter(on_it).and_then(|inode| inode.publish) else { return };
+        let staged = tree.ops.get(&seq).is_some_and(|op| {
+            matches!(op.progress, Progress::Staged { .. }) && !op.eager && !op.doubtful && !op.certain
+        });
+        if !staged {
+            return;
+        }
+        let before = tree.discards.len();
+        self.unstage(&mut tree, seq);
+        // The drain, who would do it, may be sending something for long.
+        let thrown_away: Vec<_> = tree.discards.drain(before..).collect();
+        for (dir, name, owner) in thrown_away {
+            let Some(path) = tree.applied_path(dir).map(|dir| dir.join(&name)) else { continue };
+            drop(tree);
+            if let Err(why) = self.store.discard(self.own_cred(owner), &path) {
+                tracing::debug!(%path, %why, "what was sent of it already stays for now");
+            }
+            tree = self.tree();
+        }
+        drop(tree);
+        self.nudge();
     }
 
     fn move_found(&self, id: FileId, from: &Device, found: &Found) -> crate::error::FsResult<()> {

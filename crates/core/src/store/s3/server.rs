@@ -86,7 +86,7 @@ impl Server {
     pub fn report(&self, key: &str, why: Failure) -> io::Error {
         let usual = matches!(why.meaning, Meaning::Condition | Meaning::Source) || why.is(Errno::NOENT);
         if !usual {
-            let text = format!("{}{key}: {why}", self.place);
+            let text = format!("{}/{key}: {why}", self.place);
             tracing::warn!("{text}");
             *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
         }
