@@ -21,8 +21,8 @@ use surgetank_core::drain::Drain;
 use surgetank_core::error::{Error, Result};
 use surgetank_core::namespace::Namespace;
 use surgetank_core::report::{Audit, Visibility};
-#[cfg(feature = "s3")]
-use surgetank_core::store::object::ObjectStore;
+#[cfg(any(feature = "redis", feature = "s3"))]
+use surgetank_core::store::object::{Abilities, ObjectStore, Objects};
 use surgetank_core::store::posix::PosixStore;
 use surgetank_core::store::{Cred, Store};
 use surgetank_core::tier::Tiers;
@@ -95,22 +95,47 @@ fn take_up(opening: Opening) -> Result<(Arc<Namespace>, Option<guard::Guard>)> {
     Ok((namespace, guard))
 }
 
+/// What a server of a store says.
+pub struct Answer {
+    pub found: String,
+    /// What it does not promise.
+    pub warnings: Vec<String>,
+}
+
 /// Does the server of a store answer, and what can it do?
-pub fn ask_server(url: &str) -> Result<String> {
+pub fn ask_server(url: &str) -> Result<Answer> {
     #[cfg(feature = "s3")]
     if url.starts_with("s3://") {
-        use surgetank_core::store::object::Objects;
         let server = surgetank_core::store::s3::S3::open(surgetank_core::store::s3::Place::parse(url)?)?;
-        let can = server.abilities();
-        let word = |can: bool| if can { "yes" } else { "no" };
-        return Ok(format!(
-            "it answers; conditional writes: {}, checksums: {}, uploads in parts: {}",
-            word(can.if_absent && can.if_same),
-            word(can.checksums),
-            word(can.uploads_in_parts)
-        ));
+        return Ok(Answer { found: told(&server.abilities()), warnings: Vec::new() });
+    }
+    #[cfg(feature = "redis")]
+    if is_redis(url) {
+        let server = surgetank_core::store::redis::Redis::open(surgetank_core::store::redis::Place::parse(url)?)?;
+        let mut found = told(&server.abilities());
+        let durability = server.durability();
+        if let Some(sure) = durability.as_ref().filter(|durability| durability.is_sure()) {
+            found = format!("{found}; {sure}");
+        }
+        return Ok(Answer { found, warnings: durability.map_or_else(Vec::new, |kept| kept.warnings()) });
     }
     Err(Error::new(format!("the store {url} cannot be used")).why("this kind of store is not in this build"))
+}
+
+#[cfg(any(feature = "redis", feature = "s3"))]
+fn told(can: &Abilities) -> String {
+    let word = |can: bool| if can { "yes" } else { "no" };
+    format!(
+        "it answers; conditional writes: {}, checksums: {}, uploads in parts: {}",
+        word(can.if_absent && can.if_same),
+        word(can.checksums),
+        word(can.uploads_in_parts)
+    )
+}
+
+#[cfg(feature = "redis")]
+fn is_redis(url: &str) -> bool {
+    url.starts_with("redis://") || url.starts_with("rediss://")
 }
 
 /// `root`: the store's directory, where it is one.
@@ -120,12 +145,25 @@ fn open_store(root: Option<std::os::fd::OwnedFd>, config: &Config, state: &Path)
     if let Some(root) = root {
         return Ok(Arc::new(PosixStore::new(root, format!("file://{shown}")).map_err(|why| refused(&why))?));
     }
+    #[cfg(any(feature = "redis", feature = "s3"))]
+    let tree_of = |server: Arc<dyn Objects>| -> io::Result<Arc<dyn Store>> {
+        Ok(Arc::new(ObjectStore::new(server, &state.join("uploads"), config.verify, config.store_ttl)?))
+    };
     #[cfg(feature = "s3")]
     if let Some(url) = config.store_url().filter(|url| url.starts_with("s3://")) {
         let server = surgetank_core::store::s3::S3::open(surgetank_core::store::s3::Place::parse(url)?)?;
-        let uploads = state.join("uploads");
-        let store = ObjectStore::new(Arc::new(server), &uploads, config.verify, config.store_ttl);
-        return Ok(Arc::new(store.map_err(|why| refused(&why))?));
+        return tree_of(Arc::new(server)).map_err(|why| refused(&why));
+    }
+    #[cfg(feature = "redis")]
+    if let Some(url) = config.store_url().filter(|url| is_redis(url)) {
+        use surgetank_core::store::redis::{Place, Redis};
+        let mut place = Place::parse(url)?;
+        place.limits.scan = config.store_ttl;
+        let server = Redis::open(place)?;
+        for warning in server.durability().iter().flat_map(|kept| kept.warnings()) {
+            tracing::warn!("{}: {warning}", server.describe());
+        }
+        return tree_of(Arc::new(server)).map_err(|why| refused(&why));
     }
     Err(refused(&"it is neither a directory nor a kind of store that is in this build"))
 }

@@ -330,7 +330,7 @@ impl Store for ObjectStore {
     }
 
     fn sync_dirs(&self, _who: Cred, _paths: &[StorePath]) -> io::Result<()> {
-        Ok(())
+        self.server.settle()
     }
 }
 

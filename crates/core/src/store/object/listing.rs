@@ -161,6 +161,10 @@ impl ObjectStore {
         let mut sure = Vec::new();
         let mut unsure = Vec::new();
         for object in objects.into_iter().chain(markers) {
+            if object.words.is_some() {
+                sure.push(object);
+                continue;
+            }
             let may_be_ours = mark.is_some_and(|mark| object.modified_nanos >= mark.saturating_sub(MARK_MARGIN_NANOS));
             match self.listings.words_known(&object) {
                 Some(words) => sure.push(Object { words: Some(words), ..object }),
