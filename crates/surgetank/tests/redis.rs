@@ -43,7 +43,7 @@ const WRITES: &str = "
     ln -s d/hello link; mkfifo pipe; chmod 750 d/e/f
     i=0; while [ $i -lt 50 ]; do echo $i >d/e/n$i; i=$((i + 1)); done
     mv d/e/n5 d/e/moved; rm d/e/n7; mv empty void
-    printf 'odd' >\"d/a b+c%41 ü&<>\"; printf 'x' >'d/[a]*?\\\\x'
+    printf 'odd' >\"d/a b+c%41 ü&<>\"; printf 'x' >'d/[a]*?\\x'
     sha256sum big d/hello d/e/n* d/a* >sums
 ";
 

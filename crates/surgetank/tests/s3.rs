@@ -15,7 +15,7 @@ use s3_server::S3Server;
 use store_node::{LIMIT, Node, ends, told};
 
 fn command(node: &Node, server: &S3Server, options: &[&str], script: &str) -> Command {
-    let mut command = command(&node, &server.url("project"), options, script);
+    let mut command = node.command(&server.url("project"), options, script);
     command.envs(server.environment());
     command
 }

@@ -46,6 +46,10 @@ impl Failure {
     }
 
     pub fn of(why: RedisError) -> Self {
+        // Of several commands, the first that failed says why.
+        if let Some((_, first)) = why.clone().into_server_errors().as_deref().and_then(<[_]>::first) {
+            return Self::refused(first.code(), first.details().unwrap_or_default());
+        }
         let message = why.detail().map_or_else(|| why.to_string(), str::to_owned);
         if let Some(code) = why.code() {
             return Self::refused(code, &message);
@@ -63,6 +67,7 @@ impl Failure {
 
     /// The server said no.
     pub fn refused(code: &str, message: &str) -> Self {
+        let code = if message.contains("user executing the script can't") { "NOPERM" } else { code };
         let (errno, again) = match code {
             // It is there and does not serve yet: as if it were not there.
             "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" => (Errno::HOSTDOWN, true),
@@ -163,6 +168,7 @@ mod tests {
             ("READONLY", "You can't write against a read only replica.", Errno::ROFS, false),
             ("NOAUTH", "Authentication required.", Errno::ACCESS, false),
             ("ERR", "string exceeds maximum allowed size (proto-max-bulk-len)", Errno::FBIG, false),
+            ("ERR", "The user executing the script can't run this command or subcommand", Errno::ACCESS, false),
             ("ERR", "max number of clients reached", Errno::AGAIN, true),
             ("ERR", "unknown command", Errno::IO, false),
         ] {
