@@ -13,7 +13,7 @@
 //! work by the etag, which is drawn here.
 //!
 //! **Strangers** write values without records. That a record does not fit any more is told by a mark that a SET takes away: each
-//! value of ours expires, at a time some ten thousand years ahead that is another for each version. Where the server throws
+//! value of ours expires, at a time some 50,000 years ahead that is another for each version. Where the server throws
 //! away what expires when memory runs short (`maxmemory-policy volatile-…`), values have no such mark but a digest, of all of a
 //! value up to 4 KiB and of 16 places of a longer one; and so have the files of strangers.
 //!

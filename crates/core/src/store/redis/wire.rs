@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::store::checksum::Checksum;
 use crate::store::object::Body;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{Mutex, PoisonError};
+use crate::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Kept open without a use for them.
 const IDLE_MAX: usize = 32;
@@ -175,8 +175,13 @@ impl Wire {
         let mut connection = self.connection()?;
         self.counters.requests.fetch_add(1, Ordering::Relaxed);
         let (skipped, count) = if batch.at_once { (batch.commands + 1, 1) } else { (0, batch.commands) };
-        let mut answers =
-            connection.req_packed_commands(&batch.bytes[batch.start..], skipped, count).map_err(Failure::of)?;
+        let asked = connection.req_packed_commands(&batch.bytes[batch.start..], skipped, count).map_err(Failure::of);
+        // What is idle beside a connection that broke is broken as well, as a rule: each would cost a try.
+        let mut answers = asked.inspect_err(|why| {
+            if why.code.is_empty() {
+                self.idle().clear()
+            }
+        })?;
         if batch.at_once {
             answers = array_of(answers.pop().unwrap_or_default())?;
         }
@@ -187,7 +192,7 @@ impl Wire {
         let answers: Result<Vec<Value>, Failure> = answers.collect();
         // A server that has forgotten its scripts learns them with the next connection.
         if !answers.as_ref().is_err_and(|why| why.again) {
-            let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut idle = self.idle();
             if idle.len() < IDLE_MAX {
                 idle.push(connection);
             }
@@ -195,8 +200,12 @@ impl Wire {
         answers
     }
 
+    fn idle(&self) -> MutexGuard<'_, Vec<Connection>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn connection(&self) -> Result<Connection, Failure> {
-        if let Some(idle) = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop() {
+        if let Some(idle) = self.idle().pop() {
             return Ok(idle);
         }
         let connect = || -> redis::RedisResult<Connection> {
@@ -211,11 +220,7 @@ impl Wire {
             Ok(connection)
         };
         self.counters.connections.fetch_add(1, Ordering::Relaxed);
-        // What was idle beside a connection that broke is broken as well, as a rule.
-        connect().map_err(|why| {
-            self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
-            Failure::of(why)
-        })
+        connect().map_err(Failure::of)
     }
 }
 
