@@ -17,8 +17,8 @@
 //! away what expires when memory runs short (`maxmemory-policy volatile-…`), values have no such mark but a digest, of all of a
 //! value up to 4 KiB and of 16 places of a longer one; and so have the files of strangers.
 //!
-//! The dangers: a server that loses what it acknowledged (`durability`), and one that does nothing else for seconds: no script
-//! moves a long value, and lists have pages.
+//! The dangers: a server that loses what it acknowledged (`durability`), and one that does nothing else for seconds: a script
+//! moves a piece of a value at most, and lists have pages.
 
 mod durability;
 mod failure;
@@ -44,13 +44,22 @@ use self::server::{NOTHING, Server};
 pub use self::wire::Counts;
 use self::wire::{Batch, bytes_of, text_of};
 use super::object::{Abilities, Body, Object, Objects, Page, Part, Upload, When, Words};
-use crate::error::{Errno, Error};
+use crate::error::Error;
 use crate::sync::Arc;
 
 /// What is longer does not go through a script, which would copy it twice.
 const SCRIPTED_BYTES_MAX: u64 = 64 << 10;
 /// Of a long value, at a time.
 const READ_BYTES: u64 = 4 << 20;
+
+/// All that reads what stands on a server, for `fuzz/`.
+#[cfg(fuzzing)]
+pub fn read_record(text: &str) {
+    let _ = records::object("key", text);
+    if let Some((field, value)) = text.split_once('\n') {
+        let _ = uploads::part_of(field, value);
+    }
+}
 
 /// All keys of one data base with one prefix. Clones share everything.
 #[derive(Clone)]
@@ -100,26 +109,12 @@ impl Redis {
     /// At most `READ_BYTES`.
     fn piece(&self, key: &str, range: Range<u64>, etag: Option<&str>) -> io::Result<Vec<u8>> {
         let ask = || -> Result<Vec<u8>, Failure> {
-            if range.end - range.start <= SCRIPTED_BYTES_MAX {
-                let script = self.0.script(Script::Read).arg(key.as_bytes()).arg(etag.unwrap_or_default().as_bytes());
-                let batch = Batch::of(script.number(range.start).number(range.end));
-                let answer = wire::array_of(self.0.wire.ask(&batch)?.pop().unwrap_or_default())?;
-                let mut answer = answer.into_iter();
-                self.0.done(&text_of(answer.next().unwrap_or_default())?, "")?;
-                return bytes_of(answer.next().unwrap_or_default());
-            }
-            let script = self.0.script(Script::Look).arg(key.as_bytes());
-            let value = self.0.key(key);
-            let get = wire::command("GETRANGE").arg(&value).number(range.start).number(range.end - 1);
-            let mut answers = self.0.wire.ask(&Batch::of(script).and(get).at_once())?.into_iter();
-            let there = match answers.next().unwrap_or_default() {
-                redis::Value::Nil => return Err(Failure::ours(Errno::NOENT, "no such key")),
-                said => records::object(key, &text_of(said)?)?,
-            };
-            if etag.is_some_and(|etag| etag != there.etag) {
-                return Err(Failure::condition());
-            }
-            bytes_of(answers.next().unwrap_or_default())
+            let script = self.0.script(Script::Read).arg(key.as_bytes()).arg(etag.unwrap_or_default().as_bytes());
+            let batch = Batch::of(script.number(range.start).number(range.end));
+            let answer = wire::array_of(self.0.wire.ask(&batch)?.pop().unwrap_or_default())?;
+            let mut answer = answer.into_iter();
+            self.0.done(&text_of(answer.next().unwrap_or_default())?, "")?;
+            bytes_of(answer.next().unwrap_or_default())
         };
         ask().map_err(|why| self.0.report(key, why))
     }

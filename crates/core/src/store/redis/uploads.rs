@@ -102,7 +102,8 @@ impl Server {
     pub fn abort(&self, id: &str) -> Result<(), Failure> {
         let gone = wire::command("UNLINK").arg(&self.about(id)).arg(&self.beside(id));
         let unlisted = wire::command("HDEL").arg(&self.own("uploads")).arg(id.as_bytes());
-        self.wire.ask(&Batch::of(gone).and(unlisted).at_once()).map(drop)
+        // (Not at once: a full server takes nothing between MULTI and EXEC.)
+        self.wire.ask(&Batch::of(gone).and(unlisted)).map(drop)
     }
 
     pub fn uploads(&self, prefix: &str) -> Result<Vec<Upload>, Failure> {
@@ -128,7 +129,7 @@ fn part(number: u32, size_bytes: u64, crc64nvme: u64) -> Part {
     Part { number, size_bytes, etag: format!("{crc64nvme:016x}"), crc64nvme: Some(crc64nvme) }
 }
 
-fn part_of(field: &str, value: &str) -> Option<Part> {
+pub fn part_of(field: &str, value: &str) -> Option<Part> {
     let (size, crc) = value.split_once(' ')?;
     let number = field.strip_prefix("part:")?.parse().ok()?;
     Some(part(number, size.parse().ok()?, u64::from_str_radix(crc, 16).ok()?))

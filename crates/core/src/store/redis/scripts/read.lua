@@ -1,4 +1,4 @@
--- A short range; the end is one behind it.
+-- A piece; the end is one behind it.
 local _, path, wanted, from, to = unpack(ARGV)
 local there = look(path)
 if not there then return {'missing'} end
