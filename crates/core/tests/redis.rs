@@ -158,6 +158,24 @@ fn a_hundred_thousand_keys_are_listed_in_pages_and_stepped_over() {
 }
 
 #[test]
+fn what_others_add_is_looked_for_now_and_then() {
+    let Some(server) = RedisServer::start() else { return };
+    let mut place = place(&server, "");
+    place.limits.scan = Duration::from_secs(3600);
+    let store = Redis::open(place).unwrap();
+    server.cli(&["SET", "first", "x"]);
+    assert_eq!(all(&store, "", false).0, BTreeSet::from(["first".into()]));
+    server.cli(&["SET", "second", "x"]);
+    let before = store.counters().requests;
+    assert_eq!(all(&store, "", false).0, BTreeSet::from(["first".into()]));
+    assert_eq!(store.counters().requests - before, 1, "no look at all keys for each listing");
+    assert_eq!(store.head("second").unwrap().unwrap().size_bytes, 1, "asked for by name it is there");
+    server.cli(&["SET", "third", "x"]);
+    store.refresh();
+    assert_eq!(all(&store, "", false).0, ["first", "second", "third"].map(str::to_owned).into());
+}
+
+#[test]
 fn what_others_set_is_noticed() {
     for (options, exact) in [(&[][..], true), (&["--maxmemory-policy", "volatile-lru"][..], false)] {
         let Some(server) = RedisServer::start_with(options) else { return };

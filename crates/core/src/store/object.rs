@@ -285,6 +285,7 @@ impl Store for ObjectStore {
     }
 
     fn refresh(&self) {
+        self.server.refresh();
         self.listings.forget_all();
     }
 

@@ -223,6 +223,10 @@ impl Objects for Redis {
         self.0.uploads(prefix).map_err(|why| self.0.report(prefix, why))
     }
 
+    fn refresh(&self) {
+        self.0.forget_scan();
+    }
+
     fn settle(&self) -> io::Result<()> {
         self.0.settle().map_err(|why| self.0.report("", why))
     }

@@ -161,6 +161,8 @@ pub trait Objects: Send + Sync {
     fn settle(&self) -> io::Result<()> {
         Ok(())
     }
+    /// Listings show from now on what others have put there, where the driver believed for a while to know that.
+    fn refresh(&self) {}
 }
 
 /// A condition of a write did not hold: somebody else was there first.

@@ -44,6 +44,10 @@ impl Server {
         Ok(page)
     }
 
+    pub fn forget_scan(&self) {
+        *self.scanned.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     fn find_others(&self) -> Result<(), Failure> {
         // Whoever comes meanwhile waits: what he would not see may be a directory.
         let mut scanned = self.scanned.lock().unwrap_or_else(PoisonError::into_inner);
