@@ -13,6 +13,8 @@ mod extents;
 pub mod faulty;
 pub mod object;
 pub mod posix;
+#[cfg(feature = "redis")]
+pub mod redis;
 #[cfg(feature = "s3")]
 pub mod s3;
 pub mod source;

@@ -4,84 +4,25 @@
 
 #[path = "../../core/tests/s3_server/mod.rs"]
 mod s3_server;
+mod store_node;
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::os::unix::fs::MetadataExt;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use s3_server::S3Server;
-use tempfile::TempDir;
+use store_node::{LIMIT, Node, ends, told};
 
-const LIMIT: Duration = Duration::from_secs(120);
-
-/// A node of its own: nothing of what an earlier one left but what is in the store.
-struct Node {
-    scratch: TempDir,
-}
-
-impl Node {
-    fn new() -> Self {
-        let scratch = TempDir::new().unwrap();
-        for name in ["over", "state", "fast"] {
-            fs::create_dir(scratch.path().join(name)).unwrap();
-            fs::set_permissions(scratch.path().join(name), fs::Permissions::from_mode(0o700)).unwrap();
-        }
-        Self { scratch }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.scratch.path().join(name)
-    }
-
-    fn command(&self, server: &S3Server, options: &[&str], script: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_surgetank"));
-        command.envs(server.environment()).arg("run").arg("--over").arg(self.path("over"));
-        command.arg("--state").arg(self.path("state")).args(["--store", &server.url("project")]);
-        command.args(["--tier", &format!("fast={}:1GiB", self.path("fast").display())]).args(options);
-        command.args(["--", "sh", "-euc", script]).current_dir(self.path("over"));
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        command
-    }
-
-    #[track_caller]
-    fn run(&self, server: &S3Server, options: &[&str], script: &str) -> String {
-        let output = self.command(server, options, script).output().unwrap();
-        told(&output)
-    }
-
-    fn kill_agent(&self) {
-        let places = fs::read_dir(self.path("state")).unwrap().flatten();
-        for place in places {
-            let Ok(text) = fs::read_to_string(place.path().join("agent.json")) else { continue };
-            let number: String = text
-                .split("\"pid\":")
-                .nth(1)
-                .unwrap()
-                .chars()
-                .skip_while(|c| !c.is_ascii_digit())
-                .take_while(char::is_ascii_digit)
-                .collect();
-            assert!(Command::new("kill").args(["-9", &number]).status().unwrap().success());
-        }
-    }
+fn command(node: &Node, server: &S3Server, options: &[&str], script: &str) -> Command {
+    let mut command = node.command(&server.url("project"), options, script);
+    command.envs(server.environment());
+    command
 }
 
 #[track_caller]
-fn told(output: &Output) -> String {
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{}\n{out}\n{err}", output.status);
-    out.into_owned()
-}
-
-fn ends(mut child: Child) -> Output {
-    let begun = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        assert!(begun.elapsed() < LIMIT, "it never ends");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    child.wait_with_output().unwrap()
+fn run(node: &Node, server: &S3Server, options: &[&str], script: &str) -> String {
+    told(&command(node, server, options, script).output().unwrap())
 }
 
 /// What the bucket has below the prefix, as the server keeps it: a plain file for each object.
@@ -120,14 +61,15 @@ const WRITES: &str = "
 fn a_run_is_in_the_bucket_and_comes_back_the_same() {
     let Some(server) = S3Server::start() else { return };
     let node = Node::new();
-    node.run(&server, &[], WRITES);
+    run(&node, &server, &[], WRITES);
     let keys = objects(&server);
     assert_eq!(keys.len(), 54, "{keys:?}");
     assert_eq!(fs::read(server.files().join("project/d/hello")).unwrap(), b"hello\n");
     assert_eq!(fs::metadata(server.files().join("project/big")).unwrap().size(), 40_000_000);
     // Another node that has never seen it.
     let other = Node::new();
-    let seen = other.run(
+    let seen = run(
+        &other,
         &server,
         &[],
         "sha256sum --check --quiet sums; stat -c '%a %Y %y %s' d/hello; readlink link; ls -A empty; ls d/e | wc -l
@@ -137,13 +79,15 @@ fn a_run_is_in_the_bucket_and_comes_back_the_same() {
     assert!(lines[0].starts_with("600 ") && lines[0].contains(".123456789 ") && lines[0].ends_with(" 6"), "{seen}");
     assert_eq!(lines[1..], ["d/hello", "50", "run7", "hello"], "{seen}");
     // Changes of what lies there only: names, content, attributes, directories.
-    other.run(
+    run(
+        &other,
         &server,
         &[],
         "mv d/e g; echo more >>d/hello; chmod 640 d/hello; rm big; mv g/moved again; rmdir empty; truncate -s 1 g/n1",
     );
     let third = Node::new();
-    let seen = third.run(
+    let seen = run(
+        &third,
         &server,
         &[],
         "cat d/hello; stat -c %a d/hello; ls; ls g | wc -l; cat again; wc -c <g/n1; getfattr --only-values -n user.origin d/hello",
@@ -155,7 +99,8 @@ fn a_run_is_in_the_bucket_and_comes_back_the_same() {
 fn unordered_files_are_published_several_at_a_time() {
     let Some(server) = S3Server::start() else { return };
     let node = Node::new();
-    node.run(
+    run(
+        &node,
         &server,
         &["--unordered"],
         "mkdir d; i=0; while [ $i -lt 500 ]; do echo $i >d/$i; i=$((i + 1)); done; echo x >d/7; rm d/8; mv d/9 d/10",
@@ -172,7 +117,7 @@ fn a_server_that_goes_and_comes_back_has_everything_in_the_end() {
     let node = Node::new();
     let script =
         "i=0; while [ $i -lt 300 ]; do echo $i >f$i; i=$((i + 1)); sleep 0.005; done; head -c 30000000 /dev/zero >big";
-    let child = node.command(&server, &[], script).spawn().unwrap();
+    let child = command(&node, &server, &[], script).spawn().unwrap();
     let begun = Instant::now();
     while objects(&server).len() < 20 {
         assert!(begun.elapsed() < LIMIT);
@@ -192,26 +137,20 @@ fn an_agent_that_is_killed_while_it_uploads_shows_nothing_half_done() {
     let node = Node::new();
     let slow = node.path("slow.toml");
     fs::write(&slow, "drain_bytes_per_second_max = \"30MiB/s\"\n").unwrap();
-    let mut child = node
-        .command(
-            &server,
-            &["--config", slow.to_str().unwrap()],
-            "head -c 100000000 /dev/urandom >big; sha256sum big >sums; sleep 1",
-        )
-        .spawn()
-        .unwrap();
-    let uploads = || {
-        fs::read_dir(node.path("state"))
-            .unwrap()
-            .flatten()
-            .any(|place| fs::read_dir(place.path().join("uploads")).is_ok_and(|mut kept| kept.next().is_some()))
-    };
+    let mut child = command(
+        &node,
+        &server,
+        &["--config", slow.to_str().unwrap()],
+        "head -c 100000000 /dev/urandom >big; sha256sum big >sums; sleep 1",
+    )
+    .spawn()
+    .unwrap();
     let begun = Instant::now();
     let mut kills = 0;
     while child.try_wait().unwrap().is_none() {
         assert!(begun.elapsed() < LIMIT, "it never ends");
         assert!(objects(&server).iter().all(|key| key != "big" || whole(&server)), "half of it shows");
-        if kills < 3 && uploads() {
+        if kills < 3 && node.has_uploads() {
             std::thread::sleep(Duration::from_millis(300));
             node.kill_agent();
             kills += 1;
@@ -222,7 +161,7 @@ fn an_agent_that_is_killed_while_it_uploads_shows_nothing_half_done() {
     told(&child.wait_with_output().unwrap());
     assert!(kills > 0);
     assert!(whole(&server));
-    assert!(!uploads(), "what is known of uploads is over with them");
+    assert!(!node.has_uploads(), "what is known of uploads is over with them");
     let sums = fs::read_to_string(server.files().join("project/sums")).unwrap();
     let sum = Command::new("sha256sum").arg(server.files().join("project/big")).output().unwrap();
     assert_eq!(sums.split(' ').next(), String::from_utf8_lossy(&sum.stdout).split(' ').next());
@@ -236,7 +175,7 @@ fn whole(server: &S3Server) -> bool {
 fn credentials_are_asked_for_where_they_belong_and_never_shown() {
     let Some(server) = S3Server::start() else { return };
     let node = Node::new();
-    let mut wrong = node.command(&server, &[], "true");
+    let mut wrong = command(&node, &server, &[], "true");
     let output = wrong.env("AWS_SECRET_ACCESS_KEY", "hunter2-hunter2").output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && !text.contains("hunter2") && text.contains("s3://bucket"), "{text}");
@@ -262,29 +201,28 @@ fn strangers_objects_are_changed_and_deleted_without_a_conflict() {
         bucket.put(key, &key.as_bytes(), of_bytes(key.as_bytes()), &Words::new(), When::Always).unwrap();
     }
     let node = Node::new();
-    let seen = node.run(
-        &server,
+    let seen = run(&node, &server,
         &[],
         "ls -lR >/dev/null; echo new >d/over; echo more >>d/more; rm d/gone; chmod 600 d/kept; mv e/moved d/moved; mv d f
          ls e; cat f/over f/more f/kept f/moved",
     );
     assert_eq!(seen, "new\nd/moremore\nd/kepte/moved");
     assert_eq!(objects(&server), ["f/kept", "f/more", "f/moved", "f/over"]);
-    let seen = Node::new().run(&server, &[], "cat f/over f/more f/kept f/moved; stat -c %a f/kept");
+    let seen = run(&Node::new(), &server, &[], "cat f/over f/more f/kept f/moved; stat -c %a f/kept");
     assert_eq!(seen, "new\nd/moremore\nd/kepte/moved600\n");
 }
 
 #[test]
 fn renames_that_a_kill_cut_in_half_are_finished() {
     let Some(server) = S3Server::start() else { return };
-    Node::new().run(&server, &[], "mkdir d; for n in 1 2 3 4 5 6 7 8 9; do echo $n >d/$n; done; echo f >file");
+    run(&Node::new(), &server, &[], "mkdir d; for n in 1 2 3 4 5 6 7 8 9; do echo $n >d/$n; done; echo f >file");
     for (point, script) in [
         ("store.rename_copied:1", "mv file name"),
         ("store.rename_copied:4", "mv d e; echo 10 >e/10"),
         ("store.rename:1", "mv e d"),
     ] {
         let node = Node::new();
-        let mut command = node.command(&server, &[], script);
+        let mut command = command(&node, &server, &[], script);
         told(&command.env("SURGETANK_CRASH", point).output().unwrap());
         let log = fs::read_dir(node.path("state")).unwrap().flatten();
         let log: String = log.filter_map(|place| fs::read_to_string(place.path().join("agent.log")).ok()).collect();
@@ -364,7 +302,7 @@ fn others_change_files(ttl: &str, then: &str, before: &str) {
          {looks}
          {then}; look"
     );
-    let child = node.command(&server, &["--store-ttl", ttl], &script).spawn().unwrap();
+    let child = command(&node, &server, &["--store-ttl", ttl], &script).spawn().unwrap();
     let begun = Instant::now();
     while !node.path("looked").exists() {
         assert!(begun.elapsed() < LIMIT);

@@ -2,6 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 #![cfg(feature = "s3")]
 
+#[cfg(feature = "redis")]
+#[path = "../../core/tests/redis_server/mod.rs"]
+mod redis_server;
 #[path = "../../core/tests/s3_server/mod.rs"]
 mod s3_server;
 
@@ -124,6 +127,23 @@ fn a_tree_goes_to_a_bucket_to_another_and_back_and_is_the_same() {
     // As a tree of its own it has its own times too; what is put into a directory leaves that as it was.
     scene.same("tree", "whole/tree");
     assert!(server.parts().is_empty() && other.parts().is_empty(), "no upload is left");
+}
+
+/// As values that any client reads, and from there to a bucket and back.
+#[cfg(feature = "redis")]
+#[test]
+fn a_tree_goes_to_redis_and_on_and_is_the_same() {
+    let (Some(server), Some(values)) = (S3Server::start(), redis_server::RedisServer::start()) else { return };
+    let scene = Scene::new();
+    scene.script(TREE);
+    let url = |path: &str| values.url("mine:").replacen("/0", &format!("/0/{path}"), 1);
+    assert_eq!(scene.stage(None, 0, &["--to", &url("in/deep"), "tree"]), (TREE_FILES, 0, 0, 0));
+    assert_eq!(scene.stage(None, 0, &["--to", &url("in/deep"), "tree"]), (0, TREE_FILES, 0, 0));
+    let all = url("in/deep/tree/");
+    assert_eq!(scene.stage(Some(&server), 0, &["--to", &server.url("on"), &all]), (TREE_FILES, 0, 0, 0));
+    assert_eq!(fs::read(server.files().join("on/d/hello")).unwrap(), b"hello\n");
+    scene.stage(None, 0, &["--to", "back", &url("in/deep/tree")]);
+    scene.same("tree", "back/tree");
 }
 
 #[test]

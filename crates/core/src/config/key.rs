@@ -239,7 +239,12 @@ fn program_names(text: &str) -> std::result::Result<Vec<String>, String> {
 }
 
 /// Kinds of stores that are no directories.
-pub(super) const STORE_SCHEMES: &[&str] = if cfg!(feature = "s3") { &["s3"] } else { &[] };
+pub(super) const STORE_SCHEMES: &[&str] = match (cfg!(feature = "s3"), cfg!(feature = "redis")) {
+    (true, true) => &["s3", "redis", "rediss"],
+    (true, false) => &["s3"],
+    (false, true) => &["redis", "rediss"],
+    (false, false) => &[],
+};
 
 enum Place {
     Directory(String),
@@ -258,12 +263,9 @@ fn store_place(text: &str) -> std::result::Result<Place, String> {
         ("file", path) if path.starts_with('/') => decoded(path).map(Place::Directory),
         ("file", _) => Err(format!("'{text}' names a host; a file URL has three slashes: file:///path")),
         #[cfg(feature = "s3")]
-        ("s3", _) => match crate::store::s3::Place::parse(text) {
-            Ok(_) => Ok(Place::Url(text.to_owned())),
-            Err(Error { what, why, remedy, .. }) => {
-                Err([what, why, remedy].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; "))
-            }
-        },
+        ("s3", _) => understood(text, crate::store::s3::Place::parse(text).map(drop)),
+        #[cfg(feature = "redis")]
+        ("redis" | "rediss", _) => understood(text, crate::store::redis::Place::parse(text).map(drop)),
         _ => {
             let known: Vec<String> = STORE_SCHEMES.iter().map(|known| format!("{known}://…, ")).collect();
             let known = known.concat();
@@ -272,6 +274,14 @@ fn store_place(text: &str) -> std::result::Result<Place, String> {
             ))
         }
     }
+}
+
+#[cfg(any(feature = "redis", feature = "s3"))]
+fn understood(url: &str, parsed: crate::error::Result<()>) -> std::result::Result<Place, String> {
+    let told = |Error { what, why, remedy, .. }: Error| {
+        [what, why, remedy].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
+    };
+    parsed.map(|()| Place::Url(url.to_owned())).map_err(told)
 }
 
 /// `%20` and the like.

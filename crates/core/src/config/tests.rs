@@ -292,6 +292,8 @@ fn stores() {
     for (text, part) in [
         ("hdfs://host/x", "not in this build"),
         ("s3://", "s3://BUCKET"),
+        ("redis://:hunter2@host", "REDISCLI_AUTH"),
+        ("redis://host?prefx=x", "password_file, prefix"),
         ("file://host/x", "three slashes"),
         ("file:///x%zz", "%25"),
         ("../absent", "mkdir -p"),

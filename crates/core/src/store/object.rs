@@ -305,6 +305,7 @@ impl Store for ObjectStore {
     }
 
     fn refresh(&self) {
+        self.server.refresh();
         self.listings.forget_all();
         if let Some(seen) = &self.seen {
             locked(seen).clear();
@@ -353,7 +354,7 @@ impl Store for ObjectStore {
     }
 
     fn sync_dirs(&self, _who: Cred, _paths: &[StorePath]) -> io::Result<()> {
-        Ok(())
+        self.server.settle()
     }
 }
 

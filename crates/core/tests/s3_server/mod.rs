@@ -6,6 +6,7 @@
 
 #![allow(dead_code)]
 
+mod certificate;
 pub mod link;
 
 use std::io::{Read, Write};
@@ -14,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use certificate::certify;
 use tempfile::TempDir;
 
 pub const ACCESS: &str = "surgetank-test";
@@ -188,20 +190,6 @@ fn speaks(port: u16, tls: bool) -> bool {
         std::io::Result::Ok(&first == b"HTTP/")
     };
     talk().unwrap_or(false)
-}
-
-fn certify(directory: &Path) {
-    let script = r#"set -e
-        umask 077
-        openssl ecparam -name prime256v1 -genkey -noout -out authority.key
-        openssl req -x509 -new -key authority.key -out authority.pem -days 2 -subj "/CN=an authority for a test"
-        openssl ecparam -name prime256v1 -genkey -noout -out server.key
-        openssl req -new -key server.key -out server.csr -subj /CN=localhost
-        echo subjectAltName=DNS:localhost >extension
-        openssl x509 -req -in server.csr -CA authority.pem -CAkey authority.key -CAcreateserial -days 2 \
-            -extfile extension -out server.pem"#;
-    let output = Command::new("sh").args(["-c", script]).current_dir(directory).output().unwrap();
-    assert!(output.status.success(), "openssl: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 fn log_of(directory: &Path) -> String {

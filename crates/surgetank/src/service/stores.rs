@@ -8,29 +8,72 @@ use std::time::Duration;
 
 use surgetank_core::config::Config;
 use surgetank_core::error::{Error, Result};
-#[cfg(feature = "s3")]
-use surgetank_core::store::object::ObjectStore;
+#[cfg(any(feature = "redis", feature = "s3"))]
+use surgetank_core::store::object::{Abilities, ObjectStore, Objects};
 use surgetank_core::store::posix::PosixStore;
+#[cfg(feature = "redis")]
+use surgetank_core::store::redis::{Place as RedisPlace, Redis};
 #[cfg(feature = "s3")]
 use surgetank_core::store::s3::{Place as S3Place, S3};
 use surgetank_core::store::{Store, StorePath, Verify};
 
+/// What a server of a store says.
+pub struct Answer {
+    pub found: String,
+    /// What it does not promise.
+    pub warnings: Vec<String>,
+}
+
 /// Does the server of a store answer, and what can it do?
-pub fn ask_server(url: &str) -> Result<String> {
+pub fn ask_server(url: &str) -> Result<Answer> {
     #[cfg(feature = "s3")]
     if url.starts_with("s3://") {
-        use surgetank_core::store::object::Objects;
         let server = S3::open(S3Place::parse(url)?)?;
-        let can = server.abilities();
-        let word = |can: bool| if can { "yes" } else { "no" };
-        return Ok(format!(
-            "it answers; conditional writes: {}, checksums: {}, uploads in parts: {}",
-            word(can.if_absent && can.if_same),
-            word(can.checksums),
-            word(can.uploads_in_parts)
-        ));
+        return Ok(Answer { found: told(&server.abilities()), warnings: Vec::new() });
     }
-    Err(Error::new(format!("the store {url} cannot be used")).why("this kind of store is not in this build"))
+    #[cfg(feature = "redis")]
+    if is_redis(url) {
+        let server = Redis::open(RedisPlace::parse(url)?)?;
+        let mut found = told(&server.abilities());
+        let durability = server.durability();
+        if let Some(sure) = durability.as_ref().filter(|durability| durability.is_sure()) {
+            found = format!("{found}; {sure}");
+        }
+        return Ok(Answer { found, warnings: durability.map_or_else(Vec::new, |kept| kept.warnings()) });
+    }
+    Err(not_here(url))
+}
+
+fn not_here(url: &str) -> Error {
+    Error::new(format!("the store {url} cannot be used")).why("this kind of store is not in this build")
+}
+
+#[cfg(any(feature = "redis", feature = "s3"))]
+fn told(can: &Abilities) -> String {
+    let word = |can: bool| if can { "yes" } else { "no" };
+    format!(
+        "it answers; conditional writes: {}, checksums: {}, uploads in parts: {}",
+        word(can.if_absent && can.if_same),
+        word(can.checksums),
+        word(can.uploads_in_parts)
+    )
+}
+
+#[cfg(feature = "redis")]
+fn is_redis(url: &str) -> bool {
+    url.starts_with("redis://") || url.starts_with("rediss://")
+}
+
+/// Of what is not safe with it, the log tells.
+#[cfg(feature = "redis")]
+fn open_redis(url: &str, scan: Duration) -> Result<Redis> {
+    let mut place = RedisPlace::parse(url)?;
+    place.limits.scan = scan;
+    let server = Redis::open(place)?;
+    for warning in server.durability().iter().flat_map(|kept| kept.warnings()) {
+        tracing::warn!("{}: {warning}", server.describe());
+    }
+    Ok(server)
 }
 
 /// `root`: the store's directory, where it is one.
@@ -40,12 +83,18 @@ pub fn open_store(root: Option<OwnedFd>, config: &Config, state: &Path) -> Resul
     if let Some(root) = root {
         return Ok(Arc::new(PosixStore::new(root, format!("file://{shown}")).map_err(|why| refused(&why))?));
     }
+    #[cfg(any(feature = "redis", feature = "s3"))]
+    let tree_of = |server: Arc<dyn Objects>| -> Result<Arc<dyn Store>> {
+        let store = ObjectStore::new(server, &state.join("uploads"), config.verify, config.store_ttl);
+        Ok(Arc::new(store.map_err(|why| refused(&why))?))
+    };
     #[cfg(feature = "s3")]
     if let Some(url) = config.store_url().filter(|url| url.starts_with("s3://")) {
-        let server = S3::open(S3Place::parse(url)?)?;
-        let uploads = state.join("uploads");
-        let store = ObjectStore::new(Arc::new(server), &uploads, config.verify, config.store_ttl);
-        return Ok(Arc::new(store.map_err(|why| refused(&why))?));
+        return tree_of(Arc::new(S3::open(S3Place::parse(url)?)?));
+    }
+    #[cfg(feature = "redis")]
+    if let Some(url) = config.store_url().filter(|url| is_redis(url)) {
+        return tree_of(Arc::new(open_redis(url, config.store_ttl)?));
     }
     Err(refused(&"it is neither a directory nor a kind of store that is in this build"))
 }
@@ -61,7 +110,6 @@ pub struct Abandoned {
 pub fn abandoned(url: &str, older_than: Duration, looking: bool) -> Result<Vec<Abandoned>> {
     #[cfg(feature = "s3")]
     if url.starts_with("s3://") {
-        use surgetank_core::store::object::Objects;
         let server = S3::open(S3Place::parse(url)?)?;
         let failed = |why| Error::new(format!("{} cannot be cleaned up", server.describe())).why(why);
         let before = surgetank_core::clock::now().nanos - i64::try_from(older_than.as_nanos()).unwrap_or(i64::MAX);
@@ -105,10 +153,20 @@ impl Address {
                 let path = percent_encoding::percent_decode_str(path).collect();
                 (format!("s3://{bucket}?{query}"), path)
             }
+            #[cfg(feature = "redis")]
+            Some((scheme @ ("redis" | "rediss"), rest)) => {
+                let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+                let mut parts = place.splitn(3, '/');
+                let (host, db) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+                let root = format!("{scheme}://{host}/{db}?{query}");
+                RedisPlace::parse(&root)?;
+                (root, percent_encoding::percent_decode_str(parts.next().unwrap_or_default()).collect())
+            }
             Some(("file", path)) if path.starts_with('/') => ("/".to_owned(), path.as_bytes().to_vec()),
             Some((scheme, _)) => {
-                return Err(Error::new(format!("{text} cannot be used"))
-                    .why(format!("stores of the kind '{scheme}:' are not in this build")));
+                // Without the rest: it may have a password in it.
+                return Err(Error::new(format!("a store of the kind '{scheme}:' cannot be used"))
+                    .why("that kind is not in this build"));
             }
             None => {
                 let here = std::path::absolute(text)
@@ -130,6 +188,11 @@ impl Address {
         self.root == "/"
     }
 
+    /// Can a directory of it be opened as a store of its own, and be the same files?
+    pub fn divides(&self) -> bool {
+        self.is_local() || self.root.starts_with("s3://")
+    }
+
     /// Opens a directory of a server or of this machine. `state`: where what is under way is remembered.
     pub fn open(root: &str, dir: &StorePath, state: &Path, how: Option<Verify>) -> Result<Arc<dyn Store>> {
         if root == "/" {
@@ -140,17 +203,25 @@ impl Address {
             let opened = rustix::fs::open(&path, flags, rustix::fs::Mode::empty()).map_err(|why| refused(&why))?;
             return Ok(Arc::new(PosixStore::new(opened, path.display().to_string()).map_err(|why| refused(&why))?));
         }
+        #[cfg(any(feature = "redis", feature = "s3"))]
+        let tree_of = |server: Arc<dyn Objects>| -> Result<Arc<dyn Store>> {
+            let store = ObjectStore::new(server, state, how.unwrap_or(Verify::Cache), LISTING_TTL);
+            let store = store.map_err(|why| Error::new(format!("{} cannot be used", state.display())).why(why))?;
+            Ok(Arc::new(if how.is_some() { store } else { store.as_it_was() }))
+        };
         #[cfg(feature = "s3")]
         if root.starts_with("s3://") {
             let mut place = S3Place::parse(root)?;
             let name = String::from_utf8_lossy(&dir.0);
             place.prefix = if name.is_empty() { String::new() } else { format!("{name}/") };
             let server = if how.is_some() { S3::open(place)? } else { S3::open_to_read(place)? };
-            let store = ObjectStore::new(Arc::new(server), state, how.unwrap_or(Verify::Cache), LISTING_TTL);
-            let store = store.map_err(|why| Error::new(format!("{} cannot be used", state.display())).why(why))?;
-            return Ok(Arc::new(if how.is_some() { store } else { store.as_it_was() }));
+            return tree_of(Arc::new(server));
         }
-        Err(Error::new(format!("{root} cannot be used")).why("this kind of store is not in this build"))
+        #[cfg(feature = "redis")]
+        if is_redis(root) {
+            return tree_of(Arc::new(open_redis(root, LISTING_TTL)?));
+        }
+        Err(not_here(root))
     }
 }
 
@@ -180,6 +251,12 @@ mod tests {
             assert_eq!(parsed(&format!("s3://bucket/a%20b/c?{query}")), (root.clone(), "a b/c".into(), false));
             assert_eq!(parsed(&format!("s3://bucket?{query}")), (root, String::new(), true));
             assert!(Address::parse("s3://bucket/x?secret=y").is_err());
+        }
+        #[cfg(feature = "redis")]
+        {
+            let root = "redis://host:7000/2?prefix=p".to_owned();
+            assert_eq!(parsed("redis://host:7000/2/a/b?prefix=p"), (root, "a/b".into(), false));
+            assert!(Address::parse("redis://host/a/b").is_err() && Address::parse("redis://u:p@host/0").is_err());
         }
     }
 }

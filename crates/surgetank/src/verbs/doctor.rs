@@ -140,11 +140,18 @@ fn limits(machine: &Machine, findings: &mut Vec<Finding>) {
 fn store(machine: &Machine, loaded: &Loaded, measure: bool, findings: &mut Vec<Finding>) {
     let path = &loaded.config.store;
     if let Some(url) = loaded.config.store_url() {
-        findings.push(match crate::service::stores::ask_server(url) {
-            Ok(found) => Finding::new(format!("store {url}"), Verdict::Good, found),
-            Err(error) => Finding::new(format!("store {url}"), Verdict::Bad, error.to_string())
-                .remedy("check the address, the bucket and the credentials (environment, profile, instance role)"),
-        });
+        let about = format!("store {url}");
+        match crate::service::stores::ask_server(url) {
+            Ok(answer) => {
+                findings.push(Finding::new(&about, Verdict::Good, answer.found));
+                let lacking = |warning| Finding::new("durability in the store", Verdict::Less, warning);
+                findings.extend(answer.warnings.into_iter().map(lacking));
+            }
+            Err(error) => findings.push(
+                Finding::new(&about, Verdict::Bad, error.to_string())
+                    .remedy("check the address, the names in it and the credentials (docs/stores.md)"),
+            ),
+        }
         return;
     }
     let about = format!("store {}", path.display());

@@ -192,6 +192,9 @@ fn local(path: &StorePath) -> PathBuf {
 /// A directory to be opened, and the path below it. Stores follow no links, so those on the way there are followed here.
 fn opened_at(address: &Address, makes: bool) -> Result<(StorePath, StorePath)> {
     let path = &address.path;
+    if !address.divides() {
+        return Ok((StorePath::root(), path.clone()));
+    }
     let (dir, name) = match address.inside {
         true => (path.clone(), StorePath::root()),
         false => {

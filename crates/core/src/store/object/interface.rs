@@ -29,7 +29,7 @@ pub struct Object {
     pub etag: String,
     /// When the server took it, in nanoseconds since 1970.
     pub modified_nanos: i64,
-    /// `None` where a listing does not tell; `head` and `get` always do.
+    /// `None` where a listing does not tell; `head` always does.
     pub words: Option<Words>,
     /// CRC-64/NVME of the whole content, if the server keeps it.
     pub crc64nvme: Option<u64>,
@@ -108,6 +108,8 @@ pub struct Abilities {
     pub uploads_in_parts: bool,
     /// All parts but the last are at least so long.
     pub part_bytes_min: u64,
+    /// No part is longer; where it is the same, all parts but the last are so long.
+    pub part_bytes_max: u64,
     pub parts_max: u32,
     /// By one `put`.
     pub put_bytes_max: u64,
@@ -154,6 +156,13 @@ pub trait Objects: Send + Sync {
     fn abort(&self, key: &str, id: &str) -> io::Result<()>;
     /// All uploads below `prefix` that are under way.
     fn uploads(&self, prefix: &str) -> io::Result<Vec<Upload>>;
+
+    /// All that was acknowledged survives the server's power loss when this returns, as far as the server lets itself be asked.
+    fn settle(&self) -> io::Result<()> {
+        Ok(())
+    }
+    /// Listings show from now on what others have put there, where the driver believed for a while to know that.
+    fn refresh(&self) {}
 }
 
 /// A condition of a write did not hold: somebody else was there first.

@@ -161,6 +161,10 @@ impl ObjectStore {
         let mut sure = Vec::new();
         let mut unsure = Vec::new();
         for object in objects.into_iter().chain(markers) {
+            if object.words.is_some() {
+                sure.push(object);
+                continue;
+            }
             let is_young = |mark: i64| object.modified_nanos >= mark.saturating_sub(MARK_MARGIN_NANOS);
             let may_be_ours = self.seen.is_some() || mark.is_some_and(is_young);
             match self.listings.words_known(&object) {

@@ -97,6 +97,7 @@ impl Objects for Memory {
             copies: true,
             uploads_in_parts: true,
             part_bytes_min: 5 << 20,
+            part_bytes_max: 5 << 30,
             parts_max: 10_000,
             put_bytes_max: 5 << 30,
             copy_bytes_max: 5 << 30,

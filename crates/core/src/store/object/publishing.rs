@@ -299,6 +299,7 @@ impl ObjectStore {
         let none = Words::new();
         let upload = server.begin(to, words.or(object.words.as_ref()).unwrap_or(&none))?;
         let part_bytes = self.abilities.copy_bytes_max.min(1 << 30).max(self.abilities.part_bytes_min);
+        let part_bytes = part_bytes.min(self.abilities.part_bytes_max);
         let copy = || {
             let mut parts = Vec::new();
             let mut start = 0;

@@ -207,6 +207,7 @@ impl ObjectStore {
                 too_many(&words, self.abilities.words_bytes_max)?;
                 let least = size_bytes.div_ceil(u64::from(self.abilities.parts_max.max(1)));
                 let part_bytes = PART_BYTES.max(self.abilities.part_bytes_min).max(least.next_multiple_of(1 << 20));
+                let part_bytes = part_bytes.min(self.abilities.part_bytes_max);
                 let upload = self.server.begin(key, &words)?;
                 let kept = Kept {
                     temporary: temporary.0.clone(),

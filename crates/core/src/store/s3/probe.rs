@@ -23,6 +23,7 @@ pub const NOTHING: Abilities = Abilities {
     copies: false,
     uploads_in_parts: false,
     part_bytes_min: 5 * MIB,
+    part_bytes_max: 5 << 30,
     parts_max: 10_000,
     put_bytes_max: 5 << 30,
     copy_bytes_max: 5 << 30,

@@ -1,0 +1,131 @@
+//! What the server promises of what it has acknowledged: it answers before its disk does, unless it is told otherwise.
+//!
+//! The danger: a file that is called durable and is gone after the server's power loss. It cannot be made so from here; it is
+//! found out, and said.
+
+/// As far as the server tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Durability {
+    /// On its disk before the answer (`appendfsync always`).
+    Always,
+    /// Up to a second later, and we wait for it (`WAITAOF`, since Redis 7.2).
+    Waits,
+    /// Up to a second later.
+    EverySecond,
+    /// When its kernel likes to (`appendfsync no`).
+    Sometime,
+    /// With the next snapshot. Empty: there will be none.
+    Snapshots(String),
+    /// It logs, and does not tell how.
+    Untold,
+    /// As any of these, but what was kept may be thrown away when memory runs short: by this policy.
+    Evicts(&'static str, Box<Durability>),
+}
+
+/// What `INFO` and `CONFIG GET` told. `None`: nobody may ask.
+#[derive(Debug, Default)]
+pub struct Told {
+    pub logs: Option<bool>,
+    pub fsync: Option<String>,
+    pub save: Option<String>,
+    pub waits: bool,
+    pub maxmemory: Option<u64>,
+    pub policy: Option<String>,
+}
+
+impl Durability {
+    pub fn of(told: &Told) -> Self {
+        let kept = match (told.logs, told.fsync.as_deref()) {
+            (Some(true), Some("always")) => Self::Always,
+            (Some(true), Some("everysec")) if told.waits => Self::Waits,
+            (Some(true), Some("everysec")) => Self::EverySecond,
+            (Some(true), Some(_)) => Self::Sometime,
+            (Some(false), _) => Self::Snapshots(told.save.clone().unwrap_or_else(|| "nobody may ask when".into())),
+            _ => Self::Untold,
+        };
+        // What expires, after ten thousand years, is of ours only where the policy is not to look for that.
+        match told.policy.as_deref() {
+            Some(policy) if policy.starts_with("allkeys-") && told.maxmemory != Some(0) => {
+                const POLICIES: [&str; 3] = ["allkeys-lru", "allkeys-lfu", "allkeys-random"];
+                let policy = POLICIES.into_iter().find(|known| *known == policy).unwrap_or("allkeys-…");
+                Self::Evicts(policy, Box::new(kept))
+            }
+            _ => kept,
+        }
+    }
+
+    pub fn is_sure(&self) -> bool {
+        matches!(self, Self::Always | Self::Waits)
+    }
+
+    /// What is to be said before anybody relies on it.
+    pub fn warnings(&self) -> Vec<String> {
+        match self {
+            _ if self.is_sure() => Vec::new(),
+            Self::Evicts(policy, kept) => {
+                let mut warnings = kept.warnings();
+                warnings.push(format!(
+                    "the server throws away files when its memory is full (maxmemory-policy {policy}); CONFIG SET maxmemory-policy noeviction"
+                ));
+                warnings
+            }
+            kept => vec![format!("{kept}; CONFIG SET appendonly yes, appendfsync always makes it sure")],
+        }
+    }
+}
+
+impl std::fmt::Display for Durability {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Always => f.write_str("what the server acknowledges is on its disk (appendfsync always)"),
+            Self::Waits => {
+                f.write_str("what is called durable is on the server's disk (appendfsync everysec and WAITAOF)")
+            }
+            Self::EverySecond => {
+                f.write_str("a crash of the server's machine loses the last second (appendfsync everysec)")
+            }
+            Self::Sometime => {
+                f.write_str("a crash of the server's machine loses the last half minute or so (appendfsync no)")
+            }
+            Self::Snapshots(save) if save.is_empty() => f.write_str(
+                "the server keeps everything in memory only and loses it when it ends (appendonly no, no snapshots)",
+            ),
+            Self::Snapshots(save) => {
+                write!(f, "a server that dies loses everything since its last snapshot (appendonly no; save: {save})")
+            }
+            Self::Untold => f.write_str("the server does not tell whether what it acknowledges is on its disk"),
+            Self::Evicts(policy, kept) => write!(f, "{kept}; what does not fit into memory is thrown away ({policy})"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_servers_promise() {
+        let told = |logs, fsync: &str, waits| Told { logs, fsync: Some(fsync.into()), waits, ..Told::default() };
+        for (told, sure, part) in [
+            (told(Some(true), "always", false), true, "on its disk"),
+            (told(Some(true), "everysec", true), true, "WAITAOF"),
+            (told(Some(true), "everysec", false), false, "last second"),
+            (told(Some(true), "no", true), false, "half minute"),
+            (Told { save: Some("3600 1".into()), ..told(Some(false), "always", true) }, false, "3600 1"),
+            (Told { save: Some(String::new()), ..told(Some(false), "always", true) }, false, "memory only"),
+            (Told { logs: Some(true), ..Told::default() }, false, "does not tell"),
+            (Told::default(), false, "does not tell"),
+        ] {
+            let kept = Durability::of(&told);
+            assert!(kept.is_sure() == sure && kept.to_string().contains(part), "{told:?}: {kept}");
+            assert_eq!(kept.warnings().is_empty(), sure, "{told:?}");
+        }
+        let mut evicts =
+            Told { policy: Some("allkeys-lru".into()), maxmemory: Some(1 << 30), ..told(Some(true), "always", false) };
+        assert!(Durability::of(&evicts).warnings()[0].contains("allkeys-lru"));
+        for (policy, maxmemory) in [("allkeys-lru", 0), ("noeviction", 1 << 30), ("volatile-lru", 1 << 30)] {
+            (evicts.policy, evicts.maxmemory) = (Some(policy.into()), Some(maxmemory));
+            assert_eq!(Durability::of(&evicts), Durability::Always, "{policy} {maxmemory}");
+        }
+    }
+}

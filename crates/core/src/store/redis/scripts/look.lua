@@ -1,0 +1,3 @@
+local _, path = unpack(ARGV)
+local there = look(path)
+return there

@@ -1,0 +1,257 @@
+//! Connections, and what goes over them: commands packed here, so that a value is copied once, and answers of the crate `redis`.
+//!
+//! A connection is one thread's while it asks; whatever goes wrong on it, it is thrown away. A batch is sent whole and can be
+//! sent again: everything in it may be done twice.
+
+use std::time::Duration;
+
+use redis::{Connection, ConnectionLike, Value};
+
+use super::failure::Failure;
+use super::place::{Limits, Place};
+use super::scripts::TEXTS;
+use crate::error::Error;
+use crate::store::checksum::Checksum;
+use crate::store::object::Body;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Kept open without a use for them.
+const IDLE_MAX: usize = 32;
+const CHUNK_BYTES: usize = 1 << 20;
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// Since the store was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Round trips; every try counts.
+    pub requests: u64,
+    pub tries_again: u64,
+    pub connections: u64,
+}
+
+#[derive(Default)]
+pub struct Counters {
+    requests: AtomicU64,
+    tries_again: AtomicU64,
+    connections: AtomicU64,
+}
+
+impl Counters {
+    pub fn read(&self) -> Counts {
+        Counts {
+            requests: self.requests.load(Ordering::Relaxed),
+            tries_again: self.tries_again.load(Ordering::Relaxed),
+            connections: self.connections.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Before the first command there is room for what stands in front of it, or a long value would have to be moved.
+const ROOM: usize = 24;
+
+/// One command, as the server reads it, but for the number of its words.
+pub struct Command {
+    bytes: Vec<u8>,
+    words: usize,
+}
+
+pub fn command(name: &str) -> Command {
+    Command { bytes: vec![0; ROOM], words: 0 }.arg(name.as_bytes())
+}
+
+impl Command {
+    #[must_use]
+    pub fn arg(mut self, word: &[u8]) -> Self {
+        self.bytes.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+        self.bytes.extend_from_slice(word);
+        self.bytes.extend_from_slice(b"\r\n");
+        self.words += 1;
+        self
+    }
+
+    #[must_use]
+    pub fn number(self, number: u64) -> Self {
+        self.arg(number.to_string().as_bytes())
+    }
+
+    /// What is read has to have the sum.
+    pub fn body(mut self, body: &dyn Body, crc64nvme: u64) -> std::io::Result<Self> {
+        let size = usize::try_from(body.len()).map_err(std::io::Error::other)?;
+        // And for what follows.
+        self.bytes.reserve_exact(size + 2 * ROOM * ROOM);
+        self.bytes.extend_from_slice(format!("${size}\r\n").as_bytes());
+        let start = self.bytes.len();
+        self.bytes.resize(start + size, 0);
+        let mut sum = Checksum::default();
+        for (nth, chunk) in self.bytes[start..].chunks_mut(CHUNK_BYTES).enumerate() {
+            body.read_at(chunk, (nth * CHUNK_BYTES) as u64)?;
+            sum.bytes(chunk);
+        }
+        if sum.value() != crc64nvme {
+            let text = "what was to be sent does not have its checksum";
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, text));
+        }
+        self.bytes.extend_from_slice(b"\r\n");
+        self.words += 1;
+        Ok(self)
+    }
+}
+
+/// Commands that are sent together.
+pub struct Batch {
+    /// From `start` on.
+    bytes: Vec<u8>,
+    start: usize,
+    commands: usize,
+    at_once: bool,
+}
+
+impl Batch {
+    pub fn of(command: Command) -> Self {
+        let mut batch = Self { bytes: command.bytes, start: ROOM, commands: 1, at_once: false };
+        batch.put_before(format!("*{}\r\n", command.words).as_bytes());
+        batch
+    }
+
+    #[must_use]
+    pub fn and(mut self, command: Command) -> Self {
+        self.bytes.extend_from_slice(format!("*{}\r\n", command.words).as_bytes());
+        self.bytes.extend_from_slice(&command.bytes[ROOM..]);
+        self.commands += 1;
+        self
+    }
+
+    /// Nobody else's command comes between.
+    #[must_use]
+    pub fn at_once(mut self) -> Self {
+        self.put_before(b"*1\r\n$5\r\nMULTI\r\n");
+        self.bytes.extend_from_slice(b"*1\r\n$4\r\nEXEC\r\n");
+        self.at_once = true;
+        self
+    }
+
+    fn put_before(&mut self, head: &[u8]) {
+        let end = self.start;
+        self.start -= head.len();
+        self.bytes[self.start..end].copy_from_slice(head);
+    }
+}
+
+pub struct Wire {
+    client: redis::Client,
+    limits: Limits,
+    idle: Mutex<Vec<Connection>>,
+    pub counters: Counters,
+}
+
+impl Wire {
+    pub fn new(place: &Place) -> Result<Self, Error> {
+        let (client, limits) = (place.client()?, place.limits.clone());
+        Ok(Self { client, limits, idle: Mutex::default(), counters: Counters::default() })
+    }
+
+    /// The answers to all commands, or the first that is an error; tried again while that may help.
+    pub fn ask(&self, batch: &Batch) -> Result<Vec<Value>, Failure> {
+        let begun = crate::clock::tick();
+        let mut pause = self.limits.pause;
+        let mut nth = 1;
+        loop {
+            let why = match self.ask_once(batch) {
+                Ok(answers) => return Ok(answers),
+                Err(why) => why,
+            };
+            if !why.again || nth >= self.limits.tries || begun.elapsed() >= self.limits.all_tries {
+                return Err(why);
+            }
+            tracing::debug!(nth, "another try: {why}");
+            crate::sync::thread::sleep(part_of(pause).min(PAUSE_MAX));
+            self.counters.tries_again.fetch_add(1, Ordering::Relaxed);
+            (pause, nth) = ((pause * 3).min(PAUSE_MAX * 3), nth + 1);
+        }
+    }
+
+    fn ask_once(&self, batch: &Batch) -> Result<Vec<Value>, Failure> {
+        let mut connection = self.connection()?;
+        self.counters.requests.fetch_add(1, Ordering::Relaxed);
+        let (skipped, count) = if batch.at_once { (batch.commands + 1, 1) } else { (0, batch.commands) };
+        let asked = connection.req_packed_commands(&batch.bytes[batch.start..], skipped, count).map_err(Failure::of);
+        // What is idle beside a connection that broke is broken as well, as a rule: each would cost a try.
+        let mut answers = asked.inspect_err(|why| {
+            if why.code.is_empty() {
+                self.idle().clear()
+            }
+        })?;
+        if batch.at_once {
+            answers = array_of(answers.pop().unwrap_or_default())?;
+        }
+        let answers = answers.into_iter().map(|answer| match answer {
+            Value::ServerError(why) => Err(Failure::of(why.into())),
+            answer => Ok(answer),
+        });
+        let answers: Result<Vec<Value>, Failure> = answers.collect();
+        // A server that has forgotten its scripts learns them with the next connection.
+        if !answers.as_ref().is_err_and(|why| why.again) {
+            let mut idle = self.idle();
+            if idle.len() < IDLE_MAX {
+                idle.push(connection);
+            }
+        }
+        answers
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Connection>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn connection(&self) -> Result<Connection, Failure> {
+        if let Some(idle) = self.idle().pop() {
+            return Ok(idle);
+        }
+        let connect = || -> redis::RedisResult<Connection> {
+            let mut connection = self.client.get_connection_with_timeout(self.limits.connect)?;
+            connection.set_read_timeout(Some(self.limits.progress))?;
+            connection.set_write_timeout(Some(self.limits.progress))?;
+            let mut load = redis::pipe();
+            for text in TEXTS {
+                load.cmd("SCRIPT").arg("LOAD").arg(text).ignore();
+            }
+            load.query::<()>(&mut connection)?;
+            Ok(connection)
+        };
+        self.counters.connections.fetch_add(1, Ordering::Relaxed);
+        connect().map_err(Failure::of)
+    }
+}
+
+/// Any part of it: those who failed together must not come back together.
+fn part_of(pause: Duration) -> Duration {
+    use std::hash::{BuildHasher, RandomState};
+    let random = RandomState::new().hash_one(0);
+    Duration::from_nanos(random % u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX).max(1))
+}
+
+// ---- answers
+
+pub fn bytes_of(answer: Value) -> Result<Vec<u8>, Failure> {
+    match answer {
+        Value::BulkString(bytes) => Ok(bytes),
+        Value::SimpleString(text) => Ok(text.into_bytes()),
+        Value::Okay => Ok(b"OK".to_vec()),
+        Value::Int(number) => Ok(number.to_string().into_bytes()),
+        Value::ServerError(why) => Err(Failure::of(why.into())),
+        _ => Err(Failure::garbled()),
+    }
+}
+
+pub fn text_of(answer: Value) -> Result<String, Failure> {
+    String::from_utf8(bytes_of(answer)?).map_err(|_| Failure::garbled())
+}
+
+pub fn array_of(answer: Value) -> Result<Vec<Value>, Failure> {
+    match answer {
+        Value::Array(values) => Ok(values),
+        Value::ServerError(why) => Err(Failure::of(why.into())),
+        _ => Err(Failure::garbled()),
+    }
+}

@@ -1,0 +1,80 @@
+//! Runs against a store that is a server.
+#![allow(dead_code)]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+pub const LIMIT: Duration = Duration::from_secs(120);
+
+/// A node of its own: nothing of what an earlier one left but what is in the store.
+pub struct Node {
+    scratch: TempDir,
+}
+
+impl Node {
+    pub fn new() -> Self {
+        let scratch = TempDir::new().unwrap();
+        for name in ["over", "state", "fast"] {
+            fs::create_dir(scratch.path().join(name)).unwrap();
+            fs::set_permissions(scratch.path().join(name), fs::Permissions::from_mode(0o700)).unwrap();
+        }
+        Self { scratch }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(name)
+    }
+
+    pub fn command(&self, store: &str, options: &[&str], script: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_surgetank"));
+        command.arg("run").arg("--over").arg(self.path("over"));
+        command.arg("--state").arg(self.path("state")).args(["--store", store]);
+        command.args(["--tier", &format!("fast={}:1GiB", self.path("fast").display())]).args(options);
+        command.args(["--", "sh", "-euc", script]).current_dir(self.path("over"));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Does an agent know of uploads that it has begun?
+    pub fn has_uploads(&self) -> bool {
+        let mut places = fs::read_dir(self.path("state")).unwrap().flatten();
+        places.any(|place| fs::read_dir(place.path().join("uploads")).is_ok_and(|mut kept| kept.next().is_some()))
+    }
+
+    pub fn kill_agent(&self) {
+        let places = fs::read_dir(self.path("state")).unwrap().flatten();
+        for place in places {
+            let Ok(text) = fs::read_to_string(place.path().join("agent.json")) else { continue };
+            let number: String = text
+                .split("\"pid\":")
+                .nth(1)
+                .unwrap()
+                .chars()
+                .skip_while(|c| !c.is_ascii_digit())
+                .take_while(char::is_ascii_digit)
+                .collect();
+            assert!(Command::new("kill").args(["-9", &number]).status().unwrap().success());
+        }
+    }
+}
+
+#[track_caller]
+pub fn told(output: &Output) -> String {
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{}\n{out}\n{err}", output.status);
+    out.into_owned()
+}
+
+pub fn ends(mut child: Child) -> Output {
+    let begun = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        assert!(begun.elapsed() < LIMIT, "it never ends");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child.wait_with_output().unwrap()
+}

@@ -1,0 +1,12 @@
+//! What stands in the records and uploads of a Redis server, where anybody may write: nothing of it may stop us.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use surgetank_core::store::redis;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        redis::read_record(text);
+        let _ = redis::Place::parse(text);
+    }
+});
