@@ -18,7 +18,8 @@ test: ## everything that CI checks, apart from lint
 test-full: ## the same with long random searches, the shim under other glibcs, and the demonstration
 	scripts/setup test
 	$(ENV) PROPTEST_CASES=4096 SURGETANK_MODEL_CASES=600 SURGETANK_MODEL_SEED=$$(date +%s) \
-		SURGETANK_FSX_OPERATIONS=100000 SURGETANK_FSX_SEED=$$(date +%s) cargo nextest run --profile full --workspace
+		SURGETANK_FSX_OPERATIONS=100000 SURGETANK_FSX_SEED=$$(date +%s) \
+		SURGETANK_KILLS=50 SURGETANK_KILLS_SEED=$$(date +%s) cargo nextest run --profile full --workspace
 	$(ENV) SURGETANK_SCHEDULES=4000 cargo nextest run -p surgetank-core --features schedules --test schedules
 	$(ENV) cargo test --quiet --workspace --doc
 	cargo build -p surgetank --bin surgetank
