@@ -33,6 +33,10 @@ use throttle::Throttle;
 const WINDOW_OPS: usize = 1024;
 /// So many are published as one batch: one sync, one record.
 const BATCH_OPS_MAX: usize = 256;
+/// To a server of objects: what is being published cannot be moved when memory runs short.
+const BATCH_HELD_BYTES_MAX: u64 = 32 << 20;
+/// (Larger files have been sent before.)
+const HELD_BYTES_MAX: u64 = 16 << 20;
 /// A ready operation waits at most this long for company.
 const BATCH_WAIT: Duration = Duration::from_millis(5);
 /// An operation that is refused all the same, with its directories opened up, fails.
@@ -265,6 +269,8 @@ impl Drain {
         }
         let now = clock::tick();
         let ordered = self.namespace.config.ordered;
+        let plain_files = self.namespace.store.features().plain_files;
+        let mut held_bytes = 0;
         let mut tree = self.namespace.tree();
         // What is under way tells whether the store is back.
         let busy = |op: &crate::namespace::tree::Op| matches!(op.progress, Progress::Staging | Progress::Committing);
@@ -328,8 +334,12 @@ impl Drain {
                 continue;
             };
             let blocked = stuck.contains(&op.file()) || Self::touches(&op.kind, &stuck);
-            let room = batch.len() < if may == May::All { BATCH_OPS_MAX } else { 1 };
+            let bytes = tree.get(op.file()).map_or(0, |inode| inode.attr.size_bytes);
+            let held = if plain_files || bytes >= HELD_BYTES_MAX { 0 } else { bytes };
+            let fits = batch.is_empty() || held_bytes + held <= BATCH_HELD_BYTES_MAX;
+            let room = fits && batch.len() < if may == May::All { BATCH_OPS_MAX } else { 1 };
             if ready && open && !blocked && room && (may == May::All || to_stage.is_empty()) {
+                held_bytes += held;
                 batch.push(seq);
             } else if ordered {
                 open = false;

@@ -229,6 +229,8 @@ pub trait Store: Send + Sync {
     fn collect(&self) -> io::Result<u64> {
         Ok(0)
     }
+    /// Of what is staged under this temporary nothing that lies on a tier is held any more: it can only be discarded.
+    fn let_go(&self, _temporary: &StorePath) {}
     /// What others changed is seen from now on: nothing that a listing told is believed any more.
     fn refresh(&self) {}
     /// Removes a temporary; absent is fine.

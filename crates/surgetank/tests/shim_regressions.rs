@@ -376,3 +376,31 @@ assert writer.returncode == 0
     );
     scene.run(&[], PYTHON).exits(0);
 }
+
+/// Who had opened a file when its last name went was told the plain file's own mode, which is all that is left of it.
+#[test]
+fn a_reader_of_a_file_that_lost_its_name_was_told_the_plain_files_mode() {
+    let Some(scene) = scene("shim_unnamed_mode") else { return };
+    prepare(
+        "
+import os, time
+for gone in (os.unlink, lambda name: os.replace('other', name)):
+    for mode in (0o544, 0o440, 0o4711, 0o644):
+        for name in ('f', 'other'):
+            os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        os.chmod('f', mode)
+        time.sleep(0.1)
+        file = os.open('f', os.O_RDONLY)
+        before = os.fstat(file)
+        gone('f')
+        after = os.fstat(file)
+        assert (oct(after.st_mode), after.st_nlink) == (oct(0o100000 | mode), 0), (oct(mode), before, after)
+        assert oct(before.st_mode) == oct(after.st_mode)
+        os.close(file)
+        for name in ('f', 'other'):
+            if os.path.exists(name): os.unlink(name)
+",
+    );
+    let ended = scene.run(&SMALL, PYTHON).exits(0);
+    assert!(ended.stderr.contains(" 0 mediated"), "not by the shim: {}", ended.stderr);
+}

@@ -278,3 +278,27 @@ fn a_file_in_a_directory_that_is_closed_was_written_and_never_drained() {
         fs::remove_dir_all(scene.path("closed")).unwrap();
     }
 }
+
+/// A directory of the team that is somebody else's: what is drained there never asks for its attributes, which only its
+/// owner may set, and which he may change meanwhile.
+#[test]
+fn a_directory_of_somebody_else_keeps_its_attributes_when_files_in_it_are_rewritten() {
+    let Some(scene) = prepare("user_teams_directory") else {
+        return;
+    };
+    let dir = scene.path("teams");
+    fs::create_dir(&dir).unwrap();
+    fs::write(dir.join("file"), "old\n").unwrap();
+    chown(&dir, Some(0), Some(TEAM)).unwrap();
+    chown(dir.join("file"), Some(USER), Some(TEAM)).unwrap();
+    // Times of content and attributes differ.
+    std::process::Command::new("touch").args(["-d", "2011-11-11"]).arg(&dir).status().unwrap();
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o2775)).unwrap();
+    let script = "cat teams/file; sleep 0.2; echo new >>teams/file; echo more >teams/made; touch teams/made teams";
+    scene.run(&[], script).exits(0);
+    scene.holds("teams/file", b"old\nnew\n");
+    scene.holds("teams/made", b"more\n");
+    let meta = fs::metadata(&dir).unwrap();
+    assert_eq!((meta.uid(), meta.gid(), meta.mode() & 0o7777), (0, TEAM, 0o2775));
+    scene.is_clean();
+}

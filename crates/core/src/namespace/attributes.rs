@@ -216,6 +216,9 @@ impl Namespace {
         }
         if let Some(mtime) = change.mtime {
             inode.attr.mtime = mtime;
+            if let Some(dir) = inode.dir.as_mut() {
+                dir.times_given = !change.times_now;
+            }
         }
         inode.attr.ctime = now;
         if change.mtime.is_some() || change.atime.is_some() || change.perm.is_some() {
@@ -325,9 +328,9 @@ impl Namespace {
     }
 
     /// A new version of a file in it does not change a directory's time, yet what the drain does for it in the store does.
-    /// Where somebody gave it a time (that of its last change is another one) it gets that again afterwards.
+    /// Where a program gave it a time (and may do that) it gets that again afterwards.
     pub(super) fn queue_times(&self, tree: &mut Tree, txn: &mut Txn, dir: FileId, run: RunId, last: bool) {
-        let given = |inode: &Inode| inode.owned && inode.is_dir() && inode.attr.mtime != inode.attr.ctime;
+        let given = |inode: &Inode| inode.dir.as_ref().is_some_and(|dir| dir.times_given);
         if !self.store.features().plain_files || !tree.get(dir).is_some_and(given) {
             return;
         }

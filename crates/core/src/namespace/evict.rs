@@ -126,7 +126,8 @@ impl Namespace {
     pub(super) fn disown_copy(&self, tree: &mut Tree, id: FileId) -> bool {
         let Some(_inode) = self.try_lock_inode(id) else { return false };
         let Some(inode) = tree.get_mut(id).filter(|inode| inode.is_copy()) else { return false };
-        let (Some(replica), Some((dir, name))) = (inode.replica, inode.logical.clone()) else { return false };
+        let replica = inode.replica;
+        let Some((dir, name)) = inode.logical.clone() else { return false };
         if inode.handles > 0 || self.opens().contains_key(&id) {
             return false;
         }
@@ -141,7 +142,11 @@ impl Namespace {
         let mut txn = Txn::default();
         txn.dropped(id);
         txn.entry(dir, &name);
-        self.drop_copy(tree, txn, id, replica, path);
+        if let Some(replica) = replica {
+            self.drop_copy(tree, txn, id, replica, path);
+        } else {
+            self.commit(tree, txn);
+        }
         self.show(tree, id);
         if tree.get(id).is_some_and(|inode| inode.lookups == 0) {
             tree.forget_mirror(id);
@@ -152,13 +157,14 @@ impl Namespace {
     /// The plain file goes when it is written down that it does. Returns the bytes that it was charged.
     fn drop_copy(&self, tree: &mut Tree, mut txn: Txn, id: FileId, replica: PlainId, path: Option<Vec<u8>>) -> u64 {
         txn.gone(Some(replica));
+        let shown_perm = self.perm_to_leave(tree, id);
         let charged = tree.drop_replica(id).map_or(0, |(_, charged)| charged);
         crash_point!("evict.begun");
         self.commit(tree, txn);
         crash_point!("evict.written_down");
         let device = self.tiers.device(replica.device);
         if let Some(path) = path
-            && let Err(why) = device.unlink(&path)
+            && let Err(why) = device.unlink_with(&path, shown_perm)
         {
             self.device_failed(device.id(), &why);
         }

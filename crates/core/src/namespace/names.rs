@@ -70,6 +70,9 @@ impl Namespace {
         if let Some(inode) = tree.get_mut(dir) {
             inode.attr.mtime = now;
             inode.attr.ctime = now;
+            if let Some(dir) = inode.dir.as_mut() {
+                dir.times_given = false;
+            }
             inode.attr.links = inode.attr.links.saturating_add_signed(subdirs);
         }
     }
@@ -193,7 +196,15 @@ impl Namespace {
             self.keep_content(open);
         }
         let aside = open.map(|_| super::files::hidden_name(id));
-        Detached { device: replica.map(|plain| plain.device), old_path, new_path, last, aside }
+        let shown_perm = if last { self.perm_to_leave(tree, id) } else { None };
+        Detached { device: replica.map(|plain| plain.device), old_path, new_path, last, aside, shown_perm }
+    }
+
+    /// Programs may have the plain file itself open, and of one that we forget it is all that they can ask: it is to have
+    /// the file's own mode then. `None`: it has.
+    pub(super) fn perm_to_leave(&self, tree: &Tree, id: FileId) -> Option<u32> {
+        let perm = tree.get(id)?.attr.perm;
+        (self.shim.get().is_some() && perm & 0o777 | 0o600 != perm).then_some(perm)
     }
 
     /// The tier's side of `detach`, after the catalog has it.
@@ -207,7 +218,7 @@ impl Namespace {
             (None, _) if !detached.last => Ok(()),
             // The next agent has to find it, should this one be killed.
             (None, Some(aside)) => device.rename(old, aside),
-            (None, None) => device.unlink(old),
+            (None, None) => device.unlink_with(old, detached.shown_perm),
         };
         if let Err(why) = result {
             self.device_failed(device.id(), &why);
@@ -372,4 +383,6 @@ struct Detached {
     last: bool,
     /// Where it lies until nobody has it open any more.
     aside: Option<Vec<u8>>,
+    /// The mode of the plain file, where that is another one than the file's.
+    shown_perm: Option<u32>,
 }

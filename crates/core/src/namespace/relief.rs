@@ -184,17 +184,14 @@ impl Namespace {
         if !staged {
             return;
         }
-        let before = tree.discards.len();
+        let staged = match &tree.ops.get(&seq).map(|op| &op.progress) {
+            Some(Progress::Staged { dir, temporary, .. }) => tree.applied_path(*dir).map(|dir| dir.join(temporary)),
+            _ => None,
+        };
         self.unstage(&mut tree, seq);
-        // The drain, who would do it, may be sending something for long.
-        let thrown_away: Vec<_> = tree.discards.drain(before..).collect();
-        for (dir, name, owner) in thrown_away {
-            let Some(path) = tree.applied_path(dir).map(|dir| dir.join(&name)) else { continue };
-            drop(tree);
-            if let Err(why) = self.store.discard(self.own_cred(owner), &path) {
-                tracing::debug!(%path, %why, "what was sent of it already stays for now");
-            }
-            tree = self.tree();
+        // (What the server has of it is thrown away by the drain, who may be sending something for long.)
+        if let Some(temporary) = staged {
+            self.store.let_go(&temporary);
         }
         drop(tree);
         self.nudge();

@@ -90,6 +90,8 @@ pub struct Dir {
     pub told_absent: bool,
     /// A rename of the directory itself is queued, so its making can no longer be taken back.
     pub moved: bool,
+    /// A program gave it a time of its own, and has changed no name in it since.
+    pub times_given: bool,
 }
 
 /// Rarely needed parts of a file.
@@ -225,12 +227,13 @@ impl Inode {
     pub fn is_dir(&self) -> bool {
         self.attr.kind == Kind::Directory
     }
-    /// Brought to a tier as the store has it, and never changed here: somebody else may change it there.
+    /// Brought to a tier as the store has it (it may have gone from there again), and never written here: somebody else may
+    /// change it there.
     pub fn is_copy(&self) -> bool {
-        let at_rest = self.publish.is_none() && self.set_meta.is_none();
-        let one_name = self.extra.as_ref().is_none_or(|extra| extra.more_names.is_empty());
+        let at_rest = self.publish.is_none() && self.set_meta.is_none() && self.identity.is_some();
+        let one_name = self.extra.as_ref().is_none_or(|extra| extra.more_names.is_empty() && extra.spill.is_none());
         let unchanged = self.version == 0 && self.sealed && self.applied.is_some() && self.applied == self.logical;
-        self.attr.kind == Kind::File && self.owned && self.replica.is_some() && unchanged && at_rest && one_name
+        self.attr.kind == Kind::File && self.owned && unchanged && at_rest && one_name
     }
     /// On a tier, and without a version yet.
     pub fn is_fresh(&self) -> bool {

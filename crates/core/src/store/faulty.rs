@@ -300,6 +300,10 @@ impl<S: Store> Store for Faulty<S> {
     fn collect(&self) -> io::Result<u64> {
         self.inner.collect()
     }
+    fn let_go(&self, temporary: &StorePath) {
+        self.inner.let_go(temporary);
+    }
+
     fn refresh(&self) {
         self.inner.refresh();
     }

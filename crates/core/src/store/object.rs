@@ -304,6 +304,10 @@ impl Store for ObjectStore {
         Ok(given_up)
     }
 
+    fn let_go(&self, temporary: &StorePath) {
+        locked(&self.waiting).remove(temporary);
+    }
+
     fn refresh(&self) {
         self.server.refresh();
         self.listings.forget_all();

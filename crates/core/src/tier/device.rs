@@ -514,6 +514,15 @@ impl Device {
     pub fn unlink(&self, path: &[u8]) -> io::Result<()> {
         self.change(|tree| tree.unlink(path))
     }
+    /// Who has it open sees this mode from now on.
+    pub fn unlink_with(&self, path: &[u8], perm: Option<u32>) -> io::Result<()> {
+        if let Some(perm) = perm
+            && let Err(why) = self.tree().set_perm(path, perm)
+        {
+            tracing::debug!(%why, "a plain file keeps its mode");
+        }
+        self.unlink(path)
+    }
     /// What is there, if anything.
     pub fn plain_at(&self, path: &[u8]) -> io::Result<Option<Plain>> {
         self.tree().plain_at(path)

@@ -336,6 +336,13 @@ impl<'a> Tree<'a> {
         }
     }
 
+    pub fn set_perm(self, path: &[u8], perm: u32) -> io::Result<()> {
+        check(path)?;
+        let (dir, name) = split(path);
+        let dir = self.open_dir(dir)?;
+        Ok(rustix::fs::chmodat(dir.as_fd(), name, Mode::from_raw_mode(perm), AtFlags::empty())?)
+    }
+
     pub fn unlink(self, path: &[u8]) -> io::Result<()> {
         check(path)?;
         let (dir, name) = split(path);
