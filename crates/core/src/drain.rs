@@ -289,7 +289,7 @@ impl Drain {
         let mut seen = 0;
         let thrown_away: HashSet<Name> = tree.discards.iter().map(|(_, name, _)| name.clone()).collect();
         let seqs: Vec<Seq> = tree.ops.iter().filter(|(_, op)| !op.last).take(WINDOW_OPS).map(|(seq, _)| *seq).collect();
-        let busy = if ordered { HashSet::new() } else { Self::busy_dirs(&tree, &seqs) };
+        let busy = if ordered { HashMap::new() } else { Self::busy_dirs(&tree, &seqs) };
         for seq in seqs {
             seen += 1;
             let Some(op) = tree.ops.get(&seq) else {
@@ -375,20 +375,27 @@ impl Drain {
         matches!(kind, OpKind::Publish { file, .. } if tree.get(*file).is_some_and(|inode| inode.attr.kind == crate::model::Kind::File))
     }
 
-    /// Directories in which something is still to be done, that is not refused; if attributes wait for that.
-    fn busy_dirs(tree: &Tree, seqs: &[Seq]) -> HashSet<FileId> {
-        let ops = || seqs.iter().filter_map(|seq| tree.ops.get(seq)).filter(|op| op.error.is_none());
-        if !ops().any(|op| matches!(op.kind, OpKind::SetMeta { .. })) {
-            return HashSet::new();
+    /// Directories in which something is still to be done, that is not refused, and the first of that; if attributes wait
+    /// for it.
+    fn busy_dirs(tree: &Tree, seqs: &[Seq]) -> HashMap<FileId, Seq> {
+        let ops =
+            || seqs.iter().filter_map(|seq| Some((*seq, tree.ops.get(seq)?))).filter(|(_, op)| op.error.is_none());
+        let mut first = HashMap::new();
+        if ops().any(|(_, op)| matches!(op.kind, OpKind::SetMeta { .. })) {
+            for (seq, op) in ops() {
+                for (dir, _) in crate::namespace::tree::places(&op.kind) {
+                    first.entry(dir).or_insert(seq);
+                }
+            }
         }
-        ops().flat_map(|op| crate::namespace::tree::places(&op.kind)).map(|(dir, _)| dir).collect()
+        first
     }
 
     /// Attributes of a directory in which a copy of an earlier operation, which was taken back, is still being made, or
-    /// waits to be removed; or, where order does not matter, in which something else is still to be done.
-    fn is_disturbed(tree: &Tree, seq: Seq, kind: &OpKind, busy: &HashSet<FileId>) -> bool {
+    /// waits to be removed; or, where order does not matter, in which something is still to be done that came before.
+    fn is_disturbed(tree: &Tree, seq: Seq, kind: &OpKind, busy: &HashMap<FileId, Seq>) -> bool {
         let OpKind::SetMeta { file } = kind else { return false };
-        if busy.contains(file) {
+        if busy.get(file).is_some_and(|first| *first < seq) {
             return true;
         }
         tree.staging.iter().any(|(other, dir)| dir == file && *other < seq)

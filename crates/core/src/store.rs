@@ -51,15 +51,21 @@ impl StorePath {
         let slash = self.0.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
         Self(self.0[..slash].to_vec())
     }
-    /// The temporary beside it of a copy that is staged in or out: the same one another time.
+    /// The temporary beside it of a copy that is staged in or out: the same one another time. On a server it is no key,
+    /// in a directory a file (which may be served, and then takes none of the drain's names).
     #[must_use]
-    pub fn part(&self) -> Self {
-        self.parent().join(format!("{PART_PREFIX}{:016x}", checksum::of_bytes(&self.0)).as_bytes())
+    pub fn part(&self, in_directory: bool) -> Self {
+        let prefix = if in_directory { PART_PREFIX.as_bytes() } else { STORE_TEMPORARY_PREFIX };
+        let number = format!("{:016x}", checksum::of_bytes(&self.0));
+        self.parent().join(&[prefix, number.as_bytes()].concat())
     }
-    /// Some component says that all below is ours to replace and remove.
+    /// Some component says that all below is the drain's, to be replaced and removed.
     pub fn is_temporary(&self) -> bool {
-        let ours = |name: &[u8]| name.starts_with(STORE_TEMPORARY_PREFIX) || name.starts_with(PART_PREFIX.as_bytes());
-        self.0.split(|byte| *byte == b'/').any(ours)
+        self.0.split(|byte| *byte == b'/').any(|name| name.starts_with(STORE_TEMPORARY_PREFIX))
+    }
+    /// A copy that is staged in or out, as `part` names it. (In a store that is served it may be anybody's file.)
+    pub fn is_part(&self) -> bool {
+        self.0.rsplit(|byte| *byte == b'/').next().is_some_and(|name| name.starts_with(PART_PREFIX.as_bytes()))
     }
     /// At whatever depth.
     pub fn is_below(&self, dir: &Self) -> bool {

@@ -21,7 +21,7 @@ use crate::model::Kind;
 use crate::store::verdict::{self, Verdict};
 use crate::store::{Cred, Expect, Gate, Meta, Source, Staged, Store, StorePath, StoreStat, Verify, at_once};
 use crate::sync::{Mutex, MutexGuard, PoisonError};
-pub use walk::{Entry, Wanted, walk};
+pub use walk::{Entry, Walked, Wanted, walk};
 
 /// Files in hand at a time: each waits for a server most of its time.
 const FILES_AT_ONCE: usize = 16;
@@ -90,13 +90,22 @@ impl Transfer<'_> {
                 outcome.failed.extend(again.into_iter().map(|(wish, why)| (wish.entry.from.clone(), why)));
                 break;
             };
-            crate::sync::thread::sleep(pause);
+            self.wait(pause);
             self.source.refresh();
-            let now = |wish: Wish<'_>| self.source.stat(self.who, &wish.entry.from).unwrap_or(wish.stat);
-            todo = again.into_iter().map(|(wish, _)| Wish { stat: now(wish), ..wish }).collect();
+            self.target.refresh();
+            // Perhaps it is there, and only the answer was lost.
+            let entries: Vec<&Entry> = again.into_iter().map(|(wish, _)| wish.entry).collect();
+            todo = self.compare(&entries, &mut outcome);
+            for wish in &mut todo {
+                wish.stat = self.source.stat(self.who, &wish.entry.from).unwrap_or(wish.stat);
+            }
         }
         // From the bottom up: each one's content has come.
         for dir in dirs.iter().rev().filter(|dir| dir.keeps_attributes) {
+            // (One that is to be read-only is still to be filled, another time.)
+            if (self.gate)(0).is_err() {
+                break;
+            }
             let meta = self.meta_of(dir, &dir.stat);
             let set = meta.and_then(|meta| self.target.set_meta(self.who, &dir.to, Kind::Directory, &meta));
             if let Err(why) = set {
@@ -106,10 +115,20 @@ impl Transfer<'_> {
         outcome
     }
 
+    fn wait(&self, pause: Duration) {
+        let until = crate::clock::tick() + pause;
+        while (self.gate)(0).is_ok() && crate::clock::tick() < until {
+            crate::sync::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
     /// Each after the one that it is in.
     fn make_dirs(&self, dirs: &[&Entry], outcome: &mut Outcome) {
         let mut made = HashSet::new();
         for dir in dirs {
+            if (self.gate)(0).is_err() {
+                return;
+            }
             let is_new = match made.contains(&dir.to.parent()) {
                 true => Ok(true),
                 false => match self.target.stat(self.who, &dir.to) {
@@ -168,8 +187,12 @@ impl Transfer<'_> {
     fn expect(&self, entry: &Entry) -> io::Result<Option<Expect>> {
         match self.target.glance(self.who, &entry.to) {
             Ok(there) if self.is_the_same(entry, &there)? => Ok(None),
-            Ok(there) if there.attr.kind == Kind::Directory => Err(Errno::ISDIR.into()),
-            Ok(there) => Ok(Some(Expect::Identity(there.identity))),
+            // (A listing may not tell all.)
+            Ok(_) => match self.target.stat(self.who, &entry.to)? {
+                there if self.is_the_same(entry, &there)? => Ok(None),
+                there if there.attr.kind == Kind::Directory => Err(Errno::ISDIR.into()),
+                there => Ok(Some(Expect::Identity(there.identity))),
+            },
             Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(Some(Expect::Absent)),
             Err(why) => Err(why),
         }
@@ -253,6 +276,10 @@ impl Transfer<'_> {
         take(&failed)
     }
 
+    fn part(&self, entry: &Entry) -> StorePath {
+        entry.to.part(self.target.features().plain_files)
+    }
+
     fn give_up(&self, temporary: &StorePath, why: io::Error) -> io::Error {
         // (What a stopped upload has sent stays for the next time.)
         if (self.gate)(0).is_ok() {
@@ -271,14 +298,16 @@ impl Transfer<'_> {
         let (uid, gid) = if self.who.uid == 0 { (attr.uid, attr.gid) } else { (self.who.uid, self.who.gid) };
         // A file that has just come is not taken away as one that nobody has read for long; a server does not ask.
         let atime = if self.target.features().plain_files { crate::clock::now() } else { attr.mtime };
-        Ok(Meta { perm: attr.perm, uid, gid, times: Some((atime, attr.mtime)), xattrs: Some(xattrs) })
+        // Somebody else's program does not run as the one who copied it.
+        let perm = if uid == attr.uid && gid == attr.gid { attr.perm } else { attr.perm & !0o6000 };
+        Ok(Meta { perm, uid, gid, times: Some((atime, attr.mtime)), xattrs: Some(xattrs) })
     }
 
     fn make_dir(&self, entry: &Entry) -> io::Result<()> {
         let meta = self.meta_of(entry, &entry.stat)?;
         // Whatever its mode will be, something is to be put there.
         let open = Meta { perm: meta.perm | 0o700, ..meta };
-        let temporary = entry.to.part();
+        let temporary = self.part(entry);
         self.target.stage_dir(self.who, &temporary, &open)?;
         self.target.publish(self.who, &temporary, &entry.to, &open).map(drop)
     }
@@ -288,7 +317,7 @@ impl Transfer<'_> {
         let attr = wish.stat.attr;
         self.target.may_hold(&entry.to)?;
         let meta = self.meta_of(entry, &wish.stat)?;
-        let temporary = entry.to.part();
+        let temporary = self.part(entry);
         let staged = match attr.kind {
             Kind::File => self.stage_content(wish, &temporary, &meta)?,
             Kind::Symlink => {
@@ -320,6 +349,11 @@ impl Transfer<'_> {
         let entry = wish.entry;
         let changed = || io::Error::new(io::ErrorKind::WouldBlock, "it changed while it was copied");
         let source = self.source.source(self.who, &entry.from)?;
+        if let Source::Remote(remote) = &source
+            && remote.identity() != wish.stat.identity
+        {
+            return Err(changed());
+        }
         let size_bytes = wish.stat.attr.size_bytes;
         let counted = |bytes| (self.gate)(bytes);
         // A second pass over the same bytes.

@@ -219,3 +219,22 @@ fn directories_keep_their_times(scene: &str, order: &str) {
     assert!(std::fs::metadata(scene.path("changed")).unwrap().mtime() > 1_700_000_000, "it has a new name in it");
     scene.is_clean();
 }
+
+/// Attributes waited for what was queued behind them in the directory, and that for the attributes.
+#[test]
+fn where_order_does_not_matter_a_chmod_and_a_new_file_waited_for_each_other() {
+    use std::os::unix::fs::MetadataExt;
+    let Some(mut scene) = Scene::new("chmod_unordered") else {
+        return;
+    };
+    scene.tier("fast", 256);
+    // The drain is held until all of it is queued.
+    let script = "for d in 1 2 3 4 5; do mkdir $d; chmod 770 $d; echo $d >$d/f; chmod 750 $d; echo $d >$d/g; done";
+    scene.run(&["--unordered", "--quiet-period", "500ms"], script).exits(0);
+    for dir in ["1", "2", "3", "4", "5"] {
+        assert_eq!(std::fs::metadata(scene.path(dir)).unwrap().mode() & 0o7777, 0o750);
+        scene.holds(&format!("{dir}/f"), format!("{dir}\n").as_bytes());
+        scene.holds(&format!("{dir}/g"), format!("{dir}\n").as_bytes());
+    }
+    scene.is_clean();
+}

@@ -1,5 +1,6 @@
 //! `stage-in` and `stage-out`: trees between directories and servers of objects, cut off and taken up again.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+#![allow(clippy::duplicate_mod, reason = "both kinds of servers make certificates")]
 #![cfg(feature = "s3")]
 
 #[cfg(feature = "redis")]
@@ -275,6 +276,46 @@ fn into_and_out_of_a_directory_that_is_served() {
     scene.script("echo made >tree/made; cp -p over/tree/made tree/made; diff -r --no-dereference tree over/tree");
     scene.same("tree/d", "over/tree/d");
     assert_eq!(fs::read(server.files().join("out/tree/made")).unwrap(), b"made\n");
+}
+
+/// The parts that stage-in makes are the drain's files like any other: published under their name, then renamed.
+#[test]
+fn into_a_directory_that_is_served_from_a_bucket() {
+    let Some(server) = S3Server::start() else { return };
+    let scene = Scene::new();
+    scene.script(TREE);
+    for name in ["over", "fast", "inner"] {
+        fs::create_dir(scene.path(name)).unwrap();
+        fs::set_permissions(scene.path(name), fs::Permissions::from_mode(0o700)).unwrap();
+    }
+    let program = env!("CARGO_BIN_EXE_surgetank");
+    let inner = format!("'{program}' stage-in -q --state '{}' --to . '{}'", scene.shown("inner"), scene.shown("tree"));
+    let output = Command::new(program)
+        .envs(server.environment())
+        .args(["run", "--state", &scene.shown("state"), "--tier", &format!("fast={}:1GiB", scene.shown("fast"))])
+        .args(["--store", &server.url("project"), "--quiet-period", "0s", "--", "sh", "-euc", &inner])
+        .env("SURGETANK_HOLD", "store.staged:20")
+        .current_dir(scene.path("over"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    scene.stage(Some(&server), 0, &["--to", "back", &server.url("project/tree")]);
+    scene.same("tree/d", "back/tree/d");
+    let keys = Command::new("find").arg(server.files().join("project")).output().unwrap().stdout;
+    assert!(!String::from_utf8_lossy(&keys).contains("surgetank-part"), "{}", String::from_utf8_lossy(&keys));
+}
+
+#[test]
+fn two_sources_of_one_name_are_not_one_file() {
+    let scene = Scene::new();
+    scene.script("mkdir run1 run2 locked; echo 1 >run1/result; echo two >run2/result; echo x >run1/other");
+    let (copied, present, left, failed) =
+        scene.stage(None, 3, &["--to", "out", "run1/result", "run2/result", "run1/other"]);
+    assert_eq!((copied, present, left, failed), (2, 0, 0, 1));
+    // The same one twice is one.
+    assert_eq!(scene.stage(None, 0, &["--to", "once", "run1/result", "run1/*"]), (2, 0, 0, 0));
+    // A pattern that matches nothing is no success.
+    assert_eq!(scene.stage(None, 3, &["--to", "none", "run1/*.nc"]), (0, 0, 0, 1));
 }
 
 #[test]

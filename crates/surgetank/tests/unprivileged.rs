@@ -294,7 +294,7 @@ fn a_directory_of_somebody_else_keeps_its_attributes_when_files_in_it_are_rewrit
     // Times of content and attributes differ.
     std::process::Command::new("touch").args(["-d", "2011-11-11"]).arg(&dir).status().unwrap();
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o2775)).unwrap();
-    let script = "cat teams/file; sleep 0.2; echo new >>teams/file; echo more >teams/made; touch teams/made teams";
+    let script = "cat teams/file; sleep 0.2; echo new >>teams/file; echo more >teams/made; touch teams/made";
     scene.run(&[], script).exits(0);
     scene.holds("teams/file", b"old\nnew\n");
     scene.holds("teams/made", b"more\n");

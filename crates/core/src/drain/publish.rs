@@ -269,6 +269,7 @@ impl Drain {
         let mut txn = Txn::default();
         let mut committed = Vec::with_capacity(batch.len());
         for seq in batch {
+            let needs_staging = tree.ops.get(seq).is_some_and(|op| Self::needs_staging(&tree, &op.kind));
             let Some(op) = tree.ops.get_mut(seq) else {
                 continue;
             };
@@ -284,6 +285,8 @@ impl Drain {
                         .unwrap_or_else(PoisonError::into_inner)
                         .insert(*seq, (dir, temporary, staged, version));
                 }
+                // Its copy was given up meanwhile.
+                Progress::Waiting if needs_staging => break,
                 Progress::Waiting => op.progress = Progress::Committing,
                 Progress::Staging | Progress::Committing => break,
             }

@@ -131,6 +131,10 @@ impl Namespace {
         if inode.handles > 0 || self.opens().contains_key(&id) {
             return false;
         }
+        // What is queued may be what changed it there; and in a directory of our own nobody else's changes are seen.
+        if tree.is_queued(id) || tree.dir(dir).is_none_or(|dir| dir.complete) {
+            return false;
+        }
         tracing::info!(id = id.0, "changed in the store by somebody else");
         let path = tree.logical_path(id);
         if let Some(inode) = tree.get_mut(id) {

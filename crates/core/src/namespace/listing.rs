@@ -3,14 +3,14 @@
 
 use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, Mutex, PoisonError};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use crate::bequest::{LeftListing, Record};
 use crate::error::{Errno, FsResult};
 use crate::model::{Caller, FileId, Kind};
 
 use super::Namespace;
-use super::tree::Name;
+use super::tree::{Inode, Name};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
@@ -105,6 +105,8 @@ impl Namespace {
         }
         let mut names: BTreeMap<Name, (Kind, u64)> = BTreeMap::new();
         let mut hidden: Vec<Name> = Vec::new();
+        // Of these the store tells whether they are there. (What becomes one meanwhile may be elsewhere in its answer.)
+        let mut copies: HashSet<FileId> = HashSet::new();
         {
             let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
             let path = {
@@ -115,6 +117,9 @@ impl Namespace {
                 hidden.extend(
                     d.children.iter().filter(|(_, entry)| entry.logical().is_none()).map(|(name, _)| name.clone()),
                 );
+                let is_copy = |id: FileId| tree.get(id).is_some_and(Inode::is_copy);
+                let ids = d.children.values().filter_map(|entry| entry.logical());
+                copies.extend(ids.filter(|id| is_copy(*id)));
                 if d.complete { None } else { tree.applied_path(dir) }
             };
             if let Some(path) = path {
@@ -130,10 +135,10 @@ impl Namespace {
         let tree = self.tree();
         let d = tree.dir(dir).ok_or(Errno::NOTDIR)?;
         for (name, entry) in &d.children {
-            match entry.logical().and_then(|id| tree.get(id)) {
+            match entry.logical().and_then(|id| Some((id, tree.get(id)?))) {
                 // A mirror of the store's own entry: the store just told whether it is still there.
-                Some(inode) if (!inode.owned || inode.is_copy()) && !d.complete => {}
-                Some(inode) => {
+                Some((id, inode)) if (!inode.owned || inode.is_copy() && copies.contains(&id)) && !d.complete => {}
+                Some((_, inode)) => {
                     names.insert(name.clone(), (inode.attr.kind, inode.attr.ino));
                 }
                 None => {

@@ -181,7 +181,8 @@ impl Namespace {
         let staged = tree.ops.get(&seq).is_some_and(|op| {
             matches!(op.progress, Progress::Staged { .. }) && !op.eager && !op.doubtful && !op.certain
         });
-        if !staged {
+        // Once: if nobody can take it, what has been sent of it shall not be sent again and again.
+        if !staged || !self.end.interrupted().insert(id) {
             return;
         }
         let staged = match &tree.ops.get(&seq).map(|op| &op.progress) {

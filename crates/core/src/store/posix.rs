@@ -4,7 +4,7 @@
 //! `attributes` brings the rest over, `durability` syncs, `publishing` makes visible. Here they become [`Store`].
 //!
 //! What the caller may rely on beyond the trait:
-//! * A temporary is a path with a component that begins with `STORE_TEMPORARY_PREFIX`; only such paths are replaced by
+//! * A temporary is a path with a component that begins with `STORE_TEMPORARY_PREFIX`, or whose name begins with `PART_PREFIX`; only such paths are replaced by
 //!   staging or removed by `discard` (with all that is inside). A stage that fails removes what it made.
 //! * A staged directory keeps `u+rwx` until `publish` or `set_meta` gives it its own mode; staged files have theirs at once.
 //! * `Meta::xattrs` of `None` on publication over an existing file keeps that file's `user.*` attributes.
@@ -89,7 +89,7 @@ impl PosixStore {
         self.identity.act(who, || {
             let place = self.root.place(path)?;
             let made = match create(&place) {
-                Err(Errno::EXIST) if path.is_temporary() => {
+                Err(Errno::EXIST) if path.is_temporary() || path.is_part() => {
                     remove_tree(&place)?;
                     create(&place)?
                 }
@@ -342,7 +342,7 @@ impl Store for PosixStore {
 
     fn discard(&self, who: Cred, path: &StorePath) -> io::Result<()> {
         crash_point!("store.discard");
-        if !path.is_temporary() {
+        if !path.is_temporary() && !path.is_part() {
             return Err(Errno::INVAL.into());
         }
         match self.identity.act(who, || remove_tree(&self.root.place(path)?)) {

@@ -9,7 +9,7 @@ use globset::{GlobBuilder, GlobMatcher};
 
 use crate::error::{Error, Result};
 use crate::model::Kind;
-use crate::store::{Cred, Store, StorePath, StoreStat, at_once};
+use crate::store::{Cred, Gate, Store, StorePath, StoreStat, at_once};
 use crate::sync::{Mutex, PoisonError};
 
 const DIRS_AT_ONCE: usize = 16;
@@ -52,45 +52,66 @@ impl Wanted {
     }
 }
 
+#[derive(Default)]
 struct Found {
     entries: Vec<Entry>,
     dirs: Vec<(StorePath, bool)>,
+    failed: Vec<(StorePath, io::Error)>,
 }
 
-/// Everything that is wanted below `from` (or that file itself), each directory before what is in it. `to`: what `from`
-/// itself becomes.
+/// What a walk found, and where it could not look.
+#[derive(Debug, Default)]
+pub struct Walked {
+    /// Each directory before what is in it.
+    pub entries: Vec<Entry>,
+    pub failed: Vec<(StorePath, io::Error)>,
+}
+
+/// Everything that is wanted below `from` (or that file itself). `to`: what `from` itself becomes. An error of the gate ends it.
 pub fn walk(
     store: &dyn Store,
     who: Cred,
     (from, to): (&StorePath, &StorePath),
     wanted: &Wanted,
-) -> io::Result<Vec<Entry>> {
+    gate: Gate<'_>,
+) -> io::Result<Walked> {
     let stat = store.stat(who, from)?;
     let all = wanted.0.is_none();
     // The root of what we write to is somebody else's, whatever is put into it.
     let keeps_attributes = all && !to.0.is_empty();
     let mut entries = vec![Entry { from: from.clone(), to: to.clone(), stat, keeps_attributes }];
     if stat.attr.kind != Kind::Directory {
-        return Ok(entries);
+        return Ok(Walked { entries, failed: Vec::new() });
     }
+    let mut failed = Vec::new();
     let mut level = vec![(from.clone(), all)];
     while !level.is_empty() {
-        let found = Mutex::new(Found { entries: Vec::new(), dirs: Vec::new() });
+        let found = Mutex::new(Found::default());
         at_once(level.len(), DIRS_AT_ONCE, &|index| {
+            gate(0)?;
             let (dir, taken) = &level[index];
-            let (mut here, mut below) = (Vec::new(), Vec::new());
-            for listed in store.list(who, dir, false)? {
+            let (mut here, mut below, mut failed) = (Vec::new(), Vec::new(), Vec::new());
+            let listed = store.list(who, dir, false).unwrap_or_else(|why| {
+                failed.push((dir.clone(), why));
+                Vec::new()
+            });
+            for listed in listed {
                 let path = dir.join(&listed.name);
                 let relative = path.0[from.0.len()..].strip_prefix(b"/").unwrap_or(&path.0[from.0.len()..]);
                 let taken = *taken || wanted.takes(relative);
                 let is_dir = listed.kind == Kind::Directory;
-                if StorePath(listed.name.to_vec()).is_temporary() || !taken && !is_dir {
+                let name = StorePath(listed.name.to_vec());
+                if name.is_temporary() || name.is_part() || !taken && !is_dir {
                     continue;
                 }
                 let stat = match store.glance(who, &path) {
                     // Gone since the listing.
                     Err(why) if why.kind() == io::ErrorKind::NotFound => continue,
-                    stat => stat?,
+                    Err(why) => {
+                        failed.push((path, why));
+                        continue;
+                    }
+                    Ok(stat) => stat,
                 };
                 let to = StorePath([&to.0[..], b"/", relative].concat());
                 let to = if to.0.first() == Some(&b'/') { StorePath(to.0[1..].to_vec()) } else { to };
@@ -102,16 +123,22 @@ pub fn walk(
             let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
             found.entries.extend(here);
             found.dirs.extend(below);
+            found.failed.extend(failed);
             Ok(())
         })?;
         let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
         entries.extend(found.entries);
+        failed.extend(found.failed);
         level = found.dirs;
     }
     if !all {
         drop_ways_to_nothing(&mut entries);
+        // Somebody misspelt it, or what should be there is not.
+        if entries.is_empty() && failed.is_empty() {
+            failed.push((from.clone(), io::Error::new(io::ErrorKind::NotFound, "nothing there matches the pattern")));
+        }
     }
-    Ok(entries)
+    Ok(Walked { entries, failed })
 }
 
 /// Directories below which nothing is wanted.

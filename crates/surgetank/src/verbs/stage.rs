@@ -3,7 +3,7 @@
 //! Both do the same; the name says which end is the node's. Nothing is served for it and no agent is needed: a place may as
 //! well lie in a directory that is served, and is then read and written like any other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -101,16 +101,20 @@ pub fn stage(program: &Program<'_>, args: &StageArgs) -> Outcome {
     let mut report = Report::default();
     let course = Course::new(began, args);
     let done = AtomicBool::new(false);
-    std::thread::scope(|scope| {
+    let carried = std::thread::scope(|scope| {
         scope.spawn(|| course.attend(&signals, &done));
-        let carried = carry_all(pairs, args, &state, &course, &mut report);
-        done.store(true, Ordering::Relaxed);
-        carried
-    })?;
+        // However it ends.
+        let _over = Over(&done);
+        carry_all(pairs, args, &state, &course, &mut report)
+    });
     report.seconds = began.elapsed().as_secs_f64();
-    report.exit = if report.failed.is_empty() && report.left_files == 0 { exit::OK } else { exit::NOT_DURABLE };
+    report.exit = match &carried {
+        Err(failure) => failure.exit,
+        Ok(()) if report.failed.is_empty() && report.left_files == 0 => exit::OK,
+        Ok(()) => exit::NOT_DURABLE,
+    };
     tell(&report, args, course.why_stopped());
-    Ok(report.exit)
+    carried.map(|()| report.exit)
 }
 
 fn tell(report: &Report, args: &StageArgs, stopped: Option<&str>) {
@@ -232,30 +236,53 @@ fn carry_all(
         let key = [(pair.from.root, from_dir), (pair.to.root, to_dir)];
         all.entry(key).or_default().pairs.push((from, to, pair.wanted));
     }
+    // First all is looked at: two sources of one name are noticed before either is there.
+    let who = Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
+    let mut targets: HashMap<(String, StorePath), (String, StorePath)> = HashMap::new();
+    let mut courses = Vec::new();
     for ([(from_root, from_dir), (to_root, to_dir)], between) in all {
-        let name = format!(
-            "staging-{:016x}",
-            surgetank_core::store::checksum::of_bytes(format!("{to_root} {to_dir}").as_bytes())
-        );
+        let known = format!("{to_root} {to_dir}");
+        let name = format!("staging-{:016x}", surgetank_core::store::checksum::of_bytes(known.as_bytes()));
         let place = state.make_other(&name)?;
-        let lock =
-            fs::File::open(&place).map_err(|why| Error::new(format!("{} cannot be used", place.display())).why(why))?;
-        if lock.try_lock().is_err() {
-            return Err(Error::new(format!("somebody stages to {} already", local(&to_dir).display()))
-                .remedy("wait until that is done")
-                .into());
-        }
         let source = Address::open(&from_root, &from_dir, &place, None)?;
-        let target = Address::open(&to_root, &to_dir, &place, Some(args.verify))?;
-        let who = Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
         let mut entries = Vec::new();
         for (from, to, wanted) in &between.pairs {
-            match walk(&*source, who, (from, to), wanted) {
-                Ok(found) => entries.extend(found),
+            match walk(&*source, who, (from, to), wanted, &|bytes| course.pass(bytes)) {
+                Ok(found) => {
+                    entries.extend(found.entries);
+                    report.failed.extend(found.failed.iter().map(|(path, why)| failure(&source.describe(), path, why)));
+                }
+                Err(_) if course.why_stopped().is_some() => report.left_files += 1,
                 Err(why) => report.failed.push(failure(&source.describe(), from, &why)),
             }
         }
+        entries.retain(|entry| {
+            let to = (to_root.clone(), to_dir.join(&entry.to.0));
+            let from = (from_root.clone(), from_dir.join(&entry.from.0));
+            if entry.is_dir() {
+                return true;
+            }
+            match targets.insert(to, from.clone()) {
+                None => true,
+                // The same file twice is once.
+                Some(other) if other == from => false,
+                Some(other) => {
+                    let why = format!("{} would have the same name there", other.1);
+                    let why = std::io::Error::new(std::io::ErrorKind::AlreadyExists, why);
+                    report.failed.push(failure(&source.describe(), &entry.from, &why));
+                    false
+                }
+            }
+        });
         course.expect(&entries);
+        courses.push((source, to_root, to_dir, place, entries));
+    }
+    for (source, to_root, to_dir, place, entries) in courses {
+        let cannot = |why: std::io::Error| Error::new(format!("{} cannot be used", place.display())).why(why);
+        // Several may stage to one place; what is given up at the end is nobody's.
+        let lock = fs::File::open(&place).map_err(cannot)?;
+        lock.lock_shared().map_err(cannot)?;
+        let target = Address::open(&to_root, &to_dir, &place, Some(args.verify))?;
         let transfer = Transfer {
             source: &*source,
             target: &*target,
@@ -268,11 +295,12 @@ fn carry_all(
         let came = transfer.carry(&entries);
         let complete = came.failed.is_empty() && came.left_files == 0;
         add(report, came, &source.describe());
-        if complete && let Err(why) = target.collect() {
-            eprintln!(
-                "surgetank: what earlier copies left under way at {} could not be given up: {why}",
-                target.describe()
-            );
+        if complete
+            && lock.try_lock().is_ok()
+            && let Err(why) = target.collect()
+        {
+            let target = target.describe();
+            eprintln!("surgetank: what earlier copies left under way at {target} could not be given up: {why}");
         }
     }
     Ok(())
@@ -296,6 +324,14 @@ fn failure(source: &str, path: &StorePath, why: &std::io::Error) -> Failed {
         None => format!("{why}. {} {}", advice.meaning, advice.remedy),
     };
     Failed { path: PathBuf::from(whole).into(), why }
+}
+
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// How far it is, and whether it goes on.

@@ -113,7 +113,8 @@ pub(super) fn stat_of(object: &Object, owner: Owner) -> StoreStat {
     // Whole seconds: some of a server's answers tell no more, and it must be the same time in all of them.
     let modified = Timestamp { nanos: object.modified_nanos - object.modified_nanos.rem_euclid(1_000_000_000) };
     let mtime = words.get("mtime").and_then(|text| from_decimal(text)).unwrap_or(modified);
-    let ino = id_of(words).unwrap_or_else(|| {
+    let own = id_of(words);
+    let ino = own.unwrap_or_else(|| {
         if is_dir { dir_ino(object.key.trim_end_matches('/')) } else { number_of(&(&object.key, &object.etag)) }
     });
     let short = |number: Option<u64>, other: u32| number.and_then(|n| u32::try_from(n).ok()).unwrap_or(other);
@@ -131,7 +132,9 @@ pub(super) fn stat_of(object: &Object, owner: Owner) -> StoreStat {
         mtime,
         ctime: modified,
     };
-    StoreStat { attr, identity: identity_of(ino, object.size_bytes, mtime, &object.etag) }
+    // Of somebody else's a listing does not tell what its words say of its time: that cannot be what it is known by.
+    let known_by = if own.is_some() { mtime } else { modified };
+    StoreStat { attr, identity: identity_of(ino, object.size_bytes, known_by, &object.etag) }
 }
 
 /// The etag stands where a file system has the time of the last change.

@@ -108,6 +108,10 @@ impl ObjectStore {
                 }
             },
             Err(why) => {
+                // Somebody has given the upload up (`gc`, a rule of the bucket).
+                let is_gone =
+                    why.kind() == io::ErrorKind::NotFound && matches!(waiting.content, Content::Uploaded { .. });
+                let why = if is_gone { io::Error::new(io::ErrorKind::InvalidData, why) } else { why };
                 // Its bytes are not those that were summed: to be staged anew.
                 if why.kind() == io::ErrorKind::InvalidData {
                     drop(self.throw_away(temporary));
