@@ -21,15 +21,9 @@ const SENT_MAX: u32 = 3;
 
 impl ObjectStore {
     pub(super) fn is_as_expected(&self, path: &StorePath, expect: &Expect) -> io::Result<bool> {
-        let bound_here = || {
-            locked(&self.waiting)
-                .values()
-                .any(|waiting| matches!(&waiting.content, Content::Uploaded { key, .. } if key.as_bytes() == path.0))
-        };
         if matches!(expect, Expect::Absent | Expect::Unknown) {
-            // The publication itself will ask.
-            let asks = self.abilities.if_absent && !locked(&self.suspect).remove(path);
-            if asks && (self.is_next(path) || bound_here()) {
+            // The publication itself will ask, by its condition; and so will a rename (`move_name`).
+            if self.abilities.if_absent && !locked(&self.suspect).remove(path) {
                 locked(&self.found).insert(path.clone(), None);
                 return Ok(true);
             }
@@ -60,12 +54,6 @@ impl ObjectStore {
             locked(&self.found).insert(path.clone(), Some((object.etag, object.words.unwrap_or_default())));
         }
         Ok(as_expected)
-    }
-
-    /// Is something staged beside it? Then a condition follows, as a rule; where none does, somebody looks (`move_name`).
-    fn is_next(&self, path: &StorePath) -> bool {
-        let dir = path.parent();
-        locked(&self.waiting).keys().any(|temporary| temporary.parent() == dir)
     }
 
     pub(super) fn bring(&self, temporary: &StorePath, path: &StorePath) -> io::Result<StoreIdentity> {
