@@ -170,6 +170,58 @@ time.sleep(100)
     }
 }
 
+/// It had been synced, and then it was written over: what there was of that passed for what had been synced.
+#[test]
+fn what_was_synced_and_then_written_over_is_not_taken_for_complete() {
+    let Some(scene) = prepare("power_over") else { return };
+    let program = "
+import os, time
+def put(name, text, flags, sync=False):
+    fd = os.open(name, os.O_CREAT | os.O_WRONLY | flags, 0o644)
+    os.write(fd, text)
+    if sync: os.fsync(fd)
+    return fd
+for name in 'old', 'new': os.close(put(name, b'a' * 50000, os.O_TRUNC))
+time.sleep(1)
+held = [put(name, b'b' * 70000, os.O_TRUNC) for name in ('old', 'new')]
+open('/mnt/told/there', 'w').close()
+time.sleep(100)
+";
+    for journal_too in [true, false] {
+        for door in [&["--no-preload"][..], &[]] {
+            until_the_power_fails(&scene, &[door, &["--sync-after", "20ms"]].concat(), program, journal_too);
+            let ended = scene.run(&TIER, "true").exits(3).says(&["new: the machine went down"]);
+            let (there, _) = store_of(&scene);
+            assert_eq!(there["old"], b"before\n", "{}", ended.stderr);
+            assert!(!there.contains_key("new"), "new has {} bytes; {}", there["new"].len(), ended.stderr);
+            scene.run(&TIER, "rm -f *unproven*").exits(0);
+        }
+    }
+}
+
+/// A copy that was brought to the tier: whether its bytes were on the disk nobody knows.
+#[test]
+fn what_was_brought_in_before_is_brought_in_again() {
+    let Some(scene) = prepare("power_brought") else { return };
+    fs::write(scene.path("data"), vec![b'd'; 300_000]).unwrap();
+    let program = "
+import glob, os, subprocess, time
+subprocess.run(['/mnt/surgetank', 'prefetch', '--state', '/mnt/disk/state', 'data'], check=True)
+while not glob.glob('/mnt/disk/**/data', recursive=True): time.sleep(0.01)
+time.sleep(0.2)
+# (Now the catalog is on the disk.)
+with open('other', 'w') as other: os.fsync(other.fileno())
+open('/mnt/told/there', 'w').close()
+time.sleep(100)
+";
+    until_the_power_fails(&scene, &[], program, true);
+    let ended = scene
+        .run(&TIER, "cmp data <(head -c 300000 /dev/zero | tr '\\0' d) && echo same")
+        .exits(3)
+        .says(&["other: the machine went down"]);
+    assert_eq!(ended.stdout, "same\n");
+}
+
 /// A copy on a tier that the store has too: after a crash of the machine only the store's counts.
 #[test]
 fn what_the_store_has_is_not_taken_from_a_tier_that_was_not_synced() {

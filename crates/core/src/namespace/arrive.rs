@@ -420,7 +420,7 @@ impl Arrival {
                 }),
                 Err(why) => Err(Failure::Store(verdict::errno_of(&why))),
             };
-            self.took(chunk, fetched);
+            self.took(chunk, fetched, &remote);
         }
     }
 
@@ -435,7 +435,7 @@ impl Arrival {
         next.map(|chunk| (chunk, state.remote.clone()))
     }
 
-    fn took(&self, chunk: u64, fetched: Result<(), Failure>) {
+    fn took(&self, chunk: u64, fetched: Result<(), Failure>, asked: &Arc<dyn Remote>) {
         let mut state = self.state();
         match fetched {
             Ok(()) => {
@@ -447,9 +447,12 @@ impl Arrival {
             Err(why) => {
                 state.chunks[index(chunk)] = Chunk::Absent;
                 state.credit_bytes += if state.ended { 0 } else { self.chunk_bytes(chunk) };
-                state.failures += 1;
-                let number = state.failures;
-                state.failed.insert(chunk, (number, why));
+                // (Where it was before says nothing about where it is now: whoever waits asks once more.)
+                if Arc::ptr_eq(asked, &state.remote) {
+                    state.failures += 1;
+                    let number = state.failures;
+                    state.failed.insert(chunk, (number, why));
+                }
             }
         }
         drop(state);

@@ -15,8 +15,8 @@ use crate::clock;
 use crate::error::{Errno, Fault, FsResult};
 use crate::model::{DeviceId, FileId, RunId};
 use crate::placement::AskKind;
-use crate::store::Source;
 use crate::store::source::RANGE_BYTES;
+use crate::store::{Remote, Source};
 
 use super::super::Namespace;
 use super::super::arrive::{Arrival, Failure, Want, chunk_of};
@@ -55,9 +55,8 @@ impl Namespace {
         // What the caller reads next is not a guess.
         let end = chunk_of(offset + length - 1);
         let last = (end + arrival.follow(offset, here)).min(arrival.chunks() - 1);
-        let mut again = true;
         loop {
-            let failures = arrival.failures();
+            let (remote, failures) = (arrival.remote().0, arrival.failures());
             let kept = self.want_chunk(arrival, chunk, false);
             let _all = kept && (chunk + 1..=last).all(|next| self.want_chunk(arrival, next, true));
             arrival.start();
@@ -78,12 +77,12 @@ impl Namespace {
                 Ok(None) if !open.arrival().is_some_and(|now| Arc::ptr_eq(&now, arrival)) => return Ok(None),
                 Ok(None) => {}
                 Err(Failure::Interrupted) => return Err(Errno::INTR.into()),
-                Err(Failure::Place) => match arrival.remote().0.read_at(buffer, offset) {
+                Err(Failure::Place) => match remote.read_at(buffer, offset) {
                     Ok(()) => return Ok(Some(buffer.len())),
-                    Err(why) if is_stale(&why) && std::mem::take(&mut again) && self.goes_on(open.id, arrival) => {}
+                    Err(why) if is_stale(&why) && self.goes_on(open.id, arrival, &remote) => {}
                     Err(why) => return Err(told(why)),
                 },
-                Err(Failure::Store(Errno::STALE)) if std::mem::take(&mut again) && self.goes_on(open.id, arrival) => {}
+                Err(Failure::Store(Errno::STALE)) if self.goes_on(open.id, arrival, &remote) => {}
                 Err(Failure::Store(errno)) => return Err(told(errno.into())),
             }
         }
@@ -138,10 +137,14 @@ impl Namespace {
 
     /// The version that it is of is not where it was. If that was our own drain, which renamed the file or gave it other
     /// attributes, the rest comes from where it is now.
-    fn goes_on(&self, id: FileId, arrival: &Arrival) -> bool {
+    fn goes_on(&self, id: FileId, arrival: &Arrival, asked: &Arc<dyn Remote>) -> bool {
         let until = clock::tick() + PATIENCE;
-        let (before, path) = arrival.remote();
         loop {
+            let (before, path) = arrival.remote();
+            // Another reader found it meanwhile.
+            if !Arc::ptr_eq(&before, asked) {
+                return true;
+            }
             let (queued, ours) = {
                 let tree = self.tree();
                 let Some(inode) = tree.get(id) else { return false };
@@ -267,12 +270,13 @@ impl Namespace {
     fn bring_in_instead(&self, id: FileId, arrival: &Arrival) -> FsResult<()> {
         let bytes = arrival.size_bytes;
         for _ in 0..LOOKS_MAX {
+            let (remote, _) = arrival.remote();
             match self.there_as_known(id, bytes) {
                 Some(there) => match self.bring_in(id, &there, AskKind::CopyUp { bytes }) {
                     Err(fault) if fault.errno == Errno::STALE => {}
                     brought => return brought,
                 },
-                None if self.goes_on(id, arrival) => {}
+                None if self.goes_on(id, arrival, &remote) => {}
                 None => break,
             }
         }

@@ -129,11 +129,14 @@ impl Namespace {
                 open
             }
         };
-        if writes {
-            self.await_begun(id);
-            self.begin_write(&open, run);
-        }
-        if truncates && let Err(fault) = self.truncate_content(&open, 0) {
+        let begin = || -> FsResult<()> {
+            if writes {
+                self.await_begun(id);
+                self.begin_write(&open, run)?;
+            }
+            if truncates { self.truncate_content(&open, 0) } else { Ok(()) }
+        };
+        if let Err(fault) = begin() {
             self.count_user(&open, writes);
             self.close_user(&open, writes);
             return Err(fault);
@@ -445,8 +448,9 @@ impl Namespace {
         }
     }
 
-    /// From now on the content may change: what was on its way to the store is void.
-    fn begin_write(&self, open: &Open, run: RunId) {
+    /// From now on the content may change: what was on its way to the store is void. A version that the catalog vouches for
+    /// after a power loss is taken back on the disk first, or what is left of what is written now would pass for it.
+    fn begin_write(&self, open: &Open, run: RunId) -> FsResult<()> {
         if open.direct {
             self.directly_written(open);
         }
@@ -455,9 +459,9 @@ impl Namespace {
         let id = open.id;
         self.own(&mut tree, &mut txn, id);
         let Some(inode) = tree.get_mut(id) else {
-            return;
+            return Ok(());
         };
-        let was_sealed = inode.sealed;
+        let (was_sealed, vouched) = (inode.sealed, inode.is_synced() && inode.dirty());
         inode.sealed = false;
         inode.epoch = inode.epoch.wrapping_add(1);
         if run != RunId(0) || inode.run == RunId(0) {
@@ -466,7 +470,7 @@ impl Namespace {
         let publish = inode.publish;
         tree.recount(id);
         let Some(inode) = tree.get_mut(id) else {
-            return;
+            return Ok(());
         };
         if let Some(seq) = publish
             && !inode.is_dir()
@@ -477,6 +481,8 @@ impl Namespace {
         if was_sealed {
             self.commit(&tree, txn);
         }
+        drop(tree);
+        if vouched { Ok(self.sync_catalog()?) } else { Ok(()) }
     }
 
     /// A direct writer comes in: its device counts it, and its changes are not seen.

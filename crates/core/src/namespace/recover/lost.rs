@@ -46,11 +46,11 @@ pub(super) enum Worth {
 
 /// (`size_bytes` of the plain file, or of the temporary in the store that holds it.)
 pub(super) fn worth(inode: &Inode, size_bytes: u64) -> Worth {
-    let clean = inode.sealed && !inode.dirty();
-    if inode.is_synced() || (inode.sealed && inode.attr.size_bytes == 0 && size_bytes == 0) {
-        Worth::All
-    } else if clean {
+    // (Also of a copy that was brought in nobody knows whether its bytes were on the disk, or others by then.)
+    if inode.sealed && !inode.dirty() {
         Worth::Spare
+    } else if inode.is_synced() || (inode.sealed && inode.attr.size_bytes == 0 && size_bytes == 0) {
+        Worth::All
     } else if inode.promised {
         Worth::Promised
     } else {
