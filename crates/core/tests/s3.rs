@@ -199,6 +199,11 @@ fn long_listings_come_in_pages() {
     assert_eq!(all(&store, "in/su", true).1.len(), 2);
     assert_eq!(all(&store, "in/sub/", false).0.len(), 2);
     assert_eq!(all(&store, "nothing/", false), (BTreeSet::new(), BTreeSet::new()));
+    let page = store.list_behind("in/", "in/file 02340+x").unwrap().unwrap();
+    let names: Vec<&str> = page.objects.iter().map(|object| &*object.key).collect();
+    assert_eq!(names[..2], ["in/file 02341+x", "in/file 02342+x"]);
+    assert_eq!((names.len(), names[4], page.next), (7, "in/sub/a", None));
+    assert_eq!(store.list_behind("in/", "in/").unwrap().unwrap().objects.len(), 1000);
     let page = store.list("in/sub/", false, None).unwrap();
     assert_eq!((page.objects[0].size_bytes, page.objects[0].words.as_ref()), (2, None));
     assert_eq!(Some(&page.objects[0].etag), store.head("in/sub/a").unwrap().map(|object| object.etag).as_ref());

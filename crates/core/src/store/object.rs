@@ -26,6 +26,7 @@ mod staging;
 #[cfg(test)]
 mod tests;
 mod uploads;
+mod walk;
 
 pub use interface::*;
 

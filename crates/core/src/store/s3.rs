@@ -143,7 +143,13 @@ impl Objects for S3 {
     }
 
     fn list(&self, prefix: &str, delimited: bool, from: Option<&str>) -> io::Result<Page> {
+        let from = from.map(|token| ("continuation-token", token.to_owned()));
         self.0.list(prefix, delimited, from).map_err(|why| self.0.report(prefix, why))
+    }
+
+    fn list_behind(&self, prefix: &str, key: &str) -> io::Result<Option<Page>> {
+        let from = Some(("start-after", self.0.whole(key)));
+        self.0.list(prefix, false, from).map(Some).map_err(|why| self.0.report(prefix, why))
     }
 
     fn put(&self, key: &str, body: &dyn Body, crc64nvme: u64, words: &Words, when: When<'_>) -> io::Result<String> {
@@ -236,14 +242,14 @@ impl Server {
         }
     }
 
-    fn list(&self, prefix: &str, delimited: bool, from: Option<&str>) -> Result<Page, Failure> {
+    fn list(&self, prefix: &str, delimited: bool, from: Option<(&'static str, String)>) -> Result<Page, Failure> {
         let mut ask = Ask::new(Kind::List, Method::GET, None).query("list-type", "2").query("encoding-type", "url");
         ask = ask.query("prefix", self.whole(prefix));
         if delimited {
             ask = ask.query("delimiter", "/");
         }
-        if let Some(token) = from {
-            ask = ask.query("continuation-token", token);
+        if let Some((name, value)) = from {
+            ask = ask.query(name, value);
         }
         self.ask(&ask, |answer| {
             let listing: answers::Listing = answers::parse(&answer.text()?)?;

@@ -135,6 +135,10 @@ pub trait Objects: Send + Sync {
     fn get(&self, key: &str, range: Range<u64>, etag: Option<&str>) -> io::Result<Box<dyn Read + Send>>;
     /// What lies below `prefix`; with `delimited`, only as far as the next `/`. `from` is an earlier page's `next`.
     fn list(&self, prefix: &str, delimited: bool, from: Option<&str>) -> io::Result<Page>;
+    /// One page of what lies below `prefix` and comes behind this key. `None`: it cannot be asked that.
+    fn list_behind(&self, _prefix: &str, _key: &str) -> io::Result<Option<Page>> {
+        Ok(None)
+    }
 
     /// Returns the etag. `crc64nvme` is that of the body; the server refuses another if it can.
     fn put(&self, key: &str, body: &dyn Body, crc64nvme: u64, words: &Words, when: When<'_>) -> io::Result<String>;

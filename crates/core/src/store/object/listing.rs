@@ -12,6 +12,7 @@ use rustix::io::Errno;
 
 use super::attributes::{Owner, stat_of};
 use super::keys::MARK;
+use super::walk::{Level, Walks};
 use super::{Object, ObjectStore, Words, locked};
 use crate::clock::Moment;
 use crate::model::Kind;
@@ -36,7 +37,8 @@ struct Listed {
 type Read = HashMap<String, (String, i64, Arc<Words>)>;
 
 pub(super) struct Listings {
-    ttl: Duration,
+    pub ttl: Duration,
+    pub walks: Walks,
     listed: Mutex<HashMap<StorePath, Listed>>,
     words: Mutex<Read>,
     /// When the mark was made by the server's clock, if there is one; and when we looked.
@@ -50,6 +52,7 @@ impl Listings {
     pub fn new(ttl: Duration) -> Self {
         Self {
             ttl,
+            walks: Walks::default(),
             listed: Mutex::default(),
             words: Mutex::default(),
             mark: Mutex::default(),
@@ -72,11 +75,17 @@ impl Listings {
     pub fn forget(&self, dir: &StorePath) {
         self.changes.fetch_add(1, Ordering::SeqCst);
         locked(&self.listed).remove(dir);
+        self.walks.forget(dir);
+    }
+
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::SeqCst)
     }
 
     pub fn forget_all(&self) {
         self.changes.fetch_add(1, Ordering::SeqCst);
         locked(&self.listed).clear();
+        self.walks.forget_all();
         *locked(&self.mark) = None;
     }
 
@@ -94,16 +103,16 @@ impl Listings {
         listed.get(dir).filter(|listed| listed.at.elapsed() < self.ttl).map(|listed| listed.names.clone())
     }
 
-    fn keep(&self, dir: &StorePath, names: &Arc<Names>, since: u64) {
+    fn keep(&self, dir: &StorePath, names: &Arc<Names>, at: Moment, since: u64) {
         let mut listed = locked(&self.listed);
-        if self.changes.load(Ordering::SeqCst) != since {
+        if self.changes() != since {
             return;
         }
         listed.retain(|_, one| one.at.elapsed() < self.ttl);
         if listed.values().map(|one| one.names.len()).sum::<usize>() > NAMES_MAX {
             listed.clear();
         }
-        listed.insert(dir.clone(), Listed { names: names.clone(), at: Moment::now() });
+        listed.insert(dir.clone(), Listed { names: names.clone(), at });
     }
 
     fn words_known(&self, object: &Object) -> Option<Words> {
@@ -136,31 +145,16 @@ impl ObjectStore {
     }
 
     fn read_dir(&self, dir: &StorePath) -> io::Result<Arc<Names>> {
-        let since = self.listings.changes.load(Ordering::SeqCst);
+        let (since, now) = (self.listings.changes(), Moment::now());
         let below = self.below(dir)?;
-        let (mut objects, mut prefixes) = (Vec::new(), Vec::new());
-        let mut from = None;
-        let mut is_there = dir.0.is_empty();
-        loop {
-            let page = self.server.list(&below, true, from.as_deref())?;
-            is_there |= !page.objects.is_empty() || !page.prefixes.is_empty();
-            objects.extend(page.objects.into_iter().filter(|object| object.key != below && object.key != MARK));
-            prefixes.extend(page.prefixes);
-            from = page.next;
-            if from.is_none() {
-                break;
-            }
-        }
-        if !is_there {
-            // A file, or nothing.
-            return Err(if self.look(dir)?.is_some() { Errno::NOTDIR } else { Errno::NOENT }.into());
-        }
-        // Directories' own objects are asked for as files are.
-        let markers = prefixes.into_iter().map(|key| Object { key, modified_nanos: i64::MAX, ..super::names::empty() });
+        let (Level { objects, dirs }, at) = match self.walk(dir)? {
+            Some(known) => known,
+            None => (self.read_level(dir, &below)?, now),
+        };
         let mark = self.mark_age()?;
         let mut sure = Vec::new();
         let mut unsure = Vec::new();
-        for object in objects.into_iter().chain(markers) {
+        for object in objects.into_iter().chain(dirs) {
             if object.words.is_some() {
                 sure.push(object);
                 continue;
@@ -190,8 +184,31 @@ impl ObjectStore {
             }
         }
         let names = Arc::new(names);
-        self.listings.keep(dir, &names, since);
+        self.listings.keep(dir, &names, at, since);
         Ok(names)
+    }
+
+    fn read_level(&self, dir: &StorePath, below: &str) -> io::Result<Level> {
+        let mut level = Level::default();
+        let mut from = None;
+        let mut is_there = dir.0.is_empty();
+        loop {
+            let page = self.server.list(below, true, from.as_deref())?;
+            is_there |= !page.objects.is_empty() || !page.prefixes.is_empty();
+            level.objects.extend(page.objects.into_iter().filter(|object| object.key != below && object.key != MARK));
+            // Directories' own objects are asked for as files are.
+            let own = |key| Object { key, modified_nanos: i64::MAX, ..super::names::empty() };
+            level.dirs.extend(page.prefixes.into_iter().map(own));
+            from = page.next;
+            if from.is_none() {
+                break;
+            }
+        }
+        if !is_there {
+            // A file, or nothing.
+            return Err(if self.look(dir)?.is_some() { Errno::NOTDIR } else { Errno::NOENT }.into());
+        }
+        Ok(level)
     }
 
     /// When the mark was put there. `None`: nobody has put one.

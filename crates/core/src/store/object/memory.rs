@@ -142,6 +142,9 @@ impl Objects for Memory {
         }
         Ok(page)
     }
+    fn list_behind(&self, prefix: &str, key: &str) -> io::Result<Option<Page>> {
+        self.list(prefix, false, Some(key)).map(Some)
+    }
     fn put(&self, key: &str, body: &dyn Body, sum: u64, words: &Words, when: When<'_>) -> io::Result<String> {
         let bytes = bytes_of(body)?;
         assert!(!self.unconditional || when == When::Always, "a condition that nobody honours");

@@ -261,3 +261,96 @@ fn a_server_without_conditions_keeps_its_oldest_mark() {
     deliver(&world.store(), "g", b"x", &meta(0o600));
     assert_eq!(world.server.head(keys::MARK).unwrap().unwrap(), mark);
 }
+
+#[test]
+fn who_walks_a_tree_is_given_its_directories_by_the_page() {
+    let world = World::new();
+    let mut expected = std::collections::BTreeMap::<String, Vec<String>>::new();
+    let mut put = |dir: &str, name: &str| {
+        put_by_a_stranger(&world.server, &format!("{dir}/{name}"), b"theirs");
+        let mut dir = dir.to_owned();
+        let mut name = name.to_owned();
+        loop {
+            let names = expected.entry(dir.clone()).or_default();
+            if !names.contains(&name) {
+                names.push(name);
+                names.sort();
+            }
+            let Some((above, last)) =
+                dir.clone().rsplit_once('/').map(|(above, last)| (above.to_owned(), last.to_owned()))
+            else {
+                break;
+            };
+            (dir, name) = (above, last);
+        }
+    };
+    // (The server's pages have 7 keys.) Names that sort around `/`, one that fills pages, one in the other.
+    for n in 0..40 {
+        put(&format!("t/d{n:02}"), "a");
+        put(&format!("t/d{n:02}"), "b");
+    }
+    for dir in ["t/d03-x", "t/d03.x", "t/d030", "t/d20/in", "t/d20/in/deep", "t/d20/in.2"] {
+        put(dir, "f");
+    }
+    for n in 0..20 {
+        put("t/d30", &format!("c{n}"));
+    }
+    let walked = |store: &ObjectStore| {
+        let before = world.server.requests();
+        for (dir, expected) in &expected {
+            assert_eq!(names(store, dir, false), *expected, "{dir}");
+            for name in expected {
+                store.glance(me(), &path(&format!("{dir}/{name}"))).unwrap();
+            }
+        }
+        world.server.requests() - before
+    };
+    let (store, alone) = (world.store(), expected.len() as u64);
+    let asked = walked(&store);
+    // Of `t` itself 7 pages, of the large one 4, and the look for the mark; the others come by threes.
+    assert!(asked <= 31 && alone == 47, "{asked} requests for {alone} directories");
+    assert_eq!(walked(&store), 0, "the second time");
+    // Where nothing is believed every directory is asked for.
+    let never = ObjectStore::new(world.server.clone(), world.state.path(), Verify::Cache, Duration::ZERO).unwrap();
+    for dir in expected.keys() {
+        assert_eq!(names(&never, dir, false), expected[dir], "{dir}");
+    }
+    // What we change is seen at once, in what came ahead too; what is not there is not there.
+    let store = world.store();
+    for n in 0..5 {
+        assert_eq!(names(&store, &format!("t/d{n:02}"), false), ["a", "b"]);
+    }
+    let next = (5..40).map(|n| format!("t/d{n:02}")).find(|dir| {
+        let before = world.server.requests();
+        assert!(!names(&store, dir, false).is_empty());
+        world.server.requests() > before
+    });
+    let ahead = format!("t/d{:02}", next.unwrap()[3..].parse::<u32>().unwrap() + 1);
+    deliver(&store, &format!("{ahead}/ours"), b"ours", &meta(0o600));
+    store.unlink(me(), &path(&format!("{ahead}/a"))).unwrap();
+    assert_eq!(names(&store, &ahead, false), ["b", "ours"]);
+    for absent in ["t/d31x", "t/d32x", "t/d33x"] {
+        assert_eq!(errno(store.list(me(), &path(absent), false)), libc::ENOENT);
+    }
+}
+
+#[test]
+fn directories_of_ours_that_are_walked_keep_their_modes_and_the_empty_ones() {
+    let world = World::new();
+    let store = world.store();
+    for n in 0..12_u32 {
+        let (temporary, dir) = (path(".surgetank-tmp-9"), path(&format!("d{n:02}")));
+        for made in [dir.clone(), dir.join(b"empty")] {
+            store.stage_dir(me(), &temporary, &meta(0o700 + n)).unwrap();
+            store.publish(me(), &temporary, &made, &meta(0o700 + n)).unwrap();
+        }
+        deliver(&store, &format!("d{n:02}/f"), b"x", &meta(0o600 + n));
+    }
+    let other = world.store();
+    for n in 0..12_u32 {
+        assert_eq!(names(&other, &format!("d{n:02}"), false), ["empty", "f"]);
+        assert_eq!(names(&other, &format!("d{n:02}/empty"), false), [""; 0]);
+        let perm = |name: &str| other.glance(me(), &path(&format!("d{n:02}/{name}"))).unwrap().attr.perm;
+        assert_eq!((perm("empty"), perm("f")), (0o700 + n, 0o600 + n));
+    }
+}

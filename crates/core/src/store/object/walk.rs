@@ -1,0 +1,215 @@
+//! Trees that are walked (`ls -R`, `find`): who lists one directory after the other is given them by the page, not one by one.
+//!
+//! A listing by directories costs a request for each, however small it is. From the third directory of one parent on, the
+//! keys behind that directory are asked for without a delimiter: one page of them is the listing of it and of all that come
+//! after it, as far as the page goes, with what is below them.
+//!
+//! Dangers avoided: a directory that is shown in part (what the page's end cuts off is not taken from it); a change of ours
+//! that an older answer hides (it is forgotten with the directory's listing, and an answer that was asked for before a change
+//! is not kept); a server that does not sort or cannot begin behind a key (it is asked no more); pages that large directories
+//! make vain (the next few are listed in the ordinary way).
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::time::Duration;
+
+use super::{Object, ObjectStore, Words, locked};
+use crate::clock::Moment;
+use crate::store::StorePath;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering};
+
+/// The listing of so many of a parent's directories is a walk.
+const WALKS_FROM: u32 = 3;
+/// Who lists the next one later than this does not walk.
+const STEP: Duration = Duration::from_secs(10);
+const PARENTS_MAX: usize = 1000;
+const AHEAD_MAX: usize = 200_000;
+
+/// A directory as the server told of it.
+#[derive(Debug, Default)]
+pub(super) struct Level {
+    /// Without the directory's own.
+    pub objects: Vec<Object>,
+    /// Directories; those with words have no object of their own, of the others that is to be asked for.
+    pub dirs: Vec<Object>,
+}
+
+struct Ahead {
+    level: Level,
+    at: Moment,
+}
+
+#[derive(Clone, Copy)]
+struct Steps {
+    count: u32,
+    at: Moment,
+}
+
+#[derive(Default)]
+pub(super) struct Walks {
+    parents: Mutex<HashMap<StorePath, Steps>>,
+    ahead: Mutex<HashMap<StorePath, Ahead>>,
+    cannot: AtomicBool,
+}
+
+impl Walks {
+    pub fn forget(&self, dir: &StorePath) {
+        locked(&self.ahead).remove(dir);
+    }
+
+    pub fn forget_all(&self) {
+        locked(&self.ahead).clear();
+    }
+
+    fn take(&self, dir: &StorePath, ttl: Duration) -> Option<(Level, Moment)> {
+        locked(&self.ahead).remove(dir).filter(|ahead| ahead.at.elapsed() < ttl).map(|ahead| (ahead.level, ahead.at))
+    }
+
+    /// One more of the parent's directories is listed. Is that a walk?
+    fn steps(&self, parent: &StorePath) -> bool {
+        let mut parents = locked(&self.parents);
+        if parents.len() >= PARENTS_MAX {
+            parents.retain(|_, steps| steps.at.elapsed() < STEP);
+        }
+        let steps = parents.entry(parent.clone()).or_insert(Steps { count: 0, at: Moment::now() });
+        if steps.at.elapsed() >= STEP {
+            steps.count = 0;
+        }
+        (steps.count, steps.at) = (steps.count.saturating_add(1), Moment::now());
+        steps.count >= WALKS_FROM && !self.cannot.load(Ordering::Relaxed)
+    }
+
+    /// A page was asked for in vain.
+    fn begin_again(&self, parent: &StorePath) {
+        if let Some(steps) = locked(&self.parents).get_mut(parent) {
+            steps.count = 0;
+        }
+    }
+
+    fn keep(&self, levels: BTreeMap<String, Level>, at: Moment, ttl: Duration) {
+        let mut ahead = locked(&self.ahead);
+        if ahead.len() + levels.len() > AHEAD_MAX {
+            ahead.retain(|_, one| one.at.elapsed() < ttl);
+        }
+        if ahead.len() + levels.len() <= AHEAD_MAX {
+            ahead.extend(levels.into_iter().map(|(dir, level)| (StorePath(dir.into_bytes()), Ahead { level, at })));
+        }
+    }
+}
+
+impl ObjectStore {
+    /// What the server tells of the directory, if it was asked for with others, or now is; and when. `None`: it is to be listed alone.
+    pub(super) fn walk(&self, dir: &StorePath) -> io::Result<Option<(Level, Moment)>> {
+        if dir.0.is_empty() || self.listings.ttl.is_zero() {
+            return Ok(None);
+        }
+        let (walks, parent) = (&self.listings.walks, dir.parent());
+        let is_walk = walks.steps(&parent);
+        if let Some(known) = walks.take(dir, self.listings.ttl) {
+            return Ok(Some(known));
+        }
+        if !is_walk {
+            return Ok(None);
+        }
+        let (at, since) = (Moment::now(), self.listings.changes());
+        let (prefix, behind) = (self.below(&parent)?, self.below(dir)?);
+        let page = self.server.list_behind(&prefix, &behind)?;
+        let Some(page) = page.filter(|page| is_sorted(&page.objects, &behind)) else {
+            walks.cannot.store(true, Ordering::Relaxed);
+            return Ok(None);
+        };
+        let end = page.next.as_ref().and(page.objects.last()).map(|last| last.key.clone());
+        let mut levels = levels_of(page.objects, &prefix);
+        if let Some(end) = end {
+            levels.retain(|level, _| !is_below(&end, level));
+        }
+        let own = levels.remove(std::str::from_utf8(&dir.0).unwrap_or_default());
+        if own.is_none() {
+            walks.begin_again(&parent);
+        }
+        if self.listings.changes() == since {
+            walks.keep(levels, at, self.listings.ttl);
+        }
+        Ok(own.map(|level| (level, at)))
+    }
+}
+
+fn is_sorted(objects: &[Object], behind: &str) -> bool {
+    objects.is_sorted_by(|one, next| one.key < next.key) && objects.first().is_none_or(|first| *first.key > *behind)
+}
+
+fn is_below(key: &str, dir: &str) -> bool {
+    key.strip_prefix(dir).is_some_and(|rest| rest.starts_with('/'))
+}
+
+/// Every directory below the prefix (not that one itself) of which the keys tell.
+fn levels_of(objects: Vec<Object>, prefix: &str) -> BTreeMap<String, Level> {
+    let mut levels: BTreeMap<String, Level> = BTreeMap::new();
+    for object in objects {
+        let Some(rest) = object.key.strip_prefix(prefix) else { continue };
+        let dirs = rest.rfind('/').map_or(0, |slash| slash + 1);
+        // Keys that are no paths (`a//b`) cannot be shown.
+        if rest[..dirs].split_terminator('/').any(|name| matches!(name, "" | "." | "..")) {
+            continue;
+        }
+        let slashes = rest[..dirs].match_indices('/').map(|(at, _)| prefix.len() + at);
+        let mut above: Option<&str> = None;
+        for end in slashes {
+            let dir = &object.key[..end];
+            if !levels.contains_key(dir) {
+                levels.insert(dir.to_owned(), Level::default());
+                if let Some(above) = above.and_then(|above| levels.get_mut(above)) {
+                    let is_own = object.key.len() == end + 1;
+                    let implied =
+                        || Object { key: format!("{dir}/"), words: Some(Words::new()), ..super::names::empty() };
+                    above.dirs.push(if is_own { object.clone() } else { implied() });
+                }
+            }
+            above = Some(dir);
+        }
+        if !object.key.ends_with('/')
+            && let Some(level) = above.map(str::to_owned).and_then(|above| levels.get_mut(&above))
+        {
+            level.objects.push(object);
+        }
+    }
+    levels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn levels(keys: &[&str], prefix: &str) -> Vec<(String, Vec<String>, Vec<(String, bool)>)> {
+        let object = |key: &&str| Object { key: (*key).to_owned(), ..super::super::names::empty() };
+        let names = |objects: &[Object]| objects.iter().map(|object| object.key.clone()).collect();
+        levels_of(keys.iter().map(object).collect(), prefix)
+            .into_iter()
+            .map(|(dir, level)| {
+                let dirs = level.dirs.iter().map(|dir| (dir.key.clone(), dir.words.is_none())).collect();
+                (dir, names(&level.objects), dirs)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn keys_become_directories() {
+        let told = levels(&["p/a/", "p/a/f", "p/a//g", "p/b/c/", "p/b/c/d/h", "p/e/", "p/i", "q/j"], "p/");
+        let no: Vec<String> = Vec::new();
+        let expected = [
+            ("p/a", vec!["p/a/f".to_owned()], vec![]),
+            ("p/b", no.clone(), vec![("p/b/c/".to_owned(), true)]),
+            ("p/b/c", no.clone(), vec![("p/b/c/d/".to_owned(), false)]),
+            ("p/b/c/d", vec!["p/b/c/d/h".to_owned()], vec![]),
+            ("p/e", no, vec![]),
+        ];
+        assert_eq!(told, expected.map(|(dir, objects, dirs)| (dir.to_owned(), objects, dirs)));
+    }
+
+    #[test]
+    fn the_last_key_cuts_off_what_it_is_in() {
+        assert!(is_below("p/a/f", "p/a") && is_below("p/a/b/f", "p/a") && is_below("p/a/", "p/a"));
+        assert!(!is_below("p/ab/f", "p/a") && !is_below("p/a", "p/a") && !is_below("p/a-b", "p/a"));
+    }
+}
