@@ -52,11 +52,12 @@ impl StorePath {
         Self(self.0[..slash].to_vec())
     }
     /// The temporary beside it of a copy that is staged in or out: the same one another time. On a server it is no key,
-    /// in a directory a file (which may be served, and then takes none of the drain's names).
+    /// in a directory a file (which may be served, and then takes none of the drain's names), another one for each owner.
     #[must_use]
-    pub fn part(&self, in_directory: bool) -> Self {
-        let prefix = if in_directory { PART_PREFIX.as_bytes() } else { STORE_TEMPORARY_PREFIX };
-        let number = format!("{:016x}", checksum::of_bytes(&self.0));
+    pub fn part(&self, in_directory: Option<&[u8]>) -> Self {
+        let prefix = if in_directory.is_some() { PART_PREFIX.as_bytes() } else { STORE_TEMPORARY_PREFIX };
+        let owner = in_directory.unwrap_or_default();
+        let number = format!("{:016x}", checksum::of_bytes(&[&self.0, owner].concat()));
         self.parent().join(&[prefix, number.as_bytes()].concat())
     }
     /// Some component says that all below is the drain's, to be replaced and removed.

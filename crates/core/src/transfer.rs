@@ -6,8 +6,10 @@
 //! upload goes on within the file.
 //!
 //! Dangers avoided: half a file under its name; a file that changed while it was read (it is read again, then refused); one
-//! that somebody else put at the target while we copied (refused, both stay).
+//! that somebody else put at the target while we copied (refused, both stay); two copies of one file at the same time into one
+//! temporary (each file is claimed on its node, and every node has temporaries of its own).
 
+mod claim;
 mod walk;
 
 use std::collections::HashSet;
@@ -17,10 +19,12 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use crate::model::Kind;
+use crate::model::{Kind, Timestamp};
 use crate::store::verdict::{self, Verdict};
 use crate::store::{Cred, Expect, Gate, Meta, Source, Staged, Store, StorePath, StoreStat, Verify, at_once};
 use crate::sync::{Mutex, MutexGuard, PoisonError};
+use claim::Claim;
+pub use claim::Claims;
 pub use walk::{Entry, Walked, Wanted, walk};
 
 /// Files in hand at a time: each waits for a server most of its time.
@@ -39,6 +43,7 @@ pub struct Transfer<'a> {
     pub verify: Verify,
     /// A local directory for what comes from one server and goes to another.
     pub spool: &'a Path,
+    pub claims: &'a Claims,
     /// Told of bytes as they come by; its error ends all.
     pub gate: Gate<'a>,
     /// Told of each file that is at its place now, with its bytes.
@@ -75,9 +80,11 @@ struct Ready<'a> {
     temporary: StorePath,
     staged: Staged,
     meta: Meta,
+    /// Held until it is at its place.
+    _claim: Claim<'a>,
 }
 
-impl Transfer<'_> {
+impl<'a> Transfer<'a> {
     /// Copies what a walk found; directories first, their attributes last.
     pub fn carry(&self, entries: &[Entry]) -> Outcome {
         let mut outcome = Outcome::default();
@@ -132,7 +139,7 @@ impl Transfer<'_> {
             let is_new = match made.contains(&dir.to.parent()) {
                 true => Ok(true),
                 false => match self.target.stat(self.who, &dir.to) {
-                    Ok(there) if there.attr.kind == Kind::Directory => Ok(false),
+                    Ok(there) if there.attr.kind == Kind::Directory => self.let_in(dir, &there).map(|()| false),
                     Ok(_) => Err(Errno::EXIST.into()),
                     Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(true),
                     Err(why) => Err(why),
@@ -152,6 +159,17 @@ impl Transfer<'_> {
                 outcome.failed.push((dir.from.clone(), why));
             }
         }
+    }
+
+    /// One that an earlier copy made read-only is to be filled once more; it gets its mode at the end.
+    fn let_in(&self, dir: &Entry, there: &StoreStat) -> io::Result<()> {
+        let attr = there.attr;
+        if self.who.uid == 0 || attr.uid != self.who.uid || attr.perm & 0o700 == 0o700 || !dir.keeps_attributes {
+            return Ok(());
+        }
+        let (uid, gid) = (attr.uid, attr.gid);
+        let open = Meta { perm: attr.perm | 0o700, uid, gid, times: Some((attr.atime, attr.mtime)), xattrs: None };
+        self.target.set_meta(self.who, &dir.to, Kind::Directory, &open).map(drop)
     }
 
     /// What is not there yet, or is another version there.
@@ -199,7 +217,10 @@ impl Transfer<'_> {
     }
 
     /// Returns what may succeed another time.
-    fn round<'e>(&self, wishes: &[Wish<'e>], outcome: &mut Outcome) -> Vec<(Wish<'e>, io::Error)> {
+    fn round<'e>(&self, wishes: &[Wish<'e>], outcome: &mut Outcome) -> Vec<(Wish<'e>, io::Error)>
+    where
+        'a: 'e,
+    {
         let mut again = Vec::new();
         let mut rest = wishes;
         while !rest.is_empty() {
@@ -229,7 +250,10 @@ impl Transfer<'_> {
     }
 
     /// Returns what failed.
-    fn batch<'e>(&self, batch: &[Wish<'e>], outcome: &mut Outcome) -> Vec<(Wish<'e>, io::Error)> {
+    fn batch<'e>(&self, batch: &[Wish<'e>], outcome: &mut Outcome) -> Vec<(Wish<'e>, io::Error)>
+    where
+        'a: 'e,
+    {
         let failed = Mutex::new(Vec::new());
         let ready = Mutex::new(Vec::with_capacity(batch.len()));
         let all = |index: usize| {
@@ -277,7 +301,7 @@ impl Transfer<'_> {
     }
 
     fn part(&self, entry: &Entry) -> StorePath {
-        entry.to.part(self.target.features().plain_files)
+        entry.to.part(self.target.features().plain_files.then(|| self.claims.owner()))
     }
 
     fn give_up(&self, temporary: &StorePath, why: io::Error) -> io::Error {
@@ -312,8 +336,12 @@ impl Transfer<'_> {
         self.target.publish(self.who, &temporary, &entry.to, &open).map(drop)
     }
 
-    fn stage<'e>(&self, wish: Wish<'e>) -> io::Result<Ready<'e>> {
+    fn stage<'e>(&self, wish: Wish<'e>) -> io::Result<Ready<'e>>
+    where
+        'a: 'e,
+    {
         let entry = wish.entry;
+        let claim = self.claims.claim(&entry.to)?;
         let attr = wish.stat.attr;
         self.target.may_hold(&entry.to)?;
         let meta = self.meta_of(entry, &wish.stat)?;
@@ -327,7 +355,7 @@ impl Transfer<'_> {
             Kind::Directory => return Err(Errno::ISDIR.into()),
             other => self.target.stage_node(self.who, &temporary, other, attr.device, &meta)?,
         };
-        Ok(Ready { wish, temporary, staged, meta })
+        Ok(Ready { wish, temporary, staged, meta, _claim: claim })
     }
 
     fn is_the_same(&self, entry: &Entry, there: &StoreStat) -> io::Result<bool> {
@@ -336,7 +364,7 @@ impl Transfer<'_> {
             return Ok(false);
         }
         Ok(match here.kind {
-            Kind::File => here.size_bytes == there.size_bytes && here.mtime == there.mtime,
+            Kind::File => here.size_bytes == there.size_bytes && is_time(here.mtime, there.mtime),
             Kind::Symlink => {
                 self.source.read_link(self.who, &entry.from)? == self.target.read_link(self.who, &entry.to)?
             }
@@ -394,6 +422,11 @@ impl Transfer<'_> {
         }
         self.target.replace(self.who, &one.temporary, to, &one.meta).map(drop)
     }
+}
+
+/// File systems that keep whole seconds only have what they were given.
+fn is_time(given: Timestamp, kept: Timestamp) -> bool {
+    given == kept || kept.nanos.rem_euclid(1_000_000_000) == 0 && given.secs() == kept.secs()
 }
 
 /// Without a name: it goes with us.

@@ -319,6 +319,48 @@ fn two_sources_of_one_name_are_not_one_file() {
 }
 
 #[test]
+fn one_file_is_copied_by_one_at_a_time_on_a_node() {
+    let scene = Scene::new();
+    scene.script("mkdir in out; head -c 3000000 /dev/urandom >in/a");
+    let arguments = ["--json", "--to", "out", "in/a"];
+    let first = scene.command(None, "stage-in", &arguments).env("SURGETANK_HOLD", "store.copied:2500").spawn().unwrap();
+    await_part(&scene.path("out"));
+    // Another one waits, and finds it there.
+    assert_eq!(counts(&scene.command(None, "stage-in", &arguments).output().unwrap()), (0, 1, 0, 0));
+    assert_eq!(counts(&first.wait_with_output().unwrap()), (1, 0, 0, 0));
+    // One that does not know of the first has a part of its own.
+    scene.script("rm out/a; mkdir -m 700 other");
+    let first = scene.command(None, "stage-in", &arguments).env("SURGETANK_HOLD", "store.copied:2500").spawn().unwrap();
+    await_part(&scene.path("out"));
+    let mut other = Command::new(env!("CARGO_BIN_EXE_surgetank"));
+    other.args(["stage-in", "--state", &scene.shown("other")]).args(arguments).current_dir(scene.scratch.path());
+    assert_eq!(counts(&other.output().unwrap()), (1, 0, 0, 0));
+    // (Who comes second is told that somebody was first; it is the same file, and it is looked at again.)
+    let (copied, present, left, failed) = counts(&first.wait_with_output().unwrap());
+    assert_eq!((copied + present + failed as u64, left), (1, 0));
+    scene.script("cmp in/a out/a; test $(ls -A out | wc -l) = 1");
+}
+
+#[test]
+fn what_was_copied_is_not_copied_once_more_below_itself() {
+    let scene = Scene::new();
+    scene.script("mkdir -p 'd[1]/out'; echo a >'d[1]/a'; echo b >'d[1]/b'");
+    assert_eq!(scene.stage(None, 3, &["--to", "d[1]/out", "d[1]/*"]), (2, 0, 0, 1));
+    assert_eq!(scene.stage(None, 3, &["--to", "d[1]/out", "d[1]/*"]), (0, 2, 0, 1));
+    assert_eq!(scene.stage(None, 0, &["--to", "d[1]/out", "d[1]/?"]), (0, 2, 0, 0));
+    scene.script("test \"$(cd 'd[1]/out' && find . | sort | tr '\\n' ' ')\" = '. ./a ./b '");
+}
+
+#[test]
+fn a_file_system_that_keeps_whole_seconds_has_it() {
+    let scene = Scene::new();
+    scene.script("mkdir in; echo a >in/a; echo b >in/b; touch -d '2020-01-02 03:04:05.678' in/a in/b");
+    scene.stage(None, 0, &["--to", "out", "in/a", "in/b"]);
+    scene.script("touch -d '2020-01-02 03:04:05' out/a; touch -d '2020-01-02 03:04:05.5' out/b");
+    assert_eq!(scene.stage(None, 0, &["--to", "out", "in/a", "in/b"]), (1, 1, 0, 0));
+}
+
+#[test]
 fn wrong_places_are_named_and_secrets_are_not() {
     let Some(server) = S3Server::start() else { return };
     let scene = Scene::new();

@@ -16,7 +16,7 @@ use surgetank_core::clock;
 use surgetank_core::error::{Error, Result};
 use surgetank_core::report::{PathText, Progress};
 use surgetank_core::store::{Cred, StorePath, Verify, verdict};
-use surgetank_core::transfer::{Entry, Outcome as Came, Transfer, Wanted, walk};
+use surgetank_core::transfer::{Claims, Entry, Outcome as Came, Transfer, Wanted, walk};
 
 use super::settings::Settings;
 use super::{Failure, Outcome, Program, exit, state_root, wait, words};
@@ -170,10 +170,13 @@ fn pairs(args: &StageArgs) -> Result<Vec<Pair>> {
 fn pair(source: &str, to: &str, into: bool) -> Result<Pair> {
     let mut from = Address::parse(source)?;
     let mut to = Address::parse(to)?;
-    let is_pattern = |name: &&[u8]| name.iter().any(|byte| b"*?[{".contains(byte));
+    let is_pattern = |name: &[u8]| name.iter().any(|byte| b"*?[{".contains(byte));
     let names: Vec<&[u8]> = from.path.0.split(|byte| *byte == b'/').collect();
-    let literal = from.is_local() && local(&from.path).symlink_metadata().is_ok();
-    if let Some(first) = names.iter().position(is_pattern).filter(|_| !literal) {
+    // What is there under that very name is no pattern.
+    let is_there =
+        |count: usize| from.is_local() && local(&StorePath(names[..count].join(&b'/'))).symlink_metadata().is_ok();
+    let first = names.iter().enumerate().position(|(index, name)| is_pattern(name) && !is_there(index + 1));
+    if let Some(first) = first {
         let pattern = String::from_utf8(names[first..].join(&b'/'))
             .map_err(|_| Error::new(format!("{source}: patterns are UTF-8")))?;
         from = Address { path: StorePath(names[..first].join(&b'/')), inside: true, ..from };
@@ -187,6 +190,10 @@ fn pair(source: &str, to: &str, into: bool) -> Result<Pair> {
         to.inside = true;
     }
     Ok(Pair { from, wanted: Wanted::default(), to })
+}
+
+fn below(dir: &StorePath, path: &StorePath) -> StorePath {
+    if path.0.is_empty() { dir.clone() } else { dir.join(&path.0) }
 }
 
 fn local(path: &StorePath) -> PathBuf {
@@ -248,7 +255,18 @@ fn carry_all(
         let mut entries = Vec::new();
         for (from, to, wanted) in &between.pairs {
             match walk(&*source, who, (from, to), wanted, &|bytes| course.pass(bytes)) {
-                Ok(found) => {
+                Ok(mut found) => {
+                    // What was copied is not copied once more below itself.
+                    let (begin, end) = (below(&from_dir, from), below(&to_dir, to));
+                    if from_root == to_root && end != begin && end.is_below(&begin) {
+                        let copies = found.entries.iter().position(|entry| below(&from_dir, &entry.from) == end);
+                        if let Some(copies) = copies {
+                            let why = std::io::Error::other("the copies go there: name what is to be copied");
+                            found.failed.push((found.entries[copies].from.clone(), why));
+                        }
+                        let is_copy = |path: &StorePath| *path == end || path.is_below(&end);
+                        found.entries.retain(|entry| !is_copy(&below(&from_dir, &entry.from)));
+                    }
                     entries.extend(found.entries);
                     report.failed.extend(found.failed.iter().map(|(path, why)| failure(&source.describe(), path, why)));
                 }
@@ -257,8 +275,8 @@ fn carry_all(
             }
         }
         entries.retain(|entry| {
-            let to = (to_root.clone(), to_dir.join(&entry.to.0));
-            let from = (from_root.clone(), from_dir.join(&entry.from.0));
+            let to = (to_root.clone(), below(&to_dir, &entry.to));
+            let from = (from_root.clone(), below(&from_dir, &entry.from));
             if entry.is_dir() {
                 return true;
             }
@@ -283,12 +301,14 @@ fn carry_all(
         let lock = fs::File::open(&place).map_err(cannot)?;
         lock.lock_shared().map_err(cannot)?;
         let target = Address::open(&to_root, &to_dir, &place, Some(args.verify))?;
+        let claims = Claims::in_directory(&place).map_err(cannot)?;
         let transfer = Transfer {
             source: &*source,
             target: &*target,
             who,
             verify: args.verify,
             spool: &place,
+            claims: &claims,
             gate: &|bytes| course.pass(bytes),
             arrived: &|entry| course.arrived(entry),
         };

@@ -181,7 +181,10 @@ fn levels_of(objects: Vec<Object>, prefix: &str) -> BTreeMap<String, Level> {
 mod tests {
     use super::*;
 
-    fn levels(keys: &[&str], prefix: &str) -> Vec<(String, Vec<String>, Vec<(String, bool)>)> {
+    /// A directory, its objects, and its directories; of these, whether they have an object of their own.
+    type Told = (String, Vec<String>, Vec<(String, bool)>);
+
+    fn levels(keys: &[&str], prefix: &str) -> Vec<Told> {
         let object = |key: &&str| Object { key: (*key).to_owned(), ..super::super::names::empty() };
         let names = |objects: &[Object]| objects.iter().map(|object| object.key.clone()).collect();
         levels_of(keys.iter().map(object).collect(), prefix)
