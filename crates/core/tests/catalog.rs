@@ -353,3 +353,40 @@ fn a_cleared_catalog_is_empty_for_good_and_goes_on() {
     assert_eq!(catalog.load().unwrap(), state_after(1));
     assert!(catalog.position() > before);
 }
+
+/// The power fails between a fold and the moment in which its segment's name is gone from the disk: a part of that segment
+/// is there again, and was laid over what the snapshot had since.
+#[test]
+fn a_folded_segment_that_comes_back_changes_nothing() {
+    let (home, after) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let first = home.path().join("log-00000000000000000001.wal");
+    let mut number = 0;
+    {
+        let catalog = LogCatalog::open_with(home.path(), SMALL).unwrap();
+        for _ in 0..60 {
+            number += 1;
+            catalog.commit(&batch(number)).unwrap();
+        }
+        catalog.sync(catalog.position()).unwrap();
+        std::fs::copy(&first, after.path().join(first.file_name().unwrap())).unwrap();
+        while first.exists() {
+            number += 1;
+            catalog.commit(&batch(number)).unwrap();
+        }
+    }
+    assert!(number > 120, "{number}");
+    std::fs::copy(home.path().join("snapshot.redb"), after.path().join("snapshot.redb")).unwrap();
+    let folded = {
+        let catalog = LogCatalog::open_with(after.path(), SMALL).unwrap();
+        let image = catalog.load().unwrap();
+        let folded = image.counters["batch"];
+        assert!(folded > 60);
+        assert_eq!(image, state_after(folded));
+        for number in folded + 1..=folded + 700 {
+            catalog.commit(&batch(number)).unwrap();
+        }
+        folded
+    };
+    let catalog = LogCatalog::open_with(after.path(), SMALL).unwrap();
+    assert_eq!(catalog.load().unwrap(), state_after(folded + 700));
+}

@@ -363,3 +363,158 @@ time.sleep(100)
     scene.run(&TIER, "true").exits(3).says(&["what was synced is there"]);
     scene.holds("synced", &[b's'; 5000]);
 }
+
+const PUT: &str = "
+import os, time
+def put(name, text, flags=0, sync=False):
+    fd = os.open(name, os.O_CREAT | os.O_WRONLY | flags, 0o644)
+    os.write(fd, text)
+    if sync: os.fsync(fd)
+    os.close(fd)
+def there():
+    open('/mnt/told/there', 'w').close()
+    time.sleep(100)
+";
+
+/// The lost version's length was believed: whoever appended next copied so many bytes of the good one, and published that.
+#[test]
+fn after_a_loss_the_stores_version_has_its_own_length() {
+    let Some(scene) = prepare("power_length") else { return };
+    let program = format!(
+        "{PUT}put('old', b'x', os.O_TRUNC)\nput('log', b'y' * 9000, os.O_TRUNC)\nput('z', b'z', sync=True)\nthere()"
+    );
+    for options in [&["--no-preload"][..], &["--no-preload", "--direct", "false"], &[]] {
+        until_the_power_fails(&scene, options, &program, false);
+        let script = "stat -c %s old; echo more >>old; stat -c %s log; echo more >>log; cat log";
+        let ended = scene.run(&[&TIER[..], options].concat(), script).exits(3);
+        assert_eq!(ended.stdout, "7\n7\nbefore\nmore\n");
+        for name in ["old", "log"] {
+            scene.holds(name, b"before\nmore\n");
+            fs::write(scene.path(name), "before\n").unwrap();
+        }
+        scene.run(&TIER, "rm -f z *unproven*").exits(0);
+    }
+}
+
+/// The first start after it found the tier missing; the second one took what was on it for complete.
+#[test]
+fn a_tier_that_is_missing_at_the_next_start_is_doubted_when_it_is_back() {
+    let Some(mut scene) = prepare("power_missing") else { return };
+    scene.state = "/mnt/state".into();
+    let program = format!("{PUT}put('old', b'a' * 50000, os.O_TRUNC)\nput('z', b'z', sync=True)\nthere()");
+    until_the_power_fails(&scene, &["--no-preload"], &program, true);
+    scene::succeed(std::process::Command::new("umount").arg("/mnt/disk"));
+    let ended = scene.run(&TIER, "true").exits(3).says(&["on a tier that is not there"]);
+    scene.ext4_again("disk");
+    scene.run(&TIER, "true").exits(3).says(&["old: the machine went down"]);
+    let (there, _) = store_of(&scene);
+    assert_eq!((&there["old"][..], &there["z"][..]), (&b"before\n"[..], &b"z"[..]), "{}", ended.stderr);
+}
+
+/// What was synced went from the tier before the catalog's disk knew what had come in its place.
+#[test]
+fn a_file_that_was_synced_is_replaced_by_all_of_the_other_or_not_at_all() {
+    let Some(scene) = prepare("power_replace") else { return };
+    let program = format!(
+        "{PUT}put('f', b'a' * 50000, sync=True)\nput('f.new', b'b' * 50000, sync=True)\nos.rename('f.new', 'f')\nthere()"
+    );
+    for (options, journal_too) in [(&["--no-preload"][..], true), (&[], true), (&[], false)] {
+        until_the_power_fails(&scene, options, &program, journal_too);
+        let ended = scene.run(&TIER, "true");
+        let (there, _) = store_of(&scene);
+        let f = there.get("f").unwrap_or_else(|| panic!("neither: {}", ended.stderr));
+        assert!(f.len() == 50000 && f.iter().all(|byte| *byte == f[0]), "{} bytes", f.len());
+        assert!(b"ab".contains(&f[0]));
+        scene.run(&TIER, "rm -f f f.new; test ! -e f").exits(0);
+        assert!(scene.tier_files().is_empty());
+    }
+}
+
+/// A file was moved to another tier while it was written, and what was promised of it went with the first one's name.
+#[test]
+fn what_was_promised_of_a_file_that_moves_on_is_there() {
+    let Some(scene) = prepare("power_moved") else { return };
+    for name in ["a", "b"] {
+        fs::create_dir(format!("/mnt/disk/{name}")).unwrap();
+    }
+    let program = format!(
+        "{PUT}fd = os.open('big', os.O_CREAT | os.O_WRONLY, 0o644)
+os.write(fd, b'h' * (6 << 20))
+os.fsync(fd)
+for _ in range(6): os.write(fd, b'i' * (1 << 20))
+there()"
+    );
+    let tiers =
+        ["--tier", "a=/mnt/disk/a:8M", "--tier", "b=/mnt/disk/b:100M", "--quiet-period", "1h", "--fsync", "tier"];
+    let options = [&tiers[..], &["--config", "/mnt/conf.toml", "--no-preload", "--direct", "false"]].concat();
+    fs::write("/mnt/program.py", program).unwrap();
+    let running = scene.start(&options, "exec /usr/bin/python3 /mnt/program.py");
+    eventually("the program is there", || fs::exists("/mnt/told/there").unwrap());
+    scene.power_fails("disk", true);
+    drop(running);
+    let ended = scene.run(&options, "true");
+    let (there, apart) = store_of(&scene);
+    let big = there.get("big").unwrap_or_else(|| panic!("lost: {:?} {}", apart.keys(), ended.stderr));
+    assert!(big.len() >= 6 << 20 && big[..6 << 20].iter().all(|byte| *byte == b'h'), "{} bytes", big.len());
+}
+
+/// Who took over from an agent that was killed never synced what had been closed before.
+#[test]
+fn what_was_closed_long_ago_is_complete_also_when_another_agent_took_over() {
+    let Some(scene) = prepare("power_heir") else { return };
+    let program = format!(
+        "{PUT}put('f', b'f' * 50000)
+os.mkdir('d'); put('d/g', b'g' * 50000)
+open('/mnt/told/closed', 'w').close()
+while not os.path.exists('/mnt/told/go'): time.sleep(0.01)
+os.rename('d', 'e')
+time.sleep(2)
+there()"
+    );
+    fs::write("/mnt/program.py", program).unwrap();
+    let options = [&TIER[..], &["--no-preload", "--sync-after", "700ms"]].concat();
+    let running = scene.start(&options, "exec /usr/bin/python3 /mnt/program.py");
+    eventually("files are closed", || fs::exists("/mnt/told/closed").unwrap());
+    assert!(scene.kill_one_agent());
+    fs::write("/mnt/told/go", "").unwrap();
+    eventually("the program is there", || fs::exists("/mnt/told/there").unwrap());
+    scene.power_fails("disk", false);
+    drop(running);
+    let ended = scene.run(&TIER, "true").exits(0);
+    let (there, apart) = store_of(&scene);
+    assert!(apart.is_empty(), "{:?} {}", apart.keys(), ended.stderr);
+    assert_eq!((there["f"].len(), there["e/g"].len()), (50000, 50000));
+}
+
+/// What it had replaced was put back, and then it was to be published from nowhere.
+#[test]
+fn what_a_lost_file_had_replaced_is_as_the_store_has_it() {
+    let Some(scene) = prepare("power_back") else { return };
+    let program = format!(
+        "{PUT}put('old', b'x' * 9, os.O_TRUNC)\nput('n', b'n' * 9)\nos.rename('n', 'old')\nput('z', b'z', sync=True)\nthere()"
+    );
+    until_the_power_fails(&scene, &["--no-preload"], &program, false);
+    let ended = scene.run(&TIER, "stat -c %s old; echo more >>old").exits(3);
+    assert_eq!(ended.stdout, "7\n");
+    scene.holds("old", b"before\nmore\n");
+}
+
+/// It had been synced, then more was written, and that was lost: its length was the one before the loss.
+#[test]
+fn what_is_left_of_a_promised_file_has_its_own_length() {
+    let Some(scene) = prepare("power_promised") else { return };
+    let program = format!(
+        "{PUT}fd = os.open('p', os.O_CREAT | os.O_WRONLY, 0o644)
+os.write(fd, b'a' * 50000); os.fsync(fd); os.write(fd, b'b' * 50000); os.close(fd)
+put('z', b'z', sync=True)
+there()"
+    );
+    until_the_power_fails(&scene, &["--no-preload"], &program, false);
+    let ended = scene.run(&TIER, "stat -c %s p; wc -c <p; printf c >>p").exits(3).says(&["what was synced is there"]);
+    let sizes: Vec<&str> = ended.stdout.lines().collect();
+    assert_eq!(sizes[0], sizes[1]);
+    let size: usize = sizes[0].parse().unwrap();
+    assert!(size >= 50000);
+    let (there, _) = store_of(&scene);
+    assert_eq!((there["p"].len(), there["p"][size]), (size + 1, b'c'));
+}

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use super::Lsn;
 use super::directory::DATA_IS_SAFE;
 use super::segment::{Segment, Step};
 use crate::error::{Error, Result};
@@ -33,8 +34,9 @@ pub(super) struct Digest {
 }
 
 impl Digest {
-    /// Adds the records of `segment`, up to the byte `end` when given.
-    pub fn add(&mut self, segment: &Arc<Segment>, end: Option<u64>) -> Result<()> {
+    /// Adds the records of `segment` that come after `folded`, up to the byte `end` when given. (After a power loss a
+    /// segment may be there again in part, of which the snapshot has all.)
+    pub fn add(&mut self, segment: &Arc<Segment>, end: Option<u64>, folded: Lsn) -> Result<()> {
         let index = self.segments.len() as u32;
         self.segments.push(Arc::clone(segment));
         let mut reader = segment.read(end).map_err(|error| unreadable(segment, error))?;
@@ -43,6 +45,7 @@ impl Digest {
             match reader.step().map_err(|error| unreadable(segment, error))? {
                 Step::End => return Ok(()),
                 Step::Bad(why) => return Err(damaged(segment, offset, why)),
+                Step::Record { lsn, .. } if lsn <= folded => {}
                 Step::Record { lsn: _, payload, payload_offset } => {
                     self.absorb(index, payload, payload_offset)
                         .map_err(|error| damaged(segment, offset, &error.to_string()))?;

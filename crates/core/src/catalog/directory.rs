@@ -229,10 +229,15 @@ fn cut(segments: Vec<Segment>, good: u64) -> io::Result<Recovery> {
         let length = segment.file.metadata()?.len();
         let kept = if index == 0 { good } else { 0 };
         recovery.dropped_bytes += length.saturating_sub(kept);
+        // On the media at once: what comes next must not stand before what a second power loss brings back.
         if kept == 0 {
             std::fs::remove_file(&segment.path)?;
+            if let Some(dir) = segment.path.parent() {
+                File::open(dir)?.sync_all()?;
+            }
         } else {
             segment.file.set_len(kept)?;
+            segment.file.sync_all()?;
         }
         recovery.cut = Some((segment.path.clone(), kept));
     }

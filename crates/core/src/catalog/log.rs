@@ -65,6 +65,8 @@ struct Shared {
 struct Folding {
     /// There is a snapshot and it counts.
     snapshot: bool,
+    /// Up to here it holds the log.
+    upto: Lsn,
 }
 
 #[derive(Default)]
@@ -103,7 +105,7 @@ impl LogCatalog {
             dir: dir.to_owned(),
             writer,
             snapshot,
-            folding: Mutex::new(Folding { snapshot: found.folded.is_some() }),
+            folding: Mutex::new(Folding { snapshot: found.folded.is_some(), upto: found.folded.unwrap_or_default() }),
             syncing: Mutex::new(Syncing::default()),
             synced: Condvar::new(),
             parents: Mutex::new(parents),
@@ -332,9 +334,11 @@ impl Shared {
     /// The durable half of a fold; a death after it costs nothing.
     fn fold_segment(&self, folding: &mut Folding, segment: &Arc<Segment>, last: Lsn) -> Result<()> {
         let mut digest = Digest::default();
-        digest.add(segment, None)?;
-        self.snapshot.fold(&digest, last, !folding.snapshot)?;
-        folding.snapshot = true;
+        digest.add(segment, None, folding.upto)?;
+        // (A segment that is there again ends before that.)
+        let upto = last.max(folding.upto);
+        self.snapshot.fold(&digest, upto, !folding.snapshot)?;
+        (folding.snapshot, folding.upto) = (true, upto);
         Ok(())
     }
 
@@ -348,9 +352,9 @@ impl Shared {
         };
         let mut digest = Digest::default();
         for (segment, _) in &closed {
-            digest.add(segment, None)?;
+            digest.add(segment, None, folding.upto)?;
         }
-        digest.add(&current, Some(end))?;
+        digest.add(&current, Some(end), folding.upto)?;
         self.snapshot.for_each(&digest, folding.snapshot, take)?;
         drop(folding);
         if !closed.is_empty() {
@@ -372,7 +376,7 @@ impl Shared {
         // From here on the catalog is empty, whatever happens; recovery would do the rest too.
         let (current, written) = (Arc::clone(&pen.current), pen.written);
         drop(pen);
-        folding.snapshot = false;
+        (folding.snapshot, folding.upto) = (false, Lsn(0));
         self.sync_names(&current)?;
         syncing.distrust = None;
         self.durable.fetch_max(written.0, Ordering::AcqRel);

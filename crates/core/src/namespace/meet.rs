@@ -131,6 +131,7 @@ impl Namespace {
                 } else {
                     tree.recount(id);
                     self.queue_publish(&mut tree, &mut txn, id);
+                    self.to_be_synced(&tree, id);
                 }
             }
             txn.file(id);

@@ -5,6 +5,7 @@ mod make;
 mod rename;
 
 use crate::clock;
+use crate::config::Survives;
 use crate::error::{Errno, FsResult};
 use crate::model::{Caller, FileId, Kind, OpKind, RunId};
 use crate::store::{Cred, StorePath};
@@ -152,6 +153,10 @@ impl Namespace {
             tree.get(id).is_some_and(|inode| inode.logical.as_ref().is_some_and(|(d, n)| *d == dir && n == name));
         let old_path = was_primary.then(|| tree.child_path(dir, name)).flatten();
         let replica = tree.get(id).and_then(|inode| inode.replica);
+        // Until the catalog's disk has the name's next holder, a power loss brings this one back.
+        let outlasts = replica.is_some_and(|plain| self.tiers.device(plain.device).survives() != Survives::Agent);
+        let vouched = |inode: &Inode| inode.dirty() && (inode.is_synced() || inode.promised);
+        let vouched = replaced && outlasts && tree.get(id).is_some_and(vouched);
         let had_links = tree.get(id).is_some_and(|inode| inode.attr.links > 1);
         let last = Self::unname(tree, id, dir, name);
         tree.bind(dir, name, |entry| entry.set_logical(None));
@@ -195,9 +200,18 @@ impl Namespace {
         if let Some(open) = open.as_ref().filter(|_| last) {
             self.keep_content(open);
         }
-        let aside = open.map(|_| super::files::hidden_name(id));
+        let until_synced = last && vouched && open.is_none();
+        let aside = (open.is_some() || until_synced).then(|| super::files::hidden_name(id));
         let shown_perm = if last { self.perm_to_leave(tree, id) } else { None };
-        Detached { device: replica.map(|plain| plain.device), old_path, new_path, last, aside, shown_perm }
+        Detached {
+            device: replica.map(|plain| plain.device),
+            old_path,
+            new_path,
+            last,
+            aside,
+            shown_perm,
+            until_synced,
+        }
     }
 
     /// Programs may have the plain file itself open, and of one that we forget it is all that they can ask: it is to have
@@ -223,6 +237,18 @@ impl Namespace {
         if let Err(why) = result {
             self.device_failed(device.id(), &why);
             tracing::warn!(%why, path = %String::from_utf8_lossy(old), "a tier did not follow an unlink");
+        }
+    }
+
+    /// Not under the tree's lock: it takes as long as the catalog's disk does.
+    fn let_go_after_sync(&self, detached: &Detached) {
+        let (true, Some(device), Some(aside)) = (detached.until_synced, detached.device, &detached.aside) else {
+            return;
+        };
+        let device = self.tiers.device(device);
+        let done = self.sync_catalog().and_then(|()| device.unlink_with(aside, detached.shown_perm));
+        if let Err(why) = done {
+            tracing::warn!(%why, "a file that was replaced stays on its tier until the next start");
         }
     }
 
@@ -385,4 +411,6 @@ struct Detached {
     aside: Option<Vec<u8>>,
     /// The mode of the plain file, where that is another one than the file's.
     shown_perm: Option<u32>,
+    /// It goes from there when the catalog has been synced.
+    until_synced: bool,
 }

@@ -3,12 +3,12 @@
 //! finished) on the tier is put right. Nothing that only we have is ever deleted here.
 
 mod lost;
+mod orphans;
+mod spilled;
 mod started;
 
 use crate::sync::{Arc, PoisonError};
 use std::collections::{HashMap, HashSet};
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 
 use crate::error::{Error, Result};
 use crate::model::{Change, DeviceId, FileId, Image, Kind, Mode, OpKind, RunId};
@@ -16,7 +16,6 @@ use crate::tier::{Plain, Remembered, Standing};
 
 use super::Namespace;
 use super::content::{Content, Lies};
-use super::files::HIDDEN_PREFIX;
 use super::journal::Txn;
 use super::tree::{Entry, Inode, Name, Op, PlainId, Tree};
 use lost::Worth;
@@ -35,21 +34,21 @@ type Gone = foldhash::HashSet<u64>;
 
 impl Namespace {
     pub(super) fn recover(&self) -> Result<()> {
-        let image = self.catalog.load()?;
+        let mut image = self.catalog.load()?;
         self.remember_requests(&image);
         let (ids, strange) = self.take_up_devices(&image)?;
         if image.files.is_empty() && image.ops.is_empty() {
             let gone = super::gone::remembered(&image);
-            self.match_tiers(&strange, &gone, false);
-            self.remember_boot();
+            let walked = self.match_tiers(&strange, &gone, &image);
+            self.remember_boot(&image, &walked);
             return Ok(());
         }
         let mut tree = self.tree();
         tree.reserve(image.files.len());
         tree.temporaries = super::temporaries::remembered(&image);
         let gone = super::gone::remembered(&image);
-        let went_down = lost::went_down(&image);
-        for (id, record) in image.files {
+        let files = std::mem::take(&mut image.files);
+        for (id, record) in files {
             tree.next_id = tree.next_id.max(id.0 + 1);
             let root = id == FileId::ROOT;
             let mut inode = Inode::new(record.attr);
@@ -92,7 +91,7 @@ impl Namespace {
                 tree.hard_links.insert(ino, id);
             }
         }
-        for (dir, name, record) in image.entries {
+        for (dir, name, record) in std::mem::take(&mut image.entries) {
             let name = Name::from(name);
             let Some(d) = tree.dir_mut(dir) else { continue };
             d.children.insert(name.clone(), Entry::new(record.logical, record.planned));
@@ -103,7 +102,7 @@ impl Namespace {
                 inode.extra_mut().more_names.push((dir, name));
             }
         }
-        for (seq, record) in image.ops {
+        for (seq, record) in std::mem::take(&mut image.ops) {
             tree.next_seq = tree.next_seq.max(seq.0 + 1);
             let mut op = Op::new(record.kind, self.still(record.run), self.due_after_recovery(), record.last);
             op.prepared = record.prepared;
@@ -124,16 +123,17 @@ impl Namespace {
         crash_point!("recover.loaded");
         self.settle_started();
         crash_point!("recover.settled");
-        self.match_tiers(&strange, &gone, went_down);
+        let walked = self.match_tiers(&strange, &gone, &image);
         crash_point!("recover.matched");
         self.take_over_copies();
-        self.match_spills(went_down);
+        self.match_spills(lost::went_down(&image))?;
+        self.look_at_reverted();
         crash_point!("recover.taken_over");
         self.seal_recovered();
         crash_point!("recover.sealed");
         self.discard_leftovers();
         // Not before: who takes up the work of an agent that died here has to doubt the same files.
-        self.remember_boot();
+        self.remember_boot(&image, &walked);
         crash_point!("recover.cleaned");
         let tree = self.tree();
         tracing::info!(files = tree.count(), operations = tree.ops.len(), "took up what an earlier agent left");
@@ -204,8 +204,10 @@ impl Namespace {
     }
 
     /// Finds every replica on its device, by inode number, and puts it under the path that the catalog says. On a
-    /// `strange` device nobody can have put anything, as far as the catalog knows.
-    fn match_tiers(&self, strange: &HashSet<DeviceId>, gone: &Gone, went_down: bool) {
+    /// `strange` device nobody can have put anything, as far as the catalog knows. Returns the devices that were looked
+    /// through.
+    fn match_tiers(&self, strange: &HashSet<DeviceId>, gone: &Gone, image: &Image) -> HashSet<DeviceId> {
+        let mut walked = HashSet::new();
         let mut found: HashMap<(DeviceId, u64), OnTier> = HashMap::new();
         // What is not found there may be there all the same.
         let mut unread: HashMap<DeviceId, u64> = HashMap::new();
@@ -219,7 +221,9 @@ impl Namespace {
             let result = device.walk(&mut |path: &[u8], plain| {
                 found.insert((device.id(), plain.ino), OnTier { path: path.to_vec(), plain });
             });
+            walked.insert(device.id());
             if let Err(why) = result {
+                walked.remove(&device.id());
                 unread.insert(device.id(), 0);
                 self.device_failed(device.id(), &why);
                 self.note(
@@ -262,7 +266,7 @@ impl Namespace {
                 }
                 continue;
             };
-            if went_down {
+            if lost::went_down_with(image, tree.device_numbers.get(&device).copied()) {
                 match self.after_going_down(&mut tree, &mut txn, id, &on_tier) {
                     Some(kept) => id = kept,
                     None => {
@@ -312,6 +316,7 @@ impl Namespace {
                 );
             }
         }
+        walked
     }
 
     /// Whose content the plain file is now; `None`: it is not wanted.
@@ -320,6 +325,7 @@ impl Namespace {
         match lost::worth(tree.get(id)?, on_tier.plain.size_bytes) {
             Worth::All => Some(id),
             Worth::Promised => {
+                Self::is_as_long(tree, txn, id, &on_tier.plain);
                 self.tell_promised(&path);
                 Some(id)
             }
@@ -346,6 +352,7 @@ impl Namespace {
         let dirty = tree.get(id).is_some_and(|inode| inode.dirty() || !inode.sealed);
         let (Some(path), true) = (path, dirty) else {
             tree.drop_replica(id);
+            txn.file(id);
             return;
         };
         let there = tree.get(id).is_some_and(|inode| inode.applied.is_some());
@@ -360,176 +367,6 @@ impl Namespace {
             },
             true,
         );
-    }
-
-    /// Plain files that no record names. On a device that the catalog knows they are unlinks or copies that were cut off;
-    /// on one that it does not know, the only copy of what somebody wrote, and the memory of it is gone.
-    fn set_orphans_aside(&self, found: HashMap<(DeviceId, u64), OnTier>, strange: &HashSet<DeviceId>, gone: &Gone) {
-        let mut orphans: Vec<_> = found.into_iter().collect();
-        orphans.sort_unstable_by(|(at, one), (other_at, other)| (at.0, &one.path).cmp(&(other_at.0, &other.path)));
-        let mut told: HashMap<DeviceId, usize> = HashMap::new();
-        let mut old: HashMap<DeviceId, usize> = HashMap::new();
-        for ((device, ino), orphan) in orphans {
-            let plain = PlainId::new(device, &orphan.plain);
-            if orphan.path.starts_with(ORPHANS) {
-                *old.entry(device).or_default() += 1;
-                continue;
-            }
-            // The agent died while it made it, and nothing is in it; or while it removed it.
-            let unwanted = orphan.plain.size_bytes == 0
-                || super::gone::saying(&self.tree(), plain).is_some_and(|file| gone.contains(&file));
-            if unwanted && !strange.contains(&device) {
-                drop(self.tiers.device(device).unlink(&orphan.path));
-                continue;
-            }
-            let Some(aside) = self.set_aside(device, ino, &orphan.path) else {
-                continue;
-            };
-            if !strange.contains(&device) {
-                continue;
-            }
-            let told = told.entry(device).or_default();
-            *told += 1;
-            if *told <= ORPHANS_TOLD_MAX {
-                let now = self.tiers.device(device).files_path().join(OsStr::from_bytes(&aside));
-                self.note(
-                    RunId(0),
-                    String::from_utf8_lossy(&orphan.path).into_owned(),
-                    format!(
-                        "left by an agent whose state is gone: {}; it may be the only copy: copy it by hand to where it belongs, or remove it",
-                        now.display()
-                    ),
-                    true,
-                );
-            }
-        }
-        for (device, files) in told.into_iter().filter(|(_, files)| *files > ORPHANS_TOLD_MAX) {
-            let place = self.tiers.device(device).files_path().join(OsStr::from_bytes(ORPHANS));
-            let more = files - ORPHANS_TOLD_MAX;
-            self.note(
-                RunId(0),
-                place.display().to_string(),
-                format!("{more} more file(s) left by an agent whose state is gone: {}", place.display()),
-                true,
-            );
-        }
-        for (device, files) in old {
-            let place = self.tiers.device(device).files_path().join(OsStr::from_bytes(ORPHANS));
-            self.note(
-                RunId(0),
-                place.display().to_string(),
-                format!(
-                    "{files} file(s) that an earlier agent set aside are still there; copy them by hand or remove them"
-                ),
-                false,
-            );
-        }
-    }
-
-    /// Moves a plain file out of the way, where it collides with nothing, and says where to; one whose name says that it
-    /// was only being made is removed.
-    fn set_aside(&self, device: DeviceId, ino: u64, path: &[u8]) -> Option<Vec<u8>> {
-        let device = self.tiers.device(device);
-        let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
-        let mut aside = None;
-        let result = if name.starts_with(HIDDEN_PREFIX) {
-            device.unlink(path)
-        } else {
-            let mut to = ORPHANS.to_vec();
-            to.extend_from_slice(path);
-            // Whatever was set aside before keeps its name.
-            let is_taken = |to: &[u8]| match device.open(to, false) {
-                Ok(_) => true,
-                Err(why) => why.kind() == std::io::ErrorKind::PermissionDenied,
-            };
-            if is_taken(&to) {
-                to.extend_from_slice(format!(".{ino}").as_bytes());
-            }
-            while is_taken(&to) {
-                to.push(b'+');
-            }
-            device
-                .rename(path, &to)
-                .map(|()| to)
-                .or_else(|_| {
-                    // A file of an earlier time lies where a directory would have to be.
-                    let mut flat = ORPHANS.to_vec();
-                    flat.extend_from_slice(format!("{ino}-").as_bytes());
-                    flat.extend_from_slice(name);
-                    while is_taken(&flat) {
-                        flat.push(b'+');
-                    }
-                    device.rename(path, &flat).map(|()| flat)
-                })
-                .map(|to| aside = Some(to))
-        };
-        if let Err(why) = result {
-            tracing::warn!(%why, path = %String::from_utf8_lossy(path), "an orphan could not be set aside");
-            self.note(
-                RunId(0),
-                device.files_path().join(OsStr::from_bytes(path)).display().to_string(),
-                format!("a file that nobody remembers could not be moved out of the way: {why}"),
-                true,
-            );
-        }
-        aside
-    }
-
-    fn match_spills(&self, went_down: bool) {
-        {
-            // Deleted while somebody had it open: nobody has any more, unless programs go on.
-            let mut tree = self.tree();
-            let nameless: Vec<FileId> = tree
-                .iter()
-                .filter(|(_, inode)| inode.logical.is_none() && inode.publish.is_none() && inode.spill().is_some())
-                .map(|(id, _)| id)
-                .filter(|id| !self.left_open(*id))
-                .collect();
-            let mut txn = super::journal::Txn::default();
-            for id in nameless {
-                self.drop_content(&mut tree, &mut txn, id, 0);
-                self.reap(&mut tree, &mut txn, id);
-            }
-            self.commit(&tree, txn);
-        }
-        let spills: Vec<(FileId, crate::store::StorePath, crate::store::Cred)> = {
-            let tree = self.tree();
-            tree.iter()
-                .filter_map(|(id, inode)| {
-                    let (dir, name) = inode.spill()?;
-                    Some((id, tree.applied_path(*dir)?.join(name), inode.cred()))
-                })
-                .collect()
-        };
-        for (id, path, who) in spills {
-            let there = self.store.stat(self.own_cred(who), &path);
-            let mut tree = self.tree();
-            let mut txn = Txn::default();
-            match there {
-                Err(_) => {
-                    let logical = tree.logical_path(id);
-                    if let Some(inode) = tree.get_mut(id) {
-                        inode.extra_mut().spill = None;
-                    }
-                    self.replica_missing(&mut tree, &mut txn, id, logical);
-                }
-                Ok(there) if went_down => {
-                    let plain = Plain {
-                        ino: 0,
-                        born: 0,
-                        size_bytes: there.attr.size_bytes,
-                        blocks_bytes: 0,
-                        mtime: there.attr.mtime,
-                    };
-                    let worth = tree.get(id).map(|inode| lost::worth(inode, plain.size_bytes));
-                    if worth == Some(Worth::Doubtful) {
-                        self.set_apart(&mut tree, &mut txn, id, &plain);
-                    }
-                }
-                Ok(_) => {}
-            }
-            self.commit(&tree, txn);
-        }
     }
 
     /// Files that were open when the agent died are complete now: nobody can have them open any more, unless programs go on.
@@ -570,6 +407,8 @@ impl Namespace {
             self.queue_publish(&mut tree, &mut txn, id);
         }
         self.commit(&tree, txn);
+        let files: Vec<FileId> = tree.iter().map(|(id, _)| id).collect();
+        files.into_iter().for_each(|id| self.to_be_synced(&tree, id));
         self.await_makers(&mut tree);
     }
 

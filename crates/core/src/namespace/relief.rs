@@ -268,13 +268,11 @@ impl Namespace {
             // Written down as gone: recovery sweeps it.
             self.device_failed(from.id(), &why);
         }
+        self.to_be_synced(&tree, id);
         drop(tree);
         from.add_used(-i64::try_from(charged).unwrap_or(i64::MAX));
         from.counters().spills_out.fetch_add(1, Ordering::Relaxed);
         self.counters.spills.fetch_add(1, Ordering::Relaxed);
-        if let Lies::Tier(to) = placed.content.lies {
-            self.to_be_synced(id, found.version, to);
-        }
         Ok(())
     }
 

@@ -106,6 +106,7 @@ impl Namespace {
         tree.recount(id);
         txn.file(id);
         self.queue_publish(&mut tree, &mut txn, id);
+        self.to_be_synced(&tree, id);
         let queued = tree.get(id).is_some_and(|inode| inode.publish.is_some());
         self.commit(&tree, txn);
         drop(tree);

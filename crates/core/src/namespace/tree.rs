@@ -287,6 +287,8 @@ pub struct Tree {
     pub making: HashMap<Place, FileId>,
     /// Of files that a batch is about: what the catalog is told until the batch is over.
     pub before: HashMap<FileId, Before>,
+    /// Files of which the newest version was lost: they are as the store has them, and that is to be asked for what it has.
+    pub reverted: Vec<FileId>,
     /// Publications that were taken back although the store may have carried them out, only that its answer was lost.
     pub doubts: HashMap<FileId, crate::model::Prepared>,
 }
@@ -301,6 +303,7 @@ impl Tree {
             next_id: 2,
             next_seq: 1,
             discards: Vec::new(),
+            reverted: Vec::new(),
             making: HashMap::default(),
             links_changed: 0,
             reasons: HashSet::default(),

@@ -348,9 +348,14 @@ impl Run {
     /// The conversation broke off: true when there is another agent to talk to.
     fn has_another_agent(&mut self) -> Result<bool> {
         const LOOK_EVERY: Duration = Duration::from_millis(1);
-        let before = self.agent.pid;
+        // Who dies gives back his name spaces first, and his sockets some time later.
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let (before, until) = (self.agent.pid, clock::tick() + PATIENCE);
         // (It may have been called before, and answer now.)
         self.await_event(Some(clock::tick()))?;
+        while self.dialed.is_none() && !self.agent_lost && self.agent.pid == before && clock::tick() < until {
+            self.await_event(Some(until))?;
+        }
         while self.dialed.is_some() {
             self.await_event(Some(clock::tick() + LOOK_EVERY * 50))?;
             std::thread::sleep(LOOK_EVERY);

@@ -47,6 +47,8 @@ impl Namespace {
         size_bytes: u64,
         via: Via,
     ) -> FsResult<Open> {
+        // All of what is copied, whatever was known of it.
+        let size_bytes = source.map_or(Ok(size_bytes), |source| source.metadata().map(|now| now.len()))?;
         self.with_room((Some(id), b"", RunId(0)), || self.open_where_room_is(id, source, size_bytes, via))
     }
 

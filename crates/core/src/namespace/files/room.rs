@@ -101,6 +101,7 @@ impl Namespace {
         }
         crash_point!("spill.copied");
         let charged = open.charged_bytes.load(Ordering::Relaxed);
+        let mut old_place;
         {
             let mut tree = self.tree();
             // Closed: the drain has what it shall publish, and may be at it.
@@ -121,24 +122,40 @@ impl Namespace {
                 self.undo_placed(&mut tree, &placed);
                 return Err(why.into());
             }
+            let left = tree.get(id).and_then(|inode| inode.replica);
             let now_charged = self.change_place(&mut tree, &mut txn, id, &placed, have_bytes)?;
             crash_point!("spill.adopted");
             self.commit(&tree, txn);
             crash_point!("spill.written_down");
-            if placed.content.lies != before.lies
-                && let Err(why) = self.tiers.device(from).unlink(&old)
-            {
-                // Written down as gone: recovery sweeps it.
-                self.device_failed(from, &why);
+            old_place = left.filter(|_| placed.content.lies != before.lies).map(|left| (old, left.ino));
+            if !promised {
+                self.leave_place(from, old_place.take());
             }
             // Under the lock: whoever seals it sees both or neither.
             open.charged_bytes.store(now_charged, Ordering::Relaxed);
             open.replace(Content { file: Arc::new(target), lies: placed.content.lies, writable: true });
         }
+        // What a program was promised stays there until the catalog's disk knows the new place.
+        if promised {
+            match self.sync_catalog() {
+                Ok(()) => self.leave_place(from, old_place),
+                Err(why) => tracing::warn!(%why, "a file that was moved stays on its tier too until the next start"),
+            }
+        }
         self.counters.spills.fetch_add(1, Ordering::Relaxed);
         self.tiers.device(from).counters().spills_out.fetch_add(1, Ordering::Relaxed);
         self.tiers.device(from).add_used(-i64::try_from(charged).unwrap_or(i64::MAX));
         Ok(())
+    }
+
+    /// (By now there may be another one under its path.)
+    fn leave_place(&self, from: DeviceId, left: Option<(Vec<u8>, u64)>) {
+        if let Some((path, ino)) = left
+            && let Err(why) = self.tiers.device(from).unlink_if(&path, ino)
+        {
+            // Written down as gone: recovery sweeps it.
+            self.device_failed(from, &why);
+        }
     }
 
     /// As far as its numbers say so: what finds no room in the end is not copied there in vain.

@@ -100,10 +100,7 @@ impl Namespace {
         txn.file(id);
         self.queue_publish(&mut tree, &mut txn, id);
         self.commit(&tree, txn);
-        if written && let Lies::Tier(device) = content.lies {
-            let version = tree.get(id).map_or(0, |inode| inode.version);
-            self.to_be_synced(id, version, device);
-        }
+        self.to_be_synced(&tree, id);
         let queued = tree.get(id).is_some_and(|inode| inode.publish.is_some());
         crash_point!("seal.written_down");
         let first = tree.get(id).is_some_and(|inode| inode.version <= 1);

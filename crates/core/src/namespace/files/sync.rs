@@ -1,5 +1,5 @@
-//! What is closed on a tier that survives a reboot is made to survive it: after a while its plain file is synced, and the
-//! catalog says so. Until then a reboot leaves it in doubt ([`super::super::recover`]); what the store has by then needs
+//! What is closed on a tier that survives a reboot, or spilled into the store, is made to survive it: after a while its plain
+//! file is synced, and the catalog says so. Until then a reboot leaves it in doubt ([`super::super::recover`]); what the store has by then needs
 //! nothing.
 
 use crate::sync::{MutexGuard, PoisonError};
@@ -9,10 +9,14 @@ use std::time::{Duration, Instant};
 
 use crate::clock;
 use crate::config::Survives;
-use crate::model::{DeviceId, FileId, Mode};
+use crate::model::{FileId, Kind, Mode};
+use crate::store::{Cred, StorePath};
+use crate::tier::Plain;
 
 use super::super::Namespace;
 use super::super::journal::Txn;
+use super::super::resolve::is_absent;
+use super::super::tree::{Inode, PlainId, Tree};
 
 /// So many are synced before the catalog is told.
 const BATCH: usize = 256;
@@ -20,6 +24,16 @@ const IDLE: Duration = Duration::from_secs(3600);
 
 #[derive(Default)]
 pub(crate) struct Unsynced(VecDeque<Closed>);
+
+/// Where a version lies, under which path.
+enum At {
+    Tier(PlainId, Vec<u8>),
+    Store(Cred, StorePath),
+}
+
+fn needs_sync(inode: &Inode) -> bool {
+    inode.sealed && inode.dirty() && !inode.is_synced() && inode.attr.kind == Kind::File
+}
 
 struct Closed {
     id: FileId,
@@ -46,14 +60,17 @@ impl Namespace {
         self.unsynced_came.notify_all();
     }
 
-    /// A version was closed on this device.
-    pub(crate) fn to_be_synced(&self, id: FileId, version: u32, device: DeviceId) {
-        if self.tiers.device(device).survives() != Survives::Agent {
-            let mut unsynced = self.unsynced();
-            unsynced.0.push_back(Closed { id, version, due: clock::tick() + self.config.sync_after });
-            if unsynced.0.len() == 1 {
-                self.unsynced_came.notify_all();
-            }
+    /// A version that nothing vouches for yet, if it lies where it can be made to survive a reboot.
+    pub(crate) fn to_be_synced(&self, tree: &Tree, id: FileId) {
+        let Some(inode) = tree.get(id).filter(|inode| needs_sync(inode)) else { return };
+        let volatile = inode.replica.is_some_and(|plain| self.tiers.device(plain.device).survives() == Survives::Agent);
+        if volatile || inode.replica.is_none() && inode.spill().is_none() {
+            return;
+        }
+        let mut unsynced = self.unsynced();
+        unsynced.0.push_back(Closed { id, version: inode.version, due: clock::tick() + self.config.sync_after });
+        if unsynced.0.len() == 1 {
+            self.unsynced_came.notify_all();
         }
     }
 
@@ -75,36 +92,32 @@ impl Namespace {
     }
 
     fn sync_these(&self, due: &[(FileId, u32)]) {
-        let needed: Vec<(FileId, u32, DeviceId, Vec<u8>)> = {
+        let needed: Vec<(FileId, u32, At)> = {
             let tree = self.tree();
             let needs = |(id, version): &(FileId, u32)| {
-                let inode = tree.get(*id)?;
-                let waits = inode.sealed && inode.dirty() && inode.version == *version && !inode.is_synced();
-                let device = inode.replica.filter(|_| waits)?.device;
-                let path = tree.logical_path(*id)?;
+                tree.get(*id).filter(|inode| needs_sync(inode) && inode.version == *version)?;
                 // Nobody wants a temporary file back.
-                (self.mode_for(&tree, *id, &path) != Mode::Remove).then_some((*id, *version, device, path))
+                let path = tree.logical_path(*id)?;
+                (self.mode_for(&tree, *id, &path) != Mode::Remove).then_some(())?;
+                Some((*id, *version, self.lies_at(&tree, *id)?))
             };
             due.iter().filter_map(needs).collect()
         };
-        let synced: Vec<(FileId, u32)> = needed
-            .into_iter()
-            .filter(|(_, _, device, path)| {
-                let device = self.tiers.device(*device);
-                // (What was evicted, renamed or deleted meanwhile is another's business, or comes again.)
-                match device.open(path, false) {
-                    Ok(file) => file
-                        .sync_data()
-                        .inspect_err(|why| {
-                            self.device_failed(device.id(), why);
-                            tracing::warn!(%why, path = %String::from_utf8_lossy(path), "a tier could not sync a file");
-                        })
-                        .is_ok(),
-                    Err(_) => false,
+        let mut synced = Vec::new();
+        for (id, version, at) in needed {
+            match self.open_to_sync(&at).and_then(|file| file.map_or(Ok(false), |file| file.sync_data().map(|()| true)))
+            {
+                Ok(true) => synced.push((id, version)),
+                // Renamed, moved, evicted or deleted meanwhile: if it is still somewhere, another time.
+                Ok(false) => self.to_be_synced(&self.tree(), id),
+                Err(why) => {
+                    if let At::Tier(plain, _) = &at {
+                        self.device_failed(plain.device, &why);
+                    }
+                    tracing::warn!(%why, id = id.0, "a file could not be synced where it lies");
                 }
-            })
-            .map(|(id, version, ..)| (id, version))
-            .collect();
+            }
+        }
         if synced.is_empty() {
             return;
         }
@@ -121,8 +134,45 @@ impl Namespace {
         }
     }
 
+    fn lies_at(&self, tree: &Tree, id: FileId) -> Option<At> {
+        let inode = tree.get(id)?;
+        match (inode.replica, inode.spill()) {
+            (Some(plain), _) => Some(At::Tier(plain, tree.logical_path(id)?)),
+            (None, Some((dir, name))) => Some(At::Store(inode.cred(), tree.applied_path(*dir)?.join(name))),
+            (None, None) => None,
+        }
+    }
+
+    /// `None`: it is not there any more, or another file is.
+    fn open_to_sync(&self, at: &At) -> std::io::Result<Option<File>> {
+        let opened = match at {
+            At::Tier(plain, path) => self.tiers.device(plain.device).open(path, false).and_then(|file| {
+                let there = Plain::of(&file)?;
+                Ok((PlainId::new(plain.device, &there) == *plain).then_some(file))
+            }),
+            At::Store(who, path) => self.store.open(self.own_cred(*who), path, false).map(Some),
+        };
+        match opened {
+            Err(why) if is_absent(&why) => Ok(None),
+            opened => opened,
+        }
+    }
+
+    /// Makes the present version of a closed file survive; `false`: it was in other hands just now.
+    pub(super) fn sync_sealed(&self, id: FileId, version: u32) -> std::io::Result<bool> {
+        let at = {
+            let tree = self.tree();
+            tree.get(id).filter(|inode| inode.sealed && inode.version == version).and_then(|_| self.lies_at(&tree, id))
+        };
+        // (What is nowhere any more the store has, or nobody.)
+        let Some(at) = at else { return Ok(true) };
+        let Some(file) = self.open_to_sync(&at)? else { return Ok(false) };
+        self.sync_version(id, version, &file)?;
+        Ok(true)
+    }
+
     /// Nobody can have changed the version meanwhile: whoever opens the file for writing makes another one.
-    fn is_synced(&self, tree: &mut super::super::tree::Tree, txn: &mut Txn, id: FileId, version: u32) {
+    fn is_synced(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, version: u32) {
         if let Some(inode) = tree.get_mut(id)
             && inode.sealed
             && inode.version == version
@@ -133,7 +183,7 @@ impl Namespace {
     }
 
     /// `fsync` of a sealed file.
-    pub(super) fn sync_version(&self, id: FileId, version: u32, file: &File) -> std::io::Result<()> {
+    fn sync_version(&self, id: FileId, version: u32, file: &File) -> std::io::Result<()> {
         file.sync_all()?;
         let mut tree = self.tree();
         let mut txn = Txn::default();

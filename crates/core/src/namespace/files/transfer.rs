@@ -19,6 +19,8 @@ use super::Shortage;
 
 /// At most this is copied for one copy_file_range call; programs call again.
 const COPY_BYTES_MAX: u64 = 64 << 20;
+/// A closed file that moves more often while it is synced is somebody's joke.
+const LOOKS_MAX: usize = 1000;
 /// Who waits for the store looks this often whether his program still does.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
@@ -229,16 +231,13 @@ impl Namespace {
                 self.wake();
                 self.wait_durable(id, version)
             }
-            path => {
-                if let Some((path, Lies::Tier(device))) = path {
-                    match self.tiers.device(device).open(&path, false) {
-                        Ok(file) => self.sync_version(id, version, &file)?,
-                        // Moved or deleted just now; or evicted, and then the store has it.
-                        Err(why) if why.kind() == std::io::ErrorKind::NotFound => {}
-                        Err(why) => return Err(why.into()),
+            _ => {
+                for _ in 0..LOOKS_MAX {
+                    if self.sync_sealed(id, version)? {
+                        return self.sync_catalog().map_err(Into::into);
                     }
                 }
-                self.sync_catalog().map_err(Into::into)
+                Err(Errno::IO.into())
             }
         }
     }

@@ -8,6 +8,7 @@ use crate::model::{Caller, FileId, OpKind, RunId};
 use super::super::Namespace;
 use super::super::journal::Txn;
 use super::super::tree::{Entry, Inode, Name, PlainId, Tree};
+use super::Detached;
 
 pub const NOREPLACE: u32 = libc::RENAME_NOREPLACE;
 pub const EXCHANGE: u32 = libc::RENAME_EXCHANGE;
@@ -113,8 +114,11 @@ impl Namespace {
         if is_dir && tree.is_within(to_dir, id) {
             return Err(Errno::INVAL.into());
         }
-        self.rename_locked(&mut tree, (from_dir, from), (to_dir, to), id, target, run)?;
+        let detached = self.rename_locked(&mut tree, (from_dir, from), (to_dir, to), id, target, run)?;
         drop(tree);
+        if let Some(detached) = &detached {
+            self.let_go_after_sync(detached);
+        }
         self.nudge();
         Ok(())
     }
@@ -127,7 +131,7 @@ impl Namespace {
         id: FileId,
         target: Option<FileId>,
         run: RunId,
-    ) -> FsResult<()> {
+    ) -> FsResult<Option<Detached>> {
         let mut txn = Txn::default();
         self.own(tree, &mut txn, id);
         self.own(tree, &mut txn, to_dir);
@@ -206,10 +210,12 @@ impl Namespace {
         }
         let new_path = tree.child_path(to_dir, &to).ok_or(Errno::NOENT)?;
         self.move_on_tiers(tree, id, was_primary, &old_path, &new_path);
+        // (Under its old name it may have been nobody's business.)
+        self.to_be_synced(tree, id);
         if is_dir {
             self.rules_changed_below(tree, id);
         }
-        Ok(())
+        Ok(detached)
     }
 
     /// What renames a file in the store there, in its turn.

@@ -5,16 +5,18 @@
 //! Copied to the store it would replace the version before, and nobody could tell. What no `fsync` and no sync of ours
 //! vouches for ([`Inode::is_synced`]) is therefore never published under its own name; what is left of it is, beside it.
 
+use std::collections::HashSet;
 use std::path::Path;
 
-use crate::model::{FileId, Image, OpKind, RunId, Seq};
+use crate::model::{DeviceId, FileId, Image, Kind, OpKind, RunId, Seq};
 use crate::tier::Plain;
 
 use super::super::Namespace;
 use super::super::journal::Txn;
 use super::super::tree::{Inode, Name, OWN_INODE_BASE, Op, Place, PlainId, Tree};
 
-/// Which boot of the machine the catalog was last written in, as a digest.
+/// Which boot of the machine the catalog was last written in, as a digest; with a device's number behind it, which boot
+/// that device was last looked through in.
 const BOOT: &str = "boot";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const NAME_BYTES_MAX: usize = 255;
@@ -29,6 +31,16 @@ pub(in super::super) fn boot() -> Option<u64> {
 
 pub(super) fn went_down(image: &Image) -> bool {
     image.counters.get(BOOT).is_some_and(|before| Some(*before) != boot())
+}
+
+/// Since what is on this device was last looked at. `number`: how the catalog calls it.
+pub(super) fn went_down_with(image: &Image, number: Option<DeviceId>) -> bool {
+    let before = number.and_then(|number| image.counters.get(&boot_with(number)));
+    before.or(image.counters.get(BOOT)).is_some_and(|before| Some(*before) != boot())
+}
+
+fn boot_with(number: DeviceId) -> String {
+    format!("{BOOT}-{}-{}", number.tier, number.device)
 }
 
 /// What a plain file found after the machine went down is worth.
@@ -49,7 +61,7 @@ pub(super) fn worth(inode: &Inode, size_bytes: u64) -> Worth {
     // (Also of a copy that was brought in nobody knows whether its bytes were on the disk, or others by then.)
     if inode.sealed && !inode.dirty() {
         Worth::Spare
-    } else if inode.is_synced() || (inode.sealed && inode.attr.size_bytes == 0 && size_bytes == 0) {
+    } else if inode.sealed && inode.attr.size_bytes == size_bytes && (inode.is_synced() || size_bytes == 0) {
         Worth::All
     } else if inode.promised {
         Worth::Promised
@@ -59,13 +71,22 @@ pub(super) fn worth(inode: &Inode, size_bytes: u64) -> Worth {
 }
 
 impl Namespace {
-    /// From now on what is in the catalog belongs to this boot.
-    pub(super) fn remember_boot(&self) {
-        if let Some(boot) = boot() {
-            let mut txn = Txn::default();
-            txn.counter(BOOT.to_owned(), boot);
-            self.commit(&self.tree(), txn);
+    /// From now on what is in the catalog belongs to this boot, and what is on these devices. What is on one that is not
+    /// there is looked at when it is back.
+    pub(super) fn remember_boot(&self, image: &Image, walked: &HashSet<DeviceId>) {
+        let Some(boot) = boot() else { return };
+        let tree = self.tree();
+        let mut txn = Txn::default();
+        for (device, number) in &tree.device_numbers {
+            let name = boot_with(*number);
+            match image.counters.get(BOOT) {
+                _ if walked.contains(device) => txn.counter(name, boot),
+                Some(before) if !image.counters.contains_key(&name) => txn.counter(name, *before),
+                _ => {}
+            }
         }
+        txn.counter(BOOT.to_owned(), boot);
+        self.commit(&tree, txn);
     }
 
     /// The newest version is not to be had. What the store has of the file is the file; if that is nothing, the file that
@@ -78,11 +99,10 @@ impl Namespace {
             self.cancel(tree, txn, seq);
         }
         let Some(inode) = tree.get_mut(id) else { return };
-        inode.sealed = true;
-        inode.promised = false;
-        inode.version = inode.durable;
+        revert(inode);
         txn.file(id);
         if inode.applied.is_some() {
+            tree.reverted.push(id);
             return;
         }
         let mut names: Vec<Place> = inode.logical.take().into_iter().collect();
@@ -113,6 +133,9 @@ impl Namespace {
                 self.lose(tree, txn, useless);
             }
             txn.entry(dir, &name);
+            if let Some(before) = before {
+                self.as_the_store_has_it(tree, txn, before);
+            }
             if let Some(before) = before
                 && let Some(inode) = tree.get_mut(before)
             {
@@ -124,6 +147,19 @@ impl Namespace {
                 txn.file(before);
             }
         }
+    }
+
+    /// It was replaced, and what had been written of it went with that: no newer version of it is to be had.
+    fn as_the_store_has_it(&self, tree: &mut Tree, txn: &mut Txn, id: FileId) {
+        let Some(inode) = tree.get_mut(id) else { return };
+        if inode.replica.is_some() || inode.spill().is_some() || inode.attr.kind != Kind::File {
+            return;
+        }
+        revert(inode);
+        if let Some(seq) = inode.publish.take() {
+            self.cancel(tree, txn, seq);
+        }
+        tree.reverted.push(id);
     }
 
     /// Takes a doubtful version out of its name, and gives what is left of it one beside it. Returns that file, if
@@ -220,6 +256,13 @@ impl Namespace {
             number += 1;
         }
     }
+}
+
+fn revert(inode: &mut Inode) {
+    inode.sealed = true;
+    inode.promised = false;
+    inode.version = inode.durable;
+    inode.synced = 0;
 }
 
 /// Whom the operation would take a name from, and which.

@@ -101,11 +101,32 @@ impl Namespace {
             let mut tree = self.tree();
             done.iter().map(|one| tree.carried_out(&one.kind, None)).collect()
         };
+        // Whoever renamed them may have died before their directories were on the store's disk.
+        if let Err(why) = self.sync_where(&done) {
+            tracing::warn!(%why, "the store could not be synced: what was started stays in doubt");
+            self.put_back(&before);
+            return;
+        }
         if let Err(why) = self.look_at_files(done.iter().chain(&rest), &mut looked) {
             tracing::warn!(%why, "the store could not be looked at");
         }
         self.retire_started(&done, &gone, &rest, &looked);
         self.begin_anew(&rest, &looked);
+    }
+
+    fn sync_where(&self, done: &[Started]) -> std::io::Result<()> {
+        let (who, dirs) = {
+            let tree = self.tree();
+            let places = done.iter().flat_map(|one| one.names.iter().map(|(place, ..)| place.0));
+            let dirs: std::collections::BTreeSet<FileId> = places.collect();
+            let owner = tree.get(FileId::ROOT).map_or(Cred { uid: 0, gid: 0 }, Inode::cred);
+            (owner, dirs.into_iter().filter_map(|dir| tree.applied_path(dir)).collect::<Vec<_>>())
+        };
+        // (What is gone needs no sync.)
+        dirs.iter().try_for_each(|dir| match self.store.sync_dirs(self.own_cred(who), std::slice::from_ref(dir)) {
+            Err(why) if super::super::resolve::is_absent(&why) => Ok(()),
+            synced => synced,
+        })
     }
 
     /// Every file that was in hand, where it is now.

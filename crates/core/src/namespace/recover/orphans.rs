@@ -1,0 +1,133 @@
+//! Plain files that nobody remembers.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use crate::model::{DeviceId, RunId};
+
+use super::super::Namespace;
+use super::super::files::HIDDEN_PREFIX;
+use super::super::tree::PlainId;
+use super::{Gone, ORPHANS, ORPHANS_TOLD_MAX, OnTier};
+
+impl Namespace {
+    /// Plain files that no record names. On a device that the catalog knows they are unlinks or copies that were cut off;
+    /// on one that it does not know, the only copy of what somebody wrote, and the memory of it is gone.
+    pub(super) fn set_orphans_aside(
+        &self,
+        found: HashMap<(DeviceId, u64), OnTier>,
+        strange: &HashSet<DeviceId>,
+        gone: &Gone,
+    ) {
+        let mut orphans: Vec<_> = found.into_iter().collect();
+        orphans.sort_unstable_by(|(at, one), (other_at, other)| (at.0, &one.path).cmp(&(other_at.0, &other.path)));
+        let mut told: HashMap<DeviceId, usize> = HashMap::new();
+        let mut old: HashMap<DeviceId, usize> = HashMap::new();
+        for ((device, ino), orphan) in orphans {
+            let plain = PlainId::new(device, &orphan.plain);
+            if orphan.path.starts_with(ORPHANS) {
+                *old.entry(device).or_default() += 1;
+                continue;
+            }
+            // The agent died while it made it, and nothing is in it; or while it removed it.
+            let unwanted = orphan.plain.size_bytes == 0
+                || super::super::gone::saying(&self.tree(), plain).is_some_and(|file| gone.contains(&file));
+            if unwanted && !strange.contains(&device) {
+                // (By now another one may have come to that path.)
+                drop(self.tiers.device(device).unlink_if(&orphan.path, ino));
+                continue;
+            }
+            let Some(aside) = self.set_aside(device, ino, &orphan.path) else {
+                continue;
+            };
+            if !strange.contains(&device) {
+                continue;
+            }
+            let told = told.entry(device).or_default();
+            *told += 1;
+            if *told <= ORPHANS_TOLD_MAX {
+                let now = self.tiers.device(device).files_path().join(OsStr::from_bytes(&aside));
+                self.note(
+                    RunId(0),
+                    String::from_utf8_lossy(&orphan.path).into_owned(),
+                    format!(
+                        "left by an agent whose state is gone: {}; it may be the only copy: copy it by hand to where it belongs, or remove it",
+                        now.display()
+                    ),
+                    true,
+                );
+            }
+        }
+        for (device, files) in told.into_iter().filter(|(_, files)| *files > ORPHANS_TOLD_MAX) {
+            let place = self.tiers.device(device).files_path().join(OsStr::from_bytes(ORPHANS));
+            let more = files - ORPHANS_TOLD_MAX;
+            self.note(
+                RunId(0),
+                place.display().to_string(),
+                format!("{more} more file(s) left by an agent whose state is gone: {}", place.display()),
+                true,
+            );
+        }
+        for (device, files) in old {
+            let place = self.tiers.device(device).files_path().join(OsStr::from_bytes(ORPHANS));
+            self.note(
+                RunId(0),
+                place.display().to_string(),
+                format!(
+                    "{files} file(s) that an earlier agent set aside are still there; copy them by hand or remove them"
+                ),
+                false,
+            );
+        }
+    }
+
+    /// Moves a plain file out of the way, where it collides with nothing, and says where to; one whose name says that it
+    /// was only being made is removed.
+    fn set_aside(&self, device: DeviceId, ino: u64, path: &[u8]) -> Option<Vec<u8>> {
+        let device = self.tiers.device(device);
+        let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+        let mut aside = None;
+        let result = if name.starts_with(HIDDEN_PREFIX) {
+            device.unlink(path)
+        } else {
+            let mut to = ORPHANS.to_vec();
+            to.extend_from_slice(path);
+            // Whatever was set aside before keeps its name.
+            let is_taken = |to: &[u8]| match device.open(to, false) {
+                Ok(_) => true,
+                Err(why) => why.kind() == std::io::ErrorKind::PermissionDenied,
+            };
+            if is_taken(&to) {
+                to.extend_from_slice(format!(".{ino}").as_bytes());
+            }
+            while is_taken(&to) {
+                to.push(b'+');
+            }
+            device
+                .rename(path, &to)
+                .map(|()| to)
+                .or_else(|_| {
+                    // A file of an earlier time lies where a directory would have to be.
+                    let mut flat = ORPHANS.to_vec();
+                    flat.extend_from_slice(format!("{ino}-").as_bytes());
+                    flat.extend_from_slice(name);
+                    while is_taken(&flat) {
+                        flat.push(b'+');
+                    }
+                    device.rename(path, &flat).map(|()| flat)
+                })
+                .map(|to| aside = Some(to))
+        };
+        if let Err(why) = result {
+            tracing::warn!(%why, path = %String::from_utf8_lossy(path), "an orphan could not be set aside");
+            self.note(
+                RunId(0),
+                device.files_path().join(OsStr::from_bytes(path)).display().to_string(),
+                format!("a file that nobody remembers could not be moved out of the way: {why}"),
+                true,
+            );
+        }
+        aside
+    }
+}
