@@ -141,3 +141,53 @@ fn a_copy_that_was_thrown_away_late_changed_the_time_of_its_directory() {
     assert_eq!(ended.stdout, "1000000000\n");
     assert_eq!(fs::metadata(scene.path("d")).unwrap().mtime(), 1_000_000_000);
 }
+
+/// The drain had renamed the directory in the store and not yet written that down: a file in it could not be opened (ENOENT,
+/// at the door of a program that had every right to it).
+#[test]
+fn a_file_is_opened_while_its_directory_is_renamed_in_the_store() {
+    let Some(scene) = prepare("race_dir_renamed") else { return };
+    fs::create_dir(scene.path("d")).unwrap();
+    fs::write(scene.path("d/f"), "content\n").unwrap();
+    let script = "cat d/f; mv d e; sleep 0.15; cat e/f; printf more >>e/f; cat e/f";
+    for door in [&["--no-preload", "--quiet-period", "0s"][..], &["--quiet-period", "0s"]] {
+        let ended = scene.run_held("drain.renamed:400", door, script).exits(0);
+        assert_eq!(ended.stdout, "content\ncontent\ncontent\nmore");
+        scene.holds("e/f", b"content\nmore");
+        fs::rename(scene.path("e"), scene.path("d")).unwrap();
+        fs::write(scene.path("d/f"), "content\n").unwrap();
+    }
+}
+
+/// The same with two directories that change places: the other one's file was handed out, and a writer went on in a copy of it.
+#[test]
+fn a_file_is_opened_while_its_directory_changes_places_with_another() {
+    let Some(scene) = prepare("race_dirs_exchanged") else { return };
+    for name in ["d", "e"] {
+        fs::create_dir(scene.path(name)).unwrap();
+        fs::write(scene.path(name).join("f"), format!("of {name}\n")).unwrap();
+    }
+    let exchange = "import ctypes; libc = ctypes.CDLL(None, use_errno=True)
+assert libc.renameat2(-100, b'd', -100, b'e', 2) == 0, ctypes.get_errno()";
+    let script = format!("cat d/f e/f; python3 -c \"{exchange}\"; sleep 0.15; cat d/f e/f; echo more >>d/f; cat d/f");
+    let options = ["--no-preload", "--quiet-period", "0s", "--store-ttl", "10s"];
+    let ended = scene.run_held("drain.renamed:400", &options, &script).exits(0);
+    assert_eq!(ended.stdout, "of d\nof e\nof e\nof d\nof e\nmore\n");
+    scene.holds("d/f", b"of e\nmore\n");
+    scene.holds("e/f", b"of d\n");
+}
+
+/// A copy was staged into a directory that the batch before it removed: it was looked for there for ever.
+#[test]
+fn a_copy_in_a_directory_that_is_removed_before_it_is_made_anew() {
+    let Some(scene) = prepare("race_staged_in_removed") else { return };
+    let script = "mkdir d; echo one >d/f; sleep 2
+        mkdir x; sleep 0.2
+        mv d/f f; rmdir d
+        sleep 0.6; echo two >>f";
+    let ended = scene.run_held("drain.started:600", &["--no-preload", "--quiet-period", "0s", "--retry", "5s"], script);
+    ended.exits(0);
+    scene.holds("f", b"one\ntwo\n");
+    assert!(!scene.path("d").exists());
+    scene.is_clean();
+}

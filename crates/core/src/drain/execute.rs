@@ -513,6 +513,7 @@ impl Drain {
             }
             Err(why) => return Err(why),
         }
+        crash_point!("drain.renamed");
         let gone = self.carried_out(one.kind, Some((to.0, Name::from(name))), None);
         drop(moving);
         self.reidentify(file, &target, owner);
@@ -531,6 +532,7 @@ impl Drain {
         if self.is_there(a, &a_path, owner) && self.is_there(b, &b_path, owner) {
             self.as_owner(owner, |who| store.exchange(who, &a_path, &b_path))?;
         }
+        crash_point!("drain.renamed");
         self.carried_out(one.kind, None, None);
         drop(moving);
         self.reidentify(a, &b_path, owner);
@@ -564,6 +566,8 @@ impl Drain {
     fn remove_dir(&self, one: &Work<'_>, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
         let (_, path) = self.place(at)?;
         let (owner, _) = self.owner_and_meta(file)?;
+        // Nobody makes a copy in it meanwhile.
+        let _staging = self.staging.write().unwrap_or_else(PoisonError::into_inner);
         let remove = || self.as_owner(owner, |who| self.namespace.store.remove_dir(who, &path));
         let removed = match self.is_there(file, &path, owner).then(remove) {
             Some(Err(_)) if self.gives_up_copies_in(file, &path) => remove(),

@@ -343,6 +343,7 @@ impl Drain {
         let mut tree = self.namespace.tree();
         let mut txn = Txn::default();
         let mut staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut released = Vec::new();
         for seq in seqs {
             let Some(op) = tree.ops.get_mut(seq) else {
                 continue;
@@ -356,12 +357,16 @@ impl Drain {
             let (kind, done) = (op.kind.clone(), op.doubtful);
             if !done {
                 tree.release_books(&kind);
+                released.extend(crate::namespace::tree::files_of(&kind));
             }
             for id in crate::namespace::tree::files_of(&kind) {
                 txn.file(id);
             }
             txn.op(*seq);
         }
+        drop(staged);
+        // Perhaps nobody has wanted them since.
+        released.into_iter().for_each(|id| self.namespace.reap(&mut tree, &mut txn, id));
         self.namespace.commit(&tree, txn);
     }
 

@@ -5,7 +5,7 @@ use crate::sync::{Arc, PoisonError};
 use std::io;
 
 use crate::model::{FileId, OpKind, Seq};
-use crate::namespace::tree::{Inode, Name, Progress};
+use crate::namespace::tree::{Inode, Name, Op, Progress};
 use crate::store::{Cred, Meta, StorePath};
 
 use super::Drain;
@@ -113,6 +113,8 @@ impl Drain {
             stays
         });
         let mut tree = self.namespace.tree();
+        let lies_there = |op: &Op| matches!(op.progress, Progress::Staged { dir: at, .. } if at == dir);
+        given_up.extend(tree.ops.iter().filter(|(_, op)| lies_there(op)).map(|(seq, _)| *seq));
         given_up.into_iter().for_each(|seq| self.namespace.unstage(&mut tree, seq));
         drop(tree);
         self.namespace.discard_left_in(path)

@@ -490,6 +490,8 @@ impl Tree {
             return false;
         };
         id != FileId::ROOT
+            // What is being carried out may have to be done again.
+            && !self.before.contains_key(&id)
             && inode.lookups == 0
             && inode.handles == 0
             && inode.publish.is_none()

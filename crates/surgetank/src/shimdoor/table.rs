@@ -20,6 +20,14 @@ pub trait Slot: Copy + Default {
     /// # Safety
     /// `at` points to an entry of the mapped table.
     unsafe fn publish(&self, at: *mut Self);
+    /// Takes the place of another one with the same key, which no reader misses meanwhile.
+    ///
+    /// # Safety
+    /// As above.
+    unsafe fn replace(&self, at: *mut Self) {
+        // SAFETY: the caller's promise.
+        unsafe { self.publish(at) };
+    }
     /// Readers go on past it.
     ///
     /// # Safety
@@ -47,6 +55,13 @@ impl Slot for abi::Name {
             fence(Ordering::Release);
             at.write_volatile(Self { a: 1, ..*self });
             a.store(self.a, Ordering::Release);
+        }
+    }
+    unsafe fn replace(&self, at: *mut Self) {
+        // SAFETY: the caller's promise; readers who see one of both compare the id with the record's own, and ask the mount.
+        unsafe {
+            AtomicU64::from_ptr(&raw mut (*at).id).store(self.id, Ordering::Release);
+            AtomicU32::from_ptr(&raw mut (*at).record).store(self.record, Ordering::Release);
         }
     }
     unsafe fn erase(at: *mut Self) {
@@ -144,7 +159,7 @@ impl<S: Slot> Table<S> {
     pub fn put(&mut self, memory: &Memory, slot: S, is: impl Fn(&S) -> bool) -> bool {
         if let Some(at) = self.find(memory, slot.start(), is) {
             // SAFETY: `find` returns entries of the table.
-            unsafe { slot.publish(at) };
+            unsafe { slot.replace(at) };
             return true;
         }
         if self.taken * 10 >= self.capacity * 7 && !self.rebuild(memory) {

@@ -300,3 +300,39 @@ fn what_is_concealed_or_not_shown_is_left_to_the_mount() {
     assert_eq!((record.flags & (of_record::KNOWN | of_record::RESIDENT), record.backing_ino), (0, 0));
     assert_eq!(index.of_plain(DEV, 9_000_005), None);
 }
+
+/// A name that comes to mean another file was missing for an instant: `mv new current` was no longer atomic.
+#[test]
+fn a_name_that_is_replaced_is_always_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut index = index(dir.path());
+    for id in [2, 3] {
+        index.show(&shown(id, Kind::File, 1), b"");
+    }
+    index.name(FileId(1), b"current", Some(FileId(2)));
+    let header = Reader::of(dir.path()).header();
+    let (a, _) = abi::hash(header.key, 1, b"current");
+    let slot = header.names.offset + (a & (header.names.capacity - 1)) * size_of::<abi::Name>() as u64;
+    let file = std::fs::File::open(dir.path().join("index")).unwrap();
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut looks = 0;
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                let mut there = [0; 8];
+                file.read_exact_at(&mut there, slot).unwrap();
+                assert_eq!(u64::from_ne_bytes(there), a, "after {looks} looks");
+                looks += 1;
+            }
+            looks
+        });
+        for round in 0..2_000_000_u64 {
+            index.name(FileId(1), b"current", Some(FileId(2 + round % 2)));
+            if reader.is_finished() {
+                break;
+            }
+        }
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(reader.join().unwrap() > 1000);
+    });
+}

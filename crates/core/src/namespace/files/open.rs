@@ -263,10 +263,7 @@ impl Namespace {
     /// Is the file elsewhere in the store than before, or about to be?
     pub(super) fn may_move(&self, id: FileId, before: Option<&StorePath>) -> bool {
         let tree = self.tree();
-        let Some(inode) = tree.get(id) else { return false };
-        let pinned =
-            inode.applied.as_ref().and_then(|(dir, name)| tree.entry(*dir, name)).is_some_and(|entry| entry.pins > 0);
-        pinned || tree.applied_path(id).as_ref() != before
+        tree.get(id).is_some() && (tree.moves_in_store(id) || tree.applied_path(id).as_ref() != before)
     }
 
     /// The first open of an inode. The inode's lock is held.
@@ -357,7 +354,8 @@ impl Namespace {
         let tree = self.tree();
         let known = tree.get(id).and_then(|inode| inode.identity.as_ref().map(|known| known.ino));
         let same = known.is_none_or(|known| known == ino);
-        if same || !(tree.is_queued(id) || tree.applied_path(id).as_ref() != Some(path)) {
+        let moves = tree.is_queued(id) || tree.is_moving_in_store(id) || tree.applied_path(id).as_ref() != Some(path);
+        if same || !moves {
             return Ok(file);
         }
         Err(Errno::STALE.into())

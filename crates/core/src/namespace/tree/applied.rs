@@ -75,6 +75,29 @@ impl Tree {
         }
     }
 
+    /// Waits an operation that moves the file in the store, or a directory that it lies in?
+    pub fn moves_in_store(&self, id: FileId) -> bool {
+        self.way_in_store(id).any(|(dir, name)| self.entry(*dir, name).is_some_and(|entry| entry.pins > 0))
+    }
+
+    /// The same, just now. (Its operation may be carried out, and not be in the books yet.)
+    pub fn is_moving_in_store(&self, id: FileId) -> bool {
+        let mut at = Some(id);
+        while let Some(id) = at {
+            if self.before.contains_key(&id) {
+                return true;
+            }
+            at = self.get(id).and_then(|inode| inode.applied.as_ref()).map(|(dir, _)| *dir);
+        }
+        false
+    }
+
+    /// Its place in the store, that of the directory it lies in, and so on.
+    fn way_in_store(&self, id: FileId) -> impl Iterator<Item = &Place> {
+        let place = |id: FileId| self.get(id).and_then(|inode| inode.applied.as_ref());
+        std::iter::successors(place(id), move |(dir, _)| place(*dir))
+    }
+
     /// Has it, or had it when we first saw it, several names?
     pub fn is_hard_linked(&self, id: FileId) -> bool {
         self.get(id).is_some_and(|inode| {
