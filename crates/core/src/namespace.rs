@@ -379,7 +379,7 @@ impl Namespace {
             Duration::ZERO
         } else if open.is_some_and(|open| open.directly_written()) {
             TTL_WRITTEN
-        } else if inode.owned && id != FileId::ROOT && !inode.is_copy() {
+        } else if inode.owned && id != FileId::ROOT && !inode.may_be_copy() {
             TTL_OURS
         } else {
             self.config.store_ttl

@@ -235,3 +235,31 @@ with open(\"f\", \"ab\", 0) as f:
     scene.holds("f", &noise(5, 24 * MIB));
     scene.is_clean();
 }
+
+/// A file was moved out of the directory that it had been spilled into, and the directory removed: that was kept for somebody
+/// else's, and the file waited for it for ever.
+fn out_of_a_directory_that_is_removed(scene: Option<Scene>, direct: &str) {
+    let Some(scene) = small(scene) else { return };
+    fs::create_dir_all(scene.path("d/in")).unwrap();
+    fs::write("/mnt/source", noise(7, 40 * MIB)).unwrap();
+    let script = "exec 3>d/in/f
+        dd if=/mnt/source bs=1M count=30 status=none >&3
+        mv d/in/f f; rmdir d/in
+        sleep 1.5
+        dd if=/mnt/source bs=1M skip=30 status=none >&3
+        exec 3>&-; cmp /mnt/source f";
+    scene.run(&["--direct", direct, "--no-preload", "--quiet-period", "0s"], script).exits(0);
+    scene.holds("f", &noise(7, 40 * MIB));
+    assert!(!scene.path("d/in").exists());
+    scene.is_clean();
+}
+
+#[test]
+fn what_was_spilled_into_a_directory_that_is_removed() {
+    out_of_a_directory_that_is_removed(Scene::new("spill_removed"), "true");
+}
+
+#[test]
+fn what_was_spilled_into_a_directory_that_is_removed_mediated() {
+    out_of_a_directory_that_is_removed(Scene::new("spill_removed_mediated"), "false");
+}

@@ -570,7 +570,7 @@ impl Drain {
         let _staging = self.staging.write().unwrap_or_else(PoisonError::into_inner);
         let remove = || self.as_owner(owner, |who| self.namespace.store.remove_dir(who, &path));
         let removed = match self.is_there(file, &path, owner).then(remove) {
-            Some(Err(_)) if self.gives_up_copies_in(file, &path) => remove(),
+            Some(Err(_)) if self.moves_spills_out(file)? | self.gives_up_copies_in(file, &path) => remove(),
             removed => removed.unwrap_or(Ok(())),
         };
         match removed {

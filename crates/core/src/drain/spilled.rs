@@ -1,10 +1,13 @@
 //! Publishing the temporary in the store in which a file lies, and in which its program may go on writing.
 
+use std::io;
+
 use crate::sync::{Arc, PoisonError};
 
 use crate::model::{FileId, OpKind, StoreIdentity};
 use crate::namespace::content::{Content, Lies, Open};
-use crate::namespace::tree::{Inode, file_of};
+use crate::namespace::journal::Txn;
+use crate::namespace::tree::{Inode, Name, file_of};
 use crate::store::{Cred, StorePath};
 
 use super::execute::{Done, Work};
@@ -42,6 +45,47 @@ impl Drain {
         let tree = self.namespace.tree();
         let spill = tree.get(file).and_then(Inode::spill);
         staged.as_ref().zip(spill).is_some_and(|((dir, name, ..), spill)| *spill == (*dir, name.clone()))
+    }
+
+    /// The directory goes: what was spilled into it, of files that are elsewhere by now, lies elsewhere from now on. Returns
+    /// whether there was any. Nothing is staged meanwhile.
+    ///
+    /// (Under both names, until the catalog's disk knows the new one.)
+    pub(super) fn moves_spills_out(&self, gone: FileId) -> io::Result<bool> {
+        let spilled: Vec<(FileId, Name, FileId, Cred)> = {
+            let tree = self.namespace.tree();
+            let lies_there = |(id, inode): (FileId, &Inode)| {
+                let (_, name) = inode.spill().filter(|(dir, _)| *dir == gone)?;
+                let to = inode.logical.as_ref().map_or(FileId::ROOT, |(dir, _)| tree.nearest_applied(*dir));
+                Some((id, name.clone(), to, inode.cred())).filter(|_| to != gone)
+            };
+            tree.iter().filter_map(lies_there).collect()
+        };
+        let store = &self.namespace.store;
+        for (id, name, to, owner) in &spilled {
+            self.namespace.expect_temporaries_in(*to);
+            let paths = {
+                let tree = self.namespace.tree();
+                tree.applied_path(gone).zip(tree.applied_path(*to))
+            };
+            let Some((from, target)) = paths.map(|(from, to)| (from.join(name), to.join(name))) else { continue };
+            self.as_owner(*owner, |who| match store.link(who, &from, &target) {
+                Err(why) if why.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+                linked => linked,
+            })?;
+            {
+                let mut tree = self.namespace.tree();
+                let mut txn = Txn::default();
+                if let Some(inode) = tree.get_mut(*id) {
+                    inode.extra_mut().spill = Some((*to, name.clone()));
+                    txn.file(*id);
+                }
+                self.namespace.commit(&tree, txn);
+            }
+            self.namespace.sync_catalog()?;
+            self.as_owner(*owner, |who| store.unlink(who, &from))?;
+        }
+        Ok(!spilled.is_empty())
     }
 
     /// It was there already.

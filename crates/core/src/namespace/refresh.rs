@@ -17,7 +17,8 @@ impl Namespace {
                 if let Some(dir) = inode.dir.as_mut() {
                     dir.absent.clear();
                 }
-                if inode.owned && !inode.is_copy() {
+                // (Of a directory of ours others may have changed the mode.)
+                if inode.owned && !inode.is_copy() && !inode.is_dir() {
                     continue;
                 }
                 inode.checked = None;

@@ -130,7 +130,7 @@ impl Namespace {
         Shown {
             id,
             attr: inode.attr,
-            known: !file || inode.sealed || steady,
+            known: !file || inode.sealed && !looked_at || steady,
             live: file && !inode.sealed,
             fresh: handed && inode.is_fresh(),
             plain,

@@ -7,7 +7,7 @@ use crate::model::{FileId, Image, STORE_TEMPORARY_PREFIX};
 
 use super::Namespace;
 use super::journal::Txn;
-use super::tree::{Inode, Name};
+use super::tree::{Inode, Name, Place};
 use crate::store::{Cred, StorePath};
 
 const COUNTER: &str = "temporaries-in-";
@@ -72,17 +72,17 @@ impl Namespace {
     pub(super) fn discard_leftovers(&self) {
         let (dirs, spills, who) = {
             let tree = self.tree();
-            let dirs: Vec<_> = tree.temporaries.iter().filter_map(|dir| tree.applied_path(*dir)).collect();
-            let spills: HashSet<Name> =
-                tree.iter().filter_map(|(_, inode)| inode.spill().map(|place| place.1.clone())).collect();
+            let dirs = tree.temporaries.iter().filter_map(|dir| Some((*dir, tree.applied_path(*dir)?)));
+            let dirs: Vec<_> = dirs.collect();
+            let spills: HashSet<Place> = tree.iter().filter_map(|(_, inode)| inode.spill().cloned()).collect();
             let who = tree.get(FileId::ROOT).map(Inode::cred).unwrap_or(crate::store::Cred { uid: 0, gid: 0 });
             (dirs, spills, self.own_cred(who))
         };
         let mut prefix = STORE_TEMPORARY_PREFIX.to_vec();
         prefix.extend_from_slice(self.key().as_bytes());
-        for dir in dirs {
+        for (id, dir) in dirs {
             for entry in self.store.list(who, &dir, true).unwrap_or_default() {
-                if entry.name.starts_with(&prefix) && !spills.contains(&*entry.name) {
+                if entry.name.starts_with(&prefix) && !spills.contains(&(id, Name::from(&*entry.name))) {
                     drop(self.store.discard(who, &dir.join(&entry.name)));
                 }
             }

@@ -232,8 +232,11 @@ impl Inode {
     pub fn is_copy(&self) -> bool {
         let at_rest = self.publish.is_none() && self.set_meta.is_none() && self.identity.is_some();
         let one_name = self.extra.as_ref().is_none_or(|extra| extra.more_names.is_empty() && extra.spill.is_none());
-        let unchanged = self.version == 0 && self.sealed && self.applied.is_some() && self.applied == self.logical;
-        self.attr.kind == Kind::File && self.owned && unchanged && at_rest && one_name
+        self.owned && self.may_be_copy() && self.applied == self.logical && at_rest && one_name
+    }
+    /// It is a copy, or will be one when what is queued is done.
+    pub fn may_be_copy(&self) -> bool {
+        self.attr.kind == Kind::File && self.version == 0 && self.sealed && self.applied.is_some()
     }
     /// On a tier, and without a version yet.
     pub fn is_fresh(&self) -> bool {
