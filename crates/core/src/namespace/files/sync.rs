@@ -20,6 +20,8 @@ use super::super::tree::{Inode, PlainId, Tree};
 
 /// So many are synced before the catalog is told.
 const BATCH: usize = 256;
+/// What was in other hands comes again after this, at the earliest.
+const AGAIN: Duration = Duration::from_secs(1);
 const IDLE: Duration = Duration::from_secs(3600);
 
 #[derive(Default)]
@@ -62,13 +64,17 @@ impl Namespace {
 
     /// A version that nothing vouches for yet, if it lies where it can be made to survive a reboot.
     pub(crate) fn to_be_synced(&self, tree: &Tree, id: FileId) {
+        self.to_be_synced_after(tree, id, self.config.sync_after);
+    }
+
+    fn to_be_synced_after(&self, tree: &Tree, id: FileId, pause: Duration) {
         let Some(inode) = tree.get(id).filter(|inode| needs_sync(inode)) else { return };
         let volatile = inode.replica.is_some_and(|plain| self.tiers.device(plain.device).survives() == Survives::Agent);
         if volatile || inode.replica.is_none() && inode.spill().is_none() {
             return;
         }
         let mut unsynced = self.unsynced();
-        unsynced.0.push_back(Closed { id, version: inode.version, due: clock::tick() + self.config.sync_after });
+        unsynced.0.push_back(Closed { id, version: inode.version, due: clock::tick() + pause });
         if unsynced.0.len() == 1 {
             self.unsynced_came.notify_all();
         }
@@ -76,11 +82,15 @@ impl Namespace {
 
     /// Syncs what is due, or all. Returns how long nothing more will be.
     pub(crate) fn sync_closed(&self, all: bool) -> Option<Duration> {
+        // What comes again meanwhile is not waited for.
+        let mut left = self.unsynced().0.len();
         loop {
             let now = clock::tick();
             let due: Vec<(FileId, u32)> = {
                 let mut unsynced = self.unsynced();
-                let count = unsynced.0.iter().take(BATCH).take_while(|closed| all || closed.due <= now).count();
+                let batch = unsynced.0.iter().take(BATCH.min(left));
+                let count = batch.take_while(|closed| all || closed.due <= now).count();
+                left -= count;
                 unsynced.0.drain(..count).map(|closed| (closed.id, closed.version)).collect()
             };
             if due.is_empty() {
@@ -109,7 +119,7 @@ impl Namespace {
             {
                 Ok(true) => synced.push((id, version)),
                 // Renamed, moved, evicted or deleted meanwhile: if it is still somewhere, another time.
-                Ok(false) => self.to_be_synced(&self.tree(), id),
+                Ok(false) => self.to_be_synced_after(&self.tree(), id, self.config.sync_after.max(AGAIN)),
                 Err(why) => {
                     if let At::Tier(plain, _) = &at {
                         self.device_failed(plain.device, &why);
@@ -158,16 +168,19 @@ impl Namespace {
         }
     }
 
-    /// Makes the present version of a closed file survive; `false`: it was in other hands just now.
-    pub(super) fn sync_sealed(&self, id: FileId, version: u32) -> std::io::Result<bool> {
+    /// Makes what was closed survive, whoever has opened it since; `false`: it was in other hands just now.
+    pub(super) fn sync_closed_file(&self, id: FileId, version: u32) -> std::io::Result<bool> {
         let at = {
             let tree = self.tree();
-            tree.get(id).filter(|inode| inode.sealed && inode.version == version).and_then(|_| self.lies_at(&tree, id))
+            self.lies_at(&tree, id)
         };
         // (What is nowhere any more the store has, or nobody.)
         let Some(at) = at else { return Ok(true) };
         let Some(file) = self.open_to_sync(&at)? else { return Ok(false) };
         self.sync_version(id, version, &file)?;
+        if self.tree().get(id).is_some_and(|inode| !inode.sealed) {
+            self.promise_bytes(id);
+        }
         Ok(true)
     }
 

@@ -233,7 +233,7 @@ impl Namespace {
             }
             _ => {
                 for _ in 0..LOOKS_MAX {
-                    if self.sync_sealed(id, version)? {
+                    if self.sync_closed_file(id, version)? {
                         return self.sync_catalog().map_err(Into::into);
                     }
                 }
