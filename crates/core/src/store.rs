@@ -11,6 +11,8 @@ pub mod conformance;
 pub mod distant;
 mod extents;
 pub mod faulty;
+#[cfg(any(feature = "s3", feature = "webhdfs"))]
+mod http;
 pub mod object;
 pub mod posix;
 #[cfg(feature = "redis")]
@@ -19,6 +21,8 @@ pub mod redis;
 pub mod s3;
 pub mod source;
 pub mod verdict;
+#[cfg(feature = "webhdfs")]
+pub mod webhdfs;
 
 pub use at_once::at_once;
 pub use source::{Remote, Source};
@@ -164,15 +168,27 @@ pub struct Features {
     /// Content lies there in plain files that can be opened, written in place and spilled to.
     pub plain_files: bool,
     pub hard_links: bool,
+    /// Directories are more than what is in them: they have times, which change with it, and temporaries lie in them, which
+    /// others see.
+    pub directories: bool,
     /// A rename is one step. If not, a crash may leave a file under both names.
     pub atomic_renames: bool,
+    /// Two names change places in one step.
+    pub exchanges: bool,
     /// So many files may be published at the same time, where order does not matter.
     pub publications_at_once: usize,
 }
 
 impl Features {
     /// Of a file system.
-    pub const POSIX: Self = Self { plain_files: true, hard_links: true, atomic_renames: true, publications_at_once: 1 };
+    pub const POSIX: Self = Self {
+        plain_files: true,
+        hard_links: true,
+        directories: true,
+        atomic_renames: true,
+        exchanges: true,
+        publications_at_once: 1,
+    };
 }
 
 /// One directory tree that keeps what is durable. Paths are relative to its root; no operation follows a symlink or leaves the root.

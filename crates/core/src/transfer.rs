@@ -301,7 +301,7 @@ impl<'a> Transfer<'a> {
     }
 
     fn part(&self, entry: &Entry) -> StorePath {
-        entry.to.part(self.target.features().plain_files.then(|| self.claims.owner()))
+        entry.to.part(self.target.features().directories.then(|| self.claims.owner()))
     }
 
     fn give_up(&self, temporary: &StorePath, why: io::Error) -> io::Error {

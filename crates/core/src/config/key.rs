@@ -239,12 +239,18 @@ fn program_names(text: &str) -> std::result::Result<Vec<String>, String> {
 }
 
 /// Kinds of stores that are no directories.
-pub(super) const STORE_SCHEMES: &[&str] = match (cfg!(feature = "s3"), cfg!(feature = "redis")) {
-    (true, true) => &["s3", "redis", "rediss"],
-    (true, false) => &["s3"],
-    (false, true) => &["redis", "rediss"],
-    (false, false) => &[],
-};
+pub(super) const STORE_SCHEMES: &[&str] = &[
+    #[cfg(feature = "s3")]
+    "s3",
+    #[cfg(feature = "redis")]
+    "redis",
+    #[cfg(feature = "redis")]
+    "rediss",
+    #[cfg(feature = "webhdfs")]
+    "webhdfs",
+    #[cfg(feature = "webhdfs")]
+    "swebhdfs",
+];
 
 enum Place {
     Directory(String),
@@ -266,6 +272,8 @@ fn store_place(text: &str) -> std::result::Result<Place, String> {
         ("s3", _) => understood(text, crate::store::s3::Place::parse(text).map(drop)),
         #[cfg(feature = "redis")]
         ("redis" | "rediss", _) => understood(text, crate::store::redis::Place::parse(text).map(drop)),
+        #[cfg(feature = "webhdfs")]
+        ("webhdfs" | "swebhdfs", _) => understood(text, crate::store::webhdfs::Place::parse(text).map(drop)),
         _ => {
             let known: Vec<String> = STORE_SCHEMES.iter().map(|known| format!("{known}://…, ")).collect();
             let known = known.concat();
@@ -276,7 +284,7 @@ fn store_place(text: &str) -> std::result::Result<Place, String> {
     }
 }
 
-#[cfg(any(feature = "redis", feature = "s3"))]
+#[cfg(any(feature = "redis", feature = "s3", feature = "webhdfs"))]
 fn understood(url: &str, parsed: crate::error::Result<()>) -> std::result::Result<Place, String> {
     let told = |Error { what, why, remedy, .. }: Error| {
         [what, why, remedy].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")

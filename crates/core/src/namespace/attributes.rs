@@ -331,7 +331,7 @@ impl Namespace {
     /// Where a program gave it a time (and may do that) it gets that again afterwards.
     pub(super) fn queue_times(&self, tree: &mut Tree, txn: &mut Txn, dir: FileId, run: RunId, last: bool) {
         let given = |inode: &Inode| inode.dir.as_ref().is_some_and(|dir| dir.times_given);
-        if !self.store.features().plain_files || !tree.get(dir).is_some_and(given) {
+        if !self.store.features().directories || !tree.get(dir).is_some_and(given) {
             return;
         }
         self.queue_meta_behind(tree, txn, dir, run, false, last);

@@ -140,7 +140,14 @@ impl<S: Store + 'static> Store for Distant<S> {
         self.inner.describe()
     }
     fn features(&self) -> Features {
-        Features { plain_files: false, hard_links: false, atomic_renames: false, publications_at_once: 1 }
+        Features {
+            plain_files: false,
+            hard_links: false,
+            directories: false,
+            atomic_renames: false,
+            exchanges: false,
+            publications_at_once: 1,
+        }
     }
     fn may_hold(&self, path: &StorePath) -> io::Result<()> {
         // As where names are UTF-8.

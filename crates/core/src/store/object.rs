@@ -162,7 +162,9 @@ impl Store for ObjectStore {
         Features {
             plain_files: false,
             hard_links: false,
+            directories: false,
             atomic_renames: false,
+            exchanges: false,
             publications_at_once: PUBLICATIONS_AT_ONCE,
         }
     }
@@ -365,7 +367,7 @@ impl Store for ObjectStore {
 
 /// A server that is away for a moment fails no program: what programs ask waits for it, as on a file system that is mounted
 /// hard. (The drain has a patience of its own.)
-fn patiently<T>(ask: impl Fn() -> io::Result<T>) -> io::Result<T> {
+pub(super) fn patiently<T>(ask: impl Fn() -> io::Result<T>) -> io::Result<T> {
     let until = crate::clock::tick() + AWAY_PATIENCE;
     let mut pause = Duration::from_millis(50);
     loop {
@@ -379,7 +381,7 @@ fn patiently<T>(ask: impl Fn() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-fn is_away(why: &io::Error) -> bool {
+pub(super) fn is_away(why: &io::Error) -> bool {
     let errno = super::verdict::errno_of(why);
     matches!(
         errno,

@@ -11,8 +11,6 @@ mod answers;
 mod counters;
 mod credentials;
 mod failure;
-mod listening;
-mod names;
 mod place;
 mod probe;
 mod reading;

@@ -8,6 +8,7 @@ use std::io;
 
 use super::answers;
 use crate::error::Errno;
+use crate::store::http;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Meaning {
@@ -68,25 +69,8 @@ impl Failure {
 
     /// Nothing that could be read came back.
     pub fn unanswered(why: ureq::Error) -> Self {
-        use ureq::{Error, Timeout};
-        let message = why.to_string();
-        let (errno, again, unsure) = match why {
-            Error::Timeout(Timeout::Connect | Timeout::Resolve) => (Errno::TIMEDOUT, true, false),
-            Error::Timeout(_) => (Errno::TIMEDOUT, true, true),
-            Error::HostNotFound => (Errno::HOSTUNREACH, true, false),
-            Error::ConnectionFailed | Error::ConnectProxyFailed(_) => (Errno::CONNREFUSED, true, false),
-            // A certificate that does not hold today does not hold in a second.
-            Error::Io(why) if why.kind() == io::ErrorKind::InvalidData => (Errno::IO, false, false),
-            Error::Io(why) => {
-                let errno = socket_errno(&why);
-                let refused = [Errno::CONNREFUSED, Errno::HOSTUNREACH, Errno::NETUNREACH].contains(&errno);
-                (errno, true, !refused)
-            }
-            // An answer that is not HTTP's: a proxy that gives up, a connection that broke in the middle of a header.
-            Error::Protocol(_) => (Errno::CONNRESET, true, true),
-            _ => (Errno::IO, false, false),
-        };
-        Self { again, unsure, ..Self::ours(errno, &message) }
+        let http::Silence { errno, again, unsure } = http::silence(&why);
+        Self { again, unsure, ..Self::ours(errno, &why.to_string()) }
     }
 
     /// The server said no. `conditional`: the request named a condition.
@@ -170,17 +154,6 @@ fn meaning_of(status: u16, code: &str, conditional: bool) -> (Meaning, bool) {
         200 => (errno(Errno::AGAIN), true),
         300..=499 => (errno(Errno::INVAL), false),
         _ => (errno(Errno::IO), false),
-    }
-}
-
-fn socket_errno(why: &io::Error) -> Errno {
-    match (why.raw_os_error(), why.kind()) {
-        (Some(code), _) => Errno::from_raw_os_error(code),
-        (None, io::ErrorKind::TimedOut) => Errno::TIMEDOUT,
-        (None, io::ErrorKind::ConnectionRefused) => Errno::CONNREFUSED,
-        // The name server's no has no number.
-        (None, io::ErrorKind::NotFound | io::ErrorKind::Other) => Errno::HOSTUNREACH,
-        _ => Errno::CONNRESET,
     }
 }
 

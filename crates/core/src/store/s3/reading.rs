@@ -12,9 +12,10 @@ use ureq::http::Method;
 use super::answers;
 use super::counters::Kind;
 use super::failure::Failure;
-use super::server::{Server, part_of};
+use super::server::Server;
 use super::wire::Ask;
 use crate::error::Errno;
+use crate::store::http::part_of;
 
 pub struct Reading {
     server: Arc<Server>,

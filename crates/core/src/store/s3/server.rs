@@ -3,7 +3,6 @@
 //! The danger: tries that make a bad time worse. They are few, further and further apart, at random moments, and they end; who
 //! asks has patience of his own.
 
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -14,6 +13,7 @@ use super::place::Place;
 use super::wire::{Answer, Ask, Throttle, Wire};
 use crate::clock::tick;
 use crate::error::{Errno, Error};
+use crate::store::http::part_of;
 use crate::store::object::Abilities;
 
 /// Between two tries, whatever the server asks for.
@@ -96,10 +96,4 @@ impl Server {
     pub fn trouble(&self) -> Option<String> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
-}
-
-/// Any part of it: those who failed together must not come back together.
-pub fn part_of(pause: Duration) -> Duration {
-    let random = RandomState::new().hash_one(0);
-    Duration::from_nanos(random % u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX).max(1))
 }

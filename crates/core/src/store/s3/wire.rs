@@ -1,41 +1,26 @@
 //! One request to the server and its answer: names encoded, signed, the body fed in small pieces from where it lies.
 //!
-//! The danger: memory and time without bound. No body is ever whole in memory, nothing is waited for without a limit, and an
-//! answer that is not content is cut at a size.
+//! (Connections, and how bodies are fed and answers read: `store/http`.)
 
 use std::borrow::Cow;
 use std::io::{self, Read};
 use std::sync::PoisonError;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use percent_encoding::utf8_percent_encode;
 use sha2::{Digest, Sha256};
 use ureq::http::header::{CONTENT_LENGTH, HeaderName, HeaderValue};
 use ureq::http::{HeaderMap, Method, Request, Response};
-use ureq::tls::{Certificate, RootCerts, TlsConfig};
-use ureq::unversioned::transport::{ConnectProxyConnector, Connector, RustlsConnector, TcpConnector};
 use ureq::{Agent, AsSendBody, SendBody};
 
 use super::counters::{Counters, Kind};
 use super::credentials::Credentials;
 use super::failure::{Failure, Meaning};
-use super::listening::Listening;
-use super::names::Names;
 use super::place::{Payload, Place, Style};
 use crate::error::{Errno, Error};
+use crate::store::http::{self, BUFFER_BYTES, Feeder, IN_PATH, IN_QUERY};
 use crate::store::object::Body;
-
-/// Of one connection, in each direction: with it a body goes out in few system calls.
-const BUFFER_BYTES: usize = 128 << 10;
-/// Of an answer that is not content: a page of 1,000 names of 1,024 bytes, each byte written as three.
-const ANSWER_BYTES_MAX: u64 = 16 << 20;
-/// Connections kept open between requests; more than that only while more threads ask.
-const IDLE_CONNECTIONS: usize = 32;
-
-/// All but what stands for itself in a URL, as signatures want it.
-const IN_QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
-const IN_PATH: &AsciiSet = &IN_QUERY.remove(b'/');
 
 /// SHA-256 of nothing.
 const HASH_OF_NOTHING: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
@@ -89,12 +74,10 @@ pub struct Answer {
 
 impl Answer {
     /// All of an answer that is not content; the connection is free again.
-    pub fn text(mut self) -> Result<Vec<u8>, Failure> {
-        let mut text = Vec::new();
-        let mut reader = self.body.as_reader().take(ANSWER_BYTES_MAX);
-        match reader.read_to_end(&mut text) {
-            Ok(_) if text.len() as u64 == ANSWER_BYTES_MAX => Err(Failure::ours(Errno::IO, "the answer has no end")),
-            Ok(_) => Ok(text),
+    pub fn text(self) -> Result<Vec<u8>, Failure> {
+        match http::text_of(self.body) {
+            Ok(Some(text)) => Ok(text),
+            Ok(None) => Err(Failure::ours(Errno::IO, "the answer has no end")),
             Err(_) => Err(Failure::garbled("the answer was cut short")),
         }
     }
@@ -141,32 +124,9 @@ pub struct Wire {
 impl Wire {
     pub fn new(place: &Place) -> Result<Self, Error> {
         let limits = &place.limits;
-        let mut config = Agent::config_builder()
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .user_agent(concat!("surgetank/", env!("CARGO_PKG_VERSION")))
-            .no_delay(true)
-            .input_buffer_size(BUFFER_BYTES)
-            .output_buffer_size(BUFFER_BYTES)
-            .max_response_header_size(64 << 10)
-            .max_idle_connections(IDLE_CONNECTIONS)
-            .max_idle_connections_per_host(IDLE_CONNECTIONS)
-            .timeout_connect(Some(limits.connect))
-            .timeout_resolve(Some(limits.connect))
-            .timeout_per_read(Some(limits.progress))
-            .timeout_per_write(Some(limits.progress));
-        if place.endpoint.starts_with("https:") {
-            config = config.tls_config(TlsConfig::builder().root_certs(roots(place)?).build());
-        }
-        if is_loopback(&place.endpoint) {
-            // Whatever the environment says of proxies: this machine is not behind one.
-            config = config.proxy(None);
-        }
-        // Below TLS, which reads nothing while it has something to write.
-        let below = ConnectProxyConnector::default().chain(TcpConnector::default()).chain(Listening);
-        let connector = below.chain(RustlsConnector::default());
-        let agent = Agent::with_parts(config.build(), connector, Names::default());
+        let authorities = place.ca_bundle.as_deref().map(|path| ("AWS_CA_BUNDLE", path));
+        let (connect, progress) = (limits.connect, limits.progress);
+        let agent = http::agent(&http::Line { endpoint: &place.endpoint, connect, progress, authorities })?;
         Ok(Self {
             agent,
             credentials: Credentials::new(place),
@@ -206,15 +166,25 @@ impl Wire {
         }
         self.credentials.sign(&mut parts)?;
 
-        let length = match &ask.content {
-            Content::Nothing => 0,
-            Content::Text(text) => text.len() as u64,
-            Content::Body(body) => body.len(),
+        let nothing: &[u8] = b"";
+        let text;
+        let body: &dyn Body = match &ask.content {
+            Content::Nothing => &nothing,
+            Content::Text(words) => {
+                text = words.as_bytes();
+                &text
+            }
+            Content::Body(body) => *body,
         };
-        let mut feeder = Feeder::new(&ask.content, length, &self.counters.sent_bytes);
+        let count = |bytes| {
+            if matches!(ask.content, Content::Body(_)) {
+                self.counters.sent_bytes.fetch_add(bytes, Ordering::Relaxed);
+            }
+        };
+        let mut feeder = Feeder::new(body, &count);
         self.counters.request(ask.kind);
         let answer = if matches!(ask.method, Method::PUT | Method::POST) {
-            parts.headers.insert(CONTENT_LENGTH, length.into());
+            parts.headers.insert(CONTENT_LENGTH, body.len().into());
             self.run(ask.kind, Request::from_parts(parts, SendBody::from_reader(&mut feeder)))
         } else {
             self.run(ask.kind, Request::from_parts(parts, ()))
@@ -278,34 +248,6 @@ fn base_of(place: &Place) -> String {
     }
 }
 
-fn is_loopback(endpoint: &str) -> bool {
-    let host = endpoint.parse::<ureq::http::Uri>().ok().and_then(|uri| Some(uri.host()?.to_owned()));
-    host.is_some_and(|host| {
-        let ip = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
-        host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback())
-    })
-}
-
-/// Whom to believe that the server is the server: the file that the user names, or else the system, or else what was built in.
-fn roots(place: &Place) -> Result<RootCerts, Error> {
-    let Some(path) = &place.ca_bundle else {
-        let found = rustls_native_certs::load_native_certs().certs;
-        let certificates: Vec<_> = found.iter().map(|one| Certificate::from_der(one).to_owned()).collect();
-        return Ok(if certificates.is_empty() { RootCerts::WebPki } else { certificates.into() });
-    };
-    let wrong = |why: String| {
-        Error::new(format!("the certificates of AWS_CA_BUNDLE, {}, cannot be used", path.display())).why(why)
-    };
-    let pem = std::fs::read(path).map_err(|why| wrong(why.to_string()))?;
-    let mut certificates = Vec::new();
-    for item in ureq::tls::parse_pem(&pem) {
-        if let ureq::tls::PemItem::Certificate(one) = item.map_err(|why| wrong(why.to_string()))? {
-            certificates.push(one);
-        }
-    }
-    if certificates.is_empty() { Err(wrong("there is none in it".into())) } else { Ok(certificates.into()) }
-}
-
 fn hash_of(body: &dyn Body) -> Result<String, Failure> {
     let mut hash = Sha256::new();
     pieces(body, |piece| hash.update(piece)).map_err(Failure::of_source)?;
@@ -324,41 +266,6 @@ pub fn pieces(body: &dyn Body, mut see: impl FnMut(&[u8])) -> io::Result<()> {
         at += count as u64;
     }
     Ok(())
-}
-
-/// Reads straight into the connection's buffer, and keeps the error of the source apart from those of the connection.
-struct Feeder<'a> {
-    content: &'a Content<'a>,
-    at: u64,
-    length: u64,
-    sent_bytes: &'a AtomicU64,
-    failed: Option<io::Error>,
-}
-
-impl<'a> Feeder<'a> {
-    fn new(content: &'a Content<'a>, length: u64, sent_bytes: &'a AtomicU64) -> Self {
-        Self { content, at: 0, length, sent_bytes, failed: None }
-    }
-}
-
-impl Read for Feeder<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = buffer.len().min(usize::try_from(self.length - self.at).unwrap_or(usize::MAX));
-        let buffer = &mut buffer[..count];
-        match self.content {
-            Content::Nothing => {}
-            Content::Text(text) => text.as_bytes().read_at(buffer, self.at)?,
-            Content::Body(body) => {
-                if let Err(why) = body.read_at(buffer, self.at) {
-                    self.failed = Some(why);
-                    return Err(io::Error::other("the source of the body failed"));
-                }
-                self.sent_bytes.fetch_add(count as u64, Ordering::Relaxed);
-            }
-        }
-        self.at += count as u64;
-        Ok(count)
-    }
 }
 
 /// Lets requests through at a rate.
