@@ -15,6 +15,8 @@ use surgetank_core::store::posix::PosixStore;
 use surgetank_core::store::redis::{Place as RedisPlace, Redis};
 #[cfg(feature = "s3")]
 use surgetank_core::store::s3::{Place as S3Place, S3};
+#[cfg(feature = "webhdfs")]
+use surgetank_core::store::webhdfs::{Place as HdfsPlace, WebHdfs};
 use surgetank_core::store::{Store, StorePath, Verify};
 
 /// What a server of a store says.
@@ -41,6 +43,11 @@ pub fn ask_server(url: &str) -> Result<Answer> {
         }
         return Ok(Answer { found, warnings: durability.map_or_else(Vec::new, |kept| kept.warnings()) });
     }
+    #[cfg(feature = "webhdfs")]
+    if is_hdfs(url) {
+        let server = WebHdfs::open(HdfsPlace::parse(url)?, Duration::ZERO)?;
+        return Ok(Answer { found: server.told(), warnings: Vec::new() });
+    }
     Err(not_here(url))
 }
 
@@ -62,6 +69,11 @@ fn told(can: &Abilities) -> String {
 #[cfg(feature = "redis")]
 fn is_redis(url: &str) -> bool {
     url.starts_with("redis://") || url.starts_with("rediss://")
+}
+
+#[cfg(feature = "webhdfs")]
+fn is_hdfs(url: &str) -> bool {
+    url.starts_with("webhdfs://") || url.starts_with("swebhdfs://")
 }
 
 /// Of what is not safe with it, the log tells.
@@ -95,6 +107,10 @@ pub fn open_store(root: Option<OwnedFd>, config: &Config, state: &Path) -> Resul
     #[cfg(feature = "redis")]
     if let Some(url) = config.store_url().filter(|url| is_redis(url)) {
         return tree_of(Arc::new(open_redis(url, config.store_ttl)?));
+    }
+    #[cfg(feature = "webhdfs")]
+    if let Some(url) = config.store_url().filter(|url| is_hdfs(url)) {
+        return Ok(Arc::new(WebHdfs::open(HdfsPlace::parse(url)?, config.store_ttl)?));
     }
     Err(refused(&"it is neither a directory nor a kind of store that is in this build"))
 }
@@ -162,6 +178,12 @@ impl Address {
                 RedisPlace::parse(&root)?;
                 (root, percent_encoding::percent_decode_str(parts.next().unwrap_or_default()).collect())
             }
+            #[cfg(feature = "webhdfs")]
+            Some((scheme @ ("webhdfs" | "swebhdfs"), rest)) => {
+                HdfsPlace::parse(text)?;
+                let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+                (format!("{scheme}://{host}"), percent_encoding::percent_decode_str(path).collect())
+            }
             Some(("file", path)) if path.starts_with('/') => ("/".to_owned(), path.as_bytes().to_vec()),
             Some((scheme, _)) => {
                 // Without the rest: it may have a password in it.
@@ -190,7 +212,7 @@ impl Address {
 
     /// Can a directory of it be opened as a store of its own, and be the same files?
     pub fn divides(&self) -> bool {
-        self.is_local() || self.root.starts_with("s3://")
+        self.is_local() || self.root.starts_with("s3://") || self.root.contains("webhdfs://")
     }
 
     /// Opens a directory of a server or of this machine. `state`: where what is under way is remembered.
@@ -220,6 +242,15 @@ impl Address {
         #[cfg(feature = "redis")]
         if is_redis(root) {
             return tree_of(Arc::new(open_redis(root, LISTING_TTL)?));
+        }
+        #[cfg(feature = "webhdfs")]
+        if is_hdfs(root) {
+            let mut place = HdfsPlace::parse(root)?;
+            let name = std::str::from_utf8(&dir.0)
+                .map_err(|_| Error::new(format!("{root} cannot be used")).why("the path is not UTF-8"))?;
+            place.root = if name.is_empty() { String::new() } else { format!("/{name}") };
+            let opened = if how.is_some() { WebHdfs::open } else { WebHdfs::open_to_read };
+            return Ok(Arc::new(opened(place, LISTING_TTL)?));
         }
         Err(not_here(root))
     }
@@ -251,6 +282,12 @@ mod tests {
             assert_eq!(parsed(&format!("s3://bucket/a%20b/c?{query}")), (root.clone(), "a b/c".into(), false));
             assert_eq!(parsed(&format!("s3://bucket?{query}")), (root, String::new(), true));
             assert!(Address::parse("s3://bucket/x?secret=y").is_err());
+        }
+        #[cfg(feature = "webhdfs")]
+        {
+            let root = "webhdfs://ann@host:9870".to_owned();
+            assert_eq!(parsed("webhdfs://ann@host:9870/a%20b//c/"), (root, "a b/c".into(), true));
+            assert!(Address::parse("webhdfs://host/x?y").is_err());
         }
         #[cfg(feature = "redis")]
         {

@@ -49,11 +49,11 @@ fn nanos(millis: i64) -> i64 {
     millis.saturating_mul(1_000_000)
 }
 
-/// The permission bits that HDFS is given.
+/// The permission bits that HDFS is given. Its owner may always read it there, or he could not read its record.
 pub fn native_perm(kind: Kind, perm: u32) -> u32 {
     match kind {
-        Kind::Directory => perm & 0o1777,
-        Kind::File => perm & 0o777,
+        Kind::Directory => perm & 0o1777 | 0o400,
+        Kind::File => perm & 0o777 | 0o400,
         _ => OTHER_PERM,
     }
 }
