@@ -8,7 +8,7 @@ use crate::model::{FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
 use crate::namespace::content::Lies;
 use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Inode, Name, Place, Tree, file_of};
-use crate::store::{Cred, Expect, Meta, StorePath};
+use crate::store::{Cred, Expect, Meta, StorePath, Turn};
 
 use super::Drain;
 use super::publish::{conflict_name, prepared};
@@ -90,7 +90,8 @@ impl Drain {
         }
     }
 
-    pub(super) fn execute(&self, seq: Seq) -> io::Result<Done> {
+    /// `turn`: it is under way together with others, and is to show behind them.
+    pub(super) fn execute(&self, seq: Seq, turn: Option<Turn<'_>>) -> io::Result<Done> {
         let (kind, run) = {
             let tree = self.namespace.tree();
             let Some(op) = tree.ops.get(&seq) else {
@@ -105,7 +106,7 @@ impl Drain {
             OpKind::Publish { file, dir, name, over } => {
                 let what = self.namespace.tree().get(*file).map(|inode| inode.attr.kind);
                 match what {
-                    Some(Kind::File) => self.publish_file(&one, *file, *over),
+                    Some(Kind::File) => self.publish_file(&one, *file, *over, turn),
                     Some(Kind::Directory) => self.publish_dir(&one, *file, (*dir, name)),
                     Some(_) => self.publish_special(&one, *file, (*dir, name), *over),
                     None => Ok(Done::default()),
@@ -204,7 +205,13 @@ impl Drain {
         }
     }
 
-    fn publish_file(&self, one: &Work<'_>, file: FileId, over: Option<FileId>) -> io::Result<Done> {
+    fn publish_file(
+        &self,
+        one: &Work<'_>,
+        file: FileId,
+        over: Option<FileId>,
+        turn: Option<Turn<'_>>,
+    ) -> io::Result<Done> {
         let staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner).get(&one.seq).cloned();
         let (at, is_again, owner, meta, temporary, replaces) = {
             let tree = self.namespace.tree();
@@ -232,7 +239,9 @@ impl Drain {
             true => self.expects(tree, file).unwrap_or(Expect::Unknown),
             false => self.expectation(tree, over, at),
         };
+        let in_turn = || turn.map_or(Ok(()), |turn| turn());
         if !self.is_as_known(owner, &path, expect)? {
+            in_turn()?;
             let ours = self.published_before(one.seq, owner, &path);
             let version = staged.as_ref().map(|(.., version)| *version);
             // An older version of ours gives way.
@@ -260,14 +269,15 @@ impl Drain {
         self.write_down(one.seq, &staged);
         let target = dir.join(&name);
         let open = self.is_spill(file, &staged).then(|| self.namespace.open_of(file)).flatten();
+        if replaces || open.is_some() {
+            in_turn()?;
+        }
         // Whoever writes to the temporary writes to the file itself from now on.
         let gate = open.as_ref().map(|open| open.gate.write().unwrap_or_else(PoisonError::into_inner));
-        let identity = self.as_owner(owner, |who| {
-            if replaces {
-                store.replace(who, &temporary, &target, &meta)
-            } else {
-                store.publish(who, &temporary, &target, &meta)
-            }
+        let identity = self.as_owner(owner, |who| match turn {
+            _ if replaces => store.replace(who, &temporary, &target, &meta),
+            Some(turn) => store.publish_in_turn(who, &temporary, &target, &meta, turn),
+            None => store.publish(who, &temporary, &target, &meta),
         })?;
         if let Some(open) = &open {
             self.goes_on_there(one, open, (&target, owner), identity);
