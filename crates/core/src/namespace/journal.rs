@@ -211,7 +211,8 @@ impl Namespace {
 
     /// Forgets a file that nothing refers to any more.
     pub(crate) fn reap(&self, tree: &mut Tree, txn: &mut Txn, id: FileId) {
-        if tree.unreferenced(id) && !self.opens().contains_key(&id) {
+        // (What programs have of an earlier agent is not counted yet.)
+        if tree.unreferenced(id) && !self.opens().contains_key(&id) && !self.is_yet_to_restore() {
             let owned = tree.remove(id).is_some_and(|inode| inode.owned);
             if owned {
                 txn.dropped(id);
