@@ -518,3 +518,35 @@ there()"
     let (there, _) = store_of(&scene);
     assert_eq!((there["p"].len(), there["p"][size]), (size + 1, b'c'));
 }
+
+/// What had been promised was in the store, and the version after that, of which nothing was, replaced it all the same.
+#[test]
+fn a_promise_that_the_store_has_kept_was_taken_for_one_of_the_next_version() {
+    let Some(scene) = prepare("power_kept") else { return };
+    let program = format!(
+        "import subprocess\n{PUT}put('f', b'a' * 50000, sync=True)
+time.sleep(2)
+with open('f', 'r+b', 0) as f:
+    f.write(b'b' * 65536)
+    subprocess.run(['sync', '-f', '/mnt/disk'], check=True)
+    f.write(b'c' * 65536)
+there()"
+    );
+    fs::write("/mnt/program.py", program).unwrap();
+    let options = ["--tier", "disk=/mnt/disk:200M", "--quiet-period", "0s", "--fsync", "tier", "--no-preload"];
+    // Each version waits where its publication is written down as begun: the second one is closed meanwhile.
+    let mut command = scene.run_command(&options, "exec /usr/bin/python3 /mnt/program.py");
+    command.env("SURGETANK_HOLD", "drain.started:5000");
+    let running = scene::Running::of(command);
+    eventually("the program is there", || fs::exists("/mnt/told/there").unwrap());
+    eventually("the first version is in the store", || scene.path("f").exists());
+    eventually("the second one is copied", || scene.store_files().keys().any(|path| scene::is_ours(path)));
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    scene.power_fails("disk", true);
+    drop(running);
+    let ended =
+        scene.run(&TIER, "true").exits(3).says(&["f: the machine went down", "the store keeps the version before"]);
+    let (there, apart) = store_of(&scene);
+    assert!(there["f"] == [b'a'; 50000], "{} bytes of {:?}; {}", there["f"].len(), there["f"][0], ended.stderr);
+    assert!(apart["f"].starts_with(&[b'b'; 65536]));
+}

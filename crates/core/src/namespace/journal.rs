@@ -248,7 +248,6 @@ impl Namespace {
                         }
                         None => inode.durable = inode.version,
                     }
-                    inode.promised &= inode.dirty() || !inode.sealed;
                     inode.checked = Some(crate::clock::Moment::now());
                 }
                 OpKind::SetMeta { .. } if inode.set_meta == Some(seq) => inode.set_meta = None,

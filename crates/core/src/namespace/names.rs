@@ -155,7 +155,7 @@ impl Namespace {
         let replica = tree.get(id).and_then(|inode| inode.replica);
         // Until the catalog's disk has the name's next holder, a power loss brings this one back.
         let outlasts = replica.is_some_and(|plain| self.tiers.device(plain.device).survives() != Survives::Agent);
-        let vouched = |inode: &Inode| inode.dirty() && (inode.is_synced() || inode.promised);
+        let vouched = |inode: &Inode| inode.dirty() && (inode.is_synced() || inode.is_promised());
         let vouched = replaced && outlasts && tree.get(id).is_some_and(vouched);
         let had_links = tree.get(id).is_some_and(|inode| inode.attr.links > 1);
         let last = Self::unname(tree, id, dir, name);

@@ -61,7 +61,7 @@ impl Namespace {
                 Some(PlainId { device, born: replica.born, ino: replica.backing_ino })
             });
             inode.synced = u32::try_from(record.synced_version).unwrap_or(0);
-            inode.promised = record.promised;
+            inode.promised = u32::try_from(record.promised_version).unwrap_or(0);
             inode.identity = record.identity.map(Box::new);
             inode.logical = record.logical.map(place);
             inode.pinned = record.pinned;

@@ -146,8 +146,8 @@ pub struct Inode {
     pub replica: Option<PlainId>,
     /// The highest version of which the tier was made to keep every byte.
     pub synced: u32,
-    /// A program was promised bytes of what is not in the store yet (fsync of an open file).
-    pub promised: bool,
+    /// Of which version, at least, a program was promised bytes while it was still open (fsync).
+    pub promised: u32,
     /// Bytes charged to the replica's device.
     pub charged_bytes: u64,
     pub identity: Option<Box<StoreIdentity>>,
@@ -191,7 +191,7 @@ impl Inode {
             durable: 0,
             replica: None,
             synced: 0,
-            promised: false,
+            promised: 0,
             charged_bytes: 0,
             identity: None,
             logical: None,
@@ -245,6 +245,14 @@ impl Inode {
     /// The tier has been made to keep the present version.
     pub fn is_synced(&self) -> bool {
         self.sealed && self.synced >= self.version
+    }
+    /// A program was promised bytes of what is not in the store yet.
+    pub fn is_promised(&self) -> bool {
+        self.promised > self.durable
+    }
+    /// The version that what is there now is, or will be when it is closed.
+    pub fn present_version(&self) -> u32 {
+        self.version + u32::from(!self.sealed)
     }
     pub fn dirty(&self) -> bool {
         self.version != self.durable
@@ -573,7 +581,7 @@ impl Tree {
             durable_version: u64::from(inode.durable),
             sealed: inode.sealed,
             synced_version: u64::from(inode.synced),
-            promised: inode.promised,
+            promised_version: u64::from(inode.promised),
             replica: inode.replica.map(|plain| Replica {
                 node: NodeId(0),
                 device: self.device_numbers.get(&plain.device).copied().unwrap_or(plain.device),

@@ -63,7 +63,7 @@ pub(super) fn worth(inode: &Inode, size_bytes: u64) -> Worth {
         Worth::Spare
     } else if inode.sealed && inode.attr.size_bytes == size_bytes && (inode.is_synced() || size_bytes == 0) {
         Worth::All
-    } else if inode.promised {
+    } else if inode.is_promised() {
         Worth::Promised
     } else {
         Worth::Doubtful
@@ -260,7 +260,7 @@ impl Namespace {
 
 fn revert(inode: &mut Inode) {
     inode.sealed = true;
-    inode.promised = false;
+    inode.promised = 0;
     inode.version = inode.durable;
     inode.synced = 0;
 }
