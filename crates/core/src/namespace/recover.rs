@@ -18,7 +18,8 @@ use super::Namespace;
 use super::content::{Content, Lies};
 use super::journal::Txn;
 use super::tree::{Entry, Inode, Name, Op, PlainId, Tree};
-use lost::Worth;
+pub use lost::unproven_name;
+pub(crate) use lost::{Worth, went_down, went_down_with, worth};
 
 /// Where plain files lie that nobody remembers.
 pub(crate) const ORPHANS: &[u8] = b".surgetank-orphans/";
@@ -126,7 +127,7 @@ impl Namespace {
         let walked = self.match_tiers(&strange, &gone, &image);
         crash_point!("recover.matched");
         self.take_over_copies();
-        self.match_spills(lost::went_down(&image))?;
+        self.match_spills(went_down(&image))?;
         self.look_at_reverted();
         crash_point!("recover.taken_over");
         self.seal_recovered();
@@ -266,7 +267,7 @@ impl Namespace {
                 }
                 continue;
             };
-            if lost::went_down_with(image, tree.device_numbers.get(&device).copied()) {
+            if went_down_with(image, tree.device_numbers.get(&device).copied()) {
                 match self.after_going_down(&mut tree, &mut txn, id, &on_tier) {
                     Some(kept) => id = kept,
                     None => {
@@ -322,7 +323,7 @@ impl Namespace {
     /// Whose content the plain file is now; `None`: it is not wanted.
     fn after_going_down(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, on_tier: &OnTier) -> Option<FileId> {
         let path = tree.logical_path(id)?;
-        match lost::worth(tree.get(id)?, on_tier.plain.size_bytes) {
+        match worth(&tree.get(id)?.into(), on_tier.plain.size_bytes) {
             Worth::All => Some(id),
             Worth::Promised => {
                 Self::is_as_long(tree, txn, id, &on_tier.plain);
