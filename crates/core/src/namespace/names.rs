@@ -228,10 +228,10 @@ impl Namespace {
         };
         let device = self.tiers.device(device);
         let result = match (&detached.new_path, &detached.aside) {
-            (Some(new), _) => device.rename(old, new),
+            (Some(new), _) => device.follow(old, new),
             (None, _) if !detached.last => Ok(()),
             // The next agent has to find it, should this one be killed.
-            (None, Some(aside)) => device.rename(old, aside),
+            (None, Some(aside)) => device.follow(old, aside),
             (None, None) => device.unlink_with(old, detached.shown_perm),
         };
         if let Err(why) = result {

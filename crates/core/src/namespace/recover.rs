@@ -263,7 +263,7 @@ impl Namespace {
                     drop(self.tiers.device(device).unlink(&on_tier.path));
                     tree.drop_replica(id);
                 } else if on_tier.path != super::files::hidden_name(id) {
-                    drop(self.tiers.device(device).rename(&on_tier.path, &super::files::hidden_name(id)));
+                    drop(self.tiers.device(device).follow(&on_tier.path, &super::files::hidden_name(id)));
                 }
                 continue;
             };
@@ -285,9 +285,8 @@ impl Namespace {
             tree.recount(id);
             if on_tier.path != want {
                 let hidden = super::files::hidden_name(id);
-                if device.rename(&on_tier.path, &hidden).is_ok() {
-                    aside.push((id, device.id(), want));
-                }
+                drop(device.follow(&on_tier.path, &hidden));
+                aside.push((id, device.id(), want));
             }
         }
         self.commit(&tree, txn);
@@ -308,7 +307,7 @@ impl Namespace {
             }
         }
         for (id, device, want) in aside {
-            if let Err(why) = self.tiers.device(device).rename(&super::files::hidden_name(id), &want) {
+            if let Err(why) = self.tiers.device(device).follow(&super::files::hidden_name(id), &want) {
                 self.note(
                     RunId(0),
                     String::from_utf8_lossy(&want).into_owned(),
