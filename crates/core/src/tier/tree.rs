@@ -434,11 +434,7 @@ impl<'a> Tree<'a> {
         Ok(())
     }
 
-    pub fn is_absent(self, path: &[u8]) -> bool {
-        matches!(self.stat(path), Err(Errno::NOENT | Errno::NOTDIR))
-    }
-
-    fn stat(self, path: &[u8]) -> Result<rustix::fs::Stat, Errno> {
+    pub fn stat(self, path: &[u8]) -> Result<rustix::fs::Stat, Errno> {
         let (dir, name) = split(path);
         rustix::fs::statat(self.open_dir(dir)?.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW)
     }

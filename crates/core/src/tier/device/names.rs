@@ -191,13 +191,14 @@ impl Device {
     fn strays(&self, from: &[u8], to: &[u8]) {
         let (tree, mut lies) = (self.tree(), lock(&self.astray.lies));
         let was = lies.where_is(from);
-        if tree.is_absent(&was) {
+        // Nothing of it is here.
+        if matches!(tree.stat(&was), Err(Errno::NOENT | Errno::NOTDIR)) {
             return;
         }
         let aside = loop {
             lies.count += 1;
             let aside = format!("{ASTRAY}{}", lies.count).into_bytes();
-            if tree.is_absent(&aside) {
+            if tree.stat(&aside).is_err() {
                 break aside;
             }
         };
