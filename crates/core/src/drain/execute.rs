@@ -100,7 +100,7 @@ impl Drain {
             (op.kind.clone(), op.run)
         };
         self.settle_doubts(&kind)?;
-        self.let_readers_have(&kind);
+        self.let_readers_have(seq, &kind)?;
         let one = Work { seq, run, kind: &kind };
         match &kind {
             OpKind::Publish { file, dir, name, over } => {
@@ -126,15 +126,22 @@ impl Drain {
     }
 
     /// What programs read while it comes from the store by ranges, and what goes from there now.
-    fn let_readers_have(&self, kind: &OpKind) {
+    fn let_readers_have(&self, seq: Seq, kind: &OpKind) -> io::Result<()> {
         let goes = match kind {
             OpKind::Unlink { file, .. } => Some(*file),
             OpKind::Publish { file, over, .. } | OpKind::Rename { file, over, .. } => over.filter(|over| over != file),
             _ => None,
         };
-        if let Some(id) = goes.filter(|_| !self.namespace.store.features().plain_files) {
-            self.namespace.let_arrive(id, &|| self.stopping());
-        }
+        let Some(id) = goes.filter(|_| !self.namespace.store.features().plain_files) else { return Ok(()) };
+        self.namespace.let_arrive(id, &|| self.stopping()).or_else(|why| {
+            let tried = self.namespace.tree().ops.get(&seq).and_then(|op| op.first_failure);
+            // It does not keep what comes after it for ever.
+            if tried.is_some_and(|first| first.elapsed() >= self.namespace.config.retry) {
+                return Ok(());
+            }
+            let what = format!("somebody reads what goes, and the rest of it does not come: {}", io::Error::from(why));
+            Err(io::Error::new(io::ErrorKind::WouldBlock, what))
+        })
     }
 
     /// May an earlier agent have carried it out?
