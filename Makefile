@@ -50,6 +50,7 @@ lint: ## format, clippy, and the house's own rules
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo clippy -p surgetank-core --features schedules --test schedules --locked -- -D warnings
+	cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
 	scripts/tidy
 
 clean: ## what building, testing and the demonstration left in this checkout

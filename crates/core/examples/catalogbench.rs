@@ -42,7 +42,7 @@ fn file(id: u64) -> Change {
         Replica { node: NodeId(0), device: DeviceId { tier: 0, device: 0 }, backing_ino: 7_000_000 + id, born: 7 };
     let record = FileRecord {
         synced_version: 0,
-        promised: false,
+        promised_version: 0,
         attr,
         version: 1,
         durable_version: 1,

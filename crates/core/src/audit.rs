@@ -12,8 +12,8 @@ use std::path::Path;
 
 use crate::error::Result;
 use crate::model::{DeviceId, FileId, FileRecord, Image, Kind, STORE_TEMPORARY_PREFIX};
-use crate::namespace::{HIDDEN_PREFIX, ORPHANS};
-use crate::report::{Audit, Finding, Undrained, What};
+use crate::namespace::{HIDDEN_PREFIX, ORPHANS, Worth, went_down, went_down_with, worth};
+use crate::report::{Audit, Finding, Proven, Undrained, What};
 use crate::store::{Cred, Store, StorePath, checksum};
 use crate::tier::{Device, Plain, Remembered, Standing, Tiers};
 
@@ -158,19 +158,24 @@ impl Look<'_> {
         let device = device.map(|device| self.ground.tiers.device(device));
         if let (Some(device), Some(on_tier)) = (device, &on_tier) {
             let at = on_device(device, &on_tier.path);
-            if record.sealed && on_tier.plain.size_bytes != record.attr.size_bytes {
-                let text =
-                    format!("{} bytes, and {} when it was closed", on_tier.plain.size_bytes, record.attr.size_bytes);
+            let size_bytes = on_tier.plain.size_bytes;
+            let went_down = went_down_with(self.ground.image, record.replica.map(|replica| replica.device));
+            let proven = dirty.then(|| self.undrained(&path, &at, record, size_bytes, went_down));
+            if proven.is_none_or(|proven| proven == Proven::Whole)
+                && record.sealed
+                && size_bytes != record.attr.size_bytes
+            {
+                let text = format!("{size_bytes} bytes, and {} when it was closed", record.attr.size_bytes);
                 self.say(What::WrongSize, &path, &at, text);
-            }
-            if dirty {
-                self.undrained(&path, &at, record, on_tier.plain.size_bytes);
             }
         } else if let Some(spill) = &record.spill {
             let place = self.path_in_store(spill);
             let there = place.as_ref().and_then(|at| self.ground.store.stat(self.ground.who, at).ok());
             match (place, there) {
-                (Some(at), Some(stat)) => self.undrained(&path, &self.in_store(&at), record, stat.attr.size_bytes),
+                (Some(at), Some(stat)) => {
+                    let (at, went_down) = (self.in_store(&at), went_down(self.ground.image));
+                    self.undrained(&path, &at, record, stat.attr.size_bytes, went_down);
+                }
                 (at, _) => {
                     let at = at.map(|at| self.in_store(&at)).unwrap_or_default();
                     self.say(What::Lost, &path, &at, "the temporary in the store that held it is gone");
@@ -184,15 +189,42 @@ impl Look<'_> {
         self.store_copy(&path, record, dirty, device.zip(on_tier.as_ref()));
     }
 
-    fn undrained(&mut self, path: &[u8], at: &Path, record: &FileRecord, size_bytes: u64) {
+    /// `went_down`: the machine did since.
+    fn undrained(&mut self, path: &[u8], at: &Path, record: &FileRecord, size_bytes: u64, went_down: bool) -> Proven {
+        let proven = match worth(&record.into(), size_bytes) {
+            Worth::Promised if went_down => Proven::InPart,
+            Worth::Doubtful if went_down => Proven::Nothing,
+            _ => Proven::Whole,
+        };
+        match proven {
+            Proven::InPart => self.say(
+                What::Unproven,
+                path,
+                at,
+                "the machine went down while it was being written: what was synced is there, what was written after that may not be",
+            ),
+            Proven::Nothing if size_bytes == 0 => {
+                self.say(What::Lost, path, at, "the machine went down before its bytes were on the disk");
+                return proven;
+            }
+            Proven::Nothing => self.say(
+                What::Unproven,
+                path,
+                at,
+                "the machine went down before it was synced, so it may not be complete",
+            ),
+            Proven::Whole | Proven::Unknown => {}
+        }
         self.audit.undrained.push(Undrained {
             path: path.into(),
             at: at.into(),
             size_bytes,
             open: !record.sealed,
+            proven,
             perm: record.attr.perm,
             mtime: record.attr.mtime,
         });
+        proven
     }
 
     /// What the store has of a file, against what was written there.

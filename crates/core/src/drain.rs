@@ -13,6 +13,7 @@ mod publish;
 mod spilled;
 mod stage;
 mod throttle;
+mod turns;
 
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::thread::JoinHandle;

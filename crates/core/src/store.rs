@@ -191,6 +191,9 @@ impl Features {
     };
 }
 
+/// Returns when all that has to be in the store before is there. An error: something of it will not be.
+pub type Turn<'a> = &'a (dyn Fn() -> io::Result<()> + Sync);
+
 /// One directory tree that keeps what is durable. Paths are relative to its root; no operation follows a symlink or leaves the root.
 pub trait Store: Send + Sync {
     /// For messages: `file:///scratch/project`.
@@ -205,9 +208,13 @@ pub trait Store: Send + Sync {
 
     // ---- reading
     fn stat(&self, who: Cred, path: &StorePath) -> io::Result<StoreStat>;
+    /// What a listing told a moment ago. `None`: nothing; the store would have to be asked.
+    fn told(&self, _who: Cred, _path: &StorePath) -> Option<io::Result<StoreStat>> {
+        None
+    }
     /// As `stat`, perhaps from what a listing told a moment ago.
     fn glance(&self, who: Cred, path: &StorePath) -> io::Result<StoreStat> {
-        self.stat(who, path)
+        self.told(who, path).unwrap_or_else(|| self.stat(who, path))
     }
     /// Entries without `.` and `..`; our own temporaries are included only when `temporaries`.
     fn list(&self, who: Cred, path: &StorePath, temporaries: bool) -> io::Result<Vec<StoreEntry>>;
@@ -265,6 +272,18 @@ pub trait Store: Send + Sync {
     /// A new file, or the next version of the one that has the name. Absent target or one link, ours: an atomic rename.
     /// Otherwise (several links, another owner) overwrites in place from the temporary, which stays until the target is synced.
     fn publish(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity>;
+    /// As `publish`, and nobody sees it before its turn. What can be done before that, is.
+    fn publish_in_turn(
+        &self,
+        who: Cred,
+        temporary: &StorePath,
+        path: &StorePath,
+        meta: &Meta,
+        turn: Turn<'_>,
+    ) -> io::Result<StoreIdentity> {
+        turn()?;
+        self.publish(who, temporary, path, meta)
+    }
     /// A file instead of another one that has the name: an atomic rename, nothing of the other one stays, and its further
     /// names keep it.
     fn replace(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity>;

@@ -19,7 +19,7 @@ pub use shuttle::{
 };
 
 /// Has the thread ended? (Where shuttle decides, whoever asks may as well wait for it.)
-pub fn is_finished(thread: &thread::JoinHandle<()>) -> bool {
+pub fn is_finished<T>(thread: &thread::JoinHandle<T>) -> bool {
     #[cfg(not(feature = "schedules"))]
     return thread.is_finished();
     #[cfg(feature = "schedules")]

@@ -460,3 +460,51 @@ fn readers_writers_and_evictions_on_a_small_tier() {
     world.settle();
     world.is_charged();
 }
+
+/// One request that failed was enough, and who read a file that was deleted lost the rest of it.
+#[test]
+fn a_deleted_file_was_given_up_at_the_first_error_of_the_store() {
+    let mut world = World::new(ROOMY);
+    let bytes = pattern(4 * CHUNK + 1, 21);
+    world.put("f", &bytes);
+    let opened = world.open("f", libc::O_RDONLY).unwrap();
+    assert!(world.read(&opened, 0, 10).unwrap() == bytes[..10]);
+    world.line.fail(6, Errno::TIMEDOUT);
+    world.namespace.unlink(&world.caller, FileId::ROOT, b"f").unwrap();
+    world.settle();
+    assert!(!world.in_store("f").exists());
+    assert!(world.read_on(&opened, MIB).unwrap() == bytes);
+    world.close(opened);
+    assert_eq!(world.namespace.troubles().len(), 0, "{:?}", world.namespace.troubles());
+}
+
+/// What it was renamed to before it was deleted is where the rest of it came from last.
+#[test]
+fn a_file_that_was_renamed_and_then_deleted_was_lost_to_its_reader() {
+    let mut world = World::new(ROOMY);
+    let bytes = pattern(4 * CHUNK + 1, 22);
+    world.put("f", &bytes);
+    let opened = world.open("f", libc::O_RDONLY).unwrap();
+    assert!(world.read(&opened, 0, 10).unwrap() == bytes[..10]);
+    world.namespace.rename(&world.caller, FileId::ROOT, b"f", FileId::ROOT, b"g", 0).unwrap();
+    world.settle();
+    world.namespace.unlink(&world.caller, FileId::ROOT, b"g").unwrap();
+    world.settle();
+    assert!(!world.in_store("g").exists());
+    assert!(world.read_on(&opened, MIB).unwrap() == bytes);
+    world.close(opened);
+}
+
+/// A store that never gives the rest does not keep its file for ever.
+#[test]
+fn a_deleted_file_that_cannot_be_read_goes_in_the_end() {
+    let mut world = World::new(ROOMY);
+    world.put("f", &pattern(4 * CHUNK + 1, 23));
+    let opened = world.open("f", libc::O_RDONLY).unwrap();
+    world.line.fail(u64::MAX, Errno::IO);
+    world.namespace.unlink(&world.caller, FileId::ROOT, b"f").unwrap();
+    world.settle();
+    assert!(!world.in_store("f").exists());
+    assert_eq!(world.read(&opened, 0, 10), Err(Errno::IO));
+    world.close(opened);
+}

@@ -25,7 +25,7 @@ use surgetank_core::store::Cred;
 use surgetank_core::tier::Tiers;
 
 use crate::agent::engine::{Backend, Engine, Listeners, Mounted, Opening, Running, ShimPlace};
-use crate::mount::{AttachOptions, Options, Session, attach, detach};
+use crate::mount::{AttachOptions, Options, Readdirplus, Session, attach, detach};
 use crate::shimdoor;
 use stores::open_store;
 
@@ -120,7 +120,7 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
         ..AttachOptions::default()
     };
     let filesystem = Arc::new(door::Door::new(namespace.clone(), direct, only_ids(), on_lost));
-    let options = Options { passthrough: direct, locks: true, ..Options::default() };
+    let options = Options { passthrough: direct, locks: true, readdirplus: Readdirplus::Auto, ..Options::default() };
     if afterlife.is_another() {
         shimdoor::disbelieve(namespace.key(), &state);
     }

@@ -117,8 +117,11 @@ fn what_strangers_do(server: &HdfsServer) {
         hdfs_server::superuser(),
     );
     let script = format!("echo mine >in/new; sleep 0.5; {put} >/dev/null");
-    let mut held = command(&Node::new(), server, "s", &[], &script);
-    told(&held.env("SURGETANK_HOLD", "store.publish:3000").output().unwrap());
+    let node = Node::new();
+    let mut held = command(&node, server, "s", &[], &script);
+    let ended = held.env("SURGETANK_HOLD", "store.publish:3000").output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.code() == Some(3) && said.contains("both kept: 1"), "{}: {said}", ended.status);
     assert_eq!(server.read("s/in/new"), b"theirs");
     let names = server.names("s/in");
     let conflict: Vec<&String> = names.iter().filter(|name| name.contains("new.surgetank-conflict-")).collect();
@@ -152,7 +155,12 @@ fn staging_in_and_out(server: &HdfsServer) {
     stage(&["stage-in", "--to", &back.display().to_string(), &format!("{url}/")]);
     let same = Command::new("diff").arg("-r").arg(&tree).arg(&back).output().unwrap();
     assert!(same.status.success(), "{}", String::from_utf8_lossy(&same.stdout));
-    let times = |path: &str| (fs::metadata(tree.join(path)).unwrap().modified().unwrap(), fs::metadata(back.join(path)).unwrap().modified().unwrap());
+    let times = |path: &str| {
+        (
+            fs::metadata(tree.join(path)).unwrap().modified().unwrap(),
+            fs::metadata(back.join(path)).unwrap().modified().unwrap(),
+        )
+    };
     assert_eq!(times("sub/a").0, times("sub/a").1);
 }
 
@@ -211,7 +219,8 @@ fn servers_and_agents_that_are_killed_leave_nothing_half_done() {
     // The server goes and comes back.
     let script =
         "i=0; while [ $i -lt 100 ]; do echo $i >g$i; i=$((i + 1)); sleep 0.01; done; head -c 30000000 /dev/zero >zeros";
-    let child = command(&Node::new(), &server, "k", &[], script).spawn().unwrap();
+    let node = Node::new();
+    let child = command(&node, &server, "k", &[], script).spawn().unwrap();
     let begun = Instant::now();
     while server.names("k").iter().filter(|name| name.starts_with('g')).count() < 10 {
         assert!(begun.elapsed() < LIMIT);

@@ -518,3 +518,79 @@ there()"
     let (there, _) = store_of(&scene);
     assert_eq!((there["p"].len(), there["p"][size]), (size + 1, b'c'));
 }
+
+/// What had been promised was in the store, and the version after that, of which nothing was, replaced it all the same.
+#[test]
+fn a_promise_that_the_store_has_kept_was_taken_for_one_of_the_next_version() {
+    let Some(scene) = prepare("power_kept") else { return };
+    let program = format!(
+        "import subprocess\n{PUT}put('f', b'a' * 50000, sync=True)
+time.sleep(2)
+with open('f', 'r+b', 0) as f:
+    f.write(b'b' * 65536)
+    subprocess.run(['sync', '-f', '/mnt/disk'], check=True)
+    f.write(b'c' * 65536)
+there()"
+    );
+    fs::write("/mnt/program.py", program).unwrap();
+    let options = ["--tier", "disk=/mnt/disk:200M", "--quiet-period", "0s", "--fsync", "tier", "--no-preload"];
+    // Each version waits where its publication is written down as begun: the second one is closed meanwhile.
+    let mut command = scene.run_command(&options, "exec /usr/bin/python3 /mnt/program.py");
+    command.env("SURGETANK_HOLD", "drain.started:5000");
+    let running = scene::Running::of(command);
+    eventually("the program is there", || fs::exists("/mnt/told/there").unwrap());
+    eventually("the first version is in the store", || scene.path("f").exists());
+    eventually("the second one is copied", || scene.store_files().keys().any(|path| scene::is_ours(path)));
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    scene.power_fails("disk", true);
+    drop(running);
+    let ended =
+        scene.run(&TIER, "true").exits(3).says(&["f: the machine went down", "the store keeps the version before"]);
+    let (there, apart) = store_of(&scene);
+    assert!(there["f"] == [b'a'; 50000], "{} bytes of {:?}; {}", there["f"].len(), there["f"][0], ended.stderr);
+    assert!(apart["f"].starts_with(&[b'b'; 65536]));
+}
+
+/// `scavenge` copied what had been half written under its own name, as if it were whole.
+#[test]
+fn what_a_loss_of_power_left_in_doubt_was_scavenged_as_complete() {
+    let Some(scene) = prepare("power_scavenge") else { return };
+    let program = format!(
+        "import subprocess\n{PUT}put('whole', b'w' * 5000)
+time.sleep(1)
+old, part = open('old', 'wb', 0), open('part', 'wb', 0)
+for f in old, part: f.write(b'a' * 65536)
+os.fsync(part.fileno())
+subprocess.run(['sync', '-f', '/mnt/disk'], check=True)
+for f in old, part: f.write(b'b' * 65536)
+there()"
+    );
+    until_the_power_fails(&scene, &["--no-preload", "--sync-after", "20ms"], &program, true);
+    let verb = |words: &[&str]| {
+        let rest = ["--state", "/mnt/disk/state", "--over", "/mnt/project", "--tier", "disk=/mnt/disk:200M"];
+        scene.bare_verb(words[0], &[&words[1..], &rest].concat())
+    };
+    verb(&["scavenge", "--to", "/mnt/told/out"]).exits(0);
+    let copies = || fs::read_dir("/mnt/told/out").unwrap().map(|entry| entry.unwrap().path());
+    let copy =
+        |name: &str| copies().find(|path| path.file_name().unwrap().to_str().unwrap().starts_with(name)).unwrap();
+    assert!(!fs::exists("/mnt/told/out/old").unwrap());
+    assert!(copy("old.surgetank-unproven").exists() && fs::read(copy("whole")).unwrap() == [b'w'; 5000]);
+    assert!(fs::read("/mnt/told/out/part").unwrap().starts_with(&[b'a'; 65536]));
+    let list = verb(&["scavenge", "--list", "--json"]).exits(0).json();
+    let proven: BTreeMap<_, _> = list
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| (one["path"].as_str().unwrap(), one["proven"].as_str().unwrap()))
+        .collect();
+    assert_eq!(proven, BTreeMap::from([("old", "nothing"), ("part", "in-part"), ("whole", "whole")]));
+    let said = verb(&["scavenge", "--list"]).exits(0).stdout;
+    assert_eq!(said.matches("the machine went down").count(), 2, "{said}");
+    let audit = verb(&["fsck", "--json"]).exits(3).json();
+    let found: Vec<_> = audit["findings"].as_array().unwrap().iter().map(|one| (&one["what"], &one["path"])).collect();
+    assert!(found.len() == 2 && found.iter().all(|(what, _)| *what == "unproven"), "{audit:#}");
+    // Nothing was changed by that.
+    scene.run(&TIER, "true").exits(3).says(&["old: the machine went down", "part: the machine went down"]);
+    assert_eq!(scene.read("old"), b"before\n");
+}

@@ -436,3 +436,25 @@ fn files_without_their_state_are_named_and_kept() {
     assert!(both.len() == 2 && both.contains(&first), "{} files", both.len());
     assert!(both.contains(&fs::read("/mnt/beside/two").unwrap()));
 }
+
+/// The copy had been made beside the directory to come, and was sought in it after the kill: nowhere to be seen, so it had to
+/// be in place. (What the store had was as long and as old as what was to replace it.)
+#[test]
+fn a_copy_that_lay_elsewhere_was_taken_for_published() {
+    let Some(mut scene) = Scene::new("copy_elsewhere") else { return };
+    scene.tier("fast", 32);
+    scene.beside("beside");
+    fs::create_dir(scene.path("old")).unwrap();
+    for (file, text) in [(scene.path("old/file"), "before"), ("/mnt/beside/file".into(), "after!")] {
+        fs::write(&file, text).unwrap();
+        succeed(Command::new("touch").args(["-d", "@1000000000"]).arg(&file));
+    }
+    // While the first file is about to be published, what follows is copied: the new directory is not in the store yet.
+    let script = "echo 1 > first; sleep 1.5; mkdir new; mv old/file new/file; cp -p /mnt/beside/file new/file; sleep 4";
+    let mut command = scene.run_command(&["--quiet-period", "0s"], script);
+    command.env("SURGETANK_HOLD", "drain.compared:4000").env("SURGETANK_CRASH", "drain.renamed:1");
+    Running::of(command).ends().exits(0);
+    assert!(scene.log().contains("another one takes over"), "{}", scene.log());
+    scene.holds("new/file", b"after!");
+    scene.is_clean();
+}

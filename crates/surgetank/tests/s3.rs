@@ -111,6 +111,34 @@ fn unordered_files_are_published_several_at_a_time() {
     assert_eq!((read("7"), read("10"), read("499")), ("x\n".into(), "9\n".into(), "499\n".into()));
 }
 
+/// Who sees `fN` sees every one before it. (Looked for one by one: a listing is of no single moment.)
+fn are_in_order(seen: &[String], server: &S3Server) {
+    let last = seen.iter().filter_map(|name| name.strip_prefix('f')?.parse::<u32>().ok()).max();
+    for number in 0..last.unwrap_or(0) {
+        let earlier = server.files().join(format!("project/f{number}"));
+        assert!(earlier.exists(), "f{number} is not there, but f{last:?} is");
+    }
+}
+
+/// Although several are under way at a time.
+#[test]
+fn a_later_file_is_never_seen_before_an_earlier_one() {
+    let Some(server) = S3Server::start() else { return };
+    let node = Node::new();
+    let script = "mkdir d; i=0; while [ $i -lt 600 ]; do head -c $((i * 37 % 9000)) /dev/zero >f$i; i=$((i + 1)); done";
+    let mut child = command(&node, &server, &[], script).spawn().unwrap();
+    let mut looks = 0;
+    while child.try_wait().unwrap().is_none() {
+        let seen = objects(&server);
+        are_in_order(&seen, &server);
+        looks += u32::from((1..600).contains(&seen.len()));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    told(&ends(child));
+    assert_eq!(objects(&server).len(), 600);
+    assert!(looks > 5, "it was looked at {looks} times on the way");
+}
+
 #[test]
 fn a_server_that_goes_and_comes_back_has_everything_in_the_end() {
     let Some(mut server) = S3Server::start() else { return };
@@ -124,6 +152,7 @@ fn a_server_that_goes_and_comes_back_has_everything_in_the_end() {
         std::thread::sleep(Duration::from_millis(5));
     }
     server.kill();
+    are_in_order(&objects(&server), &server);
     std::thread::sleep(Duration::from_secs(2));
     server.restart();
     told(&ends(child));
@@ -282,6 +311,30 @@ fn uploads_of_a_node_that_never_came_back_are_given_up() {
     assert!(told.starts_with("d/big  begun ") && told.ends_with("1 uploads given up\n"), "{told}");
     assert_eq!(bucket.uploads("").unwrap().len(), 0);
     assert_eq!(S3::open(place("other")).unwrap().uploads("").unwrap().len(), 1);
+}
+
+/// Neither of the server nor of the agent: the attributes come with the names.
+#[test]
+fn a_file_that_is_listed_costs_no_request() {
+    let Some(server) = S3Server::start() else { return };
+    let (dirs, files) = (10, 150);
+    for number in 0..dirs * files {
+        let dir = server.files().join(format!("project/d{}", number % dirs));
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join(format!("f{number}")), vec![b'x'; number]).unwrap();
+    }
+    let node = Node::new();
+    let account = node.path("account");
+    let listed = run(&node, &server, &["--json", account.to_str().unwrap()], "ls -lR");
+    let sizes: usize = listed
+        .lines()
+        .filter_map(|line| line.strip_prefix('-')?.split_whitespace().nth(4))
+        .map(|size| size.parse::<usize>().unwrap())
+        .sum();
+    assert_eq!(sizes, (0..dirs * files).sum::<usize>(), "{listed}");
+    let account: serde_json::Value = serde_json::from_slice(&fs::read(account).unwrap()).unwrap();
+    let requests = account["summary"]["mount"]["requests"].as_u64().unwrap();
+    assert!((10..300).contains(&requests), "{requests} requests for {} files", dirs * files);
 }
 
 /// Files that were read, and so have a copy on a tier.

@@ -5,7 +5,7 @@ mod scene;
 
 use std::fs;
 
-use scene::{MIB, Scene, noise};
+use scene::{MIB, Scene, eventually, noise};
 
 /// A tier of 8 MiB above one of 16 MiB.
 fn small(scene: Option<Scene>) -> Option<Scene> {
@@ -262,4 +262,43 @@ fn what_was_spilled_into_a_directory_that_is_removed() {
 #[test]
 fn what_was_spilled_into_a_directory_that_is_removed_mediated() {
     out_of_a_directory_that_is_removed(Scene::new("spill_removed_mediated"), "false");
+}
+
+/// The tier had no room for the directory that a file was moved to, and its plain file stayed where it was: nobody could read
+/// it any more, and a new file of its old name was written over it.
+fn moved_on_a_full_tier(name: &str, options: &[&str]) {
+    let Some(mut scene) = Scene::new(name) else { return };
+    scene.tier("fast", 32);
+    let told = scene.beside("told");
+    let script = "mkdir d e; echo 1 >a; echo 2 >d/f
+        touch /mnt/told/made; until [ -e /mnt/told/full ]; do sleep 0.01; done
+        mv a e/a; mv d e/d; cat e/a e/d/f
+        touch /mnt/told/moved; until [ -e /mnt/told/roomy ]; do sleep 0.01; done
+        echo 3 >a; mkdir d; echo 4 >d/f; echo 5 >e/d/g
+        cat e/a e/d/f a d/f e/d/g; mv e/a b; rm e/d/g; cat b";
+    let mut running = scene.start(&[&["--quiet-period", "1h"], options].concat(), script);
+    eventually("the files are made", || told.join("made").exists());
+    scene::mount(&["-o", "remount,nr_inodes=200", "/mnt/tier-fast"]);
+    let filler = |number: u32| format!("/mnt/tier-fast/filler-{number}");
+    let count = (0..).find(|number| fs::File::create(filler(*number)).is_err()).unwrap();
+    fs::write(told.join("full"), "").unwrap();
+    eventually("they are moved", || told.join("moved").exists() || running.is_over());
+    (0..count).for_each(|number| fs::remove_file(filler(number)).unwrap());
+    fs::write(told.join("roomy"), "").unwrap();
+    running.ends().exits(0).prints("1\n2\n1\n2\n3\n4\n5\n1\n");
+    for (name, text) in [("b", "1\n"), ("e/d/f", "2\n"), ("a", "3\n"), ("d/f", "4\n")] {
+        scene.holds(name, text.as_bytes());
+    }
+    scene.is_clean();
+    assert!(scene.tier_files().is_empty(), "left on the tier: {:?}", scene.tier_files());
+}
+
+#[test]
+fn what_was_moved_on_a_full_tier_was_lost_through_the_mount() {
+    moved_on_a_full_tier("spill_moved_mount", &["--no-preload"]);
+}
+
+#[test]
+fn what_was_moved_on_a_full_tier_was_lost_with_the_shim() {
+    moved_on_a_full_tier("spill_moved_shim", &[]);
 }

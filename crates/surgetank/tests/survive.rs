@@ -452,3 +452,33 @@ fn a_run_that_joined_an_agent_just_before_it_was_killed_was_refused() {
     running.ends().exits(0);
     scene.holds("file", b"here\n");
 }
+
+/// The drain had removed it in the store when the agent was killed, and had not yet written that down. The next one found it
+/// so, and forgot what programs had open.
+#[test]
+fn what_was_open_was_stale_when_the_agent_died_right_after_it_was_deleted_in_the_store() {
+    let Some(mut scene) = Scene::new("survive-deleted") else { return };
+    scene.tier("ram", 64);
+    let aside = scene.beside("aside");
+    for deletion in ["rm ../new", "rm ../old", "rmdir ../dir"] {
+        fs::write(scene.path("old"), "text\n").unwrap();
+        let script = format!(
+            "mkdir dir; echo text >new; sleep 1; cd dir; exec 3<../new 4<../old; {deletion}
+             until [ -e /mnt/aside/go ]; do sleep 0.01; done
+             cat <&3; cat <&4; stat -L -c %s /dev/fd/3 /dev/fd/4; stat -c %F ."
+        );
+        let mut command = scene.run_command(&[FAST, &["--no-preload", "-v"]].concat(), &script);
+        // The directory, the new file, and then this.
+        command.env("SURGETANK_DIRECT", "false").env("SURGETANK_CRASH", "drain.executed:3");
+        let running = scene::Running::of(command);
+        eventually("another agent takes over", || scene.log().contains("another one takes over"));
+        scene.await_served();
+        fs::write(aside.join("go"), "").unwrap();
+        running.ends().exits(0).prints("text\ntext\n5\n5\ndirectory\n").says(&["was replaced"]);
+        scene.await_no_agent();
+        scene.is_clean();
+        fs::remove_file(aside.join("go")).unwrap();
+        succeed(Command::new("rm").args(["-rf", "new", "dir"]).current_dir(&scene.over));
+        fs::remove_dir_all(&scene.state).unwrap();
+    }
+}

@@ -1,6 +1,8 @@
 //! Carrying out one operation in the store. Each recognises its own work, so that repeating one after a
 //! crash (or after a sync that failed) does no harm; each leaves what somebody else changed alone.
 
+mod names;
+
 use crate::sync::PoisonError;
 use std::io;
 
@@ -8,7 +10,7 @@ use crate::model::{FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
 use crate::namespace::content::Lies;
 use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Inode, Name, Place, Tree, file_of};
-use crate::store::{Cred, Expect, Meta, StorePath};
+use crate::store::{Cred, Expect, Meta, StorePath, Turn};
 
 use super::Drain;
 use super::publish::{conflict_name, prepared};
@@ -90,7 +92,8 @@ impl Drain {
         }
     }
 
-    pub(super) fn execute(&self, seq: Seq) -> io::Result<Done> {
+    /// `turn`: it is under way together with others, and is to show behind them.
+    pub(super) fn execute(&self, seq: Seq, turn: Option<Turn<'_>>) -> io::Result<Done> {
         let (kind, run) = {
             let tree = self.namespace.tree();
             let Some(op) = tree.ops.get(&seq) else {
@@ -99,13 +102,13 @@ impl Drain {
             (op.kind.clone(), op.run)
         };
         self.settle_doubts(&kind)?;
-        self.let_readers_have(&kind);
+        self.let_readers_have(seq, &kind)?;
         let one = Work { seq, run, kind: &kind };
         match &kind {
             OpKind::Publish { file, dir, name, over } => {
                 let what = self.namespace.tree().get(*file).map(|inode| inode.attr.kind);
                 match what {
-                    Some(Kind::File) => self.publish_file(&one, *file, *over),
+                    Some(Kind::File) => self.publish_file(&one, *file, *over, turn),
                     Some(Kind::Directory) => self.publish_dir(&one, *file, (*dir, name)),
                     Some(_) => self.publish_special(&one, *file, (*dir, name), *over),
                     None => Ok(Done::default()),
@@ -125,15 +128,22 @@ impl Drain {
     }
 
     /// What programs read while it comes from the store by ranges, and what goes from there now.
-    fn let_readers_have(&self, kind: &OpKind) {
+    fn let_readers_have(&self, seq: Seq, kind: &OpKind) -> io::Result<()> {
         let goes = match kind {
             OpKind::Unlink { file, .. } => Some(*file),
             OpKind::Publish { file, over, .. } | OpKind::Rename { file, over, .. } => over.filter(|over| over != file),
             _ => None,
         };
-        if let Some(id) = goes.filter(|_| !self.namespace.store.features().plain_files) {
-            self.namespace.let_arrive(id, &|| self.stopping());
-        }
+        let Some(id) = goes.filter(|_| !self.namespace.store.features().plain_files) else { return Ok(()) };
+        self.namespace.let_arrive(id, &|| self.stopping()).or_else(|why| {
+            let tried = self.namespace.tree().ops.get(&seq).and_then(|op| op.first_failure);
+            // It does not keep what comes after it for ever.
+            if tried.is_some_and(|first| first.elapsed() >= self.namespace.config.retry) {
+                return Ok(());
+            }
+            let what = format!("somebody reads what goes, and the rest of it does not come: {}", io::Error::from(why));
+            Err(io::Error::new(io::ErrorKind::WouldBlock, what))
+        })
     }
 
     /// May an earlier agent have carried it out?
@@ -204,7 +214,13 @@ impl Drain {
         }
     }
 
-    fn publish_file(&self, one: &Work<'_>, file: FileId, over: Option<FileId>) -> io::Result<Done> {
+    fn publish_file(
+        &self,
+        one: &Work<'_>,
+        file: FileId,
+        over: Option<FileId>,
+        turn: Option<Turn<'_>>,
+    ) -> io::Result<Done> {
         let staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner).get(&one.seq).cloned();
         let (at, is_again, owner, meta, temporary, replaces) = {
             let tree = self.namespace.tree();
@@ -232,7 +248,9 @@ impl Drain {
             true => self.expects(tree, file).unwrap_or(Expect::Unknown),
             false => self.expectation(tree, over, at),
         };
+        let in_turn = || turn.map_or(Ok(()), |turn| turn());
         if !self.is_as_known(owner, &path, expect)? {
+            in_turn()?;
             let ours = self.published_before(one.seq, owner, &path);
             let version = staged.as_ref().map(|(.., version)| *version);
             // An older version of ours gives way.
@@ -260,14 +278,15 @@ impl Drain {
         self.write_down(one.seq, &staged);
         let target = dir.join(&name);
         let open = self.is_spill(file, &staged).then(|| self.namespace.open_of(file)).flatten();
+        if replaces || open.is_some() {
+            in_turn()?;
+        }
         // Whoever writes to the temporary writes to the file itself from now on.
         let gate = open.as_ref().map(|open| open.gate.write().unwrap_or_else(PoisonError::into_inner));
-        let identity = self.as_owner(owner, |who| {
-            if replaces {
-                store.replace(who, &temporary, &target, &meta)
-            } else {
-                store.publish(who, &temporary, &target, &meta)
-            }
+        let identity = self.as_owner(owner, |who| match turn {
+            _ if replaces => store.replace(who, &temporary, &target, &meta),
+            Some(turn) => store.publish_in_turn(who, &temporary, &target, &meta, turn),
+            None => store.publish(who, &temporary, &target, &meta),
         })?;
         if let Some(open) = &open {
             self.goes_on_there(one, open, (&target, owner), identity);
@@ -423,30 +442,6 @@ impl Drain {
         }
     }
 
-    fn link(&self, one: &Work<'_>, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
-        let (_, path) = self.place(at)?;
-        let Some(from) = self.namespace.tree().applied_path(file) else {
-            return Ok(Done::default());
-        };
-        let (owner, _) = self.owner_and_meta(file)?;
-        match self.as_owner(owner, |who| self.namespace.store.link(who, &from, &path)) {
-            Ok(()) => {}
-            Err(why) if why.raw_os_error() == Some(libc::EEXIST) => {
-                let ino = self.identity(file).map(|identity| identity.ino);
-                let there = self.as_owner(owner, |who| self.namespace.store.stat(who, &path))?;
-                if Some(there.identity.ino) != ino {
-                    self.stranger(one, &path, "somebody else made a file of this name; the hard link was not made");
-                    return Ok(Done { dirs: vec![at.0], gone: Vec::new() });
-                }
-            }
-            Err(why) => return Err(why),
-        }
-        self.carried_out(one.kind, None, None);
-        // A link changes ctime (and the number of links): that was us.
-        self.reidentify(file, &path, owner);
-        Ok(Done { dirs: vec![at.0], gone: Vec::new() })
-    }
-
     fn identity(&self, file: FileId) -> Option<StoreIdentity> {
         self.namespace.tree().get(file).and_then(|inode| inode.identity.as_deref().copied())
     }
@@ -466,121 +461,5 @@ impl Drain {
         {
             inode.identity = Some(Box::new(stat.identity));
         }
-    }
-
-    fn rename(
-        &self,
-        one: &Work<'_>,
-        file: FileId,
-        from: (FileId, &[u8]),
-        to: (FileId, &[u8]),
-        over: Option<FileId>,
-    ) -> io::Result<Done> {
-        let (_, from_path) = self.place(from)?;
-        let (to_dir, to_path) = self.place(to)?;
-        let (owner, _) = self.owner_and_meta(file)?;
-        let store = &self.namespace.store;
-        let is_dir = self.namespace.tree().get(file).is_some_and(Inode::is_dir);
-        // Look-ups must not resolve a path that is moving under them.
-        let _staging = is_dir.then(|| self.staging.write().unwrap_or_else(PoisonError::into_inner));
-        let moving = is_dir.then(|| self.namespace.moving.write().unwrap_or_else(PoisonError::into_inner));
-        let free = is_dir || self.is_as_known(owner, &to_path, |tree| self.expectation(tree, over, to))?;
-        // Only the file itself is renamed: after a crash the name it had may be another's already.
-        let present = self.is_there(file, &from_path, owner);
-        let arrived = !free && self.is_there(file, &to_path, owner);
-        let mut name: Box<[u8]> = Box::from(to.1);
-        if present && !free && !arrived {
-            name = self.beside(one, &to_dir, to.1);
-        }
-        let target = to_dir.join(&name);
-        // Cut off half-way the file is there under both names, and the old one has to go.
-        let both = arrived && !store.features().atomic_renames;
-        let renamed = if present && (!arrived || both) {
-            self.as_owner(owner, |who| store.rename(who, &from_path, &target))
-        } else if arrived {
-            Ok(())
-        } else {
-            Err(io::Error::from_raw_os_error(libc::ENOENT))
-        };
-        match renamed {
-            Ok(()) => {}
-            Err(why) if gone_already(&why) => {
-                self.stranger(
-                    one,
-                    &from_path,
-                    &format!("somebody else removed it in the store before it could be renamed to {to_path}"),
-                );
-            }
-            Err(why) => return Err(why),
-        }
-        crash_point!("drain.renamed");
-        let gone = self.carried_out(one.kind, Some((to.0, Name::from(name))), None);
-        drop(moving);
-        self.reidentify(file, &target, owner);
-        Ok(Done { dirs: vec![from.0, to.0], gone })
-    }
-
-    fn exchange(&self, one: &Work<'_>, a: (FileId, FileId, &[u8]), b: (FileId, FileId, &[u8])) -> io::Result<Done> {
-        let (_, a_path) = self.place((a.1, a.2))?;
-        let (_, b_path) = self.place((b.1, b.2))?;
-        let (a, a_dir, b, b_dir) = (a.0, a.1, b.0, b.1);
-        let (owner, _) = self.owner_and_meta(a)?;
-        let store = &self.namespace.store;
-        let _staging = self.staging.write().unwrap_or_else(PoisonError::into_inner);
-        let moving = self.namespace.moving.write().unwrap_or_else(PoisonError::into_inner);
-        // Otherwise it was done before a crash, and later operations on these names perhaps too.
-        if self.is_there(a, &a_path, owner) && self.is_there(b, &b_path, owner) {
-            self.as_owner(owner, |who| store.exchange(who, &a_path, &b_path))?;
-        }
-        crash_point!("drain.renamed");
-        self.carried_out(one.kind, None, None);
-        drop(moving);
-        self.reidentify(a, &b_path, owner);
-        self.reidentify(b, &a_path, owner);
-        Ok(Done { dirs: vec![a_dir, b_dir], gone: Vec::new() })
-    }
-
-    fn unlink(&self, one: &Work<'_>, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
-        let (_, path) = self.place(at)?;
-        let (owner, _) = self.owner_and_meta(file)?;
-        let store = &self.namespace.store;
-        // A directory may have the name by now, if this was carried out before a crash.
-        let known = |tree: &Tree| self.expects(tree, file).unwrap_or(Expect::Unknown);
-        let ours = self.is_as_known(owner, &path, known)? && self.is_there(file, &path, owner);
-        let there = ours || self.as_owner(owner, |who| store.stat(who, &path)).is_ok();
-        if ours {
-            match self.as_owner(owner, |who| store.unlink(who, &path)) {
-                Err(why) if !gone_already(&why) => return Err(why),
-                _ => {}
-            }
-        } else if there {
-            self.stranger(
-                one,
-                &path,
-                "deleted here, but somebody else changed it in the store meanwhile: theirs is kept",
-            );
-        }
-        Ok(Done { dirs: vec![at.0], gone: self.carried_out(one.kind, None, None) })
-    }
-
-    fn remove_dir(&self, one: &Work<'_>, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
-        let (_, path) = self.place(at)?;
-        let (owner, _) = self.owner_and_meta(file)?;
-        // Nobody makes a copy in it meanwhile.
-        let _staging = self.staging.write().unwrap_or_else(PoisonError::into_inner);
-        let remove = || self.as_owner(owner, |who| self.namespace.store.remove_dir(who, &path));
-        let removed = match self.is_there(file, &path, owner).then(remove) {
-            Some(Err(_)) if self.moves_spills_out(file)? | self.gives_up_copies_in(file, &path) => remove(),
-            removed => removed.unwrap_or(Ok(())),
-        };
-        match removed {
-            Ok(()) => {}
-            Err(why) if gone_already(&why) => {}
-            Err(why) if matches!(why.raw_os_error(), Some(libc::ENOTEMPTY | libc::EEXIST)) => {
-                self.stranger(one, &path, "removed here, but somebody else put files into it in the store: it is kept");
-            }
-            Err(why) => return Err(why),
-        }
-        Ok(Done { dirs: vec![at.0], gone: self.carried_out(one.kind, None, None) })
     }
 }

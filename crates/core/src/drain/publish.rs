@@ -14,6 +14,7 @@ use crate::store::{Cred, Staged, StorePath, at_once};
 
 use super::Drain;
 use super::execute::Done;
+use super::turns::Turns;
 
 struct Small {
     seq: Seq,
@@ -34,9 +35,13 @@ impl Drain {
         let mut done: Vec<(Seq, Done)> = Vec::with_capacity(batch.len());
         let mut dirs: Vec<FileId> = Vec::new();
         let mut broke_off = None;
-        let mut ahead = self.execute_at_once(&batch);
+        let mut ahead: HashMap<Seq, std::io::Result<Done>> = HashMap::new();
         for (index, seq) in batch.iter().enumerate() {
-            match ahead.remove(seq).unwrap_or_else(|| self.execute(*seq)) {
+            let outcome = ahead.remove(seq).or_else(|| {
+                ahead.extend(self.execute_at_once(&batch[index..]));
+                ahead.remove(seq)
+            });
+            match outcome.unwrap_or_else(|| self.execute(*seq, None)) {
                 Ok(outcome) => {
                     crash_point!("drain.executed");
                     for dir in &outcome.dirs {
@@ -108,45 +113,62 @@ impl Drain {
         }
     }
 
-    /// Where order does not matter and the store takes its time for each request, files are published several at a time:
-    /// those of the batch that have nothing to do with each other, nor with what comes before them.
-    fn execute_at_once(&self, batch: &[Seq]) -> HashMap<Seq, std::io::Result<Done>> {
+    /// Where the store takes its time for each request, files are published several at a time: the first of these that have
+    /// nothing to do with each other. In order, if it matters, each shows in its turn; what did not come to that has no outcome.
+    fn execute_at_once(&self, rest: &[Seq]) -> HashMap<Seq, std::io::Result<Done>> {
         let at_once_max = self.namespace.store.features().publications_at_once;
-        if self.namespace.config.ordered || at_once_max < 2 {
+        if at_once_max < 2 {
             return HashMap::new();
         }
-        let alone: Vec<Seq> = {
-            let tree = self.namespace.tree();
-            let mut touched: HashSet<FileId> = HashSet::new();
-            let mut names: HashSet<(FileId, Box<[u8]>)> = HashSet::new();
-            let mut alone = Vec::new();
-            for seq in batch {
-                let Some(op) = tree.ops.get(seq) else { continue };
-                let OpKind::Publish { file, dir, name, over } = &op.kind else { break };
-                if tree.get(*file).is_none_or(|inode| inode.attr.kind != Kind::File) {
-                    break;
-                }
-                let over = over.filter(|over| over != file);
-                let met = touched.contains(file) || over.is_some_and(|over| touched.contains(&over));
-                if met || !names.insert((*dir, name.clone())) {
-                    break;
-                }
-                touched.extend([Some(*file), over].into_iter().flatten());
-                alone.push(*seq);
-            }
-            alone
-        };
+        let alone = self.alone(rest);
         if alone.len() < 2 {
             return HashMap::new();
         }
         let done = crate::sync::Mutex::new(HashMap::new());
+        let say = |seq, outcome| done.lock().unwrap_or_else(PoisonError::into_inner).insert(seq, outcome);
+        let turns = Turns::default();
         let published = at_once(alone.len(), at_once_max, &|index| {
-            let outcome = self.execute(alone[index]);
-            done.lock().unwrap_or_else(PoisonError::into_inner).insert(alone[index], outcome);
+            let seq = alone[index];
+            if !self.namespace.config.ordered {
+                say(seq, self.execute(seq, None));
+                return Ok(());
+            }
+            let turn = turns.of(index);
+            match self.execute(seq, Some(&|| turn.wait())) {
+                Ok(outcome) => {
+                    say(seq, Ok(outcome));
+                    turn.pass();
+                }
+                Err(why) if turn.has_come() => drop(say(seq, Err(why))),
+                Err(why) => tracing::debug!(%why, "before its turn"),
+            }
             Ok(())
         });
         debug_assert!(published.is_ok(), "each has an outcome of its own");
         done.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The files at the head of these that have nothing to do with each other.
+    fn alone(&self, rest: &[Seq]) -> Vec<Seq> {
+        let tree = self.namespace.tree();
+        let mut touched: HashSet<FileId> = HashSet::new();
+        let mut names: HashSet<(FileId, Box<[u8]>)> = HashSet::new();
+        let mut alone = Vec::new();
+        for seq in rest {
+            let Some(op) = tree.ops.get(seq) else { continue };
+            let OpKind::Publish { file, dir, name, over } = &op.kind else { break };
+            if tree.get(*file).is_none_or(|inode| inode.attr.kind != Kind::File) {
+                break;
+            }
+            let over = over.filter(|over| over != file);
+            let met = touched.contains(file) || over.is_some_and(|over| touched.contains(&over));
+            if met || !names.insert((*dir, name.clone())) {
+                break;
+            }
+            touched.extend([Some(*file), over].into_iter().flatten());
+            alone.push(*seq);
+        }
+        alone
     }
 
     /// The names that a batch changed survive the machine; then the operations are done.

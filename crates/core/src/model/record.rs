@@ -40,8 +40,8 @@ pub struct FileRecord {
     pub durable_version: u64,
     /// The highest version of which the tier was made to keep every byte.
     pub synced_version: u64,
-    /// A program was promised bytes of what is not durable yet.
-    pub promised: bool,
+    /// The highest version of which a program was promised bytes while it was open.
+    pub promised_version: u64,
     /// False while some program may still write it.
     pub sealed: bool,
     pub replica: Option<Replica>,

@@ -230,6 +230,13 @@ impl Arrival {
         self.state().failures
     }
 
+    /// Why a chunk did not come since then, if it has not come after that.
+    pub fn failed_after(&self, failures_before: u64) -> Option<Failure> {
+        let state = self.state();
+        let failed = state.failed.values().filter(|(number, _)| *number > failures_before);
+        failed.max_by_key(|(number, _)| *number).map(|(_, why)| *why)
+    }
+
     /// Somebody reads here. Returns how many chunks ahead of the end of the read are worth fetching.
     pub fn follow(&self, offset: u64, length: u64) -> u64 {
         let mut state = self.state();

@@ -211,7 +211,8 @@ impl Namespace {
 
     /// Forgets a file that nothing refers to any more.
     pub(crate) fn reap(&self, tree: &mut Tree, txn: &mut Txn, id: FileId) {
-        if tree.unreferenced(id) && !self.opens().contains_key(&id) {
+        // (What programs have of an earlier agent is not counted yet.)
+        if tree.unreferenced(id) && !self.opens().contains_key(&id) && !self.is_yet_to_restore() {
             let owned = tree.remove(id).is_some_and(|inode| inode.owned);
             if owned {
                 txn.dropped(id);
@@ -247,7 +248,6 @@ impl Namespace {
                         }
                         None => inode.durable = inode.version,
                     }
-                    inode.promised &= inode.dirty() || !inode.sealed;
                     inode.checked = Some(crate::clock::Moment::now());
                 }
                 OpKind::SetMeta { .. } if inode.set_meta == Some(seq) => inode.set_meta = None,

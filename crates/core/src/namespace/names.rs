@@ -155,7 +155,7 @@ impl Namespace {
         let replica = tree.get(id).and_then(|inode| inode.replica);
         // Until the catalog's disk has the name's next holder, a power loss brings this one back.
         let outlasts = replica.is_some_and(|plain| self.tiers.device(plain.device).survives() != Survives::Agent);
-        let vouched = |inode: &Inode| inode.dirty() && (inode.is_synced() || inode.promised);
+        let vouched = |inode: &Inode| inode.dirty() && (inode.is_synced() || inode.is_promised());
         let vouched = replaced && outlasts && tree.get(id).is_some_and(vouched);
         let had_links = tree.get(id).is_some_and(|inode| inode.attr.links > 1);
         let last = Self::unname(tree, id, dir, name);
@@ -228,10 +228,10 @@ impl Namespace {
         };
         let device = self.tiers.device(device);
         let result = match (&detached.new_path, &detached.aside) {
-            (Some(new), _) => device.rename(old, new),
+            (Some(new), _) => device.follow(old, new),
             (None, _) if !detached.last => Ok(()),
             // The next agent has to find it, should this one be killed.
-            (None, Some(aside)) => device.rename(old, aside),
+            (None, Some(aside)) => device.follow(old, aside),
             (None, None) => device.unlink_with(old, detached.shown_perm),
         };
         if let Err(why) = result {

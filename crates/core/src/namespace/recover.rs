@@ -18,7 +18,8 @@ use super::Namespace;
 use super::content::{Content, Lies};
 use super::journal::Txn;
 use super::tree::{Entry, Inode, Name, Op, PlainId, Tree};
-use lost::Worth;
+pub use lost::unproven_name;
+pub(crate) use lost::{Worth, went_down, went_down_with, worth};
 
 /// Where plain files lie that nobody remembers.
 pub(crate) const ORPHANS: &[u8] = b".surgetank-orphans/";
@@ -61,7 +62,7 @@ impl Namespace {
                 Some(PlainId { device, born: replica.born, ino: replica.backing_ino })
             });
             inode.synced = u32::try_from(record.synced_version).unwrap_or(0);
-            inode.promised = record.promised;
+            inode.promised = u32::try_from(record.promised_version).unwrap_or(0);
             inode.identity = record.identity.map(Box::new);
             inode.logical = record.logical.map(place);
             inode.pinned = record.pinned;
@@ -126,7 +127,7 @@ impl Namespace {
         let walked = self.match_tiers(&strange, &gone, &image);
         crash_point!("recover.matched");
         self.take_over_copies();
-        self.match_spills(lost::went_down(&image))?;
+        self.match_spills(went_down(&image))?;
         self.look_at_reverted();
         crash_point!("recover.taken_over");
         self.seal_recovered();
@@ -262,11 +263,11 @@ impl Namespace {
                     drop(self.tiers.device(device).unlink(&on_tier.path));
                     tree.drop_replica(id);
                 } else if on_tier.path != super::files::hidden_name(id) {
-                    drop(self.tiers.device(device).rename(&on_tier.path, &super::files::hidden_name(id)));
+                    drop(self.tiers.device(device).follow(&on_tier.path, &super::files::hidden_name(id)));
                 }
                 continue;
             };
-            if lost::went_down_with(image, tree.device_numbers.get(&device).copied()) {
+            if went_down_with(image, tree.device_numbers.get(&device).copied()) {
                 match self.after_going_down(&mut tree, &mut txn, id, &on_tier) {
                     Some(kept) => id = kept,
                     None => {
@@ -284,9 +285,8 @@ impl Namespace {
             tree.recount(id);
             if on_tier.path != want {
                 let hidden = super::files::hidden_name(id);
-                if device.rename(&on_tier.path, &hidden).is_ok() {
-                    aside.push((id, device.id(), want));
-                }
+                drop(device.follow(&on_tier.path, &hidden));
+                aside.push((id, device.id(), want));
             }
         }
         self.commit(&tree, txn);
@@ -307,7 +307,7 @@ impl Namespace {
             }
         }
         for (id, device, want) in aside {
-            if let Err(why) = self.tiers.device(device).rename(&super::files::hidden_name(id), &want) {
+            if let Err(why) = self.tiers.device(device).follow(&super::files::hidden_name(id), &want) {
                 self.note(
                     RunId(0),
                     String::from_utf8_lossy(&want).into_owned(),
@@ -322,7 +322,7 @@ impl Namespace {
     /// Whose content the plain file is now; `None`: it is not wanted.
     fn after_going_down(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, on_tier: &OnTier) -> Option<FileId> {
         let path = tree.logical_path(id)?;
-        match lost::worth(tree.get(id)?, on_tier.plain.size_bytes) {
+        match worth(&tree.get(id)?.into(), on_tier.plain.size_bytes) {
             Worth::All => Some(id),
             Worth::Promised => {
                 Self::is_as_long(tree, txn, id, &on_tier.plain);

@@ -136,7 +136,7 @@ impl Namespace {
             perm: inode.attr.perm,
             version: inode.version,
             epoch: inode.epoch,
-            promised: inode.promised,
+            promised: inode.is_promised(),
         })
     }
 

@@ -41,6 +41,31 @@ impl Namespace {
         Err(Errno::AGAIN.into())
     }
 
+    /// As `lookup`, where nobody has to be asked. `None`: somebody would have to be, or there is none.
+    pub fn lookup_known(&self, caller: &Caller, dir: FileId, name: &[u8]) -> Option<Found> {
+        let id = self.resolve_known(caller, dir, &Name::from(name))?;
+        self.found(id).ok()
+    }
+
+    fn resolve_known(&self, caller: &Caller, dir: FileId, name: &Name) -> Option<FileId> {
+        let _moving = self.moving.try_read().ok()?;
+        let (path, generation, entry, links_changed) = {
+            let tree = self.tree();
+            self.permit(caller, &tree.get(dir)?.attr, 1).ok()?;
+            match self.ask(&tree, dir, name) {
+                Ask::Known(id) => return Some(id),
+                Ask::Absent => return None,
+                Ask::Store(path, generation, entry) => (path, generation, entry, tree.links_changed),
+            }
+        };
+        let stat = self.store.told(Self::who(caller), &path)?.ok()?;
+        let mut tree = self.tree();
+        let unchanged = tree.dir(dir).is_some_and(|d| d.generation == generation) && tree.entry(dir, name) == entry;
+        let counted = tree.links_changed == links_changed || stat.attr.links == 1;
+        let ours = entry.and_then(Entry::logical).is_some_and(|id| tree.get(id).is_some_and(Inode::is_copy));
+        (unchanged && counted && !ours).then(|| self.integrate(&mut tree, dir, name, &stat))
+    }
+
     /// Counts one more reference that the kernel holds.
     pub(super) fn found(&self, id: FileId) -> FsResult<Found> {
         let mut tree = self.tree();

@@ -7,7 +7,7 @@ use crate::model::{FileId, Image, STORE_TEMPORARY_PREFIX};
 
 use super::Namespace;
 use super::journal::Txn;
-use super::tree::{Inode, Name, Place};
+use super::tree::{Inode, Name, Place, Tree};
 use crate::store::{Cred, StorePath};
 
 const COUNTER: &str = "temporaries-in-";
@@ -15,6 +15,13 @@ const COUNTER: &str = "temporaries-in-";
 pub(super) fn remembered(image: &Image) -> HashSet<FileId> {
     let directory = |name: &str| name.strip_prefix(COUNTER)?.parse().ok().map(FileId);
     image.counters.iter().filter(|(_, there)| **there > 0).filter_map(|(name, _)| directory(name)).collect()
+}
+
+impl Tree {
+    /// Where they may lie, as the store is now.
+    pub fn dirs_of_temporaries(&self) -> Vec<(FileId, StorePath)> {
+        self.temporaries.iter().filter_map(|dir| Some((*dir, self.applied_path(*dir)?))).collect()
+    }
 }
 
 impl Namespace {
@@ -72,8 +79,7 @@ impl Namespace {
     pub(super) fn discard_leftovers(&self) {
         let (dirs, spills, who) = {
             let tree = self.tree();
-            let dirs = tree.temporaries.iter().filter_map(|dir| Some((*dir, tree.applied_path(*dir)?)));
-            let dirs: Vec<_> = dirs.collect();
+            let dirs = tree.dirs_of_temporaries();
             let spills: HashSet<Place> = tree.iter().filter_map(|(_, inode)| inode.spill().cloned()).collect();
             let who = tree.get(FileId::ROOT).map(Inode::cred).unwrap_or(crate::store::Cred { uid: 0, gid: 0 });
             (dirs, spills, self.own_cred(who))

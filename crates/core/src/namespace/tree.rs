@@ -12,6 +12,7 @@
 mod applied;
 mod charged;
 mod op;
+mod version;
 
 use crate::sync::Arc;
 use std::collections::BTreeMap;
@@ -146,8 +147,8 @@ pub struct Inode {
     pub replica: Option<PlainId>,
     /// The highest version of which the tier was made to keep every byte.
     pub synced: u32,
-    /// A program was promised bytes of what is not in the store yet (fsync of an open file).
-    pub promised: bool,
+    /// Of which version, at least, a program was promised bytes while it was still open (fsync).
+    pub promised: u32,
     /// Bytes charged to the replica's device.
     pub charged_bytes: u64,
     pub identity: Option<Box<StoreIdentity>>,
@@ -191,7 +192,7 @@ impl Inode {
             durable: 0,
             replica: None,
             synced: 0,
-            promised: false,
+            promised: 0,
             charged_bytes: 0,
             identity: None,
             logical: None,
@@ -226,28 +227,6 @@ impl Inode {
     }
     pub fn is_dir(&self) -> bool {
         self.attr.kind == Kind::Directory
-    }
-    /// Brought to a tier as the store has it (it may have gone from there again), and never written here: somebody else may
-    /// change it there.
-    pub fn is_copy(&self) -> bool {
-        let at_rest = self.publish.is_none() && self.set_meta.is_none() && self.identity.is_some();
-        let one_name = self.extra.as_ref().is_none_or(|extra| extra.more_names.is_empty() && extra.spill.is_none());
-        self.owned && self.may_be_copy() && self.applied == self.logical && at_rest && one_name
-    }
-    /// It is a copy, or will be one when what is queued is done.
-    pub fn may_be_copy(&self) -> bool {
-        self.attr.kind == Kind::File && self.version == 0 && self.sealed && self.applied.is_some()
-    }
-    /// On a tier, and without a version yet.
-    pub fn is_fresh(&self) -> bool {
-        self.version == 0 && self.replica.is_some()
-    }
-    /// The tier has been made to keep the present version.
-    pub fn is_synced(&self) -> bool {
-        self.sealed && self.synced >= self.version
-    }
-    pub fn dirty(&self) -> bool {
-        self.version != self.durable
     }
     pub fn extra_mut(&mut self) -> &mut Extra {
         self.extra.get_or_insert_default()
@@ -573,7 +552,7 @@ impl Tree {
             durable_version: u64::from(inode.durable),
             sealed: inode.sealed,
             synced_version: u64::from(inode.synced),
-            promised: inode.promised,
+            promised_version: u64::from(inode.promised),
             replica: inode.replica.map(|plain| Replica {
                 node: NodeId(0),
                 device: self.device_numbers.get(&plain.device).copied().unwrap_or(plain.device),

@@ -31,6 +31,21 @@ pub enum What {
     Leftover,
     /// A tier that is not there, or cannot be read.
     Unread,
+    /// The machine went down before all of it was synced.
+    Unproven,
+}
+
+/// How much of a version is there for sure. Only a machine that went down leaves doubts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Proven {
+    Whole,
+    /// What a program had synced of it; what it wrote after that may not be.
+    InPart,
+    /// Nothing of it.
+    Nothing,
+    /// Nobody remembers what became of it.
+    Unknown,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,6 +69,7 @@ pub struct Undrained {
     pub size_bytes: u64,
     /// A program may have been about to write more.
     pub open: bool,
+    pub proven: Proven,
     pub perm: u32,
     pub mtime: Timestamp,
 }
@@ -71,7 +87,7 @@ pub struct Audit {
 impl What {
     /// Nothing can bring it back.
     pub fn is_lost(self) -> bool {
-        matches!(self, Self::Lost | Self::RottenEverywhere)
+        matches!(self, Self::Lost | Self::RottenEverywhere | Self::Unproven)
     }
 
     /// The rest is told, and is nothing to be dealt with.
@@ -93,6 +109,7 @@ impl fmt::Display for What {
             Self::Orphan => "orphan",
             Self::Leftover => "leftover",
             Self::Unread => "unread",
+            Self::Unproven => "unproven",
         })
     }
 }

@@ -124,7 +124,14 @@ impl<'a> Feeder<'a> {
 
 impl Read for Feeder<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = buffer.len().min(usize::try_from(self.body.len() - self.at).unwrap_or(usize::MAX));
+        let mut count = buffer.len().min(usize::try_from(self.body.len() - self.at).unwrap_or(usize::MAX));
+        let turn = self.body.last_byte_waits().filter(|_| count > 0 && self.at + count as u64 == self.body.len());
+        if count > 1 && turn.is_some() {
+            count -= 1;
+        } else if let Some(Err(why)) = turn.map(|turn| turn()) {
+            self.failed = Some(why);
+            return Err(io::Error::other("its turn will not come"));
+        }
         if let Err(why) = self.body.read_at(&mut buffer[..count], self.at) {
             self.failed = Some(why);
             return Err(io::Error::other("the source of the body failed"));

@@ -39,7 +39,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::source::Source;
-use super::{Cred, Expect, Features, Gate, Meta, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Verify};
+use super::{Cred, Expect, Features, Gate, Meta, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Turn, Verify};
 use crate::model::{Kind, StoreIdentity, Xattrs};
 use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use attributes::Owner;
@@ -177,11 +177,12 @@ impl Store for ObjectStore {
         self.stat_now(path)
     }
 
-    fn glance(&self, _who: Cred, path: &StorePath) -> io::Result<StoreStat> {
-        match self.listings.tell(path) {
-            Some(known) => known.ok_or_else(|| Errno::NOENT.into()),
-            None => patiently(|| self.stat_now(path)),
-        }
+    fn told(&self, _who: Cred, path: &StorePath) -> Option<io::Result<StoreStat>> {
+        self.listings.tell(path).map(|known| known.ok_or_else(|| Errno::NOENT.into()))
+    }
+
+    fn glance(&self, who: Cred, path: &StorePath) -> io::Result<StoreStat> {
+        self.told(who, path).unwrap_or_else(|| patiently(|| self.stat_now(path)))
     }
 
     fn list(&self, _who: Cred, path: &StorePath, temporaries: bool) -> io::Result<Vec<StoreEntry>> {
@@ -328,11 +329,22 @@ impl Store for ObjectStore {
     }
 
     fn publish(&self, _who: Cred, temporary: &StorePath, path: &StorePath, _meta: &Meta) -> io::Result<StoreIdentity> {
-        self.bring(temporary, path)
+        self.bring(temporary, path, None)
+    }
+
+    fn publish_in_turn(
+        &self,
+        _who: Cred,
+        temporary: &StorePath,
+        path: &StorePath,
+        _meta: &Meta,
+        turn: Turn<'_>,
+    ) -> io::Result<StoreIdentity> {
+        self.bring(temporary, path, Some(turn))
     }
 
     fn replace(&self, _who: Cred, temporary: &StorePath, path: &StorePath, _meta: &Meta) -> io::Result<StoreIdentity> {
-        self.bring(temporary, path)
+        self.bring(temporary, path, None)
     }
 
     fn rename(&self, _who: Cred, from: &StorePath, to: &StorePath) -> io::Result<()> {

@@ -383,6 +383,10 @@ fn remedy(why: &Failure) -> &'static str {
         (_, "SignatureDoesNotMatch" | "InvalidAccessKeyId") => "look at the credentials: they are not the server's",
         (_, "RequestTimeTooSkewed") => "set this machine's clock",
         (_, "PermanentRedirect" | "AuthorizationHeaderMalformed") => "correct the region in the URL (region=NAME)",
+        // The answer to a HEAD, which has no words.
+        (Meaning::Expired, "") => {
+            "look whether the bucket's name is one that the server allows; if so, renew the credentials"
+        }
         (Meaning::Expired, _) => "renew the credentials",
         (Meaning::Errno(Errno::ACCESS), _) => {
             "look at the credentials and at what they are allowed to do in this bucket"

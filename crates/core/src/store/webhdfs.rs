@@ -36,16 +36,18 @@ use std::fs::File;
 use std::io;
 use std::time::Duration;
 
-pub use self::place::{Limits, Place};
 use self::answers::{ServerDefaults, Status};
 use self::failure::Failure;
 use self::listing::Listings;
 use self::people::People;
+pub use self::place::{Limits, Place};
 use self::record::Record;
 use self::staging::Copy;
 use self::wire::{Ask, Wire};
 use super::object::patiently;
-use super::{Cred, Expect, Features, Gate, Meta, Source, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Verify};
+use super::{
+    Cred, Expect, Features, Gate, Meta, Source, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Verify,
+};
 use crate::error::{Errno, Error, Result};
 use crate::model::{Kind, StoreIdentity, Xattrs};
 use crate::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};

@@ -5,15 +5,16 @@
 //! more room than there is. What direct writers wrote unseen is moved from reserved to used the same way, when the
 //! agent looks at their files; until then it counts twice (promised and gone from the device), never not at all.
 
+mod names;
+
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, Mode, OFlags, StatVfsMountFlags};
+use rustix::fs::StatVfsMountFlags;
 use rustix::io::Errno;
 
 use super::ballast;
@@ -21,7 +22,7 @@ use super::health::{self, Health};
 use super::ledger::Ledger;
 use super::rate::Rate;
 use super::scope::Scope;
-use super::tree::{Each, Plain, Tree};
+use super::tree::Tree;
 use crate::config::Survives;
 use crate::model::DeviceId;
 
@@ -109,6 +110,7 @@ pub struct Device {
     quota_until: Mutex<Option<Instant>>,
     writers: AtomicU32,
     counters: DeviceCounters,
+    astray: names::Astray,
 }
 
 /// What must be known to make a device of a directory.
@@ -147,6 +149,7 @@ impl Device {
             quota_until: Mutex::new(None),
             writers: AtomicU32::new(0),
             counters: DeviceCounters::default(),
+            astray: names::Astray::default(),
         };
         let leases = device.is_there() && device.probe_leases();
         Self { leases, ..device }
@@ -439,109 +442,6 @@ impl Device {
         }
     }
 
-    // ---- plain files below the root
-
-    fn tree(&self) -> Tree<'_> {
-        Tree::new(self.root())
-    }
-
-    /// On a device that is not there, names change in the catalog only; they are put right when it is back.
-    fn change(&self, change: impl FnOnce(Tree<'_>) -> io::Result<()>) -> io::Result<()> {
-        if self.is_there() { change(self.tree()) } else { Ok(()) }
-    }
-
-    /// Makes a new file and what is missing of its directories. A leftover tree of empty directories in its place
-    /// is removed; any other leftover is EEXIST. (The process's umask applies to `perm`.)
-    pub fn create(&self, path: &[u8], perm: u32) -> io::Result<File> {
-        self.create_as(path, perm, OFlags::RDWR)
-    }
-
-    /// The same, opened as `access` says (open's access mode and status flags).
-    pub fn create_as(&self, path: &[u8], perm: u32, access: OFlags) -> io::Result<File> {
-        self.tree().create(path, perm, access)
-    }
-
-    /// A file without a name: it vanishes with its last descriptor unless [`Self::link_unnamed`] names it.
-    pub fn create_unnamed(&self, perm: u32) -> io::Result<File> {
-        let mode = Mode::from_raw_mode(perm);
-        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        match rustix::fs::openat(self.root(), ".", flags, mode) {
-            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => self.create_unlinked(mode),
-            outcome => Ok(File::from(outcome?)),
-        }
-    }
-
-    /// For file systems without `O_TMPFILE`; such a file cannot be given a name later.
-    pub(super) fn create_unlinked(&self, mode: Mode) -> io::Result<File> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        loop {
-            // Beside `files`, so that no walk sees it.
-            let name = format!("unnamed-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-            match rustix::fs::openat(&self.scope.dir, name.as_str(), flags, mode) {
-                Err(Errno::EXIST) => {
-                    // Left by a process of the same number that died between its two calls.
-                    rustix::fs::unlinkat(&self.scope.dir, name.as_str(), AtFlags::empty())?;
-                }
-                outcome => {
-                    let file = outcome?;
-                    rustix::fs::unlinkat(&self.scope.dir, name.as_str(), AtFlags::empty())?;
-                    return Ok(File::from(file));
-                }
-            }
-        }
-    }
-
-    pub fn open(&self, path: &[u8], write: bool) -> io::Result<File> {
-        if !self.is_there() {
-            return Err(Errno::IO.into());
-        }
-        self.tree().open(path, write)
-    }
-    /// Renames a file, replacing what is at `to`; makes the directories of `to`.
-    pub fn rename(&self, from: &[u8], to: &[u8]) -> io::Result<()> {
-        self.change(|tree| tree.rename(from, to))
-    }
-    /// Renames a directory. An absent `from` is fine; leftovers in `to` are merged with.
-    pub fn rename_dir(&self, from: &[u8], to: &[u8]) -> io::Result<()> {
-        self.change(|tree| tree.rename_dir(from, to))
-    }
-    /// Gives a file from [`Self::create_unnamed`] a name. ENOENT where the file system has no `O_TMPFILE`: copy it then.
-    pub fn link_unnamed(&self, file: &File, path: &[u8]) -> io::Result<()> {
-        self.tree().link_unnamed(file, path)
-    }
-    /// Absent is fine.
-    pub fn unlink(&self, path: &[u8]) -> io::Result<()> {
-        self.change(|tree| tree.unlink(path))
-    }
-    /// Who has it open sees this mode from now on.
-    pub fn unlink_with(&self, path: &[u8], perm: Option<u32>) -> io::Result<()> {
-        if let Some(perm) = perm
-            && let Err(why) = self.tree().set_perm(path, perm)
-        {
-            tracing::debug!(%why, "a plain file keeps its mode");
-        }
-        self.unlink(path)
-    }
-    /// What is there, if anything.
-    pub fn plain_at(&self, path: &[u8]) -> io::Result<Option<Plain>> {
-        self.tree().plain_at(path)
-    }
-    /// Only if it is this file.
-    pub fn unlink_if(&self, path: &[u8], ino: u64) -> io::Result<()> {
-        self.change(
-            |tree| if tree.plain_at(path)?.is_some_and(|plain| plain.ino == ino) { tree.unlink(path) } else { Ok(()) },
-        )
-    }
-    /// Removes a tree of directories without files (absent is fine); ENOTEMPTY when there are files in it.
-    pub fn remove_dir(&self, path: &[u8]) -> io::Result<()> {
-        self.change(|tree| tree.remove_dir(path))
-    }
-    /// Every plain file.
-    pub fn walk(&self, each: Each<'_>) -> io::Result<()> {
-        self.change(|tree| tree.walk(each))
-    }
-
     /// At the clean end: ballast and empty directories go, and the scope itself when nothing is left in it.
     pub fn sweep(&self) -> io::Result<()> {
         if !self.is_there() {
@@ -550,7 +450,7 @@ impl Device {
         self.want_ballast(false);
         // Also one that an earlier agent left behind.
         ballast::release(self.scope.dir.as_fd())?;
-        self.tree().remove_empty_dirs()?;
+        Tree::new(self.root()).remove_empty_dirs()?;
         self.scope.remove_when_empty()?;
         Ok(())
     }

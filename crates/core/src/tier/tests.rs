@@ -375,10 +375,60 @@ fn the_files_lie_under_their_own_path_and_are_private() {
     assert!(files.join("results/tile_1.tif").is_file());
     assert_eq!(fs::metadata(files.join("results")).unwrap().permissions().mode() & 0o7777, 0o700);
     assert!(device.view().cap_bytes > 0, "a cap was chosen");
-    device.rename_dir(b"results", b"moved").unwrap();
+    device.follow_dir(b"results", b"moved").unwrap();
     device.open(b"moved/tile_1.tif", true).unwrap();
     device.unlink(b"moved/tile_1.tif").unwrap();
     device.sweep().unwrap();
+}
+
+/// A full device did not follow a rename: its plain files were not found any more, and new ones of their old paths were
+/// written over them.
+#[test]
+fn what_a_full_device_could_not_rename_was_lost() {
+    with_tmpfs(&["1m,nr_inodes=30"], |paths| {
+        let tiers = Tiers::open(&[tier("ram", &[&paths[0]], None)], "k").unwrap();
+        let device = tiers.device(FIRST);
+        let put = |path: &[u8], text: &[u8]| device.create(path, 0o600).unwrap().write_all_at(text, 0).unwrap();
+        let holds = |path: &[u8], text: &[u8]| {
+            let mut bytes = vec![0; text.len()];
+            device.open(path, false).unwrap().read_exact_at(&mut bytes, 0).unwrap();
+            assert_eq!(bytes, text, "{}", String::from_utf8_lossy(path));
+        };
+        put(b"a", b"1");
+        put(b"d/f", b"2");
+        let filler = |number: u32| paths[0].join(format!("filler-{number}"));
+        let count = (0..).find(|number| fs::File::create(filler(*number)).is_err()).unwrap();
+        device.follow(b"a", b"new/a").unwrap_err();
+        device.follow_dir(b"d", b"new/d").unwrap_err();
+        device.follow(b"none", b"new/none").unwrap_err();
+        holds(b"new/a", b"1");
+        holds(b"new/d/f", b"2");
+        assert!(device.plain_at(b"a").unwrap().is_none() && device.plain_at(b"new/none").unwrap().is_none());
+        device.follow_dir(b"new", b"newer").unwrap();
+        holds(b"newer/a", b"1");
+        holds(b"newer/d/f", b"2");
+        assert!(device.open(b"new/a", false).is_err() && device.open(b"new/d/f", false).is_err());
+        (0..count).for_each(|number| fs::remove_file(filler(number)).unwrap());
+        put(b"a", b"3");
+        put(b"d/f", b"4");
+        put(b"newer/d/g", b"5");
+        device.follow(b"newer/d/f", b"newer/f").unwrap();
+        for (path, text) in [(b"newer/a", b"1"), (b"newer/f", b"2")] {
+            holds(path, text);
+        }
+        for (path, text) in [(&b"a"[..], b"3"), (b"d/f", b"4"), (b"newer/d/g", b"5")] {
+            holds(path, text);
+        }
+        // In its place as soon as it is renamed again.
+        device.follow(b"newer/a", b"b").unwrap();
+        holds(b"b", b"1");
+        for path in [&b"a"[..], b"b", b"d/f", b"newer/f", b"newer/d/g"] {
+            device.unlink(path).unwrap();
+        }
+        device.remove_dir(b"newer/d").unwrap();
+        device.sweep().unwrap();
+        assert_eq!(paths[0].read_dir().unwrap().count(), 0);
+    });
 }
 
 #[test]

@@ -434,7 +434,7 @@ impl<'a> Tree<'a> {
         Ok(())
     }
 
-    fn stat(self, path: &[u8]) -> Result<rustix::fs::Stat, Errno> {
+    pub fn stat(self, path: &[u8]) -> Result<rustix::fs::Stat, Errno> {
         let (dir, name) = split(path);
         rustix::fs::statat(self.open_dir(dir)?.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW)
     }

@@ -101,7 +101,10 @@ impl HdfsServer {
         let to = told.split("\"Location\":\"").nth(1).unwrap().split('"').next().unwrap();
         let (authority, rest) = to.strip_prefix("http://").unwrap().split_once('/').unwrap();
         let port = authority.rsplit_once(':').unwrap().1.parse().unwrap();
-        let (status, body) = request(port, method, &format!("/{rest}"), bytes).unwrap();
+        // In a header it would be encoded; in JSON it is as it is.
+        let encoded = |byte: u8| if byte.is_ascii() { char::from(byte).into() } else { format!("%{byte:02X}") };
+        let target: String = format!("/{rest}").bytes().map(encoded).collect();
+        let (status, body) = request(port, method, &target, bytes).unwrap();
         assert!((200..300).contains(&status), "{method} {path}: {status} {}", String::from_utf8_lossy(&body));
         body
     }
@@ -180,16 +183,23 @@ fn request(port: u16, method: &str, target: &str, body: &[u8]) -> std::io::Resul
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_read_timeout(Some(Duration::from_secs(60)))?;
     let length = body.len();
-    let head = format!("{method} {target} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n");
+    let head = format!(
+        "{method} {target} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
+    );
     stream.write_all(head.as_bytes())?;
     stream.write_all(body)?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer)?;
-    let end = answer.windows(4).position(|window| window == b"\r\n\r\n").ok_or(std::io::ErrorKind::InvalidData)?;
-    let head = String::from_utf8_lossy(&answer[..end]).to_ascii_lowercase();
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
-    let body = answer.split_off(end + 4);
-    Ok((status, if head.contains("transfer-encoding: chunked") { unchunked(&body) } else { body }))
+    loop {
+        let end = answer.windows(4).position(|window| window == b"\r\n\r\n").ok_or(std::io::ErrorKind::InvalidData)?;
+        let head = String::from_utf8_lossy(&answer[..end]).to_ascii_lowercase();
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+        let body = answer.split_off(end + 4);
+        if status != 100 {
+            return Ok((status, if head.contains("transfer-encoding: chunked") { unchunked(&body) } else { body }));
+        }
+        answer = body;
+    }
 }
 
 fn unchunked(mut body: &[u8]) -> Vec<u8> {

@@ -17,9 +17,10 @@
 pub mod renumbered;
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -225,6 +226,33 @@ impl Place {
     /// The agent's own lock; `None` when another agent lives.
     pub fn try_agent_lock(&self) -> Result<Option<File>> {
         self.try_lock("agent.lock")
+    }
+
+    /// As `try_agent_lock`; an agent that was killed a moment ago, and answers nobody any more, is waited for.
+    pub fn dead_agent_lock(&self) -> Result<Option<File>> {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        const LOOK_EVERY: Duration = Duration::from_millis(10);
+        let begun = clock::tick();
+        loop {
+            if let Some(lock) = self.try_agent_lock()? {
+                return Ok(Some(lock));
+            }
+            if begun.elapsed() >= PATIENCE || self.is_answered() {
+                return Ok(None);
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Does somebody hold the socket's other end? (One that dies takes connections until the last.)
+    fn is_answered(&self) -> bool {
+        const MOMENT: Duration = Duration::from_millis(200);
+        let Ok(mut socket) = UnixStream::connect(self.socket()) else { return false };
+        if socket.set_read_timeout(Some(MOMENT)).is_err() {
+            return true;
+        }
+        // Nobody speaks to us before we do: what comes is the end.
+        socket.read(&mut [0]).is_err_and(|why| why.kind() == io::ErrorKind::WouldBlock)
     }
 
     /// An agent that ends lets go of its own lock before its catalog's: for so long one that begins waits.

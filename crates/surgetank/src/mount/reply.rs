@@ -229,6 +229,10 @@ impl<'a> DirectorySink<'a> {
         self.used
     }
 
+    fn fits(&self, prefix_bytes: usize, name: &[u8]) -> bool {
+        self.used + (prefix_bytes + DIRENT_BYTES + name.len()).next_multiple_of(8) <= self.page.len()
+    }
+
     fn append(&mut self, prefix: &[u8], ino: u64, next_offset: u64, kind: Kind, name: &[u8]) -> bool {
         let bytes = (prefix.len() + DIRENT_BYTES + name.len()).next_multiple_of(8);
         let Some(page) = self.page.get_mut(self.used..self.used + bytes) else {
@@ -257,6 +261,11 @@ pub struct DirectoryPlusSink<'a> {
 impl<'a> DirectoryPlusSink<'a> {
     pub fn new(page: &'a mut [u8]) -> Self {
         Self { plain: DirectorySink::new(page) }
+    }
+
+    /// `false`: full. To be asked before anything is looked up, since what was looked up is counted.
+    pub fn fits(&self, name: &[u8]) -> bool {
+        self.plain.fits(ENTRY_BYTES, name)
     }
 
     /// As [`DirectorySink::add`]; an entry that was taken counts as one look-up.

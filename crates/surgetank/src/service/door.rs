@@ -13,8 +13,8 @@ use surgetank_core::namespace::{self, Found, Grant, Namespace};
 
 use crate::mount::filesystem::{FilePlace, ReleaseFlags};
 use crate::mount::{
-    Agreed, Attributes, BackingId, DirectorySink, Entry, Filesystem, Looked, Notifier, Opened, OpenedDirectory,
-    SetAttr, SpaceReport, TimeChange, WriteFlags, current, wait_long,
+    Agreed, Attributes, BackingId, DirectoryPlusSink, DirectorySink, Entry, Filesystem, Looked, Notifier, Opened,
+    OpenedDirectory, SetAttr, SpaceReport, TimeChange, WriteFlags, current, wait_long,
 };
 
 pub struct Door {
@@ -154,6 +154,47 @@ impl Door {
         // locks matter to programs: databases lock what they read and write.
         let no_flush = access != libc::O_RDWR;
         Opened { fh: opened.handle, backing, direct_io, no_flush, ..Opened::default() }
+    }
+}
+
+/// One line of a listing.
+struct Line<'a> {
+    ino: u64,
+    kind: Kind,
+    name: &'a [u8],
+}
+
+impl Door {
+    /// Adds lines, each with the position behind it, until there is no more room (`true`).
+    fn list(
+        &self,
+        id: u64,
+        fh: u64,
+        offset: u64,
+        mut add: impl FnMut(&Namespace, Line<'_>, u64) -> bool,
+    ) -> FsResult<()> {
+        self.serve(|ns| {
+            let listing = ns.listing(fh, offset)?;
+            let dots: [(&[u8], FileId); 2] = [(b".", FileId(id)), (b"..", ns.parent(FileId(id)))];
+            for (index, (name, dir)) in (0..).zip(dots) {
+                let line = Line { ino: ns.ino(dir), kind: Kind::Directory, name };
+                if offset <= index && add(ns, line, index + 1) {
+                    return Ok(());
+                }
+            }
+            let start = usize::try_from(offset.saturating_sub(2)).unwrap_or(usize::MAX);
+            let mut told = None;
+            for (index, listed) in (3..).zip(listing.iter()).skip(start) {
+                if add(ns, Line { ino: listed.ino, kind: listed.kind, name: &listed.name }, index) {
+                    break;
+                }
+                told = Some((index, listed));
+            }
+            if let Some((position, last)) = told {
+                ns.listed(fh, position, &last.name);
+            }
+            Ok(())
+        })
     }
 }
 
@@ -417,26 +458,27 @@ impl Filesystem for Door {
     }
 
     fn readdir(&self, _caller: &Caller, id: u64, fh: u64, offset: u64, sink: &mut DirectorySink<'_>) -> FsResult<()> {
-        self.serve(|ns| {
-            let listing = ns.listing(fh, offset)?;
-            if offset == 0 && sink.add(ns.ino(FileId(id)), 1, Kind::Directory, b".") {
-                return Ok(());
+        self.list(id, fh, offset, |_, at, next| sink.add(at.ino, next, at.kind, at.name))
+    }
+
+    /// With what nobody has to be asked for: a listing of the store is not to cost a question for each of its files.
+    fn readdirplus(
+        &self,
+        caller: &Caller,
+        id: u64,
+        fh: u64,
+        offset: u64,
+        sink: &mut DirectoryPlusSink<'_>,
+    ) -> FsResult<()> {
+        self.list(id, fh, offset, |ns, at, next| {
+            if !sink.fits(at.name) {
+                return true;
             }
-            if offset <= 1 && sink.add(ns.ino(ns.parent(FileId(id))), 2, Kind::Directory, b"..") {
-                return Ok(());
+            let found = if next > 2 { ns.lookup_known(caller, FileId(id), at.name) } else { None };
+            match found {
+                Some(found) => sink.add(&self.entry(&found), next, at.name),
+                None => sink.add_bare(at.ino, next, at.kind, at.name),
             }
-            let start = usize::try_from(offset.saturating_sub(2)).unwrap_or(usize::MAX);
-            let mut told = None;
-            for (index, listed) in listing.iter().enumerate().skip(start) {
-                if sink.add(listed.ino, index as u64 + 3, listed.kind, &listed.name) {
-                    break;
-                }
-                told = Some((index as u64 + 3, listed));
-            }
-            if let Some((position, last)) = told {
-                ns.listed(fh, position, &last.name);
-            }
-            Ok(())
         })
     }
 

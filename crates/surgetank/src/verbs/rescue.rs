@@ -3,9 +3,11 @@
 //! The danger both avoid: deciding for the user. `fsck` changes nothing without `--repair`, and never removes the only
 //! copy of anything; `scavenge` writes to the store as a run would, or into a fresh directory.
 
+use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -14,7 +16,8 @@ use std::time::Duration;
 use rustix::fs::{Mode, OFlags, Timespec, Timestamps};
 use surgetank_core::config::Config;
 use surgetank_core::error::{Error, Result};
-use surgetank_core::report::{Audit, Scope, Undrained, Visibility};
+use surgetank_core::namespace::unproven_name;
+use surgetank_core::report::{Audit, Proven, Scope, Undrained, Visibility};
 use surgetank_core::tier::ladder;
 
 use super::settings::Settings;
@@ -258,8 +261,13 @@ fn list_or_copy(undrained: &[Undrained], args: &ScavengeArgs, over: &Path) -> Ou
         return Ok(exit::OK);
     }
     let line = |one: &Undrained| {
-        let open = if one.open { "  (was open: perhaps not complete)" } else { "" };
-        format!("{:>12}  {}  {}{open}\n", one.size_bytes, one.path, one.at)
+        let doubt = match one.proven {
+            Proven::InPart => "  (the machine went down while it was being written: what was synced is there)",
+            Proven::Nothing => "  (the machine went down before it was synced: perhaps not complete)",
+            Proven::Whole | Proven::Unknown if one.open => "  (was open: perhaps not complete)",
+            Proven::Whole | Proven::Unknown => "",
+        };
+        format!("{:>12}  {}  {}{doubt}\n", one.size_bytes, one.path, one.at)
     };
     let total: u64 = undrained.iter().map(|one| one.size_bytes).sum();
     let end = match &args.to {
@@ -298,6 +306,7 @@ fn without_state(tiers: &[PathBuf]) -> Result<Vec<Undrained>> {
                             at: at.into(),
                             size_bytes: meta.len(),
                             open: false,
+                            proven: Proven::Unknown,
                             perm: meta.mode() & 0o7777,
                             mtime: surgetank_core::model::Timestamp::from_parts(meta.mtime(), meta.mtime_nsec() as u32),
                         });
@@ -330,7 +339,13 @@ fn copy_to(undrained: &[Undrained], out: &Path) -> Result<()> {
         if !path.components().all(|part| matches!(part, Component::Normal(_))) {
             return Err(Error::new(format!("{} is no path below a directory", one.path)));
         }
-        let mut to = out.join(path);
+        // Never under its own name what would then replace a good version.
+        let name = path.file_name().unwrap_or_default();
+        let name = match one.proven {
+            Proven::Nothing => OsString::from_vec(unproven_name(name.as_bytes(), 0)),
+            Proven::Whole | Proven::InPart | Proven::Unknown => name.to_owned(),
+        };
+        let mut to = out.join(path).with_file_name(&name);
         let dir = to.parent().unwrap_or(out).to_path_buf();
         DirBuilder::new().mode(0o700).recursive(true).create(&dir).map_err(|why| failed(&dir, why))?;
         // Of the same path on two tiers both are kept.
@@ -339,7 +354,7 @@ fn copy_to(undrained: &[Undrained], out: &Path) -> Result<()> {
             match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&to) {
                 Err(why) if why.kind() == io::ErrorKind::AlreadyExists => {
                     number += 1;
-                    let mut name = path.file_name().unwrap_or_default().to_os_string();
+                    let mut name = name.clone();
                     name.push(format!(".{number}"));
                     to = dir.join(name);
                 }

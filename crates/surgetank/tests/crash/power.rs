@@ -199,6 +199,7 @@ impl History {
     }
 
     fn judge(&self, found: &BTreeMap<&str, &Lies>) -> Result<Verified, String> {
+        self.has_one_of_those_synced(found)?;
         let mut whys = Vec::new();
         for (number, state) in self.states.iter().enumerate().skip(self.floor) {
             match self.is_this(found, state) {
@@ -209,6 +210,29 @@ impl History {
         whys.dedup();
         whys.truncate(8);
         Err(whys.join(" | or: "))
+    }
+
+    /// Who replaces a synced file by another synced one has one of both under the name, whichever state it is.
+    fn has_one_of_those_synced(&self, found: &BTreeMap<&str, &Lies>) -> Result<(), String> {
+        let allowed = &self.states[self.floor..];
+        let synced = |state: &Story, path: &str| {
+            let content = state.files[state.names.get(path)?].content;
+            self.vouched.contains(&content).then_some(content)
+        };
+        for path in allowed[0].names.keys() {
+            let Some(contents) = allowed.iter().map(|state| synced(state, path)).collect::<Option<BTreeSet<u64>>>()
+            else {
+                continue;
+            };
+            let there = match found.get(path.as_str()) {
+                Some(Lies::File { bytes, .. }) => content::check(bytes),
+                _ => Err("it is not there".to_owned()),
+            };
+            if !there.as_ref().is_ok_and(|there| contents.contains(there)) {
+                return Err(format!("{path} should have one of {contents:x?}, which were synced: {there:x?}"));
+            }
+        }
+        Ok(())
     }
 
     fn is_this(&self, found: &BTreeMap<&str, &Lies>, state: &Story) -> Result<Verified, String> {

@@ -183,14 +183,15 @@ impl Writer {
         Ok(())
     }
 
-    /// As careful programs save: beside it, then over it.
+    /// As careful programs save: beside it, then over it. The most careful ones sync it before.
     fn replace(&mut self) -> io::Result<()> {
         let Some(index) = self.some_file() else { return Ok(()) };
         let path = self.files[index].clone();
         let ((_, id), len) = (self.fresh(), self.size());
         let new = format!("{path}.new{}", self.next);
+        let sync = self.next.is_multiple_of(2);
         self.noted(&format!("create {new} {id}"), |writer| {
-            writer.put(OpenOptions::new().write(true).create_new(true), &new, id, len, false)
+            writer.put(OpenOptions::new().write(true).create_new(true), &new, id, len, sync)
         })?;
         self.noted(&format!("rename {new} {path}"), |writer| {
             fs::rename(writer.directory.join(&new), writer.directory.join(&path))

@@ -71,7 +71,7 @@ fn file(seed: u64) -> Box<FileRecord> {
         sealed: seed.is_multiple_of(3),
         replica: None,
         synced_version: 0,
-        promised: false,
+        promised_version: 0,
         spill: name(1),
         identity: None,
         logical: name(2),

@@ -3,7 +3,7 @@
 //! A reader asks for his chunks and those ahead of him, and waits with nothing locked. Where there is no room for a chunk
 //! his bytes come straight from the store. The dangers avoided: a writer on a file whose bytes are not all there (he waits
 //! for them), and a file that its readers lose because it was deleted or replaced meanwhile (the drain waits for the rest
-//! of it, as long as it comes).
+//! of it, and tries again as long as it tries anything again).
 
 use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, PoisonError};
@@ -16,6 +16,7 @@ use crate::error::{Errno, Fault, FsResult};
 use crate::model::{DeviceId, FileId, RunId};
 use crate::placement::AskKind;
 use crate::store::source::RANGE_BYTES;
+use crate::store::verdict::{Verdict, classify};
 use crate::store::{Remote, Source};
 
 use super::super::Namespace;
@@ -298,16 +299,27 @@ impl Namespace {
     }
 
     /// The store's file is about to go: whoever reads it needs the rest of it before. `stop`: whoever waits for it leaves.
-    pub(crate) fn let_arrive(&self, id: FileId, stop: &dyn Fn() -> bool) {
-        let Some(arrival) = self.open_of(id).and_then(|open| open.arrival()) else { return };
-        let failures = arrival.failures();
-        while !arrival.is_complete() && self.want_all(&arrival) && arrival.failures() == failures && !stop() {
-            let closed = || self.open_of(id).is_none_or(|open| open.arrival().is_none());
-            if closed() {
-                return;
+    /// An error: it does not come now, and may later.
+    pub(crate) fn let_arrive(&self, id: FileId, stop: &dyn Fn() -> bool) -> Result<(), Errno> {
+        let Some(arrival) = self.open_of(id).and_then(|open| open.arrival()) else { return Ok(()) };
+        let seen = || (arrival.remote().0, arrival.failures());
+        let (mut remote, mut failures) = seen();
+        while !arrival.is_complete() && self.want_all(&arrival) && !stop() {
+            if self.open_of(id).is_none_or(|open| open.arrival().is_none()) {
+                break;
             }
-            crate::sync::thread::sleep(LOOK_EVERY);
+            match arrival.failed_after(failures) {
+                None => crate::sync::thread::sleep(LOOK_EVERY),
+                // Not this version, or not any more under this name.
+                Some(Failure::Store(Errno::STALE)) => match self.goes_on(id, &arrival, &remote) {
+                    true => (remote, failures) = seen(),
+                    false => break,
+                },
+                Some(Failure::Store(errno)) if classify(errno) == Verdict::Retry => return Err(errno),
+                Some(_) => break,
+            }
         }
+        Ok(())
     }
 }
 

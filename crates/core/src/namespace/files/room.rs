@@ -13,6 +13,7 @@ use crate::tier::ladder;
 use super::super::Namespace;
 use super::super::content::{Content, Lies, Open};
 use super::super::journal::Txn;
+use super::super::tree::Inode;
 use super::Shortage;
 
 /// Room is charged in steps of at most this, so that a long file is not accounted for write by write.
@@ -94,7 +95,7 @@ impl Namespace {
                 return Err(why.into());
             }
         };
-        let promised = self.tree().get(id).is_some_and(|inode| inode.promised);
+        let promised = self.tree().get(id).is_some_and(Inode::is_promised);
         if promised && let Err(why) = target.sync_data() {
             self.undo_placed(&mut self.tree(), &placed);
             return Err(why.into());

@@ -75,6 +75,8 @@ impl Namespace {
             }
         }
         inode.sealed = true;
+        // (What was promised of a version that did not come about was promised of the one before.)
+        inode.promised = inode.promised.min(inode.version);
         // Opened for writing and not written: the copy that was made for it is not wanted.
         let unwanted = !written && !inode.dirty() && inode.applied.is_some() && content.lies == Lies::StoreTemporary;
         let spill = inode.extra.as_mut().filter(|_| unwanted).and_then(|extra| extra.spill.take());

@@ -210,10 +210,10 @@ impl Namespace {
         let mut tree = self.tree();
         let mut txn = Txn::default();
         if let Some(inode) = tree.get_mut(id)
-            && !inode.promised
+            && inode.promised < inode.present_version()
             && inode.owned
         {
-            inode.promised = true;
+            inode.promised = inode.present_version();
             txn.file(id);
         }
         self.commit(&tree, txn);

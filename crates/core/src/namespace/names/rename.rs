@@ -239,13 +239,13 @@ impl Namespace {
         };
         if inode.is_dir() {
             for device in self.tiers.devices() {
-                if let Err(why) = device.rename_dir(old_path, new_path) {
+                if let Err(why) = device.follow_dir(old_path, new_path) {
                     failed(device, why);
                 }
             }
         } else if let (true, Some(PlainId { device, .. })) = (was_primary, inode.replica) {
             let device = self.tiers.device(device);
-            if let Err(why) = device.rename(old_path, new_path) {
+            if let Err(why) = device.follow(old_path, new_path) {
                 failed(device, why);
             }
         }

@@ -8,7 +8,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use crate::model::{DeviceId, FileId, Image, Kind, OpKind, RunId, Seq};
+use crate::model::{DeviceId, FileId, FileRecord, Image, Kind, OpKind, RunId, Seq};
 use crate::tier::Plain;
 
 use super::super::Namespace;
@@ -29,12 +29,12 @@ pub(in super::super) fn boot() -> Option<u64> {
     Some(digest.finalize())
 }
 
-pub(super) fn went_down(image: &Image) -> bool {
+pub(crate) fn went_down(image: &Image) -> bool {
     image.counters.get(BOOT).is_some_and(|before| Some(*before) != boot())
 }
 
 /// Since what is on this device was last looked at. `number`: how the catalog calls it.
-pub(super) fn went_down_with(image: &Image, number: Option<DeviceId>) -> bool {
+pub(crate) fn went_down_with(image: &Image, number: Option<DeviceId>) -> bool {
     let before = number.and_then(|number| image.counters.get(&boot_with(number)));
     before.or(image.counters.get(BOOT)).is_some_and(|before| Some(*before) != boot())
 }
@@ -45,7 +45,7 @@ fn boot_with(number: DeviceId) -> String {
 
 /// What a plain file found after the machine went down is worth.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Worth {
+pub(crate) enum Worth {
     /// Complete.
     All,
     /// A program had been promised its bytes, and may have written more since.
@@ -56,14 +56,47 @@ pub(super) enum Worth {
     Spare,
 }
 
+/// What is said of a version, in the books or in the catalog.
+pub(crate) struct Said {
+    sealed: bool,
+    dirty: bool,
+    synced: bool,
+    promised: bool,
+    size_bytes: u64,
+}
+
+impl From<&Inode> for Said {
+    fn from(inode: &Inode) -> Self {
+        Self {
+            sealed: inode.sealed,
+            dirty: inode.dirty(),
+            synced: inode.is_synced(),
+            promised: inode.is_promised(),
+            size_bytes: inode.attr.size_bytes,
+        }
+    }
+}
+
+impl From<&FileRecord> for Said {
+    fn from(record: &FileRecord) -> Self {
+        Self {
+            sealed: record.sealed,
+            dirty: record.version != record.durable_version,
+            synced: record.sealed && record.synced_version >= record.version,
+            promised: record.promised_version > record.durable_version,
+            size_bytes: record.attr.size_bytes,
+        }
+    }
+}
+
 /// (`size_bytes` of the plain file, or of the temporary in the store that holds it.)
-pub(super) fn worth(inode: &Inode, size_bytes: u64) -> Worth {
+pub(crate) fn worth(said: &Said, size_bytes: u64) -> Worth {
     // (Also of a copy that was brought in nobody knows whether its bytes were on the disk, or others by then.)
-    if inode.sealed && !inode.dirty() {
+    if said.sealed && !said.dirty {
         Worth::Spare
-    } else if inode.sealed && inode.attr.size_bytes == size_bytes && (inode.is_synced() || size_bytes == 0) {
+    } else if said.sealed && said.size_bytes == size_bytes && (said.synced || size_bytes == 0) {
         Worth::All
-    } else if inode.promised {
+    } else if said.promised {
         Worth::Promised
     } else {
         Worth::Doubtful
@@ -239,12 +272,7 @@ impl Namespace {
     fn name_beside(&self, tree: &Tree, dir: FileId, name: &Name) -> Name {
         let mut number = 0;
         loop {
-            let mut ending = format!(".surgetank-unproven-{:08x}", boot().unwrap_or_default() as u32);
-            if number > 0 {
-                ending.push_str(&format!("-{number}"));
-            }
-            let kept = name.len().min(NAME_BYTES_MAX - ending.len());
-            let aside: Vec<u8> = [&name[..kept], ending.as_bytes()].concat();
+            let aside = unproven_name(name, number);
             let taken_here = tree.entry(dir, &aside).is_some();
             let in_store = || {
                 let path = tree.applied_path(dir)?.join(&aside);
@@ -258,9 +286,19 @@ impl Namespace {
     }
 }
 
+/// What is left of a doubtful version of a file of this name is called so; with a number, where others are called so too.
+pub fn unproven_name(name: &[u8], number: u32) -> Vec<u8> {
+    let mut ending = format!(".surgetank-unproven-{:08x}", boot().unwrap_or_default() as u32);
+    if number > 0 {
+        ending.push_str(&format!("-{number}"));
+    }
+    let kept = name.len().min(NAME_BYTES_MAX - ending.len());
+    [&name[..kept], ending.as_bytes()].concat()
+}
+
 fn revert(inode: &mut Inode) {
     inode.sealed = true;
-    inode.promised = false;
+    inode.promised = 0;
     inode.version = inode.durable;
     inode.synced = 0;
 }

@@ -22,24 +22,24 @@ struct Started {
     prepared: Option<Prepared>,
     /// What each name holds before it and after it.
     names: Vec<(Place, Option<FileId>, Option<FileId>)>,
-    /// Its temporary, while it is not renamed into place: under one of these names. What a file was spilled to since its copy
-    /// was made is another one.
+    /// Its temporary, while it is not renamed into place, has one of these names, in whatever directory it was made. What a
+    /// file was spilled to since its copy was made is another one.
     temporaries: Vec<Name>,
 }
 
 /// What a name should hold at some point.
-struct Expected {
+struct Expected<'a> {
     path: StorePath,
-    holder: Option<Holder>,
+    holder: Option<Holder<'a>>,
     who: Cred,
 }
 
-struct Holder {
+struct Holder<'a> {
     kind: Kind,
     /// Inode number before any publication among the operations.
     ino: Option<u64>,
-    /// The last publication among the operations so far.
-    published: Option<(Option<Prepared>, Vec<StorePath>)>,
+    /// The last publication among the operations so far, and what its temporary may be called.
+    published: Option<(Option<Prepared>, &'a [Name])>,
 }
 
 type Looked = HashMap<StorePath, Option<StoreStat>>;
@@ -111,7 +111,7 @@ impl Namespace {
             tracing::warn!(%why, "the store could not be looked at");
         }
         self.retire_started(&done, &gone, &rest, &looked);
-        self.begin_anew(&rest, &looked);
+        self.begin_anew(&rest, &mut looked);
     }
 
     fn sync_where(&self, done: &[Started]) -> std::io::Result<()> {
@@ -160,10 +160,7 @@ impl Namespace {
         if wanted.is_empty() {
             return;
         }
-        let dirs: Vec<(FileId, StorePath)> = {
-            let tree = self.tree();
-            tree.temporaries.iter().filter_map(|dir| Some((*dir, tree.applied_path(*dir)?))).collect()
-        };
+        let dirs = self.tree().dirs_of_temporaries();
         for (file, seq, prepared, who) in wanted {
             let name = self.staged_name(seq);
             let found = dirs.iter().find(|(_, path)| {
@@ -257,7 +254,7 @@ impl Namespace {
                 match (tree.applied_path(*dir), holder) {
                     (Some(path), _) => {
                         let who = tree.get(*dir).map_or(Cred { uid: 0, gid: 0 }, Inode::cred);
-                        let holder = holder.and_then(|id| holder_of(&tree, &started[..count], id, &path));
+                        let holder = holder.and_then(|id| holder_of(&tree, &started[..count], id));
                         expected.push(Expected { path: path.join(name), holder, who });
                     }
                     // The directory is not in the store, and so is nothing in it.
@@ -276,7 +273,7 @@ impl Namespace {
         Ok(true)
     }
 
-    fn fits(&self, one: &Expected, looked: &mut Looked) -> std::io::Result<bool> {
+    fn fits(&self, one: &Expected<'_>, looked: &mut Looked) -> std::io::Result<bool> {
         let there = self.look(&one.path, one.who, looked)?;
         let (Some(holder), Some(stat)) = (&one.holder, there) else {
             return Ok(one.holder.is_none() && there.is_none());
@@ -290,15 +287,32 @@ impl Namespace {
             Some((None, _)) => holder.kind != Kind::File,
             Some((Some(prepared), _)) if prepared.identity.ino == stat.identity.ino => true,
             // Written over in place: complete when the temporary is gone.
-            Some((Some(prepared), temporaries)) => {
-                let mut complete = holder.ino == Some(stat.identity.ino) && prepared.is(&stat.identity);
-                for temporary in temporaries {
-                    let left = self.look(temporary, one.who, looked)?;
-                    complete &= left.is_none_or(|left| left.identity.ino != prepared.identity.ino);
-                }
-                complete
+            Some((Some(prepared), names)) => {
+                holder.ino == Some(stat.identity.ino)
+                    && prepared.is(&stat.identity)
+                    && !self.is_left(&self.tree().dirs_of_temporaries(), names, (prepared, one.who), looked)?
             }
         })
+    }
+
+    /// Lies this copy under one of the names still? It was made in a directory that the store had at that time: where it
+    /// will be published may be another one.
+    fn is_left(
+        &self,
+        dirs: &[(FileId, StorePath)],
+        names: &[Name],
+        (copy, who): (&Prepared, Cred),
+        looked: &mut Looked,
+    ) -> std::io::Result<bool> {
+        for (_, dir) in dirs {
+            for name in names {
+                let there = self.look(&dir.join(name), who, looked)?;
+                if there.is_some_and(|there| there.identity.ino == copy.identity.ino) {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
     }
 
     fn look(&self, path: &StorePath, who: Cred, looked: &mut Looked) -> std::io::Result<Option<StoreStat>> {
@@ -349,8 +363,9 @@ impl Namespace {
 
     /// These are not done. One of them may have been cut off while it wrote over a file that has several names, or
     /// between changing attributes and writing that down.
-    fn begin_anew(&self, rest: &[Started], looked: &Looked) {
+    fn begin_anew(&self, rest: &[Started], looked: &mut Looked) {
         let mut tree = self.tree();
+        let dirs = tree.dirs_of_temporaries();
         let mut txn = Txn::default();
         for one in rest {
             for id in files_of(&one.kind) {
@@ -360,17 +375,14 @@ impl Namespace {
             if let (OpKind::Publish { file, .. }, Some(prepared)) = (&one.kind, one.prepared)
                 && let Some((dir, name)) = tree.get(*file).and_then(|inode| inode.applied.clone())
                 && let Some(dir) = tree.applied_path(dir)
-                && let Some(Some(stat)) = looked.get(&dir.join(&name))
+                && let Some(stat) = looked.get(&dir.join(&name)).copied().flatten()
                 && stat.attr.links > 1
                 && tree
                     .get(*file)
                     .and_then(|inode| inode.identity.as_ref())
                     .is_some_and(|known| known.ino == stat.identity.ino)
-                && one.temporaries.iter().any(|temporary| {
-                    let who = self.own_cred(Cred { uid: stat.attr.uid, gid: stat.attr.gid });
-                    let there = self.store.stat(who, &dir.join(temporary));
-                    there.is_ok_and(|temporary| temporary.identity.ino == prepared.identity.ino)
-                })
+                && let who = (Cred { uid: stat.attr.uid, gid: stat.attr.gid })
+                && self.is_left(&dirs, &one.temporaries, (&prepared, who), looked).unwrap_or(false)
                 && let Some(inode) = tree.get_mut(*file)
             {
                 inode.identity = Some(Box::new(stat.identity));
@@ -424,13 +436,13 @@ fn names_of(tree: &Tree, kind: &OpKind) -> Vec<(Place, Option<FileId>, Option<Fi
     }
 }
 
-fn holder_of(tree: &Tree, done: &[Started], id: FileId, dir: &StorePath) -> Option<Holder> {
+fn holder_of<'a>(tree: &Tree, done: &'a [Started], id: FileId) -> Option<Holder<'a>> {
     let inode = tree.get(id)?;
     let last = done.iter().rev().find(|one| is_publication_of(one, id));
     Some(Holder {
         kind: inode.attr.kind,
         ino: inode.identity.as_ref().map(|identity| identity.ino),
-        published: last.map(|one| (one.prepared, one.temporaries.iter().map(|name| dir.join(name)).collect())),
+        published: last.map(|one| (one.prepared, &*one.temporaries)),
     })
 }
 

@@ -22,6 +22,11 @@ impl Namespace {
         self.survival.again && self.survival.left().handles.values().any(|handle| handle.id == id)
     }
 
+    /// Do programs go on, and is not known yet with what?
+    pub(in super::super) fn is_yet_to_restore(&self) -> bool {
+        self.survival.again && self.survival.handles_from.get().is_none()
+    }
+
     /// Can a program write the file through the mount?
     pub(in super::super) fn left_written(&self, id: FileId) -> bool {
         self.survival.again && self.survival.left().handles.values().any(|handle| handle.id == id && handle.writes)

@@ -17,6 +17,8 @@ use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::ops::Range;
 
+use crate::store::Turn;
+
 /// User metadata: lower-case ASCII names without prefix, values of printable ASCII.
 pub type Words = BTreeMap<String, String>;
 
@@ -62,6 +64,10 @@ pub trait Body: Send + Sync {
     }
     /// Fills the whole buffer from this offset on.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
+    /// To be called before the last byte is sent, where there is one (`Abilities::holds_back`).
+    fn last_byte_waits(&self) -> Option<Turn<'_>> {
+        None
+    }
 }
 
 impl Body for &[u8] {
@@ -106,6 +112,8 @@ pub struct Abilities {
     /// It copies from key to key without the bytes going through us.
     pub copies: bool,
     pub uploads_in_parts: bool,
+    /// The driver sends a body's last byte only when it may be (`Body::last_byte_waits`); before that no object is made.
+    pub holds_back: bool,
     /// All parts but the last are at least so long.
     pub part_bytes_min: u64,
     /// No part is longer; where it is the same, all parts but the last are so long.

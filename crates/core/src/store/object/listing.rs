@@ -6,13 +6,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
+use std::ops::Bound;
 use std::time::Duration;
 
 use rustix::io::Errno;
 
 use super::attributes::{Owner, stat_of};
 use super::keys::MARK;
-use super::walk::{Level, Walks};
+use super::walk::{Level, Request, Walks};
 use super::{Object, ObjectStore, Words, locked};
 use crate::clock::Moment;
 use crate::model::Kind;
@@ -26,8 +27,18 @@ const HEADS_AT_ONCE: usize = 16;
 /// Of objects whose words are remembered, and of names that are.
 const WORDS_MAX: usize = 200_000;
 const NAMES_MAX: usize = 500_000;
+const SWEEP_MIN: usize = 64;
 
 type Names = BTreeMap<Box<[u8]>, StoreStat>;
+
+#[derive(Default)]
+struct Held {
+    dirs: HashMap<StorePath, Listed>,
+    /// At most so many of them: what is forgotten is not taken off before the next sweep.
+    names: usize,
+    /// With so many directories, those that are too old go.
+    sweep_at: usize,
+}
 
 struct Listed {
     names: Arc<Names>,
@@ -39,7 +50,7 @@ type Read = HashMap<String, (String, i64, Arc<Words>)>;
 pub(super) struct Listings {
     pub ttl: Duration,
     pub walks: Walks,
-    listed: Mutex<HashMap<StorePath, Listed>>,
+    listed: Mutex<Held>,
     words: Mutex<Read>,
     /// When the mark was made by the server's clock, if there is one; and when we looked.
     mark: Mutex<Option<(Option<i64>, Moment)>>,
@@ -74,7 +85,7 @@ impl Listings {
     /// Something of ours changed in the directory.
     pub fn forget(&self, dir: &StorePath) {
         self.changes.fetch_add(1, Ordering::SeqCst);
-        locked(&self.listed).remove(dir);
+        locked(&self.listed).dirs.remove(dir);
         self.walks.forget(dir);
     }
 
@@ -84,7 +95,7 @@ impl Listings {
 
     pub fn forget_all(&self) {
         self.changes.fetch_add(1, Ordering::SeqCst);
-        locked(&self.listed).clear();
+        *locked(&self.listed) = Held::default();
         self.walks.forget_all();
         *locked(&self.mark) = None;
     }
@@ -94,13 +105,22 @@ impl Listings {
         let dir = path.parent();
         let name = &path.0[if dir.0.is_empty() { 0 } else { dir.0.len() + 1 }..];
         let listed = locked(&self.listed);
-        let listed = listed.get(&dir).filter(|listed| listed.at.elapsed() < self.ttl)?;
+        let listed = listed.dirs.get(&dir).filter(|listed| listed.at.elapsed() < self.ttl)?;
         Some(listed.names.get(name).copied())
     }
 
-    fn fresh(&self, dir: &StorePath) -> Option<Arc<Names>> {
+    /// The next name after this one in its directory's listing that is of the kind.
+    pub fn next_of_kind(&self, path: &StorePath, kind: Kind) -> Option<StorePath> {
+        let dir = path.parent();
+        let name = &path.0[if dir.0.is_empty() { 0 } else { dir.0.len() + 1 }..];
+        let names = self.fresh(&dir)?;
+        let mut behind = names.range::<[u8], _>((Bound::Excluded(name), Bound::Unbounded));
+        behind.find(|(_, stat)| stat.attr.kind == kind).map(|(next, _)| dir.join(next))
+    }
+
+    pub fn fresh(&self, dir: &StorePath) -> Option<Arc<Names>> {
         let listed = locked(&self.listed);
-        listed.get(dir).filter(|listed| listed.at.elapsed() < self.ttl).map(|listed| listed.names.clone())
+        listed.dirs.get(dir).filter(|listed| listed.at.elapsed() < self.ttl).map(|listed| listed.names.clone())
     }
 
     fn keep(&self, dir: &StorePath, names: &Arc<Names>, at: Moment, since: u64) {
@@ -108,11 +128,17 @@ impl Listings {
         if self.changes() != since {
             return;
         }
-        listed.retain(|_, one| one.at.elapsed() < self.ttl);
-        if listed.values().map(|one| one.names.len()).sum::<usize>() > NAMES_MAX {
-            listed.clear();
+        listed.names += names.len();
+        if listed.names > NAMES_MAX || listed.dirs.len() >= listed.sweep_at {
+            listed.dirs.retain(|_, one| one.at.elapsed() < self.ttl);
+            listed.names = listed.dirs.values().map(|one| one.names.len()).sum::<usize>() + names.len();
+            if listed.names > NAMES_MAX {
+                listed.dirs.clear();
+                listed.names = names.len();
+            }
+            listed.sweep_at = (2 * listed.dirs.len()).max(SWEEP_MIN);
         }
-        listed.insert(dir.clone(), Listed { names: names.clone(), at });
+        listed.dirs.insert(dir.clone(), Listed { names: names.clone(), at });
     }
 
     fn words_known(&self, object: &Object) -> Option<Words> {
@@ -145,11 +171,11 @@ impl ObjectStore {
     }
 
     fn read_dir(&self, dir: &StorePath) -> io::Result<Arc<Names>> {
-        let (since, now) = (self.listings.changes(), Moment::now());
+        let since = self.listings.changes();
         let below = self.below(dir)?;
         let (Level { objects, dirs }, at) = match self.walk(dir)? {
             Some(known) => known,
-            None => (self.read_level(dir, &below)?, now),
+            None => self.read_level(dir, &below)?,
         };
         let mark = self.mark_age()?;
         let mut sure = Vec::new();
@@ -188,27 +214,26 @@ impl ObjectStore {
         Ok(names)
     }
 
-    fn read_level(&self, dir: &StorePath, below: &str) -> io::Result<Level> {
+    fn read_level(&self, dir: &StorePath, below: &str) -> io::Result<(Level, Moment)> {
         let mut level = Level::default();
-        let mut from = None;
         let mut is_there = dir.0.is_empty();
+        let first = self.answer(Request::Level { below: below.to_owned() })?;
+        let mut page = first.page.unwrap_or_default();
         loop {
-            let page = self.server.list(below, true, from.as_deref())?;
             is_there |= !page.objects.is_empty() || !page.prefixes.is_empty();
             level.objects.extend(page.objects.into_iter().filter(|object| object.key != below && object.key != MARK));
             // Directories' own objects are asked for as files are.
             let own = |key| Object { key, modified_nanos: i64::MAX, ..super::names::empty() };
             level.dirs.extend(page.prefixes.into_iter().map(own));
-            from = page.next;
-            if from.is_none() {
-                break;
-            }
+            let Some(from) = page.next else { break };
+            page = self.server.list(below, true, Some(&from))?;
         }
         if !is_there {
             // A file, or nothing.
             return Err(if self.look(dir)?.is_some() { Errno::NOTDIR } else { Errno::NOENT }.into());
         }
-        Ok(level)
+        self.foresee_next(dir);
+        Ok((level, first.at))
     }
 
     /// When the mark was put there. `None`: nobody has put one.

@@ -96,6 +96,7 @@ impl Objects for Memory {
             checksums: true,
             copies: true,
             uploads_in_parts: true,
+            holds_back: false,
             part_bytes_min: 5 << 20,
             part_bytes_max: 5 << 30,
             parts_max: 10_000,

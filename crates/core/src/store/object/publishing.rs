@@ -12,9 +12,9 @@ use rustix::io::Errno;
 use super::attributes::{XATTRS, identity_of, reworded, stat_of, too_many, words_of};
 use super::keys::MARK;
 use super::staging::{Content, Range, Waiting};
-use super::{ObjectStore, Objects, Part, When, Words, is_condition_failed, locked};
+use super::{Body, ObjectStore, Objects, Part, When, Words, is_condition_failed, locked};
 use crate::model::{Kind, StoreIdentity};
-use crate::store::{Expect, Meta, StorePath, Verify};
+use crate::store::{Expect, Meta, StorePath, Turn, Verify};
 
 /// Read back as often as this, it is not the network.
 const SENT_MAX: u32 = 3;
@@ -56,7 +56,13 @@ impl ObjectStore {
         Ok(as_expected)
     }
 
-    pub(super) fn bring(&self, temporary: &StorePath, path: &StorePath) -> io::Result<StoreIdentity> {
+    /// `turn`: not before it.
+    pub(super) fn bring(
+        &self,
+        temporary: &StorePath,
+        path: &StorePath,
+        turn: Option<Turn<'_>>,
+    ) -> io::Result<StoreIdentity> {
         crash_point!("store.publish");
         let waiting = locked(&self.waiting).get(temporary).cloned().ok_or(Errno::NOENT)?;
         let mut found = locked(&self.found).remove(path);
@@ -77,9 +83,9 @@ impl ObjectStore {
         self.marked()?;
         let before = found.as_ref().and_then(|found| found.as_ref()).map(|(_, words)| words);
         let sent = if waiting.kind == Kind::Directory {
-            self.bring_dir(&waiting, path)
+            turn.map_or(Ok(()), |turn| turn()).and_then(|()| self.bring_dir(&waiting, path))
         } else {
-            self.send(&waiting, path, before, when).and_then(|etag| self.read_back(&waiting, path, before, etag))
+            self.send(&waiting, path, before, when, turn).and_then(|etag| self.read_back(&waiting, path, before, etag))
         };
         let identity = match sent {
             Ok(etag) => {
@@ -142,18 +148,26 @@ impl ObjectStore {
                 other => return other.map(|()| etag),
             }
             let when = if self.abilities.if_same { When::Is(&etag) } else { When::Always };
-            etag = self.send_whole(waiting, path, before, when)?;
+            etag = self.send_whole(waiting, path, before, when, None)?;
         }
         Err(io::Error::new(io::ErrorKind::InvalidData, format!("{path} reads back differently each time")))
     }
 
-    fn send(&self, waiting: &Waiting, path: &StorePath, before: Option<&Words>, when: When<'_>) -> io::Result<String> {
+    fn send(
+        &self,
+        waiting: &Waiting,
+        path: &StorePath,
+        before: Option<&Words>,
+        when: When<'_>,
+        turn: Option<Turn<'_>>,
+    ) -> io::Result<String> {
         match &waiting.content {
             Content::Uploaded { key, upload, parts, .. } if key.as_bytes() == path.0 => {
+                turn.map_or(Ok(()), |turn| turn())?;
                 self.server.complete(key, upload, parts, waiting.checksum, when)
             }
             // It has another name since. What was sent before is given up with its temporary.
-            _ => self.send_whole(waiting, path, before, when),
+            _ => self.send_whole(waiting, path, before, when, turn),
         }
     }
 
@@ -164,6 +178,7 @@ impl ObjectStore {
         path: &StorePath,
         before: Option<&Words>,
         when: When<'_>,
+        turn: Option<Turn<'_>>,
     ) -> io::Result<String> {
         let key = self.key(path)?;
         let mut words = waiting.words.clone();
@@ -172,16 +187,26 @@ impl ObjectStore {
         {
             words.insert(XATTRS.to_owned(), kept.clone());
         }
+        let put = |body: &dyn Body| match turn {
+            Some(turn) if self.abilities.holds_back && !body.is_empty() => {
+                self.server.put(key, &InTurn { body, turn }, waiting.checksum, &words, when)
+            }
+            turn => {
+                turn.map_or(Ok(()), |turn| turn())?;
+                self.server.put(key, body, waiting.checksum, &words, when)
+            }
+        };
         match &waiting.content {
-            Content::Bytes(bytes) => self.server.put(key, &&**bytes, waiting.checksum, &words, when),
+            Content::Bytes(bytes) => put(&&**bytes),
             Content::Held(file) => {
                 let body = Range { file, start: 0, len: waiting.size_bytes };
                 if rustix::fs::fstat(file.as_fd())?.st_size as u64 != waiting.size_bytes {
                     return Err(changed(path));
                 }
-                self.server.put(key, &body, waiting.checksum, &words, when)
+                put(&body)
             }
             Content::Uploaded { file, parts, .. } => {
+                turn.map_or(Ok(()), |turn| turn())?;
                 let part_bytes = parts.first().map_or(waiting.size_bytes, |part| part.size_bytes);
                 let upload = self.server.begin(key, &words)?;
                 let sent = self.send_again((key, &upload), file, waiting.size_bytes, part_bytes);
@@ -308,6 +333,24 @@ impl ObjectStore {
             server.complete(to, &upload, &parts, whole, When::Always)
         };
         copy().inspect_err(|_| drop(server.abort(to, &upload)))
+    }
+}
+
+/// Goes to the server before its turn, but for the last byte.
+struct InTurn<'a> {
+    body: &'a dyn Body,
+    turn: Turn<'a>,
+}
+
+impl Body for InTurn<'_> {
+    fn len(&self) -> u64 {
+        self.body.len()
+    }
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.body.read_at(buffer, offset)
+    }
+    fn last_byte_waits(&self) -> Option<Turn<'_>> {
+        Some(self.turn)
     }
 }
 

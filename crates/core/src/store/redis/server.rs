@@ -31,6 +31,7 @@ pub const NOTHING: Abilities = Abilities {
     checksums: false,
     copies: false,
     uploads_in_parts: false,
+    holds_back: false,
     part_bytes_min: PART_BYTES,
     part_bytes_max: PART_BYTES,
     parts_max: 10_000,

@@ -22,6 +22,7 @@ pub const NOTHING: Abilities = Abilities {
     checksums: false,
     copies: false,
     uploads_in_parts: false,
+    holds_back: true,
     part_bytes_min: 5 * MIB,
     part_bytes_max: 5 << 30,
     parts_max: 10_000,

@@ -3,10 +3,12 @@
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::*;
+use crate::store::Turn;
 use crate::store::checksum::of_bytes;
 use crate::store::object::is_condition_failed;
 
@@ -50,6 +52,8 @@ type Script = Arc<Mutex<dyn FnMut(&Heard) -> Reply + Send>>;
 struct Scripted {
     port: u16,
     heard: Arc<Mutex<Vec<Heard>>>,
+    /// Bytes of bodies.
+    got: Arc<AtomicU64>,
     directory: tempfile::TempDir,
 }
 
@@ -60,14 +64,15 @@ impl Scripted {
         let script: Script = Arc::new(Mutex::new(script));
         let heard = Arc::new(Mutex::new(Vec::new()));
         let directory = tempfile::tempdir().unwrap();
-        let all = Arc::clone(&heard);
+        let got: Arc<AtomicU64> = Arc::default();
+        let (all, bytes) = (Arc::clone(&heard), Arc::clone(&got));
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                let (script, all) = (Arc::clone(&script), Arc::clone(&all));
-                std::thread::spawn(move || serve(&stream.unwrap(), &script, &all));
+                let (script, all, bytes) = (Arc::clone(&script), Arc::clone(&all), Arc::clone(&bytes));
+                std::thread::spawn(move || serve(&stream.unwrap(), &script, &all, &bytes));
             }
         });
-        let made = Self { port, heard, directory };
+        let made = Self { port, heard, got, directory };
         write_credentials(&made.directory.path().join("credentials"), "AKIDFIRST");
         made
     }
@@ -100,7 +105,19 @@ fn write_credentials(path: &std::path::Path, id: &str) {
     std::fs::write(path, format!("[default]\naws_access_key_id = {id}\naws_secret_access_key = s\n")).unwrap();
 }
 
-fn serve(stream: &TcpStream, script: &Script, all: &Mutex<Vec<Heard>>) {
+struct Counted<'a>(&'a AtomicU64);
+
+impl Write for Counted<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.fetch_add(bytes.len() as u64, Ordering::SeqCst);
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn serve(stream: &TcpStream, script: &Script, all: &Mutex<Vec<Heard>>, got: &AtomicU64) {
     let mut reader = BufReader::new(stream);
     loop {
         let mut heard = Heard { line: String::new(), headers: String::new() };
@@ -134,7 +151,9 @@ fn serve(stream: &TcpStream, script: &Script, all: &Mutex<Vec<Heard>>) {
             // With what was not read: the other side sees a reset.
             return;
         }
-        std::io::copy(&mut reader.by_ref().take(length), &mut std::io::sink()).unwrap();
+        if std::io::copy(&mut reader.by_ref().take(length), &mut Counted(got)).unwrap() < length {
+            return;
+        }
         let goes_on = match reply {
             Reply::Say(status, headers, body) => {
                 let length = if heard.line.starts_with("HEAD") { 0 } else { body.len() };
@@ -391,4 +410,44 @@ fn a_silent_server_is_not_waited_for_for_ever() {
     (place.limits.progress, place.limits.tries) = (Duration::from_millis(50), 2);
     let why = S3::new(place).unwrap().head("k").unwrap_err();
     assert_eq!(why.raw_os_error(), Some(libc::ETIMEDOUT));
+}
+
+struct InTurn<'a>(&'a [u8], Turn<'a>);
+
+impl Body for InTurn<'_> {
+    fn len(&self) -> u64 {
+        self.0.len() as u64
+    }
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.0.read_at(buffer, offset)
+    }
+    fn last_byte_waits(&self) -> Option<Turn<'_>> {
+        Some(self.1)
+    }
+}
+
+#[test]
+fn before_its_turn_all_but_the_last_byte_is_sent() {
+    for (content, comes) in [(vec![7; 300_000], true), (vec![7; 300_000], false), (vec![7; 5], true), (vec![7], false)]
+    {
+        let server = Scripted::with(|_| say(200, ETAG, ""));
+        let (store, got) = (server.store(), Arc::clone(&server.got));
+        let all = content.len() as u64;
+        let waited_at = AtomicU64::new(u64::MAX);
+        let turn = || {
+            let begun = std::time::Instant::now();
+            while got.load(Ordering::SeqCst) < all - 1 {
+                assert!(begun.elapsed() < Duration::from_secs(30), "it does not come");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            waited_at.store(got.load(Ordering::SeqCst), Ordering::SeqCst);
+            if comes { Ok(()) } else { Err(Errno::CANCELED.into()) }
+        };
+        let sent = store.put("k", &InTurn(&content, &turn), of_bytes(&content), &Words::new(), When::Absent);
+        assert_eq!(waited_at.into_inner(), all - 1);
+        assert_eq!(sent.map_err(|why| why.raw_os_error()).err(), (!comes).then_some(Some(libc::ECANCELED)));
+        assert_eq!(server.heard().len(), 1, "and is not tried again");
+        assert_eq!(got.load(Ordering::SeqCst), if comes { all } else { all - 1 });
+    }
 }

@@ -1,4 +1,5 @@
-//! The sum that HDFS has of a file: of every 512 bytes a CRC, of a block's CRCs an MD5, of these an MD5.
+//! The sum that HDFS has of a file: of every 512 bytes a CRC, of a block's CRCs an MD5, of these an MD5, with zeros behind them:
+//! as many as are left of a buffer that began with room for two and doubled.
 //!
 //! Datanodes keep the CRCs beside the bytes and check them whenever they touch these, so the server can tell the sum of what
 //! it has without reading it, and we can tell what it has to be while we send.
@@ -7,6 +8,10 @@ use crc_fast::CrcAlgorithm;
 use md5::{Digest as _, Md5};
 
 use super::answers::{Digest, ServerDefaults, from_hexadecimal};
+
+const MD5_BYTES: usize = 16;
+/// Hadoop's `DataOutputBuffer` begins with so much, and `FileChecksumHelper` sums all of it.
+const BUFFER_BYTES: usize = 32;
 
 /// In the making.
 pub struct Digesting {
@@ -17,6 +22,7 @@ pub struct Digesting {
     chunk: Vec<u8>,
     in_block: u64,
     block: Md5,
+    blocks: usize,
     whole: Md5,
 }
 
@@ -25,7 +31,7 @@ pub struct Digesting {
 pub struct Sum {
     /// What the algorithm's name ends with.
     ending: String,
-    md5: [u8; 16],
+    md5: [u8; MD5_BYTES],
 }
 
 impl Digesting {
@@ -46,6 +52,7 @@ impl Digesting {
             chunk: Vec::with_capacity(chunk_bytes),
             in_block: 0,
             block: Md5::new(),
+            blocks: 0,
             whole: Md5::new(),
         })
     }
@@ -86,6 +93,7 @@ impl Digesting {
     fn end_block(&mut self) {
         let block = std::mem::take(&mut self.block);
         self.whole.update(block.finalize());
+        self.blocks += 1;
         self.in_block = 0;
     }
 
@@ -96,6 +104,8 @@ impl Digesting {
         if self.in_block > 0 {
             self.end_block();
         }
+        let full = self.blocks * MD5_BYTES;
+        self.whole.update(vec![0; full.next_power_of_two().max(BUFFER_BYTES) - full]);
         Sum { ending: format!("MD5-of-{}{}", self.chunk_bytes, self.word), md5: self.whole.finalize().into() }
     }
 }

@@ -74,7 +74,9 @@ impl Failure {
         let mut message = message.split("\n\tat ").next().unwrap_or_default().to_owned();
         let (errno, again) = if status == 401 && code.is_empty() {
             message = match negotiates {
-                true => "the server wants Kerberos, which Surgetank does not speak: it says who it is by user.name alone",
+                true => {
+                    "the server wants Kerberos, which Surgetank does not speak: it says who it is by user.name alone"
+                }
                 false => "the server wants to be told who asks in a way that Surgetank does not speak",
             }
             .to_owned();
@@ -202,12 +204,25 @@ mod tests {
             (400, "InvalidPathException", "Invalid path name /a/x:y", Errno::INVAL, false),
             (400, "HadoopIllegalArgumentException", "The XAttr is too big. The maximum", Errno::TOOBIG, false),
             (403, "IOException", "Cannot add additional XAttr to inode, would exceed limit", Errno::TOOBIG, false),
-            (403, "IOException", "File /a could only be written to 0 of the 1 minReplication nodes. There are 0 datanode(s) running", Errno::AGAIN, true),
-            (403, "IOException", "File /a could only be written to 0 of the 1 minReplication nodes. There are 1 datanode(s) running", Errno::NOSPC, false),
+            (
+                403,
+                "IOException",
+                "File /a could only be written to 0 of the 1 minReplication nodes. There are 0 datanode(s) running",
+                Errno::AGAIN,
+                true,
+            ),
+            (
+                403,
+                "IOException",
+                "File /a could only be written to 0 of the 1 minReplication nodes. There are 1 datanode(s) running",
+                Errno::NOSPC,
+                false,
+            ),
             (503, "", "", Errno::AGAIN, true),
             (418, "SomethingNew", "", Errno::INVAL, false),
         ] {
-            let body = serde_json::json!({"RemoteException": {"exception": code, "javaClassName": "x", "message": message}});
+            let body =
+                serde_json::json!({"RemoteException": {"exception": code, "javaClassName": "x", "message": message}});
             let failure = Failure::refused(status, body.to_string().as_bytes(), false);
             assert_eq!((failure.errno, failure.again), (errno, again), "{status} {code} {message}");
             assert!(!failure.message.contains("org.apache"));

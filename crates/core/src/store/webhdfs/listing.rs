@@ -135,8 +135,10 @@ impl WebHdfs {
         let statuses = self.read_statuses(path).map_err(|why| self.wire.report(path, why))?;
         let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}/{name}") };
         let names: Mutex<Names> = Mutex::default();
-        let (known, unknown): (Vec<_>, Vec<_>) =
-            statuses.into_iter().map(|status| (self.listings.record_known(&status), status)).partition(|one| one.0.is_some());
+        let (known, unknown): (Vec<_>, Vec<_>) = statuses
+            .into_iter()
+            .map(|status| (self.listings.record_known(&status), status))
+            .partition(|one| one.0.is_some());
         let show = |status: &Status, record: Option<&Record>| {
             let stat = stat_of(status, record, &self.people);
             locked(&names).insert(status.path_suffix.as_bytes().into(), stat);

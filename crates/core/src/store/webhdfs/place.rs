@@ -79,7 +79,9 @@ impl Place {
             None => (None, authority),
         };
         if user.as_ref().is_some_and(|user| user.contains(':')) {
-            return Err(wrong("there is a password in it, which HDFS does not know; and every process list would show it"));
+            return Err(wrong(
+                "there is a password in it, which HDFS does not know; and every process list would show it",
+            ));
         }
         // `[::1]:9870`
         let (name, given) = match host.rsplit_once(':') {

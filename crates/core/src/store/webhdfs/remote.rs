@@ -2,8 +2,8 @@
 
 use std::io::{self, Read};
 
-use super::wire::{Answer, Ask, Wire};
 use super::failure::Failure;
+use super::wire::{Answer, Ask, Wire};
 use crate::error::Errno;
 use crate::model::StoreIdentity;
 use crate::store::Remote;
@@ -33,9 +33,8 @@ impl Remote for Inode {
         let length = buffer.len() as u64;
         // By its number: whoever replaces the file meanwhile gives another one the name.
         let mut read = || {
-            let ask = Ask::get("OPEN", path.as_str())
-                .with("offset", offset.to_string())
-                .with("length", length.to_string());
+            let ask =
+                Ask::get("OPEN", path.as_str()).with("offset", offset.to_string()).with("length", length.to_string());
             self.wire.content(&ask, None, |answer: Answer| {
                 let (mut content, said) = answer.content();
                 if said.is_some_and(|said| said != length) {

@@ -274,9 +274,8 @@ impl WebHdfs {
     pub(super) fn compare(&self, path: &StorePath, staged: &Staged, how: Verify, gate: Gate<'_>) -> io::Result<()> {
         crash_point!("store.verify");
         let name = checked(&self.wire, path)?;
-        let different = |why: String| {
-            io::Error::new(io::ErrorKind::InvalidData, format!("{path} in {}: {why}", self.wire.place))
-        };
+        let different =
+            |why: String| io::Error::new(io::ErrorKind::InvalidData, format!("{path} in {}: {why}", self.wire.place));
         let (status, record) = self.look(name, false).map_err(|why| self.wire.report(name, why))?;
         if status.file_id != staged.identity.ino {
             return Err(different("the copy was replaced by another file".into()));
@@ -309,7 +308,7 @@ impl WebHdfs {
         }
     }
 
-    fn digest(&self, number: u64) -> Result<super::answers::Digest, Failure> {
+    pub(super) fn digest(&self, number: u64) -> Result<super::answers::Digest, Failure> {
         let path = inode(number);
         let ask = Ask::get("GETFILECHECKSUM", path.as_str());
         Ok(parse::<OneDigest>(&self.wire.content(&ask, None, |answer| answer.text())?)?.digest)

@@ -111,7 +111,8 @@ impl StateRoot {
             if used.as_ref() == Some(&name) || !place.served(over) || !place.has_left() {
                 continue;
             }
-            let Some(_dead) = place.try_agent_lock()? else { continue };
+            let Some(_dead) = place.dead_agent_lock()? else { continue };
+            place.await_catalog();
             let counted = place.count_left();
             if counted != Some((0, 0)) {
                 let same_directory = used.as_ref().is_some_and(|used| same_directory(used, &name));
@@ -132,7 +133,7 @@ impl StateRoot {
             if (only_with_something || found.is_some()) && !left {
                 continue;
             }
-            if let Some(dead) = place.try_agent_lock()? {
+            if let Some(dead) = place.dead_agent_lock()? {
                 found = Some((place, dead));
                 if left {
                     break;

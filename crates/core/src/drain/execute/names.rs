@@ -1,0 +1,157 @@
+//! Operations that change names: links, renames, exchanges, removals.
+
+use std::io;
+
+use crate::model::FileId;
+use crate::namespace::tree::{Inode, Name, Tree};
+use crate::store::Expect;
+use crate::sync::PoisonError;
+
+use super::{Done, Drain, Work, gone_already};
+
+impl Drain {
+    pub(super) fn link(&self, one: &Work<'_>, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
+        let (_, path) = self.place(at)?;
+        let Some(from) = self.namespace.tree().applied_path(file) else {
+            return Ok(Done::default());
+        };
+        let (owner, _) = self.owner_and_meta(file)?;
+        match self.as_owner(owner, |who| self.namespace.store.link(who, &from, &path)) {
+            Ok(()) => {}
+            Err(why) if why.raw_os_error() == Some(libc::EEXIST) => {
+                let ino = self.identity(file).map(|identity| identity.ino);
+                let there = self.as_owner(owner, |who| self.namespace.store.stat(who, &path))?;
+                if Some(there.identity.ino) != ino {
+                    self.stranger(one, &path, "somebody else made a file of this name; the hard link was not made");
+                    return Ok(Done { dirs: vec![at.0], gone: Vec::new() });
+                }
+            }
+            Err(why) => return Err(why),
+        }
+        self.carried_out(one.kind, None, None);
+        // A link changes ctime (and the number of links): that was us.
+        self.reidentify(file, &path, owner);
+        Ok(Done { dirs: vec![at.0], gone: Vec::new() })
+    }
+
+    pub(super) fn rename(
+        &self,
+        one: &Work<'_>,
+        file: FileId,
+        from: (FileId, &[u8]),
+        to: (FileId, &[u8]),
+        over: Option<FileId>,
+    ) -> io::Result<Done> {
+        let (_, from_path) = self.place(from)?;
+        let (to_dir, to_path) = self.place(to)?;
+        let (owner, _) = self.owner_and_meta(file)?;
+        let store = &self.namespace.store;
+        let is_dir = self.namespace.tree().get(file).is_some_and(Inode::is_dir);
+        // Look-ups must not resolve a path that is moving under them.
+        let _staging = is_dir.then(|| self.staging.write().unwrap_or_else(PoisonError::into_inner));
+        let moving = is_dir.then(|| self.namespace.moving.write().unwrap_or_else(PoisonError::into_inner));
+        let free = is_dir || self.is_as_known(owner, &to_path, |tree| self.expectation(tree, over, to))?;
+        // Only the file itself is renamed: after a crash the name it had may be another's already.
+        let present = self.is_there(file, &from_path, owner);
+        let arrived = !free && self.is_there(file, &to_path, owner);
+        let mut name: Box<[u8]> = Box::from(to.1);
+        if present && !free && !arrived {
+            name = self.beside(one, &to_dir, to.1);
+        }
+        let target = to_dir.join(&name);
+        // Cut off half-way the file is there under both names, and the old one has to go.
+        let both = arrived && !store.features().atomic_renames;
+        let renamed = if present && (!arrived || both) {
+            self.as_owner(owner, |who| store.rename(who, &from_path, &target))
+        } else if arrived {
+            Ok(())
+        } else {
+            Err(io::Error::from_raw_os_error(libc::ENOENT))
+        };
+        match renamed {
+            Ok(()) => {}
+            Err(why) if gone_already(&why) => {
+                self.stranger(
+                    one,
+                    &from_path,
+                    &format!("somebody else removed it in the store before it could be renamed to {to_path}"),
+                );
+            }
+            Err(why) => return Err(why),
+        }
+        crash_point!("drain.renamed");
+        let gone = self.carried_out(one.kind, Some((to.0, Name::from(name))), None);
+        drop(moving);
+        self.reidentify(file, &target, owner);
+        Ok(Done { dirs: vec![from.0, to.0], gone })
+    }
+
+    pub(super) fn exchange(
+        &self,
+        one: &Work<'_>,
+        a: (FileId, FileId, &[u8]),
+        b: (FileId, FileId, &[u8]),
+    ) -> io::Result<Done> {
+        let (_, a_path) = self.place((a.1, a.2))?;
+        let (_, b_path) = self.place((b.1, b.2))?;
+        let (a, a_dir, b, b_dir) = (a.0, a.1, b.0, b.1);
+        let (owner, _) = self.owner_and_meta(a)?;
+        let store = &self.namespace.store;
+        let _staging = self.staging.write().unwrap_or_else(PoisonError::into_inner);
+        let moving = self.namespace.moving.write().unwrap_or_else(PoisonError::into_inner);
+        // Otherwise it was done before a crash, and later operations on these names perhaps too.
+        if self.is_there(a, &a_path, owner) && self.is_there(b, &b_path, owner) {
+            self.as_owner(owner, |who| store.exchange(who, &a_path, &b_path))?;
+        }
+        crash_point!("drain.renamed");
+        self.carried_out(one.kind, None, None);
+        drop(moving);
+        self.reidentify(a, &b_path, owner);
+        self.reidentify(b, &a_path, owner);
+        Ok(Done { dirs: vec![a_dir, b_dir], gone: Vec::new() })
+    }
+
+    pub(super) fn unlink(&self, one: &Work<'_>, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
+        let (_, path) = self.place(at)?;
+        let (owner, _) = self.owner_and_meta(file)?;
+        let store = &self.namespace.store;
+        // A directory may have the name by now, if this was carried out before a crash.
+        let known = |tree: &Tree| self.expects(tree, file).unwrap_or(Expect::Unknown);
+        let ours = self.is_as_known(owner, &path, known)? && self.is_there(file, &path, owner);
+        let there = ours || self.as_owner(owner, |who| store.stat(who, &path)).is_ok();
+        if ours {
+            match self.as_owner(owner, |who| store.unlink(who, &path)) {
+                Err(why) if !gone_already(&why) => return Err(why),
+                _ => {}
+            }
+        } else if there {
+            self.stranger(
+                one,
+                &path,
+                "deleted here, but somebody else changed it in the store meanwhile: theirs is kept",
+            );
+        }
+        Ok(Done { dirs: vec![at.0], gone: self.carried_out(one.kind, None, None) })
+    }
+
+    pub(super) fn remove_dir(&self, one: &Work<'_>, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
+        let (_, path) = self.place(at)?;
+        let (owner, _) = self.owner_and_meta(file)?;
+        // Nobody makes a copy in it meanwhile.
+        let _staging = self.staging.write().unwrap_or_else(PoisonError::into_inner);
+        let remove = || self.as_owner(owner, |who| self.namespace.store.remove_dir(who, &path));
+        let removed = match self.is_there(file, &path, owner).then(remove) {
+            Some(Err(_)) if self.moves_spills_out(file)? | self.gives_up_copies_in(file, &path) => remove(),
+            removed => removed.unwrap_or(Ok(())),
+        };
+        match removed {
+            Ok(()) => {}
+            Err(why) if gone_already(&why) => {}
+            Err(why) if matches!(why.raw_os_error(), Some(libc::ENOTEMPTY | libc::EEXIST)) => {
+                self.stranger(one, &path, "removed here, but somebody else put files into it in the store: it is kept");
+            }
+            Err(why) => return Err(why),
+        }
+        Ok(Done { dirs: vec![at.0], gone: self.carried_out(one.kind, None, None) })
+    }
+}

@@ -1,0 +1,109 @@
+//! Publications that are under way together and still come one after the other: each does what it can before its turn, and
+//! the last step in it.
+//!
+//! Danger avoided: a later one that shows before an earlier one. When one fails, those behind it never get their turn.
+
+use std::io;
+
+use crate::error::Errno;
+use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+#[derive(Default)]
+struct State {
+    /// Whose turn it is.
+    next: usize,
+    broken: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Turns {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// One of them; dropped without a word it has failed.
+pub(super) struct Ticket<'a> {
+    turns: &'a Turns,
+    number: usize,
+    passed: bool,
+}
+
+impl Turns {
+    pub fn of(&self, number: usize) -> Ticket<'_> {
+        Ticket { turns: self, number, passed: false }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Ticket<'_> {
+    /// Until all before it are done. ECANCELED: one of them will not be.
+    pub fn wait(&self) -> io::Result<()> {
+        let mut state = self.turns.state();
+        while state.next < self.number && !state.broken {
+            state = self.turns.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if state.next >= self.number { Ok(()) } else { Err(Errno::CANCELED.into()) }
+    }
+
+    pub fn has_come(&self) -> bool {
+        self.turns.state().next >= self.number
+    }
+
+    /// To be called in its turn.
+    pub fn pass(mut self) {
+        self.passed = true;
+        let mut state = self.turns.state();
+        state.next = state.next.max(self.number + 1);
+        drop(state);
+        self.turns.changed.notify_all();
+    }
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        if !self.passed {
+            self.turns.state().broken = true;
+            self.turns.changed.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::at_once;
+
+    #[test]
+    fn one_after_the_other_until_one_fails() {
+        let (turns, order) = (Turns::default(), Mutex::new(Vec::new()));
+        at_once(100, 8, &|index| {
+            let turn = turns.of(index);
+            if turn.wait().is_err() || index == 60 {
+                return Ok(());
+            }
+            assert!(turn.has_come());
+            order.lock().unwrap().push(index);
+            turn.pass();
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(*order.lock().unwrap(), (0..60).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn who_fails_before_its_turn_does_not_stop_those_before_it() {
+        let turns = Turns::default();
+        drop(turns.of(2));
+        for number in 0..2 {
+            let turn = turns.of(number);
+            turn.wait().unwrap();
+            turn.pass();
+        }
+        let last = turns.of(3);
+        assert!(!last.has_come());
+        assert_eq!(last.wait().unwrap_err().raw_os_error(), Some(libc::ECANCELED));
+    }
+}
