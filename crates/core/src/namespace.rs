@@ -293,6 +293,10 @@ impl Namespace {
     pub(crate) fn lock_inode(&self, id: FileId) -> InodeGuard<'_> {
         self.inode_locks.lock(id)
     }
+    /// For the drain: who holds it may wait for room, which comes of what is drained.
+    pub(crate) fn lock_inode_within(&self, id: FileId, patience: Duration) -> Option<InodeGuard<'_>> {
+        self.inode_locks.lock_within(id, patience)
+    }
     /// For one who may hold another inode's lock, or a gate: whoever is busy is passed over instead of waited for.
     pub(crate) fn try_lock_inode(&self, id: FileId) -> Option<InodeGuard<'_>> {
         self.inode_locks.try_lock(id)

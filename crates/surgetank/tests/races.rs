@@ -191,3 +191,26 @@ fn a_copy_in_a_directory_that_is_removed_before_it_is_made_anew() {
     assert!(!scene.path("d").exists());
     scene.is_clean();
 }
+
+/// Written in place (it has two names) just when the drain gives it attributes: the drain put the older time on the newer
+/// content, or took what it had found before for what the store has now, and then its removal for a conflict.
+fn written_in_place_meanwhile(name: &str, held: &str) {
+    let Some(scene) = prepare(name) else { return };
+    fs::write(scene.path("one"), [b'x'; 5000]).unwrap();
+    fs::hard_link(scene.path("one"), scene.path("two")).unwrap();
+    let script = "touch -d 2001-01-01 one; sleep 0.3; truncate -s 100 one; stat -c %Y one; sleep 1; rm one";
+    let ended = scene.run_held(held, &["--quiet-period", "0s"], script).exits(0);
+    assert!(!scene.path("one").exists());
+    let kept = fs::metadata(scene.path("two")).unwrap();
+    assert_eq!((kept.size(), kept.mtime().to_string().as_str()), (100, ended.stdout.trim()));
+}
+
+#[test]
+fn an_older_time_came_after_what_was_written_in_place() {
+    written_in_place_meanwhile("late_time", "store.set_meta:700");
+}
+
+#[test]
+fn what_was_written_in_place_was_taken_for_somebody_elses() {
+    written_in_place_meanwhile("late_identity", "drain.attributes_set:700");
+}

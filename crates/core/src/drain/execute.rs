@@ -5,6 +5,7 @@ mod names;
 
 use crate::sync::PoisonError;
 use std::io;
+use std::time::Duration;
 
 use crate::model::{FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
 use crate::namespace::content::Lies;
@@ -15,6 +16,9 @@ use crate::store::{Cred, Expect, Meta, StorePath, Turn};
 use super::Drain;
 use super::publish::{conflict_name, prepared};
 use super::stage::meta_of;
+
+/// For so long somebody who opens or closes a file is waited for. He may himself wait for room.
+const BUSY_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What came of an operation.
 #[derive(Default)]
@@ -415,6 +419,11 @@ impl Drain {
         let Some(path) = self.namespace.tree().applied_path(file) else {
             return Ok(Done::default());
         };
+        // Nobody begins or ends to write it in place meanwhile: neither newer times nor what is known of a newer version give
+        // way to older ones. (What lies on a tier is opened there, and never waits for the store.)
+        let in_place = self.namespace.store.features().plain_files
+            && self.namespace.tree().get(file).is_some_and(|inode| !inode.is_dir() && inode.replica.is_none());
+        let _inode = in_place.then(|| self.namespace.lock_inode_within(file, BUSY_PATIENCE));
         let (owner, mut meta) = self.owner_and_meta(file)?;
         let (kind, again) =
             self.namespace.tree().get(file).map_or((Kind::File, false), |inode| {
@@ -429,6 +438,7 @@ impl Drain {
         }
         match self.as_owner(owner, |who| self.namespace.store.set_meta(who, &path, kind, &meta)) {
             Ok(identity) => {
+                crash_point!("drain.attributes_set");
                 if let Some(inode) = self.namespace.tree().get_mut(file)
                     && !inode.is_dir()
                 {

@@ -1,8 +1,10 @@
 //! The locks of inodes: one for each file that somebody holds, so that one whose store hangs keeps nobody from others.
 
-use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use crate::clock;
 use crate::model::FileId;
+use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 const STRIPES: usize = 128;
 
@@ -47,6 +49,21 @@ impl InodeLocks {
         }
         held.ids.push(id);
         InodeGuard { stripe, id }
+    }
+
+    /// For one whom the holder may be waiting for.
+    pub fn lock_within(&self, id: FileId, patience: Duration) -> Option<InodeGuard<'_>> {
+        let stripe = self.stripe(id);
+        let begun = clock::tick();
+        let mut held = stripe.held();
+        while held.ids.contains(&id) {
+            let left = patience.checked_sub(begun.elapsed()).filter(|left| !left.is_zero())?;
+            held.waiting += 1;
+            held = stripe.let_go.wait_timeout(held, left).unwrap_or_else(PoisonError::into_inner).0;
+            held.waiting -= 1;
+        }
+        held.ids.push(id);
+        Some(InodeGuard { stripe, id })
     }
 
     pub fn try_lock(&self, id: FileId) -> Option<InodeGuard<'_>> {
