@@ -321,7 +321,7 @@ fn attributes_of(meta: &Meta) -> io::Result<Vec<(String, String)>> {
 }
 
 pub(super) fn attributes_in(xattrs: &Xattrs) -> io::Result<Vec<(String, String)>> {
-    let pair = |(name, value): (&Box<[u8]>, &Box<[u8]>)| {
+    let pair = |name: &[u8], value: &[u8]| {
         let name = std::str::from_utf8(name).map_err(|_| Errno::ILSEQ)?;
         if name == record::NAME {
             return Err(Errno::INVAL.into());
@@ -332,5 +332,5 @@ pub(super) fn attributes_in(xattrs: &Xattrs) -> io::Result<Vec<(String, String)>
         }
         Ok((name.to_owned(), hexadecimal(value)))
     };
-    xattrs.iter().map(pair).collect()
+    xattrs.iter().map(|(name, value)| pair(name, value)).collect()
 }
