@@ -248,8 +248,6 @@ pub(super) const STORE_SCHEMES: &[&str] = &[
     "rediss",
     #[cfg(feature = "webhdfs")]
     "webhdfs",
-    #[cfg(feature = "webhdfs")]
-    "swebhdfs",
 ];
 
 enum Place {
@@ -273,7 +271,7 @@ fn store_place(text: &str) -> std::result::Result<Place, String> {
         #[cfg(feature = "redis")]
         ("redis" | "rediss", _) => understood(text, crate::store::redis::Place::parse(text).map(drop)),
         #[cfg(feature = "webhdfs")]
-        ("webhdfs" | "swebhdfs", _) => understood(text, crate::store::webhdfs::Place::parse(text).map(drop)),
+        ("webhdfs", _) => understood(text, crate::store::webhdfs::Place::parse(text).map(drop)),
         _ => {
             let known: Vec<String> = STORE_SCHEMES.iter().map(|known| format!("{known}://…, ")).collect();
             let known = known.concat();

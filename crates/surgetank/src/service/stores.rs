@@ -73,7 +73,7 @@ fn is_redis(url: &str) -> bool {
 
 #[cfg(feature = "webhdfs")]
 fn is_hdfs(url: &str) -> bool {
-    url.starts_with("webhdfs://") || url.starts_with("swebhdfs://")
+    url.starts_with("webhdfs://")
 }
 
 /// Of what is not safe with it, the log tells.
@@ -179,7 +179,7 @@ impl Address {
                 (root, percent_encoding::percent_decode_str(parts.next().unwrap_or_default()).collect())
             }
             #[cfg(feature = "webhdfs")]
-            Some((scheme @ ("webhdfs" | "swebhdfs"), rest)) => {
+            Some((scheme @ "webhdfs", rest)) => {
                 HdfsPlace::parse(text)?;
                 let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
                 (format!("{scheme}://{host}"), percent_encoding::percent_decode_str(path).collect())

@@ -12,7 +12,6 @@ use crate::error::{Error, Result};
 
 /// Hadoop's own.
 const PORT: u16 = 9870;
-const PORT_TLS: u16 = 9871;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
@@ -64,12 +63,7 @@ impl Place {
         let wrong = |why: &str| {
             Error::new("the URL of the store is not understood").why(why).remedy("webhdfs://HOST:PORT/PATH")
         };
-        let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong("it has no scheme"))?;
-        let (http, port) = match scheme {
-            "webhdfs" => ("http", PORT),
-            "swebhdfs" => ("https", PORT_TLS),
-            _ => return Err(wrong("it does not begin with webhdfs:// or swebhdfs://")),
-        };
+        let rest = url.strip_prefix("webhdfs://").ok_or_else(|| wrong("it does not begin with webhdfs://"))?;
         if rest.contains(['?', '#']) {
             return Err(wrong("nothing can stand behind the path"));
         }
@@ -94,7 +88,7 @@ impl Place {
         }
         let port = match given {
             Some(port) => port.parse().map_err(|_| wrong("the port is no number"))?,
-            None => port,
+            None => PORT,
         };
         let names: Vec<String> = path
             .split('/')
@@ -115,17 +109,16 @@ impl Place {
         if !user.bytes().next().is_some_and(first) || !user.bytes().all(later) {
             return Err(wrong("HDFS takes letters, digits and ._- in the name of a user"));
         }
-        let endpoint = format!("{http}://{name}:{port}");
+        let endpoint = format!("http://{name}:{port}");
         Ok(Self { endpoint, root, user, limits: Limits::default() })
     }
 }
 
 impl std::fmt::Display for Place {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let secure = if self.endpoint.starts_with("https:") { "s" } else { "" };
         let authority = self.endpoint.split_once("://").map_or("", |(_, authority)| authority);
         let slash = if self.root.is_empty() { "/" } else { "" };
-        write!(f, "{secure}webhdfs://{}@{authority}{slash}{}", self.user, self.root)
+        write!(f, "webhdfs://{}@{authority}{slash}{}", self.user, self.root)
     }
 }
 
@@ -142,7 +135,6 @@ mod tests {
         for (url, endpoint, root, user) in [
             ("webhdfs://host:1234/a//b%20c/", "http://host:1234", "/a/b c", "me"),
             ("webhdfs://ann@host", "http://host:9870", "", "ann"),
-            ("swebhdfs://host/x", "https://host:9871", "/x", "me"),
             ("webhdfs://[::1]:5/x", "http://[::1]:5", "/x", "me"),
             ("webhdfs://[::1]/x", "http://[::1]:9870", "/x", "me"),
         ] {
@@ -150,10 +142,11 @@ mod tests {
             assert_eq!((&*place.endpoint, &*place.root, &*place.user), (endpoint, root, user), "{url}");
         }
         assert_eq!(parse("webhdfs://host/a").unwrap().to_string(), "webhdfs://me@host:9870/a");
-        assert_eq!(parse("swebhdfs://host").unwrap().to_string(), "swebhdfs://me@host:9871/");
+        assert_eq!(parse("webhdfs://host").unwrap().to_string(), "webhdfs://me@host:9870/");
         for url in [
             "hdfs://host/a",
             "webhdfs:///a",
+            "swebhdfs://host/a",
             "webhdfs://host:x/a",
             "webhdfs://a:b@host/",
             "webhdfs://host/a?x=y",
