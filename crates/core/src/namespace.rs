@@ -17,7 +17,7 @@ mod early;
 mod evict;
 mod files;
 mod gone;
-mod held;
+pub(crate) mod held;
 pub(crate) mod journal;
 mod listing;
 mod locks;

@@ -173,22 +173,14 @@ pub struct Features {
     pub directories: bool,
     /// A rename is one step. If not, a crash may leave a file under both names.
     pub atomic_renames: bool,
-    /// Two names change places in one step.
-    pub exchanges: bool,
     /// So many files may be published at the same time, where order does not matter.
     pub publications_at_once: usize,
 }
 
 impl Features {
     /// Of a file system.
-    pub const POSIX: Self = Self {
-        plain_files: true,
-        hard_links: true,
-        directories: true,
-        atomic_renames: true,
-        exchanges: true,
-        publications_at_once: 1,
-    };
+    pub const POSIX: Self =
+        Self { plain_files: true, hard_links: true, directories: true, atomic_renames: true, publications_at_once: 1 };
 }
 
 /// Returns when all that has to be in the store before is there. An error: something of it will not be.
@@ -288,6 +280,10 @@ pub trait Store: Send + Sync {
     /// names keep it.
     fn replace(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity>;
     fn rename(&self, who: Cred, from: &StorePath, to: &StorePath) -> io::Result<()>;
+    /// Can two names change places in one step? (Not everything that is mounted can; who asks first may wait for the answer.)
+    fn exchanges(&self) -> bool {
+        false
+    }
     fn exchange(&self, who: Cred, a: &StorePath, b: &StorePath) -> io::Result<()>;
     fn link(&self, who: Cred, from: &StorePath, to: &StorePath) -> io::Result<()>;
     fn unlink(&self, who: Cred, path: &StorePath) -> io::Result<()>;

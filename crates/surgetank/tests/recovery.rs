@@ -236,7 +236,7 @@ fn killed_while_writing(name: &str, direct: &str, seeds: std::ops::Range<usize>)
     for seed in seeds {
         let watch = Watch::new(&scene, seed);
         let mut running = begin(&scene, seed, &["--direct", direct]);
-        running.gets_to(seed, 1 + seed * 37 % (STEPS - 10));
+        running.gets_to(seed, 1 + seed * 37 % (STEPS / 2));
         scene.kill_agent();
         running.ends().exits(3).says(&["died"]);
         scene.drain_what_is_left().exits(0);

@@ -5,10 +5,10 @@ mod names;
 
 use crate::sync::PoisonError;
 use std::io;
-use std::time::Duration;
 
 use crate::model::{FileId, Kind, OpKind, RunId, Seq, StoreIdentity};
 use crate::namespace::content::Lies;
+use crate::namespace::held::BUSY_PATIENCE;
 use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Inode, Name, Place, Tree, file_of};
 use crate::store::{Cred, Expect, Meta, StorePath, Turn};
@@ -16,9 +16,6 @@ use crate::store::{Cred, Expect, Meta, StorePath, Turn};
 use super::Drain;
 use super::publish::{conflict_name, prepared};
 use super::stage::meta_of;
-
-/// For so long somebody who opens or closes a file is waited for. He may himself wait for room.
-const BUSY_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What came of an operation.
 #[derive(Default)]
@@ -419,10 +416,11 @@ impl Drain {
         let Some(path) = self.namespace.tree().applied_path(file) else {
             return Ok(Done::default());
         };
-        // Nobody begins or ends to write it in place meanwhile: neither newer times nor what is known of a newer version give
-        // way to older ones. (What lies on a tier is opened there, and never waits for the store.)
+        // Nobody begins or ends to write it in place meanwhile, or brings newer attributes before their turn: neither these nor
+        // what is known of a newer version give way to older ones. (What lies on a tier is opened there, and never waits for
+        // the store.)
         let in_place = self.namespace.store.features().plain_files
-            && self.namespace.tree().get(file).is_some_and(|inode| !inode.is_dir() && inode.replica.is_none());
+            && self.namespace.tree().get(file).is_some_and(|inode| inode.replica.is_none());
         let _inode = in_place.then(|| self.namespace.lock_inode_within(file, BUSY_PATIENCE));
         let (owner, mut meta) = self.owner_and_meta(file)?;
         let (kind, again) =

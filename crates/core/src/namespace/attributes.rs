@@ -9,10 +9,11 @@ use std::time::Duration;
 use crate::clock;
 use crate::error::{Errno, FsResult};
 use crate::model::{Attr, Caller, FileId, Kind, OpKind, RunId, Timestamp, Xattrs};
-use crate::store::{Meta, Space};
+use crate::store::{Cred, Meta, Space, StorePath};
 
 use super::Namespace;
 use super::content::{Content, Lies, Open};
+use super::held::BUSY_PATIENCE;
 use super::journal::Txn;
 use super::tree::{Inode, Tree};
 
@@ -346,27 +347,26 @@ impl Namespace {
         }
     }
 
-    /// Gives it, and the directories above, what waits. Returns whether there was anything.
+    /// Gives it, and the directories above, what waits. Returns whether they may have other attributes now: given here, or
+    /// by the drain a moment ago.
     pub fn attributes_ahead(&self, id: FileId) -> bool {
-        let mut waiting = Vec::new();
+        let (mut waiting, mut given) = (Vec::new(), false);
         {
             let tree = self.tree();
             let mut at = Some(id);
             while let Some((id, inode)) = at.and_then(|id| Some((id, tree.get(id)?))) {
-                if inode.set_meta.is_some()
-                    && let Some(path) = tree.applied_path(id)
-                {
-                    let attr = inode.attr;
-                    let times = Some((attr.atime, attr.mtime));
-                    let meta = Meta { perm: attr.perm, uid: attr.uid, gid: attr.gid, times, xattrs: None };
-                    waiting.push((id, path, attr.kind, inode.cred(), meta));
+                given |= inode.owned;
+                if inode.set_meta.is_some() {
+                    waiting.push((id, inode.is_dir()));
                 }
                 at = inode.applied.as_ref().map(|(dir, _)| *dir);
             }
         }
-        let mut given = false;
         // From above: what is below cannot be reached before.
-        for (id, path, kind, owner, meta) in waiting.into_iter().rev() {
+        for (id, is_dir) in waiting.into_iter().rev() {
+            // What the drain is about to give it may be older. (Who asks about a file holds its lock.)
+            let _inode = is_dir.then(|| self.lock_inode_within(id, BUSY_PATIENCE));
+            let Some((path, kind, owner, meta)) = self.attributes_waiting(id) else { continue };
             let Ok(identity) = self.store.set_meta(self.own_cred(owner), &path, kind, &meta) else { continue };
             given = true;
             if let Some(inode) = self.tree().get_mut(id).filter(|inode| !inode.is_dir()) {
@@ -374,6 +374,15 @@ impl Namespace {
             }
         }
         given
+    }
+
+    fn attributes_waiting(&self, id: FileId) -> Option<(StorePath, Kind, Cred, Meta)> {
+        let tree = self.tree();
+        let inode = tree.get(id).filter(|inode| inode.set_meta.is_some())?;
+        let attr = inode.attr;
+        let times = Some((attr.atime, attr.mtime));
+        let meta = Meta { perm: attr.perm, uid: attr.uid, gid: attr.gid, times, xattrs: None };
+        Some((tree.applied_path(id)?, attr.kind, inode.cred(), meta))
     }
 
     /// A directory that its owner closed to himself while something was still to be brought into it: it is opened in the

@@ -6,6 +6,10 @@ use crate::clock;
 use crate::model::FileId;
 use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+/// For so long the drain, and who brings attributes before their turn, wait for who has a file in hand. He may himself wait for
+/// room, which comes of what is drained.
+pub(crate) const BUSY_PATIENCE: Duration = Duration::from_secs(1);
+
 const STRIPES: usize = 128;
 
 pub(crate) struct InodeLocks {

@@ -145,7 +145,6 @@ impl<S: Store + 'static> Store for Distant<S> {
             hard_links: false,
             directories: false,
             atomic_renames: false,
-            exchanges: false,
             publications_at_once: 1,
         }
     }

@@ -326,6 +326,9 @@ impl<S: Store> Store for Faulty<S> {
     fn rename(&self, who: Cred, from: &StorePath, to: &StorePath) -> io::Result<()> {
         self.run(Operation::Rename, &[from, to], || self.inner.rename(who, from, to))
     }
+    fn exchanges(&self) -> bool {
+        self.inner.exchanges()
+    }
     fn exchange(&self, who: Cred, a: &StorePath, b: &StorePath) -> io::Result<()> {
         self.run(Operation::Exchange, &[a, b], || self.inner.exchange(who, a, b))
     }

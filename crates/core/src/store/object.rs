@@ -164,7 +164,6 @@ impl Store for ObjectStore {
             hard_links: false,
             directories: false,
             atomic_renames: false,
-            exchanges: false,
             publications_at_once: PUBLICATIONS_AT_ONCE,
         }
     }

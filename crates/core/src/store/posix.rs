@@ -38,6 +38,7 @@ use rustix::io::Errno;
 use super::checksum::checksum;
 use super::{Cred, Expect, Gate, Meta, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Verify};
 use crate::model::{Kind, STORE_TEMPORARY_PREFIX, StoreIdentity};
+use crate::sync::OnceLock;
 use attributes::{Xattrs, attr_of, identity_of, is_denied, read_xattrs, subject};
 use beneath::{Place, Root, open_file_at, without_atime};
 use content::{Copier, written_without_error};
@@ -54,6 +55,7 @@ pub struct PosixStore {
     copier: Copier,
     file_system: Option<FileSystem>,
     counters: Counters,
+    exchanges: OnceLock<bool>,
 }
 
 impl PosixStore {
@@ -72,7 +74,28 @@ impl PosixStore {
             copier: Copier::new(),
             file_system,
             counters: Counters::default(),
+            exchanges: OnceLock::new(),
         })
+    }
+
+    /// Tries it with two names of its own. NFS, and many a client of a shared file system, refuses it.
+    fn may_exchange(&self) -> bool {
+        let [a, b] = [&b"a"[..], b"b"].map(|end| StorePath([STORE_TEMPORARY_PREFIX, b"exchange-", end].concat()));
+        let tried = (|| {
+            let (a, b) = (self.root.place(&a)?, self.root.place(&b)?);
+            for place in [&a, &b] {
+                // (An earlier life may have been cut off here.)
+                let _ = remove_tree(place);
+                mkdirat(&place.dir, place.name, Mode::RWXU)?;
+            }
+            let exchanged = renameat_with(&a.dir, a.name, &b.dir, b.name, RenameFlags::EXCHANGE);
+            for place in [&a, &b] {
+                remove_tree(place)?;
+            }
+            Ok(exchanged?)
+        })();
+        let refused = [Errno::INVAL, Errno::NOSYS, Errno::OPNOTSUPP].map(|why| Some(why.raw_os_error()));
+        !tried.is_err_and(|why: io::Error| refused.contains(&why.raw_os_error()))
     }
 
     pub fn counters(&self) -> Counts {
@@ -383,6 +406,10 @@ impl Store for PosixStore {
             let (from, to) = (self.root.place(from)?, self.root.place(to)?);
             Ok(renameat(&from.dir, from.name, &to.dir, to.name)?)
         })
+    }
+
+    fn exchanges(&self) -> bool {
+        *self.exchanges.get_or_init(|| self.may_exchange())
     }
 
     fn exchange(&self, who: Cred, a: &StorePath, b: &StorePath) -> io::Result<()> {

@@ -215,7 +215,6 @@ impl Store for WebHdfs {
             hard_links: false,
             directories: true,
             atomic_renames: true,
-            exchanges: false,
             publications_at_once: PUBLICATIONS_AT_ONCE,
         }
     }

@@ -26,7 +26,7 @@ impl Namespace {
         if flags & !(NOREPLACE | EXCHANGE) != 0 || flags == NOREPLACE | EXCHANGE {
             return Err(Errno::INVAL.into());
         }
-        if flags & EXCHANGE != 0 && !self.store.features().exchanges {
+        if flags & EXCHANGE != 0 && !self.store.exchanges() {
             return Err(Errno::INVAL.into());
         }
         if to.starts_with(crate::model::STORE_TEMPORARY_PREFIX) {

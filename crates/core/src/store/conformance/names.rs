@@ -13,9 +13,10 @@ pub fn links_and_fifos(store: &dyn Store) {
     assert_eq!((link.kind, link.mtime), (Kind::Symlink, time()));
     let fifo = store.stat(me(), &path("fifo")).unwrap().attr;
     assert_eq!((fifo.kind, fifo.perm, fifo.mtime), (Kind::Fifo, 0o620, time()));
-    let changed = Meta { times: Some((Timestamp { nanos: 42 }, Timestamp { nanos: 42 })), ..meta(0o777) };
+    let other = Timestamp { nanos: 42_000_000_000 };
+    let changed = Meta { times: Some((other, other)), ..meta(0o777) };
     store.set_meta(me(), &path("link"), Kind::Symlink, &changed).unwrap();
-    assert_eq!(store.stat(me(), &path("link")).unwrap().attr.mtime.nanos, 42);
+    assert_eq!(store.stat(me(), &path("link")).unwrap().attr.mtime, other);
     let mut kinds: Vec<_> = store
         .list(me(), &StorePath::root(), false)
         .unwrap()
@@ -65,7 +66,13 @@ pub fn names_move_and_go(store: &dyn Store) {
     make_dir(store, "d");
     deliver(store, "a", b"A", &meta(0o644));
     deliver(store, "d/b", b"B", &meta(0o644));
-    store.exchange(me(), &path("a"), &path("d/b")).unwrap();
+    if store.exchanges() {
+        store.exchange(me(), &path("a"), &path("d/b")).unwrap();
+    } else {
+        assert_eq!(errno(store.exchange(me(), &path("a"), &path("d/b"))), libc::EINVAL);
+        deliver(store, "a", b"B", &meta(0o644));
+        deliver(store, "d/b", b"A", &meta(0o644));
+    }
     assert_eq!((read(store, "a"), read(store, "d/b")), (b"B".to_vec(), b"A".to_vec()));
     store.rename(me(), &path("a"), &path("d/b")).unwrap();
     assert_eq!(names(store, "", true), ["d"]);
@@ -76,7 +83,10 @@ pub fn names_move_and_go(store: &dyn Store) {
     store.unlink(me(), &path("e/b")).unwrap();
     store.remove_dir(me(), &path("e")).unwrap();
     assert_eq!(read(store, "c"), b"B");
-    assert_eq!(errno(store.exchange(me(), &path("c"), &path("nothing"))), libc::ENOENT);
+    if store.exchanges() {
+        assert_eq!(errno(store.exchange(me(), &path("c"), &path("nothing"))), libc::ENOENT);
+        assert_eq!(names(store, "", true), ["c"], "that was tried with names of its own");
+    }
     assert_eq!(errno(store.unlink(me(), &path("nothing"))), libc::ENOENT);
     assert_eq!(errno(store.link(me(), &path("c"), &path("c"))), libc::EEXIST);
 }
@@ -119,13 +129,17 @@ pub fn links_are_not_followed(store: &dyn Store) {
 pub fn set_meta_is_exact(store: &dyn Store) {
     deliver(store, "f", b"x", &meta(0o644));
     make_dir(store, "d");
+    let fine = i64::from(!in_whole_seconds());
     for (name, kind, perm) in [
         ("f", Kind::File, 0o4711),
         ("d", Kind::Directory, 0o2750),
         ("f", Kind::File, 0o000),
         ("d", Kind::Directory, 0o700),
     ] {
-        let wanted = Meta { times: Some((Timestamp { nanos: 5 }, Timestamp { nanos: 1_000_000_007 })), ..meta(perm) };
+        let wanted = Meta {
+            times: Some((Timestamp { nanos: 5 * fine }, Timestamp { nanos: 1_000_000_000 + 7 * fine })),
+            ..meta(perm)
+        };
         let identity = store.set_meta(me(), &path(name), kind, &wanted).unwrap();
         let stat = store.stat(me(), &path(name)).unwrap();
         assert_eq!((stat.attr.perm, Some((stat.attr.atime, stat.attr.mtime))), (perm, wanted.times));

@@ -1,5 +1,6 @@
 //! What only a directory of a real file system can show: other users, other owners, mounts, full and read-only stores.
 
+mod moosefs;
 mod users;
 
 use std::cell::RefCell;

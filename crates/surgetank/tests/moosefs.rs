@@ -1,0 +1,111 @@
+//! A real shared file system as the store: whole runs over a MooseFS mount, and its servers killed in the middle.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+
+#[path = "store_node/mod.rs"]
+mod store_node;
+
+#[path = "../../core/tests/moosefs_server/mod.rs"]
+mod moosefs_server;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use moosefs_server::MooseFs;
+use store_node::{Node, ends, told};
+
+/// The store is the directory itself.
+fn command(node: &Node, at: &Path, script: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_surgetank"));
+    command.arg("run").arg("--over").arg(at).arg("--state").arg(node.path("state"));
+    command.args(["--tier", &format!("fast={}:1GiB", node.path("fast").display())]);
+    command.args(["--", "sh", "-euc", script]).current_dir(at).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// In the directory as others see it, without us.
+#[track_caller]
+fn plainly(at: &Path, script: &str) -> String {
+    told(&Command::new("sh").args(["-euc", script]).current_dir(at).output().unwrap())
+}
+
+const WRITES: &str = "
+    mkdir -p d/e/f empty
+    echo hello >d/hello; chmod 600 d/hello
+    setfattr -n user.origin -v run7 d/hello
+    touch -d '2020-01-02 03:04:05' d/hello
+    head -c 40000000 /dev/urandom >big; ln big hard
+    ln -s d/hello link; mkfifo pipe; chmod 2750 d/e/f; echo '#!' >tool; chmod 4711 tool
+    i=0; while [ $i -lt 50 ]; do echo $i >d/e/n$i; i=$((i + 1)); done
+    mv d/e/n5 d/e/moved; rm d/e/n7; mv empty void
+    sha256sum big d/hello d/e/n* >sums
+    touch -d '2019-01-02 03:04:05' d/e
+";
+const LOOKS: &str = "
+    sha256sum --check --quiet sums; stat -c '%n %F %a %h %s' big hard d/hello d/e/f pipe tool; stat -c %Y d/hello d/e
+    readlink link; ls -A void; ls d/e | wc -l; getfattr --only-values -n user.origin d/hello
+";
+
+#[test]
+fn a_run_is_in_moosefs_as_a_plain_directory_would_have_it() {
+    let Some(server) = MooseFs::start() else { return };
+    let (ours, plain) = (server.root().join("ours"), server.root().join("plain"));
+    fs::create_dir(&ours).unwrap();
+    fs::create_dir(&plain).unwrap();
+    let node = Node::new();
+    // Random bytes differ; all else has to be the same, looked at from outside, and by a second run.
+    told(&command(&node, &ours, WRITES).output().unwrap());
+    plainly(&plain, WRITES);
+    let want = plainly(&plain, LOOKS);
+    assert_eq!(plainly(&ours, LOOKS), want);
+    assert_eq!(told(&command(&node, &ours, LOOKS).output().unwrap()), want);
+    let changes = "
+        echo more >>d/hello; chmod 640 d/hello; echo x >>hard; truncate -s 1 d/e/n1; mv d/e g; rm big; rmdir void
+        mv g/moved again; cp d/hello copy; mv copy d/hello";
+    told(&command(&node, &ours, changes).output().unwrap());
+    plainly(&plain, changes);
+    let looks = "find . ! -type d -printf '%P %m %n %s %y %l\\n' | sort; find . -type d -printf '%P %m\\n' | sort";
+    let want = plainly(&plain, looks);
+    assert!(want.contains("hard 644 1 40000002 f"), "{want}");
+    assert_eq!(plainly(&ours, looks), want);
+}
+
+/// Within the same second, which is all that MooseFS tells of a time.
+#[test]
+fn what_others_change_in_moosefs_is_seen() {
+    let Some(server) = MooseFs::start() else { return };
+    let ours = server.root().join("ours");
+    fs::create_dir(&ours).unwrap();
+    fs::write(ours.join("theirs"), "old").unwrap();
+    let node = Node::new();
+    let mut run =
+        command(&node, &ours, "cat theirs; echo ours >mine; sleep 2; until [ -e go ]; do sleep 0.2; done; cat theirs");
+    let run = run.spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    fs::write(ours.join("theirs"), "newer").unwrap();
+    fs::write(ours.join("go"), "").unwrap();
+    assert_eq!(told(&ends(run)), "oldnewer");
+    assert_eq!(fs::read(ours.join("mine")).unwrap(), b"ours\n");
+}
+
+#[test]
+fn servers_and_agents_that_are_killed_lose_nothing() {
+    let Some(server) = MooseFs::start() else { return };
+    let ours = server.root().join("ours");
+    fs::create_dir(&ours).unwrap();
+    let node = Node::new();
+    let script = "
+        i=0; while [ $i -lt 60 ]; do echo $i >f$i; head -c 1000000 /dev/urandom >b$i; i=$((i + 1)); sleep 0.05; done
+        sha256sum f* b* >sums";
+    let run = command(&node, &ours, script).spawn().unwrap();
+    for victim in ["chunkserver", "agent", "master", "agent", "chunkserver"] {
+        std::thread::sleep(std::time::Duration::from_millis(700));
+        if victim == "agent" {
+            node.kill_agent();
+        } else {
+            server.kill(victim);
+        }
+    }
+    told(&ends(run));
+    assert_eq!(plainly(&ours, "sha256sum --check --quiet sums; ls -A | wc -l; wc -l <sums"), "121\n120\n");
+}
