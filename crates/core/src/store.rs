@@ -280,7 +280,7 @@ pub trait Store: Send + Sync {
     /// names keep it.
     fn replace(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity>;
     fn rename(&self, who: Cred, from: &StorePath, to: &StorePath) -> io::Result<()>;
-    /// Can two names change places in one step? (Not everything that is mounted can; who asks first may wait for the answer.)
+    /// Can two names change places in one step? (Not everything that is mounted can.)
     fn exchanges(&self) -> bool {
         false
     }

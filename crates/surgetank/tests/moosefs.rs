@@ -70,6 +70,23 @@ fn a_run_is_in_moosefs_as_a_plain_directory_would_have_it() {
     assert_eq!(plainly(&ours, looks), want);
 }
 
+/// It succeeded, and could then never be drained.
+#[test]
+fn two_names_changed_places_that_cannot_in_moosefs() {
+    let Some(server) = MooseFs::start() else { return };
+    let ours = server.root().join("ours");
+    fs::create_dir(&ours).unwrap();
+    let exchange = "
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+print(libc.renameat2(-100, b'a', -100, b'b', 2), os.strerror(ctypes.get_errno()))";
+    let script = format!("echo a >a; echo b >b; python3 -c \"{exchange}\"; cat a b");
+    let want = "-1 Invalid argument\na\nb\n";
+    assert_eq!(told(&command(&Node::new(), &ours, &script).output().unwrap()), want);
+    assert_eq!(plainly(&ours, &script), want);
+    assert_eq!(plainly(&ours, "ls -A"), "a\nb\n");
+}
+
 /// Within the same second, which is all that MooseFS tells of a time.
 #[test]
 fn what_others_change_in_moosefs_is_seen() {

@@ -85,7 +85,7 @@ pub fn names_move_and_go(store: &dyn Store) {
     assert_eq!(read(store, "c"), b"B");
     if store.exchanges() {
         assert_eq!(errno(store.exchange(me(), &path("c"), &path("nothing"))), libc::ENOENT);
-        assert_eq!(names(store, "", true), ["c"], "that was tried with names of its own");
+        assert_eq!(names(store, "", true), ["c"]);
     }
     assert_eq!(errno(store.unlink(me(), &path("nothing"))), libc::ENOENT);
     assert_eq!(errno(store.link(me(), &path("c"), &path("c"))), libc::EEXIST);
