@@ -234,12 +234,13 @@ impl Look<'_> {
         let stat = match self.ground.store.stat(self.ground.who, &at) {
             Ok(stat) => stat,
             Err(why) if why.kind() == io::ErrorKind::NotFound => {
-                let text = if on_tier.is_some() {
-                    "it is not in the store any more; the tier has a copy"
-                } else {
-                    "it is not in the store any more"
-                };
-                self.say(What::NotInStore, path, &shown, text);
+                match on_tier {
+                    Some((device, on_tier)) => {
+                        let at = on_device(device, &on_tier.path);
+                        self.say(What::NotInStore, path, &at, "it is not in the store any more; here is a copy");
+                    }
+                    None => self.say(What::NotInStore, path, &shown, "it is not in the store any more"),
+                }
                 return;
             }
             Err(why) => {

@@ -150,7 +150,8 @@ pub struct Namespace {
     last_reason: Mutex<Option<(crate::placement::Reason, Arc<str>)>>,
     pub(crate) unwritten: Mutex<Vec<crate::model::Change>>,
     pub(crate) troubles: Mutex<Vec<Noted>>,
-    pub(crate) final_drain: AtomicBool,
+    /// So many wait for everything.
+    pub(crate) final_drains: AtomicU32,
     pub(crate) end: deadline::End,
     /// Runs whose command has ended: what they still queue is drained at once.
     pub(crate) ending: Mutex<HashSet<RunId>>,
@@ -250,7 +251,7 @@ impl Namespace {
             last_reason: Mutex::default(),
             unwritten: Mutex::default(),
             troubles: Mutex::default(),
-            final_drain: AtomicBool::new(false),
+            final_drains: AtomicU32::new(0),
             end: deadline::End::default(),
             ending: Mutex::default(),
             counters: Counters::default(),
@@ -373,7 +374,7 @@ impl Namespace {
         matches!(mode, Mode::Copy | Mode::Move)
     }
     fn is_last(&self, decision: &Decision) -> bool {
-        decision.timing == Timing::Last && !self.final_drain.load(Ordering::Relaxed) && !self.end.is_hurried()
+        decision.timing == Timing::Last && self.final_drains.load(Ordering::Relaxed) == 0 && !self.end.is_hurried()
     }
 
     /// How long the kernel may believe what we say of the file.

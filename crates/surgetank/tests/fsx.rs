@@ -11,6 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use scene::{MIB, Scene};
+use serde_json::Value;
 
 /// In one run of the program under test, so that none takes minutes.
 const ROUND_OPERATIONS: u64 = 400;
@@ -45,18 +46,20 @@ fn exercise(name: &str, tier_mib: u64, options: &[&str]) {
     fs::copy(program, "/mnt/fsx").unwrap();
     fs::write("/mnt/fsx.toml", CONFIGURATION).unwrap();
     scene.beside("copies");
-    let mut left = operations;
+    let (mut left, mut spills) = (operations, 0);
     for round in 0.. {
         let now = left.min(ROUND_OPERATIONS);
-        exercise_once(&scene, options, now, seed + 2 * round);
+        spills += exercise_once(&scene, options, now, seed + 2 * round);
         left -= now;
         if left == 0 {
+            assert_eq!(spills > 0, tier_mib == SMALL_MIB, "{spills} spills");
             return;
         }
     }
 }
 
-fn exercise_once(scene: &Scene, options: &[&str], operations: u64, seed: u64) {
+/// Returns how often something was spilled.
+fn exercise_once(scene: &Scene, options: &[&str], operations: u64, seed: u64) -> u64 {
     let copies = Path::new("/mnt/copies");
     let copies = copies.display();
     let other = seed + 1;
@@ -74,12 +77,16 @@ fn exercise_once(scene: &Scene, options: &[&str], operations: u64, seed: u64) {
          cp one two {copies}/",
         2 * MIB
     );
-    let ended = scene.run(options, &script);
+    let options = [options, &["--json", "/mnt/copies/report"]].concat();
+    let ended = scene.run(&options, &script);
     assert_eq!(ended.status.code(), Some(0), "seed {seed}\n{}\n{}", ended.stdout, ended.stderr);
+    let report: Value = serde_json::from_slice(&fs::read("/mnt/copies/report").unwrap()).unwrap();
+    let spills = report["summary"]["tiers"][0]["spills"].as_u64().unwrap();
     for file in ["one", "two"] {
         scene.holds(file, &fs::read(format!("/mnt/copies/{file}")).unwrap());
     }
     scene.is_clean();
+    spills
 }
 
 const CONFIGURATION: &str = "

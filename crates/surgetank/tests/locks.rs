@@ -405,3 +405,23 @@ os.kill(readers[0][0], signal.SIGKILL)
     scene.holds("only", b"locked");
     scene.is_clean();
 }
+
+#[test]
+fn two_hundred_wait_for_a_lock_and_each_gets_it() {
+    let Some(mut scene) = Scene::new("locks_crowd") else { return };
+    scene.tier("fast", 64);
+    let program = "
+import fcntl, os, threading
+got = []
+held = os.open('lock', os.O_RDWR | os.O_CREAT); fcntl.flock(held, fcntl.LOCK_EX)
+def wait():
+    mine = os.open('lock', os.O_RDWR); fcntl.flock(mine, fcntl.LOCK_EX); got.append(os.fstat(mine).st_ino); os.close(mine)
+waiters = [threading.Thread(target=wait) for _ in range(200)]
+for waiter in waiters: waiter.start()
+fcntl.flock(held, fcntl.LOCK_UN)
+for waiter in waiters: waiter.join()
+print(len(got), len(set(got)))
+";
+    std::fs::write("/mnt/program.py", program).unwrap();
+    scene.run(&["--no-preload"], "exec /usr/bin/python3 /mnt/program.py").exits(0).prints("200 1\n");
+}

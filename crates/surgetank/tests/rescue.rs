@@ -23,7 +23,8 @@ fn prepare(name: &str) -> Option<Scene> {
 /// Runs the script until it says that it is there (`touch /mnt/told/there`), and kills agent and command.
 fn killed(scene: &Scene, options: &[&str], script: &str) {
     let _ = fs::remove_file("/mnt/told/there");
-    let running = scene.start(&[&QUIET[..], options].concat(), &format!("{script}\ntouch /mnt/told/there\nsleep 100"));
+    let quiet: &[&str] = if options.contains(&QUIET[0]) { &[] } else { &QUIET };
+    let running = scene.start(&[quiet, options].concat(), &format!("{script}\ntouch /mnt/told/there\nsleep 100"));
     eventually("the command is there", || fs::exists("/mnt/told/there").unwrap());
     // An agent whose run has gone drains; a run whose agent has gone starts another.
     running.halt();
@@ -254,4 +255,126 @@ fn an_ordinary_user_scavenges_his_own() {
     killed(&scene, &[], "mkdir d; echo one >d/one");
     verb(&scene, &["scavenge"]).exits(0);
     assert_eq!(fs::read_to_string(scene.path("d/one")).unwrap(), "one\n");
+}
+
+/// Names in the store's directory `d` that are not the given one.
+fn beside(scene: &Scene, name: &str) -> Vec<PathBuf> {
+    let all = fs::read_dir(scene.path("d")).unwrap().flatten().map(|entry| entry.path());
+    all.filter(|path| !path.ends_with(name)).collect()
+}
+
+#[test]
+fn a_plain_file_that_was_cut_off_replaced_the_version_in_the_store() {
+    for by in ["fsck", "run", "scavenge"] {
+        std::thread::spawn(move || cut_off(by)).join().unwrap();
+    }
+}
+
+const SEALED: &str =
+    "until [ \"$(getfattr --only-values -n user.surgetank.state d/short)\" = sealed ]; do sleep 0.01; done";
+
+fn cut_off(by: &str) {
+    let Some(scene) = prepare(&format!("cut_off_{by}")) else { return };
+    scene.run(&[], "mkdir d; echo the version before >d/short").exits(0);
+    killed(&scene, &[], &format!("echo the newest version >d/short; {SEALED}"));
+    fs::OpenOptions::new().write(true).open(plain(&scene, "d/short")).unwrap().set_len(3).unwrap();
+    match by {
+        "fsck" => {
+            let audit = verb(&scene, &["fsck", "--repair", "--json"]).exits(3).json();
+            assert_eq!(found(&audit), pairs(&[("wrong-size", "d/short")]));
+            assert_eq!(audit["findings"][0]["mended"], false, "{audit:#}");
+        }
+        "run" => {
+            let told = scene.run(&[], "true").exits(3).stderr;
+            assert!(told.contains("has 3 bytes, and had 19 when it was closed"), "{told}");
+        }
+        _ => drop(verb(&scene, &["scavenge"]).exits(3)),
+    }
+    assert_eq!(fs::read_to_string(scene.path("d/short")).unwrap(), "the version before\n", "{by}");
+    let apart = beside(&scene, "short");
+    assert_eq!(apart.len(), 1, "{by}: {apart:?}");
+    assert!(apart[0].to_str().unwrap().contains("short.surgetank-unproven-"), "{apart:?}");
+    assert_eq!(fs::read_to_string(&apart[0]).unwrap(), "the", "{by}");
+}
+
+#[test]
+fn a_plain_file_that_is_cut_off_under_the_agent_stays_where_it_is() {
+    let Some(scene) = prepare("cut_off_alive") else { return };
+    scene.run(&[], "mkdir d; echo the version before >d/short; echo another >d/other").exits(0);
+    let script = &format!(
+        "echo the newest version >d/short; echo newer >d/other; {SEALED}; touch /mnt/told/there; until test -e /mnt/told/cut; do sleep 0.01; done"
+    );
+    let running = scene.start(&[&QUIET[..], &["--retry", "1s", "--unordered"]].concat(), script);
+    eventually("the command is there", || fs::exists("/mnt/told/there").unwrap());
+    let at = plain(&scene, "d/short");
+    fs::OpenOptions::new().write(true).open(&at).unwrap().set_len(3).unwrap();
+    fs::write("/mnt/told/cut", "").unwrap();
+    running.ends().exits(3).says(&["d/short", "has 3 bytes, and had 19"]);
+    assert_eq!(fs::read_to_string(scene.path("d/short")).unwrap(), "the version before\n");
+    assert_eq!(fs::read_to_string(scene.path("d/other")).unwrap(), "newer\n");
+    assert_eq!(fs::read_to_string(&at).unwrap(), "the");
+}
+
+/// What the store has of files that are durable, and what lies about there.
+#[test]
+fn fsck_finds_what_others_did_in_the_store() {
+    let Some(scene) = prepare("fsck_store") else { return };
+    // (What the store has is remembered as long as an agent has something to do.)
+    killed(
+        &scene,
+        &["--quiet-period", "0s"],
+        "for n in gone changed good; do echo content of $n >$n; done; /mnt/surgetank wait --state /mnt/state .; exec 3>held; echo held >&3",
+    );
+    fs::remove_file(scene.path("gone")).unwrap();
+    fs::write(scene.path("changed"), "by somebody else").unwrap();
+    let key = serde_json::from_str::<Value>(
+        &fs::read_dir(&scene.state)
+            .unwrap()
+            .flatten()
+            .find_map(|place| fs::read_to_string(place.path().join("identity.json")).ok())
+            .unwrap(),
+    )
+    .unwrap();
+    let key = key["key"].as_str().unwrap().to_owned();
+    let leftover = format!(".surgetank-tmp-{key}-77");
+    fs::write(scene.path(&leftover), "half").unwrap();
+    let audit = verb(&scene, &["fsck", "--json"]).exits(3).json();
+    assert_eq!(
+        found(&audit),
+        pairs(&[("not-in-store", "gone"), ("changed-in-store", "changed"), ("leftover", &leftover)]),
+        "{audit:#}"
+    );
+    assert!(scene.path(&leftover).exists(), "fsck without --repair changed the store");
+    let told = verb(&scene, &["fsck", "--repair"]).exits(3).stdout;
+    assert!(told.contains("not in the store any more") && told.contains("1 to be dealt with"), "{told}");
+    assert!(!scene.path("gone").exists(), "what others remove stays removed");
+    assert_eq!(fs::read_to_string(plain(&scene, ".surgetank-orphans/gone")).unwrap(), "content of gone\n");
+    assert_eq!(fs::read_to_string(scene.path("changed")).unwrap(), "by somebody else");
+    assert_eq!(fs::read_to_string(scene.path("good")).unwrap(), "content of good\n");
+    assert_eq!(fs::read_to_string(scene.path("held")).unwrap(), "held\n");
+}
+
+#[test]
+fn fsck_finds_what_has_no_good_copy_and_what_it_cannot_read() {
+    let Some(scene) = prepare("fsck_rotten") else { return };
+    let store = scene.ext4("store", 64);
+    let options = ["--quiet-period", "0s", "--store", store.to_str().unwrap()];
+    killed(
+        &scene,
+        &options,
+        "(echo SIGNATURE-OF-G; head -c 100000 /dev/zero | tr '\\0' x) >g; echo f >f; /mnt/surgetank wait --state /mnt/state .; exec 3>held; echo held >&3",
+    );
+    rot(&plain(&scene, "g"));
+    let image = Path::new("/mnt/store.img");
+    let bytes = fs::read(image).unwrap();
+    let at = bytes.windows(14).position(|window| window == b"SIGNATURE-OF-G").unwrap();
+    fs::OpenOptions::new().write(true).open(image).unwrap().write_all_at(b"R", at as u64 + 50).unwrap();
+    let words = ["fsck", "--scrub", "--json", "--store", store.to_str().unwrap()];
+    let audit = verb(&scene, &words).exits(3).json();
+    assert_eq!(found(&audit), pairs(&[("rotten-everywhere", "g")]), "{audit:#}");
+    scene::succeed(std::process::Command::new("umount").arg("/mnt/tier-fast"));
+    let audit = verb(&scene, &words).exits(3).json();
+    let found = found(&audit);
+    assert!(found.iter().any(|(what, _)| what == "unread"), "{audit:#}");
+    assert!(!found.iter().any(|(what, _)| what == "lost"), "what nobody can look at is not lost: {audit:#}");
 }

@@ -239,3 +239,20 @@ fn two_runs_over_one_directory() {
     scene.holds("fine", b"fine\n");
     scene.holds("contested", b"by somebody else");
 }
+
+#[test]
+fn after_a_wait_nothing_had_its_quiet_period_any_more() {
+    let Some(mut scene) = Scene::new("after_a_wait") else { return };
+    scene.tier("fast", 64);
+    let script = "echo a >a; /mnt/surgetank wait --state /mnt/state a; echo b >b; mkdir .git; echo c >.git/c; touch /mnt/told/there
+        until test -e /mnt/told/seen; do sleep 0.01; done; /mnt/surgetank wait --state /mnt/state b";
+    scene.beside("told");
+    let running = scene.start(&["--quiet-period", "500ms"], script);
+    eventually("the first is stored", || std::path::Path::new("/mnt/told/there").exists());
+    assert!(scene.path("a").exists() && !scene.path("b").exists(), "{:?}", scene.store_files());
+    eventually("the second is stored when its time has come", || scene.path("b").exists());
+    assert!(!scene.path(".git/c").exists(), "what is to be stored last waits for the end");
+    std::fs::write("/mnt/told/seen", "").unwrap();
+    running.ends().exits(0);
+    scene.holds(".git/c", b"c\n");
+}

@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use scene::server::{Server, faults};
+use scene::server::{Server, faults, faults_met};
 use scene::{Ended, MIB, Running, Scene, eventually, noise, same_bytes};
 use serde_json::Value;
 
@@ -362,7 +362,7 @@ fn every_file_was_tried_in_an_outage() {
     stage.is_clean();
 }
 
-/// Copies come out wrong; somebody looks at the final names all the while.
+/// Copies come out wrong; somebody looks at the final names all the while. `least`: so many are found by comparing.
 fn corrupt(name: &str, wrong: &str, verify: &str, least: u64) {
     let Some(stage) = stage(name, 96) else { return };
     let bytes = noise(5, 64 * MIB);
@@ -395,6 +395,7 @@ fn corrupt(name: &str, wrong: &str, verify: &str, least: u64) {
         ended
     });
     let ended = ended.exits(0);
+    assert!(faults_met() > 0, "{wrong}: never happened");
     let report: Value = serde_json::from_slice(&fs::read("/mnt/beside/report").unwrap()).unwrap();
     let found = report["summary"]["drain"]["corrupt"].as_u64().unwrap();
     assert!(found >= least, "{found}: {report}");

@@ -210,9 +210,13 @@ fn a_slow_store() {
     let ended = scene.run(&["--store", "/mnt/store"], WRITE).exits(0);
     assert!(!ended.stderr.contains("not durable"), "{}", ended.stderr);
     unmount(&store);
-    for i in 0..7 {
-        assert_eq!(fs::metadata(format!("/mnt/behind/out/part{i}")).unwrap().len(), 4 * MIB);
+    let bytes = noise(5, 64 * MIB);
+    for (name, part) in
+        ["part0", "part1", "part2", "part3", "part4", "part5", "part6", "last"].iter().zip(bytes.chunks(4 << 20))
+    {
+        scene::same_bytes(name, &fs::read(Path::new("/mnt/behind/out").join(name)).unwrap(), part);
     }
+    assert_eq!(fs::read_dir("/mnt/behind/out").unwrap().count(), 8);
 }
 
 /// Somebody removes the directory that files are on their way to.

@@ -27,6 +27,8 @@ struct Job {
     epoch: u32,
     eager: bool,
     size_bytes: u64,
+    /// Nobody writes it any more.
+    sealed: bool,
     dir: FileId,
     temporary: Name,
     path: StorePath,
@@ -160,6 +162,7 @@ impl Drain {
             epoch: inode.epoch,
             eager: op.eager,
             size_bytes: inode.attr.size_bytes,
+            sealed: inode.sealed,
             dir,
             temporary,
             bound: bound.unwrap_or_else(|| path.clone()),
@@ -224,6 +227,12 @@ impl Drain {
             self.namespace.expect_temporaries_in(job.dir);
             self.as_owner(job.owner, |who| store.stage_file(who, &job.path, &job.bound, &file, &job.meta, &gate))?
         };
+        // Somebody has been at the plain file: what is left of it shall not replace what the store has.
+        if job.sealed && !job.eager && !self.is_nameless(job.id) && staged.identity.size_bytes != job.size_bytes {
+            let (is, was) = (staged.identity.size_bytes, job.size_bytes);
+            let why = format!("its plain file has {is} bytes, and had {was} when it was closed");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
         if job.size_bytes < LARGE_BYTES {
             return Ok((staged, false));
         }

@@ -99,7 +99,7 @@ impl Namespace {
 
     pub(crate) fn is_ending(&self, run: RunId) -> bool {
         self.ending.lock().unwrap_or_else(PoisonError::into_inner).contains(&run)
-            || self.final_drain.load(crate::sync::atomic::Ordering::Relaxed)
+            || self.final_drains.load(crate::sync::atomic::Ordering::Relaxed) > 0
     }
 
     /// What an operation builds on must not be left for the final drain while the operation itself goes ahead.

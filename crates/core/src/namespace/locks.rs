@@ -113,6 +113,13 @@ impl Drop for Description {
 }
 
 impl Description {
+    /// It has a lock now.
+    fn is_kept_by(&mut self, guardian: &Guardian, id: FileId, asked: &LockRequest) {
+        if self.kept.is_none() {
+            self.kept = keep(guardian, id, self.party, asked, self.writable, &self.file);
+        }
+    }
+
     /// The supervisor closes its own a moment later: until then nothing may be locked.
     fn let_go(&mut self) {
         let Some(Kept { name, keeper }) = self.kept.take() else { return };
@@ -159,7 +166,7 @@ impl Namespace {
                 self.locks.strike_unused(id, &mut descriptions);
                 return Err(Errno::INTR.into());
             }
-            let at_most = if wait { pause } else { pause.min(left) };
+            let at_most = if wait { pause * self.locks.crowd() } else { pause.min(left) };
             let patience = locked.freed.wait_timeout(descriptions, at_most);
             let freed = !patience.unwrap_or_else(PoisonError::into_inner).1.timed_out();
             pause = if freed { PAUSE_FIRST } else { (pause * 2).min(PAUSE_MAX) };
@@ -218,6 +225,19 @@ impl Locks {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Many who wait ask more seldom each, so that together they leave time for something else.
+    fn crowd(&self) -> u32 {
+        u32::try_from(self.waiting.load(Ordering::Relaxed) / 16).unwrap_or(u32::MAX).max(1)
+    }
+
+    /// Of a crowd one is woken, and the next when he unlocks: all of them would find out that he was first.
+    fn tell(&self, locked: &Locked) {
+        match self.crowd() {
+            1 => locked.freed.notify_all(),
+            _ => locked.freed.notify_one(),
+        }
+    }
+
     fn find(&self, id: FileId) -> Option<Arc<Locked>> {
         self.files().get(&id).cloned()
     }
@@ -238,7 +258,7 @@ impl Locks {
         let mut descriptions = locked.descriptions();
         descriptions.list.retain_mut(|description| !ends(description));
         self.strike_unused(id, &mut descriptions);
-        locked.freed.notify_all();
+        self.tell(&locked);
     }
 
     fn unlock(&self, id: FileId, party: Party, asked: &LockRequest) -> FsResult<()> {
@@ -258,7 +278,7 @@ impl Locks {
             }
         }
         self.strike_unused(id, &mut descriptions);
-        locked.freed.notify_all();
+        self.tell(&locked);
         Ok(())
     }
 }
@@ -286,7 +306,11 @@ impl Descriptions {
         }
         description.ends_late |= asked.flock || !(handle.reads && handle.writes);
         if !asked.flock {
-            return set_range(&description.file, &asked.lock);
+            let taken = set_range(&description.file, &asked.lock)?;
+            if taken {
+                description.is_kept_by(guardian, handle.id, asked);
+            }
+            return Ok(taken);
         }
         let operation = match asked.lock.kind {
             LockKind::Shared => FlockOperation::NonBlockingLockShared,
@@ -294,7 +318,10 @@ impl Descriptions {
             LockKind::None => FlockOperation::NonBlockingUnlock,
         };
         match rustix::fs::flock(&description.file, operation) {
-            Ok(()) => Ok(true),
+            Ok(()) => {
+                description.is_kept_by(guardian, handle.id, asked);
+                Ok(true)
+            }
             Err(Errno::WOULDBLOCK) => {
                 // Who fails to change his lock has lost the one he had: flock(2) says so.
                 self.list.swap_remove(at);
@@ -338,8 +365,8 @@ impl Descriptions {
             }
             None => {
                 let (pid, handles) = (asked.lock.pid, vec![asked.handle]);
-                let kept = keep(guardian, handle.id, party, asked, writable, &file);
-                self.list.push(Description { party, file, writable, pid, handles, ends_late: false, kept });
+                // (Nobody keeps it before it has a lock: who waits asks often.)
+                self.list.push(Description { party, file, writable, pid, handles, ends_late: false, kept: None });
                 Ok(self.list.len() - 1)
             }
         }

@@ -464,7 +464,8 @@ impl Namespace {
         self.commit(&tree, txn);
     }
 
-    /// What the final drain takes up too; their quiet period is over.
+    /// What the final drain takes up too; their quiet period is over. With `None` that of everything that is written from now on,
+    /// too, until `end_final_drain`.
     pub fn begin_final_drain(&self, run: Option<RunId>) {
         if let Some(run) = run {
             self.ending.lock().unwrap_or_else(crate::sync::PoisonError::into_inner).insert(run);
@@ -485,10 +486,15 @@ impl Namespace {
                 op.error = None;
             }
             if run.is_none() {
-                self.final_drain.store(true, crate::sync::atomic::Ordering::Relaxed);
+                self.final_drains.fetch_add(1, crate::sync::atomic::Ordering::Relaxed);
             }
         }
         self.wake();
+    }
+
+    /// Who waited for everything does no more.
+    pub fn end_final_drain(&self) {
+        self.final_drains.fetch_sub(1, crate::sync::atomic::Ordering::Relaxed);
     }
 
     /// Is anything queued or still to be sealed, of one run or of all?

@@ -19,7 +19,7 @@ use super::content::{Content, Lies};
 use super::journal::Txn;
 use super::tree::{Entry, Inode, Name, Op, PlainId, Tree};
 pub use lost::unproven_name;
-pub(crate) use lost::{Worth, went_down, went_down_with, worth};
+pub(crate) use lost::{Doubt, Worth, went_down, went_down_with, worth};
 
 /// Where plain files lie that nobody remembers.
 pub(crate) const ORPHANS: &[u8] = b".surgetank-orphans/";
@@ -267,8 +267,13 @@ impl Namespace {
                 }
                 continue;
             };
-            if went_down_with(image, tree.device_numbers.get(&device).copied()) {
-                match self.after_going_down(&mut tree, &mut txn, id, &on_tier) {
+            let doubt = if went_down_with(image, tree.device_numbers.get(&device).copied()) {
+                Some(Doubt::MachineWentDown)
+            } else {
+                Doubt::of_length(tree.get(id), &on_tier.plain)
+            };
+            if let Some(doubt) = doubt {
+                match self.judge(&mut tree, &mut txn, id, &on_tier, doubt) {
                     Some(kept) => id = kept,
                     None => {
                         drop(self.tiers.device(device).unlink(&on_tier.path));
@@ -320,13 +325,13 @@ impl Namespace {
     }
 
     /// Whose content the plain file is now; `None`: it is not wanted.
-    fn after_going_down(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, on_tier: &OnTier) -> Option<FileId> {
+    fn judge(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, on_tier: &OnTier, doubt: Doubt) -> Option<FileId> {
         let path = tree.logical_path(id)?;
         match worth(&tree.get(id)?.into(), on_tier.plain.size_bytes) {
             Worth::All => Some(id),
             Worth::Promised => {
                 Self::is_as_long(tree, txn, id, &on_tier.plain);
-                self.tell_promised(&path);
+                self.tell_promised(&path, doubt);
                 Some(id)
             }
             Worth::Spare => {
@@ -341,7 +346,7 @@ impl Namespace {
             }
             Worth::Doubtful => {
                 let plain = tree.get(id)?.replica?;
-                let kept = self.set_apart(tree, txn, id, &on_tier.plain)?;
+                let kept = self.set_apart(tree, txn, id, &on_tier.plain, doubt)?;
                 self.sync_apart(tree, kept, plain, &on_tier.path);
                 Some(kept)
             }

@@ -87,7 +87,7 @@ pub struct Audit {
 impl What {
     /// Nothing can bring it back.
     pub fn is_lost(self) -> bool {
-        matches!(self, Self::Lost | Self::RottenEverywhere | Self::Unproven)
+        matches!(self, Self::Lost | Self::WrongSize | Self::RottenEverywhere | Self::Unproven)
     }
 
     /// The rest is told, and is nothing to be dealt with.

@@ -27,6 +27,8 @@ pub trait Engine: Send + Sync {
     fn await_settled(&self, scope: &Scope, at_most: Duration) -> Progress;
     /// Everything in the scope is due now: no quiet period, `Timing::Last` included. Starts the count of what is done.
     fn begin_final_drain(&self, scope: &Scope);
+    /// Nobody waits for it any more: what is written from now on has its quiet period again. (For a scope without a run.)
+    fn end_final_drain(&self, _scope: &Scope) {}
     /// The job ends: everything is due, and nothing new is begun where it may be wiped.
     fn job_ends(&self) {
         self.begin_final_drain(&Scope::everything());

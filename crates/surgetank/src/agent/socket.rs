@@ -275,8 +275,14 @@ impl<'a> Client<'a> {
     /// The final drain of a scope with progress for the client; true when the time ran out first.
     fn drain(&mut self, scope: &Scope, timeout_ms: Option<u64>) -> io::Result<bool> {
         let engine = Arc::clone(&self.desk.engine);
-        let begun = clock::tick();
         engine.begin_final_drain(scope);
+        let timed_out = self.follow(&*engine, scope, timeout_ms);
+        engine.end_final_drain(scope);
+        timed_out
+    }
+
+    fn follow(&mut self, engine: &dyn Engine, scope: &Scope, timeout_ms: Option<u64>) -> io::Result<bool> {
+        let begun = clock::tick();
         loop {
             let left = timeout_ms.map(|ms| Duration::from_millis(ms).saturating_sub(begun.elapsed()));
             let progress = engine.await_settled(scope, left.unwrap_or(PROGRESS_EVERY).min(PROGRESS_EVERY));

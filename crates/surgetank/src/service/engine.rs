@@ -319,6 +319,12 @@ impl Engine for Served {
         }
     }
 
+    fn end_final_drain(&self, scope: &Scope) {
+        if scope.run.is_none() {
+            self.namespace.end_final_drain();
+        }
+    }
+
     fn job_ends(&self) {
         self.namespace.job_ends();
         self.begin_final_drain(&Scope::everything());

@@ -336,3 +336,54 @@ fn a_name_that_is_replaced_is_always_there() {
         assert!(reader.join().unwrap() > 1000);
     });
 }
+
+/// The agent's writer against the shim's reader, as it is built into programs: each look is of one moment.
+#[test]
+fn no_look_is_of_two_moments() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut index = index(dir.path());
+    let of_round = |id: u64, kind: Kind, round: u64| {
+        let time = Timestamp::from_parts(round as i64, (round % 1000) as u32);
+        let mut one = shown(id, kind, 1);
+        let number = round as u32;
+        one.attr =
+            Attr { uid: number, gid: number, links: number % 7 + 1, size_bytes: round, blocks: round, ..one.attr };
+        one.attr = Attr { atime: time, mtime: time, ctime: time, ..one.attr };
+        one
+    };
+    let label = |round: u64| vec![b'a' + (round % 26) as u8; (round % 250) as usize + 1];
+    let reader = dir.path().join("torn");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shim/tests/torn.c");
+    let built = Command::new("cc").args(["-std=gnu11", "-O2", "-o"]).arg(&reader).arg(source).output().unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let mut reading =
+        Command::new(&reader).arg(dir.path().join("index")).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(2);
+    let mut round = 0;
+    loop {
+        // One file after the other has the record and the name.
+        let (now, other) = if round / 16 % 2 == 0 { (5, 6) } else { (6, 5) };
+        if round % 16 == 0 {
+            index.hide(FileId(other));
+        }
+        index.show(&of_round(now, Kind::File, round), b"");
+        if round % 16 == 0 {
+            index.name(FileId(1), b"current", Some(FileId(now)));
+        }
+        index.show(&of_round(10, Kind::Directory, round), &label(round));
+        round += 1;
+        if round % 1000 == 0 {
+            // (A name of its own each time: tables grow, too.)
+            index.name(FileId(1), format!("name-{round}").as_bytes(), Some(FileId(1)));
+            if reading.try_wait().unwrap().is_some() || std::time::Instant::now() > until {
+                break;
+            }
+        }
+    }
+    std::fs::write(dir.path().join("index.over"), "").unwrap();
+    let ended = reading.wait_with_output().unwrap();
+    let said = String::from_utf8(ended.stdout).unwrap();
+    assert!(ended.status.success(), "after {round} rounds: {said}");
+    let looks: Vec<u64> = said.split_whitespace().map(|number| number.parse().unwrap()).collect();
+    assert!(looks.len() == 4 && looks.iter().all(|looks| *looks > 1000), "{round} rounds: {said}");
+}

@@ -17,7 +17,7 @@ use rustix::fs::{Mode, OFlags, Timespec, Timestamps};
 use surgetank_core::config::Config;
 use surgetank_core::error::{Error, Result};
 use surgetank_core::namespace::unproven_name;
-use surgetank_core::report::{Audit, Proven, Scope, Undrained, Visibility};
+use surgetank_core::report::{Audit, Finding, Proven, Scope, Undrained, Visibility, What};
 use surgetank_core::tier::ladder;
 
 use super::settings::Settings;
@@ -143,6 +143,9 @@ pub fn fsck(program: &Program<'_>, args: &FsckArgs) -> Outcome {
     if !args.repair {
         return tell(&before, args.json, &config.over);
     }
+    for finding in before.findings.iter().filter(|finding| finding.what == What::NotInStore) {
+        keep_copy(finding)?;
+    }
     let engine = program.backend.offline(left.opening()?)?;
     let mut after = if args.scrub { engine.scrub(true) } else { Audit::default() };
     let durable = drain(&left, engine)?;
@@ -153,13 +156,34 @@ pub fn fsck(program: &Program<'_>, args: &FsckArgs) -> Outcome {
     for mut finding in before.findings {
         let known = |other: &surgetank_core::report::Finding| other.path == finding.path && other.what == finding.what;
         if !after.findings[..by_reading].iter().any(known) {
-            finding.mended = !again.findings.iter().any(known) && !finding.what.is_lost();
+            finding.mended =
+                !again.findings.iter().any(known) && !finding.what.is_lost() && finding.what != What::NotInStore;
             after.findings.push(finding);
         }
     }
     after.undrained = again.undrained;
     let code = tell(&after, args.json, &config.over)?;
     Ok(if durable { code } else { exit::NOT_DURABLE })
+}
+
+/// Somebody has removed it from the store, and so it stays removed; a copy that a tier has would go with it. It may be the
+/// only one: one of its own is put beside those that no record names.
+fn keep_copy(finding: &Finding) -> Result<()> {
+    let at = finding.at.to_path_buf();
+    let Some(files) = at.as_os_str().as_bytes().strip_suffix(&*finding.path.0).filter(|_| at.is_file()) else {
+        return Ok(());
+    };
+    let kept = Path::new(std::ffi::OsStr::from_bytes(files)).join(".surgetank-orphans").join(finding.path.as_path());
+    let copied = kept.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| {
+        fs::copy(&at, &kept)?;
+        fs::File::open(&kept)?.sync_all()
+    });
+    copied.map_err(|why| {
+        Error::new(format!("{} cannot be kept", at.display()))
+            .why(why)
+            .remedy("make room on the tier, or copy the file to where it belongs, and start again")
+            .data("nothing was changed")
+    })
 }
 
 /// Everything goes to the store that can; says whether all could.

@@ -22,12 +22,14 @@ impl Group {
         let version_2 = has(&root.join("cgroup.subtree_control"));
         let parent = if version_2 { root.to_path_buf() } else { root.join("memory") };
         if !version_2 && !parent.join("memory.limit_in_bytes").exists() {
+            assert!(std::env::var_os("CI").is_none(), "no memory controller");
             eprintln!("skipped: no memory controller");
             return None;
         }
         let group = Self { path: parent.join(format!("surgetank-test-{name}")), version_2 };
         group.remove();
         if let Err(why) = fs::create_dir(&group.path) {
+            assert!(std::env::var_os("CI").is_none(), "no group can be made: {why}");
             eprintln!("skipped: no group can be made: {why}");
             return None;
         }

@@ -19,6 +19,11 @@ pub fn faults(text: &str) {
     fs::rename("/mnt/faults.new", FAULTS).unwrap();
 }
 
+/// How many operations went wrong because of that.
+pub fn faults_met() -> u64 {
+    fs::metadata(format!("{FAULTS}.met")).map_or(0, |met| met.len())
+}
+
 impl Server {
     pub fn start(at: &Path, options: &[&str]) -> Self {
         let tests = std::env::current_exe().unwrap();

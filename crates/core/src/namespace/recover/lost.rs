@@ -56,6 +56,39 @@ pub(crate) enum Worth {
     Spare,
 }
 
+/// Why a version is doubted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Doubt {
+    MachineWentDown,
+    /// Its plain file is not as long as it was when it was closed, and no program of ours can have done that: the tier's file
+    /// system was repaired, or somebody has been there.
+    Length {
+        closed_bytes: u64,
+        plain_bytes: u64,
+    },
+}
+
+impl Doubt {
+    pub fn of_length(inode: Option<&Inode>, plain: &Plain) -> Option<Self> {
+        let closed_bytes = inode.filter(|inode| inode.sealed)?.attr.size_bytes;
+        (closed_bytes != plain.size_bytes).then_some(Self::Length { closed_bytes, plain_bytes: plain.size_bytes })
+    }
+}
+
+impl std::fmt::Display for Doubt {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::MachineWentDown => f.write_str("the machine went down before it was synced"),
+            Self::Length { closed_bytes, plain_bytes } => {
+                write!(
+                    f,
+                    "its plain file on the tier has {plain_bytes} bytes, and had {closed_bytes} when it was closed"
+                )
+            }
+        }
+    }
+}
+
 /// What is said of a version, in the books or in the catalog.
 pub(crate) struct Said {
     sealed: bool,
@@ -197,7 +230,14 @@ impl Namespace {
 
     /// Takes a doubtful version out of its name, and gives what is left of it one beside it. Returns that file, if
     /// anything is left.
-    pub(super) fn set_apart(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, plain: &Plain) -> Option<FileId> {
+    pub(super) fn set_apart(
+        &self,
+        tree: &mut Tree,
+        txn: &mut Txn,
+        id: FileId,
+        plain: &Plain,
+        doubt: Doubt,
+    ) -> Option<FileId> {
         let path = tree.logical_path(id)?;
         let shown = String::from_utf8_lossy(&path).into_owned();
         let inode = tree.get_mut(id)?;
@@ -210,7 +250,12 @@ impl Namespace {
             self.note(
                 RunId(0),
                 shown,
-                format!("the machine went down before its bytes were on the tier's disk: they are lost{before}"),
+                match doubt {
+                    Doubt::MachineWentDown => {
+                        format!("the machine went down before its bytes were on the tier's disk: they are lost{before}")
+                    }
+                    Doubt::Length { .. } => format!("{doubt}: they are lost{before}"),
+                },
                 true,
             );
             return None;
@@ -238,7 +283,7 @@ impl Namespace {
             RunId(0),
             shown,
             format!(
-                "the machine went down before it was synced, so it may not be complete: what there is of it is now {}{before}; compare it and rename it, or make it anew",
+                "{doubt}, so it may not be complete: what there is of it is now {}{before}; compare it and rename it, or make it anew",
                 String::from_utf8_lossy(&aside)
             ),
             true,
@@ -247,12 +292,15 @@ impl Namespace {
     }
 
     /// A file of which a program was promised some bytes keeps its name.
-    pub(super) fn tell_promised(&self, path: &[u8]) {
+    pub(super) fn tell_promised(&self, path: &[u8], doubt: Doubt) {
+        let why = match doubt {
+            Doubt::MachineWentDown => "the machine went down while it was being written".to_owned(),
+            Doubt::Length { .. } => doubt.to_string(),
+        };
         self.note(
             RunId(0),
             String::from_utf8_lossy(path).into_owned(),
-            "the machine went down while it was being written: what was synced is there, what was written after that may not be"
-                .to_owned(),
+            format!("{why}: what was synced is there, what was written after that may not be"),
             true,
         );
     }

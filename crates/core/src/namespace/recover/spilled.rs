@@ -13,7 +13,7 @@ use super::super::Namespace;
 use super::super::journal::Txn;
 use super::super::resolve::is_absent;
 use super::super::tree::{Inode, Tree};
-use super::{Worth, worth};
+use super::{Doubt, Worth, worth};
 
 /// How long the store may keep recovery waiting.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -73,7 +73,9 @@ impl Namespace {
                         mtime: there.attr.mtime,
                     };
                     match tree.get(id).map(|inode| worth(&inode.into(), plain.size_bytes)) {
-                        Some(Worth::Doubtful) => drop(self.set_apart(&mut tree, &mut txn, id, &plain)),
+                        Some(Worth::Doubtful) => {
+                            self.set_apart(&mut tree, &mut txn, id, &plain, Doubt::MachineWentDown);
+                        }
                         Some(Worth::Promised) => Self::is_as_long(&mut tree, &mut txn, id, &plain),
                         _ => {}
                     }

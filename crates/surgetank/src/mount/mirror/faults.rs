@@ -16,9 +16,12 @@
 //!
 //! Operations: `lookup getattr setattr readlink create mkdir unlink rename link open read write fsync syncdir readdir statfs
 //! xattr` (`create`: files, symbolic links and special files; `unlink`: directories too; `syncdir`: fsync of directories), `all`, and `change`: those that change
-//! something. An N counts from when the file last got other text. Text that cannot be read fails every operation (EPROTO).
+//! something. An N counts from when the file last got other text. Each operation that goes wrong adds a byte to `FILE.met`
+//! (one that hangs does not), so that a test can tell that its fault was met. Text that cannot be read fails every operation (EPROTO).
 
-use std::path::PathBuf;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -162,11 +165,24 @@ impl Faults {
             *now = (text, faults);
         }
         let fits = |fault: &&mut Fault| fault.operations.contains(&op) && fault.left != Some(0);
-        Ok(now.1.iter_mut().find(fits).map(|fault| {
+        let met = now.1.iter_mut().find(fits).map(|fault| {
             fault.left = fault.left.map(|left| left - 1);
             fault.what
-        }))
+        });
+        if met.is_some_and(|what| what != What::Hang) {
+            // (A test that misses a byte fails; nobody else reads it.)
+            drop(
+                OpenOptions::new().create(true).append(true).open(met_of(file)).and_then(|mut met| met.write_all(b"!")),
+            );
+        }
+        Ok(met)
     }
+}
+
+fn met_of(file: &Path) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    name.push(".met");
+    name.into()
 }
 
 /// Nothing of an empty line; nothing in the `Some` of one that cannot be read.
@@ -221,6 +237,7 @@ mod tests {
         assert_eq!(faults.meet(Op::Write).unwrap(), Wrong::Corrupt);
         assert_eq!(faults.meet(Op::Create).unwrap(), Wrong::Nothing);
         assert_eq!(faults.meet(Op::Rename).unwrap(), Wrong::Lost(Errno::IO));
+        assert_eq!(std::fs::read(met_of(&file)).unwrap().len(), 4);
         std::fs::write(&file, "change EROFS\n").unwrap();
         assert_eq!(faults.meet(Op::Rename).unwrap_err().errno, Errno::ROFS);
         assert_eq!(faults.meet(Op::Lookup).unwrap(), Wrong::Nothing);
