@@ -122,7 +122,7 @@ impl Namespace {
         // Every name that is hidden only while an operation waits was written down with it; stale ones go.
         drop(tree);
         crash_point!("recover.loaded");
-        self.settle_started();
+        self.settle_started()?;
         crash_point!("recover.settled");
         let walked = self.match_tiers(&strange, &gone, &image);
         crash_point!("recover.matched");
@@ -130,7 +130,7 @@ impl Namespace {
         self.match_spills(went_down(&image))?;
         self.look_at_reverted();
         crash_point!("recover.taken_over");
-        self.seal_recovered();
+        self.seal_recovered()?;
         crash_point!("recover.sealed");
         self.discard_leftovers();
         // Not before: who takes up the work of an agent that died here has to doubt the same files.
@@ -370,7 +370,7 @@ impl Namespace {
     }
 
     /// Files that were open when the agent died are complete now: nobody can have them open any more, unless programs go on.
-    fn seal_recovered(&self) {
+    fn seal_recovered(&self) -> Result<()> {
         let open: Vec<FileId> = {
             let tree = self.tree();
             tree.iter()
@@ -387,7 +387,7 @@ impl Namespace {
             if self.left_written(id) {
                 continue;
             }
-            if let Some(content) = self.content_of(id) {
+            if let Some(content) = self.content_left_in(id)? {
                 if self.still_handed(id, &content) {
                     continue;
                 }
@@ -410,26 +410,20 @@ impl Namespace {
         let files: Vec<FileId> = tree.iter().map(|(id, _)| id).collect();
         files.into_iter().for_each(|id| self.to_be_synced(&tree, id));
         self.await_makers(&mut tree);
+        Ok(())
     }
 
     /// The plain file that holds a sealed or abandoned version.
     pub(crate) fn content_of(&self, id: FileId) -> Option<Content> {
         let tree = self.tree();
         let inode = tree.get(id)?;
-        let owner = inode.cred();
         if let Some(PlainId { device, .. }) = inode.replica {
             let path = tree.logical_path(id)?;
             let file = self.tiers.device(device).open(&path, false).ok()?;
             return Some(Content { file: Arc::new(file), lies: Lies::Tier(device), writable: false });
         }
-        let (path, lies) = match inode.spill() {
-            Some((dir, name)) => (tree.applied_path(*dir)?.join(name), Lies::StoreTemporary),
-            None if !self.store.features().plain_files => return None,
-            None => (tree.applied_path(id)?, Lies::Store),
-        };
         drop(tree);
-        let file = self.store.open(self.own_cred(owner), &path, false).ok()?;
-        Some(Content { file: Arc::new(file), lies, writable: false })
+        self.content_in_store(id).ok().flatten()
     }
 }
 
