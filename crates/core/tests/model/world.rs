@@ -74,7 +74,7 @@ pub fn terms() -> impl Strategy<Value = Terms> {
     let copy_up = prop::sample::select(vec![64 << 10, 1 << 20]);
     let fsync = prop::sample::select(vec![FsyncTarget::Tier, FsyncTarget::Store]);
     let older_links = prop::bool::weighted(0.3);
-    let unanswered = prop_oneof![2 => Just(ALL_ANSWERED), 1 => prop::array::uniform3(0..200_u64)];
+    let unanswered = prop_oneof![2 => Just(ALL_ANSWERED), 1 => prop::array::uniform3(0..80_u64)];
     let store = (older_links, unanswered, 0..3_u64);
     (caps, any::<bool>(), any::<bool>(), ttl, quiet, copy_up, fsync, any::<bool>(), store).prop_map(
         |(caps, direct, forgets, store_ttl, quiet, copy_up_bytes_max, fsync, drain_at_start, store)| Terms {
