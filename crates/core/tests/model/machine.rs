@@ -74,6 +74,8 @@ impl Catalog for FusedCatalog {
 pub struct Wrong {
     asked: AtomicU64,
     pub broken_off: AtomicU64,
+    starting: AtomicBool,
+    asked_at_start: AtomicU64,
 }
 
 /// Only asked, and by the drain: programs would see the error.
@@ -148,6 +150,14 @@ fn mount<S: Store + 'static>(
     store.add(Rule::when(Failure::Errno(Errno::IO), move |operation, _| {
         is_question_of_the_drain(operation) && unanswered.contains(&asked.asked.fetch_add(1, Ordering::SeqCst))
     }));
+    let (spilled, starting) = (terms.unanswered_at_start, wrong.clone());
+    store.add(Rule::when(Failure::Errno(Errno::IO), move |operation, path| {
+        use faulty::Operation::{Open, Stat};
+        matches!(operation, Open | Stat)
+            && starting.starting.load(Ordering::SeqCst)
+            && path.to_string().contains("-spill-")
+            && starting.asked_at_start.fetch_add(1, Ordering::SeqCst) == spilled
+    }));
     let burning = fuse.clone();
     store.add(Rule::when(Failure::Errno(Errno::IO), move |operation, _| operation.writes() && burning.step()));
     // (A dead agent does not write over anything.)
@@ -174,6 +184,8 @@ fn mount<S: Store + 'static>(
     let store: Arc<dyn Store> = Arc::new(store);
     let tiers = Arc::new(Tiers::open(&config.tiers, KEY).unwrap());
     let catalog = FusedCatalog { inner: LogCatalog::open(&config.state.join("catalog")).unwrap(), fuse: fuse.clone() };
+    wrong.starting.store(true, Ordering::SeqCst);
     let namespace = Namespace::open(config, store, tiers, Arc::new(catalog), KEY.into(), false).unwrap();
+    wrong.starting.store(false, Ordering::SeqCst);
     Mounted::new(namespace, terms.direct, terms.forgets)
 }

@@ -1,9 +1,11 @@
 //! What came of a store that did not answer a question, or broke off in the middle of a file: it was taken for an answer, and
 //! for somebody else's doing.
 
-use crate::operation::Operation::{Chmod, Link, Mkdir, Open, Rmdir, Symlink, Truncate, Unlink, Write};
-use crate::operation::{Access, Event, Step};
-use crate::world::{ALL_ANSWERED, Terms};
+use crate::door::Mounted;
+use crate::operation::Operation::{Chmod, Link, Mkdir, Open, Rename, Rmdir, Symlink, Truncate, Unlink, Write};
+use crate::operation::{Access, Event, Renaming, Step};
+use crate::reference::Outcome;
+use crate::world::{ALL_ANSWERED, Terms, World};
 use crate::{close, does, exchange, rename, run};
 
 const SETTLE: Step = Step::Happens(Event::Settle);
@@ -124,4 +126,22 @@ fn half_written_when_the_agent_was_killed_it_was_taken_for_anothers() {
     for steps in 0..8 {
         broken_off(1, &[Step::Happens(Event::KillDrain { steps }), unlink("c")]);
     }
+}
+
+#[test]
+fn an_exchange_that_somebody_else_prevented_was_said_by_nobody() {
+    let mut world = World::new(&Terms::plain());
+    let exchange = Rename { from: "a/a".into(), to: "b".into(), how: Renaming::Exchange };
+    assert_eq!(Mounted::new(world.namespace().clone(), false, false).apply(&exchange).0, Outcome::Fine);
+    let theirs = world.base.join("store/b");
+    std::fs::remove_file(&theirs).unwrap();
+    std::fs::write(&theirs, "theirs").unwrap();
+    world.settle().unwrap();
+    let told = world.namespace().troubles();
+    assert!(
+        told.iter().any(|noted| noted.what.contains("somebody else") && noted.what.contains("exchanged")),
+        "{told:?}"
+    );
+    assert_eq!(std::fs::read(&theirs).unwrap(), b"theirs");
+    assert_eq!(std::fs::metadata(world.base.join("store/a/a")).unwrap().len(), 5000);
 }
