@@ -22,6 +22,8 @@ use crate::door::Mounted;
 use crate::world::Terms;
 
 const KEY: &str = "model";
+/// For as long a publication is held: time enough for a program to do something.
+const HOLD: Duration = Duration::from_millis(500);
 
 /// Lets so many steps through and nothing after, in store and catalog alike: how an agent ends that is killed.
 #[derive(Default)]
@@ -74,6 +76,7 @@ impl Catalog for FusedCatalog {
 pub struct Wrong {
     asked: AtomicU64,
     pub broken_off: AtomicU64,
+    pub held: AtomicBool,
     starting: AtomicBool,
     asked_at_start: AtomicU64,
 }
@@ -149,6 +152,11 @@ fn mount<S: Store + 'static>(
     let (unanswered, asked) = (terms.unanswered, wrong.clone());
     store.add(Rule::when(Failure::Errno(Errno::IO), move |operation, _| {
         is_question_of_the_drain(operation) && unanswered.contains(&asked.asked.fetch_add(1, Ordering::SeqCst))
+    }));
+    let (holds, held) = (terms.holds, wrong.clone());
+    store.add(Rule::when(Failure::Delay(HOLD), move |operation, path| {
+        let publishes = holds && operation == faulty::Operation::Publish && !path.is_temporary();
+        publishes && !held.held.swap(true, Ordering::SeqCst)
     }));
     let (spilled, starting) = (terms.unanswered_at_start, wrong.clone());
     store.add(Rule::when(Failure::Errno(Errno::IO), move |operation, path| {

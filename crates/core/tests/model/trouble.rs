@@ -6,7 +6,7 @@ use crate::operation::Operation::{Chmod, Link, Mkdir, Open, Rename, Rmdir, Symli
 use crate::operation::{Access, Event, Renaming, Step};
 use crate::reference::Outcome;
 use crate::world::{ALL_ANSWERED, Terms, World};
-use crate::{close, does, exchange, rename, run};
+use crate::{close, create, does, exchange, rename, run};
 
 const SETTLE: Step = Step::Happens(Event::Settle);
 
@@ -144,4 +144,34 @@ fn an_exchange_that_somebody_else_prevented_was_said_by_nobody() {
     );
     assert_eq!(std::fs::read(&theirs).unwrap(), b"theirs");
     assert_eq!(std::fs::metadata(world.base.join("store/a/a")).unwrap().len(), 5000);
+}
+
+/// Files that find no room in a tier.
+fn spilled(number: u64) -> Terms {
+    Terms { caps: [8 << 10, 16 << 10], unanswered_at_start: number, ..Terms::plain() }
+}
+
+fn write(offset: u64, length: usize) -> Step {
+    does(Write { slot: 0, offset, length, byte: 3 })
+}
+
+#[test]
+fn what_was_spilled_and_open_was_forgotten_when_the_store_did_not_show_it_at_the_start() {
+    for number in 0..4 {
+        let steps = [create("d", 0), write(0, 60_000), Step::Happens(Event::Kill)];
+        run(&spilled(number), &steps).unwrap_or_else(|why| panic!("question {number}: {why}"));
+    }
+}
+
+/// One version was published just before the kill, and the next one lay in a temporary.
+#[test]
+fn the_version_after_a_published_one_was_forgotten_when_the_store_did_not_show_it_at_the_start() {
+    for number in 0..4 {
+        let open = Open { path: "d".into(), slot: 0, access: Access::Write, append: false, truncate: false };
+        let held =
+            [create("d", 0), write(0, 5000), close(0), Step::Happens(Event::StartDrain), Step::Happens(Event::Held)];
+        let killed = [does(open), write(0, 60_000), Step::Happens(Event::KillDrain { steps: 0 })];
+        let terms = Terms { holds: true, ..spilled(number) };
+        run(&terms, &[&held[..], &killed].concat()).unwrap_or_else(|why| panic!("question {number}: {why}"));
+    }
 }

@@ -39,6 +39,8 @@ pub struct Terms {
     pub unanswered: [u64; 3],
     /// Which question about what was spilled is not answered to an agent that takes up.
     pub unanswered_at_start: u64,
+    /// The first publication is held for a while, and then happens whatever became of the agent.
+    pub holds: bool,
     /// So many versions that go over a file in place break off at first.
     pub broken_off: u64,
 }
@@ -62,6 +64,7 @@ impl Terms {
             distant: false,
             unanswered: ALL_ANSWERED,
             unanswered_at_start: u64::MAX,
+            holds: false,
             broken_off: 0,
         }
     }
@@ -96,6 +99,7 @@ pub fn terms() -> impl Strategy<Value = Terms> {
             unanswered: store.1,
             broken_off: store.2,
             unanswered_at_start: store.3,
+            holds: false,
         },
     )
 }
@@ -283,16 +287,8 @@ impl World {
                 self.stop_drain();
                 self.restart()
             }
-            Event::BrokenOff => {
-                let until = Instant::now() + crate::PATIENCE;
-                while self.wrong.broken_off.load(Ordering::SeqCst) == 0 {
-                    if Instant::now() > until {
-                        return Err("nothing broke off".into());
-                    }
-                    crate::pause();
-                }
-                Ok(())
-            }
+            Event::BrokenOff => until(|| self.wrong.broken_off.load(Ordering::SeqCst) > 0),
+            Event::Held => until(|| self.wrong.held.load(Ordering::SeqCst)),
             Event::KillDrain { steps } => {
                 self.fuse.light(*steps);
                 self.start_drain();
@@ -459,6 +455,17 @@ impl Drop for World {
     fn drop(&mut self) {
         self.stop_drain();
     }
+}
+
+fn until(is_so: impl Fn() -> bool) -> Result<(), String> {
+    let end = Instant::now() + crate::PATIENCE;
+    while !is_so() {
+        if Instant::now() > end {
+            return Err("it does not come to that".into());
+        }
+        crate::pause();
+    }
+    Ok(())
 }
 
 /// Does any file below hold exactly this? A temporary does not count.
