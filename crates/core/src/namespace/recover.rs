@@ -20,6 +20,7 @@ use super::journal::Txn;
 use super::tree::{Entry, Inode, Name, Op, PlainId, Tree};
 pub use lost::unproven_name;
 pub(crate) use lost::{Worth, went_down, went_down_with, worth};
+pub(crate) use spilled::STORE_PATIENCE;
 
 /// Where plain files lie that nobody remembers.
 pub(crate) const ORPHANS: &[u8] = b".surgetank-orphans/";
@@ -382,12 +383,13 @@ impl Namespace {
         };
         // Which was closed first nobody knows any more; the order in which they were made is the next best.
         let open = in_order(open);
+        let until = crate::clock::tick() + STORE_PATIENCE;
         for id in open {
             let _inode = self.lock_inode(id);
             if self.left_written(id) {
                 continue;
             }
-            if let Some(content) = self.content_left_in(id)? {
+            if let Some(content) = self.content_left_in(id, until)? {
                 if self.still_handed(id, &content) {
                     continue;
                 }

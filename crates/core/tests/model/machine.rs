@@ -158,13 +158,14 @@ fn mount<S: Store + 'static>(
         let publishes = holds && operation == faulty::Operation::Publish && !path.is_temporary();
         publishes && !held.held.swap(true, Ordering::SeqCst)
     }));
-    let (spilled, starting) = (terms.unanswered_at_start, wrong.clone());
+    let (unanswered, starting) = (terms.unanswered_at_start, wrong.clone());
     store.add(Rule::when(Failure::Errno(Errno::IO), move |operation, path| {
         use faulty::Operation::{Open, Stat};
         matches!(operation, Open | Stat)
             && starting.starting.load(Ordering::SeqCst)
-            && path.to_string().contains("-spill-")
-            && starting.asked_at_start.fetch_add(1, Ordering::SeqCst) == spilled
+            // (Without its root nobody begins.)
+            && !path.0.is_empty()
+            && starting.asked_at_start.fetch_add(1, Ordering::SeqCst) == unanswered
     }));
     let burning = fuse.clone();
     store.add(Rule::when(Failure::Errno(Errno::IO), move |operation, _| operation.writes() && burning.step()));

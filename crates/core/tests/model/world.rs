@@ -37,7 +37,7 @@ pub struct Terms {
     pub distant: bool,
     /// Which of the drain's questions the store does not answer (EIO), counted from the first.
     pub unanswered: [u64; 3],
-    /// Which question about what was spilled is not answered to an agent that takes up.
+    /// Which question is not answered to an agent that takes up.
     pub unanswered_at_start: u64,
     /// The first publication is held for a while, and then happens whatever became of the agent.
     pub holds: bool,
@@ -81,7 +81,7 @@ pub fn terms() -> impl Strategy<Value = Terms> {
     let fsync = prop::sample::select(vec![FsyncTarget::Tier, FsyncTarget::Store]);
     let older_links = prop::bool::weighted(0.3);
     let unanswered = prop_oneof![2 => Just(ALL_ANSWERED), 1 => prop::array::uniform3(0..80_u64)];
-    let at_start = prop_oneof![2 => Just(u64::MAX), 1 => 0..4_u64];
+    let at_start = prop_oneof![2 => Just(u64::MAX), 1 => 0..8_u64];
     let store = (older_links, unanswered, 0..3_u64, at_start);
     (caps, any::<bool>(), any::<bool>(), ttl, quiet, copy_up, fsync, any::<bool>(), store).prop_map(
         |(caps, direct, forgets, store_ttl, quiet, copy_up_bytes_max, fsync, drain_at_start, store)| Terms {

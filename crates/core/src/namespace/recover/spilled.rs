@@ -1,7 +1,7 @@
 //! What recovery asks the store for: versions that were spilled into it, and what it has of versions that were lost.
 
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::clock;
 use crate::error::{Error, Result};
@@ -18,8 +18,10 @@ use super::super::tree::{Inode, Tree};
 use super::{Worth, worth};
 
 /// How long the store may keep recovery waiting.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub const STORE_PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(200);
+/// What is not vital is asked so often.
+const TRIES: u32 = 4;
 
 fn as_in_store(inode: &Inode) -> bool {
     let here = inode.replica.is_some() || inode.spill().is_some();
@@ -97,7 +99,7 @@ impl Namespace {
     }
 
     /// `None`: it is gone. After any error it may be there.
-    pub(super) fn left_there(&self, path: &StorePath, who: Cred) -> io::Result<Option<StoreStat>> {
+    fn is_left_there(&self, path: &StorePath, who: Cred) -> io::Result<Option<StoreStat>> {
         match self.as_either(who, |who| self.store.stat(who, path)) {
             Ok(there) => Ok(Some(there)),
             Err(why) if is_absent(&why) => Ok(None),
@@ -105,11 +107,22 @@ impl Namespace {
         }
     }
 
+    /// The same. That one question is not answered does not leave everything in doubt.
+    pub(super) fn left_there(&self, path: &StorePath, who: Cred) -> io::Result<Option<StoreStat>> {
+        for _ in 1..TRIES {
+            match self.is_left_there(path, who) {
+                Err(why) if passes(&why) => crate::sync::thread::sleep(PAUSE),
+                told => return told,
+            }
+        }
+        self.is_left_there(path, who)
+    }
+
     /// The same, of what may be the only place where a version lies.
     pub(super) fn ask_of_spill(&self, path: &StorePath, who: Cred) -> Result<Option<StoreStat>> {
-        let until = clock::tick() + PATIENCE;
+        let until = clock::tick() + STORE_PATIENCE;
         loop {
-            match self.left_there(path, who) {
+            match self.is_left_there(path, who) {
                 Ok(there) => return Ok(there),
                 Err(why) if clock::tick() >= until => return Err(self.does_not_tell(path, why)),
                 Err(_) => crate::sync::thread::sleep(PAUSE),
@@ -137,24 +150,26 @@ impl Namespace {
         }
     }
 
-    /// The content of a file that was open when the agent died. An error: it lies in the store, which does not show it now,
-    /// and what was written to it last would be forgotten.
-    pub(super) fn content_left_in(&self, id: FileId) -> Result<Option<Content>> {
-        let spilled = self.tree().get(id).is_some_and(|inode| inode.replica.is_none() && inode.spill().is_some());
-        if !spilled {
+    /// The content of a file that was open when the agent died. The store may keep us waiting for it until then. An error: it
+    /// was spilled there, and what was written to it last would be forgotten.
+    pub(in super::super) fn content_left_in(&self, id: FileId, until: Instant) -> Result<Option<Content>> {
+        if self.tree().get(id).is_none_or(|inode| inode.replica.is_some()) {
             return Ok(self.content_of(id));
         }
-        let until = clock::tick() + PATIENCE;
         loop {
             match self.content_in_store(id) {
-                Err(why) if passes(&why) && clock::tick() >= until => {
+                Err(why) if passes(&why) && clock::tick() < until => crate::sync::thread::sleep(PAUSE),
+                Err(why) if passes(&why) && self.is_spilled(id) => {
                     let path = self.tree().logical_path(id).map(StorePath).unwrap_or_default();
                     return Err(self.does_not_tell(&path, why));
                 }
-                Err(why) if passes(&why) => crate::sync::thread::sleep(PAUSE),
                 told => return Ok(told.unwrap_or(None)),
             }
         }
+    }
+
+    fn is_spilled(&self, id: FileId) -> bool {
+        self.tree().get(id).is_some_and(|inode| inode.spill().is_some())
     }
 
     fn does_not_tell(&self, path: &StorePath, why: io::Error) -> Error {
@@ -175,8 +190,9 @@ impl Namespace {
                     .and_then(|inode| Some((tree.applied_path(id)?, inode.cred())))
             };
             let Some((path, who)) = at else { continue };
-            let stat = match self.store.stat(self.own_cred(who), &path) {
-                Ok(stat) => stat,
+            let stat = match self.left_there(&path, who) {
+                Ok(Some(stat)) => stat,
+                Ok(None) => continue,
                 Err(why) => {
                     tracing::warn!(%why, %path, "the store could not be asked for what it has of a file that was lost");
                     // Who opens it looks again.
