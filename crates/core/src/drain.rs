@@ -8,6 +8,7 @@
 
 mod again;
 mod execute;
+mod overwrite;
 mod pause;
 mod publish;
 mod spilled;

@@ -261,6 +261,10 @@ pub trait Store: Send + Sync {
     // ---- publishing (in order, each atomic)
     /// Is the name as expected? `Ok(false)` is a conflict.
     fn check(&self, who: Cred, path: &StorePath, expect: &Expect) -> io::Result<bool>;
+    /// Would `publish` write over what has the name, in place? Cut off in the middle of that, it is half of two versions.
+    fn writes_over(&self, _who: Cred, _temporary: &StorePath, _path: &StorePath) -> io::Result<bool> {
+        Ok(false)
+    }
     /// A new file, or the next version of the one that has the name. Absent target or one link, ours: an atomic rename.
     /// Otherwise (several links, another owner) overwrites in place from the temporary, which stays until the target is synced.
     fn publish(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity>;

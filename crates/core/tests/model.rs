@@ -9,12 +9,16 @@
 mod disk;
 #[path = "model/door.rs"]
 mod door;
+#[path = "model/machine.rs"]
+mod machine;
 #[path = "model/older_links.rs"]
 mod older_links;
 #[path = "model/operation.rs"]
 mod operation;
 #[path = "model/reference.rs"]
 mod reference;
+#[path = "model/trouble.rs"]
+mod trouble;
 #[path = "model/world.rs"]
 mod world;
 

@@ -10,7 +10,7 @@ mod scene;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -457,4 +457,38 @@ fn a_copy_that_lay_elsewhere_was_taken_for_published() {
     assert!(scene.log().contains("another one takes over"), "{}", scene.log());
     scene.holds("new/file", b"after!");
     scene.is_clean();
+}
+
+/// The file of a colleague that we may write is written over in place, so that it stays theirs. Killed in the middle of that
+/// the next agent took the half that was there for the colleague's doing, and kept both.
+fn killed_over_a_colleagues_file(name: &str, alone: bool) {
+    let Some(mut scene) = Scene::of_user(name) else { return };
+    scene.tier("fast", 32);
+    let theirs = scene.path("theirs");
+    fs::write(&theirs, "the colleague's").unwrap();
+    std::os::unix::fs::chown(&theirs, Some(0), Some(scene::TEAM)).unwrap();
+    fs::set_permissions(&theirs, fs::Permissions::from_mode(0o664)).unwrap();
+    let mut command = scene.run_command(&["--quiet-period", "0s"], "cat theirs; echo ours >theirs");
+    command.env("SURGETANK_CRASH", "store.overwriting:1");
+    if !alone {
+        command.env("SURGETANK_CRASH_SUPERVISOR", "1");
+    }
+    let ended = Running::of(command).ends().exits(if alone { 0 } else { 3 });
+    assert!(!ended.stderr.contains("somebody else"), "{}", ended.stderr);
+    assert!(scene.log().contains("took up what an earlier agent left"), "{}", scene.log());
+    let ended = scene.drain_what_is_left().exits(0);
+    assert!(!ended.stderr.contains("somebody else"), "{}", ended.stderr);
+    scene.holds("theirs", b"ours\n");
+    assert_eq!(fs::metadata(&theirs).unwrap().uid(), 0);
+    assert_eq!(scene.store_files().len(), 1, "{:?}", scene.store_files());
+}
+
+#[test]
+fn a_colleagues_file_that_was_half_written_over_was_taken_for_the_colleagues() {
+    killed_over_a_colleagues_file("killed_over_theirs", true);
+}
+
+#[test]
+fn a_colleagues_file_that_was_half_written_over_was_taken_for_the_colleagues_by_the_next_run() {
+    killed_over_a_colleagues_file("killed_over_theirs_both", false);
 }

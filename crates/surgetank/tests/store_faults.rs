@@ -3,6 +3,8 @@
 //! seen under a final name, and when no room is left anywhere the writer waits for it.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
+#[path = "store_faults/half.rs"]
+mod half;
 #[path = "store_faults/lost.rs"]
 mod lost;
 mod scene;

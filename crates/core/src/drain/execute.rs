@@ -11,7 +11,7 @@ use crate::namespace::content::Lies;
 use crate::namespace::held::BUSY_PATIENCE;
 use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Inode, Name, Place, Tree, file_of};
-use crate::store::{Cred, Expect, Meta, StorePath, Turn};
+use crate::store::{Cred, Expect, Meta, StorePath, StoreStat, Turn};
 
 use super::Drain;
 use super::publish::{conflict_name, prepared};
@@ -33,7 +33,7 @@ pub(super) struct Work<'a> {
     pub kind: &'a OpKind,
 }
 
-fn gone_already(why: &io::Error) -> bool {
+pub(super) fn gone_already(why: &io::Error) -> bool {
     matches!(why.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR))
 }
 
@@ -54,9 +54,9 @@ impl Drain {
         let in_place = || self.namespace.open_of(id).is_some_and(|open| open.content().lies == Lies::Store);
         // A fifo's times change with its use, which without a mount is the store's own.
         let used_there = !matches!(inode.attr.kind, Kind::File | Kind::Directory | Kind::Symlink);
-        Some(if used_there || !inode.sealed && in_place() {
+        Some(if used_there || identity.is_bare() || !inode.sealed && in_place() {
             Expect::Inode(identity.ino)
-        } else if tree.is_hard_linked(id) {
+        } else if identity.is_touched() || tree.is_hard_linked(id) {
             Expect::Linked(identity)
         } else {
             Expect::Identity(identity)
@@ -158,11 +158,20 @@ impl Drain {
         Ok((dir, path))
     }
 
+    /// What the store has there. Nothing is there only if it says so: after any other error nobody knows, and an operation
+    /// that took that for an answer would be given up in silence.
+    pub(super) fn there(&self, path: &StorePath, owner: Cred) -> io::Result<Option<StoreStat>> {
+        match self.as_owner(owner, |who| self.namespace.store.stat(who, path)) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(why) if gone_already(&why) => Ok(None),
+            Err(why) => Err(why),
+        }
+    }
+
     /// Is it this very file that the store has there?
-    fn is_there(&self, file: FileId, path: &StorePath, owner: Cred) -> bool {
+    fn is_there(&self, file: FileId, path: &StorePath, owner: Cred) -> io::Result<bool> {
         let known = self.identity(file).map(|identity| identity.ino);
-        self.as_owner(owner, |who| self.namespace.store.stat(who, path))
-            .is_ok_and(|stat| known.is_none_or(|ino| ino == stat.identity.ino))
+        Ok(self.there(path, owner)?.is_some_and(|stat| known.is_none_or(|ino| ino == stat.identity.ino)))
     }
 
     /// The store is not as the operation should find it. Where it may have been carried out before, that was us.
@@ -252,7 +261,7 @@ impl Drain {
         let in_turn = || turn.map_or(Ok(()), |turn| turn());
         if !self.is_as_known(owner, &path, expect)? {
             in_turn()?;
-            let ours = self.published_before(one.seq, owner, &path);
+            let ours = self.published_before(one.seq, owner, &path)?;
             let version = staged.as_ref().map(|(.., version)| *version);
             // An older version of ours gives way.
             let is_older =
@@ -265,8 +274,11 @@ impl Drain {
                 return Ok(self.found_published(one, at, (&path, owner), stat.identity, &staged));
             }
             // Published before, and the store broke off before it said so: the same bytes are no conflict.
-            let same =
-                is_older || staged.as_ref().is_some_and(|(_, _, staged, _)| self.has_these_bytes(owner, &path, staged));
+            let same = is_older
+                || match &staged {
+                    Some((_, _, staged, _)) => self.has_these_bytes(owner, &path, staged)?,
+                    None => false,
+                };
             if !same {
                 name = self.beside(one, &dir, at.1);
             }
@@ -278,16 +290,25 @@ impl Drain {
         }
         self.write_down(one.seq, &staged);
         let target = dir.join(&name);
+        let known = match is_again && target == path {
+            true => self.begin_overwrite(file, owner, &temporary, &target)?,
+            false => None,
+        };
         let open = self.is_spill(file, &staged).then(|| self.namespace.open_of(file)).flatten();
         if replaces || open.is_some() {
             in_turn()?;
         }
         // Whoever writes to the temporary writes to the file itself from now on.
         let gate = open.as_ref().map(|open| open.gate.write().unwrap_or_else(PoisonError::into_inner));
-        let identity = self.as_owner(owner, |who| match turn {
+        let published = self.as_owner(owner, |who| match turn {
             _ if replaces => store.replace(who, &temporary, &target, &meta),
             Some(turn) => store.publish_in_turn(who, &temporary, &target, &meta, turn),
             None => store.publish(who, &temporary, &target, &meta),
+        });
+        let identity = published.inspect_err(|_| {
+            if let Some(known) = known {
+                self.end_overwrite(file, owner, &target, known);
+            }
         })?;
         if let Some(open) = &open {
             self.goes_on_there(one, open, (&target, owner), identity);
@@ -387,8 +408,7 @@ impl Drain {
         let temporary = dir.join(&self.temporary(one.seq));
         let mut name: Box<[u8]> = Box::from(at.1);
         if !self.is_as_known(owner, &path, |tree| self.expectation(tree, over, at))? {
-            let same = kind == Kind::Symlink && self.as_owner(owner, |who| store.read_link(who, &path)).ok() == target;
-            if same {
+            if kind == Kind::Symlink && self.leads_there(&path, owner, target.as_deref())? {
                 let stat = self.as_owner(owner, |who| store.stat(who, &path))?;
                 return Ok(self.applied(one.kind, at, stat.identity));
             }
@@ -404,6 +424,16 @@ impl Drain {
             store.publish(who, &temporary, &final_path, &meta)
         })?;
         Ok(self.applied(one.kind, (at.0, &name), identity))
+    }
+
+    /// Is it a link to the same place already?
+    fn leads_there(&self, path: &StorePath, owner: Cred, target: Option<&[u8]>) -> io::Result<bool> {
+        match self.as_owner(owner, |who| self.namespace.store.read_link(who, path)) {
+            Ok(there) => Ok(target == Some(&*there)),
+            // No link, or nothing at all.
+            Err(why) if gone_already(&why) || why.raw_os_error() == Some(libc::EINVAL) => Ok(false),
+            Err(why) => Err(why),
+        }
     }
 
     fn owner_and_meta(&self, file: FileId) -> io::Result<(Cred, Meta)> {
@@ -450,24 +480,26 @@ impl Drain {
         }
     }
 
-    fn identity(&self, file: FileId) -> Option<StoreIdentity> {
+    pub(super) fn identity(&self, file: FileId) -> Option<StoreIdentity> {
         self.namespace.tree().get(file).and_then(|inode| inode.identity.as_deref().copied())
     }
 
     /// After we changed something of a file in the store other than its content.
     fn reidentify(&self, file: FileId, path: &StorePath, owner: Cred) {
-        let Ok(stat) = self.as_owner(owner, |who| self.namespace.store.stat(who, path)) else {
-            return;
-        };
-        if let Some(inode) = self.namespace.tree().get_mut(file)
-            && !inode.is_dir()
-            && inode.identity.as_ref().is_none_or(|known| {
-                known.ino == stat.identity.ino
-                    && known.mtime_nanos == stat.identity.mtime_nanos
-                    && known.size_bytes == stat.identity.size_bytes
-            })
-        {
-            inode.identity = Some(Box::new(stat.identity));
+        let there = self.there(path, owner);
+        let mut tree = self.namespace.tree();
+        let Some(inode) = tree.get_mut(file).filter(|inode| !inode.is_dir()) else { return };
+        match there {
+            Ok(Some(stat)) => {
+                if inode.identity.as_ref().is_none_or(|known| known.touched().is(&stat.identity) && !known.is_bare()) {
+                    inode.identity = Some(Box::new(stat.identity));
+                }
+            }
+            Ok(None) => {}
+            Err(why) => {
+                tracing::info!(%path, %why, "what it is in the store since we changed it is not told");
+                inode.identity = inode.identity.as_deref().map(|known| Box::new(known.touched()));
+            }
         }
     }
 }

@@ -104,7 +104,7 @@ impl Drain {
 
     /// The directory goes. Copies in it are made again elsewhere: those of operations that come after it, for files that were
     /// in it when they were queued. Returns whether there were any, or an earlier agent's.
-    pub(super) fn gives_up_copies_in(&self, dir: FileId, path: &StorePath) -> bool {
+    pub(super) fn gives_up_copies_in(&self, dir: FileId, (path, owner): (&StorePath, Cred)) -> io::Result<bool> {
         // Also those that are carried out with it, a little later.
         let mut given_up = Vec::new();
         self.staged.lock().unwrap_or_else(PoisonError::into_inner).retain(|seq, (at, ..)| {
@@ -119,7 +119,7 @@ impl Drain {
         given_up.extend(tree.ops.iter().filter(|(_, op)| lies_there(op)).map(|(seq, _)| *seq));
         given_up.into_iter().for_each(|seq| self.namespace.unstage(&mut tree, seq));
         drop(tree);
-        self.namespace.discard_left_in(path)
+        self.as_owner(owner, |who| self.namespace.discard_left_in(who, path))
     }
 
     fn is_head(&self, seq: Seq) -> bool {

@@ -23,13 +23,45 @@ pub struct Replica {
     pub born: u32,
 }
 
-/// What we knew of the store's file when we last looked; a difference means that somebody else changed it.
+/// What we knew of the store's file when we last looked; a difference means that somebody else changed it. (What we changed
+/// ourselves and could not look at since is not known: no file has such times.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreIdentity {
     pub ino: u64,
     pub size_bytes: u64,
     pub mtime_nanos: i64,
     pub ctime_nanos: i64,
+}
+
+impl StoreIdentity {
+    const UNKNOWN_NANOS: i64 = i64::MIN;
+
+    /// One of its names came or went by our hand, and the store does not say what it is now.
+    #[must_use]
+    pub fn touched(self) -> Self {
+        Self { ctime_nanos: Self::UNKNOWN_NANOS, ..self }
+    }
+
+    pub fn is_touched(&self) -> bool {
+        self.ctime_nanos == Self::UNKNOWN_NANOS
+    }
+
+    /// Only which file it is is known: its content may be half of two versions.
+    #[must_use]
+    pub fn bare(self) -> Self {
+        Self { mtime_nanos: Self::UNKNOWN_NANOS, ..self.touched() }
+    }
+
+    pub fn is_bare(&self) -> bool {
+        self.mtime_nanos == Self::UNKNOWN_NANOS
+    }
+
+    /// Is it what the store has now, as far as it is known?
+    pub fn is(&self, now: &Self) -> bool {
+        self.ino == now.ino
+            && (self.is_bare() || self.size_bytes == now.size_bytes && self.mtime_nanos == now.mtime_nanos)
+            && (self.is_touched() || self.ctime_nanos == now.ctime_nanos)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -20,6 +20,7 @@ use super::journal::Txn;
 use super::tree::{Entry, Inode, Name, Op, PlainId, Tree};
 pub use lost::unproven_name;
 pub(crate) use lost::{Doubt, Worth, went_down, went_down_with, worth};
+pub(crate) use spilled::STORE_PATIENCE;
 
 /// Where plain files lie that nobody remembers.
 pub(crate) const ORPHANS: &[u8] = b".surgetank-orphans/";
@@ -122,7 +123,7 @@ impl Namespace {
         // Every name that is hidden only while an operation waits was written down with it; stale ones go.
         drop(tree);
         crash_point!("recover.loaded");
-        self.settle_started();
+        self.settle_started()?;
         crash_point!("recover.settled");
         let walked = self.match_tiers(&strange, &gone, &image);
         crash_point!("recover.matched");
@@ -130,7 +131,7 @@ impl Namespace {
         self.match_spills(went_down(&image))?;
         self.look_at_reverted();
         crash_point!("recover.taken_over");
-        self.seal_recovered();
+        self.seal_recovered()?;
         crash_point!("recover.sealed");
         self.discard_leftovers();
         // Not before: who takes up the work of an agent that died here has to doubt the same files.
@@ -375,7 +376,7 @@ impl Namespace {
     }
 
     /// Files that were open when the agent died are complete now: nobody can have them open any more, unless programs go on.
-    fn seal_recovered(&self) {
+    fn seal_recovered(&self) -> Result<()> {
         let open: Vec<FileId> = {
             let tree = self.tree();
             tree.iter()
@@ -387,12 +388,13 @@ impl Namespace {
         };
         // Which was closed first nobody knows any more; the order in which they were made is the next best.
         let open = in_order(open);
+        let until = crate::clock::tick() + STORE_PATIENCE;
         for id in open {
             let _inode = self.lock_inode(id);
             if self.left_written(id) {
                 continue;
             }
-            if let Some(content) = self.content_of(id) {
+            if let Some(content) = self.content_left_in(id, until)? {
                 if self.still_handed(id, &content) {
                     continue;
                 }
@@ -415,26 +417,20 @@ impl Namespace {
         let files: Vec<FileId> = tree.iter().map(|(id, _)| id).collect();
         files.into_iter().for_each(|id| self.to_be_synced(&tree, id));
         self.await_makers(&mut tree);
+        Ok(())
     }
 
     /// The plain file that holds a sealed or abandoned version.
     pub(crate) fn content_of(&self, id: FileId) -> Option<Content> {
         let tree = self.tree();
         let inode = tree.get(id)?;
-        let owner = inode.cred();
         if let Some(PlainId { device, .. }) = inode.replica {
             let path = tree.logical_path(id)?;
             let file = self.tiers.device(device).open(&path, false).ok()?;
             return Some(Content { file: Arc::new(file), lies: Lies::Tier(device), writable: false });
         }
-        let (path, lies) = match inode.spill() {
-            Some((dir, name)) => (tree.applied_path(*dir)?.join(name), Lies::StoreTemporary),
-            None if !self.store.features().plain_files => return None,
-            None => (tree.applied_path(id)?, Lies::Store),
-        };
         drop(tree);
-        let file = self.store.open(self.own_cred(owner), &path, false).ok()?;
-        Some(Content { file: Arc::new(file), lies, writable: false })
+        self.content_in_store(id).ok().flatten()
     }
 }
 

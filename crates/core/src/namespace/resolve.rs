@@ -400,7 +400,7 @@ impl Namespace {
 }
 
 /// The store is in trouble, not the file.
-fn passes(why: &io::Error) -> bool {
+pub(super) fn passes(why: &io::Error) -> bool {
     verdict::classify(verdict::errno_of(why)) == Verdict::Retry
 }
 

@@ -1,12 +1,15 @@
 //! Where in the store temporaries of ours may lie. The catalog knows it before the first is made in a directory, so that
 //! what a killed agent left is found and removed by the next one.
 
+use std::io;
+
 use foldhash::HashSet;
 
 use crate::model::{FileId, Image, STORE_TEMPORARY_PREFIX};
 
 use super::Namespace;
 use super::journal::Txn;
+use super::resolve::is_absent;
 use super::tree::{Inode, Name, Place, Tree};
 use crate::store::{Cred, StorePath};
 
@@ -59,20 +62,21 @@ impl Namespace {
     }
 
     /// Nothing is put into the directory any more: copies in it are those of an agent that was killed, and had not yet been
-    /// told that the directory is there. Returns whether there were any.
-    pub(crate) fn discard_left_in(&self, dir: &StorePath) -> bool {
+    /// told that the directory is there. Returns whether there were any; an error: that is not known, or they are there yet.
+    pub(crate) fn discard_left_in(&self, who: Cred, dir: &StorePath) -> io::Result<bool> {
         let spills: HashSet<Name> =
             self.tree().iter().filter_map(|(_, inode)| inode.spill().map(|place| place.1.clone())).collect();
         let mut prefix = STORE_TEMPORARY_PREFIX.to_vec();
         prefix.extend_from_slice(self.key().as_bytes());
-        let who =
-            self.own_cred(Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() });
-        let left = self.store.list(who, dir, true).unwrap_or_default();
+        let left = match self.store.list(who, dir, true) {
+            Err(why) if is_absent(&why) => return Ok(false),
+            listed => listed?,
+        };
         let ours = |name: &[u8]| name.starts_with(&prefix) && !spills.contains(name);
         let mut left = left.iter().filter(|entry| ours(&entry.name)).peekable();
         let any = left.peek().is_some();
-        left.for_each(|entry| drop(self.store.discard(who, &dir.join(&entry.name))));
-        any
+        left.try_for_each(|entry| self.store.discard(who, &dir.join(&entry.name)))?;
+        Ok(any)
     }
 
     /// Removes what an earlier agent left half made. What a file was spilled to stays.

@@ -217,6 +217,9 @@ impl<S: Store + 'static> Store for Distant<S> {
     fn check(&self, who: Cred, path: &StorePath, expect: &Expect) -> io::Result<bool> {
         self.inner.check(who, path, expect)
     }
+    fn writes_over(&self, who: Cred, temporary: &StorePath, path: &StorePath) -> io::Result<bool> {
+        self.inner.writes_over(who, temporary, path)
+    }
     fn publish(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity> {
         self.inner.publish(who, temporary, path, meta)
     }

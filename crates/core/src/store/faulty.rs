@@ -73,6 +73,8 @@ pub enum Failure {
     ShortCopy,
     /// One byte in the middle of the staged copy is wrong, and success is reported.
     FlipByte,
+    /// What is published over a file in place is cut off there, with this errno; any other publication happens.
+    BreaksOff(Errno),
 }
 
 type Predicate = Box<dyn Fn(Operation, &StorePath) -> bool + Send>;
@@ -181,14 +183,18 @@ impl<S: Store> Faulty<S> {
         paths: &[&StorePath],
         inner: impl FnOnce() -> io::Result<T>,
     ) -> io::Result<T> {
-        match self.decide(operation, paths) {
+        Self::meet(self.decide(operation, paths), inner)
+    }
+
+    fn meet<T>(failure: Option<Failure>, inner: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        match failure {
             Some(Failure::Errno(errno)) => Err(errno.into()),
             Some(Failure::LostAnswer(errno)) => inner().and(Err(errno.into())),
             Some(Failure::Delay(delay)) => {
                 std::thread::sleep(delay);
                 inner()
             }
-            Some(Failure::ShortCopy | Failure::FlipByte) | None => inner(),
+            Some(Failure::ShortCopy | Failure::FlipByte | Failure::BreaksOff(_)) | None => inner(),
         }
     }
 
@@ -317,8 +323,17 @@ impl<S: Store> Store for Faulty<S> {
     fn check(&self, who: Cred, path: &StorePath, expect: &Expect) -> io::Result<bool> {
         self.run(Operation::Check, &[path], || self.inner.check(who, path, expect))
     }
+    fn writes_over(&self, who: Cred, temporary: &StorePath, path: &StorePath) -> io::Result<bool> {
+        self.run(Operation::Stat, &[path, temporary], || self.inner.writes_over(who, temporary, path))
+    }
     fn publish(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity> {
-        self.run(Operation::Publish, &[path, temporary], || self.inner.publish(who, temporary, path, meta))
+        match self.decide(Operation::Publish, &[path, temporary]) {
+            Some(Failure::BreaksOff(errno)) if self.inner.writes_over(who, temporary, path)? => {
+                self.inner.open(who, path, true)?.set_len(1)?;
+                Err(errno.into())
+            }
+            failure => Self::meet(failure, || self.inner.publish(who, temporary, path, meta)),
+        }
     }
     fn replace(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity> {
         self.run(Operation::Publish, &[path, temporary], || self.inner.replace(who, temporary, path, meta))

@@ -368,6 +368,15 @@ impl Store for PosixStore {
         })
     }
 
+    fn writes_over(&self, who: Cred, temporary: &StorePath, path: &StorePath) -> io::Result<bool> {
+        self.counters.stats.add(1);
+        self.identity.act(who, || match self.root.place(path)?.stat() {
+            Ok(present) => Ok(publishing::goes_over(&present, &self.root.place(temporary)?.stat()?)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        })
+    }
+
     fn publish(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity> {
         self.publish_at(who, temporary, path, meta, false)
     }

@@ -169,6 +169,10 @@ pub enum Event {
     Forget,
     /// The agent dies and another one takes up.
     Kill,
+    /// A version that goes over a file in place has broken off.
+    BrokenOff,
+    /// A file is about to be published, and is held.
+    Held,
     /// The drain is cut off after so many steps in store and catalog; then as `Kill`.
     KillDrain {
         steps: u64,

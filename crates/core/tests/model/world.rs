@@ -2,29 +2,20 @@
 //! not run, and an agent that may die.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use surgetank_core::catalog::{Catalog, LogCatalog, Lsn};
-use surgetank_core::config::{Authority, Config, KeepAtExit, Pattern, RuleConfig, Survives, TierConfig};
 use surgetank_core::drain::Drain;
-use surgetank_core::error::Errno;
-use surgetank_core::model::{Change, FsyncTarget, Image, Mode};
+use surgetank_core::model::FsyncTarget;
 use surgetank_core::namespace::Namespace;
-use surgetank_core::store::distant::Distant;
-use surgetank_core::store::faulty::{self, Failure, Faulty, Rule};
-use surgetank_core::store::posix::PosixStore;
-use surgetank_core::store::{Store, Verify};
-use surgetank_core::tier::Tiers;
 
 use crate::disk::{self, Scratch};
 use crate::door::Mounted;
+use crate::machine::{Fuse, Published, Wrong, open};
 use crate::operation::{Event, Operation, Renaming, Step};
 use crate::reference::{Kind, Outcome, Reference};
-
-const KEY: &str = "model";
 
 /// What differs between runs besides the steps.
 #[derive(Debug, Clone)]
@@ -44,7 +35,18 @@ pub struct Terms {
     pub keeps: bool,
     /// The store has no plain files, no links and no exchange.
     pub distant: bool,
+    /// Which of the drain's questions the store does not answer (EIO), counted from the first.
+    pub unanswered: [u64; 3],
+    /// Which question is not answered to an agent that takes up.
+    pub unanswered_at_start: u64,
+    /// The first publication is held for a while, and then happens whatever became of the agent.
+    pub holds: bool,
+    /// So many versions that go over a file in place break off at first.
+    pub broken_off: u64,
 }
+
+/// Every question is answered.
+pub const ALL_ANSWERED: [u64; 3] = [u64::MAX; 3];
 
 impl Terms {
     pub fn plain() -> Self {
@@ -60,6 +62,10 @@ impl Terms {
             older_links: false,
             keeps: false,
             distant: false,
+            unanswered: ALL_ANSWERED,
+            unanswered_at_start: u64::MAX,
+            holds: false,
+            broken_off: 0,
         }
     }
 }
@@ -74,8 +80,11 @@ pub fn terms() -> impl Strategy<Value = Terms> {
     let copy_up = prop::sample::select(vec![64 << 10, 1 << 20]);
     let fsync = prop::sample::select(vec![FsyncTarget::Tier, FsyncTarget::Store]);
     let older_links = prop::bool::weighted(0.3);
-    (caps, any::<bool>(), any::<bool>(), ttl, quiet, copy_up, fsync, any::<bool>(), older_links).prop_map(
-        |(caps, direct, forgets, store_ttl, quiet, copy_up_bytes_max, fsync, drain_at_start, older_links)| Terms {
+    let unanswered = prop_oneof![2 => Just(ALL_ANSWERED), 1 => prop::array::uniform3(0..80_u64)];
+    let at_start = prop_oneof![2 => Just(u64::MAX), 1 => 0..8_u64];
+    let store = (older_links, unanswered, 0..3_u64, at_start);
+    (caps, any::<bool>(), any::<bool>(), ttl, quiet, copy_up, fsync, any::<bool>(), store).prop_map(
+        |(caps, direct, forgets, store_ttl, quiet, copy_up_bytes_max, fsync, drain_at_start, store)| Terms {
             caps,
             direct,
             forgets,
@@ -84,57 +93,15 @@ pub fn terms() -> impl Strategy<Value = Terms> {
             copy_up_bytes_max,
             fsync,
             drain_at_start,
-            older_links,
+            older_links: store.0,
             keeps: false,
             distant: false,
+            unanswered: store.1,
+            broken_off: store.2,
+            unanswered_at_start: store.3,
+            holds: false,
         },
     )
-}
-
-/// Lets so many steps through and nothing after, in store and catalog alike: how an agent ends that is killed.
-#[derive(Default)]
-struct Fuse {
-    lit: AtomicBool,
-    left: AtomicI64,
-}
-
-impl Fuse {
-    fn light(&self, steps: u64) {
-        self.left.store(i64::try_from(steps).unwrap(), Ordering::SeqCst);
-        self.lit.store(true, Ordering::SeqCst);
-    }
-    fn blown(&self) -> bool {
-        self.lit.load(Ordering::SeqCst) && self.left.load(Ordering::SeqCst) <= 0
-    }
-    fn step(&self) -> bool {
-        self.lit.load(Ordering::SeqCst) && self.left.fetch_sub(1, Ordering::SeqCst) <= 0
-    }
-}
-
-struct FusedCatalog {
-    inner: LogCatalog,
-    fuse: Arc<Fuse>,
-}
-
-impl Catalog for FusedCatalog {
-    fn commit(&self, changes: &[Change]) -> std::io::Result<Lsn> {
-        if self.fuse.step() {
-            return Err(Errno::IO.into());
-        }
-        self.inner.commit(changes)
-    }
-    fn sync(&self, upto: Lsn) -> std::io::Result<()> {
-        self.inner.sync(upto)
-    }
-    fn position(&self) -> Lsn {
-        self.inner.position()
-    }
-    fn load(&self) -> surgetank_core::error::Result<Image> {
-        self.inner.load()
-    }
-    fn clear(&self) -> std::io::Result<()> {
-        Catalog::clear(&self.inner)
-    }
 }
 
 pub struct World {
@@ -149,8 +116,8 @@ pub struct World {
     inodes: HashMap<usize, u64>,
     /// Another agent took up: directories may have lost count of their links.
     restarted: bool,
-    /// Names in the order in which the store got them.
-    published: Arc<Mutex<Vec<String>>>,
+    published: Published,
+    wrong: Arc<Wrong>,
 }
 
 impl World {
@@ -159,8 +126,8 @@ impl World {
         let mut reference = Reference::new();
         disk::lay_out(&base.join("store"), &mut reference, terms.older_links);
         let fuse = Arc::new(Fuse::default());
-        let published = Arc::default();
-        let mounted = Some(open(terms, &base, &fuse, &published));
+        let (published, wrong): (Published, Arc<Wrong>) = Default::default();
+        let mounted = Some(open(terms, &base, &fuse, &published, &wrong));
         let mut world = Self {
             terms: terms.clone(),
             base,
@@ -171,6 +138,7 @@ impl World {
             inodes: HashMap::new(),
             restarted: false,
             published,
+            wrong,
         };
         if terms.drain_at_start {
             world.start_drain();
@@ -319,6 +287,8 @@ impl World {
                 self.stop_drain();
                 self.restart()
             }
+            Event::BrokenOff => until(|| self.wrong.broken_off.load(Ordering::SeqCst) > 0),
+            Event::Held => until(|| self.wrong.held.load(Ordering::SeqCst)),
             Event::KillDrain { steps } => {
                 self.fuse.light(*steps);
                 self.start_drain();
@@ -343,7 +313,7 @@ impl World {
             return Err("somebody still holds the namespace of the agent that died".into());
         }
         self.fuse = Arc::new(Fuse::default());
-        self.mounted = Some(open(&self.terms, &self.base, &self.fuse, &self.published));
+        self.mounted = Some(open(&self.terms, &self.base, &self.fuse, &self.published, &self.wrong));
         self.reference.close_all();
         self.restarted = true;
         self.check_every_file()?;
@@ -487,82 +457,15 @@ impl Drop for World {
     }
 }
 
-fn keep_all() -> RuleConfig {
-    let pattern = Pattern::Glob("*".into());
-    RuleConfig { mode: Some(Mode::Keep), ..RuleConfig::empty(pattern, Authority::CommandLine, "the test") }
-}
-
-fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Arc<Mutex<Vec<String>>>) -> Mounted {
-    let tier = |name: &str, cap_bytes| TierConfig {
-        name: name.into(),
-        paths: vec![base.join(name)],
-        cap_bytes: Some(cap_bytes),
-        survives: Some(Survives::Agent),
-    };
-    let config = Config {
-        over: base.join("store"),
-        store: base.join("store"),
-        tiers: vec![tier("fast", terms.caps[0]), tier("slow", terms.caps[1])],
-        rules: if terms.keeps { vec![keep_all()] } else { Vec::new() },
-        state: base.join("state"),
-        ordered: true,
-        verify: Verify::Cache,
-        fsync: Some(terms.fsync),
-        copy_up_bytes_max: terms.copy_up_bytes_max,
-        dirty_bytes_max: u64::MAX,
-        drain_threads: 2,
-        drain_bytes_per_second_max: 0,
-        store_ttl: terms.store_ttl,
-        quiet: terms.quiet,
-        deadline: None,
-        sync_after: Duration::from_millis(20),
-        retry: Duration::from_secs(1),
-        wait_for_room: Duration::ZERO,
-        grace: Duration::ZERO,
-        keep_at_exit: if terms.keeps { KeepAtExit::Drain } else { KeepAtExit::Leave },
-        direct: true,
-        door: surgetank_core::config::Way::Fuse,
-        preload: false,
-        preload_skip: Vec::new(),
-    };
-    let root = rustix::fs::open(
-        &config.store,
-        rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY,
-        rustix::fs::Mode::empty(),
-    );
-    let store = PosixStore::new(root.unwrap(), "file:store".into()).unwrap();
-    if terms.distant {
-        return mount(terms, config, Faulty::new(Distant::new(store)), fuse, published);
+fn until(is_so: impl Fn() -> bool) -> Result<(), String> {
+    let end = Instant::now() + crate::PATIENCE;
+    while !is_so() {
+        if Instant::now() > end {
+            return Err("it does not come to that".into());
+        }
+        crate::pause();
     }
-    mount(terms, config, Faulty::new(store), fuse, published)
-}
-
-fn mount<S: Store + 'static>(
-    terms: &Terms,
-    config: Config,
-    store: Faulty<S>,
-    fuse: &Arc<Fuse>,
-    published: &Arc<Mutex<Vec<String>>>,
-) -> Mounted {
-    let burning = fuse.clone();
-    store.add(Rule::when(Failure::Errno(Errno::IO), move |operation, _| operation.writes() && burning.step()));
-    let published = published.clone();
-    // Never fails: it only looks on.
-    store.add(Rule::when(Failure::Errno(Errno::IO), move |operation, path| {
-        let name = path.to_string();
-        if operation == faulty::Operation::Settle && name.contains("-spill-") {
-            published.lock().unwrap().push("synced, spilled".into());
-        }
-        if operation == faulty::Operation::Publish && !name.contains(".surgetank-tmp-") {
-            published.lock().unwrap().push(name);
-        }
-        false
-    }));
-    let store: Arc<dyn Store> = Arc::new(store);
-    let tiers = Arc::new(Tiers::open(&config.tiers, KEY).unwrap());
-    let catalog = FusedCatalog { inner: LogCatalog::open(&config.state.join("catalog")).unwrap(), fuse: fuse.clone() };
-    let namespace = Namespace::open(config, store, tiers, Arc::new(catalog), KEY.into(), false).unwrap();
-    Mounted::new(namespace, terms.direct, terms.forgets)
+    Ok(())
 }
 
 /// Does any file below hold exactly this? A temporary does not count.

@@ -52,8 +52,8 @@ impl Drain {
         let moving = is_dir.then(|| self.namespace.moving.write().unwrap_or_else(PoisonError::into_inner));
         let free = is_dir || self.is_as_known(owner, &to_path, |tree| self.expectation(tree, over, to))?;
         // Only the file itself is renamed: after a crash the name it had may be another's already.
-        let present = self.is_there(file, &from_path, owner);
-        let arrived = !free && self.is_there(file, &to_path, owner);
+        let present = self.is_there(file, &from_path, owner)?;
+        let arrived = !free && self.is_there(file, &to_path, owner)?;
         let mut name: Box<[u8]> = Box::from(to.1);
         if present && !free && !arrived {
             name = self.beside(one, &to_dir, to.1);
@@ -99,9 +99,13 @@ impl Drain {
         let store = &self.namespace.store;
         let _staging = self.staging.write().unwrap_or_else(PoisonError::into_inner);
         let moving = self.namespace.moving.write().unwrap_or_else(PoisonError::into_inner);
-        // Otherwise it was done before a crash, and later operations on these names perhaps too.
-        if self.is_there(a, &a_path, owner) && self.is_there(b, &b_path, owner) {
+        if self.is_there(a, &a_path, owner)? && self.is_there(b, &b_path, owner)? {
             self.as_owner(owner, |who| store.exchange(who, &a_path, &b_path))?;
+        } else if !(self.is_there(a, &b_path, owner)? && self.is_there(b, &a_path, owner)?) {
+            // (Or it was done before a crash, and later operations on these names too.)
+            let what =
+                format!("somebody else changed one of them in the store before it could be exchanged with {b_path}");
+            self.stranger(one, &a_path, &what);
         }
         crash_point!("drain.renamed");
         self.carried_out(one.kind, None, None);
@@ -117,8 +121,8 @@ impl Drain {
         let store = &self.namespace.store;
         // A directory may have the name by now, if this was carried out before a crash.
         let known = |tree: &Tree| self.expects(tree, file).unwrap_or(Expect::Unknown);
-        let ours = self.is_as_known(owner, &path, known)? && self.is_there(file, &path, owner);
-        let there = ours || self.as_owner(owner, |who| store.stat(who, &path)).is_ok();
+        let ours = self.is_as_known(owner, &path, known)? && self.is_there(file, &path, owner)?;
+        let there = ours || self.there(&path, owner)?.is_some();
         if ours {
             match self.as_owner(owner, |who| store.unlink(who, &path)) {
                 Err(why) if !gone_already(&why) => return Err(why),
@@ -140,8 +144,8 @@ impl Drain {
         // Nobody makes a copy in it meanwhile.
         let _staging = self.staging.write().unwrap_or_else(PoisonError::into_inner);
         let remove = || self.as_owner(owner, |who| self.namespace.store.remove_dir(who, &path));
-        let removed = match self.is_there(file, &path, owner).then(remove) {
-            Some(Err(_)) if self.moves_spills_out(file)? | self.gives_up_copies_in(file, &path) => remove(),
+        let removed = match self.is_there(file, &path, owner)?.then(remove) {
+            Some(Err(_)) if self.moves_spills_out(file)? | self.gives_up_copies_in(file, (&path, owner))? => remove(),
             removed => removed.unwrap_or(Ok(())),
         };
         match removed {

@@ -1,23 +1,27 @@
 //! What recovery asks the store for: versions that were spilled into it, and what it has of versions that were lost.
 
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::model::{Attr, FileId, Kind};
 use crate::store::{Cred, StorePath, StoreStat};
+use crate::sync::Arc;
 use crate::tier::Plain;
 
 use super::super::Namespace;
+use super::super::content::{Content, Lies};
 use super::super::journal::Txn;
-use super::super::resolve::is_absent;
+use super::super::resolve::{is_absent, passes};
 use super::super::tree::{Inode, Tree};
 use super::{Doubt, Worth, worth};
 
 /// How long the store may keep recovery waiting.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub const STORE_PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(200);
+/// What is not vital is asked so often.
+const TRIES: u32 = 4;
 
 fn as_in_store(inode: &Inode) -> bool {
     let here = inode.replica.is_some() || inode.spill().is_some();
@@ -87,28 +91,94 @@ impl Namespace {
         Ok(())
     }
 
-    /// `None`: it is gone. Whatever else the store says, it may be there.
-    fn ask_of_spill(&self, path: &StorePath, who: Cred) -> Result<Option<StoreStat>> {
-        let until = clock::tick() + PATIENCE;
+    /// With our own rights, or the owner's: root may be nobody there.
+    fn as_either<T>(&self, who: Cred, act: impl Fn(Cred) -> io::Result<T>) -> io::Result<T> {
+        let own = self.own_cred(who);
+        act(own).or_else(|why| match why.kind() {
+            io::ErrorKind::PermissionDenied if own != who => act(who),
+            _ => Err(why),
+        })
+    }
+
+    /// `None`: it is gone. After any error it may be there.
+    fn is_left_there(&self, path: &StorePath, who: Cred) -> io::Result<Option<StoreStat>> {
+        match self.as_either(who, |who| self.store.stat(who, path)) {
+            Ok(there) => Ok(Some(there)),
+            Err(why) if is_absent(&why) => Ok(None),
+            Err(why) => Err(why),
+        }
+    }
+
+    /// The same. That one question is not answered does not leave everything in doubt.
+    pub(super) fn left_there(&self, path: &StorePath, who: Cred) -> io::Result<Option<StoreStat>> {
+        for _ in 1..TRIES {
+            match self.is_left_there(path, who) {
+                Err(why) if passes(&why) => crate::sync::thread::sleep(PAUSE),
+                told => return told,
+            }
+        }
+        self.is_left_there(path, who)
+    }
+
+    /// The same, of what may be the only place where a version lies.
+    pub(super) fn ask_of_spill(&self, path: &StorePath, who: Cred) -> Result<Option<StoreStat>> {
+        let until = clock::tick() + STORE_PATIENCE;
         loop {
-            // (Root may be nobody there.)
-            let own = self.own_cred(who);
-            let there = self.store.stat(own, path).or_else(|why| match why.kind() {
-                io::ErrorKind::PermissionDenied if own != who => self.store.stat(who, path),
-                _ => Err(why),
-            });
-            match there {
-                Ok(there) => return Ok(Some(there)),
-                Err(why) if is_absent(&why) => return Ok(None),
-                Err(why) if clock::tick() >= until => {
-                    return Err(Error::new(format!("The store {} cannot be asked for {path}", self.store.describe()))
-                        .why(why)
-                        .remedy("start again when it can: what an earlier agent spilled there is in no other place")
-                        .data("nothing was changed; files in the tiers and in the store are as they were"));
-                }
+            match self.is_left_there(path, who) {
+                Ok(there) => return Ok(there),
+                Err(why) if clock::tick() >= until => return Err(self.does_not_tell(path, why)),
                 Err(_) => crate::sync::thread::sleep(PAUSE),
             }
         }
+    }
+
+    pub(super) fn content_in_store(&self, id: FileId) -> io::Result<Option<Content>> {
+        let found = {
+            let tree = self.tree();
+            tree.get(id).and_then(|inode| {
+                let (path, lies) = match inode.spill() {
+                    Some((dir, name)) => (tree.applied_path(*dir)?.join(name), Lies::StoreTemporary),
+                    None if !self.store.features().plain_files => return None,
+                    None => (tree.applied_path(id)?, Lies::Store),
+                };
+                Some((path, lies, inode.cred()))
+            })
+        };
+        let Some((path, lies, owner)) = found else { return Ok(None) };
+        match self.as_either(owner, |who| self.store.open(who, &path, false)) {
+            Ok(file) => Ok(Some(Content { file: Arc::new(file), lies, writable: false })),
+            Err(why) if is_absent(&why) => Ok(None),
+            Err(why) => Err(why),
+        }
+    }
+
+    /// The content of a file that was open when the agent died. The store may keep us waiting for it until then. An error: it
+    /// was spilled there, and what was written to it last would be forgotten.
+    pub(in super::super) fn content_left_in(&self, id: FileId, until: Instant) -> Result<Option<Content>> {
+        if self.tree().get(id).is_none_or(|inode| inode.replica.is_some()) {
+            return Ok(self.content_of(id));
+        }
+        loop {
+            match self.content_in_store(id) {
+                Err(why) if passes(&why) && clock::tick() < until => crate::sync::thread::sleep(PAUSE),
+                Err(why) if passes(&why) && self.is_spilled(id) => {
+                    let path = self.tree().logical_path(id).map(StorePath).unwrap_or_default();
+                    return Err(self.does_not_tell(&path, why));
+                }
+                told => return Ok(told.unwrap_or(None)),
+            }
+        }
+    }
+
+    fn is_spilled(&self, id: FileId) -> bool {
+        self.tree().get(id).is_some_and(|inode| inode.spill().is_some())
+    }
+
+    fn does_not_tell(&self, path: &StorePath, why: io::Error) -> Error {
+        Error::new(format!("The store {} cannot be asked for {path}", self.store.describe()))
+            .why(why)
+            .remedy("start again when it can: what an earlier agent spilled there is in no other place")
+            .data("nothing was changed; files in the tiers and in the store are as they were")
     }
 
     /// What was lost, the store's version stands for, and what it replaced, is as the store has it.
@@ -122,10 +192,17 @@ impl Namespace {
                     .and_then(|inode| Some((tree.applied_path(id)?, inode.cred())))
             };
             let Some((path, who)) = at else { continue };
-            let stat = match self.store.stat(self.own_cred(who), &path) {
-                Ok(stat) => stat,
+            let stat = match self.left_there(&path, who) {
+                Ok(Some(stat)) => stat,
+                Ok(None) => continue,
                 Err(why) => {
                     tracing::warn!(%why, %path, "the store could not be asked for what it has of a file that was lost");
+                    // Who opens it looks again.
+                    let mut tree = self.tree();
+                    let inode = tree.get_mut(id).filter(|inode| as_in_store(inode));
+                    if let Some(known) = inode.and_then(|inode| inode.identity.as_mut()) {
+                        **known = known.bare();
+                    }
                     continue;
                 }
             };

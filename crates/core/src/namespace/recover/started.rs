@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 
+use crate::error::Result;
 use crate::model::{FileId, Kind, OpKind, Prepared, Seq, StoreIdentity};
 use crate::namespace::Namespace;
 use crate::namespace::journal::Txn;
@@ -45,11 +46,11 @@ struct Holder<'a> {
 type Looked = HashMap<StorePath, Option<StoreStat>>;
 
 impl Namespace {
-    /// Settles the operations that an earlier agent had started.
-    pub(super) fn settle_started(&self) {
+    /// Settles the operations that an earlier agent had started. An error: the store does not tell what is left there.
+    pub(super) fn settle_started(&self) -> Result<()> {
         let mut started = self.started();
         if started.is_empty() {
-            return;
+            return Ok(());
         }
         let kinds: Vec<OpKind> = started.iter().map(|one| one.kind.clone()).collect();
         let before: Vec<(FileId, Vec<Place>)> = {
@@ -90,7 +91,7 @@ impl Namespace {
         self.put_back(&before);
         let Some(done) = done else {
             tracing::warn!(operations = started.len(), "the store is not as any of the started operations left it");
-            return;
+            return Ok(());
         };
         tracing::info!(started = started.len(), done, "operations that an earlier agent had started");
         // Attributes do not show in names: those are set again.
@@ -105,13 +106,14 @@ impl Namespace {
         if let Err(why) = self.sync_where(&done) {
             tracing::warn!(%why, "the store could not be synced: what was started stays in doubt");
             self.put_back(&before);
-            return;
+            return Ok(());
         }
         if let Err(why) = self.look_at_files(done.iter().chain(&rest), &mut looked) {
             tracing::warn!(%why, "the store could not be looked at");
         }
-        self.retire_started(&done, &gone, &rest, &looked);
-        self.begin_anew(&rest, &mut looked);
+        self.retire_started(&done, &gone, &rest, &looked)?;
+        self.begin_anew(&rest, &looked);
+        Ok(())
     }
 
     fn sync_where(&self, done: &[Started]) -> std::io::Result<()> {
@@ -164,9 +166,11 @@ impl Namespace {
         for (file, seq, prepared, who) in wanted {
             let name = self.staged_name(seq);
             let found = dirs.iter().find(|(_, path)| {
-                self.store
-                    .stat(self.own_cred(who), &path.join(&name))
-                    .is_ok_and(|stat| prepared.is(&stat.identity) && prepared.identity.ino == stat.identity.ino)
+                let there = self.left_there(&path.join(&name), who).unwrap_or_else(|why| {
+                    tracing::warn!(%why, %path, "a directory of the store does not say whether a copy is left there");
+                    None
+                });
+                there.is_some_and(|stat| prepared.is(&stat.identity) && prepared.identity.ino == stat.identity.ino)
             });
             let mut tree = self.tree();
             if let Some((dir, _)) = found
@@ -319,17 +323,13 @@ impl Namespace {
         if let Some(known) = looked.get(path) {
             return Ok(*known);
         }
-        let there = match self.store.stat(self.own_cred(who), path) {
-            Ok(stat) => Some(stat),
-            Err(why) if matches!(why.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => None,
-            Err(why) => return Err(why),
-        };
+        let there = self.left_there(path, who)?;
         looked.insert(path.clone(), there);
         Ok(there)
     }
 
     /// These are done: their files are where they brought them, and known as they are there now.
-    fn retire_started(&self, done: &[Started], gone: &[Vec<FileId>], rest: &[Started], looked: &Looked) {
+    fn retire_started(&self, done: &[Started], gone: &[Vec<FileId>], rest: &[Started], looked: &Looked) -> Result<()> {
         let mut tree = self.tree();
         let mut txn = Txn::default();
         for one in done {
@@ -340,52 +340,38 @@ impl Namespace {
         }
         for (one, gone) in done.iter().zip(gone) {
             if let OpKind::Publish { file, .. } = &one.kind {
-                self.forget_spill(&mut tree, *file, looked);
+                self.forget_spill(&mut tree, *file, looked)?;
             }
             self.retire(&mut tree, &mut txn, one.seq, one.prepared.as_ref(), gone);
         }
         self.commit(&tree, txn);
+        Ok(())
     }
 
-    /// Renamed into place; unless it is there still, for the version after that.
-    fn forget_spill(&self, tree: &mut Tree, file: FileId, looked: &Looked) {
-        let at = tree.get(file).and_then(Inode::spill).cloned();
-        let Some((dir, name)) = at else { return };
-        let Some(path) = tree.applied_path(dir).map(|path| path.join(&name)) else { return };
+    /// Renamed into place; unless it is there still, for the version after that. Only if the store says so: it may be the
+    /// only place where that version lies.
+    fn forget_spill(&self, tree: &mut Tree, file: FileId, looked: &Looked) -> Result<()> {
+        let at = tree.get(file).and_then(|inode| Some((inode.spill().cloned()?, inode.cred())));
+        let Some(((dir, name), who)) = at else { return Ok(()) };
+        let Some(path) = tree.applied_path(dir).map(|path| path.join(&name)) else { return Ok(()) };
         let there = match looked.get(&path) {
             Some(known) => known.is_some(),
-            None => self.store.stat(self.own_cred(Cred { uid: 0, gid: 0 }), &path).is_ok(),
+            None => self.ask_of_spill(&path, who)?.is_some(),
         };
         if !there && let Some(inode) = tree.get_mut(file) {
             inode.extra_mut().spill = None;
         }
+        Ok(())
     }
 
-    /// These are not done. One of them may have been cut off while it wrote over a file that has several names, or
-    /// between changing attributes and writing that down.
-    fn begin_anew(&self, rest: &[Started], looked: &mut Looked) {
+    /// These are not done. One of them may have been cut off between changing attributes and writing that down.
+    fn begin_anew(&self, rest: &[Started], looked: &Looked) {
         let mut tree = self.tree();
-        let dirs = tree.dirs_of_temporaries();
         let mut txn = Txn::default();
         for one in rest {
             for id in files_of(&one.kind) {
                 recognise(&mut tree, id, None, touches_meta(rest, id), looked);
                 txn.file(id);
-            }
-            if let (OpKind::Publish { file, .. }, Some(prepared)) = (&one.kind, one.prepared)
-                && let Some((dir, name)) = tree.get(*file).and_then(|inode| inode.applied.clone())
-                && let Some(dir) = tree.applied_path(dir)
-                && let Some(stat) = looked.get(&dir.join(&name)).copied().flatten()
-                && stat.attr.links > 1
-                && tree
-                    .get(*file)
-                    .and_then(|inode| inode.identity.as_ref())
-                    .is_some_and(|known| known.ino == stat.identity.ino)
-                && let who = (Cred { uid: stat.attr.uid, gid: stat.attr.gid })
-                && self.is_left(&dirs, &one.temporaries, (&prepared, who), looked).unwrap_or(false)
-                && let Some(inode) = tree.get_mut(*file)
-            {
-                inode.identity = Some(Box::new(stat.identity));
             }
             if let Some(op) = tree.ops.get_mut(&one.seq) {
                 op.doubtful = false;

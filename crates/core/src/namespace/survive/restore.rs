@@ -3,11 +3,14 @@
 //! Done once, after the catalog was taken up and before anybody is served. Files that programs can still write were not
 //! sealed by that (`left_written`, `still_handed`).
 
+use std::time::Instant;
+
 use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, PoisonError};
 
 use super::super::content::{Content, Handle, Lies, Open, reopen_writable};
 use super::super::files::{hidden_name, nobody_writes};
+use super::super::recover::STORE_PATIENCE;
 use super::super::tree::{PlainId, files_of};
 use super::super::{Namespace, Noted};
 use super::{MANY, kept_as};
@@ -56,8 +59,9 @@ impl Namespace {
         let left = self.survival.left().clone();
         self.restore_tree(&left);
         let mut failed = 0_u64;
+        let until = crate::clock::tick() + STORE_PATIENCE;
         for (fh, handle) in &left.handles {
-            match self.restore_handle(handle) {
+            match self.restore_handle(handle, until) {
                 Some(open) => {
                     let LeftHandle { id, flags, writes, run, .. } = *handle;
                     let reads = flags & libc::O_ACCMODE != libc::O_WRONLY;
@@ -120,7 +124,7 @@ impl Namespace {
         }
     }
 
-    fn restore_handle(&self, handle: &LeftHandle) -> Option<Arc<Open>> {
+    fn restore_handle(&self, handle: &LeftHandle, until: Instant) -> Option<Arc<Open>> {
         self.recall(handle.id);
         let _inode = self.lock_inode(handle.id);
         let known = self.open_of(handle.id);
@@ -131,7 +135,7 @@ impl Namespace {
                 let open = match arriving {
                     Some(open) => Arc::new(open),
                     None => {
-                        let content = self.content_left(handle.id)?;
+                        let content = self.content_left(handle.id, until)?;
                         let charged_bytes = self.tree().get(handle.id).map_or(0, |inode| inode.charged_bytes);
                         let backing = self.backing_left(handle.id);
                         Arc::new(Open::new(handle.id, content, handle.direct, backing, charged_bytes))
@@ -159,7 +163,7 @@ impl Namespace {
     }
 
     /// The content of a file that is open, also of one without a name.
-    fn content_left(&self, id: FileId) -> Option<Content> {
+    fn content_left(&self, id: FileId, until: Instant) -> Option<Content> {
         let kept = self.survival.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&kept_as(id));
         if let Some(file) = kept {
             let writable = rustix::fs::fcntl_getfl(&file).is_ok_and(|flags| flags.intersects(rustix::fs::OFlags::RDWR));
@@ -175,7 +179,7 @@ impl Namespace {
                 let file = file.inspect_err(|why| self.told_unreadable(id, why)).ok()?;
                 Some(Content { file: Arc::new(file), lies: Lies::Tier(device), writable: false })
             }
-            _ => self.content_of(id),
+            _ => self.content_left_in(id, until).inspect_err(|why| tracing::error!(%why)).ok().flatten(),
         }?;
         if content.lies == Lies::Store {
             // Somebody else may have put another file there.

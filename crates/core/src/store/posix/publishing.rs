@@ -74,7 +74,7 @@ impl PosixStore {
                 return Err(Errno::NOTDIR.into());
             }
             if !another && is(&present, FileType::RegularFile) && is(&stat, FileType::RegularFile) {
-                if present.st_nlink > 1 || present.st_uid != stat.st_uid {
+                if goes_over(&present, &stat) {
                     return self.overwrite(who, &from, path, &target, meta);
                 }
                 let old = subject(&*target, &self.identity, who, false);
@@ -152,6 +152,7 @@ impl PosixStore {
         self.counters.overwrites.add(1);
         let act = |operation: &dyn Fn() -> io::Result<()>| self.identity.act(who, operation);
         act(&|| file.set_len(0))?;
+        crash_point!("store.overwriting");
         let sum = self.copier.copy(&source, &file, &act, &self.counters, &|_| Ok(()))?;
         // Another owner's file keeps its mode and owner, as it would under a native write.
         let present = target.stat()?;
@@ -218,6 +219,12 @@ impl PosixStore {
             file
         })
     }
+}
+
+/// Its further names shall see the new version too, or its owner stay the owner.
+pub(super) fn goes_over(present: &Stat, staged: &Stat) -> bool {
+    let files = is(present, FileType::RegularFile) && is(staged, FileType::RegularFile);
+    files && (present.st_nlink > 1 || present.st_uid != staged.st_uid)
 }
 
 fn is(stat: &Stat, kind: FileType) -> bool {
