@@ -89,6 +89,7 @@ pub struct RuleConfig {
     pub tier: Option<String>,
     pub prefetch: bool,
     pub pin: bool,
+    pub compress: Option<Compress>,
     pub authority: Authority,
     /// Where it was written: `surgetank.toml:12`, `.sea_flushlist:3`, `--rule`.
     pub origin: String,
@@ -106,10 +107,21 @@ impl RuleConfig {
             tier: None,
             prefetch: false,
             pin: false,
+            compress: None,
             authority,
             origin: origin.into(),
         }
     }
+}
+
+/// How a file lies in the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Compress {
+    /// As it is, whatever weaker rules say.
+    None,
+    /// With this level.
+    Zstd(i32),
 }
 
 /// What happens at the end to files whose mode is `keep`.

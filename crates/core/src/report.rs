@@ -16,6 +16,7 @@ pub use audit::{Audit, Finding, Proven, Undrained, What};
 
 use crate::config::Survives;
 use crate::model::{Mode, RunId};
+use crate::store::Savings;
 
 /// Most entries a [`Listing`] carries.
 pub const LISTED_MAX: usize = 100;
@@ -231,6 +232,9 @@ pub struct DrainStatus {
     pub failures: u64,
     /// Copies that verification threw away.
     pub corrupt: u64,
+    /// Where rules compress what goes to the store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub savings: Option<Savings>,
 }
 
 /// The engine's part of `surgetank status`.
@@ -439,6 +443,9 @@ pub struct DrainSummary {
     pub corrupt: u64,
     /// From the end of the command to the last durable byte.
     pub tail_ms: u64,
+    /// Where rules compress what goes to the store; of all runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub savings: Option<Savings>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]

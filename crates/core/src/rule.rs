@@ -15,7 +15,7 @@ mod matcher;
 
 use crate::sync::Arc;
 
-use crate::config::{Authority, Pattern, RuleConfig, Timing};
+use crate::config::{Authority, Compress, Pattern, RuleConfig, Timing};
 use crate::error::{Error, Result};
 use crate::model::{FsyncTarget, Mode};
 use matcher::Matcher;
@@ -45,6 +45,8 @@ pub struct Decision {
     pub tier: Option<Arc<str>>,
     pub prefetch: bool,
     pub pin: bool,
+    /// How it lies in the store.
+    pub compress: Option<Compress>,
     /// Why `mode` is what it is; [`RuleSet::why`] puts it into words.
     pub reason: Reason,
 }
@@ -93,6 +95,7 @@ impl RuleSet {
             tier: None,
             prefetch: false,
             pin: false,
+            compress: None,
             reason: Reason::default(),
         };
         let mut mode = ModeVote::default();
@@ -108,6 +111,7 @@ impl RuleSet {
             }
             decision.prefetch |= config.prefetch;
             decision.pin |= config.pin;
+            decision.compress = decision.compress.or(config.compress);
         });
         decision.timing = timing.unwrap_or_default();
         (decision.mode, decision.reason) = mode.outcome();
@@ -151,6 +155,11 @@ impl RuleSet {
             }
         }
         outermost
+    }
+
+    /// Does any rule compress?
+    pub fn compresses(&self) -> bool {
+        self.rules().any(|rule| matches!(rule.compress, Some(Compress::Zstd(_))))
     }
 
     /// Weakest first; [`Reason::rule`] points into it.
@@ -239,6 +248,10 @@ fn spelled(rule: &RuleConfig) -> String {
     if rule.pin {
         says.push("pin".to_owned());
     }
+    says.extend(rule.compress.map(|how| match how {
+        Compress::None => "compress none".to_owned(),
+        Compress::Zstd(level) => format!("compress zstd:{level}"),
+    }));
     format!("{pattern}={}", says.join(", "))
 }
 

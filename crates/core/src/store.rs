@@ -6,6 +6,8 @@
 
 mod at_once;
 pub mod checksum;
+#[cfg(feature = "compress")]
+pub mod compressed;
 #[cfg(test)]
 pub mod conformance;
 pub mod distant;
@@ -183,6 +185,18 @@ impl Features {
         Self { plain_files: true, hard_links: true, directories: true, atomic_renames: true, publications_at_once: 1 };
 }
 
+/// What compressing saved and cost, since the agent began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+pub struct Savings {
+    pub compressed_files: u64,
+    pub content_bytes: u64,
+    pub stored_bytes: u64,
+    /// Did not get smaller, and went as they are.
+    pub vain_files: u64,
+    /// Time of threads of the drain.
+    pub compress_ms: u64,
+}
+
 /// Returns when all that has to be in the store before is there. An error: something of it will not be.
 pub type Turn<'a> = &'a (dyn Fn() -> io::Result<()> + Sync);
 
@@ -196,6 +210,11 @@ pub trait Store: Send + Sync {
     /// Can a file ever be kept under this name? EILSEQ, ENAMETOOLONG as they come; without asking anybody.
     fn may_hold(&self, _path: &StorePath) -> io::Result<()> {
         Ok(())
+    }
+
+    /// `None`: nothing is ever compressed there.
+    fn savings(&self) -> Option<Savings> {
+        None
     }
 
     // ---- reading

@@ -9,7 +9,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::key::{
-    Draft, LISTS, Origin, RULE_KEYS, SCALARS, Said, TIER_KEYS, empty_rule, mode, one_of, refused, rule, tier,
+    Draft, LISTS, Origin, RULE_KEYS, SCALARS, Said, TIER_KEYS, compress, empty_rule, mode, one_of, refused, rule, tier,
     tier_name, unknown,
 };
 use super::quantity::size_bytes;
@@ -168,6 +168,7 @@ impl File<'_> {
                 "tier" => made.tier = Some(self.scalar(key, value)?),
                 "prefetch" => made.prefetch = self.truth(key, value)?,
                 "pin" => made.pin = self.truth(key, value)?,
+                "compress" => made.compress = Some(compress(&self.scalar(key, value)?).map_err(wrong)?),
                 _ => return Err(unknown("key", key, &at.label, RULE_KEYS.iter().copied())),
             }
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::deadline::deadline;
 use super::quantity::{duration, size_bytes};
-use super::{Authority, KeepAtExit, Pattern, RuleConfig, TierConfig, Way};
+use super::{Authority, Compress, KeepAtExit, Pattern, RuleConfig, TierConfig, Way};
 use crate::error::{Error, Result};
 use crate::model::{FsyncTarget, Mode};
 use crate::store::Verify;
@@ -43,7 +43,7 @@ pub const LISTS: [&str; 2] = ["tiers", "rules"];
 /// Keys of one `[[tiers]]` table.
 pub const TIER_KEYS: [&str; 5] = ["name", "path", "paths", "size", "survives"];
 /// Keys of one `[[rules]]` table.
-pub const RULE_KEYS: [&str; 8] = ["match", "mode", "timing", "fsync", "size", "tier", "prefetch", "pin"];
+pub const RULE_KEYS: [&str; 9] = ["match", "mode", "timing", "fsync", "size", "tier", "prefetch", "pin", "compress"];
 
 /// Where a value was written: `surgetank.toml:12`, `SURGETANK_FSYNC`, `--fsync`; and what relative paths start from.
 #[derive(Debug, Clone)]
@@ -226,6 +226,20 @@ pub fn one_of<T: Clone>(text: &str, choices: &[(&str, T)]) -> std::result::Resul
 
 pub fn mode(text: &str) -> std::result::Result<Mode, String> {
     one_of(text, &[("keep", Mode::Keep), ("copy", Mode::Copy), ("move", Mode::Move), ("remove", Mode::Remove)])
+}
+
+/// `none`, `zstd`, `zstd:LEVEL`.
+pub fn compress(text: &str) -> std::result::Result<Compress, String> {
+    let wrong = || format!("'{text}' is none of none, zstd, zstd:1 to zstd:19");
+    match text.split_once(':') {
+        None if text == "none" => Ok(Compress::None),
+        None if text == "zstd" => Ok(Compress::Zstd(1)),
+        Some(("zstd", level)) => match level.parse() {
+            Ok(level @ 1..=19) => Ok(Compress::Zstd(level)),
+            _ => Err(wrong()),
+        },
+        _ => Err(wrong()),
+    }
 }
 
 /// Names of programs, as `ps` shows them.

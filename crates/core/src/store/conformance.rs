@@ -39,7 +39,8 @@ pub fn conform_in_whole_seconds(without: &[&str], make: impl Fn() -> Box<dyn Sto
     WHOLE_SECONDS.set(false);
 }
 
-fn conform_but_for(without: &[&str], make: impl Fn() -> Box<dyn Store>) {
+/// `without`: cases that it cannot pass.
+pub fn conform_but_for(without: &[&str], make: impl Fn() -> Box<dyn Store>) {
     let cases: &[Case] = &[
         ("a file arrives whole, with its attributes", Nothing, copies::a_file_arrives_whole),
         ("sizes around the chunk", Nothing, copies::sizes_around_the_chunk),

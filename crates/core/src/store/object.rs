@@ -18,7 +18,7 @@ mod interface;
 mod keys;
 mod listing;
 #[cfg(test)]
-mod memory;
+pub(super) mod memory;
 mod names;
 mod publishing;
 mod remote;

@@ -222,6 +222,7 @@ impl Engine for Served {
             paused_since_unix_seconds: self.drain.paused_since_unix_seconds(),
             failures: self.drain.counters.failures.load(Ordering::Relaxed),
             corrupt: self.drain.counters.corrupt.load(Ordering::Relaxed),
+            savings: namespace.store.savings(),
         };
         status.troubles.extend(self.trouble());
         status.troubles.extend(self.waiting_for_room().take(20));
@@ -408,6 +409,7 @@ impl Engine for Served {
             failures: self.drain.counters.failures.load(Ordering::Relaxed),
             corrupt: self.drain.counters.corrupt.load(Ordering::Relaxed),
             tail_ms: u64::try_from(tail.as_millis()).unwrap_or(u64::MAX),
+            savings: self.namespace.store.savings(),
         };
         let counters = &self.namespace.counters;
         summary.mount = MountSummary {

@@ -6,8 +6,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(feature = "compress")]
+use surgetank_core::config::Compress;
 use surgetank_core::config::Config;
 use surgetank_core::error::{Error, Result};
+use surgetank_core::rule::RuleSet;
+#[cfg(feature = "compress")]
+use surgetank_core::store::compressed::Compressed;
 #[cfg(any(feature = "redis", feature = "s3"))]
 use surgetank_core::store::object::{Abilities, ObjectStore, Objects};
 use surgetank_core::store::posix::PosixStore;
@@ -88,8 +93,32 @@ fn open_redis(url: &str, scan: Duration) -> Result<Redis> {
     Ok(server)
 }
 
-/// `root`: the store's directory, where it is one.
+/// `root`: the store's directory, where it is one. Rules may say that files lie compressed in it.
 pub fn open_store(root: Option<OwnedFd>, config: &Config, state: &Path) -> Result<Arc<dyn Store>> {
+    let store = open_as_it_is(root, config, state)?;
+    let rules = RuleSet::new(&config.rules)?;
+    if rules.compresses() { compressed(store, rules, state) } else { Ok(store) }
+}
+
+#[cfg(feature = "compress")]
+fn compressed(store: Arc<dyn Store>, rules: RuleSet, state: &Path) -> Result<Arc<dyn Store>> {
+    let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+    let scratch = rustix::fs::open(state, flags, rustix::fs::Mode::empty())
+        .map_err(|why| Error::new(format!("{} cannot be opened", state.display())).why(why))?;
+    let choose = move |path: &StorePath| match rules.decide(&path.0).compress {
+        Some(Compress::Zstd(level)) => Some(level),
+        Some(Compress::None) | None => None,
+    };
+    Ok(Arc::new(Compressed::new(store, scratch, Box::new(choose))))
+}
+
+#[cfg(not(feature = "compress"))]
+fn compressed(store: Arc<dyn Store>, _rules: RuleSet, _state: &Path) -> Result<Arc<dyn Store>> {
+    Err(Error::new(format!("nothing can be compressed in {}", store.describe()))
+        .why("a rule says compress, and that is not in this build"))
+}
+
+fn open_as_it_is(root: Option<OwnedFd>, config: &Config, state: &Path) -> Result<Arc<dyn Store>> {
     let shown = config.store.display();
     let refused = |why: &dyn std::fmt::Display| Error::new(format!("the store {shown} cannot be used")).why(why);
     if let Some(root) = root {

@@ -69,6 +69,19 @@ pub fn summary_lines(summary: &Summary, drain_ms: u64) -> Vec<String> {
             millis(drain_ms)
         ));
     }
+    if let Some(savings) = drain.savings.filter(|savings| savings.compressed_files + savings.vain_files > 0) {
+        let vain = match savings.vain_files {
+            0 => String::new(),
+            vain => format!("; {} did not get smaller", count(vain)),
+        };
+        out.push(format!(
+            "compressed: {} files, {} as {} in the store, {} of the drain's time{vain}",
+            count(savings.compressed_files),
+            bytes(savings.content_bytes),
+            bytes(savings.stored_bytes),
+            millis(savings.compress_ms)
+        ));
+    }
     if drain.corrupt > 0 {
         out.push(format!("{} copies came out wrong in the store, were found and made again", count(drain.corrupt)));
     }

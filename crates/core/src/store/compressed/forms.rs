@@ -1,0 +1,170 @@
+//! Which form a name has in the store, and how long a compressed file is.
+
+use std::io;
+
+use super::frames::Table;
+use super::{Compressed, KNOWN_MAX, SUFFIX, is_absent, locked, remote};
+use crate::error::Errno;
+use crate::model::{Kind, StoreIdentity};
+use crate::store::{Cred, Remote, StorePath, StoreStat};
+use crate::sync::Arc;
+
+const NAME_BYTES_MAX: usize = 255;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    Plain,
+    Packed,
+}
+
+impl Form {
+    pub fn other(self) -> Self {
+        match self {
+            Self::Plain => Self::Packed,
+            Self::Packed => Self::Plain,
+        }
+    }
+
+    pub fn of(self, path: &StorePath) -> StorePath {
+        match self {
+            Self::Plain => path.clone(),
+            Self::Packed => StorePath([&path.0, SUFFIX].concat()),
+        }
+    }
+}
+
+/// A file as it lies in the store.
+pub(super) struct Found {
+    pub form: Form,
+    /// As programs see it.
+    pub stat: StoreStat,
+    /// As the store has it.
+    pub lies: StoreIdentity,
+}
+
+/// What the end of a compressed file says.
+#[derive(Clone, Copy)]
+pub(super) struct Known {
+    pub lies: StoreIdentity,
+    pub length_bytes: u64,
+}
+
+/// The name's last part is the store's business.
+pub(super) fn name_of(path: &StorePath) -> &[u8] {
+    path.0.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
+}
+
+/// May the compressed form lie there?
+pub(super) fn may_be_packed(path: &StorePath) -> bool {
+    let name = name_of(path);
+    !name.is_empty() && name.len() + SUFFIX.len() <= NAME_BYTES_MAX
+}
+
+pub(super) fn of_length(identity: StoreIdentity, length_bytes: u64) -> StoreIdentity {
+    StoreIdentity { size_bytes: length_bytes, ..identity }
+}
+
+impl Compressed {
+    pub(super) fn find(&self, who: Cred, path: &StorePath) -> io::Result<Found> {
+        self.find_by(who, path, &|path| self.inner.stat(who, path))
+    }
+
+    pub(super) fn find_by(
+        &self,
+        who: Cred,
+        path: &StorePath,
+        look: &dyn Fn(&StorePath) -> io::Result<StoreStat>,
+    ) -> io::Result<Found> {
+        let absent = match look(path) {
+            Ok(stat) => return Ok(Found { form: Form::Plain, stat, lies: stat.identity }),
+            Err(why) if is_absent(&why) && may_be_packed(path) => why,
+            Err(why) => return Err(why),
+        };
+        match look(&Form::Packed.of(path)) {
+            Ok(stat) if stat.attr.kind == Kind::File => self.packed(who, path, stat),
+            Ok(_) => Err(absent),
+            Err(why) if is_absent(&why) => Err(absent),
+            Err(why) => Err(why),
+        }
+    }
+
+    pub(super) fn packed(&self, who: Cred, path: &StorePath, mut stat: StoreStat) -> io::Result<Found> {
+        let lies = stat.identity;
+        let length_bytes = match self.length_known(path, lies) {
+            Some(known) => known,
+            None => {
+                let (file, table) = self.opened(who, path)?;
+                self.remember(path, file.identity(), table.length_bytes);
+                if file.identity() != lies {
+                    // Another one since.
+                    return Err(Errno::STALE.into());
+                }
+                table.length_bytes
+            }
+        };
+        stat.attr.size_bytes = length_bytes;
+        stat.identity = of_length(lies, length_bytes);
+        Ok(Found { form: Form::Packed, stat, lies })
+    }
+
+    pub(super) fn length_known(&self, path: &StorePath, lies: StoreIdentity) -> Option<u64> {
+        locked(&self.known).get(path).filter(|known| known.lies == lies).map(|known| known.length_bytes)
+    }
+
+    pub(super) fn remember(&self, path: &StorePath, lies: StoreIdentity, length_bytes: u64) {
+        let mut known = locked(&self.known);
+        if known.len() >= KNOWN_MAX {
+            known.clear();
+        }
+        known.insert(path.clone(), Known { lies, length_bytes });
+    }
+
+    pub(super) fn saw_missing(&self, path: &StorePath, forms: &[Form]) {
+        let mut missing = locked(&self.missing);
+        // (Who is not remembered is looked at again.)
+        if missing.len() >= KNOWN_MAX {
+            missing.clear();
+        }
+        missing.insert(path.clone(), forms.to_vec());
+    }
+
+    /// The compressed file and where its frames are.
+    pub(super) fn opened(&self, who: Cred, path: &StorePath) -> io::Result<(Arc<dyn Remote>, Table)> {
+        let at = Form::Packed.of(path);
+        let opened = match self.inner.source(who, &at) {
+            // Who may not read it may know how long it is.
+            Err(why) if why.kind() == io::ErrorKind::PermissionDenied && rustix::process::geteuid().is_root() => {
+                self.inner.source(Cred { uid: 0, gid: 0 }, &at)
+            }
+            opened => opened,
+        };
+        let file = remote::by_ranges(opened?)?;
+        let table = Table::read(file.identity().size_bytes, &|buffer, offset| file.read_at(buffer, offset));
+        let table = table.map_err(|why| match why.kind() {
+            io::ErrorKind::InvalidData => {
+                tracing::error!(path = %at, %why, "a compressed file in the store cannot be read");
+                io::Error::new(io::ErrorKind::InvalidData, format!("{at} in {}: {why}", self.inner.describe()))
+            }
+            _ => why,
+        })?;
+        Ok((file, table))
+    }
+
+    /// If it is there.
+    pub(super) fn remove_form(&self, who: Cred, path: &StorePath, form: Form) -> io::Result<()> {
+        if !may_be_packed(path) {
+            return Ok(());
+        }
+        let at = form.of(path);
+        match self.inner.stat(who, &at) {
+            Ok(there) if there.attr.kind == Kind::File || form == Form::Plain && there.attr.kind != Kind::Directory => {
+                match self.inner.unlink(who, &at) {
+                    Err(why) if !is_absent(&why) => Err(why),
+                    _ => Ok(()),
+                }
+            }
+            Err(why) if !is_absent(&why) => Err(why),
+            _ => Ok(()),
+        }
+    }
+}

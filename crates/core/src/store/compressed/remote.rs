@@ -1,0 +1,75 @@
+//! Content to be read: a compressed file's, and a plain one's by ranges like everything else of such a store.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use super::frames::Table;
+use crate::error::Errno;
+use crate::model::{StoreIdentity, Timestamp};
+use crate::store::{Remote, Source};
+use crate::sync::Arc;
+
+/// A version of a compressed file.
+pub struct Unpacked {
+    pub file: Arc<dyn Remote>,
+    pub table: Table,
+    /// Of the content.
+    pub identity: StoreIdentity,
+}
+
+impl Remote for Unpacked {
+    fn identity(&self) -> StoreIdentity {
+        self.identity
+    }
+    fn checksum(&self) -> Option<u64> {
+        Some(self.table.checksum)
+    }
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.table.unpack(&*self.file, buffer, offset)
+    }
+}
+
+/// A version of a plain file: what is written into it meanwhile makes another one of it.
+struct Plain {
+    file: File,
+    identity: StoreIdentity,
+}
+
+impl Plain {
+    fn same(&self) -> io::Result<()> {
+        if identity_of(&self.file)? == self.identity { Ok(()) } else { Err(Errno::STALE.into()) }
+    }
+}
+
+impl Remote for Plain {
+    fn identity(&self) -> StoreIdentity {
+        self.identity
+    }
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.same()?;
+        self.file.read_exact_at(buffer, offset)?;
+        self.same()
+    }
+}
+
+fn identity_of(file: &File) -> io::Result<StoreIdentity> {
+    let stat = rustix::fs::fstat(file)?;
+    Ok(StoreIdentity {
+        ino: stat.st_ino,
+        size_bytes: u64::try_from(stat.st_size).unwrap_or(0),
+        mtime_nanos: Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32).nanos,
+        ctime_nanos: Timestamp::from_parts(stat.st_ctime, stat.st_ctime_nsec as u32).nanos,
+    })
+}
+
+/// By ranges, whatever it is.
+pub fn by_ranges(source: Source) -> io::Result<Arc<dyn Remote>> {
+    match source {
+        Source::Remote(remote) => Ok(remote),
+        Source::Plain(file) => {
+            let identity = identity_of(&file)?;
+            Ok(Arc::new(Plain { file, identity }))
+        }
+    }
+}
