@@ -44,7 +44,7 @@ impl Digest {
             let offset = reader.offset;
             match reader.step().map_err(|error| unreadable(segment, error))? {
                 Step::End => return Ok(()),
-                Step::Bad(why) => return Err(damaged(segment, offset, why)),
+                Step::Bad { why, .. } => return Err(damaged(segment, offset, why)),
                 Step::Record { lsn, .. } if lsn <= folded => {}
                 Step::Record { lsn: _, payload, payload_offset } => {
                     self.absorb(index, payload, payload_offset)

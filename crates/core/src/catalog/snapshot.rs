@@ -54,8 +54,12 @@ impl Snapshot {
         if !self.exists() {
             return Ok(Lsn(0));
         }
+        self.open().map_err(|error| self.failed("read", error)).and_then(|database| self.folded_in(&database))
+    }
+
+    pub fn folded_in(&self, database: &Database) -> Result<Lsn> {
         let read = || -> Result<(u64, u64), redb::Error> {
-            let meta = self.open()?.begin_read()?.open_table(META)?;
+            let meta = database.begin_read()?.open_table(META)?;
             let number = |name| Ok::<_, redb::Error>(meta.get(name)?.map_or(0, |value| value.value()));
             Ok((number("format")?, number("folded")?))
         };
@@ -63,6 +67,18 @@ impl Snapshot {
             (FORMAT, folded) => Ok(Lsn(folded)),
             (format, _) => Err(other_format("snapshot", &self.path, format, FORMAT)),
         }
+    }
+
+    /// A copy in memory, for who only looks: redb writes into what it opens.
+    pub fn look(&self) -> Result<Database> {
+        let copy = || -> Result<Database, redb::Error> {
+            let flags = rustix::fs::MemfdFlags::CLOEXEC;
+            let mut memory =
+                File::from(rustix::fs::memfd_create("surgetank-snapshot", flags).map_err(io::Error::from)?);
+            io::copy(&mut File::open(&self.path)?, &mut memory)?;
+            Ok(self.builder().create_with_backend(FileBackend::new(memory)?)?)
+        };
+        copy().map_err(|error| self.failed("read", error))
     }
 
     /// Takes `digest` over, for good: onto what the snapshot holds, or onto nothing when `afresh`; it ends at `last`.
@@ -95,10 +111,15 @@ impl Snapshot {
 
     /// Hands over all that it holds (nothing unless `counts`) with `digest` laid over it, in the order
     /// [`super::Catalog::load_into`] promises.
-    pub fn for_each(&self, digest: &Digest, counts: bool, take: &mut dyn FnMut(Loaded)) -> Result<()> {
+    pub fn for_each(&self, digest: &Digest, counts: bool, take: Take<'_>) -> Result<()> {
+        let open = || self.open().map_err(|error| self.failed("read", error));
+        let database = if counts { Some(open()?) } else { None };
+        self.for_each_in(database.as_ref(), digest, take)
+    }
+
+    pub fn for_each_in(&self, below: Option<&Database>, digest: &Digest, take: Take<'_>) -> Result<()> {
         let mut read = || -> Result<(), redb::Error> {
-            let database = if counts { Some(self.open()?) } else { None };
-            let below = database.as_ref().map(ReadableDatabase::begin_read).transpose()?;
+            let below = below.map(ReadableDatabase::begin_read).transpose()?;
             files(below.as_ref(), digest, take)?;
             entries(below.as_ref(), digest, take)?;
             ops_and_counters(below.as_ref(), digest, take)

@@ -17,7 +17,7 @@ use rustix::fs::{Mode, OFlags, Timespec, Timestamps};
 use surgetank_core::config::Config;
 use surgetank_core::error::{Error, Result};
 use surgetank_core::namespace::unproven_name;
-use surgetank_core::report::{Audit, Proven, Scope, Undrained, Visibility};
+use surgetank_core::report::{Audit, Proven, Scope, Undrained, Visibility, What};
 use surgetank_core::tier::ladder;
 
 use super::settings::Settings;
@@ -246,7 +246,13 @@ pub fn scavenge(program: &Program<'_>, args: &ScavengeArgs) -> Outcome {
     };
     if args.list || args.to.is_some() {
         let audit = program.backend.audit(left.opening()?, false)?;
-        return list_or_copy(&audit.undrained, args, &over);
+        let code = list_or_copy(&audit.undrained, args, &over)?;
+        let mut damages = audit.findings.iter().filter(|finding| finding.what == What::Damaged).peekable();
+        let is_all = damages.peek().is_none();
+        for damage in damages {
+            eprintln!("surgetank: {}: {} (`surgetank fsck` names them)", damage.at, damage.text);
+        }
+        return Ok(if is_all { code } else { exit::NOT_DURABLE });
     }
     let engine = program.backend.offline(left.opening()?)?;
     Ok(if drain(&left, engine)? { exit::OK } else { exit::NOT_DURABLE })
