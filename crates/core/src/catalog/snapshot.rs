@@ -15,7 +15,7 @@ use redb::backends::FileBackend;
 use redb::{Builder, Database, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::de::DeserializeOwned;
 
-use super::digest::{Digest, Span};
+use super::digest::{Digest, KEEP_A_COPY, Span};
 use super::directory::{DATA_IS_SAFE, TEMPORARY_EXTENSION, other_format};
 use super::{Loaded, Lsn};
 use crate::error::{Error, Result};
@@ -49,12 +49,14 @@ impl Snapshot {
         }
     }
 
-    /// Up to which position it holds the log; 0 when there is none.
+    /// Up to which position it holds the log; 0 when there is none. Every page of it is compared with its checksum: a bit
+    /// that was flipped would be believed for ever, and the next fold would give it a right checksum.
     pub fn folded(&self) -> Result<Lsn> {
         if !self.exists() {
             return Ok(Lsn(0));
         }
-        self.open().map_err(|error| self.failed("read", error)).and_then(|database| self.folded_in(&database))
+        let whole = self.builder().set_check_integrity_on_open(true).open(&self.path).map_err(redb::Error::from);
+        whole.map_err(|error| self.failed("read", error)).and_then(|database| self.folded_in(&database))
     }
 
     pub fn folded_in(&self, database: &Database) -> Result<Lsn> {
@@ -76,7 +78,7 @@ impl Snapshot {
             let mut memory =
                 File::from(rustix::fs::memfd_create("surgetank-snapshot", flags).map_err(io::Error::from)?);
             io::copy(&mut File::open(&self.path)?, &mut memory)?;
-            Ok(self.builder().create_with_backend(FileBackend::new(memory)?)?)
+            Ok(self.builder().set_check_integrity_on_open(true).create_with_backend(FileBackend::new(memory)?)?)
         };
         copy().map_err(|error| self.failed("read", error))
     }
@@ -138,6 +140,12 @@ impl Snapshot {
     }
 
     fn failed(&self, verb: &str, error: redb::Error) -> Error {
+        if let redb::Error::Corrupted(why) = error {
+            return Error::new(format!("The catalog snapshot {} is damaged", self.path.display()))
+                .why(why)
+                .remedy(KEEP_A_COPY)
+                .data(DATA_IS_SAFE);
+        }
         Error::new(format!("The catalog snapshot {} cannot be {verb}", self.path.display()))
             .why(error)
             .remedy("look at the disk that holds the catalog: is it full, read-only or failing?")

@@ -217,6 +217,8 @@ fn be_a_writer(words: &str) {
 enum End {
     At { point: &'static str, pass: u64 },
     After(Duration),
+    /// Whoever follows the one who ends after that.
+    Recovering { point: &'static str, after: Duration },
     Never,
 }
 
@@ -274,8 +276,15 @@ impl Scene {
         if let Some(bytes) = self.segment_bytes {
             run.env("SURGETANK_SEGMENT_BYTES", bytes.to_string());
         }
-        if let End::At { point, pass } = end {
-            run.env("SURGETANK_CRASH", format!("{point}:{pass}"));
+        let armed = match end {
+            End::At { point, pass } => Some(format!("{point}:{pass}")),
+            // (The first one finds nothing to recover; one who takes over is the second.)
+            End::Recovering { point, .. } if self.alone => Some(format!(",{point}:1")),
+            End::Recovering { point, .. } => Some(format!("{point}:1")),
+            End::After(_) | End::Never => None,
+        };
+        if let Some(armed) = armed {
+            run.env("SURGETANK_CRASH", armed);
             run.env("SURGETANK_CRASH_DEATHS", self.deaths());
             if !self.alone {
                 run.env("SURGETANK_CRASH_SUPERVISOR", "1");
@@ -331,7 +340,7 @@ impl Scene {
                 let said = fs::read_to_string(self.manifests.join("output")).unwrap();
                 return Ok(Ended { status, said, killed });
             }
-            if let End::After(instant) = end
+            if let End::After(instant) | End::Recovering { after: instant, .. } = end
                 && !killed
                 && began.elapsed() >= *instant
             {
@@ -406,7 +415,12 @@ fn case(seed: u64, may_mount: bool) -> Result<u64, String> {
         return without_power(seed, &mut dice);
     }
     let mut scene = Scene::new(seed, &mut dice);
-    let ends = [a_end(&mut dice), if dice.below(3) == 0 { a_end(&mut dice) } else { End::Never }];
+    let mut ends = [a_end(&mut dice), if dice.below(3) == 0 { a_end(&mut dice) } else { End::Never }];
+    if let End::At { point, .. } = ends[0]
+        && point.starts_with("recover.")
+    {
+        ends[0] = End::Recovering { point, after: Duration::from_millis(50 + Dice::new(seed ^ 0xd1e).below(500)) };
+    }
     scene.allow(&ends);
     let watcher = Watcher::start(&scene.store, true);
     let outcome = lives(&scene, &ends);

@@ -316,6 +316,65 @@ fn bytes_of(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     entries.map(|path| (path.clone(), std::fs::read(path).unwrap())).collect()
 }
 
+/// A catalog of which the snapshot holds the most.
+fn folded() -> (TempDir, Image) {
+    let home = tempfile::tempdir().unwrap();
+    let catalog = LogCatalog::open_with(home.path(), SMALL).unwrap();
+    for seed in 0..200 {
+        let op = OpRecord {
+            kind: OpKind::SetMeta { file: FileId(seed) },
+            run: RunId(1),
+            prepared: None,
+            last: false,
+            started: false,
+            certain: false,
+        };
+        let entry = EntryRecord { logical: Some(FileId(seed)), planned: None };
+        let name = vec![b'a'; 1 + seed as usize % 9].into();
+        catalog
+            .commit(&[
+                Change::PutFile(FileId(seed), file(seed)),
+                Change::PutEntry(FileId(seed % 5), name, entry),
+                Change::PutOp(Seq(seed), op),
+            ])
+            .unwrap();
+    }
+    catalog.shared.fold().unwrap();
+    let image = catalog.load().unwrap();
+    drop(catalog);
+    (home, image)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// A bit that was flipped in it was believed.
+    #[test]
+    fn a_damaged_snapshot_was_believed(
+        flips in prop::collection::vec((any::<prop::sample::Index>(), 1_u8..=255), 1..4), cut in prop::option::weighted(0.1, any::<prop::sample::Index>())
+    ) {
+        static FOLDED: std::sync::OnceLock<(TempDir, Image)> = std::sync::OnceLock::new();
+        let (whole, image) = FOLDED.get_or_init(folded);
+        let home = dead_copy(whole.path());
+        let path = home.path().join("snapshot.redb");
+        let mut bytes = std::fs::read(&path).unwrap();
+        for (at, mask) in &flips {
+            let at = at.index(bytes.len());
+            bytes[at] ^= mask;
+        }
+        bytes.truncate(cut.map_or(bytes.len(), |cut| cut.index(bytes.len())));
+        std::fs::write(&path, &bytes).unwrap();
+        for _ in 0..2 {
+            if let Ok((seen, _)) = LogCatalog::look(home.path()) {
+                prop_assert!(seen == *image, "looking believes what nobody wrote");
+            }
+            if let Ok(seen) = LogCatalog::open(home.path()).and_then(|catalog| catalog.load()) {
+                prop_assert!(seen == *image, "what nobody wrote is believed");
+            }
+        }
+    }
+}
+
 /// They were cut off with what was bad, and nobody heard of it.
 #[test]
 fn intact_records_behind_a_bad_one_were_dropped_in_silence() {
