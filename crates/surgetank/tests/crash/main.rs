@@ -215,10 +215,16 @@ fn be_a_writer(words: &str) {
 /// How the agent ends.
 #[derive(Debug, Clone)]
 enum End {
-    At { point: &'static str, pass: u64 },
+    At {
+        point: &'static str,
+        pass: u64,
+    },
     After(Duration),
     /// Whoever follows the one who ends after that.
-    Recovering { point: &'static str, after: Duration },
+    Recovering {
+        point: &'static str,
+        after: Duration,
+    },
     Never,
 }
 
