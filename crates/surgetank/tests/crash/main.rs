@@ -46,9 +46,9 @@ const POINTS: &[(&str, u64)] = &[
     ("catalog.sync", 14),
     ("catalog.segment_made", 3),
     ("catalog.segment_headed", 3),
-    ("catalog.clear", 2),
-    ("catalog.restarted", 2),
-    ("catalog.snapshot_deleted", 2),
+    ("catalog.clear", 1),
+    ("catalog.restarted", 1),
+    ("catalog.snapshot_deleted", 1),
     ("catalog.rolled", 6),
     ("catalog.fold", 5),
     ("catalog.snapshot_made", 1),
@@ -73,9 +73,9 @@ const POINTS: &[(&str, u64)] = &[
     ("unlink.tier_done", 4),
     ("copy_up.copied", 1),
     ("copy_up.adopted", 1),
-    ("spill.copied", 3),
-    ("spill.adopted", 3),
-    ("spill.written_down", 3),
+    ("spill.copied", 1),
+    ("spill.adopted", 1),
+    ("spill.written_down", 1),
     ("evict.begun", 30),
     ("evict.written_down", 30),
     ("drain.stage", 46),
@@ -328,6 +328,13 @@ impl Scene {
             self.options.drain(..2);
             let quiet = self.options.iter().position(|option| option == "--quiet-period").unwrap();
             self.options[quiet + 1] = "1s".to_owned();
+        }
+        if is_about(&["spill."]) {
+            // Files must outgrow both.
+            for tier in ["fast=", "slow="] {
+                let option = self.options.iter_mut().find(|option| option.starts_with(tier)).unwrap();
+                *option = format!("{}:1M", option.rsplit_once(':').unwrap().0);
+            }
         }
         if is_about(&["shim."]) {
             self.options.retain(|option| option != "--no-preload");
