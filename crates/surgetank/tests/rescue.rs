@@ -196,44 +196,57 @@ fn damage_inside_the_log_lost_names_in_silence() {
     scene.run(&QUIET, "true").exits(0);
 }
 
-/// What the catalog says of a time before the damage had a copy thrown away that was written since, and removed the only copy
-/// of what had been spilled into the store.
+/// Damages the record behind the one by which a file is clean, in the store as on the tier.
+fn damage_since_clean(scene: &Scene) {
+    let log = log_of(scene);
+    let bytes = fs::read(&log).unwrap();
+    let is_clean = |change: &Change| matches!(change, Change::PutFile(_, file) if file.attr.kind == Kind::File && file.durable_version == 1 && file.version == 1 && file.sealed);
+    let mut at = 64;
+    loop {
+        let record = decode(&bytes[at..]).expect("it was never clean");
+        at += record.bytes;
+        if record.changes.iter().any(is_clean) {
+            break;
+        }
+    }
+    fs::OpenOptions::new().write(true).open(&log).unwrap().write_all_at(b"XXXX", at as u64).unwrap();
+}
+
+/// What had been spilled into the store was removed with the half-made copies.
 #[test]
-fn damage_inside_the_log_lost_what_was_written_since() {
-    let Some(mut scene) = Scene::new("log_damaged_since") else { return };
+fn damage_inside_the_log_lost_what_was_spilled() {
+    let Some(mut scene) = Scene::new("log_damaged_spill") else { return };
     scene.tier("fast", 2);
     scene.beside("told");
     let script = "
         echo version one >clean
         /mnt/surgetank wait --state /mnt/state clean
         (head -c 3000000 /dev/zero | tr '\\0' x; sleep 100) >big &
-        until test $(stat -c %s big) = 3000000; do sleep 0.01; done
-        echo version two >clean";
+        until test $(stat -c %s big) = 3000000; do sleep 0.01; done";
     killed(&scene, &["--dirty-bytes-max", "1G"], script);
-    let log = log_of(&scene);
-    let bytes = fs::read(&log).unwrap();
-    // From the record on that follows the one by which it is clean.
-    let mut at = 64;
-    let mut clean = None;
-    while let Some(record) = bytes.get(at..).and_then(decode) {
-        if clean.is_some() {
-            break;
-        }
-        let is_clean = |change: &Change| matches!(change, Change::PutFile(_, file) if file.attr.kind == Kind::File && file.durable_version == 1 && file.version == 1 && file.sealed);
-        clean = record.changes.iter().any(is_clean).then_some(at);
-        at += record.bytes;
-    }
-    assert!(clean.is_some(), "it was never clean");
-    fs::OpenOptions::new().write(true).open(&log).unwrap().write_all_at(b"XXXX", at as u64).unwrap();
-    let ended = scene.run(&QUIET, "cat clean").exits(3);
-    // (Where the tier was full it was drained at once.)
-    assert!(["version one\n", "version two\n"].contains(&&*ended.stdout), "{}", ended.stdout);
-    ended.says(&["the catalog's log ends at byte", "clean: no record", "spill"]);
-    assert_eq!(fs::read_to_string(plain(&scene, ".surgetank-orphans/clean")).unwrap(), "version two\n");
+    damage_since_clean(&scene);
+    scene.run(&QUIET, "true").exits(3).says(&["the catalog's log ends at byte", "spill"]);
     let kept = fs::read_dir(&scene.over).unwrap().flatten().map(|entry| entry.path());
     let kept = kept.filter(|path| path.to_string_lossy().contains("surgetank-orphan-")).collect::<Vec<_>>();
     assert_eq!(kept.len(), 1, "{kept:?}");
     assert_eq!(fs::read(&kept[0]).unwrap(), vec![b'x'; 3_000_000]);
+    scene.run(&QUIET, "true").exits(0);
+}
+
+/// A copy that was clean by what was left of the log had been written since; it was thrown away, or taken for the store's.
+#[test]
+fn damage_inside_the_log_lost_what_was_written_since() {
+    let Some(scene) = prepare("log_damaged_since") else { return };
+    let script = "
+        echo version one >clean
+        /mnt/surgetank wait --state /mnt/state clean
+        echo version two | dd of=clean conv=notrunc status=none";
+    killed(&scene, &[], script);
+    damage_since_clean(&scene);
+    let in_store = fs::read_to_string(scene.path("clean")).unwrap();
+    let ended = scene.run(&QUIET, "cat clean").exits(3);
+    ended.says(&["the catalog's log ends at byte", "clean: no record"]).prints(&in_store);
+    assert_eq!(fs::read_to_string(plain(&scene, ".surgetank-orphans/clean")).unwrap(), "version two\n");
     scene.run(&QUIET, "true").exits(0);
 }
 
