@@ -234,20 +234,33 @@ fn damage_inside_the_log_lost_what_was_spilled() {
 }
 
 /// A copy that was clean by what was left of the log had been written since; it was thrown away, or taken for the store's.
-#[test]
-fn damage_inside_the_log_lost_what_was_written_since() {
-    let Some(scene) = prepare("log_damaged_since") else { return };
+fn written_since(name: &str, boots: bool) {
+    let Some(scene) = prepare(name) else { return };
     let script = "
         echo version one >clean
         /mnt/surgetank wait --state /mnt/state clean
         echo version two | dd of=clean conv=notrunc status=none";
     killed(&scene, &[], script);
     damage_since_clean(&scene);
+    if boots {
+        let other = scene.tmpfs("other", 1);
+        scene.machine_dies(&other);
+    }
     let in_store = fs::read_to_string(scene.path("clean")).unwrap();
     let ended = scene.run(&QUIET, "cat clean").exits(3);
     ended.says(&["the catalog's log ends at byte", "clean: no record"]).prints(&in_store);
     assert_eq!(fs::read_to_string(plain(&scene, ".surgetank-orphans/clean")).unwrap(), "version two\n");
     scene.run(&QUIET, "true").exits(0);
+}
+
+#[test]
+fn damage_inside_the_log_lost_what_was_written_since() {
+    written_since("log_damaged_since", false);
+}
+
+#[test]
+fn damage_inside_the_log_lost_what_was_written_before_a_boot() {
+    written_since("log_damaged_boot", true);
 }
 
 #[test]

@@ -140,7 +140,7 @@ impl Namespace {
         let walked = self.match_tiers(&strange, &gone, &image, damage.is_some());
         crash_point!("recover.matched");
         self.take_over_copies();
-        self.match_spills(went_down(&image))?;
+        self.match_spills(went_down(&image), damage.is_some())?;
         self.look_at_reverted();
         crash_point!("recover.taken_over");
         self.seal_recovered();
@@ -291,6 +291,16 @@ impl Namespace {
                 }
                 continue;
             };
+            let is_clean = |inode: &Inode| inode.sealed && !inode.dirty();
+            let written_since =
+                |inode: &Inode| is_clean(inode) && !Self::is_still_clean(self.tiers.device(device), inode, &on_tier);
+            // (Before a machine that went down makes it a spare one.)
+            if damaged && tree.get(id).is_some_and(written_since) {
+                tree.drop_replica(id);
+                txn.file(id);
+                found.insert(place, on_tier);
+                continue;
+            }
             if went_down_with(image, tree.device_numbers.get(&device).copied()) {
                 match self.after_going_down(&mut tree, &mut txn, id, &on_tier) {
                     Some(kept) => id = kept,
@@ -302,14 +312,6 @@ impl Namespace {
                 want = tree.logical_path(id).unwrap_or(want);
             }
             let device = self.tiers.device(device);
-            let is_clean = |inode: &Inode| inode.sealed && !inode.dirty();
-            let written_since = |inode: &Inode| is_clean(inode) && !Self::is_still_clean(device, inode, &on_tier);
-            if damaged && tree.get(id).is_some_and(written_since) {
-                tree.drop_replica(id);
-                txn.file(id);
-                found.insert(place, on_tier);
-                continue;
-            }
             device.add_used(i64::try_from(on_tier.plain.blocks_bytes).unwrap_or(i64::MAX));
             if let Some(inode) = tree.get_mut(id) {
                 inode.charged_bytes = on_tier.plain.blocks_bytes;
