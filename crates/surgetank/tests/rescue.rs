@@ -203,7 +203,7 @@ fn damage_since_clean(scene: &Scene) {
     let is_clean = |change: &Change| matches!(change, Change::PutFile(_, file) if file.attr.kind == Kind::File && file.durable_version == 1 && file.version == 1 && file.sealed);
     let mut at = 64;
     loop {
-        let record = decode(&bytes[at..]).expect("it was never clean");
+        let record = decode(&bytes[at..]).unwrap_or_else(|| panic!("it was never clean"));
         at += record.bytes;
         if record.changes.iter().any(is_clean) {
             break;
