@@ -10,6 +10,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use crate::catalog::Damage;
 use crate::error::Result;
 use crate::model::{DeviceId, FileId, FileRecord, Image, Kind, STORE_TEMPORARY_PREFIX};
 use crate::namespace::{HIDDEN_PREFIX, ORPHANS, Worth, went_down, went_down_with, worth};
@@ -20,6 +21,8 @@ use crate::tier::{Device, Plain, Remembered, Standing, Tiers};
 /// What is looked at.
 pub struct Ground<'a> {
     pub image: &'a Image,
+    /// The catalog's log, of which `image` has what stands before that.
+    pub damage: Option<&'a Damage>,
     pub tiers: &'a Tiers,
     pub store: &'a dyn Store,
     pub who: Cred,
@@ -47,6 +50,7 @@ pub fn audit(ground: &Ground<'_>) -> Result<Audit> {
     let ids = take_up(ground)?;
     let records: HashMap<FileId, &FileRecord> = ground.image.files.iter().map(|(id, record)| (*id, record)).collect();
     let mut look = Look { ground, records, ids, audit: Audit::default() };
+    look.damage();
     let mut found = look.walk_tiers();
     let mut files: Vec<(&FileId, &FileRecord)> = ground.image.files.iter().map(|(id, record)| (id, record)).collect();
     files.sort_unstable_by_key(|(id, _)| **id);
@@ -81,6 +85,19 @@ fn take_up(ground: &Ground<'_>) -> Result<HashMap<DeviceId, DeviceId>> {
 impl Look<'_> {
     fn say(&mut self, what: What, path: &[u8], at: &Path, text: impl Into<String>) {
         self.audit.findings.push(Finding { what, path: path.into(), at: at.into(), text: text.into(), mended: false });
+    }
+
+    fn damage(&mut self) {
+        let Some(damage) = self.ground.damage else { return };
+        // A machine that goes down leaves what it never synced in whatever shape.
+        if damage.records_behind == 0 && went_down(self.ground.image) {
+            return;
+        }
+        let text = format!(
+            "the catalog's log is damaged at byte {}, with {} intact record(s) behind it: what happened since then is not known, and files of that time are orphans",
+            damage.offset, damage.records_behind
+        );
+        self.say(What::Damaged, b"", &damage.path, text);
     }
 
     fn walk_tiers(&mut self) -> HashMap<(DeviceId, u64), OnTier> {

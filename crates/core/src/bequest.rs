@@ -5,6 +5,10 @@
 //! the log has grown to twice of what it came to, what still counts is written to the other half, and the header is turned
 //! over to it by one store. A record counts once the half's length says so; one that was being written is not there.
 //!
+//! A record has a checksum: a byte that a bug or the memory changed would be a handle that means another file, and a log with a
+//! hole would be one that forgot some. What is wrong with it is told by [`Bequest::is_whole`], and nobody takes over. It has no
+//! version: agents are forked by one supervisor and never execute anything, so who reads it is the binary that wrote it.
+//!
 //! The danger it avoids: an answer that the kernel has and the log does not. So a record is written *before* its answer is
 //! given; that there may be one too many (the agent died in between) is for [`Left`]'s readers to know.
 
@@ -114,6 +118,10 @@ const COMPACTED_FROM_BYTES: usize = 4 << 20;
 /// A name has at most 255 bytes, so most records fit; notes and facts may be longer.
 const RECORD_BYTES: usize = 512;
 const RECORD_BYTES_MAX: usize = 16 << 10;
+const NO_ROOM: &str = "no room to remember what the kernel knows";
+
+/// In front of a record: its length and its checksum.
+const FRAME_BYTES: usize = 8;
 
 /// All zeroes at first.
 #[repr(C)]
@@ -121,7 +129,7 @@ struct Header {
     /// The half that counts.
     half: AtomicU64,
     used: [AtomicU64; 2],
-    /// A record did not fit: nobody can take over from this.
+    /// A record did not fit, or is not what was written: nobody can take over from this.
     lacking: AtomicU64,
     nonce: AtomicU64,
 }
@@ -183,7 +191,7 @@ impl Bequest {
         if framed::<RECORD_BYTES, _>(record, |bytes| self.append(bytes)).is_none()
             && framed::<RECORD_BYTES_MAX, _>(record, |bytes| self.append(bytes)).is_none()
         {
-            self.lacks();
+            self.lacks(NO_ROOM);
         }
     }
 
@@ -195,7 +203,7 @@ impl Bequest {
             end = self.used();
         }
         if end + bytes.len() > self.half_bytes {
-            return self.lacks();
+            return self.lacks(NO_ROOM);
         }
         let half = self.header().half.load(Ordering::Relaxed) as usize;
         // SAFETY: within the half, as was just seen; nobody else writes there.
@@ -215,12 +223,12 @@ impl Bequest {
         // SAFETY: within the half; what lies before `used` is not written any more.
         let mut rest = unsafe { std::slice::from_raw_parts(self.at(half).as_ptr(), used) };
         let mut left = Left::default();
-        while let Some((length, after)) = rest.split_first_chunk() {
-            let Some((text, next)) = after.split_at_checked(u32::from_ne_bytes(*length) as usize) else { break };
-            match postcard::from_bytes(text) {
-                Ok(record) => left.take(&record),
-                Err(why) => tracing::error!(%why, "a record that an earlier agent left makes no sense"),
-            }
+        while !rest.is_empty() {
+            let Some((record, next)) = taken(rest) else {
+                self.lacks("what an earlier agent left makes no sense");
+                break;
+            };
+            left.take(&record);
             rest = next;
         }
         left
@@ -247,7 +255,7 @@ impl Bequest {
             fits &= put.unwrap_or(false);
         });
         if !fits {
-            return self.lacks();
+            return self.lacks(NO_ROOM);
         }
         let header = self.header();
         header.used[other].store(end as u64, Ordering::Relaxed);
@@ -259,9 +267,9 @@ impl Bequest {
         let _ = rustix::fs::fallocate(&self.memory, hole, offset, self.half_bytes as u64);
     }
 
-    fn lacks(&self) {
+    fn lacks(&self, why: &str) {
         if self.header().lacking.swap(1, Ordering::Relaxed) == 0 {
-            tracing::error!("no room to remember what the kernel knows: this agent cannot be replaced");
+            tracing::error!("{why}: this agent cannot be replaced");
         }
     }
 
@@ -286,12 +294,23 @@ impl Bequest {
     }
 }
 
-/// The record behind its length. `None`: it does not fit.
+/// The first record, and what is behind it. `None`: it is not as it was written.
+fn taken(bytes: &[u8]) -> Option<(Record<'_>, &[u8])> {
+    let (frame, rest) = bytes.split_first_chunk::<FRAME_BYTES>()?;
+    let [a, b, c, d, crc @ ..] = *frame;
+    let (text, next) = rest.split_at_checked(u32::from_ne_bytes([a, b, c, d]) as usize)?;
+    let right = crc_fast::crc32_iscsi(text) == u32::from_ne_bytes(crc);
+    Some((right.then(|| postcard::from_bytes(text).ok()).flatten()?, next))
+}
+
+/// The record behind its frame. `None`: it does not fit.
 fn framed<const BYTES: usize, T>(record: &Record<'_>, act: impl FnOnce(&[u8]) -> T) -> Option<T> {
     let mut bytes = [0; BYTES];
-    let length = postcard::to_slice(record, &mut bytes[4..]).ok()?.len();
+    let length = postcard::to_slice(record, &mut bytes[FRAME_BYTES..]).ok()?.len();
+    let crc = crc_fast::crc32_iscsi(&bytes[FRAME_BYTES..FRAME_BYTES + length]);
     bytes[..4].copy_from_slice(&(length as u32).to_ne_bytes());
-    Some(act(&bytes[..4 + length]))
+    bytes[4..FRAME_BYTES].copy_from_slice(&crc.to_ne_bytes());
+    Some(act(&bytes[..FRAME_BYTES + length]))
 }
 
 impl Drop for Bequest {

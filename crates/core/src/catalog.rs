@@ -8,6 +8,7 @@
 //! Two promises, never mixed up: a *committed* batch survives the death of the agent, a *synced* one also
 //! survives the death of the machine.
 
+mod damage;
 mod digest;
 mod directory;
 mod log;
@@ -16,6 +17,7 @@ mod segment;
 mod snapshot;
 mod writer;
 
+pub use damage::Damage;
 pub use directory::Recovery;
 pub use log::{LogCatalog, Options};
 pub use record::{Decoded, decode};
@@ -37,6 +39,17 @@ pub enum Loaded {
     Counter(String, u64),
 }
 
+impl Loaded {
+    fn put_into(self, image: &mut Image) {
+        match self {
+            Self::File(id, record) => image.files.push((id, *record)),
+            Self::Entry(dir, name, record) => image.entries.push((dir, name, record)),
+            Self::Op(seq, record) => drop(image.ops.insert(seq, record)),
+            Self::Counter(name, value) => drop(image.counters.insert(name, value)),
+        }
+    }
+}
+
 /// Remembers changes in order.
 pub trait Catalog: Send + Sync {
     /// Appends one atomic batch. When it returns, the batch survives the death of the agent (not of the machine).
@@ -51,6 +64,14 @@ pub trait Catalog: Send + Sync {
     fn load(&self) -> Result<Image>;
     /// Starts over, empty: everything is in the store and nothing is left to remember.
     fn clear(&self) -> std::io::Result<()>;
+    /// What the last death cost.
+    fn recovery(&self) -> Recovery {
+        Recovery::default()
+    }
+    /// The damage was told to people, and what was done about it is on the disk: the next start need not tell it again.
+    fn damage_told(&self) -> std::io::Result<()> {
+        Ok(())
+    }
     /// The same as [`load`](Self::load), one thing at a time: files by id, then entries by directory and name, then
     /// operations by sequence, then counters. For a million files, where a whole [`Image`] would triple the memory.
     fn load_into(&self, take: &mut dyn FnMut(Loaded)) -> Result<()> {

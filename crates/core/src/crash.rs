@@ -6,6 +6,7 @@
 //! With `SURGETANK_CRASH_SUPERVISOR` its supervisor is killed before it, so that nobody takes over.
 //! `SURGETANK_HOLD=NAME:MILLISECONDS`: whoever passes NAME stays there so long, that a test may meet him.
 //! `SURGETANK_CRASH_LOG=FILE`: every passing writes a line there, so that the campaign knows what there is.
+//! `SURGETANK_CRASH_DEATHS=FILE`: whoever dies of NAME writes it there before, so that the campaign knows what it tried.
 
 /// `crash_point!("drain.rename")`.
 #[macro_export]
@@ -55,6 +56,9 @@ mod armed {
             std::thread::sleep(armed.hold);
         }
         if armed.name == name && armed.left.fetch_sub(1, Ordering::Relaxed) == 1 {
+            if let Some(mut deaths) = written("SURGETANK_CRASH_DEATHS") {
+                let _ = deaths.write_all(format!("{name}\n").as_bytes());
+            }
             if std::env::var_os("SURGETANK_CRASH_SUPERVISOR").is_some()
                 && let Some(supervisor) = rustix::process::getppid()
             {
@@ -72,8 +76,7 @@ mod armed {
     }
 
     fn from_environment() -> Option<Armed> {
-        let log = std::env::var_os("SURGETANK_CRASH_LOG")
-            .and_then(|path| OpenOptions::new().append(true).create(true).open(path).ok());
+        let log = written("SURGETANK_CRASH_LOG");
         let (name, count) = said("SURGETANK_CRASH");
         let (held, milliseconds) = said("SURGETANK_HOLD");
         (log.is_some() || !name.is_empty() || !held.is_empty()).then(|| Armed {
@@ -83,6 +86,10 @@ mod armed {
             hold: Duration::from_millis(milliseconds),
             log,
         })
+    }
+
+    fn written(variable: &str) -> Option<File> {
+        std::env::var_os(variable).and_then(|path| OpenOptions::new().append(true).create(true).open(path).ok())
     }
 
     /// `NAME:NUMBER`

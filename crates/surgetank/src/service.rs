@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use surgetank_core::audit::{self, Ground};
-use surgetank_core::catalog::{Catalog, LogCatalog};
+use surgetank_core::catalog::LogCatalog;
 use surgetank_core::drain::Drain;
 use surgetank_core::error::{Error, Result};
 use surgetank_core::namespace::Namespace;
@@ -65,12 +65,14 @@ impl Backend for Service {
         let Opening { config, store, state, key, .. } = opening;
         let tiers = Tiers::open(&config.tiers, &key)?;
         let store = open_store(store, &config, &state)?;
-        let image = LogCatalog::open(&state.join("catalog"))?.load()?;
+        // Not opened: that would put right what a death left, and fold.
+        let (image, recovery) = LogCatalog::look(&state.join("catalog"))?;
         let who = Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
         let described = store.describe();
         let store_path = if config.store_url().is_some() { Path::new(&described) } else { &config.store };
         let key = key.as_str();
-        let ground = Ground { image: &image, tiers: &tiers, store: &*store, who, store_path, key, scrub };
+        let damage = recovery.damage.as_ref();
+        let ground = Ground { image: &image, damage, tiers: &tiers, store: &*store, who, store_path, key, scrub };
         let audit = audit::audit(&ground)?;
         for device in tiers.devices() {
             // Empty directories that were made for looking.

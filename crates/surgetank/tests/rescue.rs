@@ -3,13 +3,15 @@
 
 mod scene;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use scene::{Scene, eventually};
 use serde_json::Value;
+use surgetank_core::catalog::decode;
+use surgetank_core::model::{Change, Kind};
 
 const QUIET: [&str; 2] = ["--quiet-period", "1h"];
 
@@ -109,6 +111,157 @@ fn fsck_repair_drains_what_is_left_and_keeps_the_only_copy_of_anything() {
     // Only the stranger is left to be told of.
     let audit = verb(&scene, &["fsck", "--json"]).exits(3).json();
     assert_eq!(found(&audit), pairs(&[("orphan", "d/stranger")]));
+}
+
+/// Every file below, with its bytes, its mode and the time of its last change.
+fn exactly(dirs: &[&str]) -> BTreeMap<PathBuf, (Vec<u8>, u32, i64)> {
+    let mut left: Vec<PathBuf> = dirs.iter().map(PathBuf::from).collect();
+    let mut found = BTreeMap::new();
+    while let Some(dir) = left.pop() {
+        for entry in fs::read_dir(&dir).unwrap().flatten() {
+            let (path, meta) = (entry.path(), entry.metadata().unwrap());
+            let modified = meta.mtime() * 1_000_000_000 + meta.mtime_nsec();
+            if meta.is_dir() {
+                left.push(path.clone());
+                found.insert(path, (Vec::new(), meta.mode(), 0));
+            } else {
+                let bytes = if meta.is_file() { fs::read(&path).unwrap() } else { Vec::new() };
+                found.insert(path, (bytes, meta.mode(), modified));
+            }
+        }
+    }
+    found
+}
+
+fn log_of(scene: &Scene) -> PathBuf {
+    let below = exactly(&[scene.state.to_str().unwrap()]);
+    below.into_keys().rfind(|path| path.extension().is_some_and(|end| end == "wal")).unwrap()
+}
+
+/// Looking cut off what a death had left of the catalog, and folded it.
+#[test]
+fn fsck_and_a_listing_changed_the_catalog() {
+    let Some(scene) = prepare("fsck_exactly") else { return };
+    killed(&scene, &[], "mkdir d; for n in 1 2 3; do echo content of $n >d/$n; done; ln -s 1 d/link");
+    let log = log_of(&scene);
+    let length = fs::metadata(&log).unwrap().len();
+    fs::OpenOptions::new().write(true).open(&log).unwrap().set_len(length - 3).unwrap();
+    fs::write(log.with_file_name("snapshot.new"), "half").unwrap();
+    let places = [scene.state.to_str().unwrap(), "/mnt/tier-fast", scene.over.to_str().unwrap()];
+    let before = exactly(&places);
+    verb(&scene, &["fsck", "--json"]);
+    verb(&scene, &["scavenge", "--list"]);
+    verb(&scene, &["fsck", "--scrub"]);
+    verb(&scene, &["scavenge", "--to", "/mnt/told/out"]);
+    let after = exactly(&places);
+    let changed: Vec<_> =
+        before.keys().chain(after.keys()).filter(|path| before.get(*path) != after.get(*path)).collect();
+    assert!(changed.is_empty(), "{changed:?}");
+}
+
+/// A byte of the log's middle is another one: what stood behind it was cut off, its plain files put aside, the run ended with
+/// 0, and nobody heard of it.
+#[test]
+fn damage_inside_the_log_lost_names_in_silence() {
+    let Some(scene) = prepare("log_damaged") else { return };
+    killed(&scene, &[], "for n in $(seq 40); do echo content of $n >f$n; done; : >empty");
+    let log = log_of(&scene);
+    let bytes = fs::read(&log).unwrap();
+    // The record that makes the twentieth.
+    let at = bytes.windows(3).position(|window| window == b"f20").unwrap();
+    fs::OpenOptions::new().write(true).open(&log).unwrap().write_all_at(b"X", at as u64).unwrap();
+    let audit = verb(&scene, &["fsck", "--json"]).exits(3).json();
+    let kinds = found(&audit);
+    assert!(
+        kinds.contains(&("damaged".into(), String::new())) && kinds.contains(&("orphan".into(), "f40".into())),
+        "{kinds:?}"
+    );
+    verb(&scene, &["scavenge", "--list"]).exits(3).says(&["damaged at byte", "surgetank fsck"]);
+    let ended = scene.run(&QUIET, "true").exits(3);
+    ended.says(&[
+        "the catalog's log ends at byte",
+        "not believed",
+        "this is the log as it was",
+        "f25",
+        "no record names it any more",
+    ]);
+    // All is there: in the store, or aside.
+    for n in 1..=40 {
+        let (here, aside) = (scene.path(&format!("f{n}")), format!(".surgetank-orphans/f{n}"));
+        let bytes = fs::read_to_string(&here).unwrap_or_else(|_| fs::read_to_string(plain(&scene, &aside)).unwrap());
+        assert_eq!(bytes, format!("content of {n}\n"));
+    }
+    assert!(scene.path("f19").exists() && !scene.path("f21").exists());
+    assert!(plain(&scene, ".surgetank-orphans/empty").exists());
+    // It was told.
+    scene.run(&QUIET, "true").exits(0);
+}
+
+/// Damages the record behind the one by which a file is clean, in the store as on the tier.
+fn damage_since_clean(scene: &Scene) {
+    let log = log_of(scene);
+    let bytes = fs::read(&log).unwrap();
+    let is_clean = |change: &Change| matches!(change, Change::PutFile(_, file) if file.attr.kind == Kind::File && file.durable_version == 1 && file.version == 1 && file.sealed);
+    let mut at = 64;
+    loop {
+        let record = decode(&bytes[at..]).unwrap_or_else(|| panic!("it was never clean"));
+        at += record.bytes;
+        if record.changes.iter().any(is_clean) {
+            break;
+        }
+    }
+    fs::OpenOptions::new().write(true).open(&log).unwrap().write_all_at(b"XXXX", at as u64).unwrap();
+}
+
+/// What had been spilled into the store was removed with the half-made copies.
+#[test]
+fn damage_inside_the_log_lost_what_was_spilled() {
+    let Some(mut scene) = Scene::new("log_damaged_spill") else { return };
+    scene.tier("fast", 2);
+    scene.beside("told");
+    let script = "
+        echo version one >clean
+        /mnt/surgetank wait --state /mnt/state clean
+        (head -c 3000000 /dev/zero | tr '\\0' x; sleep 100) >big &
+        until test $(stat -c %s big) = 3000000; do sleep 0.01; done";
+    killed(&scene, &["--dirty-bytes-max", "1G"], script);
+    damage_since_clean(&scene);
+    scene.run(&QUIET, "true").exits(3).says(&["the catalog's log ends at byte", "spill"]);
+    let kept = fs::read_dir(&scene.over).unwrap().flatten().map(|entry| entry.path());
+    let kept = kept.filter(|path| path.to_string_lossy().contains("surgetank-orphan-")).collect::<Vec<_>>();
+    assert_eq!(kept.len(), 1, "{kept:?}");
+    assert_eq!(fs::read(&kept[0]).unwrap(), vec![b'x'; 3_000_000]);
+    scene.run(&QUIET, "true").exits(0);
+}
+
+/// A copy that was clean by what was left of the log had been written since; it was thrown away, or taken for the store's.
+fn written_since(name: &str, boots: bool) {
+    let Some(scene) = prepare(name) else { return };
+    let script = "
+        echo version one >clean
+        /mnt/surgetank wait --state /mnt/state clean
+        echo version two | dd of=clean conv=notrunc status=none";
+    killed(&scene, &[], script);
+    damage_since_clean(&scene);
+    if boots {
+        let other = scene.tmpfs("other", 1);
+        scene.machine_dies(&other);
+    }
+    let in_store = fs::read_to_string(scene.path("clean")).unwrap();
+    let ended = scene.run(&QUIET, "cat clean").exits(3);
+    ended.says(&["the catalog's log ends at byte", "clean: no record"]).prints(&in_store);
+    assert_eq!(fs::read_to_string(plain(&scene, ".surgetank-orphans/clean")).unwrap(), "version two\n");
+    scene.run(&QUIET, "true").exits(0);
+}
+
+#[test]
+fn damage_inside_the_log_lost_what_was_written_since() {
+    written_since("log_damaged_since", false);
+}
+
+#[test]
+fn damage_inside_the_log_lost_what_was_written_before_a_boot() {
+    written_since("log_damaged_boot", true);
 }
 
 #[test]
@@ -216,7 +369,6 @@ fn scavenge_lists_copies_and_drains() {
     verb(&scene, &["scavenge", "--to", "/mnt/told/out"]).exits(0);
     let copy = |name: &str| fs::read_to_string(Path::new("/mnt/told/out").join(name)).unwrap();
     assert_eq!((copy("d/one"), copy("d/e/two"), copy("old")), ("one\n".into(), "two\n".into(), "after\n".into()));
-    use std::os::unix::fs::MetadataExt;
     assert_eq!(fs::metadata("/mnt/told/out/d/e/two").unwrap().mode() & 0o777, 0o750);
     verb(&scene, &["scavenge", "--to", "/mnt/told/out"]).exits(1).says(&["is not empty"]);
     assert!(!scene.path("d/one").exists(), "a copy elsewhere changed the store");

@@ -54,6 +54,24 @@ fn a_full_log_says_that_something_is_lacking() {
     assert!(!bequest.is_whole());
 }
 
+/// It was left out, or taken for what it had become.
+#[test]
+fn a_record_that_is_not_as_it_was_written_went_unnoticed() {
+    let log = |bequest: &Bequest| {
+        (0..20).for_each(|number| bequest.put(&opened(number)));
+        bequest.used()
+    };
+    let used = log(&Bequest::of_size(64 << 10).unwrap());
+    for at in 0..used {
+        let bequest = Bequest::of_size(64 << 10).unwrap();
+        log(&bequest);
+        let right = bequest.left();
+        // SAFETY: within the log's first half, which nobody else reads or writes.
+        unsafe { *bequest.at(0).as_ptr().add(at) ^= 1 << (at % 8) };
+        assert!(bequest.left() != right && !bequest.is_whole(), "byte {at}");
+    }
+}
+
 /// What a fork wrote before it was killed, its parent reads.
 #[test]
 fn it_survives_who_wrote_it() {

@@ -44,7 +44,7 @@ impl Digest {
             let offset = reader.offset;
             match reader.step().map_err(|error| unreadable(segment, error))? {
                 Step::End => return Ok(()),
-                Step::Bad(why) => return Err(damaged(segment, offset, why)),
+                Step::Bad { why, .. } => return Err(damaged(segment, offset, why)),
                 Step::Record { lsn, .. } if lsn <= folded => {}
                 Step::Record { lsn: _, payload, payload_offset } => {
                     self.absorb(index, payload, payload_offset)
@@ -98,6 +98,9 @@ impl Digest {
     }
 }
 
+pub(super) const KEEP_A_COPY: &str = "keep a copy of the catalog's directory, look at the disk, compare the tiers' directories with the store \
+     and copy over what is missing; then move the catalog's directory away to start afresh";
+
 pub(super) fn unreadable(segment: &Segment, error: io::Error) -> Error {
     Error::new(format!("The catalog log {} cannot be read", segment.path.display())).why(error).data(DATA_IS_SAFE)
 }
@@ -105,9 +108,6 @@ pub(super) fn unreadable(segment: &Segment, error: io::Error) -> Error {
 pub(super) fn damaged(segment: &Segment, offset: u64, why: &str) -> Error {
     Error::new(format!("The catalog log {} is damaged at byte {offset}", segment.path.display()))
         .why(format!("{why}; what comes after depends on it, so the state cannot be told"))
-        .remedy(
-            "keep a copy of the catalog's directory, look at the disk, compare the tiers' directories with the store \
-             and copy over what is missing; then move the catalog's directory away to start afresh",
-        )
+        .remedy(KEEP_A_COPY)
         .data(DATA_IS_SAFE)
 }

@@ -5,10 +5,12 @@
 //! snapshot.redb    what the segments before the oldest one here came to
 //! log-<first>.wal  segments, oldest first; the last is appended to
 //! *.new            a file being made; removed at the next start
+//! *.damaged        a log as it was before it was cut, until people have been told (then *.told); see `damage`
 //! ```
 //! Recovery keeps every intact record up to the first bad one. In the last segment, and in one that was not yet on
-//! the media when the machine died, a bad record is where the death happened: it is cut off there. Anywhere
-//! else it is damage, and recovery refuses rather than go on from a state that never was.
+//! the media when the machine died, a bad record is where the death happened: it is cut off there. With intact
+//! records behind it that is not sure, and is told. Anywhere else it is damage, and recovery refuses rather than go
+//! on from a state that never was.
 
 use crate::sync::Arc;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
@@ -19,6 +21,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, flock};
 
 use super::Lsn;
+use super::damage::{self, Damage};
 use super::digest::{damaged, unreadable};
 use super::segment::{self, FORMAT, HEADER_BYTES, Segment, Step};
 use super::snapshot::Snapshot;
@@ -36,6 +39,8 @@ pub struct Recovery {
     pub dropped_bytes: u64,
     /// The file that was cut and the offset where it ends now.
     pub cut: Option<(PathBuf, u64)>,
+    /// More was lost than a death takes, and nobody has been told yet: see [`super::Catalog::damage_told`].
+    pub damage: Option<Damage>,
 }
 
 /// What is found at the start.
@@ -76,8 +81,7 @@ pub(super) fn create(dir: &Path) -> Result<Vec<PathBuf>> {
 /// Takes the directory for this process, as long as the file lives.
 pub(super) fn lock(dir: &Path) -> Result<File> {
     let path = dir.join("lock");
-    let failed =
-        |error: io::Error| Error::new(format!("The catalog's lock {} cannot be taken", path.display())).why(error);
+    let failed = |error: io::Error| not_locked(&path, error);
     let mut file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -86,63 +90,103 @@ pub(super) fn lock(dir: &Path) -> Result<File> {
         .mode(0o600)
         .open(&path)
         .map_err(failed)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
+    hold(dir, &path, &mut file)?;
+    file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(failed)?;
+    Ok(file)
+}
+
+/// The same for who only looks: nobody's pid is written over. `None`: nobody ever took it.
+pub(super) fn lock_to_look(dir: &Path) -> Result<Option<File>> {
+    let path = dir.join("lock");
+    match File::open(&path) {
+        Ok(mut file) => hold(dir, &path, &mut file).map(|()| Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(not_locked(&path, error)),
+    }
+}
+
+fn not_locked(path: &Path, error: io::Error) -> Error {
+    Error::new(format!("The catalog's lock {} cannot be taken", path.display())).why(error)
+}
+
+fn hold(dir: &Path, path: &Path, file: &mut File) -> Result<()> {
+    match flock(&*file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(()),
         Err(Errno::WOULDBLOCK) => {
             let mut holder = String::new();
             let holder = match file.read_to_string(&mut holder) {
                 Ok(_) if !holder.trim().is_empty() => format!("process {}", holder.trim()),
                 _ => "another process".to_owned(),
             };
-            return Err(Error::new(format!("The catalog {} is in use", dir.display()))
+            Err(Error::new(format!("The catalog {} is in use", dir.display()))
                 .why(format!("{holder} holds {}", path.display()))
                 .remedy("let that agent finish, or join it; one agent serves a directory on a node")
-                .data(DATA_IS_SAFE));
+                .data(DATA_IS_SAFE))
         }
-        Err(errno) => return Err(failed(errno.into())),
+        Err(errno) => Err(not_locked(path, errno.into())),
     }
-    file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(failed)?;
-    Ok(file)
 }
 
-/// Looks through the directory, puts right what a death left, and says what there is.
-pub(super) fn recover(dir: &Path, snapshot: &Snapshot) -> Result<Found> {
-    let failed = |error: io::Error| {
-        Error::new(format!("The catalog's directory {} cannot be read", dir.display())).why(error).data(DATA_IS_SAFE)
-    };
-    let mut segments = list(dir).map_err(failed)?;
-    let mut folded = snapshot.exists().then(|| snapshot.folded()).transpose()?;
+/// What there is, before anything is put right.
+pub(super) struct Survey {
+    /// Half-made files and segments that do not count.
+    void: Vec<PathBuf>,
+    is_snapshot_void: bool,
+    /// Oldest first; of the last one the records up to `end` count.
+    pub segments: Vec<Segment>,
+    pub end: u64,
+    pub folded: Option<Lsn>,
+    last: Lsn,
+    /// From the last one's `end` on, and these: cut off.
+    cut: Option<Cut>,
+}
 
+struct Cut {
+    why: &'static str,
+    /// The first ends at this byte; below a header's length nothing of it counts.
+    good: u64,
+    segments: Vec<Segment>,
+    is_damage: bool,
+}
+
+/// Looks through the directory and changes nothing. (`folded`: what the snapshot, where there is one, holds.)
+pub(super) fn survey(dir: &Path, folded: Option<Lsn>, writable: bool) -> Result<Survey> {
+    let (mut segments, mut void) = list(dir, writable).map_err(|error| unreadable_directory(dir, error))?;
+    let mut survey = Survey {
+        void: Vec::new(),
+        is_snapshot_void: false,
+        segments: Vec::new(),
+        end: HEADER_BYTES,
+        folded,
+        last: Lsn(0),
+        cut: None,
+    };
     // A fresh start makes all that came before it void; a death may have kept it from being deleted.
     let is_fresh = |segment: &Segment| segment.header.is_some_and(|header| header.fresh);
     if let Some(index) = segments.iter().rposition(is_fresh) {
-        for segment in segments.drain(..index) {
-            std::fs::remove_file(&segment.path).map_err(failed)?;
-        }
+        void.extend(segments.drain(..index).map(|segment| segment.path));
         let begin = segments.first().and_then(|segment| segment.header).map_or(Lsn(0), |header| header.after);
         if folded.is_some_and(|folded| folded <= begin) {
-            snapshot.delete().map_err(failed)?;
-            folded = None;
+            survey.is_snapshot_void = true;
+            survey.folded = None;
         }
     }
     // So does a fold make the segments void that it covers.
-    let base = folded.unwrap_or_default();
+    let base = survey.folded.unwrap_or_default();
     while let [_, next, ..] = &*segments
         && next.header.is_some_and(|header| header.after <= base)
     {
-        std::fs::remove_file(&segments.remove(0).path).map_err(failed)?;
+        void.push(segments.remove(0).path);
     }
-
-    let mut recovery = Recovery::default();
-    let mut last = base;
-    let mut end = HEADER_BYTES;
+    survey.void = void;
+    survey.last = base;
     for index in 0..segments.len() {
         let segment = &segments[index];
-        let (good, problem) = examine(segment, &mut last, index == 0)?;
+        let (good, problem) = examine(segment, &mut survey.last, index == 0)?;
         if good >= HEADER_BYTES {
-            end = good;
+            survey.end = good;
         }
-        let Some(why) = problem else { continue };
+        let Some(Problem { why, torn }) = problem else { continue };
         // Damage where nothing may be missing; otherwise the place of the death.
         let is_last = index + 1 == segments.len();
         if segment.marked_bytes.is_some() && !is_last {
@@ -151,14 +195,61 @@ pub(super) fn recover(dir: &Path, snapshot: &Snapshot) -> Result<Found> {
         if let Some(marked) = segment.marked_bytes.filter(|marked| good < *marked) {
             return Err(damaged(segment, good, &format!("{why}, yet {marked} bytes were safely on the disk")));
         }
-        recovery = cut(segments.split_off(index), good).map_err(failed)?;
-        if let Some(segment) = recovery.cut.as_ref().filter(|_| good >= HEADER_BYTES) {
-            segments.push(Segment::open(segment.0.clone()).map_err(failed)?);
+        let cut = segments.split_off(index);
+        let behind = damage::intact_behind(&cut, good, survey.last);
+        let is_damage = !torn || behind.map_err(|error| unreadable_directory(dir, error))? > 0;
+        if let Some(segment) = cut.first().filter(|_| good >= HEADER_BYTES) {
+            let segment = Segment::open(segment.path.clone(), writable);
+            segments.push(segment.map_err(|error| unreadable_directory(dir, error))?);
         }
-        tracing::warn!(dropped_bytes = recovery.dropped_bytes, cut = ?recovery.cut, why, "the catalog's log ended in a torn record");
+        survey.cut = Some(Cut { why, good, segments: cut, is_damage });
         break;
     }
+    survey.segments = segments;
+    Ok(survey)
+}
+
+impl Survey {
+    /// What people are to be told.
+    pub fn recovery(&self, dir: &Path) -> Result<Recovery> {
+        let told = |error: io::Error| unreadable_directory(dir, error);
+        let mut recovery = Recovery { damage: damage::untold(dir).map_err(told)?, ..Recovery::default() };
+        if let Some(cut) = &self.cut {
+            for (index, segment) in cut.segments.iter().enumerate() {
+                let kept = if index == 0 { cut.good } else { 0 };
+                recovery.dropped_bytes += segment.file.metadata().map_err(told)?.len().saturating_sub(kept);
+            }
+            recovery.cut = cut.segments.first().map(|segment| (segment.path.clone(), cut.good));
+            if cut.is_damage && recovery.damage.is_none() {
+                recovery.damage = damage::of(&cut.segments).map_err(told)?;
+            }
+        }
+        Ok(recovery)
+    }
+}
+
+/// Looks through the directory, puts right what a death left, and says what there is.
+pub(super) fn recover(dir: &Path, snapshot: &Snapshot) -> Result<Found> {
+    let failed = |error: io::Error| unreadable_directory(dir, error);
+    let folded = snapshot.exists().then(|| snapshot.folded()).transpose()?;
+    let mut survey = survey(dir, folded, true)?;
+    for path in &survey.void {
+        std::fs::remove_file(path).map_err(failed)?;
+    }
+    if survey.is_snapshot_void {
+        snapshot.delete().map_err(failed)?;
+    }
+    let mut recovery = survey.recovery(dir)?;
+    if let Some(cut) = survey.cut.take() {
+        if cut.is_damage {
+            damage::keep(dir, &cut.segments).map_err(failed)?;
+            recovery.damage = damage::untold(dir).map_err(failed)?;
+        }
+        cut_off(cut.segments, cut.good).map_err(failed)?;
+        tracing::warn!(dropped_bytes = recovery.dropped_bytes, cut = ?recovery.cut, damage = ?recovery.damage, why = cut.why, "the catalog's log ended in a bad record");
+    }
     // A marked segment is never appended to: its mark would be wrong.
+    let Survey { mut segments, mut end, folded, last, .. } = survey;
     if segments.last().is_none_or(|segment| segment.marked_bytes.is_some()) {
         segments.push(Segment::create(dir, last, false).map_err(failed)?);
         end = HEADER_BYTES;
@@ -166,19 +257,24 @@ pub(super) fn recover(dir: &Path, snapshot: &Snapshot) -> Result<Found> {
     Ok(Found { segments: segments.into_iter().map(Arc::new).collect(), end, folded, last, recovery })
 }
 
-/// All segments, oldest first; removes files that a death left half-made.
-fn list(dir: &Path) -> io::Result<Vec<Segment>> {
-    let mut names = Vec::new();
+fn unreadable_directory(dir: &Path, error: io::Error) -> Error {
+    Error::new(format!("The catalog's directory {} cannot be read", dir.display())).why(error).data(DATA_IS_SAFE)
+}
+
+/// All segments, oldest first, and files that a death left half-made.
+fn list(dir: &Path, writable: bool) -> io::Result<(Vec<Segment>, Vec<PathBuf>)> {
+    let (mut names, mut void) = (Vec::new(), Vec::new());
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
         if Path::new(&entry.file_name()).extension().is_some_and(|extension| extension == TEMPORARY_EXTENSION) {
-            std::fs::remove_file(entry.path())?;
+            void.push(entry.path());
         } else if let Some(name) = entry.file_name().to_str().filter(|name| segment::is_segment(name)) {
             names.push(name.to_owned());
         }
     }
     names.sort_unstable();
-    names.into_iter().map(|name| Segment::open(dir.join(name))).collect()
+    let segments = names.into_iter().map(|name| Segment::open(dir.join(name), writable));
+    Ok((segments.collect::<io::Result<_>>()?, void))
 }
 
 pub(super) fn other_format(part: &str, path: &Path, format: u64, known: u64) -> Error {
@@ -192,10 +288,17 @@ pub(super) fn other_format(part: &str, path: &Path, format: u64, known: u64) -> 
         .data(DATA_IS_SAFE)
 }
 
+struct Problem {
+    why: &'static str,
+    /// A death of the writer may look so, without one of the machine.
+    torn: bool,
+}
+
 /// Where the intact records of `segment` end and what, if anything, is wrong there; moves `last` on.
-fn examine(segment: &Segment, last: &mut Lsn, is_first: bool) -> Result<(u64, Option<&'static str>)> {
+fn examine(segment: &Segment, last: &mut Lsn, is_first: bool) -> Result<(u64, Option<Problem>)> {
+    let damage = |why| Some(Problem { why, torn: false });
     let Some(header) = segment.header else {
-        return Ok((0, Some("the header is damaged or was never written")));
+        return Ok((0, damage("the header is damaged or was never written")));
     };
     // Records say nothing of their own shape: another one would be read as something that it is not.
     if header.format != FORMAT {
@@ -205,7 +308,7 @@ fn examine(segment: &Segment, last: &mut Lsn, is_first: bool) -> Result<(u64, Op
         if is_first && !header.fresh {
             return Err(damaged(segment, 0, "the segment before this one, or the snapshot, is missing"));
         } else if !is_first {
-            return Ok((0, Some("the segment before this one ends too early")));
+            return Ok((0, damage("the segment before this one ends too early")));
         }
         *last = header.after;
     }
@@ -214,32 +317,28 @@ fn examine(segment: &Segment, last: &mut Lsn, is_first: bool) -> Result<(u64, Op
         match reader.step().map_err(|error| unreadable(segment, error))? {
             Step::Record { lsn, .. } => *last = lsn.max(*last),
             Step::End => break None,
-            Step::Bad(why) => break Some(why),
+            Step::Bad { why, torn } => break Some(Problem { why, torn }),
         }
     };
     let short = segment.marked_bytes.is_some_and(|marked| reader.offset < marked);
-    Ok((reader.offset, problem.or(short.then_some("records are missing at the end"))))
+    let missing = || Problem { why: "records are missing at the end", torn: false };
+    Ok((reader.offset, problem.or(short.then(missing))))
 }
 
 /// Cuts the first of `segments` to `good` bytes (0: removes it) and removes the others, the youngest first, so that a
 /// death in between leaves the same to be done.
-fn cut(segments: Vec<Segment>, good: u64) -> io::Result<Recovery> {
-    let mut recovery = Recovery::default();
+fn cut_off(segments: Vec<Segment>, good: u64) -> io::Result<()> {
     for (index, segment) in segments.iter().enumerate().rev() {
-        let length = segment.file.metadata()?.len();
-        let kept = if index == 0 { good } else { 0 };
-        recovery.dropped_bytes += length.saturating_sub(kept);
         // On the media at once: what comes next must not stand before what a second power loss brings back.
-        if kept == 0 {
+        if index > 0 || good == 0 {
             std::fs::remove_file(&segment.path)?;
             if let Some(dir) = segment.path.parent() {
                 File::open(dir)?.sync_all()?;
             }
         } else {
-            segment.file.set_len(kept)?;
+            segment.file.set_len(good)?;
             segment.file.sync_all()?;
         }
-        recovery.cut = Some((segment.path.clone(), kept));
     }
-    Ok(recovery)
+    Ok(())
 }

@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::damage;
 use super::digest::Digest;
 use super::directory::{self, Recovery};
 use super::segment::{HEADER_BYTES, Segment};
@@ -33,8 +34,19 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { segment_bytes_max: 16 << 20, snapshot_cache_bytes: 4 << 20 }
+        Self { segment_bytes_max: segment_bytes_max(), snapshot_cache_bytes: 4 << 20 }
     }
+}
+
+const SEGMENT_BYTES_MAX: u64 = 16 << 20;
+
+/// Debug builds fold as often as `SURGETANK_SEGMENT_BYTES` says: the crash campaign's writers would never come to it.
+fn segment_bytes_max() -> u64 {
+    #[cfg(debug_assertions)]
+    if let Some(bytes) = std::env::var("SURGETANK_SEGMENT_BYTES").ok().and_then(|text| text.parse().ok()) {
+        return bytes;
+    }
+    SEGMENT_BYTES_MAX
 }
 
 /// A write-ahead log with group commit, folded into a redb snapshot in the background.
@@ -124,6 +136,29 @@ impl LogCatalog {
         Ok(Self { shared, folder: Some(folder), recovery: found.recovery, _lock: lock })
     }
 
+    /// What is there, for who only looks: not one byte is changed. An error while somebody uses the catalog.
+    pub fn look(dir: &Path) -> Result<(Image, Recovery)> {
+        let mut image = Image::default();
+        if !dir.exists() {
+            return Ok((image, Recovery::default()));
+        }
+        let _lock = directory::lock_to_look(dir)?;
+        let snapshot = Snapshot::new(dir, Options::default().snapshot_cache_bytes);
+        let below = snapshot.exists().then(|| snapshot.look()).transpose()?;
+        let folded = below.as_ref().map(|below| snapshot.folded_in(below)).transpose()?;
+        let survey = directory::survey(dir, folded, false)?;
+        let recovery = survey.recovery(dir)?;
+        let mut digest = Digest::default();
+        let count = survey.segments.len();
+        for (index, segment) in survey.segments.into_iter().map(Arc::new).enumerate() {
+            let end = (index + 1 == count).then_some(survey.end);
+            digest.add(&segment, end, survey.folded.unwrap_or_default())?;
+        }
+        let below = below.as_ref().filter(|_| survey.folded.is_some());
+        snapshot.for_each_in(below, &digest, &mut |loaded| loaded.put_into(&mut image))?;
+        Ok((image, recovery))
+    }
+
     /// What the last death cost.
     pub fn recovery(&self) -> &Recovery {
         &self.recovery
@@ -164,13 +199,16 @@ impl Catalog for LogCatalog {
 
     fn load(&self) -> Result<Image> {
         let mut image = Image::default();
-        self.load_into(&mut |loaded| match loaded {
-            Loaded::File(id, record) => image.files.push((id, *record)),
-            Loaded::Entry(dir, name, record) => image.entries.push((dir, name, record)),
-            Loaded::Op(seq, record) => drop(image.ops.insert(seq, record)),
-            Loaded::Counter(name, value) => drop(image.counters.insert(name, value)),
-        })?;
+        self.load_into(&mut |loaded| loaded.put_into(&mut image))?;
         Ok(image)
+    }
+
+    fn recovery(&self) -> Recovery {
+        self.recovery.clone()
+    }
+
+    fn damage_told(&self) -> io::Result<()> {
+        damage::told(&self.shared.dir)
     }
 
     fn load_into(&self, take: &mut dyn FnMut(Loaded)) -> Result<()> {

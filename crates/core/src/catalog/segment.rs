@@ -108,8 +108,9 @@ impl Segment {
         }
     }
 
-    pub fn open(path: PathBuf) -> io::Result<Self> {
-        let file = OpenOptions::new().read(true).write(true).open(&path)?;
+    /// `writable`: not for who only looks.
+    pub fn open(path: PathBuf, writable: bool) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(writable).open(&path)?;
         let mut bytes = [0; HEADER_BYTES as usize];
         let whole = file.metadata()?.len() >= HEADER_BYTES;
         if whole {
@@ -195,8 +196,11 @@ pub(super) enum Step<'a> {
         payload_offset: u64,
     },
     End,
-    /// No intact record here, although the file goes on.
-    Bad(&'static str),
+    /// No intact record here, although the file goes on. `torn`: it may be one that the death of its writer cut short.
+    Bad {
+        why: &'static str,
+        torn: bool,
+    },
 }
 
 impl Reader<'_> {
@@ -206,22 +210,22 @@ impl Reader<'_> {
             return Ok(Step::End);
         }
         if left < FRAME_BYTES as u64 {
-            return Ok(Step::Bad("a record is cut short"));
+            return Ok(Step::Bad { why: "a record is cut short", torn: true });
         }
         let mut bytes = [0; FRAME_BYTES];
         self.file.read_exact(&mut bytes)?;
         let frame = Frame::read(&bytes);
         let whole = FRAME_BYTES as u64 + u64::from(frame.payload_bytes);
         if whole > left {
-            return Ok(Step::Bad("a record is cut short or its length is damaged"));
+            return Ok(Step::Bad { why: "a record is cut short or its length is damaged", torn: true });
         }
         self.payload.resize(frame.payload_bytes as usize, 0);
         self.file.read_exact(&mut self.payload)?;
         if !frame.fits(&self.payload) {
-            return Ok(Step::Bad("the checksum of a record does not match"));
+            return Ok(Step::Bad { why: "the checksum of a record does not match", torn: false });
         }
         if frame.lsn <= self.last {
-            return Ok(Step::Bad("a record is out of order"));
+            return Ok(Step::Bad { why: "a record is out of order", torn: false });
         }
         let payload_offset = self.offset + FRAME_BYTES as u64;
         self.offset += whole;

@@ -15,7 +15,7 @@ use redb::backends::FileBackend;
 use redb::{Builder, Database, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::de::DeserializeOwned;
 
-use super::digest::{Digest, Span};
+use super::digest::{Digest, KEEP_A_COPY, Span};
 use super::directory::{DATA_IS_SAFE, TEMPORARY_EXTENSION, other_format};
 use super::{Loaded, Lsn};
 use crate::error::{Error, Result};
@@ -49,13 +49,19 @@ impl Snapshot {
         }
     }
 
-    /// Up to which position it holds the log; 0 when there is none.
+    /// Up to which position it holds the log; 0 when there is none. Every page of it is compared with its checksum: a bit
+    /// that was flipped would be believed for ever, and the next fold would give it a right checksum.
     pub fn folded(&self) -> Result<Lsn> {
         if !self.exists() {
             return Ok(Lsn(0));
         }
+        let whole = self.builder().set_check_integrity_on_open(true).open(&self.path).map_err(redb::Error::from);
+        whole.map_err(|error| self.failed("read", error)).and_then(|database| self.folded_in(&database))
+    }
+
+    pub fn folded_in(&self, database: &Database) -> Result<Lsn> {
         let read = || -> Result<(u64, u64), redb::Error> {
-            let meta = self.open()?.begin_read()?.open_table(META)?;
+            let meta = database.begin_read()?.open_table(META)?;
             let number = |name| Ok::<_, redb::Error>(meta.get(name)?.map_or(0, |value| value.value()));
             Ok((number("format")?, number("folded")?))
         };
@@ -63,6 +69,18 @@ impl Snapshot {
             (FORMAT, folded) => Ok(Lsn(folded)),
             (format, _) => Err(other_format("snapshot", &self.path, format, FORMAT)),
         }
+    }
+
+    /// A copy in memory, for who only looks: redb writes into what it opens.
+    pub fn look(&self) -> Result<Database> {
+        let copy = || -> Result<Database, redb::Error> {
+            let flags = rustix::fs::MemfdFlags::CLOEXEC;
+            let mut memory =
+                File::from(rustix::fs::memfd_create("surgetank-snapshot", flags).map_err(io::Error::from)?);
+            io::copy(&mut File::open(&self.path)?, &mut memory)?;
+            Ok(self.builder().set_check_integrity_on_open(true).create_with_backend(FileBackend::new(memory)?)?)
+        };
+        copy().map_err(|error| self.failed("read", error))
     }
 
     /// Takes `digest` over, for good: onto what the snapshot holds, or onto nothing when `afresh`; it ends at `last`.
@@ -95,10 +113,15 @@ impl Snapshot {
 
     /// Hands over all that it holds (nothing unless `counts`) with `digest` laid over it, in the order
     /// [`super::Catalog::load_into`] promises.
-    pub fn for_each(&self, digest: &Digest, counts: bool, take: &mut dyn FnMut(Loaded)) -> Result<()> {
+    pub fn for_each(&self, digest: &Digest, counts: bool, take: Take<'_>) -> Result<()> {
+        let open = || self.open().map_err(|error| self.failed("read", error));
+        let database = if counts { Some(open()?) } else { None };
+        self.for_each_in(database.as_ref(), digest, take)
+    }
+
+    pub fn for_each_in(&self, below: Option<&Database>, digest: &Digest, take: Take<'_>) -> Result<()> {
         let mut read = || -> Result<(), redb::Error> {
-            let database = if counts { Some(self.open()?) } else { None };
-            let below = database.as_ref().map(ReadableDatabase::begin_read).transpose()?;
+            let below = below.map(ReadableDatabase::begin_read).transpose()?;
             files(below.as_ref(), digest, take)?;
             entries(below.as_ref(), digest, take)?;
             ops_and_counters(below.as_ref(), digest, take)
@@ -117,6 +140,12 @@ impl Snapshot {
     }
 
     fn failed(&self, verb: &str, error: redb::Error) -> Error {
+        if let redb::Error::Corrupted(why) = error {
+            return Error::new(format!("The catalog snapshot {} is damaged", self.path.display()))
+                .why(why)
+                .remedy(KEEP_A_COPY)
+                .data(DATA_IS_SAFE);
+        }
         Error::new(format!("The catalog snapshot {} cannot be {verb}", self.path.display()))
             .why(error)
             .remedy("look at the disk that holds the catalog: is it full, read-only or failing?")

@@ -2,6 +2,7 @@
 //! known by its inode number, so that a rename that was written down but not done (or done but not
 //! finished) on the tier is put right. Nothing that only we have is ever deleted here.
 
+mod damaged;
 mod lost;
 mod orphans;
 mod spilled;
@@ -38,11 +39,20 @@ impl Namespace {
     pub(super) fn recover(&self) -> Result<()> {
         let mut image = self.catalog.load()?;
         self.remember_requests(&image);
+        let damage = self.damage(&image);
+        if let Some(damage) = &damage {
+            self.tell_damage(damage, &image);
+        }
         let (ids, strange) = self.take_up_devices(&image)?;
         if image.files.is_empty() && image.ops.is_empty() {
             let gone = super::gone::remembered(&image);
-            let walked = self.match_tiers(&strange, &gone, &image);
+            let walked = self.match_tiers(&strange, &gone, &image, damage.is_some());
             self.remember_boot(&image, &walked);
+            if damage.is_some() {
+                self.keep_spills();
+                self.leave_out_blind_operations();
+                self.damage_is_told();
+            }
             return Ok(());
         }
         let mut tree = self.tree();
@@ -124,18 +134,27 @@ impl Namespace {
         drop(tree);
         crash_point!("recover.loaded");
         self.settle_started()?;
+        if damage.is_some() {
+            self.leave_out_blind_operations();
+        }
         crash_point!("recover.settled");
-        let walked = self.match_tiers(&strange, &gone, &image);
+        let walked = self.match_tiers(&strange, &gone, &image, damage.is_some());
         crash_point!("recover.matched");
         self.take_over_copies();
-        self.match_spills(went_down(&image))?;
+        self.match_spills(went_down(&image), damage.is_some())?;
         self.look_at_reverted();
         crash_point!("recover.taken_over");
         self.seal_recovered()?;
         crash_point!("recover.sealed");
+        if damage.is_some() {
+            self.keep_spills();
+        }
         self.discard_leftovers();
         // Not before: who takes up the work of an agent that died here has to doubt the same files.
         self.remember_boot(&image, &walked);
+        if damage.is_some() {
+            self.damage_is_told();
+        }
         crash_point!("recover.cleaned");
         let tree = self.tree();
         tracing::info!(files = tree.count(), operations = tree.ops.len(), "took up what an earlier agent left");
@@ -207,8 +226,8 @@ impl Namespace {
 
     /// Finds every replica on its device, by inode number, and puts it under the path that the catalog says. On a
     /// `strange` device nobody can have put anything, as far as the catalog knows. Returns the devices that were looked
-    /// through.
-    fn match_tiers(&self, strange: &HashSet<DeviceId>, gone: &Gone, image: &Image) -> HashSet<DeviceId> {
+    /// through. `damaged`: nothing is removed for want of a record.
+    fn match_tiers(&self, strange: &HashSet<DeviceId>, gone: &Gone, image: &Image, damaged: bool) -> HashSet<DeviceId> {
         let mut walked = HashSet::new();
         let mut found: HashMap<(DeviceId, u64), OnTier> = HashMap::new();
         // What is not found there may be there all the same.
@@ -260,7 +279,12 @@ impl Namespace {
             };
             let Some(mut want) = want else {
                 // Unlinked while open: nobody has it open any more, unless programs go on.
-                if !self.left_open(id) {
+                if damaged && !self.left_open(id) {
+                    // It may have got a name since.
+                    tree.drop_replica(id);
+                    txn.file(id);
+                    found.insert(place, on_tier);
+                } else if !self.left_open(id) {
                     drop(self.tiers.device(device).unlink(&on_tier.path));
                     tree.drop_replica(id);
                 } else if on_tier.path != super::files::hidden_name(id) {
@@ -268,6 +292,16 @@ impl Namespace {
                 }
                 continue;
             };
+            let is_clean = |inode: &Inode| inode.sealed && !inode.dirty();
+            let written_since =
+                |inode: &Inode| is_clean(inode) && !Self::is_still_clean(self.tiers.device(device), inode, &on_tier);
+            // (Before a machine that went down makes it a spare one.)
+            if damaged && tree.get(id).is_some_and(written_since) {
+                tree.drop_replica(id);
+                txn.file(id);
+                found.insert(place, on_tier);
+                continue;
+            }
             let doubt = if went_down_with(image, tree.device_numbers.get(&device).copied()) {
                 Some(Doubt::MachineWentDown)
             } else {
@@ -297,7 +331,7 @@ impl Namespace {
         }
         self.commit(&tree, txn);
         drop(tree);
-        self.set_orphans_aside(found, strange, gone);
+        self.set_orphans_aside(found, strange, gone, damaged);
         for (device, files) in unread {
             let device = self.tiers.device(device);
             if files > 0 && device.standing() == Standing::Absent {

@@ -33,6 +33,8 @@ pub enum What {
     Unread,
     /// The machine went down before all of it was synced.
     Unproven,
+    /// The catalog's log, so that what happened since is not known.
+    Damaged,
 }
 
 /// How much of a version is there for sure. Only a machine that went down leaves doubts.
@@ -87,7 +89,7 @@ pub struct Audit {
 impl What {
     /// Nothing can bring it back.
     pub fn is_lost(self) -> bool {
-        matches!(self, Self::Lost | Self::WrongSize | Self::RottenEverywhere | Self::Unproven)
+        matches!(self, Self::Lost | Self::WrongSize | Self::RottenEverywhere | Self::Unproven | Self::Damaged)
     }
 
     /// The rest is told, and is nothing to be dealt with.
@@ -110,6 +112,7 @@ impl fmt::Display for What {
             Self::Leftover => "leftover",
             Self::Unread => "unread",
             Self::Unproven => "unproven",
+            Self::Damaged => "damaged",
         })
     }
 }

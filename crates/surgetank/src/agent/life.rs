@@ -182,6 +182,9 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
         None => (0, None, None, std::collections::BTreeMap::new()),
     };
     let left = bequest.as_ref().filter(|_| life > 0).map(|bequest| bequest.left());
+    if bequest.as_ref().is_some_and(|bequest| life > 0 && !bequest.is_whole()) {
+        return Err(fail("what the agent before left in memory is not whole: nobody can go on from it".into()));
+    }
     let listener = kept.remove(LISTENER);
     let survival =
         bequest.clone().zip(channel.clone()).map(|(bequest, channel)| Afterlife { bequest, channel, kept, life });

@@ -270,7 +270,13 @@ pub fn scavenge(program: &Program<'_>, args: &ScavengeArgs) -> Outcome {
     };
     if args.list || args.to.is_some() {
         let audit = program.backend.audit(left.opening()?, false)?;
-        return list_or_copy(&audit.undrained, args, &over);
+        let code = list_or_copy(&audit.undrained, args, &over)?;
+        let mut damages = audit.findings.iter().filter(|finding| finding.what == What::Damaged).peekable();
+        let is_all = damages.peek().is_none();
+        for damage in damages {
+            eprintln!("surgetank: {}: {} (`surgetank fsck` names them)", damage.at, damage.text);
+        }
+        return Ok(if is_all { code } else { exit::NOT_DURABLE });
     }
     let engine = program.backend.offline(left.opening()?)?;
     Ok(if drain(&left, engine)? { exit::OK } else { exit::NOT_DURABLE })

@@ -270,6 +270,8 @@ impl History {
                 || state.symlinks.contains_key(path)
                 || state.dirs.contains(path)
                 || path.contains(".surgetank-unproven-")
+                // What was spilled there by records that the catalog lost.
+                || path.contains("surgetank-orphan-")
         };
         if let Some(ghost) = found.keys().find(|path| !known(path)) {
             // The version before of a name that was replaced and then taken from its successor.

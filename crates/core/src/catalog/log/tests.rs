@@ -254,6 +254,17 @@ proptest! {
         let left = if flip == 0 { at } else { length };
         let kept = if harmless { length } else if at < HEADER_BYTES { 0 } else { ends[intact] };
         prop_assert_eq!(catalog.recovery().dropped_bytes, left - kept);
+        // A death leaves a log that is cut short; whatever else is wrong with it, people are told.
+        let damage = catalog.recovery().damage.clone();
+        let behind = batches.len().saturating_sub(intact + 1) as u64;
+        if flip == 0 || harmless {
+            prop_assert_eq!(damage.as_ref().map_or(0, |damage| damage.records_behind), 0);
+        } else if at >= HEADER_BYTES {
+            prop_assert_eq!(damage.as_ref().map_or(0, |damage| damage.records_behind), behind);
+        } else {
+            prop_assert_eq!(damage.as_ref().map(|damage| damage.records_behind), Some(batches.len() as u64));
+        }
+        catalog.damage_told().unwrap();
         // And the log goes on from there.
         catalog.commit(&more).unwrap();
         model.apply(&more);
@@ -298,6 +309,153 @@ fn several_segments(marked: bool) -> (TempDir, Vec<Model>) {
     }
     assert!(segments(copy.path()).len() > 3);
     (copy, states)
+}
+
+fn bytes_of(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    entries.map(|path| (path.clone(), std::fs::read(path).unwrap())).collect()
+}
+
+/// A catalog of which the snapshot holds the most.
+fn folded() -> (TempDir, Image) {
+    let home = tempfile::tempdir().unwrap();
+    let catalog = LogCatalog::open_with(home.path(), SMALL).unwrap();
+    for seed in 0..200 {
+        let op = OpRecord {
+            kind: OpKind::SetMeta { file: FileId(seed) },
+            run: RunId(1),
+            prepared: None,
+            last: false,
+            started: false,
+            certain: false,
+        };
+        let entry = EntryRecord { logical: Some(FileId(seed)), planned: None };
+        let name = vec![b'a'; 1 + seed as usize % 9].into();
+        catalog
+            .commit(&[
+                Change::PutFile(FileId(seed), file(seed)),
+                Change::PutEntry(FileId(seed % 5), name, entry),
+                Change::PutOp(Seq(seed), op),
+            ])
+            .unwrap();
+    }
+    catalog.shared.fold().unwrap();
+    let image = catalog.load().unwrap();
+    drop(catalog);
+    (home, image)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// A bit that was flipped in it was believed.
+    #[test]
+    fn a_damaged_snapshot_was_believed(
+        flips in prop::collection::vec((any::<prop::sample::Index>(), 1_u8..=255), 1..4), cut in prop::option::weighted(0.1, any::<prop::sample::Index>())
+    ) {
+        static FOLDED: std::sync::OnceLock<(TempDir, Image)> = std::sync::OnceLock::new();
+        let (whole, image) = FOLDED.get_or_init(folded);
+        let home = dead_copy(whole.path());
+        let path = home.path().join("snapshot.redb");
+        let mut bytes = std::fs::read(&path).unwrap();
+        for (at, mask) in &flips {
+            let at = at.index(bytes.len());
+            bytes[at] ^= mask;
+        }
+        bytes.truncate(cut.map_or(bytes.len(), |cut| cut.index(bytes.len())));
+        std::fs::write(&path, &bytes).unwrap();
+        for _ in 0..2 {
+            if let Ok((seen, _)) = LogCatalog::look(home.path()) {
+                prop_assert!(seen == *image, "looking believes what nobody wrote");
+            }
+            if let Ok(seen) = LogCatalog::open(home.path()).and_then(|catalog| catalog.load()) {
+                prop_assert!(seen == *image, "what nobody wrote is believed");
+            }
+        }
+    }
+}
+
+/// They were cut off with what was bad, and nobody heard of it.
+#[test]
+fn intact_records_behind_a_bad_one_were_dropped_in_silence() {
+    let home = tempfile::tempdir().unwrap();
+    let mut ends = Vec::new();
+    {
+        let catalog = LogCatalog::open(home.path()).unwrap();
+        for seed in 0..40 {
+            catalog.commit(&[Change::PutFile(FileId(seed), file(seed))]).unwrap();
+            ends.push(catalog.shared.writer.pen().end);
+        }
+    }
+    let log = segments(home.path()).remove(0);
+    damage(&log, ends[9] + 20);
+    let before = std::fs::read(&log).unwrap();
+    // Whoever dies before it was told leaves it to the next one.
+    for _ in 0..2 {
+        let catalog = LogCatalog::open(home.path()).unwrap();
+        assert_eq!(catalog.load().unwrap().files.len(), 10);
+        let damage = catalog.recovery().damage.clone().expect("nobody is told");
+        assert_eq!((damage.offset, damage.records_behind), (ends[9], 29));
+    }
+    let catalog = LogCatalog::open(home.path()).unwrap();
+    let damage = catalog.recovery().damage.clone().unwrap();
+    catalog.damage_told().unwrap();
+    assert_eq!(std::fs::read(damage.told_path()).unwrap(), before, "the log is not kept as it was");
+    drop(catalog);
+    assert_eq!(LogCatalog::open(home.path()).unwrap().recovery(), &Recovery::default());
+}
+
+#[test]
+fn a_log_that_ends_within_a_record_is_no_damage() {
+    let home = tempfile::tempdir().unwrap();
+    drop({
+        let catalog = LogCatalog::open(home.path()).unwrap();
+        for seed in 0..3 {
+            catalog.commit(&[Change::PutFile(FileId(seed), file(seed))]).unwrap();
+        }
+        catalog
+    });
+    let log = segments(home.path()).remove(0);
+    let whole = std::fs::read(&log).unwrap();
+    for length in HEADER_BYTES as usize..whole.len() {
+        std::fs::write(&log, &whole[..length]).unwrap();
+        assert_eq!(LogCatalog::open(home.path()).unwrap().recovery().damage, None, "cut to {length} bytes");
+    }
+}
+
+#[test]
+fn damage_goes_through_all_segments_behind_it() {
+    let (home, _) = several_segments(false);
+    let logs = segments(home.path());
+    damage(&logs[1], HEADER_BYTES + 20);
+    let catalog = LogCatalog::open_with(home.path(), SMALL).unwrap();
+    let batches = catalog.load().unwrap().counters["batch"];
+    let damage = catalog.recovery().damage.clone().unwrap();
+    assert_eq!(damage.records_behind, 60 - batches - 1);
+    drop(catalog);
+    let again = LogCatalog::open_with(home.path(), SMALL).unwrap().recovery().damage.clone().unwrap();
+    assert_eq!(again.records_behind, damage.records_behind);
+}
+
+/// `fsck` cut the log and folded it.
+#[test]
+fn looking_changed_what_it_looked_at() {
+    let (home, states) = several_segments(false);
+    std::fs::write(home.path().join("snapshot.new"), "half").unwrap();
+    let last = segments(home.path()).pop().unwrap();
+    let cut = std::fs::metadata(&last).unwrap().len() - 3;
+    std::fs::OpenOptions::new().write(true).open(&last).unwrap().set_len(cut).unwrap();
+    for _ in 0..3 {
+        let before = bytes_of(home.path());
+        let (image, recovery) = LogCatalog::look(home.path()).unwrap();
+        assert_eq!(bytes_of(home.path()), before);
+        assert_eq!(image, states[image.counters["batch"] as usize].image());
+        // As who puts it right finds it.
+        let catalog = LogCatalog::open_with(home.path(), SMALL).unwrap();
+        assert_eq!(catalog.load().unwrap(), image);
+        assert_eq!(catalog.recovery(), &recovery);
+        catalog.shared.fold().unwrap();
+    }
 }
 
 fn damage(path: &Path, at: u64) {

@@ -13,12 +13,14 @@ use super::{Gone, ORPHANS, ORPHANS_TOLD_MAX, OnTier};
 
 impl Namespace {
     /// Plain files that no record names. On a device that the catalog knows they are unlinks or copies that were cut off;
-    /// on one that it does not know, the only copy of what somebody wrote, and the memory of it is gone.
+    /// on one that it does not know, the only copy of what somebody wrote, and the memory of it is gone. Where it is `damaged`, on
+    /// any.
     pub(super) fn set_orphans_aside(
         &self,
         found: HashMap<(DeviceId, u64), OnTier>,
         strange: &HashSet<DeviceId>,
         gone: &Gone,
+        damaged: bool,
     ) {
         let mut orphans: Vec<_> = found.into_iter().collect();
         orphans.sort_unstable_by(|(at, one), (other_at, other)| (at.0, &one.path).cmp(&(other_at.0, &other.path)));
@@ -30,29 +32,35 @@ impl Namespace {
                 *old.entry(device).or_default() += 1;
                 continue;
             }
-            // The agent died while it made it, and nothing is in it; or while it removed it.
-            let unwanted = orphan.plain.size_bytes == 0
+            // The agent died while it made it, and nothing is in it; or while it removed it. (Of a damaged catalog only the
+            // name of an empty file may be all there is of it.)
+            let unwanted = (orphan.plain.size_bytes == 0 && !damaged)
                 || super::super::gone::saying(&self.tree(), plain).is_some_and(|file| gone.contains(&file));
             if unwanted && !strange.contains(&device) {
                 // (By now another one may have come to that path.)
                 drop(self.tiers.device(device).unlink_if(&orphan.path, ino));
                 continue;
             }
-            let Some(aside) = self.set_aside(device, ino, &orphan.path) else {
+            let Some(aside) = self.set_aside(device, ino, &orphan.path, damaged) else {
                 continue;
             };
-            if !strange.contains(&device) {
+            if !strange.contains(&device) && !damaged {
                 continue;
             }
             let told = told.entry(device).or_default();
             *told += 1;
             if *told <= ORPHANS_TOLD_MAX {
                 let now = self.tiers.device(device).files_path().join(OsStr::from_bytes(&aside));
+                let whose = if damaged {
+                    "no record names it any more, for the catalog was damaged"
+                } else {
+                    "left by an agent whose state is gone"
+                };
                 self.note(
                     RunId(0),
                     String::from_utf8_lossy(&orphan.path).into_owned(),
                     format!(
-                        "left by an agent whose state is gone: {}; it may be the only copy: copy it by hand to where it belongs, or remove it",
+                        "{whose}: {}; it may be the only copy: copy it by hand to where it belongs, or remove it",
                         now.display()
                     ),
                     true,
@@ -65,7 +73,7 @@ impl Namespace {
             self.note(
                 RunId(0),
                 place.display().to_string(),
-                format!("{more} more file(s) left by an agent whose state is gone: {}", place.display()),
+                format!("{more} more file(s) that no record names: {}", place.display()),
                 true,
             );
         }
@@ -84,15 +92,21 @@ impl Namespace {
 
     /// Moves a plain file out of the way, where it collides with nothing, and says where to; one whose name says that it
     /// was only being made is removed.
-    fn set_aside(&self, device: DeviceId, ino: u64, path: &[u8]) -> Option<Vec<u8>> {
+    fn set_aside(&self, device: DeviceId, ino: u64, path: &[u8], damaged: bool) -> Option<Vec<u8>> {
         let device = self.tiers.device(device);
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
         let mut aside = None;
-        let result = if name.starts_with(HIDDEN_PREFIX) {
+        let hidden = name.starts_with(HIDDEN_PREFIX);
+        let result = if hidden && !damaged {
             device.unlink(path)
         } else {
             let mut to = ORPHANS.to_vec();
-            to.extend_from_slice(path);
+            if hidden {
+                // Under that name it would be removed by the next one.
+                to.extend_from_slice(format!("nameless-{ino}").as_bytes());
+            } else {
+                to.extend_from_slice(path);
+            }
             // Whatever was set aside before keeps its name.
             let is_taken = |to: &[u8]| match device.open(to, false) {
                 Ok(_) => true,

@@ -30,7 +30,7 @@ fn as_in_store(inode: &Inode) -> bool {
 
 impl Namespace {
     /// An error: the store does not tell, and without that nobody knows what there is.
-    pub(super) fn match_spills(&self, went_down: bool) -> Result<()> {
+    pub(super) fn match_spills(&self, went_down: bool, damaged: bool) -> Result<()> {
         {
             // Deleted while somebody had it open: nobody has any more, unless programs go on.
             let mut tree = self.tree();
@@ -42,6 +42,11 @@ impl Namespace {
                 .collect();
             let mut txn = Txn::default();
             for id in nameless {
+                if damaged && let Some(extra) = tree.get_mut(id).and_then(|inode| inode.extra.as_mut()) {
+                    // It may have got a name since: kept, as what no record names.
+                    extra.spill = None;
+                    txn.file(id);
+                }
                 self.drop_content(&mut tree, &mut txn, id, 0);
                 self.reap(&mut tree, &mut txn, id);
             }

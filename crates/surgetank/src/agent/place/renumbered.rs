@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
-use surgetank_core::catalog::{Catalog, LogCatalog};
+use surgetank_core::catalog::LogCatalog;
 use surgetank_core::error::{Error, Result};
 use surgetank_core::report::PathText;
 use surgetank_core::store::checksum;
@@ -202,7 +202,7 @@ impl Place {
         if !catalog.exists() {
             return Some((0, 0));
         }
-        let image = LogCatalog::open(&catalog).and_then(|catalog| catalog.load()).ok()?;
+        let (image, _) = LogCatalog::look(&catalog).ok()?;
         let files = image.files.iter().filter(|(_, file)| {
             file.version != file.durable_version && (file.replica.is_some() || file.spill.is_some())
         });

@@ -1,0 +1,147 @@
+//! More than a torn end of the log: intact records behind a bad one, or a bad one that no death of the writer leaves.
+//!
+//! Records are written one behind the other, so a killed agent leaves at most a cut one at the very end. Anything else is
+//! damage, or a machine that went down before the bad one was on the media, which cannot always be told apart. The records
+//! behind build on it: the order of the queue goes through it, and a state without it never was. So they are not believed;
+//! and so that nothing is dropped in silence, the log is kept as it was until people have been told, and whoever recovers
+//! deletes nothing for want of a record (`namespace/recover/damaged`).
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use super::Lsn;
+use super::directory::TEMPORARY_EXTENSION;
+use super::record::{FRAME_BYTES, Frame};
+use super::segment::{HEADER_BYTES, Segment, Step};
+
+/// What the last log says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damage {
+    /// The first bad byte, and the file that has it. (Of a log whose header is bad: 0.)
+    pub path: PathBuf,
+    pub offset: u64,
+    /// Intact records behind it, none of which is believed.
+    pub records_behind: u64,
+}
+
+impl Damage {
+    /// Where the log as it was lies once this has been told.
+    pub fn told_path(&self) -> PathBuf {
+        match self.path.extension() {
+            Some(extension) if extension == KEPT => self.path.with_extension(TOLD),
+            _ => aside(&self.path, TOLD),
+        }
+    }
+}
+
+const KEPT: &str = "damaged";
+const TOLD: &str = "told";
+/// Positions of failed commits are left out; that many never fail in a row.
+const POSITIONS_LEFT_OUT_MAX: u64 = 1 << 32;
+
+/// How many intact records with later positions than `last` lie in the first of `segments` from `good` on, and in the others.
+pub(super) fn intact_behind(segments: &[Segment], good: u64, last: Lsn) -> io::Result<u64> {
+    let mut last = last;
+    let mut records = 0;
+    for (index, segment) in segments.iter().enumerate() {
+        let begin = if index == 0 { good.max(HEADER_BYTES) } else { HEADER_BYTES };
+        records += scan(&segment.file, begin, &mut last)?;
+    }
+    Ok(records)
+}
+
+/// Where the next record begins nobody says any more: one may begin at every byte.
+fn scan(file: &File, begin: u64, last: &mut Lsn) -> io::Result<u64> {
+    let length = file.metadata()?.len().saturating_sub(begin);
+    let mut bytes = vec![0; usize::try_from(length).map_err(io::Error::other)?];
+    file.read_exact_at(&mut bytes, begin)?;
+    let mut rest = &*bytes;
+    let mut records = 0;
+    while let Some(head) = rest.first_chunk::<FRAME_BYTES>() {
+        let frame = Frame::read(head);
+        let possible = frame.payload_bytes > 0 && frame.lsn > *last && frame.lsn.0 - last.0 <= POSITIONS_LEFT_OUT_MAX;
+        let payload = rest[FRAME_BYTES..].get(..frame.payload_bytes as usize).filter(|_| possible);
+        match payload.filter(|payload| frame.fits(payload)) {
+            Some(payload) => {
+                records += 1;
+                *last = frame.lsn;
+                rest = &rest[FRAME_BYTES + payload.len()..];
+            }
+            None => rest = &rest[1..],
+        }
+    }
+    Ok(records)
+}
+
+/// Of these logs, the first of which has a bad byte.
+pub(super) fn of(segments: &[Segment]) -> io::Result<Option<Damage>> {
+    let Some(first) = segments.first() else { return Ok(None) };
+    let mut last = first.after();
+    let mut offset = 0;
+    if first.header.is_some() {
+        let mut reader = first.read(None)?;
+        let is_whole = loop {
+            match reader.step()? {
+                Step::Record { lsn, .. } => last = lsn,
+                Step::End => break true,
+                Step::Bad { .. } => break false,
+            }
+        };
+        // Whole, it was cut off for what is missing before it.
+        (offset, last) = if is_whole { (0, first.after()) } else { (reader.offset, last) };
+    }
+    let records_behind = intact_behind(segments, offset, last)?;
+    Ok(Some(Damage { path: first.path.clone(), offset, records_behind }))
+}
+
+/// Copies them aside, for good, before they are cut.
+pub(super) fn keep(dir: &Path, segments: &[Segment]) -> io::Result<()> {
+    for segment in segments {
+        let kept = aside(&segment.path, KEPT);
+        // (Named like a half-made file until it is whole.)
+        let temporary = kept.with_extension(TEMPORARY_EXTENSION);
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let mut to = options.open(&temporary)?;
+        io::copy(&mut File::open(&segment.path)?, &mut to)?;
+        to.sync_all()?;
+        std::fs::rename(&temporary, &kept)?;
+    }
+    File::open(dir)?.sync_all()
+}
+
+/// What was kept and has not been told.
+pub(super) fn untold(dir: &Path) -> io::Result<Option<Damage>> {
+    let segments = kept_in(dir)?.into_iter().map(|path| Segment::open(path, false)).collect::<io::Result<Vec<_>>>()?;
+    of(&segments)
+}
+
+/// It stays, for whoever wants to look into it.
+pub(super) fn told(dir: &Path) -> io::Result<()> {
+    let kept = kept_in(dir)?;
+    for path in &kept {
+        std::fs::rename(path, path.with_extension(TOLD))?;
+    }
+    if kept.is_empty() { Ok(()) } else { File::open(dir)?.sync_all() }
+}
+
+fn aside(path: &Path, extension: &str) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".");
+    name.push(extension);
+    path.with_file_name(name)
+}
+
+fn kept_in(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut kept = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == KEPT) {
+            kept.push(path);
+        }
+    }
+    kept.sort_unstable();
+    Ok(kept)
+}
