@@ -121,5 +121,8 @@ mod scheduled {
         pub fn notify_all(&self) {
             self.0.notify_all();
         }
+        pub fn notify_one(&self) {
+            self.0.notify_one();
+        }
     }
 }

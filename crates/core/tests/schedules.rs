@@ -9,7 +9,10 @@
 mod disk;
 #[path = "model/door.rs"]
 mod door;
+#[path = "model/machine.rs"]
+mod machine;
 #[path = "model/operation.rs"]
+#[allow(dead_code, reason = "what the search does besides")]
 mod operation;
 #[path = "model/reference.rs"]
 mod reference;
