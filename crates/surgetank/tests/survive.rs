@@ -482,3 +482,51 @@ fn what_was_open_was_stale_when_the_agent_died_right_after_it_was_deleted_in_the
         fs::remove_dir_all(&scene.state).unwrap();
     }
 }
+
+/// Whose file it is now nobody can tell; what has it open through the agent is told so, and direct descriptors go on.
+#[test]
+fn what_somebody_else_replaced_while_nobody_served_is_stale() {
+    for (direct, told) in [("false", "ESTALE ESTALE\n"), ("true", "of the old old\n")] {
+        std::thread::spawn(move || {
+            let Some(mut scene) = Scene::new(&format!("survive-replaced-{direct}")) else { return };
+            scene.tier("ram", 64);
+            let aside = scene.beside("aside");
+            for name in ["replaced", "removed"] {
+                fs::write(scene.path(name), "of the old").unwrap();
+            }
+            let script = r"
+                cat >/mnt/stale.py <<'END'
+import errno, os, time
+files = [os.open(name, os.O_RDONLY) for name in ('replaced', 'removed')]
+open('/mnt/aside/ready', 'w').close()
+while not os.path.exists('/mnt/aside/go'): time.sleep(0.01)
+def read(file, at):
+    try: return os.pread(file, 10, at).decode()
+    except OSError as why: return errno.errorcode[why.errno]
+print(read(files[0], 0), read(files[1], 7))
+END
+                exec /usr/bin/python3 /mnt/stale.py";
+            let running = scene.start(&[FAST, &["--no-preload", "--direct", direct]].concat(), script);
+            eventually("the program is there", || aside.join("ready").exists());
+            let (agent, supervisor) = (scene.agent().unwrap(), scene.supervisor().unwrap());
+            // SAFETY: both processes were started by this test.
+            unsafe {
+                libc::kill(supervisor as i32, libc::SIGSTOP);
+                libc::kill(agent as i32, libc::SIGKILL);
+            }
+            eventually("nobody serves", || scene.agent().is_none());
+            fs::write(scene.path("new"), "of the new").unwrap();
+            fs::rename(scene.path("new"), scene.path("replaced")).unwrap();
+            fs::remove_file(scene.path("removed")).unwrap();
+            // SAFETY: as above.
+            unsafe { libc::kill(supervisor as i32, libc::SIGCONT) };
+            eventually("another agent takes over", || scene.agent().is_some_and(|pid| pid != agent));
+            scene.await_served();
+            fs::write(aside.join("go"), "").unwrap();
+            running.ends().prints(told);
+            scene.holds("replaced", b"of the new");
+        })
+        .join()
+        .unwrap();
+    }
+}

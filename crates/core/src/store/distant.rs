@@ -9,11 +9,12 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
+use super::source::identity_of;
 use super::{
     Cred, Expect, Features, Gate, Meta, Remote, Source, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Verify,
 };
 use crate::error::Errno;
-use crate::model::{Kind, StoreIdentity, Timestamp, Xattrs};
+use crate::model::{Kind, StoreIdentity, Xattrs};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Arc, Mutex, PoisonError};
 
@@ -92,16 +93,6 @@ struct Range<S> {
     who: Cred,
     path: StorePath,
     identity: StoreIdentity,
-}
-
-fn identity_of(file: &File) -> io::Result<StoreIdentity> {
-    let stat = rustix::fs::fstat(file)?;
-    Ok(StoreIdentity {
-        ino: stat.st_ino,
-        size_bytes: u64::try_from(stat.st_size).unwrap_or(0),
-        mtime_nanos: Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32).nanos,
-        ctime_nanos: Timestamp::from_parts(stat.st_ctime, stat.st_ctime_nsec as u32).nanos,
-    })
 }
 
 impl<S: Store> Range<S> {

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use super::Gate;
 use super::checksum::{self, Checksum};
-use crate::model::StoreIdentity;
+use crate::model::{StoreIdentity, Timestamp};
 use crate::sync::Arc;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
@@ -24,6 +24,17 @@ pub trait Remote: Send + Sync {
     }
     /// Fills the whole buffer, which lies within the file; ESTALE when that version is there no more.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
+}
+
+/// Of an open file of a directory.
+pub fn identity_of(file: &File) -> io::Result<StoreIdentity> {
+    let stat = rustix::fs::fstat(file)?;
+    Ok(StoreIdentity {
+        ino: stat.st_ino,
+        size_bytes: u64::try_from(stat.st_size).unwrap_or(0),
+        mtime_nanos: Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32).nanos,
+        ctime_nanos: Timestamp::from_parts(stat.st_ctime, stat.st_ctime_nsec as u32).nanos,
+    })
 }
 
 pub enum Source {

@@ -117,12 +117,15 @@ const POINTS: &[(&str, u64)] = &[
 /// Those that it does not pass, and why.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("drain.rename", "the example in the words of `crash`"),
+    ("compressed.published", "where rules compress: tests/compress.rs"),
+    ("compressed.renamed", "where rules compress: tests/compress.rs"),
     ("fetch.copied", "of a store without plain files: tests/s3.rs, core's tests/distant.rs"),
     ("fetch.adopted", "of a store without plain files: tests/s3.rs, core's tests/distant.rs"),
     ("relief.copied", "when memory runs short: tests/memory_limit.rs"),
     ("relief.written_down", "when memory runs short: tests/memory_limit.rs"),
     ("run.joined", "of `surgetank run`, which is no agent: tests/survive.rs"),
     ("store.publish", "of the drivers of servers: tests/redis.rs, tests/hdfs.rs"),
+    ("store.overwriting", "of files of several names and of colleagues: tests/recovery.rs"),
     ("store.rename_copied", "of stores without renames: tests/s3.rs"),
     ("store.upload_begun", "of object stores: tests/s3.rs"),
     ("store.part_sent", "of object stores: tests/s3.rs"),

@@ -6,7 +6,8 @@ use std::os::unix::fs::FileExt;
 
 use super::frames::Table;
 use crate::error::Errno;
-use crate::model::{StoreIdentity, Timestamp};
+use crate::model::StoreIdentity;
+use crate::store::source::identity_of;
 use crate::store::{Remote, Source};
 use crate::sync::Arc;
 
@@ -51,16 +52,6 @@ impl Remote for Plain {
         self.file.read_exact_at(buffer, offset)?;
         self.same()
     }
-}
-
-fn identity_of(file: &File) -> io::Result<StoreIdentity> {
-    let stat = rustix::fs::fstat(file)?;
-    Ok(StoreIdentity {
-        ino: stat.st_ino,
-        size_bytes: u64::try_from(stat.st_size).unwrap_or(0),
-        mtime_nanos: Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32).nanos,
-        ctime_nanos: Timestamp::from_parts(stat.st_ctime, stat.st_ctime_nsec as u32).nanos,
-    })
 }
 
 /// By ranges, whatever it is.
