@@ -479,6 +479,9 @@ fn fsck_finds_what_others_did_in_the_store() {
     );
     fs::remove_file(scene.path("gone")).unwrap();
     fs::write(scene.path("changed"), "by somebody else").unwrap();
+    let orphans = plain(&scene, "changed").with_file_name(".surgetank-orphans");
+    fs::create_dir(&orphans).unwrap();
+    fs::write(orphans.join("gone"), "an earlier one").unwrap();
     let key = serde_json::from_str::<Value>(
         &fs::read_dir(&scene.state)
             .unwrap()
@@ -500,7 +503,9 @@ fn fsck_finds_what_others_did_in_the_store() {
     let told = verb(&scene, &["fsck", "--repair"]).exits(3).stdout;
     assert!(told.contains("not in the store any more") && told.contains("1 to be dealt with"), "{told}");
     assert!(!scene.path("gone").exists(), "what others remove stays removed");
-    assert_eq!(fs::read_to_string(plain(&scene, ".surgetank-orphans/gone")).unwrap(), "content of gone\n");
+    assert_eq!(fs::read_to_string(plain(&scene, ".surgetank-orphans/gone")).unwrap(), "an earlier one");
+    assert_eq!(fs::read_to_string(plain(&scene, ".surgetank-orphans/gone+")).unwrap(), "content of gone\n");
+    assert_eq!(fs::read_dir(plain(&scene, ".surgetank-orphans")).unwrap().count(), 2, "and nothing else");
     assert_eq!(fs::read_to_string(scene.path("changed")).unwrap(), "by somebody else");
     assert_eq!(fs::read_to_string(scene.path("good")).unwrap(), "content of good\n");
     assert_eq!(fs::read_to_string(scene.path("held")).unwrap(), "held\n");

@@ -34,6 +34,8 @@ use crate::model::{FileId, FileLock, LockKind, LockRequest};
 
 const PAUSE_FIRST: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(20);
+/// Of many who wait.
+const PAUSE_CROWDED_MAX: Duration = Duration::from_millis(300);
 /// Who does not wait is refused only after this, where the holder's end is told us late: `close` returns before RELEASE is
 /// served, and a program that was started after the holder's end must find the lock free.
 const RELEASE_PATIENCE: Duration = Duration::from_millis(20);
@@ -166,7 +168,7 @@ impl Namespace {
                 self.locks.strike_unused(id, &mut descriptions);
                 return Err(Errno::INTR.into());
             }
-            let at_most = if wait { pause * self.locks.crowd() } else { pause.min(left) };
+            let at_most = if wait { (pause * self.locks.crowd()).min(PAUSE_CROWDED_MAX) } else { pause.min(left) };
             let patience = locked.freed.wait_timeout(descriptions, at_most);
             let freed = !patience.unwrap_or_else(PoisonError::into_inner).1.timed_out();
             pause = if freed { PAUSE_FIRST } else { (pause * 2).min(PAUSE_MAX) };

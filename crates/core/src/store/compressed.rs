@@ -87,8 +87,8 @@ pub struct Compressed {
     scratch: OwnedFd,
     copies: Mutex<HashMap<StorePath, Copy>>,
     known: Mutex<HashMap<StorePath, Known>>,
-    /// Forms that were not there when a name was looked at, which is about to be published or replaced.
-    missing: Mutex<HashMap<StorePath, Vec<Form>>>,
+    /// What lay there when a name was looked at that is about to be published or replaced; `None`: nothing of that form.
+    seen: Mutex<HashMap<StorePath, Vec<(Form, Option<StoreIdentity>)>>>,
     savings: Mutex<Savings>,
     /// Also what is small, or does not get smaller: for tests.
     always: bool,
@@ -110,7 +110,7 @@ impl Compressed {
             scratch,
             copies: Mutex::default(),
             known: Mutex::default(),
-            missing: Mutex::default(),
+            seen: Mutex::default(),
             savings: Mutex::default(),
             always: false,
         }
@@ -214,8 +214,8 @@ impl Store for Compressed {
             Err(why) if is_absent(&why) => return Err(absent),
             opened => remote::by_ranges(opened?)?,
         };
+        let table = self.table_of(path, &*file)?;
         let lies = file.identity();
-        let table = Table::read(lies.size_bytes, &|buffer, offset| file.read_at(buffer, offset))?;
         self.remember(path, lies, table.length_bytes);
         let identity = of_length(lies, table.length_bytes);
         Ok(Source::Remote(Arc::new(remote::Unpacked { file, table, identity })))
@@ -345,14 +345,18 @@ impl Store for Compressed {
             }
             let is_absent = self.inner.check(who, path, expect)?;
             if is_absent {
-                self.saw_missing(path, &[Form::Plain, Form::Packed]);
+                self.saw(path, &[(Form::Plain, None), (Form::Packed, None)]);
             }
             return Ok(is_absent);
         }
         let found = match self.find(who, path) {
             Ok(found) if found.form == Form::Packed => found,
+            Ok(found) => {
+                self.saw(path, &[(Form::Plain, Some(found.lies))]);
+                return self.inner.check(who, path, expect);
+            }
             Err(why) if !is_absent(&why) => return Err(why),
-            _ => return self.inner.check(who, path, expect),
+            Err(_) => return self.inner.check(who, path, expect),
         };
         let is = found.stat.identity;
         let lies = match expect {
@@ -364,7 +368,7 @@ impl Store for Compressed {
         };
         match lies {
             Some(lies) => {
-                self.saw_missing(path, &[Form::Plain]);
+                self.saw(path, &[(Form::Plain, None)]);
                 self.inner.check(who, &Form::Packed.of(path), &lies)
             }
             None => Ok(false),
@@ -397,8 +401,9 @@ impl Store for Compressed {
 
     fn rename(&self, who: Cred, from: &StorePath, to: &StorePath) -> io::Result<()> {
         let found = self.find(who, from)?;
-        locked(&self.missing).remove(to);
+        locked(&self.seen).remove(to);
         if found.stat.attr.kind == Kind::Directory {
+            locked(&self.seen).clear();
             locked(&self.known).clear();
             self.inner.rename(who, from, to)?;
             self.moved(from, to);
@@ -429,7 +434,7 @@ impl Store for Compressed {
     }
 
     fn unlink(&self, who: Cred, path: &StorePath) -> io::Result<()> {
-        locked(&self.missing).remove(path);
+        locked(&self.seen).remove(path);
         match self.inner.stat(who, path) {
             Ok(_) => {
                 self.remove_form(who, path, Form::Packed)?;

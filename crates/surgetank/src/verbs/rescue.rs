@@ -16,7 +16,7 @@ use std::time::Duration;
 use rustix::fs::{Mode, OFlags, Timespec, Timestamps};
 use surgetank_core::config::Config;
 use surgetank_core::error::{Error, Result};
-use surgetank_core::namespace::unproven_name;
+use surgetank_core::namespace::{self, unproven_name};
 use surgetank_core::report::{Audit, Finding, Proven, Scope, Undrained, Visibility, What};
 use surgetank_core::tier::ladder;
 
@@ -173,11 +173,7 @@ fn keep_copy(finding: &Finding) -> Result<()> {
     let Some(files) = at.as_os_str().as_bytes().strip_suffix(&*finding.path.0).filter(|_| at.is_file()) else {
         return Ok(());
     };
-    let kept = Path::new(std::ffi::OsStr::from_bytes(files)).join(".surgetank-orphans").join(finding.path.as_path());
-    let copied = kept.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| {
-        fs::copy(&at, &kept)?;
-        fs::File::open(&kept)?.sync_all()
-    });
+    let copied = namespace::keep_copy(Path::new(std::ffi::OsStr::from_bytes(files)), &finding.path.0);
     copied.map_err(|why| {
         Error::new(format!("{} cannot be kept", at.display()))
             .why(why)

@@ -2,7 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rustix::fs::RenameFlags;
 
 use crate::model::{DeviceId, RunId};
 
@@ -10,6 +15,29 @@ use super::super::Namespace;
 use super::super::files::HIDDEN_PREFIX;
 use super::super::tree::PlainId;
 use super::{Gone, ORPHANS, ORPHANS_TOLD_MAX, OnTier};
+
+/// Puts a copy of a plain file where those lie that no record names; all that lie there already keep their names. `files`:
+/// where the device has its plain files; `path`: of this one, below it.
+pub fn keep_copy(files: &Path, path: &[u8]) -> io::Result<()> {
+    let from = files.join(OsStr::from_bytes(path));
+    let aside = files.join(OsStr::from_bytes(ORPHANS));
+    let mut kept = aside.join(OsStr::from_bytes(path));
+    if kept.parent().is_some_and(|dir| fs::create_dir_all(dir).is_err()) {
+        // A file of an earlier time lies where a directory would have to be.
+        kept = aside.join(kept.file_name().unwrap_or_default());
+        fs::create_dir_all(&aside)?;
+    }
+    // (What has such a name gets another one when it is set aside.)
+    let copy = aside.join(OsStr::from_bytes(&[HIDDEN_PREFIX, b"copy"].concat()));
+    fs::copy(&from, &copy)?;
+    File::open(&copy)?.sync_all()?;
+    loop {
+        match rustix::fs::renameat_with(rustix::fs::CWD, &copy, rustix::fs::CWD, &kept, RenameFlags::NOREPLACE) {
+            Err(rustix::io::Errno::EXIST) => kept.as_mut_os_string().push("+"),
+            renamed => return Ok(renamed?),
+        }
+    }
+}
 
 impl Namespace {
     /// Plain files that no record names. On a device that the catalog knows they are unlinks or copies that were cut off;

@@ -119,13 +119,13 @@ impl Compressed {
         known.insert(path.clone(), Known { lies, length_bytes });
     }
 
-    pub(super) fn saw_missing(&self, path: &StorePath, forms: &[Form]) {
-        let mut missing = locked(&self.missing);
+    pub(super) fn saw(&self, path: &StorePath, forms: &[(Form, Option<StoreIdentity>)]) {
+        let mut seen = locked(&self.seen);
         // (Who is not remembered is looked at again.)
-        if missing.len() >= KNOWN_MAX {
-            missing.clear();
+        if seen.len() >= KNOWN_MAX {
+            seen.clear();
         }
-        missing.insert(path.clone(), forms.to_vec());
+        seen.insert(path.clone(), forms.to_vec());
     }
 
     /// The compressed file and where its frames are.
@@ -139,15 +139,21 @@ impl Compressed {
             opened => opened,
         };
         let file = remote::by_ranges(opened?)?;
+        let table = self.table_of(path, &*file)?;
+        Ok((file, table))
+    }
+
+    /// Where the frames of a compressed file are.
+    pub(super) fn table_of(&self, path: &StorePath, file: &dyn Remote) -> io::Result<Table> {
         let table = Table::read(file.identity().size_bytes, &|buffer, offset| file.read_at(buffer, offset));
-        let table = table.map_err(|why| match why.kind() {
+        table.map_err(|why| match why.kind() {
             io::ErrorKind::InvalidData => {
+                let at = Form::Packed.of(path);
                 tracing::error!(path = %at, %why, "a compressed file in the store cannot be read");
                 io::Error::new(io::ErrorKind::InvalidData, format!("{at} in {}: {why}", self.inner.describe()))
             }
             _ => why,
-        })?;
-        Ok((file, table))
+        })
     }
 
     /// If it is there.

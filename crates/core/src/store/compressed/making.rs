@@ -123,8 +123,14 @@ impl Compressed {
         let lies = publish(&copy.form.of(temporary), &copy.form.of(path))?;
         crash_point!("compressed.published");
         let other = copy.form.other();
-        if !locked(&self.missing).remove(path).is_some_and(|missing| missing.contains(&other)) {
-            self.remove_form(who, path, other)?;
+        let seen = locked(&self.seen).remove(path).unwrap_or_default();
+        match seen.into_iter().find(|(form, _)| *form == other) {
+            Some((_, None)) => {}
+            // What somebody else wrote there meanwhile was written after ours: it counts, and stays.
+            Some((_, Some(known))) if !self.lies_as(who, &other.of(path), known)? => {
+                tracing::warn!(path = %path, "replaced in the store while a compressed version was published: left as it is");
+            }
+            Some(_) | None => self.remove_form(who, path, other)?,
         }
         locked(&self.copies).remove(temporary);
         if copy.form == Form::Plain {
@@ -132,5 +138,14 @@ impl Compressed {
         }
         self.remember(path, lies, copy.length_bytes);
         Ok(of_length(lies, copy.length_bytes))
+    }
+
+    /// Is it that one, or nothing at all?
+    fn lies_as(&self, who: Cred, at: &StorePath, known: StoreIdentity) -> io::Result<bool> {
+        match self.inner.stat(who, at) {
+            Ok(now) => Ok(known.is(&now.identity)),
+            Err(why) if is_absent(&why) => Ok(true),
+            Err(why) => Err(why),
+        }
     }
 }
