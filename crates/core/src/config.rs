@@ -90,6 +90,8 @@ pub struct RuleConfig {
     pub prefetch: bool,
     pub pin: bool,
     pub compress: Option<Compress>,
+    /// `false`: not, whatever weaker rules say.
+    pub dedup: Option<bool>,
     pub authority: Authority,
     /// Where it was written: `surgetank.toml:12`, `.sea_flushlist:3`, `--rule`.
     pub origin: String,
@@ -108,6 +110,7 @@ impl RuleConfig {
             prefetch: false,
             pin: false,
             compress: None,
+            dedup: None,
             authority,
             origin: origin.into(),
         }

@@ -47,6 +47,8 @@ pub struct Decision {
     pub pin: bool,
     /// How it lies in the store.
     pub compress: Option<Compress>,
+    /// Its content lies once in the store.
+    pub dedup: bool,
     /// Why `mode` is what it is; [`RuleSet::why`] puts it into words.
     pub reason: Reason,
 }
@@ -96,10 +98,12 @@ impl RuleSet {
             prefetch: false,
             pin: false,
             compress: None,
+            dedup: false,
             reason: Reason::default(),
         };
         let mut mode = ModeVote::default();
         let mut timing = None;
+        let mut dedup = None;
         self.matcher.each_match(path, |id| {
             let Ranked { config, tier } = &self.rules[usize::from(id)];
             mode.hear(id, config);
@@ -112,8 +116,10 @@ impl RuleSet {
             decision.prefetch |= config.prefetch;
             decision.pin |= config.pin;
             decision.compress = decision.compress.or(config.compress);
+            dedup = dedup.or(config.dedup);
         });
         decision.timing = timing.unwrap_or_default();
+        decision.dedup = dedup.unwrap_or(false);
         (decision.mode, decision.reason) = mode.outcome();
         decision
     }
@@ -160,6 +166,11 @@ impl RuleSet {
     /// Does any rule compress?
     pub fn compresses(&self) -> bool {
         self.rules().any(|rule| matches!(rule.compress, Some(Compress::Zstd(_))))
+    }
+
+    /// Does any rule deduplicate?
+    pub fn deduplicates(&self) -> bool {
+        self.rules().any(|rule| rule.dedup == Some(true))
     }
 
     /// Weakest first; [`Reason::rule`] points into it.
@@ -252,6 +263,7 @@ fn spelled(rule: &RuleConfig) -> String {
         Compress::None => "compress none".to_owned(),
         Compress::Zstd(level) => format!("compress zstd:{level}"),
     }));
+    says.extend(rule.dedup.map(|is| format!("dedup {is}")));
     format!("{pattern}={}", says.join(", "))
 }
 

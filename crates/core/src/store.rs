@@ -6,8 +6,6 @@
 
 mod at_once;
 pub mod checksum;
-#[cfg(feature = "compress")]
-pub mod compressed;
 #[cfg(test)]
 pub mod conformance;
 pub mod distant;
@@ -16,6 +14,8 @@ pub mod faulty;
 #[cfg(any(feature = "s3", feature = "webhdfs"))]
 mod http;
 pub mod object;
+#[cfg(any(feature = "compress", feature = "dedup"))]
+pub mod packed;
 pub mod posix;
 #[cfg(feature = "redis")]
 pub mod redis;
@@ -185,7 +185,7 @@ impl Features {
         Self { plain_files: true, hard_links: true, directories: true, atomic_renames: true, publications_at_once: 1 };
 }
 
-/// What compressing saved and cost, since the agent began.
+/// What compressing and deduplicating saved and cost, since the agent began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct Savings {
     pub compressed_files: u64,
@@ -195,6 +195,29 @@ pub struct Savings {
     pub vain_files: u64,
     /// Time of threads of the drain.
     pub compress_ms: u64,
+    pub deduplicated_files: u64,
+    pub deduplicated_bytes: u64,
+    /// Of these, what the store did not have.
+    pub new_bytes: u64,
+    /// Time of threads of the drain.
+    pub hash_ms: u64,
+}
+
+impl Savings {
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            compressed_files: self.compressed_files + other.compressed_files,
+            content_bytes: self.content_bytes + other.content_bytes,
+            stored_bytes: self.stored_bytes + other.stored_bytes,
+            vain_files: self.vain_files + other.vain_files,
+            compress_ms: self.compress_ms + other.compress_ms,
+            deduplicated_files: self.deduplicated_files + other.deduplicated_files,
+            deduplicated_bytes: self.deduplicated_bytes + other.deduplicated_bytes,
+            new_bytes: self.new_bytes + other.new_bytes,
+            hash_ms: self.hash_ms + other.hash_ms,
+        }
+    }
 }
 
 /// Returns when all that has to be in the store before is there. An error: something of it will not be.
@@ -212,7 +235,7 @@ pub trait Store: Send + Sync {
         Ok(())
     }
 
-    /// `None`: nothing is ever compressed there.
+    /// `None`: nothing is ever compressed or deduplicated there.
     fn savings(&self) -> Option<Savings> {
         None
     }

@@ -93,7 +93,7 @@ fn a_run_and_the_next_see_plain_files() {
 /// Killed anywhere: each name has one version, whole, old or new.
 #[test]
 fn an_agent_that_is_killed_leaves_no_name_twice() {
-    for point in ["compressed.published", "compressed.renamed", "drain.stage", "drain.durable"] {
+    for point in ["packed.published", "packed.renamed", "drain.stage", "drain.durable"] {
         for alone in [true, false] {
             std::thread::spawn(move || {
                 let name = format!("compress_killed_{}_{alone}", point.replace('.', "_"));

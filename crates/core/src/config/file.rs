@@ -168,6 +168,7 @@ impl File<'_> {
                 "tier" => made.tier = Some(self.scalar(key, value)?),
                 "prefetch" => made.prefetch = self.truth(key, value)?,
                 "pin" => made.pin = self.truth(key, value)?,
+                "dedup" => made.dedup = Some(self.truth(key, value)?),
                 "compress" => made.compress = Some(compress(&self.scalar(key, value)?).map_err(wrong)?),
                 _ => return Err(unknown("key", key, &at.label, RULE_KEYS.iter().copied())),
             }

@@ -43,7 +43,8 @@ pub const LISTS: [&str; 2] = ["tiers", "rules"];
 /// Keys of one `[[tiers]]` table.
 pub const TIER_KEYS: [&str; 5] = ["name", "path", "paths", "size", "survives"];
 /// Keys of one `[[rules]]` table.
-pub const RULE_KEYS: [&str; 9] = ["match", "mode", "timing", "fsync", "size", "tier", "prefetch", "pin", "compress"];
+pub const RULE_KEYS: [&str; 10] =
+    ["match", "mode", "timing", "fsync", "size", "tier", "prefetch", "pin", "compress", "dedup"];
 
 /// Where a value was written: `surgetank.toml:12`, `SURGETANK_FSYNC`, `--fsync`; and what relative paths start from.
 #[derive(Debug, Clone)]

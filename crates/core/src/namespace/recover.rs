@@ -20,8 +20,8 @@ use super::content::{Content, Lies};
 use super::journal::Txn;
 use super::tree::{Entry, Inode, Name, Op, PlainId, Tree};
 pub use lost::unproven_name;
-pub use orphans::keep_copy;
 pub(crate) use lost::{Doubt, Worth, went_down, went_down_with, worth};
+pub use orphans::keep_copy;
 pub(crate) use spilled::STORE_PATIENCE;
 
 /// Where plain files lie that nobody remembers.

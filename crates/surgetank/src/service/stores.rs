@@ -11,10 +11,14 @@ use surgetank_core::config::Compress;
 use surgetank_core::config::Config;
 use surgetank_core::error::{Error, Result};
 use surgetank_core::rule::RuleSet;
-#[cfg(feature = "compress")]
-use surgetank_core::store::compressed::Compressed;
 #[cfg(any(feature = "redis", feature = "s3"))]
 use surgetank_core::store::object::{Abilities, ObjectStore, Objects};
+#[cfg(any(feature = "compress", feature = "dedup"))]
+use surgetank_core::store::packed::Packed;
+#[cfg(feature = "dedup")]
+use surgetank_core::store::packed::shared::Shared;
+#[cfg(feature = "compress")]
+use surgetank_core::store::packed::zstd::{self, Zstd};
 use surgetank_core::store::posix::PosixStore;
 #[cfg(feature = "redis")]
 use surgetank_core::store::redis::{Place as RedisPlace, Redis};
@@ -93,29 +97,58 @@ fn open_redis(url: &str, scan: Duration) -> Result<Redis> {
     Ok(server)
 }
 
-/// `root`: the store's directory, where it is one. Rules may say that files lie compressed in it.
+/// `root`: the store's directory, where it is one. Rules may say that files lie compressed or deduplicated in it.
 pub fn open_store(root: Option<OwnedFd>, config: &Config, state: &Path) -> Result<Arc<dyn Store>> {
-    let store = open_as_it_is(root, config, state)?;
-    let rules = RuleSet::new(&config.rules)?;
-    if rules.compresses() { compressed(store, rules, state) } else { Ok(store) }
+    let mut store = open_as_it_is(root, config, state)?;
+    let rules = Arc::new(RuleSet::new(&config.rules)?);
+    // What is compressed may be deduplicated as such.
+    if rules.deduplicates() {
+        store = deduplicated(store, &rules)?;
+    }
+    if rules.compresses() { compressed(store, &rules, state) } else { Ok(store) }
 }
 
 #[cfg(feature = "compress")]
-fn compressed(store: Arc<dyn Store>, rules: RuleSet, state: &Path) -> Result<Arc<dyn Store>> {
+fn compressed(store: Arc<dyn Store>, rules: &Arc<RuleSet>, state: &Path) -> Result<Arc<dyn Store>> {
     let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
     let scratch = rustix::fs::open(state, flags, rustix::fs::Mode::empty())
         .map_err(|why| Error::new(format!("{} cannot be opened", state.display())).why(why))?;
+    let rules = Arc::clone(rules);
     let choose = move |path: &StorePath| match rules.decide(&path.0).compress {
         Some(Compress::Zstd(level)) => Some(level),
         Some(Compress::None) | None => None,
     };
-    Ok(Arc::new(Compressed::new(store, scratch, Box::new(choose))))
+    Ok(Arc::new(Packed::new(store, Box::new(Zstd::new(scratch, Box::new(choose))))))
 }
 
 #[cfg(not(feature = "compress"))]
-fn compressed(store: Arc<dyn Store>, _rules: RuleSet, _state: &Path) -> Result<Arc<dyn Store>> {
-    Err(Error::new(format!("nothing can be compressed in {}", store.describe()))
-        .why("a rule says compress, and that is not in this build"))
+fn compressed(store: Arc<dyn Store>, _rules: &Arc<RuleSet>, _state: &Path) -> Result<Arc<dyn Store>> {
+    Err(not_in_this_build(&*store, "compress"))
+}
+
+#[cfg(feature = "dedup")]
+fn deduplicated(store: Arc<dyn Store>, rules: &Arc<RuleSet>) -> Result<Arc<dyn Store>> {
+    let rules = Arc::clone(rules);
+    let choose = move |path: &StorePath| {
+        #[cfg(feature = "compress")]
+        let plain = path.0.strip_suffix(zstd::SUFFIX).unwrap_or(&path.0);
+        #[cfg(not(feature = "compress"))]
+        let plain = &path.0;
+        rules.decide(plain).dedup
+    };
+    let shared = Shared::new(Arc::clone(&store), Box::new(choose));
+    Ok(Arc::new(Packed::new(store, Box::new(shared))))
+}
+
+#[cfg(not(feature = "dedup"))]
+fn deduplicated(store: Arc<dyn Store>, _rules: &Arc<RuleSet>) -> Result<Arc<dyn Store>> {
+    Err(not_in_this_build(&*store, "dedup"))
+}
+
+#[cfg(not(all(feature = "compress", feature = "dedup")))]
+fn not_in_this_build(store: &dyn Store, what: &str) -> Error {
+    Error::new(format!("nothing can be packed in {}", store.describe()))
+        .why(format!("a rule says {what}, and that is not in this build"))
 }
 
 fn open_as_it_is(root: Option<OwnedFd>, config: &Config, state: &Path) -> Result<Arc<dyn Store>> {

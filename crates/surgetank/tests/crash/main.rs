@@ -117,8 +117,10 @@ const POINTS: &[(&str, u64)] = &[
 /// Those that it does not pass, and why.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("drain.rename", "the example in the words of `crash`"),
-    ("compressed.published", "where rules compress: tests/compress.rs"),
-    ("compressed.renamed", "where rules compress: tests/compress.rs"),
+    ("packed.behind", "where rules deduplicate: tests/dedup.rs"),
+    ("packed.published", "where rules compress: tests/compress.rs"),
+    ("packed.referred", "where rules deduplicate: tests/dedup.rs"),
+    ("packed.renamed", "where rules compress: tests/compress.rs"),
     ("fetch.copied", "of a store without plain files: tests/s3.rs, core's tests/distant.rs"),
     ("fetch.adopted", "of a store without plain files: tests/s3.rs, core's tests/distant.rs"),
     ("relief.copied", "when memory runs short: tests/memory_limit.rs"),

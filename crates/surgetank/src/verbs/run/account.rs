@@ -82,6 +82,15 @@ pub fn summary_lines(summary: &Summary, drain_ms: u64) -> Vec<String> {
             millis(savings.compress_ms)
         ));
     }
+    if let Some(savings) = drain.savings.filter(|savings| savings.deduplicated_files > 0) {
+        out.push(format!(
+            "deduplicated: {} files, {}, of which the store did not have {}, {} of the drain's time",
+            count(savings.deduplicated_files),
+            bytes(savings.deduplicated_bytes),
+            bytes(savings.new_bytes),
+            millis(savings.hash_ms)
+        ));
+    }
     if drain.corrupt > 0 {
         out.push(format!("{} copies came out wrong in the store, were found and made again", count(drain.corrupt)));
     }

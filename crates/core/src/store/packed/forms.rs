@@ -1,9 +1,8 @@
-//! Which form a name has in the store, and how long a compressed file is.
+//! Which form a name has in the store, and how long a packed file is.
 
 use std::io;
 
-use super::frames::Table;
-use super::{Compressed, KNOWN_MAX, SUFFIX, is_absent, locked, remote};
+use super::{KNOWN_MAX, Packed, is_absent, locked, remote};
 use crate::error::Errno;
 use crate::model::{Kind, StoreIdentity};
 use crate::store::{Cred, Remote, StorePath, StoreStat};
@@ -24,13 +23,6 @@ impl Form {
             Self::Packed => Self::Plain,
         }
     }
-
-    pub fn of(self, path: &StorePath) -> StorePath {
-        match self {
-            Self::Plain => path.clone(),
-            Self::Packed => StorePath([&path.0, SUFFIX].concat()),
-        }
-    }
 }
 
 /// A file as it lies in the store.
@@ -42,7 +34,7 @@ pub(super) struct Found {
     pub lies: StoreIdentity,
 }
 
-/// What the end of a compressed file says.
+/// What a packed file says.
 #[derive(Clone, Copy)]
 pub(super) struct Known {
     pub lies: StoreIdentity,
@@ -54,17 +46,24 @@ pub(super) fn name_of(path: &StorePath) -> &[u8] {
     path.0.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
 }
 
-/// May the compressed form lie there?
-pub(super) fn may_be_packed(path: &StorePath) -> bool {
-    let name = name_of(path);
-    !name.is_empty() && name.len() + SUFFIX.len() <= NAME_BYTES_MAX
-}
-
 pub(super) fn of_length(identity: StoreIdentity, length_bytes: u64) -> StoreIdentity {
     StoreIdentity { size_bytes: length_bytes, ..identity }
 }
 
-impl Compressed {
+impl Packed {
+    pub(super) fn at(&self, form: Form, path: &StorePath) -> StorePath {
+        match form {
+            Form::Plain => path.clone(),
+            Form::Packed => StorePath([&path.0, self.packing.suffix()].concat()),
+        }
+    }
+
+    /// May the packed form lie there?
+    pub(super) fn may_be_packed(&self, path: &StorePath) -> bool {
+        let name = name_of(path);
+        !name.is_empty() && name.len() + self.packing.suffix().len() <= NAME_BYTES_MAX
+    }
+
     pub(super) fn find(&self, who: Cred, path: &StorePath) -> io::Result<Found> {
         self.find_by(who, path, &|path| self.inner.stat(who, path))
     }
@@ -75,12 +74,15 @@ impl Compressed {
         path: &StorePath,
         look: &dyn Fn(&StorePath) -> io::Result<StoreStat>,
     ) -> io::Result<Found> {
+        if self.packing.hides(path) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
         let absent = match look(path) {
             Ok(stat) => return Ok(Found { form: Form::Plain, stat, lies: stat.identity }),
-            Err(why) if is_absent(&why) && may_be_packed(path) => why,
+            Err(why) if is_absent(&why) && self.may_be_packed(path) => why,
             Err(why) => return Err(why),
         };
-        match look(&Form::Packed.of(path)) {
+        match look(&self.at(Form::Packed, path)) {
             Ok(stat) if stat.attr.kind == Kind::File => self.packed(who, path, stat),
             Ok(_) => Err(absent),
             Err(why) if is_absent(&why) => Err(absent),
@@ -93,13 +95,14 @@ impl Compressed {
         let length_bytes = match self.length_known(path, lies) {
             Some(known) => known,
             None => {
-                let (file, table) = self.opened(who, path)?;
-                self.remember(path, file.identity(), table.length_bytes);
+                let file = self.opened(who, path)?;
+                let length_bytes = self.packing.length_of(&*file).map_err(|why| self.damaged(path, why))?;
+                self.remember(path, file.identity(), length_bytes);
                 if file.identity() != lies {
                     // Another one since.
                     return Err(Errno::STALE.into());
                 }
-                table.length_bytes
+                length_bytes
             }
         };
         stat.attr.size_bytes = length_bytes;
@@ -128,9 +131,9 @@ impl Compressed {
         seen.insert(path.clone(), forms.to_vec());
     }
 
-    /// The compressed file and where its frames are.
-    pub(super) fn opened(&self, who: Cred, path: &StorePath) -> io::Result<(Arc<dyn Remote>, Table)> {
-        let at = Form::Packed.of(path);
+    /// The packed file.
+    pub(super) fn opened(&self, who: Cred, path: &StorePath) -> io::Result<Arc<dyn Remote>> {
+        let at = self.at(Form::Packed, path);
         let opened = match self.inner.source(who, &at) {
             // Who may not read it may know how long it is.
             Err(why) if why.kind() == io::ErrorKind::PermissionDenied && rustix::process::geteuid().is_root() => {
@@ -138,30 +141,25 @@ impl Compressed {
             }
             opened => opened,
         };
-        let file = remote::by_ranges(opened?)?;
-        let table = self.table_of(path, &*file)?;
-        Ok((file, table))
+        remote::by_ranges(opened?)
     }
 
-    /// Where the frames of a compressed file are.
-    pub(super) fn table_of(&self, path: &StorePath, file: &dyn Remote) -> io::Result<Table> {
-        let table = Table::read(file.identity().size_bytes, &|buffer, offset| file.read_at(buffer, offset));
-        table.map_err(|why| match why.kind() {
-            io::ErrorKind::InvalidData => {
-                let at = Form::Packed.of(path);
-                tracing::error!(path = %at, %why, "a compressed file in the store cannot be read");
-                io::Error::new(io::ErrorKind::InvalidData, format!("{at} in {}: {why}", self.inner.describe()))
-            }
-            _ => why,
-        })
+    /// Says which file it is.
+    pub(super) fn damaged(&self, path: &StorePath, why: io::Error) -> io::Error {
+        if why.kind() != io::ErrorKind::InvalidData {
+            return why;
+        }
+        let at = self.at(Form::Packed, path);
+        tracing::error!(path = %at, %why, "a packed file in the store cannot be read");
+        io::Error::new(io::ErrorKind::InvalidData, format!("{at} in {}: {why}", self.inner.describe()))
     }
 
     /// If it is there.
     pub(super) fn remove_form(&self, who: Cred, path: &StorePath, form: Form) -> io::Result<()> {
-        if !may_be_packed(path) {
+        if !self.may_be_packed(path) {
             return Ok(());
         }
-        let at = form.of(path);
+        let at = self.at(form, path);
         match self.inner.stat(who, &at) {
             Ok(there) if there.attr.kind == Kind::File || form == Form::Plain && there.attr.kind != Kind::Directory => {
                 match self.inner.unlink(who, &at) {

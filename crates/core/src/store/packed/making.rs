@@ -3,18 +3,15 @@
 use std::fs::File;
 use std::io;
 
-use rustix::fs::{Mode, OFlags};
-
-use super::forms::{Form, may_be_packed, of_length};
-use super::frames::{self, Made};
-use super::{Compressed, Copy, WORTH_BYTES, is_absent, locked};
+use super::forms::{Form, of_length};
+use super::{Copy, Made, Packed, is_absent, locked};
 use crate::model::{Kind, StoreIdentity};
 use crate::store::{Cred, Gate, Meta, Staged, StorePath};
 
-impl Compressed {
-    /// In a directory its owner has to find out how long a compressed file is; a server asks nobody for permission bits.
+impl Packed {
+    /// Its owner has to find out how long a packed file is; a server of objects asks nobody for permission bits.
     pub(super) fn readable(&self, perm: u32) -> u32 {
-        if self.inner.features().plain_files { perm | 0o400 } else { perm }
+        if self.inner.features().directories { perm | 0o400 } else { perm }
     }
 
     /// A directory has another name, and so has what is staged in it.
@@ -31,25 +28,23 @@ impl Compressed {
     /// As it lies there: under which name, and as what.
     pub(super) fn staged_form(&self, who: Cred, temporary: &StorePath) -> io::Result<Copy> {
         if let Some(copy) = locked(&self.copies).get(temporary) {
-            return Ok(*copy);
+            return Ok(copy.clone());
         }
         // An earlier agent's.
         let found = self.find(who, temporary)?;
         let lies = Staged { identity: found.lies, checksum: 0 };
-        Ok(Copy { form: found.form, lies, length_bytes: found.stat.attr.size_bytes })
+        Ok(Copy { form: found.form, lies, length_bytes: found.stat.attr.size_bytes, behind: None })
     }
 
     /// `None`: it is to be plain.
-    pub(super) fn compress(
+    pub(super) fn pack(
         &self,
         (who, bound): (Cred, &StorePath),
         source: &File,
-        level: i32,
         meta: &Meta,
         gate: Gate<'_>,
-    ) -> io::Result<Option<(File, Made)>> {
-        let is_small = source.metadata()?.len() < WORTH_BYTES && !self.always;
-        if is_small || meta.perm != self.readable(meta.perm) || !may_be_packed(bound) {
+    ) -> io::Result<Option<Made>> {
+        if meta.perm != self.readable(meta.perm) || !self.may_be_packed(bound) {
             return Ok(None);
         }
         // A file of several names, or somebody else's, is written over where it is.
@@ -57,43 +52,7 @@ impl Compressed {
         if present.is_ok_and(|there| there.attr.links > 1 || there.attr.uid != meta.uid) {
             return Ok(None);
         }
-        let began = crate::clock::tick();
-        let scratch = rustix::fs::openat(
-            &self.scratch,
-            c".",
-            OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC,
-            Mode::from_raw_mode(0o600),
-        );
-        // Where it cannot be made, the store gets it as it is.
-        let unmade = |why: io::Error| {
-            tracing::warn!(path = %bound, %why, "nothing can be compressed beside our state: it is stored as it is");
-        };
-        let scratch = match scratch {
-            Ok(scratch) => File::from(scratch),
-            Err(why) => {
-                unmade(why.into());
-                return Ok(None);
-            }
-        };
-        let made = match frames::compress(source, &scratch, level, self.always, gate) {
-            Err(why) if matches!(why.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)) => {
-                unmade(why);
-                return Ok(None);
-            }
-            made => made?,
-        };
-        let mut savings = locked(&self.savings);
-        let took = crate::clock::tick().saturating_duration_since(began);
-        savings.compress_ms += u64::try_from(took.as_millis()).unwrap_or(0);
-        match &made {
-            Some(made) => {
-                savings.compressed_files += 1;
-                savings.content_bytes += made.length_bytes;
-                savings.stored_bytes += made.stored_bytes;
-            }
-            None => savings.vain_files += 1,
-        }
-        Ok(made.map(|made| (scratch, made)))
+        self.packing.make(who, bound, source, gate)
     }
 
     /// Extended attributes that are not given stay with the name, also when its form is another one from now on.
@@ -102,7 +61,7 @@ impl Compressed {
         if meta.xattrs.is_none() {
             match self.find(who, bound) {
                 Ok(found) if found.form != form && found.stat.attr.kind == Kind::File => {
-                    meta.xattrs = Some(self.inner.xattrs(who, &found.form.of(bound))?);
+                    meta.xattrs = Some(self.inner.xattrs(who, &self.at(found.form, bound))?);
                 }
                 Err(why) if !is_absent(&why) && why.raw_os_error() != Some(libc::ENOTDIR) => return Err(why),
                 _ => {}
@@ -120,15 +79,20 @@ impl Compressed {
         publish: &dyn Fn(&StorePath, &StorePath) -> io::Result<StoreIdentity>,
     ) -> io::Result<StoreIdentity> {
         let copy = self.staged_form(who, temporary)?;
-        let lies = publish(&copy.form.of(temporary), &copy.form.of(path))?;
-        crash_point!("compressed.published");
+        if copy.form == Form::Packed && !locked(&self.copies).contains_key(temporary) {
+            // An earlier agent's: is what it refers to there?
+            let file = self.opened(who, temporary)?;
+            self.packing.open(who, file).map_err(|why| self.damaged(temporary, why))?;
+        }
+        let lies = publish(&self.at(copy.form, temporary), &self.at(copy.form, path))?;
+        crash_point!("packed.published");
         let other = copy.form.other();
         let seen = locked(&self.seen).remove(path).unwrap_or_default();
         match seen.into_iter().find(|(form, _)| *form == other) {
             Some((_, None)) => {}
             // What somebody else wrote there meanwhile was written after ours: it counts, and stays.
-            Some((_, Some(known))) if !self.lies_as(who, &other.of(path), known)? => {
-                tracing::warn!(path = %path, "replaced in the store while a compressed version was published: left as it is");
+            Some((_, Some(known))) if !self.lies_as(who, &self.at(other, path), known)? => {
+                tracing::warn!(path = %path, "replaced in the store while a packed version was published: left as it is");
             }
             Some(_) | None => self.remove_form(who, path, other)?,
         }

@@ -1,20 +1,19 @@
-//! Content to be read: a compressed file's, and a plain one's by ranges like everything else of such a store.
+//! Content to be read: a packed file's, and a plain one's by ranges like everything else of such a store.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use super::frames::Table;
+use super::Content;
 use crate::error::Errno;
 use crate::model::StoreIdentity;
 use crate::store::source::identity_of;
 use crate::store::{Remote, Source};
 use crate::sync::Arc;
 
-/// A version of a compressed file.
+/// A version of a packed file.
 pub struct Unpacked {
-    pub file: Arc<dyn Remote>,
-    pub table: Table,
+    pub content: Content,
     /// Of the content.
     pub identity: StoreIdentity,
 }
@@ -24,10 +23,10 @@ impl Remote for Unpacked {
         self.identity
     }
     fn checksum(&self) -> Option<u64> {
-        Some(self.table.checksum)
+        Some(self.content.checksum)
     }
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        self.table.unpack(&*self.file, buffer, offset)
+        (self.content.read)(buffer, offset)
     }
 }
 

@@ -1,9 +1,11 @@
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 
+use super::zstd::Zstd;
 use super::*;
 use crate::model::Timestamp;
 use crate::store::conformance::{
@@ -33,9 +35,9 @@ impl Ground {
     fn posix(&self) -> Arc<dyn Store> {
         Arc::new(PosixStore::new(dir_of(self.dir.path()), "file:test".into()).unwrap())
     }
-    fn store(&self) -> Compressed {
+    fn store(&self) -> Packed {
         let choose = |path: &StorePath| (!path.0.ends_with(b".plain")).then_some(1);
-        Compressed::new(self.posix(), scratch(), Box::new(choose))
+        Packed::new(self.posix(), Box::new(Zstd::new(scratch(), Box::new(choose))))
     }
     fn at(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
@@ -63,9 +65,11 @@ fn conforms_whatever_lies_there() {
         let without: &[&str] = if always { &["set_meta"] } else { &[] };
         conform_but_for(without, || {
             let ground = Ground::new();
-            let store = Compressed::new(ground.posix(), scratch(), Box::new(|_| Some(1)));
+            let zstd = Zstd::new(scratch(), Box::new(|_| Some(1)));
+            let zstd = if always { zstd.always() } else { zstd };
+            let store = Packed::new(ground.posix(), Box::new(zstd));
             grounds.borrow_mut().push(ground);
-            Box::new(if always { store.always() } else { store })
+            Box::new(store)
         });
     }
 }
@@ -79,8 +83,9 @@ fn conforms_on_objects() {
             let objects =
                 ObjectStore::new(Arc::new(Memory::default()), kept.path(), Verify::Cache, std::time::Duration::ZERO);
             uploads.borrow_mut().push(kept);
-            let store = Compressed::new(Arc::new(objects.unwrap()), scratch(), Box::new(|_| Some(1)));
-            Box::new(if always { store.always() } else { store })
+            let zstd = Zstd::new(scratch(), Box::new(|_| Some(1)));
+            let zstd = if always { zstd.always() } else { zstd };
+            Box::new(Packed::new(Arc::new(objects.unwrap()), Box::new(zstd)))
         });
     }
 }
@@ -94,7 +99,7 @@ fn what_lies_there_is_a_plain_zstd_file() {
     assert_eq!(ground.lies(), ["table.csv.surgetank.zst"]);
     let stored = fs::read(ground.at("table.csv.surgetank.zst")).unwrap();
     assert!(stored.len() < bytes.len() / 3);
-    assert_eq!(zstd::stream::decode_all(&stored[..]).unwrap(), bytes);
+    assert_eq!(::zstd::stream::decode_all(&stored[..]).unwrap(), bytes);
     let stat = store.stat(me(), &path("table.csv")).unwrap();
     assert_eq!((stat.attr.size_bytes, stat.attr.perm, stat.identity), (bytes.len() as u64, 0o640, identity));
     assert_eq!(names(&store, "", true), ["table.csv"]);
@@ -333,7 +338,7 @@ fn a_full_disk_beside_the_state_stops_nothing() {
     let ground = Ground::new();
     // Nothing can be made there.
     let scratch = rustix::fs::open("/proc", OFlags::DIRECTORY, Mode::empty()).unwrap();
-    let store = Compressed::new(ground.posix(), scratch, Box::new(|_| Some(1)));
+    let store = Packed::new(ground.posix(), Box::new(Zstd::new(scratch, Box::new(|_| Some(1)))));
     deliver(&store, "f", &text(1), &meta(0o644));
     assert_eq!(ground.lies(), ["f"]);
     assert_eq!(fs::metadata(ground.at("f")).unwrap().permissions().mode() & 0o777, 0o644);

@@ -1,97 +1,135 @@
-//! A store in which some files lie compressed: `NAME.surgetank.zst`, which `zstd -d` opens. Programs see `NAME`, with its own
+//! A store in which some files lie in another form: compressed as `NAME.surgetank.zst`, which `zstd -d` opens ([`zstd`]), or
+//! deduplicated as `NAME.surgetank.ref`, which says where the content lies ([`shared`]). Programs see `NAME`, with its own
 //! length; nothing above this knows of it.
 //!
-//! A name has one of two *forms* there, plain or compressed. A new version takes the form that suits it (`stage_file`): no
+//! A name has one of two *forms* there, plain or packed. A new version takes the form that suits it (`stage_file`): no
 //! form is ever changed in place. Where both lie side by side **the plain one counts**, and the other one is a leftover: so
 //! the step that shows a new version is a single one in both directions (the new plain one appears; or the old plain one
-//! goes, and the compressed one behind it is seen), and whoever dies between two steps leaves nothing worse than a leftover.
+//! goes, and the packed one behind it is seen), and whoever dies between two steps leaves nothing worse than a leftover.
 //! A leftover goes before the plain one that hides it does.
 //!
-//! Dangers avoided: bytes that do not come out again (every frame is unpacked and compared before it counts, and what comes
-//! back is summed); a file whose length nobody can tell (its owner may always read a compressed one); somebody's own `.zst`
-//! taken for ours (the name and a record at its end say whose it is); a rename over the other form that leaves the old file
+//! Dangers avoided: bytes that do not come out again (what is packed is compared before it counts, and what comes
+//! back is summed); a file whose length nobody can tell (its owner may always read a packed one); somebody's own `.zst`
+//! taken for ours (the name and a record in it say whose it is); a rename over the other form that leaves the old file
 //! in view.
 //!
 //! What it costs: content is had by ranges only (no plain files, no hard links, no exchange of names), each look at a name
-//! asks for both forms, each compressed file's length is read from its end once.
+//! asks for both forms, each packed file's length is read from it once.
 
 mod forms;
-mod frames;
 mod making;
 mod remote;
-#[cfg(test)]
+#[cfg(feature = "dedup")]
+pub mod shared;
+#[cfg(all(test, feature = "compress"))]
 mod tests;
+#[cfg(feature = "compress")]
+pub mod zstd;
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
 
-use forms::{Form, Known, may_be_packed, name_of, of_length};
-use frames::Table;
+use forms::{Form, Known, name_of, of_length};
 
 use super::{
-    Cred, Expect, Features, Gate, Meta, Savings, Source, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Turn,
-    Verify,
+    Cred, Expect, Features, Gate, Meta, Remote, Savings, Source, Space, Staged, Store, StoreEntry, StorePath,
+    StoreStat, Turn, Verify,
 };
 use crate::error::Errno;
 use crate::model::{Kind, StoreIdentity, Xattrs};
 use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a compressed file's last bytes say, for the fuzzer; some of what they point to is looked for in them.
-#[cfg(fuzzing)]
-pub fn read_end(bytes: &[u8]) {
-    struct InMemory<'a>(&'a [u8]);
-    impl super::Remote for InMemory<'_> {
-        fn identity(&self) -> StoreIdentity {
-            StoreIdentity { ino: 1, size_bytes: self.0.len() as u64, mtime_nanos: 0, ctime_nanos: 0 }
-        }
-        fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-            let there = usize::try_from(offset).ok().and_then(|at| self.0.get(at..)?.get(..buffer.len()));
-            buffer.copy_from_slice(there.ok_or(io::ErrorKind::UnexpectedEof)?);
-            Ok(())
-        }
-    }
-    let file = InMemory(bytes);
-    let read = |buffer: &mut [u8], offset: u64| super::Remote::read_at(&file, buffer, offset);
-    if let Ok(table) = Table::read(bytes.len() as u64, &read) {
-        let mut buffer = [0; 100];
-        let part = usize::try_from(table.length_bytes).map_or(100, |length| length.min(100));
-        drop(table.unpack(&file, &mut buffer[..part], table.length_bytes - part as u64));
-    }
-}
-
-/// What a compressed file's name ends with.
-pub const SUFFIX: &[u8] = b".surgetank.zst";
-/// Smaller ones are not worth it: a block of the store is taken anyway.
-const WORTH_BYTES: u64 = 4096;
 /// Lengths remembered; all are forgotten when there are more.
 const KNOWN_MAX: usize = 100_000;
 
-/// Level of zstd for what is published there; `None`: stays plain.
-pub type Choice = Box<dyn Fn(&StorePath) -> Option<i32> + Send + Sync>;
+/// One way to pack.
+pub trait Packing: Send + Sync {
+    /// What a packed file's name ends with.
+    fn suffix(&self) -> &'static [u8];
+    /// The packed form of what `source` has and will be `bound`. `None`: it is to be plain.
+    fn make(&self, who: Cred, bound: &StorePath, source: &File, gate: Gate<'_>) -> io::Result<Option<Made>>;
+    /// Of the content of a packed file. InvalidData: it is damaged, or not ours.
+    fn length_of(&self, packed: &dyn Remote) -> io::Result<u64>;
+    fn open(&self, who: Cred, packed: Arc<dyn Remote>) -> io::Result<Content>;
+    /// Is it nobody's but ours?
+    fn hides(&self, _path: &StorePath) -> bool {
+        false
+    }
+    fn savings(&self) -> Savings;
+
+    // ---- for a form whose content lies elsewhere
+    /// Puts what `behind` needs into the store, under a temporary of its own. The packed file is staged already.
+    fn stage_behind(
+        &self,
+        _who: Cred,
+        _temporary: &StorePath,
+        _behind: &mut Behind,
+        _source: &File,
+        _gate: Gate<'_>,
+    ) -> io::Result<()> {
+        Ok(())
+    }
+    /// From now on it is there for good.
+    fn settle_behind(&self, _who: Cred, _behind: &mut [Behind]) -> io::Result<()> {
+        Ok(())
+    }
+    fn verify_behind(&self, _who: Cred, _behind: &Behind, _how: Verify, _gate: Gate<'_>) -> io::Result<()> {
+        Ok(())
+    }
+    /// Gives up what may have been staged with this temporary, of which `packed` is there.
+    fn discard_behind(&self, _who: Cred, _temporary: &StorePath, _packed: Option<&dyn Remote>) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The packed form of a file's content.
+pub struct Made {
+    pub packed: File,
+    pub length_bytes: u64,
+    /// CRC-64/NVME of the content.
+    pub checksum: u64,
+    pub behind: Option<Behind>,
+}
+
+/// Content that a packed file only refers to.
+#[derive(Debug, Clone)]
+pub struct Behind {
+    pub at: StorePath,
+    /// Where it lies until it is settled; `None`: the store had it, or it is.
+    pub temporary: Option<StorePath>,
+    /// Sent by us.
+    pub is_new: bool,
+    pub staged: Staged,
+}
+
+/// What comes out of a packed file.
+pub struct Content {
+    pub length_bytes: u64,
+    pub checksum: u64,
+    /// Fills the buffer from there.
+    pub read: Box<ReadAt>,
+}
+
+pub type ReadAt = dyn Fn(&mut [u8], u64) -> io::Result<()> + Send + Sync;
 
 /// Staged and not yet published, by its temporary.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Copy {
     form: Form,
     /// As the store sees it.
     lies: Staged,
     length_bytes: u64,
+    behind: Option<Behind>,
 }
 
-pub struct Compressed {
+pub struct Packed {
     inner: Arc<dyn Store>,
-    choose: Choice,
-    /// Where what is compressed lies until it has been staged, without a name.
-    scratch: OwnedFd,
+    packing: Box<dyn Packing>,
     copies: Mutex<HashMap<StorePath, Copy>>,
     known: Mutex<HashMap<StorePath, Known>>,
     /// What lay there when a name was looked at that is about to be published or replaced; `None`: nothing of that form.
     seen: Mutex<HashMap<StorePath, Vec<(Form, Option<StoreIdentity>)>>>,
-    savings: Mutex<Savings>,
-    /// Also what is small, or does not get smaller: for tests.
-    always: bool,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -102,27 +140,13 @@ fn is_absent(why: &io::Error) -> bool {
     why.kind() == io::ErrorKind::NotFound
 }
 
-impl Compressed {
-    pub fn new(inner: Arc<dyn Store>, scratch: OwnedFd, choose: Choice) -> Self {
-        Self {
-            inner,
-            choose,
-            scratch,
-            copies: Mutex::default(),
-            known: Mutex::default(),
-            seen: Mutex::default(),
-            savings: Mutex::default(),
-            always: false,
-        }
-    }
-
-    #[cfg(test)]
-    fn always(self) -> Self {
-        Self { always: true, ..self }
+impl Packed {
+    pub fn new(inner: Arc<dyn Store>, packing: Box<dyn Packing>) -> Self {
+        Self { inner, packing, copies: Mutex::default(), known: Mutex::default(), seen: Mutex::default() }
     }
 }
 
-impl Store for Compressed {
+impl Store for Packed {
     fn describe(&self) -> String {
         self.inner.describe()
     }
@@ -132,11 +156,11 @@ impl Store for Compressed {
     }
 
     fn savings(&self) -> Option<Savings> {
-        Some(*locked(&self.savings))
+        Some(self.packing.savings().and(self.inner.savings().unwrap_or_default()))
     }
 
     fn may_hold(&self, path: &StorePath) -> io::Result<()> {
-        if name_of(path).ends_with(SUFFIX) {
+        if name_of(path).ends_with(self.packing.suffix()) || self.packing.hides(path) {
             return Err(Errno::ILSEQ.into());
         }
         self.inner.may_hold(path)
@@ -148,8 +172,8 @@ impl Store for Compressed {
 
     fn told(&self, who: Cred, path: &StorePath) -> Option<io::Result<StoreStat>> {
         match self.inner.told(who, path)? {
-            Err(absent) if is_absent(&absent) && may_be_packed(path) => {
-                match self.inner.told(who, &Form::Packed.of(path))? {
+            Err(absent) if is_absent(&absent) && self.may_be_packed(path) => {
+                match self.inner.told(who, &self.at(Form::Packed, path))? {
                     Ok(mut stat) if stat.attr.kind == Kind::File => {
                         let length_bytes = self.length_known(path, stat.identity)?;
                         stat.attr.size_bytes = length_bytes;
@@ -169,15 +193,18 @@ impl Store for Compressed {
     }
 
     fn list(&self, who: Cred, path: &StorePath, temporaries: bool) -> io::Result<Vec<StoreEntry>> {
-        let entries = self.inner.list(who, path, temporaries)?;
-        let is_packed = |entry: &StoreEntry| entry.kind == Kind::File && entry.name.ends_with(SUFFIX);
+        let mut entries = self.inner.list(who, path, temporaries)?;
+        if path.0.is_empty() {
+            entries.retain(|entry| !self.packing.hides(&path.join(&entry.name)));
+        }
+        let is_packed = |entry: &StoreEntry| entry.kind == Kind::File && entry.name.ends_with(self.packing.suffix());
         let (packed, mut shown): (Vec<_>, Vec<_>) = entries.into_iter().partition(is_packed);
         if packed.is_empty() {
             return Ok(shown);
         }
         let plain: std::collections::HashSet<Box<[u8]>> = shown.iter().map(|entry| entry.name.clone()).collect();
         shown.extend(packed.into_iter().filter_map(|entry| {
-            let name: Box<[u8]> = entry.name.strip_suffix(SUFFIX)?.into();
+            let name: Box<[u8]> = entry.name.strip_suffix(self.packing.suffix())?.into();
             (!name.is_empty() && !plain.contains(&name)).then_some(StoreEntry { name, ..entry })
         }));
         Ok(shown)
@@ -189,7 +216,7 @@ impl Store for Compressed {
 
     fn xattrs(&self, who: Cred, path: &StorePath) -> io::Result<Xattrs> {
         let found = self.find(who, path)?;
-        self.inner.xattrs(who, &found.form.of(path))
+        self.inner.xattrs(who, &self.at(found.form, path))
     }
 
     fn space(&self, path: &StorePath) -> io::Result<Space> {
@@ -206,19 +233,19 @@ impl Store for Compressed {
 
     fn source(&self, who: Cred, path: &StorePath) -> io::Result<Source> {
         let absent = match self.inner.source(who, path) {
-            Err(why) if is_absent(&why) && may_be_packed(path) => why,
+            Err(why) if is_absent(&why) && self.may_be_packed(path) => why,
             opened => return Ok(Source::Remote(remote::by_ranges(opened?)?)),
         };
         // (Who may read it is asked again: to know its length is less.)
-        let file = match self.inner.source(who, &Form::Packed.of(path)) {
+        let file = match self.inner.source(who, &self.at(Form::Packed, path)) {
             Err(why) if is_absent(&why) => return Err(absent),
             opened => remote::by_ranges(opened?)?,
         };
-        let table = self.table_of(path, &*file)?;
         let lies = file.identity();
-        self.remember(path, lies, table.length_bytes);
-        let identity = of_length(lies, table.length_bytes);
-        Ok(Source::Remote(Arc::new(remote::Unpacked { file, table, identity })))
+        let content = self.packing.open(who, file).map_err(|why| self.damaged(path, why))?;
+        self.remember(path, lies, content.length_bytes);
+        let identity = of_length(lies, content.length_bytes);
+        Ok(Source::Remote(Arc::new(remote::Unpacked { content, identity })))
     }
 
     fn create_temporary(&self, _who: Cred, _path: &StorePath, _perm: u32) -> io::Result<File> {
@@ -239,25 +266,22 @@ impl Store for Compressed {
         }
         self.may_hold(bound)?;
         locked(&self.copies).remove(path);
-        let made = match (self.choose)(bound) {
-            Some(level) => {
-                let made = self.compress((who, bound), source, level, meta, gate)?;
-                // What an earlier agent left of it may have the other form.
-                let other = if made.is_some() { Form::Plain } else { Form::Packed };
-                self.inner.discard(who, &other.of(path))?;
-                made
-            }
-            None => None,
-        };
+        let made = self.pack((who, bound), source, meta, gate)?;
         let form = if made.is_some() { Form::Packed } else { Form::Plain };
+        // What an earlier agent left of it may have the other form.
+        self.inner.discard(who, &self.at(form.other(), path))?;
         let meta = self.with_xattrs(who, bound, form, meta)?;
-        let content = made.as_ref().map_or(source, |(scratch, _)| scratch);
-        let lies = self.inner.stage_file(who, &form.of(path), &form.of(bound), content, &meta, gate)?;
-        let (length_bytes, checksum) = match &made {
-            Some((_, made)) => (made.length_bytes, made.checksum),
-            None => (lies.identity.size_bytes, lies.checksum),
+        let content = made.as_ref().map_or(source, |made| &made.packed);
+        let lies = self.inner.stage_file(who, &self.at(form, path), &self.at(form, bound), content, &meta, gate)?;
+        let (length_bytes, checksum, mut behind) = match made {
+            Some(made) => (made.length_bytes, made.checksum, made.behind),
+            None => (lies.identity.size_bytes, lies.checksum, None),
         };
-        locked(&self.copies).insert(path.clone(), Copy { form, lies, length_bytes });
+        if let Some(behind) = &mut behind {
+            crash_point!("packed.referred");
+            self.packing.stage_behind(who, path, behind, source, gate)?;
+        }
+        locked(&self.copies).insert(path.clone(), Copy { form, lies, length_bytes, behind });
         Ok(Staged { identity: of_length(lies.identity, length_bytes), checksum })
     }
 
@@ -268,13 +292,16 @@ impl Store for Compressed {
             perm: if found.form == Form::Packed { self.readable(meta.perm) } else { meta.perm },
             ..meta.clone()
         };
-        let lies = self.inner.stage_in_place(who, &found.form.of(path), &kept, gate)?;
+        let lies = self.inner.stage_in_place(who, &self.at(found.form, path), &kept, gate)?;
         let length_bytes = found.stat.attr.size_bytes;
         let checksum = match found.form {
             Form::Plain => lies.checksum,
-            Form::Packed => self.opened(who, path)?.1.checksum,
+            Form::Packed => {
+                let file = self.opened(who, path)?;
+                self.packing.open(who, file).map_err(|why| self.damaged(path, why))?.checksum
+            }
         };
-        locked(&self.copies).insert(path.clone(), Copy { form: found.form, lies, length_bytes });
+        locked(&self.copies).insert(path.clone(), Copy { form: found.form, lies, length_bytes, behind: None });
         Ok(Staged { identity: of_length(lies.identity, length_bytes), checksum })
     }
 
@@ -291,18 +318,38 @@ impl Store for Compressed {
     }
 
     fn settle(&self, who: Cred, paths: &[StorePath]) -> io::Result<()> {
+        // First what they refer to.
+        let mut behind: Vec<(&StorePath, Behind)> = {
+            let copies = locked(&self.copies);
+            let behind = |path| Some((path, copies.get(path)?.behind.clone()?));
+            paths.iter().filter_map(behind).collect()
+        };
+        if !behind.is_empty() {
+            let mut all: Vec<Behind> = behind.iter().map(|(_, behind)| behind.clone()).collect();
+            self.packing.settle_behind(who, &mut all)?;
+            behind.iter_mut().zip(all).for_each(|((_, before), now)| *before = now);
+            let mut copies = locked(&self.copies);
+            for (path, behind) in behind {
+                if let Some(copy) = copies.get_mut(path) {
+                    copy.behind = Some(behind);
+                }
+            }
+        }
         let forms = paths.iter().map(|path| match self.staged_form(who, path) {
-            Ok(copy) => copy.form.of(path),
+            Ok(copy) => self.at(copy.form, path),
             Err(_) => path.clone(),
         });
         self.inner.settle(who, &forms.collect::<Vec<_>>())
     }
 
-    /// What was compressed came out again as it was, when it was made (`frames`): the bytes in the store have to be those.
+    /// What was packed was seen to come out again as it was, when it was made: the bytes in the store have to be those.
     fn verify(&self, who: Cred, path: &StorePath, staged: &Staged, how: Verify, gate: Gate<'_>) -> io::Result<()> {
-        let copy = locked(&self.copies).get(path).copied();
+        let copy = locked(&self.copies).get(path).cloned();
         match copy.filter(|copy| of_length(copy.lies.identity, copy.length_bytes) == staged.identity) {
-            Some(copy) => self.inner.verify(who, &copy.form.of(path), &copy.lies, how, gate),
+            Some(copy) => {
+                self.inner.verify(who, &self.at(copy.form, path), &copy.lies, how, gate)?;
+                copy.behind.map_or(Ok(()), |behind| self.packing.verify_behind(who, &behind, how, gate))
+            }
             None => self.inner.verify(who, path, staged, how, gate),
         }
     }
@@ -313,7 +360,7 @@ impl Store for Compressed {
 
     fn let_go(&self, temporary: &StorePath) {
         let copy = locked(&self.copies).remove(temporary);
-        self.inner.let_go(&copy.map_or(Form::Plain, |copy| copy.form).of(temporary));
+        self.inner.let_go(&self.at(copy.map_or(Form::Plain, |copy| copy.form), temporary));
     }
 
     fn refresh(&self) {
@@ -326,20 +373,29 @@ impl Store for Compressed {
             return self.inner.discard(who, path);
         }
         let copy = locked(&self.copies).remove(path);
-        if copy.is_none_or(|copy| copy.form == Form::Packed) && may_be_packed(path) {
-            self.inner.discard(who, &Form::Packed.of(path))?;
+        if copy.as_ref().is_none_or(|copy| copy.form == Form::Packed) && self.may_be_packed(path) {
+            let packed = self.at(Form::Packed, path);
+            let left = match copy {
+                Some(_) => None,
+                None => self.inner.source(who, &packed).ok().and_then(|left| remote::by_ranges(left).ok()),
+            };
+            self.packing.discard_behind(who, path, left.as_deref())?;
+            self.inner.discard(who, &packed)?;
         }
-        if copy.is_none_or(|copy| copy.form == Form::Plain) { self.inner.discard(who, path) } else { Ok(()) }
+        match copy {
+            Some(Copy { form: Form::Packed, .. }) => Ok(()),
+            _ => self.inner.discard(who, path),
+        }
     }
 
     fn check(&self, who: Cred, path: &StorePath, expect: &Expect) -> io::Result<bool> {
         if matches!(expect, Expect::Absent | Expect::Unknown) {
-            if may_be_packed(path) {
-                match self.inner.stat(who, &Form::Packed.of(path)) {
+            if self.may_be_packed(path) {
+                match self.inner.stat(who, &self.at(Form::Packed, path)) {
                     Err(why) if is_absent(&why) => {}
                     there => return there.map(|_| false),
                 }
-                if !self.inner.check(who, &Form::Packed.of(path), expect)? {
+                if !self.inner.check(who, &self.at(Form::Packed, path), expect)? {
                     return Ok(false);
                 }
             }
@@ -369,7 +425,7 @@ impl Store for Compressed {
         match lies {
             Some(lies) => {
                 self.saw(path, &[(Form::Plain, None)]);
-                self.inner.check(who, &Form::Packed.of(path), &lies)
+                self.inner.check(who, &self.at(Form::Packed, path), &lies)
             }
             None => Ok(false),
         }
@@ -377,7 +433,7 @@ impl Store for Compressed {
 
     fn writes_over(&self, who: Cred, temporary: &StorePath, path: &StorePath) -> io::Result<bool> {
         let form = self.staged_form(who, temporary)?.form;
-        self.inner.writes_over(who, &form.of(temporary), &form.of(path))
+        self.inner.writes_over(who, &self.at(form, temporary), &self.at(form, path))
     }
 
     fn publish(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity> {
@@ -413,16 +469,16 @@ impl Store for Compressed {
             // Hidden until now by what goes away.
             self.remove_form(who, from, Form::Packed)?;
             self.inner.rename(who, from, to)?;
-            crash_point!("compressed.renamed");
+            crash_point!("packed.renamed");
             return self.remove_form(who, to, Form::Packed);
         }
-        if !may_be_packed(to) {
+        if !self.may_be_packed(to) {
             return Err(Errno::NAMETOOLONG.into());
         }
         // While both are there the old one would count, and this one be found nowhere.
         self.remove_form(who, to, Form::Plain)?;
-        crash_point!("compressed.renamed");
-        self.inner.rename(who, &Form::Packed.of(from), &Form::Packed.of(to))
+        crash_point!("packed.renamed");
+        self.inner.rename(who, &self.at(Form::Packed, from), &self.at(Form::Packed, to))
     }
 
     fn exchange(&self, _who: Cred, _a: &StorePath, _b: &StorePath) -> io::Result<()> {
@@ -440,7 +496,9 @@ impl Store for Compressed {
                 self.remove_form(who, path, Form::Packed)?;
                 self.inner.unlink(who, path)
             }
-            Err(why) if is_absent(&why) && may_be_packed(path) => self.inner.unlink(who, &Form::Packed.of(path)),
+            Err(why) if is_absent(&why) && self.may_be_packed(path) => {
+                self.inner.unlink(who, &self.at(Form::Packed, path))
+            }
             Err(why) => Err(why),
         }
     }
@@ -455,7 +513,7 @@ impl Store for Compressed {
             return self.inner.set_meta(who, path, kind, meta);
         };
         let kept = Meta { perm: self.readable(meta.perm), ..meta.clone() };
-        let lies = self.inner.set_meta(who, &Form::Packed.of(path), kind, &kept)?;
+        let lies = self.inner.set_meta(who, &self.at(Form::Packed, path), kind, &kept)?;
         let length_bytes = found.stat.attr.size_bytes;
         self.remember(path, lies, length_bytes);
         Ok(of_length(lies, length_bytes))
@@ -466,10 +524,10 @@ impl Store for Compressed {
     }
 }
 
-impl Compressed {
+impl Packed {
     /// Staged without content of its own.
     fn as_it_is(&self, path: &StorePath, lies: Staged) -> io::Result<Staged> {
-        let copy = Copy { form: Form::Plain, lies, length_bytes: lies.identity.size_bytes };
+        let copy = Copy { form: Form::Plain, lies, length_bytes: lies.identity.size_bytes, behind: None };
         locked(&self.copies).insert(path.clone(), copy);
         Ok(lies)
     }

@@ -10,10 +10,108 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
+use rustix::fs::{Mode, OFlags};
+
 use super::super::checksum::{self, Checksum};
-use super::super::{Gate, Remote};
+use super::super::{Cred, Gate, Remote, Savings, StorePath};
+use super::{Content, Made, Packing, locked};
+use crate::sync::{Arc, Mutex};
+
+/// What a compressed file's name ends with.
+pub const SUFFIX: &[u8] = b".surgetank.zst";
+/// Smaller ones are not worth it: a block of the store is taken anyway.
+const WORTH_BYTES: u64 = 4096;
+
+/// Level of zstd for what is published there; `None`: stays plain.
+pub type Choice = Box<dyn Fn(&StorePath) -> Option<i32> + Send + Sync>;
+
+/// Files lie compressed.
+pub struct Zstd {
+    choose: Choice,
+    /// Where what is compressed lies until it has been staged, without a name.
+    scratch: OwnedFd,
+    savings: Mutex<Savings>,
+    /// Also what is small, or does not get smaller: for tests.
+    always: bool,
+}
+
+impl Zstd {
+    pub fn new(scratch: OwnedFd, choose: Choice) -> Self {
+        Self { choose, scratch, savings: Mutex::default(), always: false }
+    }
+
+    #[cfg(test)]
+    pub(super) fn always(self) -> Self {
+        Self { always: true, ..self }
+    }
+}
+
+impl Packing for Zstd {
+    fn suffix(&self) -> &'static [u8] {
+        SUFFIX
+    }
+
+    fn make(&self, _who: Cred, bound: &StorePath, source: &File, gate: Gate<'_>) -> io::Result<Option<Made>> {
+        let Some(level) = (self.choose)(bound) else { return Ok(None) };
+        if source.metadata()?.len() < WORTH_BYTES && !self.always {
+            return Ok(None);
+        }
+        let began = crate::clock::tick();
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let scratch = rustix::fs::openat(&self.scratch, c".", flags, Mode::from_raw_mode(0o600));
+        // Where it cannot be made, the store gets it as it is.
+        let unmade = |why: io::Error| {
+            tracing::warn!(path = %bound, %why, "nothing can be compressed beside our state: it is stored as it is");
+        };
+        let scratch = match scratch {
+            Ok(scratch) => File::from(scratch),
+            Err(why) => {
+                unmade(why.into());
+                return Ok(None);
+            }
+        };
+        let made = match compress(source, &scratch, level, self.always, gate) {
+            Err(why) if matches!(why.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)) => {
+                unmade(why);
+                return Ok(None);
+            }
+            made => made?,
+        };
+        let mut savings = locked(&self.savings);
+        let took = crate::clock::tick().saturating_duration_since(began);
+        savings.compress_ms += u64::try_from(took.as_millis()).unwrap_or(0);
+        let Some(Compressed { length_bytes, checksum, stored_bytes }) = made else {
+            savings.vain_files += 1;
+            return Ok(None);
+        };
+        savings.compressed_files += 1;
+        savings.content_bytes += length_bytes;
+        savings.stored_bytes += stored_bytes;
+        Ok(Some(Made { packed: scratch, length_bytes, checksum, behind: None }))
+    }
+
+    fn length_of(&self, packed: &dyn Remote) -> io::Result<u64> {
+        table_of(packed).map(|table| table.length_bytes)
+    }
+
+    fn open(&self, _who: Cred, packed: Arc<dyn Remote>) -> io::Result<Content> {
+        let table = table_of(&*packed)?;
+        let (length_bytes, checksum) = (table.length_bytes, table.checksum);
+        let read = move |buffer: &mut [u8], offset: u64| table.unpack(&*packed, buffer, offset);
+        Ok(Content { length_bytes, checksum, read: Box::new(read) })
+    }
+
+    fn savings(&self) -> Savings {
+        *locked(&self.savings)
+    }
+}
+
+fn table_of(packed: &dyn Remote) -> io::Result<Table> {
+    Table::read(packed.identity().size_bytes, &|buffer, offset| packed.read_at(buffer, offset))
+}
 
 /// Of content. What is read is rarely less: whoever asks for a byte of it gets a frame unpacked.
 pub const FRAME_BYTES: u64 = 1 << 20;
@@ -34,7 +132,7 @@ const RECORD_BYTES: u64 = 8 + 32;
 const FOOTER_BYTES: u64 = 9;
 
 /// A file's content, compressed into another file.
-pub struct Made {
+pub struct Compressed {
     pub length_bytes: u64,
     /// CRC-64/NVME of the content.
     pub checksum: u64,
@@ -48,14 +146,20 @@ fn is_vain(content_bytes: u64, stored_bytes: u64) -> bool {
 
 /// Writes all of `source`, compressed, to the empty `target`. `None`: it does not get smaller (unless `always`). Each frame is
 /// unpacked and compared before it counts. `gate` may stop it.
-pub fn compress(source: &File, target: &File, level: i32, always: bool, gate: Gate<'_>) -> io::Result<Option<Made>> {
+pub fn compress(
+    source: &File,
+    target: &File,
+    level: i32,
+    always: bool,
+    gate: Gate<'_>,
+) -> io::Result<Option<Compressed>> {
     let length_bytes = source.metadata()?.len();
-    let mut packer = zstd::bulk::Compressor::new(level)?;
+    let mut packer = ::zstd::bulk::Compressor::new(level)?;
     packer.include_checksum(true)?;
-    let mut unpacker = zstd::bulk::Decompressor::new()?;
+    let mut unpacker = ::zstd::bulk::Decompressor::new()?;
     let frame_bytes = usize::try_from(FRAME_BYTES).map_err(io::Error::other)?;
     let (mut plain, mut again) = (vec![0; frame_bytes], vec![0; frame_bytes]);
-    let mut packed = vec![0; zstd::zstd_safe::compress_bound(frame_bytes)];
+    let mut packed = vec![0; ::zstd::zstd_safe::compress_bound(frame_bytes)];
     let (mut sum, mut table, mut done, mut stored_bytes) = (Checksum::default(), Vec::new(), 0, 0_u64);
     while done < length_bytes {
         gate(0)?;
@@ -80,7 +184,7 @@ pub fn compress(source: &File, target: &File, level: i32, always: bool, gate: Ga
     let end = ending(table, length_bytes, checksum)?;
     target.write_all_at(&end, stored_bytes)?;
     stored_bytes += end.len() as u64;
-    Ok((always || !is_vain(length_bytes, stored_bytes)).then_some(Made { length_bytes, checksum, stored_bytes }))
+    Ok((always || !is_vain(length_bytes, stored_bytes)).then_some(Compressed { length_bytes, checksum, stored_bytes }))
 }
 
 /// What stands after the frames. The record is in the table, as a frame without content.
@@ -199,7 +303,7 @@ impl Table {
         if offset.checked_add(buffer.len() as u64).is_none_or(|end| end > self.length_bytes) {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let mut unpacker = zstd::bulk::Decompressor::new()?;
+        let mut unpacker = ::zstd::bulk::Decompressor::new()?;
         let mut frame = Vec::new();
         while !buffer.is_empty() {
             let first = usize::try_from(offset / FRAME_BYTES).map_err(io::Error::other)?;
@@ -240,6 +344,29 @@ impl Table {
     }
 }
 
+/// What a compressed file's last bytes say, for the fuzzer; some of what they point to is looked for in them.
+#[cfg(fuzzing)]
+pub fn read_end(bytes: &[u8]) {
+    struct InMemory<'a>(&'a [u8]);
+    impl Remote for InMemory<'_> {
+        fn identity(&self) -> crate::model::StoreIdentity {
+            crate::model::StoreIdentity { ino: 1, size_bytes: self.0.len() as u64, mtime_nanos: 0, ctime_nanos: 0 }
+        }
+        fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+            let there = usize::try_from(offset).ok().and_then(|at| self.0.get(at..)?.get(..buffer.len()));
+            buffer.copy_from_slice(there.ok_or(io::ErrorKind::UnexpectedEof)?);
+            Ok(())
+        }
+    }
+    let file = InMemory(bytes);
+    let read = |buffer: &mut [u8], offset: u64| Remote::read_at(&file, buffer, offset);
+    if let Ok(table) = Table::read(bytes.len() as u64, &read) {
+        let mut buffer = [0; 100];
+        let part = usize::try_from(table.length_bytes).map_or(100, |length| length.min(100));
+        drop(table.unpack(&file, &mut buffer[..part], table.length_bytes - part as u64));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -267,7 +394,7 @@ mod tests {
         bytes
     }
 
-    fn compressed(bytes: &[u8]) -> (InMemory, Made) {
+    fn compressed(bytes: &[u8]) -> (InMemory, Compressed) {
         let target = tempfile::tempfile().unwrap();
         let made = compress(&source(bytes), &target, 1, false, no_gate()).unwrap().unwrap();
         let mut stored = vec![0; made.stored_bytes as usize];
