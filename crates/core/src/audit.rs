@@ -14,7 +14,7 @@ use crate::catalog::Damage;
 use crate::error::Result;
 use crate::model::{DeviceId, FileId, FileRecord, Image, Kind, STORE_TEMPORARY_PREFIX};
 use crate::namespace::{HIDDEN_PREFIX, ORPHANS, Worth, went_down, went_down_with, worth};
-use crate::report::{Audit, Finding, Proven, Undrained, What};
+use crate::report::{Audit, Finding, Proven, TierCopy, Undrained, What};
 use crate::store::{Cred, Store, StorePath, checksum};
 use crate::tier::{Device, Plain, Remembered, Standing, Tiers};
 
@@ -84,7 +84,14 @@ fn take_up(ground: &Ground<'_>) -> Result<HashMap<DeviceId, DeviceId>> {
 
 impl Look<'_> {
     fn say(&mut self, what: What, path: &[u8], at: &Path, text: impl Into<String>) {
-        self.audit.findings.push(Finding { what, path: path.into(), at: at.into(), text: text.into(), mended: false });
+        self.audit.findings.push(Finding {
+            what,
+            path: path.into(),
+            at: at.into(),
+            text: text.into(),
+            mended: false,
+            copy: None,
+        });
     }
 
     fn damage(&mut self) {
@@ -178,11 +185,10 @@ impl Look<'_> {
             let size_bytes = on_tier.plain.size_bytes;
             let went_down = went_down_with(self.ground.image, record.replica.map(|replica| replica.device));
             let proven = dirty.then(|| self.undrained(&path, &at, record, size_bytes, went_down));
-            if proven.is_none_or(|proven| proven == Proven::Whole)
-                && record.sealed
-                && size_bytes != record.attr.size_bytes
-            {
-                let text = format!("{size_bytes} bytes, and {} when it was closed", record.attr.size_bytes);
+            // (Of what is to be drained it was said.)
+            if proven.is_none() && record.sealed && size_bytes != record.attr.size_bytes {
+                let text =
+                    format!("{size_bytes} bytes, and {} when it was closed; the store has it", record.attr.size_bytes);
                 self.say(What::WrongSize, &path, &at, text);
             }
         } else if let Some(spill) = &record.spill {
@@ -208,7 +214,10 @@ impl Look<'_> {
 
     /// `went_down`: the machine did since.
     fn undrained(&mut self, path: &[u8], at: &Path, record: &FileRecord, size_bytes: u64, went_down: bool) -> Proven {
+        // A plain file only: of a spilled one nobody has written down how long it is.
+        let cut = record.sealed && record.spill.is_none() && size_bytes != record.attr.size_bytes;
         let proven = match worth(&record.into(), size_bytes) {
+            _ if cut && !went_down => Proven::Cut,
             Worth::Promised if went_down => Proven::InPart,
             Worth::Doubtful if went_down => Proven::Nothing,
             _ => Proven::Whole,
@@ -230,6 +239,10 @@ impl Look<'_> {
                 at,
                 "the machine went down before it was synced, so it may not be complete",
             ),
+            Proven::Cut => {
+                let text = format!("{size_bytes} bytes, and {} when it was closed", record.attr.size_bytes);
+                self.say(What::WrongSize, path, at, text);
+            }
             Proven::Whole | Proven::Unknown => {}
         }
         self.audit.undrained.push(Undrained {
@@ -255,13 +268,17 @@ impl Look<'_> {
                     Some((device, on_tier)) => {
                         let at = on_device(device, &on_tier.path);
                         self.say(What::NotInStore, path, &at, "it is not in the store any more; here is a copy");
+                        let copy = TierCopy { files: device.files_path().to_path_buf(), path: on_tier.path.clone() };
+                        if let Some(finding) = self.audit.findings.last_mut() {
+                            finding.copy = Some(copy);
+                        }
                     }
                     None => self.say(What::NotInStore, path, &shown, "it is not in the store any more"),
                 }
                 return;
             }
             Err(why) => {
-                self.say(What::NotInStore, path, &shown, format!("the store does not show it: {why}"));
+                self.say(What::Unread, path, &shown, format!("the store does not show it: {why}"));
                 return;
             }
         };
@@ -320,7 +337,9 @@ impl Look<'_> {
             let at = on_device(self.ground.tiers.device(device), &orphan.path);
             let path = orphan.path.strip_prefix(ORPHANS).unwrap_or(&orphan.path);
             let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
-            if orphan.plain.size_bytes == 0 || name.starts_with(HIDDEN_PREFIX) {
+            // (Of a damaged catalog they may be all there is of a file.)
+            let is_nothing = orphan.plain.size_bytes == 0 || name.starts_with(HIDDEN_PREFIX);
+            if is_nothing && self.ground.damage.is_none() {
                 continue;
             }
             let size = orphan.plain.size_bytes;
@@ -342,6 +361,12 @@ impl Look<'_> {
                 if entry.name.starts_with(&prefix) && !spills.contains(&*entry.name) {
                     let at = dir.join(&entry.name);
                     let shown = self.in_store(&at);
+                    let is_spill = entry.name[prefix.len()..].starts_with(b"-spill-");
+                    if is_spill && self.ground.damage.is_some() {
+                        let text = "no record names it, for the catalog is damaged: it may be the only copy of a file, and is kept under another name by the next start";
+                        self.say(What::Orphan, &at.0, &shown, text);
+                        continue;
+                    }
                     self.say(
                         What::Leftover,
                         &at.0,

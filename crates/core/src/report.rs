@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-pub use audit::{Audit, Finding, Proven, Undrained, What};
+pub use audit::{Audit, Finding, Proven, TierCopy, Undrained, What};
 
 use crate::config::Survives;
 use crate::model::{Mode, RunId};

@@ -115,7 +115,7 @@ impl Drain {
                     None => Ok(Done::default()),
                 }
             }
-            OpKind::SetMeta { file } => self.set_meta(seq, *file),
+            OpKind::SetMeta { file } => self.set_meta(&one, *file),
             OpKind::Link { file, dir, name } => self.link(&one, *file, (*dir, name)),
             OpKind::Rename { file, from_dir, from, to_dir, to, over } => {
                 self.rename(&one, *file, (*from_dir, from), (*to_dir, to), *over)
@@ -442,7 +442,7 @@ impl Drain {
         Ok((inode.cred(), meta_of(inode)))
     }
 
-    fn set_meta(&self, seq: Seq, file: FileId) -> io::Result<Done> {
+    fn set_meta(&self, one: &Work<'_>, file: FileId) -> io::Result<Done> {
         let Some(path) = self.namespace.tree().applied_path(file) else {
             return Ok(Done::default());
         };
@@ -453,16 +453,26 @@ impl Drain {
             && self.namespace.tree().get(file).is_some_and(|inode| inode.replica.is_none());
         let _inode = in_place.then(|| self.namespace.lock_inode_within(file, BUSY_PATIENCE));
         let (owner, mut meta) = self.owner_and_meta(file)?;
-        let (kind, again) =
-            self.namespace.tree().get(file).map_or((Kind::File, false), |inode| {
-                (inode.attr.kind, inode.set_meta.is_some_and(|later| later != seq))
-            });
+        let (kind, again) = self.namespace.tree().get(file).map_or((Kind::File, false), |inode| {
+            (inode.attr.kind, inode.set_meta.is_some_and(|later| later != one.seq))
+        });
         // What it was given since then comes in its turn, after the files that its owner puts into it.
         if again && kind == Kind::Directory {
             meta.perm |= 0o700;
         }
-        if self.is_written_in_place(file) {
+        let in_place = self.is_written_in_place(file);
+        if in_place {
             meta.times = None;
+        }
+        let ours = self.as_owner(owner, |who| self.namespace.is_ours_there(file, who, &path, &meta, in_place));
+        match ours {
+            Ok(true) => {}
+            Ok(false) => {
+                self.stranger(one, &path, "somebody else changed it in the store before its mode, owner and times were set there; theirs was left alone");
+                return Ok(Done::default());
+            }
+            Err(why) if gone_already(&why) => return Ok(Done::default()),
+            Err(why) => return Err(why),
         }
         match self.as_owner(owner, |who| self.namespace.store.set_meta(who, &path, kind, &meta)) {
             Ok(identity) => {

@@ -367,13 +367,41 @@ impl Namespace {
             // What the drain is about to give it may be older. (Who asks about a file holds its lock.)
             let _inode = is_dir.then(|| self.lock_inode_within(id, BUSY_PATIENCE));
             let Some((path, kind, owner, meta)) = self.attributes_waiting(id) else { continue };
-            let Ok(identity) = self.store.set_meta(self.own_cred(owner), &path, kind, &meta) else { continue };
+            let who = self.own_cred(owner);
+            if !self.is_ours_there(id, who, &path, &meta, false).unwrap_or(false) {
+                continue;
+            }
+            let Ok(identity) = self.store.set_meta(who, &path, kind, &meta) else { continue };
             given = true;
             if let Some(inode) = self.tree().get_mut(id).filter(|inode| !inode.is_dir()) {
                 inode.identity = Some(Box::new(identity));
             }
         }
         given
+    }
+
+    /// Does the store have our file there, as we know it? Of one that was given these attributes already, and did not say so, too.
+    /// Of one that is `written_in_place` only which file it is is known.
+    pub(crate) fn is_ours_there(
+        &self,
+        id: FileId,
+        who: Cred,
+        path: &StorePath,
+        meta: &Meta,
+        written_in_place: bool,
+    ) -> io::Result<bool> {
+        let known = {
+            let tree = self.tree();
+            tree.get(id).filter(|inode| !inode.is_dir()).and_then(|inode| inode.identity.as_deref().copied())
+        };
+        let Some(known) = known else { return Ok(true) };
+        let there = self.store.stat(who, path)?.identity;
+        let given = |(_, mtime): (Timestamp, Timestamp)| mtime.nanos == there.mtime_nanos;
+        Ok(known.is(&there)
+            || known.ino == there.ino
+                && (written_in_place
+                    || known.size_bytes == there.size_bytes
+                        && (known.mtime_nanos == there.mtime_nanos || meta.times.is_some_and(given))))
     }
 
     fn attributes_waiting(&self, id: FileId) -> Option<(StorePath, Kind, Cred, Meta)> {

@@ -318,12 +318,12 @@ impl Namespace {
         self.commit(&tree, txn);
     }
 
-    /// Paths of what is open for writing: by one run, or by all.
-    pub fn unsealed(&self, run: Option<RunId>) -> Vec<Vec<u8>> {
+    /// Paths of what is open for writing: by one run, or by all. `None`: it has no name any more.
+    pub fn unsealed(&self, run: Option<RunId>) -> Vec<Option<Vec<u8>>> {
         let tree = self.tree();
         tree.iter()
             .filter(|(_, inode)| !inode.sealed && run.is_none_or(|run| inode.run == run))
-            .filter_map(|(id, _)| tree.logical_path(id))
+            .map(|(id, _)| tree.logical_path(id))
             .collect()
     }
 

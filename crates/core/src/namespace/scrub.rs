@@ -94,7 +94,7 @@ impl Namespace {
             format!("{}/{}", device.files_path().display(), String::from_utf8_lossy(&pair.path))
         };
         let (path, at) = (pair.path.as_slice().into(), at.into_bytes().as_slice().into());
-        Some(Finding { what, path, at, text: text.to_owned(), mended })
+        Some(Finding { what, path, at, text: text.to_owned(), mended, copy: None })
     }
 
     /// The store's copy is not what it was: the tier's is a new version.

@@ -1,6 +1,7 @@
 //! What `fsck` and `scavenge` tell.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -46,6 +47,8 @@ pub enum Proven {
     InPart,
     /// Nothing of it.
     Nothing,
+    /// It is not as long as it was when it was closed.
+    Cut,
     /// Nobody remembers what became of it.
     Unknown,
 }
@@ -60,6 +63,17 @@ pub struct Finding {
     pub text: String,
     /// It was put right.
     pub mended: bool,
+    /// What a tier has of a file that the store does not have any more.
+    #[serde(skip)]
+    pub copy: Option<TierCopy>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TierCopy {
+    /// Where the device has its plain files.
+    pub files: PathBuf,
+    /// Below it.
+    pub path: Vec<u8>,
 }
 
 /// A file whose newest version is not in the store.

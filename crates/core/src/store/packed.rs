@@ -21,7 +21,8 @@ mod making;
 mod remote;
 #[cfg(feature = "dedup")]
 pub mod shared;
-#[cfg(all(test, feature = "compress"))]
+#[cfg(test)]
+#[cfg(feature = "compress")]
 mod tests;
 #[cfg(feature = "compress")]
 pub mod zstd;
@@ -113,6 +114,8 @@ pub struct Content {
 
 pub type ReadAt = dyn Fn(&mut [u8], u64) -> io::Result<()> + Send + Sync;
 
+type Seen = (Form, Option<StoreIdentity>);
+
 /// Staged and not yet published, by its temporary.
 #[derive(Clone)]
 struct Copy {
@@ -129,7 +132,7 @@ pub struct Packed {
     copies: Mutex<HashMap<StorePath, Copy>>,
     known: Mutex<HashMap<StorePath, Known>>,
     /// What lay there when a name was looked at that is about to be published or replaced; `None`: nothing of that form.
-    seen: Mutex<HashMap<StorePath, Vec<(Form, Option<StoreIdentity>)>>>,
+    seen: Mutex<HashMap<StorePath, Vec<Seen>>>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

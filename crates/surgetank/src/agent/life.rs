@@ -435,6 +435,10 @@ impl Agent {
                 return true;
             }
         }
+        // Another run has come: what it writes has its own quiet period.
+        if begun {
+            engine.end_final_drain(&everything);
+        }
         false
     }
 

@@ -102,7 +102,7 @@ impl Served {
     /// they would be called open, or waiting.
     fn is_releasing(&self, scope: &Scope, begun: Option<Mark>) -> bool {
         begun.is_some_and(|begun| begun.at.elapsed() < RELEASE_PATIENCE)
-            && self.namespace.unsealed(scope.run).iter().any(|path| scope.covers(path))
+            && self.namespace.unsealed(scope.run).iter().any(|path| path.as_ref().is_none_or(|path| scope.covers(path)))
     }
 
     fn trouble(&self) -> Option<Trouble> {

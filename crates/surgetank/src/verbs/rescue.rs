@@ -3,7 +3,7 @@
 //! The danger both avoid: deciding for the user. `fsck` changes nothing without `--repair`, and never removes the only
 //! copy of anything; `scavenge` writes to the store as a run would, or into a fresh directory.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ use rustix::fs::{Mode, OFlags, Timespec, Timestamps};
 use surgetank_core::config::Config;
 use surgetank_core::error::{Error, Result};
 use surgetank_core::namespace::{self, unproven_name};
-use surgetank_core::report::{Audit, Finding, Proven, Scope, Undrained, Visibility, What};
+use surgetank_core::report::{Audit, Proven, Scope, TierCopy, Undrained, Visibility, What};
 use surgetank_core::tier::ladder;
 
 use super::settings::Settings;
@@ -143,8 +143,10 @@ pub fn fsck(program: &Program<'_>, args: &FsckArgs) -> Outcome {
     if !args.repair {
         return tell(&before, args.json, &config.over);
     }
-    for finding in before.findings.iter().filter(|finding| finding.what == What::NotInStore) {
-        keep_copy(finding)?;
+    for finding in &before.findings {
+        if let Some(copy) = &finding.copy {
+            keep_copy(copy, &finding.path.0)?;
+        }
     }
     let engine = program.backend.offline(left.opening()?)?;
     let mut after = if args.scrub { engine.scrub(true) } else { Audit::default() };
@@ -168,14 +170,10 @@ pub fn fsck(program: &Program<'_>, args: &FsckArgs) -> Outcome {
 
 /// Somebody has removed it from the store, and so it stays removed; a copy that a tier has would go with it. It may be the
 /// only one: one of its own is put beside those that no record names.
-fn keep_copy(finding: &Finding) -> Result<()> {
-    let at = finding.at.to_path_buf();
-    let Some(files) = at.as_os_str().as_bytes().strip_suffix(&*finding.path.0).filter(|_| at.is_file()) else {
-        return Ok(());
-    };
-    let copied = namespace::keep_copy(Path::new(std::ffi::OsStr::from_bytes(files)), &finding.path.0);
+fn keep_copy(copy: &TierCopy, path: &[u8]) -> Result<()> {
+    let copied = namespace::keep_copy(&copy.files, &copy.path, path);
     copied.map_err(|why| {
-        Error::new(format!("{} cannot be kept", at.display()))
+        Error::new(format!("{} cannot be kept", copy.files.join(OsStr::from_bytes(&copy.path)).display()))
             .why(why)
             .remedy("make room on the tier, or copy the file to where it belongs, and start again")
             .data("nothing was changed")
@@ -290,6 +288,7 @@ fn list_or_copy(undrained: &[Undrained], args: &ScavengeArgs, over: &Path) -> Ou
         let doubt = match one.proven {
             Proven::InPart => "  (the machine went down while it was being written: what was synced is there)",
             Proven::Nothing => "  (the machine went down before it was synced: perhaps not complete)",
+            Proven::Cut => "  (not as long as it was when it was closed)",
             Proven::Whole | Proven::Unknown if one.open => "  (was open: perhaps not complete)",
             Proven::Whole | Proven::Unknown => "",
         };
@@ -368,7 +367,7 @@ fn copy_to(undrained: &[Undrained], out: &Path) -> Result<()> {
         // Never under its own name what would then replace a good version.
         let name = path.file_name().unwrap_or_default();
         let name = match one.proven {
-            Proven::Nothing => OsString::from_vec(unproven_name(name.as_bytes(), 0)),
+            Proven::Nothing | Proven::Cut => OsString::from_vec(unproven_name(name.as_bytes(), 0)),
             Proven::Whole | Proven::InPart | Proven::Unknown => name.to_owned(),
         };
         let mut to = out.join(path).with_file_name(&name);

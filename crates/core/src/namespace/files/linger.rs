@@ -70,10 +70,9 @@ impl Namespace {
             lingering[..end].iter().map(|one| one.id).collect()
         };
         for id in tried {
-            let sealed = {
-                let _inode = self.lock_inode(id);
-                self.seal_lingering_one(id)
-            };
+            // (Held until the list knows: who closes it anew meanwhile would lose his place there, and nobody would ever seal it.)
+            let _inode = self.lock_inode(id);
+            let sealed = self.seal_lingering_one(id);
             let mut lingering = self.lingering();
             if sealed {
                 lingering.retain(|other| other.id != id);

@@ -17,11 +17,11 @@ use super::super::tree::PlainId;
 use super::{Gone, ORPHANS, ORPHANS_TOLD_MAX, OnTier};
 
 /// Puts a copy of a plain file where those lie that no record names; all that lie there already keep their names. `files`:
-/// where the device has its plain files; `path`: of this one, below it.
-pub fn keep_copy(files: &Path, path: &[u8]) -> io::Result<()> {
+/// where the device has its plain files; `path`: of this one, below it; `name`: what programs called it.
+pub fn keep_copy(files: &Path, path: &[u8], name: &[u8]) -> io::Result<()> {
     let from = files.join(OsStr::from_bytes(path));
     let aside = files.join(OsStr::from_bytes(ORPHANS));
-    let mut kept = aside.join(OsStr::from_bytes(path));
+    let mut kept = aside.join(OsStr::from_bytes(name));
     if kept.parent().is_some_and(|dir| fs::create_dir_all(dir).is_err()) {
         // A file of an earlier time lies where a directory would have to be.
         kept = aside.join(kept.file_name().unwrap_or_default());

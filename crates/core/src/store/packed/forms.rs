@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::{KNOWN_MAX, Packed, is_absent, locked, remote};
+use super::{KNOWN_MAX, Packed, Seen, is_absent, locked, remote};
 use crate::error::Errno;
 use crate::model::{Kind, StoreIdentity};
 use crate::store::{Cred, Remote, StorePath, StoreStat};
@@ -122,7 +122,7 @@ impl Packed {
         known.insert(path.clone(), Known { lies, length_bytes });
     }
 
-    pub(super) fn saw(&self, path: &StorePath, forms: &[(Form, Option<StoreIdentity>)]) {
+    pub(super) fn saw(&self, path: &StorePath, forms: &[Seen]) {
         let mut seen = locked(&self.seen);
         // (Who is not remembered is looked at again.)
         if seen.len() >= KNOWN_MAX {
