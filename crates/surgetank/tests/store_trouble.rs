@@ -292,6 +292,34 @@ fn somebody_else_writes_too() {
     scene.drain_what_is_left().exits(0);
 }
 
+/// And what they were set on was ours from then on.
+#[test]
+fn attributes_were_set_on_somebody_elses_file() {
+    let Some(mut scene) = Scene::new("somebody_elses_attributes") else { return };
+    scene.tier("fast", 32);
+    scene.beside("beside");
+    fs::write(scene.path("f"), "of old").unwrap();
+    fs::write(scene.path("mine"), "of old").unwrap();
+    let script =
+        "chmod 600 f mine; touch /mnt/beside/written; while ! test -e /mnt/beside/meddled; do sleep 0.01; done";
+    let mut command = scene.run_command(&[], script);
+    // The drain is about to.
+    command.env("SURGETANK_HOLD", "drain.started:2000");
+    let running = scene::Running::of(command);
+    eventually("ours is changed", || Path::new("/mnt/beside/written").exists());
+    let mode = |name: &str| fs::metadata(scene.path(name)).unwrap().permissions().mode() & 0o777;
+    fs::write(scene.path("new"), "theirs").unwrap();
+    fs::set_permissions(scene.path("new"), fs::Permissions::from_mode(0o640)).unwrap();
+    fs::rename(scene.path("new"), scene.path("f")).unwrap();
+    fs::write("/mnt/beside/meddled", "").unwrap();
+    running
+        .ends()
+        .exits(3)
+        .says(&["f: somebody else changed it in the store before its mode, owner and times were set"]);
+    assert_eq!(fs::read(scene.path("f")).unwrap(), b"theirs");
+    assert_eq!((mode("f"), mode("mine")), (0o640, 0o600));
+}
+
 /// A directory of the store where an ordinary user may not write any more when the drain comes to it.
 #[test]
 fn permission_denied() {

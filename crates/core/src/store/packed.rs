@@ -101,6 +101,8 @@ pub struct Behind {
     pub temporary: Option<StorePath>,
     /// Sent by us.
     pub is_new: bool,
+    /// What lay there was not that.
+    pub is_rotten: bool,
     pub staged: Staged,
 }
 

@@ -16,7 +16,7 @@ use surgetank_core::store::object::{Abilities, ObjectStore, Objects};
 #[cfg(any(feature = "compress", feature = "dedup"))]
 use surgetank_core::store::packed::Packed;
 #[cfg(feature = "dedup")]
-use surgetank_core::store::packed::shared::Shared;
+use surgetank_core::store::packed::shared::{self, Shared, unused::Unused};
 #[cfg(feature = "compress")]
 use surgetank_core::store::packed::zstd::{self, Zstd};
 use surgetank_core::store::posix::PosixStore;
@@ -204,8 +204,30 @@ pub fn abandoned(url: &str, older_than: Duration, looking: bool) -> Result<Vec<A
         }
         return Ok(given_up);
     }
-    Err(Error::new(format!("there is nothing to give up at {url}"))
-        .why("only on servers of objects something can be under way that nobody sees"))
+    Ok(Vec::new())
+}
+
+/// Deduplicated content that nobody refers to any more, and that nobody has begun to for so long; removes it unless only
+/// `looking`. `state`: for what a store keeps there while it is open.
+#[cfg(feature = "dedup")]
+pub fn unused(config: &Config, state: &Path, unused_for: Duration, looking: bool) -> Result<Unused> {
+    use rustix::fs::OFlags;
+    let failed = |why: std::io::Error| {
+        Error::new(format!("content that nobody refers to cannot be removed from {}", config.store.display())).why(why)
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = match config.store_url() {
+        Some(_) => None,
+        None => Some(
+            rustix::fs::open(&config.store, flags, rustix::fs::Mode::empty()).map_err(|errno| failed(errno.into()))?,
+        ),
+    };
+    let store = open_as_it_is(root, config, state)?;
+    let who = surgetank_core::store::Cred {
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+    };
+    shared::unused::collect(&*store, who, unused_for, looking).map_err(failed)
 }
 
 /// A place in a store or in a directory, as it is written on a command line.

@@ -1,10 +1,12 @@
-//! `surgetank gc`: uploads in parts that were begun on a server and are gone on with by nobody. They show nowhere and are
-//! paid for.
+//! `surgetank gc`: what lies in a store and nobody sees. Uploads in parts that were begun on a server and are gone on with by
+//! nobody: they show nowhere and are paid for. And deduplicated content that no file refers to any more.
 //!
-//! An agent gives up its own at its end, and the next one those of an agent that was killed. Left are those of nodes that
-//! never came back. The danger: a server does not say whose an upload is; one that somebody still works at is younger than
-//! `--older-than`, and if it is not, its file is sent anew: nothing is lost.
+//! An agent gives up its own uploads at its end, and the next one those of an agent that was killed. Left are those of nodes
+//! that never came back. The danger: a server does not say whose an upload is; one that somebody still works at is younger than
+//! `--older-than`, and if it is not, its file is sent anew: nothing is lost. Content is dearer: nobody may be about to refer to
+//! it (`shared::unused` in the core).
 
+use std::os::unix::fs::DirBuilderExt;
 use std::time::Duration;
 
 use surgetank_core::clock;
@@ -19,6 +21,9 @@ pub struct GcArgs {
     /// What was begun so long ago, by whomever
     #[arg(long, value_name = "DURATION", default_value = "1d", value_parser = wait::duration_millis)]
     older_than: u64,
+    /// Deduplicated content that no file has referred to for so long
+    #[arg(long, value_name = "DURATION", default_value = "30d", value_parser = wait::duration_millis)]
+    unused_for: u64,
     /// Only say what would go
     #[arg(long)]
     dry_run: bool,
@@ -29,26 +34,49 @@ pub struct GcArgs {
     settings: Settings,
 }
 
+#[derive(Default, serde::Serialize)]
+struct Found {
+    uploads: Vec<stores::Abandoned>,
+    #[cfg(feature = "dedup")]
+    content: surgetank_core::store::packed::shared::unused::Unused,
+}
+
 pub fn gc(program: &Program<'_>, args: &GcArgs) -> Outcome {
     let config = (program.configure)(&args.settings).map_err(Failure::usage)?;
-    let Some(url) = config.store_url() else {
-        return Err(Failure::usage(
-            Error::new(format!("the store {} is a directory", config.store.display()))
-                .why("only on servers of objects something can be under way that nobody sees")
-                .remedy("surgetank gc --store URL"),
-        ));
-    };
-    let found = stores::abandoned(url, Duration::from_millis(args.older_than), args.dry_run)?;
+    let mut found = Found::default();
+    if let Some(url) = config.store_url() {
+        found.uploads = stores::abandoned(url, Duration::from_millis(args.older_than), args.dry_run)?;
+    }
+    #[cfg(feature = "dedup")]
+    {
+        // (A store of objects keeps what is under way beside the state; here nothing ever is.)
+        let scratch = std::env::temp_dir().join(format!("surgetank-gc-{}-{}", std::process::id(), clock::now().nanos));
+        std::fs::DirBuilder::new().mode(0o700).create(&scratch).map_err(|why| {
+            Error::new(format!("{} cannot be made", scratch.display())).why(why).remedy("set TMPDIR to another place")
+        })?;
+        let unused = stores::unused(&config, &scratch, Duration::from_millis(args.unused_for), args.dry_run);
+        drop(std::fs::remove_dir_all(&scratch));
+        found.content = unused?;
+    }
     if args.json {
         words::print(&(serde_json::to_string_pretty(&found).map_err(|why| Error::new("JSON").why(why))? + "\n"));
         return Ok(exit::OK);
     }
-    let now = clock::now().secs();
-    for one in &found {
-        let age = u64::try_from(now - one.begun_unix_seconds).unwrap_or(0);
-        words::print(&format!("{}  begun {} ago\n", one.path, words::seconds(age)));
+    let age = |then: i64| words::seconds(u64::try_from(clock::now().secs() - then).unwrap_or(0));
+    for one in &found.uploads {
+        words::print(&format!("{}  begun {} ago\n", one.path, age(one.begun_unix_seconds)));
     }
-    let done = if args.dry_run { "would be given up" } else { "given up" };
-    words::print(&format!("{} uploads {done}\n", words::count(found.len() as u64)));
+    let would = if args.dry_run { "would be " } else { "" };
+    words::print(&format!("{} uploads {would}given up\n", words::count(found.uploads.len() as u64)));
+    #[cfg(feature = "dedup")]
+    {
+        let blobs = &found.content.blobs;
+        for one in blobs {
+            let (size, age) = (words::bytes(one.size_bytes), age(one.used_unix_seconds));
+            words::print(&format!("{}  {size}, not referred to for {age}\n", one.path));
+        }
+        let total = words::bytes(blobs.iter().map(|one| one.size_bytes).sum());
+        words::print(&format!("{} contents, {total}, {would}removed\n", words::count(blobs.len() as u64)));
+    }
     Ok(exit::OK)
 }

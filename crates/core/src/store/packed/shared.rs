@@ -18,7 +18,7 @@ mod references;
 mod tests;
 pub mod unused;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -41,6 +41,9 @@ use references::{Blobs, Reference};
 pub const SUFFIX: &[u8] = b".surgetank.ref";
 /// Smaller ones are not worth a second file.
 const WORTH_BYTES: u64 = 64 << 10;
+/// Content from this size on is waited for when it is being sent already; the drain settles what is so large by itself.
+const LARGE_BYTES: u64 = 8 << 20;
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Who refers to older content makes it young again, so that `unused` leaves it alone.
 const YOUNG: Duration = Duration::from_secs(24 * 3600);
 
@@ -51,9 +54,18 @@ pub struct Shared {
     choose: Choice,
     /// Directories that are there.
     ready: Mutex<HashSet<StorePath>>,
+    /// Large content that is being sent, by its temporary: where to.
+    under_way: Mutex<HashMap<StorePath, StorePath>>,
     savings: Mutex<Savings>,
     /// Also what is small: for tests.
     always: bool,
+}
+
+enum Found {
+    Nothing,
+    /// Something else.
+    Rotten,
+    Whole(Staged),
 }
 
 fn damaged(why: impl Into<String>) -> io::Error {
@@ -62,7 +74,14 @@ fn damaged(why: impl Into<String>) -> io::Error {
 
 impl Shared {
     pub fn new(inner: Arc<dyn Store>, choose: Choice) -> Self {
-        Self { inner, choose, ready: Mutex::default(), savings: Mutex::default(), always: false }
+        Self {
+            inner,
+            choose,
+            ready: Mutex::default(),
+            under_way: Mutex::default(),
+            savings: Mutex::default(),
+            always: false,
+        }
     }
 
     #[cfg(test)]
@@ -74,29 +93,92 @@ impl Shared {
         Blobs { owner: self.inner.features().directories.then_some(who.uid) }
     }
 
-    /// As the store has it; `None`: it does not, or not like that.
-    fn found(&self, who: Cred, reference: &Reference, gate: Gate<'_>) -> io::Result<Option<Staged>> {
-        let at = reference.path();
-        let there = match self.inner.stat(who, &at) {
-            Err(why) if is_absent(&why) => return Ok(None),
+    /// As the store has it.
+    fn find(&self, who: Cred, at: &StorePath, length_bytes: u64, checksum: u64, gate: Gate<'_>) -> io::Result<Found> {
+        let there = match self.inner.stat(who, at) {
+            Err(why) if is_absent(&why) => return Ok(Found::Nothing),
             there => there?,
         };
-        if there.attr.kind != Kind::File || there.attr.size_bytes != reference.length_bytes {
-            return Ok(None);
+        if there.attr.kind != Kind::File || there.attr.size_bytes != length_bytes {
+            return Ok(Found::Rotten);
         }
-        let mut staged = Staged { identity: there.identity, checksum: reference.checksum };
-        match self.inner.verify(who, &at, &staged, Verify::Cache, gate) {
+        let mut staged = Staged { identity: there.identity, checksum };
+        match self.inner.verify(who, at, &staged, Verify::Cache, gate) {
             Err(why) if why.kind() == io::ErrorKind::InvalidData => {
                 tracing::warn!(%at, %why, "what the store has of this content is not that: it is replaced");
-                return Ok(None);
+                return Ok(Found::Rotten);
             }
             verified => verified?,
         }
         let age = clock::now().nanos.saturating_sub(there.attr.mtime.nanos);
         if age > i64::try_from(YOUNG.as_nanos()).unwrap_or(i64::MAX) {
-            staged.identity = self.inner.set_meta(who, &at, Kind::File, &meta_of(who, 0o444))?;
+            staged.identity = self.inner.set_meta(who, at, Kind::File, &meta_of(who, 0o444))?;
         }
-        Ok(Some(staged))
+        Ok(Found::Whole(staged))
+    }
+
+    fn send(
+        &self,
+        who: Cred,
+        temporary: &StorePath,
+        behind: &Behind,
+        source: &File,
+        gate: Gate<'_>,
+    ) -> io::Result<Staged> {
+        let staged = self.inner.stage_file(who, temporary, &behind.at, source, &meta_of(who, 0o444), gate);
+        let staged = staged.inspect_err(|why| {
+            // (Somebody has removed the directories.)
+            if is_absent(why) {
+                locked(&self.ready).clear();
+            }
+        })?;
+        if staged.checksum != behind.staged.checksum {
+            self.inner.discard(who, temporary)?;
+            return Err(damaged("it was written to while it was stored"));
+        }
+        Ok(staged)
+    }
+
+    /// If the same is on its way already, and large: waits until it is there, or given up, and says so. (What is small is
+    /// settled together with others, and may wait for this one.)
+    fn waits_for_another(
+        &self,
+        temporary: &StorePath,
+        at: &StorePath,
+        length_bytes: u64,
+        gate: Gate<'_>,
+    ) -> io::Result<bool> {
+        if length_bytes < LARGE_BYTES {
+            return Ok(false);
+        }
+        let mut waited = false;
+        loop {
+            let mut under_way = locked(&self.under_way);
+            if !under_way.iter().any(|(other, towards)| other != temporary && towards == at) {
+                under_way.insert(temporary.clone(), at.clone());
+                return Ok(waited);
+            }
+            drop(under_way);
+            waited = true;
+            gate(0)?;
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    fn is_not_under_way(&self, temporary: &StorePath) {
+        locked(&self.under_way).remove(temporary);
+    }
+
+    /// Somebody else was quicker with the same content.
+    fn brought(&self, who: Cred, one: &Behind) -> io::Result<Option<StoreIdentity>> {
+        match self.inner.stat(who, &one.at) {
+            Ok(there) => {
+                let same = there.attr.kind == Kind::File && there.attr.size_bytes == one.staged.identity.size_bytes;
+                Ok(same.then_some(there.identity))
+            }
+            Err(why) if is_absent(&why) => Ok(None),
+            Err(why) => Err(why),
+        }
     }
 
     /// Directories for the content. An error: there are none, and cannot be.
@@ -148,6 +230,10 @@ impl Shared {
     }
 }
 
+fn unsent(length_bytes: u64) -> StoreIdentity {
+    StoreIdentity { ino: 0, size_bytes: length_bytes, mtime_nanos: 0, ctime_nanos: 0 }
+}
+
 fn meta_of(who: Cred, perm: u32) -> Meta {
     let now = clock::now();
     Meta { perm, uid: who.uid, gid: who.gid, times: Some((now, now)), xattrs: Some(Xattrs::new()) }
@@ -180,23 +266,19 @@ impl Packing for Shared {
             tracing::warn!(path = %bound, dir = %blobs.root(), %why, "there is no place for deduplicated content: the file is stored as it is");
             return Ok(None);
         }
-        let found = self.found(who, &reference, gate)?;
-        let mut savings = locked(&self.savings);
-        savings.hash_ms += u64::try_from(took.as_millis()).unwrap_or(0);
-        savings.deduplicated_files += 1;
-        savings.deduplicated_bytes += reference.length_bytes;
-        savings.new_bytes += if found.is_none() { reference.length_bytes } else { 0 };
-        drop(savings);
+        locked(&self.savings).hash_ms += u64::try_from(took.as_millis()).unwrap_or(0);
+        let found = self.find(who, &at, reference.length_bytes, reference.checksum, gate)?;
         let text = reference.text();
         let packed: OwnedFd = rustix::fs::memfd_create(c"reference", MemfdFlags::CLOEXEC)?;
         let packed = File::from(packed);
         packed.write_all_at(text.as_bytes(), 0)?;
         let (length_bytes, checksum) = (reference.length_bytes, reference.checksum);
-        let unsent = || Staged {
-            identity: StoreIdentity { ino: 0, size_bytes: length_bytes, mtime_nanos: 0, ctime_nanos: 0 },
-            checksum,
+        let is_rotten = matches!(found, Found::Rotten);
+        let (is_new, staged) = match found {
+            Found::Whole(staged) => (false, staged),
+            Found::Nothing | Found::Rotten => (true, Staged { identity: unsent(length_bytes), checksum }),
         };
-        let behind = Behind { at, temporary: None, is_new: found.is_none(), staged: found.unwrap_or_else(unsent) };
+        let behind = Behind { at, temporary: None, is_new, is_rotten, staged };
         Ok(Some(Made { packed, length_bytes, checksum, behind: Some(behind) }))
     }
 
@@ -245,23 +327,24 @@ impl Packing for Shared {
         source: &File,
         gate: Gate<'_>,
     ) -> io::Result<()> {
-        if !behind.is_new {
-            return Ok(());
-        }
+        let length_bytes = behind.staged.identity.size_bytes;
         let temporary = temporary_of(&behind.at.parent().parent(), temporary);
-        let staged = self.inner.stage_file(who, &temporary, &behind.at, source, &meta_of(who, 0o444), gate);
-        let staged = staged.inspect_err(|why| {
-            // (Somebody has removed the directories.)
-            if is_absent(why) {
-                locked(&self.ready).clear();
+        if behind.is_new && self.waits_for_another(&temporary, &behind.at, length_bytes, gate)? {
+            let found = self.find(who, &behind.at, length_bytes, behind.staged.checksum, gate)?;
+            if let Found::Whole(staged) = found {
+                *behind = Behind { is_new: false, staged, ..behind.clone() };
+                self.is_not_under_way(&temporary);
             }
-        })?;
-        if staged.checksum != behind.staged.checksum {
-            self.inner.discard(who, &temporary)?;
-            return Err(damaged("it was written to while it was stored"));
         }
-        behind.staged = staged;
-        behind.temporary = Some(temporary);
+        if behind.is_new {
+            let staged = self.send(who, &temporary, behind, source, gate);
+            behind.staged = staged.inspect_err(|_| self.is_not_under_way(&temporary))?;
+            behind.temporary = Some(temporary);
+        }
+        let mut savings = locked(&self.savings);
+        savings.deduplicated_files += 1;
+        savings.deduplicated_bytes += length_bytes;
+        savings.new_bytes += if behind.is_new { length_bytes } else { 0 };
         Ok(())
     }
 
@@ -274,12 +357,21 @@ impl Packing for Shared {
         let mut dirs = HashSet::new();
         for one in behind.iter_mut() {
             let Some(temporary) = &one.temporary else { continue };
+            let brought = if one.is_rotten { None } else { self.brought(who, one)? };
+            if let Some(identity) = brought {
+                self.inner.discard(who, temporary)?;
+                one.staged.identity = identity;
+                self.is_not_under_way(temporary);
+                one.temporary = None;
+                continue;
+            }
             let published = self.inner.publish(who, temporary, &one.at, &meta_of(who, 0o444));
             one.staged.identity = published.inspect_err(|why| {
                 if is_absent(why) {
                     locked(&self.ready).clear();
                 }
             })?;
+            self.is_not_under_way(temporary);
             one.temporary = None;
             dirs.insert(one.at.parent());
             crash_point!("packed.behind");
@@ -304,7 +396,9 @@ impl Packing for Shared {
             Some(Ok(reference)) => reference.blobs,
             Some(Err(_)) | None => self.blobs_of(who),
         };
-        match self.inner.discard(who, &temporary_of(&blobs.root(), temporary)) {
+        let temporary = temporary_of(&blobs.root(), temporary);
+        self.is_not_under_way(&temporary);
+        match self.inner.discard(who, &temporary) {
             Err(why) if is_absent(&why) => Ok(()),
             done => done,
         }
