@@ -314,6 +314,22 @@ fn uploads_of_a_node_that_never_came_back_are_given_up() {
     assert_eq!(S3::open(place("other")).unwrap().uploads("").unwrap().len(), 1);
 }
 
+/// Several are published at the same time, and wait for their turns; whoever finds before his that his copy is no good any more
+/// did not say so, and without that copy nothing was stored ever again.
+#[test]
+fn a_file_written_over_while_it_waited_for_its_turn_stopped_the_drain() {
+    let Some(server) = S3Server::start() else { return };
+    let node = Node::new();
+    let script = "for n in a b c; do head -c 3000000 /dev/zero >$n; done; sleep 0.7; echo shorter >b; echo shorter >c";
+    let mut command = node.command(&server.url("turns"), &["--quiet-period", "300ms"], script);
+    command.envs(server.environment()).env("SURGETANK_HOLD", "store.publish:1000");
+    told(&command.output().unwrap());
+    let files = server.files().join("turns");
+    assert_eq!(fs::metadata(files.join("a")).unwrap().len(), 3_000_000);
+    assert_eq!(fs::read(files.join("b")).unwrap(), b"shorter\n");
+    assert_eq!(fs::read(files.join("c")).unwrap(), b"shorter\n");
+}
+
 /// Neither of the server nor of the agent: the attributes come with the names.
 #[test]
 fn a_file_that_is_listed_costs_no_request() {

@@ -139,7 +139,10 @@ impl Drain {
                     say(seq, Ok(outcome));
                     turn.pass();
                 }
-                Err(why) if turn.has_come() => drop(say(seq, Err(why))),
+                // (The staged copy is gone, or no good: that is so in its turn, too, and nobody would say why any more.)
+                Err(why) if turn.has_come() || why.kind() == std::io::ErrorKind::InvalidData => {
+                    drop(say(seq, Err(why)));
+                }
                 Err(why) => tracing::debug!(%why, "before its turn"),
             }
             Ok(())

@@ -5,16 +5,21 @@
 //!
 //! `SURGETANK_CRASH_CASES` (150), `SURGETANK_CRASH_SEED` (another one each time with `make crash`); a case is named by its
 //! seed, and `SURGETANK_CRASH_CASE=SEED` runs that one alone.
+//! For ten of them in a directory there is one in a directory with packed files, and one on a server of objects (`ground`).
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 mod content;
+mod ground;
 mod manifest;
+mod points;
 mod power;
+#[path = "../../../core/tests/s3_server/mod.rs"]
+mod s3_server;
 mod verify;
 mod watch;
 mod workload;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -24,114 +29,24 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Arguments, Failed, Trial};
 use tempfile::TempDir;
 
+use ground::{Ground, Kind};
 use manifest::Story;
+use points::{POINTS, is_complete};
+use verify::{Lies, store_of};
 use watch::Watcher;
 use workload::{Dice, Terms};
 
 const CASES: u64 = 150;
 const SEED: u64 = 1;
 const CASES_A_TRIAL: u64 = 10;
+/// For so many cases in a directory there is one in each other kind of store.
+const OTHERS_EVERY: u64 = 10;
 /// One case of so many is a loss of power (where we may mount).
 const POWER_EVERY: u64 = 5;
 const WRITERS: u64 = 3;
 const OPERATIONS: u64 = 120;
 /// What hangs for so long is ended and fails.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// The crash points that this workload passes, and how often a life does at most, about (`SURGETANK_CRASH_LOG`).
-const POINTS: &[(&str, u64)] = &[
-    ("catalog.append", 190),
-    ("catalog.torn", 190),
-    ("catalog.appended", 190),
-    ("catalog.sync", 14),
-    ("catalog.segment_made", 3),
-    ("catalog.segment_headed", 3),
-    ("catalog.clear", 1),
-    ("catalog.restarted", 1),
-    ("catalog.snapshot_deleted", 1),
-    ("catalog.rolled", 6),
-    ("catalog.fold", 5),
-    ("catalog.snapshot_made", 1),
-    ("catalog.snapshot_named", 1),
-    ("catalog.folded", 5),
-    ("tier.reserved", 40),
-    ("tier.created", 40),
-    ("make.adopted", 40),
-    ("make.written_down", 40),
-    ("seal.looked", 100),
-    ("seal.begun", 40),
-    ("seal.written_down", 40),
-    ("rename.written_down", 12),
-    ("rename.before_tier", 12),
-    ("exchange.written_down", 4),
-    ("exchange.one_aside", 4),
-    ("link.written_down", 4),
-    ("node.written_down", 4),
-    ("rmdir.written_down", 4),
-    ("unlink.begun", 4),
-    ("unlink.written_down", 4),
-    ("unlink.tier_done", 4),
-    ("copy_up.copied", 1),
-    ("copy_up.adopted", 1),
-    ("spill.copied", 1),
-    ("spill.adopted", 1),
-    ("spill.written_down", 1),
-    ("evict.begun", 30),
-    ("evict.written_down", 30),
-    ("drain.stage", 46),
-    ("store.temporary_made", 46),
-    ("store.copied", 46),
-    ("store.staged", 46),
-    ("store.settle", 10),
-    ("store.verify", 43),
-    ("drain.compared", 14),
-    ("drain.started", 14),
-    ("store.published", 41),
-    ("store.replace", 10),
-    ("store.replaced", 10),
-    ("store.stage_dir", 9),
-    ("store.rename", 5),
-    ("store.unlink", 3),
-    ("store.exchange", 2),
-    ("store.link", 2),
-    ("store.remove_dir", 2),
-    ("store.set_meta", 4),
-    ("drain.renamed", 5),
-    ("drain.attributes_set", 4),
-    ("store.discard", 14),
-    ("drain.executed", 56),
-    ("store.sync_dirs", 14),
-    ("drain.durable", 14),
-    ("drain.done", 14),
-    ("sync.written_down", 5),
-    ("mount.served", 900),
-    ("shim.asked", 20),
-    ("recover.loaded", 1),
-    ("recover.settled", 1),
-    ("recover.matched", 1),
-    ("recover.taken_over", 1),
-    ("recover.sealed", 1),
-    ("recover.cleaned", 1),
-];
-
-/// Those that it does not pass, and why.
-const ELSEWHERE: &[(&str, &str)] = &[
-    ("drain.rename", "the example in the words of `crash`"),
-    ("packed.behind", "where rules deduplicate: tests/dedup.rs"),
-    ("packed.published", "where rules compress: tests/compress.rs"),
-    ("packed.referred", "where rules deduplicate: tests/dedup.rs"),
-    ("packed.renamed", "where rules compress: tests/compress.rs"),
-    ("fetch.copied", "of a store without plain files: tests/s3.rs, core's tests/distant.rs"),
-    ("fetch.adopted", "of a store without plain files: tests/s3.rs, core's tests/distant.rs"),
-    ("relief.copied", "when memory runs short: tests/memory_limit.rs"),
-    ("relief.written_down", "when memory runs short: tests/memory_limit.rs"),
-    ("run.joined", "of `surgetank run`, which is no agent: tests/survive.rs"),
-    ("store.publish", "of the drivers of servers: tests/redis.rs, tests/hdfs.rs"),
-    ("store.overwriting", "of files of several names and of colleagues: tests/recovery.rs"),
-    ("store.rename_copied", "of stores without renames: tests/s3.rs"),
-    ("store.upload_begun", "of object stores: tests/s3.rs"),
-    ("store.part_sent", "of object stores: tests/s3.rs"),
-];
 
 /// Segments of the catalog's log in a case that is about folding, and in every other one.
 const SEGMENT_BYTES: [Option<u64>; 2] = [Some(16 << 10), None];
@@ -140,23 +55,32 @@ fn main() {
     if let Ok(words) = std::env::var("SURGETANK_CRASH_WRITER") {
         return be_a_writer(&words);
     }
+    if let Some(to) = std::env::var_os("SURGETANK_CRASH_LOOKER") {
+        return ground::look(&std::env::current_dir().unwrap(), to.as_ref());
+    }
     let arguments = Arguments::from_args();
     let may_mount = power::seclude();
     let number = |name: &str, default: u64| std::env::var(name).ok().map_or(default, |text| text.parse().unwrap());
     let first = number("SURGETANK_CRASH_SEED", SEED) * 1_000_000;
     let cases = number("SURGETANK_CRASH_CASES", CASES);
-    let trial = |seeds: std::ops::Range<u64>| {
-        let name = format!("cases_from_{}", seeds.start);
-        Trial::test(name, move || several(seeds, may_mount))
+    let trial = |kind: Kind, seeds: std::ops::Range<u64>| {
+        let name = format!("{}_from_{}", kind.word(), seeds.start);
+        Trial::test(name, move || several(kind, seeds, may_mount))
     };
-    let mut trials = match std::env::var("SURGETANK_CRASH_CASE") {
-        Ok(seed) => {
+    let several_of = |kind: Kind, cases: u64| {
+        let starts = (0..cases).step_by(CASES_A_TRIAL as usize);
+        starts.map(move |at| trial(kind, first + at..first + (at + CASES_A_TRIAL).min(cases)))
+    };
+    let mut trials: Vec<Trial> = match std::env::var("SURGETANK_CRASH_CASE") {
+        Ok(case) => {
+            let (word, seed) = case.split_once(':').unwrap_or(("cases", &case));
+            let kind = Kind::ALL.into_iter().find(|kind| kind.word() == word).unwrap();
             let seed = seed.parse().unwrap();
-            vec![trial(seed..seed + 1)]
+            vec![trial(kind, seed..seed + 1)]
         }
-        Err(_) => (0..cases)
-            .step_by(CASES_A_TRIAL as usize)
-            .map(|at| trial(first + at..first + (at + CASES_A_TRIAL).min(cases)))
+        Err(_) => several_of(Kind::Directory, cases)
+            .chain(several_of(Kind::Packed, cases / OTHERS_EVERY))
+            .chain(several_of(Kind::Objects, cases / OTHERS_EVERY))
             .collect(),
     };
     trials.push(Trial::test("every_crash_point_is_tried_or_excused", is_complete));
@@ -164,10 +88,10 @@ fn main() {
 }
 
 /// All of them, whatever one finds; together they must have verified something.
-fn several(seeds: std::ops::Range<u64>, may_mount: bool) -> Result<(), Failed> {
+fn several(kind: Kind, seeds: std::ops::Range<u64>, may_mount: bool) -> Result<(), Failed> {
     let (mut files, mut found) = (0, Vec::new());
     for seed in seeds {
-        match case(seed, may_mount) {
+        match case(kind, seed, may_mount) {
             Ok(verified) => files += verified,
             Err(why) => found.push(why),
         }
@@ -178,33 +102,6 @@ fn several(seeds: std::ops::Range<u64>, may_mount: bool) -> Result<(), Failed> {
     if found.is_empty() { Ok(()) } else { Err(Failed::from(found.join("\n"))) }
 }
 
-/// A point that nobody lists is never tried, and nobody notices.
-fn is_complete() -> Result<(), Failed> {
-    let mut named = BTreeSet::new();
-    let mut left = vec![
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../core/src"),
-    ];
-    while let Some(path) = left.pop() {
-        if path.is_dir() {
-            left.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
-        } else if path.extension().is_some_and(|end| end == "rs") {
-            let text = fs::read_to_string(&path).unwrap();
-            let names =
-                text.split("crash_point!(\"").skip(1).filter_map(|rest| Some(rest.split_once('"')?.0.to_owned()));
-            named.extend(names);
-        }
-    }
-    let listed = POINTS.iter().map(|(name, _)| *name).chain(ELSEWHERE.iter().map(|(name, _)| *name));
-    let listed: BTreeSet<String> = listed.map(str::to_owned).collect();
-    let differ: Vec<&String> = named.symmetric_difference(&listed).collect();
-    if differ.is_empty() {
-        Ok(())
-    } else {
-        Err(format!("either in the sources or in the lists, not in both: {differ:?}").into())
-    }
-}
-
 fn be_a_writer(words: &str) {
     let words: Vec<&str> = words.split('\t').collect();
     let terms = Terms {
@@ -213,6 +110,7 @@ fn be_a_writer(words: &str) {
         operations: words[2].parse().unwrap(),
         directory: words[3].into(),
         manifest: words[4].into(),
+        links: words[5] == "links",
     };
     std::process::exit(i32::from(workload::write(&terms).is_err()));
 }
@@ -235,6 +133,7 @@ enum End {
 
 struct Scene {
     seed: u64,
+    ground: Ground,
     kept: (TempDir, TempDir, TempDir),
     store: PathBuf,
     state: PathBuf,
@@ -247,7 +146,7 @@ struct Scene {
 }
 
 impl Scene {
-    fn new(seed: u64, dice: &mut Dice) -> Self {
+    fn new(kind: Kind, seed: u64, dice: &mut Dice) -> Option<Self> {
         let disk = TempDir::with_prefix_in("crash.", env!("CARGO_TARGET_TMPDIR")).unwrap();
         let memory = TempDir::with_prefix_in("crash.", "/dev/shm").unwrap();
         let aside = TempDir::with_prefix_in("crash.", "/dev/shm").unwrap();
@@ -255,7 +154,11 @@ impl Scene {
         let state = aside.path().join("state");
         [&store, &slow].into_iter().for_each(|dir| fs::create_dir(dir).unwrap());
         // Small, so that files are evicted and moved on while they are written.
-        let (fast_mib, slow_mib) = [(64, 64), (4, 64), (1, 1)][dice.below(3) as usize];
+        let (fast_mib, slow_mib) = match ([(64, 64), (4, 64), (1, 1)][dice.below(3) as usize], kind) {
+            // Where nothing can be spilled, what the writers have open has to fit.
+            ((1, 1), Kind::Packed | Kind::Objects) => (4, 8),
+            (room, _) => room,
+        };
         let mut options = vec![
             "--tier".to_owned(),
             format!("fast={}:{fast_mib}M", memory.path().display()),
@@ -273,7 +176,9 @@ impl Scene {
         // A dice of its own: what a seed means stays.
         let alone = Dice::new(seed ^ 0x5afe).below(3) == 0;
         let segment_bytes = SEGMENT_BYTES[Dice::new(seed ^ 0xf01d).below(2) as usize];
-        Self { seed, kept: (disk, memory, aside), store, state, manifests, options, direct, alone, segment_bytes }
+        let ground = Ground::new(kind, aside.path(), &mut options)?;
+        let kept = (disk, memory, aside);
+        Some(Self { seed, ground, kept, store, state, manifests, options, direct, alone, segment_bytes })
     }
 
     fn surgetank(&self, end: &End, command: &str) -> Command {
@@ -284,6 +189,7 @@ impl Scene {
         run.args(&self.options).args(["--no-progress", "--", "sh", "-c", command]);
         run.current_dir(&self.store).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         run.env("SURGETANK_DIRECT", self.direct.to_string()).env(power::MARK, &self.manifests);
+        self.ground.arm(&mut run);
         if let Some(bytes) = self.segment_bytes {
             run.env("SURGETANK_SEGMENT_BYTES", bytes.to_string());
         }
@@ -387,8 +293,23 @@ impl Scene {
     fn log(&self) -> String {
         let places = fs::read_dir(&self.state).into_iter().flatten().flatten();
         let logs = places.filter_map(|place| fs::read_to_string(place.path().join("agent.log")).ok());
-        let told = |line: &&str| ["WARN", "ERROR", "killed", "recover"].iter().any(|word| line.contains(word));
+        let all = std::env::var_os("SURGETANK_LOG").is_some();
+        let told = |line: &&str| all || ["WARN", "ERROR", "killed", "recover"].iter().any(|word| line.contains(word));
         logs.flat_map(|log| log.lines().filter(told).map(|line| format!("{line}\n")).collect::<Vec<_>>()).collect()
+    }
+
+    /// What is in the store.
+    fn look(&self) -> Result<BTreeMap<String, Lies>, String> {
+        if self.ground.kind == Kind::Directory {
+            return Ok(store_of(&self.store));
+        }
+        let (me, to) = (std::env::current_exe().unwrap(), self.manifests.join("looked"));
+        let command = format!("SURGETANK_CRASH_LOOKER='{}' '{}'", to.display(), me.display());
+        let ended = self.run(&End::Never, &command)?;
+        match ended.status.success() {
+            true => Ok(ground::looked(&to)),
+            false => Err(format!("a run that only looked ended with {}: {}", ended.status, ended.said)),
+        }
     }
 
     fn stories(&self) -> Vec<Story> {
@@ -397,10 +318,15 @@ impl Scene {
 
     fn workload(&self) -> String {
         let me = std::env::current_exe().unwrap();
+        let links = if self.ground.kind.has_links() { "links" } else { "" };
         let writer = |writer: u64| {
             let manifest = self.manifests.join(writer.to_string());
-            let words =
-                format!("{}\t{writer}\t{OPERATIONS}\t{}\t{}", self.seed, self.store.display(), manifest.display());
+            let words = format!(
+                "{}\t{writer}\t{OPERATIONS}\t{}\t{}\t{links}",
+                self.seed,
+                self.store.display(),
+                manifest.display()
+            );
             format!("SURGETANK_CRASH_WRITER='{words}' '{}' & pids=\"$pids $!\"", me.display())
         };
         let writers: Vec<String> = (0..WRITERS).map(writer).collect();
@@ -427,26 +353,31 @@ fn supervisor_of(agent: i32) -> Option<i32> {
     (name.trim() == "surgetank-super").then_some(parent)
 }
 
-fn case(seed: u64, may_mount: bool) -> Result<u64, String> {
+fn case(kind: Kind, seed: u64, may_mount: bool) -> Result<u64, String> {
     let mut dice = Dice::new(seed);
-    if seed.is_multiple_of(POWER_EVERY) && may_mount {
+    if kind == Kind::Directory && seed.is_multiple_of(POWER_EVERY) && may_mount {
         return without_power(seed, &mut dice);
     }
-    let mut scene = Scene::new(seed, &mut dice);
+    // (Without its server.)
+    let Some(mut scene) = Scene::new(kind, seed, &mut dice) else { return Ok(1) };
     let mut ends = [a_end(&mut dice), if dice.below(3) == 0 { a_end(&mut dice) } else { End::Never }];
+    if let Some((point, pass)) = kind.point(seed) {
+        ends[0] = End::At { point, pass };
+    }
     if let End::At { point, .. } = ends[0]
         && point.starts_with("recover.")
     {
         ends[0] = End::Recovering { point, after: Duration::from_millis(50 + Dice::new(seed ^ 0xd1e).below(500)) };
     }
     scene.allow(&ends);
-    let watcher = Watcher::start(&scene.store, true);
+    let watcher = scene.ground.in_the_open(&scene.store).map(|store| Watcher::start(&store, true));
     let outcome = lives(&scene, &ends);
-    let seen = watcher.stop();
+    let seen = watcher.map_or_else(Default::default, Watcher::stop);
     let told = |why: String| {
         let output = fs::read_to_string(scene.manifests.join("output")).unwrap_or_default();
         format!(
-            "SURGETANK_CRASH_CASE={seed}: {why}\nends: {ends:?}\noptions: {:?}, direct: {}, alone: {}, segments: {:?}\nthe last run said:\n{output}\nthe agent logged:\n{}",
+            "SURGETANK_CRASH_CASE={}:{seed}: {why}\nends: {ends:?}\noptions: {:?}, direct: {}, alone: {}, segments: {:?}\nthe last run said:\n{output}\nthe agent logged:\n{}",
+            kind.word(),
             scene.options,
             scene.direct,
             scene.alone,
@@ -471,7 +402,7 @@ fn case(seed: u64, may_mount: bool) -> Result<u64, String> {
 
 /// The machine goes down while the writers write; what is left is drained after the next boot.
 fn without_power(seed: u64, dice: &mut Dice) -> Result<u64, String> {
-    let mut scene = Scene::new(seed, dice);
+    let mut scene = Scene::new(Kind::Directory, seed, dice).ok_or("no scene")?;
     let disk = power::Disk::new(scene.kept.0.path());
     scene.state = disk.path.join("state");
     let cap_mib = [64, 4][dice.below(2) as usize];
@@ -538,7 +469,7 @@ fn lives(scene: &Scene, ends: &[End]) -> Result<(u64, verify::Verified), String>
         }
         // The exit code tells the truth: 0 says that all is in the store, now.
         if ended.status.success() {
-            verify::verify(&scene.store, &scene.stories()).map_err(|why| format!("exit code 0, but {why}"))?;
+            verify::verify(&scene.look()?, &scene.stories()).map_err(|why| format!("exit code 0, but {why}"))?;
         } else if !killed {
             return Err(format!("nobody killed it, and it ended with {}: {}", ended.status, ended.said));
         }
@@ -552,7 +483,7 @@ fn lives(scene: &Scene, ends: &[End]) -> Result<(u64, verify::Verified), String>
         // It died before anything was done: there is nothing to verify, and that is counted.
         return Ok((died, verify::Verified::default()));
     }
-    let verified = verify::verify(&scene.store, &stories)?;
+    let verified = verify::verify(&scene.look()?, &stories)?;
     let tiers = tier_files(scene);
     if !tiers.is_empty() {
         return Err(format!("left in the tiers: {tiers:?}"));

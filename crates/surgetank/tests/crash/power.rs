@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::content;
 use crate::manifest::Story;
 use crate::verify::{Lies, Verified, store_of};
 
@@ -226,7 +225,7 @@ impl History {
                 continue;
             };
             let there = match found.get(path.as_str()) {
-                Some(Lies::File { bytes, .. }) => content::check(bytes),
+                Some(Lies::File { content, .. }) => content.clone(),
                 _ => Err("it is not there".to_owned()),
             };
             if !there.as_ref().is_ok_and(|there| contents.contains(there)) {
@@ -244,20 +243,20 @@ impl History {
             // What was deleted or written over later may be gone without being gone.
             let untouched = last.files[id].content == content && last.names.values().any(|other| other == id);
             let needed = self.vouched.contains(&content) && untouched;
-            let bytes = match found.get(path.as_str()) {
-                Some(Lies::File { bytes, .. }) => bytes,
+            let (lies, length_bytes) = match found.get(path.as_str()) {
+                Some(Lies::File { content, length_bytes, .. }) => (content, length_bytes),
                 Some(_) => return Err(format!("{path} is no file")),
                 None if needed => return Err(format!("{path} is lost, and was synced")),
                 None => continue,
             };
-            match content::check(bytes) {
-                Ok(found) if found == content => {
+            match lies {
+                Ok(found) if *found == content => {
                     verified.files += 1;
-                    verified.bytes += bytes.len() as u64;
+                    verified.bytes += length_bytes;
                 }
                 Ok(found) if needed => return Err(format!("{path} has {found:#x}, and {content:#x} was synced")),
                 // A version before it, or the file that had the name before.
-                Ok(found) if self.was_at(path, found) || self.was_of(*id, found) => verified.files += 1,
+                Ok(found) if self.was_at(path, *found) || self.was_of(*id, *found) => verified.files += 1,
                 Ok(found) => return Err(format!("{path} has {found:#x}, which never was there")),
                 Err(why) if needed => return Err(format!("{path}: {why}, and it was synced")),
                 // Written over after a part of it had been promised; or in place, having several names.
@@ -275,7 +274,7 @@ impl History {
         };
         if let Some(ghost) = found.keys().find(|path| !known(path)) {
             // The version before of a name that was replaced and then taken from its successor.
-            let before = matches!(found[ghost], Lies::File { bytes, .. } if content::check(bytes).is_ok_and(|id| self.was_at(ghost, id)));
+            let before = matches!(found[ghost], Lies::File { content: Ok(id), .. } if self.was_at(ghost, *id));
             if !before {
                 return Err(format!("{ghost} should not be there"));
             }

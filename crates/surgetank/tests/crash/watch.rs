@@ -62,6 +62,10 @@ fn look(store: &Path, dir: &Path, ordered: bool, known: &mut Known, seen: &mut S
         }
         // A link or a file that went meanwhile is nobody's fault.
         let Ok(stat) = fs::symlink_metadata(&path) else { continue };
+        // (Which a server of objects has as an object with its target.)
+        if name.starts_with('s') && stat.is_file() {
+            continue;
+        }
         if stat.is_dir() {
             look(store, &path, ordered, known, seen);
             continue;

@@ -33,9 +33,12 @@ pub struct Terms {
     pub operations: u64,
     pub directory: PathBuf,
     pub manifest: PathBuf,
+    /// The store has hard links, and can exchange names.
+    pub links: bool,
 }
 
 struct Writer {
+    links: bool,
     dice: Dice,
     directory: PathBuf,
     manifest: File,
@@ -51,6 +54,7 @@ struct Writer {
 pub fn write(terms: &Terms) -> io::Result<()> {
     let manifest = OpenOptions::new().append(true).create(true).open(&terms.manifest)?;
     let mut writer = Writer {
+        links: terms.links,
         dice: Dice::new(terms.seed ^ terms.writer << 32),
         directory: terms.directory.clone(),
         manifest,
@@ -120,8 +124,8 @@ impl Writer {
             16 | 17 => self.unlink(),
             18 => self.mkdir(),
             19 => self.rename_dir(),
-            20 => self.link(),
-            21 => self.exchange(),
+            20 if self.links => self.link(),
+            21 if self.links => self.exchange(),
             22 => self.chmod(),
             23 => self.mark(),
             24 => self.symlink(),
