@@ -38,7 +38,9 @@ impl Drain {
         let mut ahead: HashMap<Seq, std::io::Result<Done>> = HashMap::new();
         for (index, seq) in batch.iter().enumerate() {
             let outcome = ahead.remove(seq).or_else(|| {
-                ahead.extend(self.execute_at_once(&batch[index..]));
+                // (What has an outcome already is not begun again.)
+                let known = batch[index..].iter().position(|seq| ahead.contains_key(seq));
+                ahead.extend(self.execute_at_once(&batch[index..known.map_or(batch.len(), |at| index + at)]));
                 ahead.remove(seq)
             });
             match outcome.unwrap_or_else(|| self.execute(*seq, None)) {
