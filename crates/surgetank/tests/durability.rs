@@ -88,7 +88,8 @@ fn every_cell_of_the_table_has_a_test() {
                 let Some((above, _)) = source.split_once(&format!("\nfn {function}() {{")) else {
                     panic!("{test} is not there");
                 };
-                let is_run = above.lines().rev().take_while(|line| line.starts_with("#[")).any(|line| line == "#[test]");
+                let is_run =
+                    above.lines().rev().take_while(|line| line.starts_with("#[")).any(|line| line == "#[test]");
                 assert!(is_run, "{test} is never run");
             }
         }
