@@ -13,7 +13,7 @@ use std::path::Path;
 use crate::catalog::Damage;
 use crate::error::Result;
 use crate::model::{DeviceId, FileId, FileRecord, Image, Kind, STORE_TEMPORARY_PREFIX};
-use crate::namespace::{HIDDEN_PREFIX, ORPHANS, Worth, went_down, went_down_with, worth};
+use crate::namespace::{HIDDEN_PREFIX, ORPHANS, Worth, is_damage, went_down, went_down_with, worth};
 use crate::report::{Audit, Finding, Proven, TierCopy, Undrained, What};
 use crate::store::{Cred, Store, StorePath, checksum};
 use crate::tier::{Device, Plain, Remembered, Standing, Tiers};
@@ -96,8 +96,7 @@ impl Look<'_> {
 
     fn damage(&mut self) {
         let Some(damage) = self.ground.damage else { return };
-        // A machine that goes down leaves what it never synced in whatever shape.
-        if damage.records_behind == 0 && went_down(self.ground.image) {
+        if !is_damage(damage, self.ground.image) {
             return;
         }
         let text = format!(

@@ -62,7 +62,7 @@ pub(crate) use files::{HIDDEN_PREFIX, KEPT_FOR};
 use held::InodeGuard;
 pub use listing::Listed;
 pub use questions::{Stuck, Undurable, Waiting, Where};
-pub(crate) use recover::{ORPHANS, Worth, went_down, went_down_with, worth};
+pub(crate) use recover::{ORPHANS, Worth, is_damage, went_down, went_down_with, worth};
 pub use recover::{keep_copy, unproven_name};
 pub use shown::{Shim, Shown};
 pub use survive::{Keeper, Request, Survival};

@@ -1,6 +1,8 @@
 //! `surgetank fsck` and `surgetank scavenge`: what they find after something went wrong, what they mend, and what they leave.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
+#[path = "rescue/kept.rs"]
+mod kept;
 mod scene;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -197,20 +199,27 @@ fn damage_inside_the_log_lost_names_in_silence() {
     scene.run(&QUIET, "true").exits(0);
 }
 
-/// Damages the record behind the one by which a file is clean, in the store as on the tier.
-fn damage_since_clean(scene: &Scene) {
+/// Damages the record behind the first that is such a one.
+fn damage_behind(scene: &Scene, is_it: impl Fn(&Change) -> bool) {
     let log = log_of(scene);
     let bytes = fs::read(&log).unwrap();
-    let is_clean = |change: &Change| matches!(change, Change::PutFile(_, file) if file.attr.kind == Kind::File && file.durable_version == 1 && file.version == 1 && file.sealed);
     let mut at = 64;
     loop {
-        let record = decode(&bytes[at..]).unwrap_or_else(|| panic!("it was never clean"));
+        let record = decode(&bytes[at..]).unwrap_or_else(|| panic!("there is no such record"));
         at += record.bytes;
-        if record.changes.iter().any(is_clean) {
+        if record.changes.iter().any(&is_it) {
             break;
         }
     }
     fs::OpenOptions::new().write(true).open(&log).unwrap().write_all_at(b"XXXX", at as u64).unwrap();
+}
+
+/// Behind the one by which a file is clean, in the store as on the tier.
+fn damage_since_clean(scene: &Scene) {
+    damage_behind(
+        scene,
+        |change| matches!(change, Change::PutFile(_, file) if file.attr.kind == Kind::File && file.durable_version == 1 && file.version == 1 && file.sealed),
+    );
 }
 
 /// What had been spilled into the store was removed with the half-made copies.
@@ -417,7 +426,7 @@ fn beside(scene: &Scene, name: &str) -> Vec<PathBuf> {
 
 #[test]
 fn a_plain_file_that_was_cut_off_replaced_the_version_in_the_store() {
-    for by in ["fsck", "run", "scavenge"] {
+    for by in ["fsck", "run", "scavenge", "fsynced"] {
         std::thread::spawn(move || cut_off(by)).join().unwrap();
     }
 }
@@ -428,7 +437,10 @@ const SEALED: &str =
 fn cut_off(by: &str) {
     let Some(scene) = prepare(&format!("cut_off_{by}")) else { return };
     scene.run(&[], "mkdir d; echo the version before >d/short").exits(0);
-    killed(&scene, &[], &format!("echo the newest version >d/short; {SEALED}"));
+    // (What was promised of it is not there any more either.)
+    let (options, sync): (&[&str], _) =
+        if by == "fsynced" { (&["--fsync", "tier"], "sync d/short") } else { (&[], "true") };
+    killed(&scene, options, &format!("exec 3>d/short; echo the newest version >&3; {sync}; exec 3>&-; {SEALED}"));
     fs::OpenOptions::new().write(true).open(plain(&scene, "d/short")).unwrap().set_len(3).unwrap();
     match by {
         "fsck" => {
@@ -436,7 +448,7 @@ fn cut_off(by: &str) {
             assert_eq!(found(&audit), pairs(&[("wrong-size", "d/short")]));
             assert_eq!(audit["findings"][0]["mended"], false, "{audit:#}");
         }
-        "run" => {
+        "run" | "fsynced" => {
             let told = scene.run(&[], "true").exits(3).stderr;
             assert!(told.contains("has 3 bytes, and had 19 when it was closed"), "{told}");
         }
@@ -453,10 +465,16 @@ fn cut_off(by: &str) {
         }
     }
     assert_eq!(fs::read_to_string(scene.path("d/short")).unwrap(), "the version before\n", "{by}");
-    let apart = beside(&scene, "short");
+    is_apart(&scene, by, "the");
+}
+
+/// The one file beside `d/short` has these bytes.
+#[track_caller]
+fn is_apart(scene: &Scene, by: &str, bytes: &str) {
+    let apart = beside(scene, "short");
     assert_eq!(apart.len(), 1, "{by}: {apart:?}");
     assert!(apart[0].to_str().unwrap().contains("short.surgetank-unproven-"), "{apart:?}");
-    assert_eq!(fs::read_to_string(&apart[0]).unwrap(), "the", "{by}");
+    assert_eq!(fs::read_to_string(&apart[0]).unwrap(), bytes, "{by}");
 }
 
 #[test]

@@ -114,17 +114,22 @@ pub(super) fn keep(dir: &Path, segments: &[Segment]) -> io::Result<()> {
 
 /// What was kept and has not been told.
 pub(super) fn untold(dir: &Path) -> io::Result<Option<Damage>> {
-    let segments = kept_in(dir)?.into_iter().map(|path| Segment::open(path, false)).collect::<io::Result<Vec<_>>>()?;
+    let segments =
+        kept_in(dir, KEPT)?.into_iter().map(|path| Segment::open(path, false)).collect::<io::Result<Vec<_>>>()?;
     of(&segments)
 }
 
 /// It stays, for whoever wants to look into it.
 pub(super) fn told(dir: &Path) -> io::Result<()> {
-    let kept = kept_in(dir)?;
+    let kept = kept_in(dir, KEPT)?;
     for path in &kept {
         std::fs::rename(path, path.with_extension(TOLD))?;
     }
     if kept.is_empty() { Ok(()) } else { File::open(dir)?.sync_all() }
+}
+
+pub(super) fn was_told(dir: &Path) -> io::Result<bool> {
+    Ok(!kept_in(dir, TOLD)?.is_empty())
 }
 
 fn aside(path: &Path, extension: &str) -> PathBuf {
@@ -134,11 +139,11 @@ fn aside(path: &Path, extension: &str) -> PathBuf {
     path.with_file_name(name)
 }
 
-fn kept_in(dir: &Path) -> io::Result<Vec<PathBuf>> {
+fn kept_in(dir: &Path, as_what: &str) -> io::Result<Vec<PathBuf>> {
     let mut kept = Vec::new();
     for entry in std::fs::read_dir(dir)? {
         let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == KEPT) {
+        if path.extension().is_some_and(|extension| extension == as_what) {
             kept.push(path);
         }
     }

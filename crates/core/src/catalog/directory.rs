@@ -41,6 +41,8 @@ pub struct Recovery {
     pub cut: Option<(PathBuf, u64)>,
     /// More was lost than a death takes, and nobody has been told yet: see [`super::Catalog::damage_told`].
     pub damage: Option<Damage>,
+    /// That was so at an earlier start.
+    pub damaged_once: bool,
 }
 
 /// What is found at the start.
@@ -213,7 +215,11 @@ impl Survey {
     /// What people are to be told.
     pub fn recovery(&self, dir: &Path) -> Result<Recovery> {
         let told = |error: io::Error| unreadable_directory(dir, error);
-        let mut recovery = Recovery { damage: damage::untold(dir).map_err(told)?, ..Recovery::default() };
+        let mut recovery = Recovery {
+            damage: damage::untold(dir).map_err(told)?,
+            damaged_once: damage::was_told(dir).map_err(told)?,
+            ..Recovery::default()
+        };
         if let Some(cut) = &self.cut {
             for (index, segment) in cut.segments.iter().enumerate() {
                 let kept = if index == 0 { cut.good } else { 0 };

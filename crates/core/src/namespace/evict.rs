@@ -277,6 +277,7 @@ impl Namespace {
         if let Err(why) = self.catalog.clear() {
             tracing::warn!(%why, "the catalog could not be cleared");
         }
+        self.write_down_doubt();
         for device in self.tiers.devices() {
             if let Err(why) = device.sweep() {
                 tracing::warn!(%why, device = %device.path().display(), "a tier could not be swept");

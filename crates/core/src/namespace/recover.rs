@@ -19,6 +19,7 @@ use super::Namespace;
 use super::content::{Content, Lies};
 use super::journal::Txn;
 use super::tree::{Entry, Inode, Name, Op, PlainId, Tree};
+pub(crate) use damaged::is_damage;
 pub use lost::unproven_name;
 pub(crate) use lost::{Doubt, Worth, went_down, went_down_with, worth};
 pub use orphans::keep_copy;
@@ -45,13 +46,14 @@ impl Namespace {
             self.tell_damage(damage, &image);
         }
         let (ids, strange) = self.take_up_devices(&image)?;
+        self.take_up_doubt(&image);
         if image.files.is_empty() && image.ops.is_empty() {
             let gone = super::gone::remembered(&image);
             let walked = self.match_tiers(&strange, &gone, &image, damage.is_some());
             self.remember_boot(&image, &walked);
             if damage.is_some() {
-                self.keep_spills();
                 self.leave_out_blind_operations();
+                self.keep_spills()?;
                 self.damage_is_told();
             }
             return Ok(());
@@ -148,7 +150,7 @@ impl Namespace {
         self.seal_recovered()?;
         crash_point!("recover.sealed");
         if damage.is_some() {
-            self.keep_spills();
+            self.keep_spills()?;
         }
         self.discard_leftovers();
         // Not before: who takes up the work of an agent that died here has to doubt the same files.
@@ -363,30 +365,48 @@ impl Namespace {
     /// Whose content the plain file is now; `None`: it is not wanted.
     fn judge(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, on_tier: &OnTier, doubt: Doubt) -> Option<FileId> {
         let path = tree.logical_path(id)?;
+        let plain = tree.get(id)?.replica?;
         match worth(&tree.get(id)?.into(), on_tier.plain.size_bytes) {
             Worth::All => Some(id),
-            Worth::Promised => {
+            Worth::Promised if doubt == Doubt::MachineWentDown => {
                 Self::is_as_long(tree, txn, id, &on_tier.plain);
-                self.tell_promised(&path, doubt);
+                self.tell_promised(&path);
                 Some(id)
             }
-            Worth::Spare => {
+            // The catalog could not be told that somebody opened it.
+            Worth::Spare
+                if doubt != Doubt::MachineWentDown && self.is_left_to_writer(id, plain.device, &on_tier.path) =>
+            {
+                tree.get_mut(id)?.sealed = false;
+                txn.file(id);
+                Some(id)
+            }
+            Worth::Spare if doubt == Doubt::MachineWentDown => {
                 tree.drop_replica(id);
                 txn.file(id);
                 None
             }
             // Of no use without the run that made it.
-            Worth::Doubtful if self.mode_for(tree, id, &path) == Mode::Remove => {
+            Worth::Promised | Worth::Doubtful if self.mode_for(tree, id, &path) == Mode::Remove => {
                 self.lose(tree, txn, id);
                 None
             }
-            Worth::Doubtful => {
-                let plain = tree.get(id)?.replica?;
+            // A spare copy that is not as long as it was is none: it was written since.
+            Worth::Promised | Worth::Doubtful | Worth::Spare => {
                 let kept = self.set_apart(tree, txn, id, &on_tier.plain, doubt)?;
                 self.sync_apart(tree, kept, plain, &on_tier.path);
                 Some(kept)
             }
         }
+    }
+
+    /// Does a program go on writing it?
+    fn is_left_to_writer(&self, id: FileId, device: DeviceId, path: &[u8]) -> bool {
+        let handed = || {
+            let file = self.tiers.device(device).open(path, false).ok()?;
+            Some(self.is_handed_still(&Content { file: Arc::new(file), lies: Lies::Tier(device), writable: false }))
+        };
+        self.left_written(id) || handed().unwrap_or(false)
     }
 
     fn replica_missing(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, path: Option<Vec<u8>>) {
@@ -434,9 +454,24 @@ impl Namespace {
                     continue;
                 }
                 self.finish_seal(id, None, &content);
-            } else if let Some(inode) = self.tree().get_mut(id) {
-                inode.sealed = true;
+                continue;
             }
+            let mut tree = self.tree();
+            let path = tree.logical_path(id);
+            let Some(inode) = tree.get_mut(id) else { continue };
+            let has_content = inode.replica.is_some() || inode.spill().is_some();
+            let Some(path) = path.filter(|_| has_content) else {
+                inode.sealed = true;
+                continue;
+            };
+            drop(tree);
+            // Sealed it would be the version before, and what was written since be removed as its copy.
+            self.note(
+                RunId(0),
+                String::from_utf8_lossy(&path).into_owned(),
+                "it was being written when an earlier agent died, and what there is of it cannot be opened: it is remembered, and not in the store; start again when it can",
+                true,
+            );
         }
         let dirty: Vec<FileId> = {
             let tree = self.tree();
@@ -461,7 +496,8 @@ impl Namespace {
         let inode = tree.get(id)?;
         if let Some(PlainId { device, .. }) = inode.replica {
             let path = tree.logical_path(id)?;
-            let file = self.tiers.device(device).open(&path, false).ok()?;
+            let file = self.tiers.device(device).open(&path, false);
+            let file = file.inspect_err(|why| tracing::warn!(id = id.0, %why, "a plain file cannot be opened")).ok()?;
             return Some(Content { file: Arc::new(file), lies: Lies::Tier(device), writable: false });
         }
         drop(tree);

@@ -10,7 +10,7 @@ use crate::model::{FileId, Image, STORE_TEMPORARY_PREFIX};
 use super::Namespace;
 use super::journal::Txn;
 use super::resolve::is_absent;
-use super::tree::{Inode, Name, Place, Tree};
+use super::tree::{Inode, Name, Tree};
 use crate::store::{Cred, StorePath};
 
 const COUNTER: &str = "temporaries-in-";
@@ -61,41 +61,56 @@ impl Namespace {
         self.commit(&tree, txn);
     }
 
+    /// What files are spilled to now.
+    pub(super) fn spill_names(&self) -> HashSet<Name> {
+        self.tree().iter().filter_map(|(_, inode)| inode.spill().map(|place| place.1.clone())).collect()
+    }
+
     /// Nothing is put into the directory any more: copies in it are those of an agent that was killed, and had not yet been
     /// told that the directory is there. Returns whether there were any; an error: that is not known, or they are there yet.
     pub(crate) fn discard_left_in(&self, who: Cred, dir: &StorePath) -> io::Result<bool> {
-        let spills: HashSet<Name> =
-            self.tree().iter().filter_map(|(_, inode)| inode.spill().map(|place| place.1.clone())).collect();
-        let mut prefix = STORE_TEMPORARY_PREFIX.to_vec();
-        prefix.extend_from_slice(self.key().as_bytes());
+        let spills = self.spill_names();
         let left = match self.store.list(who, dir, true) {
             Err(why) if is_absent(&why) => return Ok(false),
             listed => listed?,
         };
-        let ours = |name: &[u8]| name.starts_with(&prefix) && !spills.contains(name);
-        let mut left = left.iter().filter(|entry| ours(&entry.name)).peekable();
+        let mut left = left.iter().filter(|entry| self.is_left_over(&entry.name, &spills)).peekable();
         let any = left.peek().is_some();
-        left.try_for_each(|entry| self.store.discard(who, &dir.join(&entry.name)))?;
+        left.try_for_each(|entry| self.discard_left(who, dir, &entry.name))?;
         Ok(any)
     }
 
     /// Removes what an earlier agent left half made. What a file was spilled to stays.
     pub(super) fn discard_leftovers(&self) {
-        let (dirs, spills, who) = {
+        let (dirs, who) = {
             let tree = self.tree();
-            let dirs = tree.dirs_of_temporaries();
-            let spills: HashSet<Place> = tree.iter().filter_map(|(_, inode)| inode.spill().cloned()).collect();
             let who = tree.get(FileId::ROOT).map(Inode::cred).unwrap_or(crate::store::Cred { uid: 0, gid: 0 });
-            (dirs, spills, self.own_cred(who))
+            (tree.dirs_of_temporaries(), self.own_cred(who))
         };
-        let mut prefix = STORE_TEMPORARY_PREFIX.to_vec();
-        prefix.extend_from_slice(self.key().as_bytes());
-        for (id, dir) in dirs {
+        let spills = self.spill_names();
+        for (_, dir) in dirs {
             for entry in self.store.list(who, &dir, true).unwrap_or_default() {
-                if entry.name.starts_with(&prefix) && !spills.contains(&(id, Name::from(&*entry.name))) {
-                    drop(self.store.discard(who, &dir.join(&entry.name)));
+                if self.is_left_over(&entry.name, &spills)
+                    && let Err(why) = self.discard_left(who, &dir, &entry.name)
+                {
+                    tracing::warn!(%why, %dir, "what is left of an earlier agent's copies stays in the store for now");
                 }
             }
+        }
+    }
+
+    fn is_left_over(&self, name: &[u8], spills: &HashSet<Name>) -> bool {
+        let ours =
+            name.strip_prefix(STORE_TEMPORARY_PREFIX).is_some_and(|rest| rest.starts_with(self.key().as_bytes()));
+        ours && !spills.contains(name)
+    }
+
+    /// Of a damaged catalog it may be all there is of a file.
+    fn discard_left(&self, who: Cred, dir: &StorePath, name: &[u8]) -> io::Result<()> {
+        if self.is_doubtful_spill(name) {
+            self.keep_spill(who, dir, name)
+        } else {
+            self.store.discard(who, &dir.join(name))
         }
     }
 }

@@ -244,6 +244,8 @@ pub struct Tree {
     inodes: HashMap<FileId, Box<Inode>>,
     pub ops: BTreeMap<Seq, Op>,
     pub next_id: u64,
+    /// Spilled content with a lower number may be a file's of which a damaged catalog has no record.
+    pub doubtful_below: u64,
     pub next_seq: u64,
     /// Staged temporaries whose operation was cancelled, to be removed by the drain.
     pub discards: Vec<(FileId, Name, Cred)>,
@@ -283,6 +285,7 @@ impl Tree {
             inodes,
             ops: BTreeMap::new(),
             next_id: 2,
+            doubtful_below: 0,
             next_seq: 1,
             discards: Vec::new(),
             reverted: Vec::new(),

@@ -38,7 +38,8 @@ pub enum What {
     Damaged,
 }
 
-/// How much of a version is there for sure. Only a machine that went down leaves doubts.
+/// How much of a version is there for sure. A machine that went down leaves doubts, and a plain file that is not as long as it
+/// was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Proven {

@@ -312,7 +312,9 @@ impl Namespace {
     fn spill_name(&self) -> Name {
         let number = self.tree().new_id();
         let mut name = crate::model::STORE_TEMPORARY_PREFIX.to_vec();
-        name.extend_from_slice(format!("{}-spill-{:x}", self.key(), number.0).as_bytes());
+        name.extend_from_slice(self.key().as_bytes());
+        name.extend_from_slice(SPILL);
+        name.extend_from_slice(format!("{:x}", number.0).as_bytes());
         Name::from(name)
     }
 
@@ -355,3 +357,5 @@ pub(crate) fn hidden_name(id: FileId) -> Vec<u8> {
 
 /// Prefix of plain files on a tier that are being made.
 pub(crate) const HIDDEN_PREFIX: &[u8] = b".surgetank-new-";
+/// Between whose it is and its number, in the name of what a file is spilled to.
+pub(crate) const SPILL: &[u8] = b"-spill-";

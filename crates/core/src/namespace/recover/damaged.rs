@@ -4,30 +4,76 @@
 //! superfluous may be the only copy of what came later. So nothing is deleted here for want of a record: it is put aside and
 //! named; and whoever looks hears that something is missing (exit code 3).
 
+use std::io;
+
 use crate::catalog::Damage;
+use crate::clock;
+use crate::error::Result;
 use crate::model::{FileId, Image, OpKind, RunId, STORE_TEMPORARY_PREFIX, Seq};
 use crate::store::{Cred, StorePath, checksum};
 use crate::tier::Device;
 
 use super::super::Namespace;
+use super::super::files::SPILL;
 use super::super::journal::Txn;
-use super::super::tree::{Inode, Name};
-use super::{ORPHANS, OnTier, went_down};
+use super::super::resolve::{is_absent, passes};
+use super::super::tree::Inode;
+use super::spilled::patiently;
+use super::{ORPHANS, OnTier, STORE_PATIENCE, went_down};
 
 /// Numbers that were given out since what the catalog says: kernel and store may still know them.
 const NUMBERS_LEFT_OUT: u64 = 1 << 32;
 const KEPT_IN_STORE: &[u8] = b"surgetank-orphan-";
+/// A counter: files and what they were spilled to have lower numbers where no record may be left of them.
+const DOUBTFUL_BELOW: &str = "doubtful-below";
+/// More than were ever given out, however often it was damaged.
+const ALL_SO_FAR: u64 = 1 << 48;
+
+/// A machine that goes down leaves what it never synced in whatever shape.
+pub(crate) fn is_damage(damage: &Damage, image: &Image) -> bool {
+    damage.records_behind > 0 || !went_down(image)
+}
 
 impl Namespace {
     /// More was lost of the log than a death takes.
     pub(super) fn damage(&self, image: &Image) -> Option<Damage> {
         let damage = self.catalog.recovery().damage?;
-        // A machine that goes down leaves what it never synced in whatever shape.
-        if damage.records_behind == 0 && went_down(image) {
+        if !is_damage(&damage, image) {
             self.damage_is_told();
             return None;
         }
         Some(damage)
+    }
+
+    /// What a damaged catalog knows nothing of is also come across by later agents, in directories that it did not name.
+    pub(super) fn take_up_doubt(&self, image: &Image) {
+        let told = image.counters.get(DOUBTFUL_BELOW).copied();
+        // One that starts over is empty until it is told again.
+        let unsaid = || image.counters.is_empty() && self.catalog.recovery().damaged_once;
+        let below = told.or_else(|| unsaid().then_some(ALL_SO_FAR)).unwrap_or(0);
+        {
+            let mut tree = self.tree();
+            tree.doubtful_below = below;
+            tree.next_id = tree.next_id.max(below);
+        }
+        if told.is_none() {
+            self.write_down_doubt();
+        }
+    }
+
+    /// Also after the catalog started over.
+    pub(in super::super) fn write_down_doubt(&self) {
+        let tree = self.tree();
+        if tree.doubtful_below == 0 {
+            return;
+        }
+        let mut txn = Txn::default();
+        txn.counter(DOUBTFUL_BELOW.to_owned(), tree.doubtful_below);
+        self.commit(&tree, txn);
+        drop(tree);
+        if let Err(why) = self.sync_catalog() {
+            tracing::warn!(%why, "the catalog cannot be synced");
+        }
     }
 
     pub(super) fn tell_damage(&self, damage: &Damage, image: &Image) {
@@ -65,6 +111,7 @@ impl Namespace {
         let mut tree = self.tree();
         tree.next_id += NUMBERS_LEFT_OUT;
         tree.next_seq += NUMBERS_LEFT_OUT;
+        tree.doubtful_below = tree.next_id;
         let blind: Vec<Seq> = tree
             .ops
             .iter()
@@ -81,6 +128,7 @@ impl Namespace {
             .map(|(seq, _)| *seq)
             .collect();
         let mut txn = Txn::default();
+        txn.counter(DOUBTFUL_BELOW.to_owned(), tree.doubtful_below);
         for seq in blind {
             tracing::warn!(
                 seq = seq.0,
@@ -103,40 +151,83 @@ impl Namespace {
             }
     }
 
-    /// What files were spilled to in the store, and no record names: out of the way of those who remove half-made copies.
-    pub(super) fn keep_spills(&self) {
-        let (dirs, spills, who) = {
+    /// What files were spilled to in the store, and no record names: out of the way of those who remove half-made copies. An
+    /// error: some of it is not.
+    pub(super) fn keep_spills(&self) -> Result<()> {
+        let (dirs, who) = {
             let tree = self.tree();
             let mut dirs: Vec<StorePath> =
                 tree.iter().filter(|(_, inode)| inode.is_dir()).filter_map(|(id, _)| tree.applied_path(id)).collect();
             dirs.sort_unstable_by(|one, other| one.0.cmp(&other.0));
-            let spills: Vec<Name> = tree.iter().filter_map(|(_, inode)| Some(inode.spill()?.1.clone())).collect();
-            (dirs, spills, tree.get(FileId::ROOT).map_or(Cred { uid: 0, gid: 0 }, Inode::cred))
+            (dirs, tree.get(FileId::ROOT).map_or(Cred { uid: 0, gid: 0 }, Inode::cred))
         };
         let who = self.own_cred(who);
-        let prefix = [STORE_TEMPORARY_PREFIX, self.key().as_bytes(), b"-spill-"].concat();
+        let spills = self.spill_names();
+        let until = clock::tick() + STORE_PATIENCE;
         for dir in dirs {
-            for entry in self.store.list(who, &dir, true).unwrap_or_default() {
-                let Some(number) = entry.name.strip_prefix(&*prefix) else { continue };
-                if spills.iter().any(|spill| **spill == *entry.name) {
-                    continue;
+            let keep = || {
+                let listed = self.store.list(who, &dir, true)?;
+                let mut doubtful =
+                    listed.iter().filter(|entry| !spills.contains(&*entry.name) && self.is_doubtful_spill(&entry.name));
+                doubtful.try_for_each(|entry| self.keep_spill(who, &dir, &entry.name))
+            };
+            let kept = patiently(until, || match keep() {
+                Err(why) if is_absent(&why) => Ok(()),
+                // It stays under its name, for nobody removes it.
+                Err(why) if !passes(&why) => {
+                    self.note(
+                        RunId(0),
+                        String::from_utf8_lossy(&dir.0).into_owned(),
+                        format!("what was spilled there, and no record of the damaged catalog names, could not be put aside in the store: {why}"),
+                        true,
+                    );
+                    Ok(())
                 }
-                let mut to = dir.join(&[KEPT_IN_STORE, self.key().as_bytes(), b"-", number].concat());
-                while self.store.stat(who, &to).is_ok() {
-                    to.0.push(b'+');
-                }
-                let from = dir.join(&entry.name);
-                let text = match self.store.rename(who, &from, &to) {
-                    Ok(()) => format!(
-                        "no record names it any more, for the catalog was damaged: {} in the store; it may be the only copy of a file: look at it, and rename or remove it",
-                        String::from_utf8_lossy(&to.0)
-                    ),
-                    Err(why) => {
-                        format!("no record names it any more, and it could not be put aside in the store: {why}")
-                    }
-                };
-                self.note(RunId(0), String::from_utf8_lossy(&from.0).into_owned(), text, true);
+                kept => kept,
+            });
+            kept.map_err(|why| self.does_not_tell(&dir, why))?;
+        }
+        Ok(())
+    }
+
+    /// Was this written before the catalog was damaged, as the content of a file? No record would name it now.
+    pub(in super::super) fn is_doubtful_spill(&self, name: &[u8]) -> bool {
+        let prefix = [STORE_TEMPORARY_PREFIX, self.key().as_bytes(), SPILL].concat();
+        name.strip_prefix(&*prefix).is_some_and(|number| {
+            let number = std::str::from_utf8(number).ok().and_then(|number| u64::from_str_radix(number, 16).ok());
+            number.is_none_or(|number| number < self.tree().doubtful_below)
+        })
+    }
+
+    /// Gives it a name under which nobody removes it, and tells.
+    pub(in super::super) fn keep_spill(&self, who: Cred, dir: &StorePath, name: &[u8]) -> io::Result<()> {
+        let number = name.rsplit(|byte| *byte == b'-').next().unwrap_or(name);
+        let mut to = dir.join(&[KEPT_IN_STORE, self.key().as_bytes(), b"-", number].concat());
+        // Only what the store says is free.
+        loop {
+            match self.store.stat(who, &to) {
+                Ok(_) => to.0.push(b'+'),
+                Err(why) if is_absent(&why) => break,
+                Err(why) => return Err(why),
             }
         }
+        let from = dir.join(name);
+        if let Err(why) = self.store.rename(who, &from, &to) {
+            // Unless only the answer was lost.
+            let gone = self.store.stat(who, &from).is_err_and(|why| is_absent(&why));
+            if !gone || self.store.stat(who, &to).is_err() {
+                return Err(why);
+            }
+        }
+        self.note(
+            RunId(0),
+            String::from_utf8_lossy(&from.0).into_owned(),
+            format!(
+                "no record names it any more, for the catalog was damaged: {} in the store; it may be the only copy of a file: look at it, and rename or remove it",
+                String::from_utf8_lossy(&to.0)
+            ),
+            true,
+        );
+        Ok(())
     }
 }

@@ -292,15 +292,11 @@ impl Namespace {
     }
 
     /// A file of which a program was promised some bytes keeps its name.
-    pub(super) fn tell_promised(&self, path: &[u8], doubt: Doubt) {
-        let why = match doubt {
-            Doubt::MachineWentDown => "the machine went down while it was being written".to_owned(),
-            Doubt::Length { .. } => doubt.to_string(),
-        };
+    pub(super) fn tell_promised(&self, path: &[u8]) {
         self.note(
             RunId(0),
             String::from_utf8_lossy(path).into_owned(),
-            format!("{why}: what was synced is there, what was written after that may not be"),
+            "the machine went down while it was being written: what was synced is there, what was written after that may not be",
             true,
         );
     }

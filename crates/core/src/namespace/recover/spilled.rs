@@ -23,6 +23,16 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// What is not vital is asked so often.
 const TRIES: u32 = 4;
 
+/// Tries until then.
+pub(super) fn patiently<T>(until: Instant, act: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match act() {
+            Err(_) if clock::tick() < until => crate::sync::thread::sleep(PAUSE),
+            done => return done,
+        }
+    }
+}
+
 fn as_in_store(inode: &Inode) -> bool {
     let here = inode.replica.is_some() || inode.spill().is_some();
     inode.attr.kind == Kind::File && inode.sealed && !inode.dirty() && !here && inode.applied.is_some()
@@ -128,13 +138,7 @@ impl Namespace {
     /// The same, of what may be the only place where a version lies.
     pub(super) fn ask_of_spill(&self, path: &StorePath, who: Cred) -> Result<Option<StoreStat>> {
         let until = clock::tick() + STORE_PATIENCE;
-        loop {
-            match self.is_left_there(path, who) {
-                Ok(there) => return Ok(there),
-                Err(why) if clock::tick() >= until => return Err(self.does_not_tell(path, why)),
-                Err(_) => crate::sync::thread::sleep(PAUSE),
-            }
-        }
+        patiently(until, || self.is_left_there(path, who)).map_err(|why| self.does_not_tell(path, why))
     }
 
     pub(super) fn content_in_store(&self, id: FileId) -> io::Result<Option<Content>> {
@@ -158,7 +162,7 @@ impl Namespace {
     }
 
     /// The content of a file that was open when the agent died. The store may keep us waiting for it until then. An error: it
-    /// was spilled there, and what was written to it last would be forgotten.
+    /// was spilled there, and the store does not answer. `None`, of one that has a plain file or a spill: it cannot be opened.
     pub(in super::super) fn content_left_in(&self, id: FileId, until: Instant) -> Result<Option<Content>> {
         if self.tree().get(id).is_none_or(|inode| inode.replica.is_some()) {
             return Ok(self.content_of(id));
@@ -179,7 +183,7 @@ impl Namespace {
         self.tree().get(id).is_some_and(|inode| inode.spill().is_some())
     }
 
-    fn does_not_tell(&self, path: &StorePath, why: io::Error) -> Error {
+    pub(super) fn does_not_tell(&self, path: &StorePath, why: io::Error) -> Error {
         Error::new(format!("The store {} cannot be asked for {path}", self.store.describe()))
             .why(why)
             .remedy("start again when it can: what an earlier agent spilled there is in no other place")

@@ -9,6 +9,7 @@
 //! it can.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use crate::error::Result;
 use crate::model::{FileId, Kind, OpKind, Prepared, Seq, StoreIdentity};
@@ -111,7 +112,8 @@ impl Namespace {
         if let Err(why) = self.look_at_files(done.iter().chain(&rest), &mut looked) {
             tracing::warn!(%why, "the store could not be looked at");
         }
-        self.retire_started(&done, &gone, &rest, &looked)?;
+        self.look_at_spills(&done, &mut looked)?;
+        self.retire_started(&done, &gone, &rest, &looked);
         self.begin_anew(&rest, &looked);
         Ok(())
     }
@@ -328,8 +330,25 @@ impl Namespace {
         Ok(there)
     }
 
+    /// What the files of these publications were spilled to. It may be the only place where a version lies.
+    fn look_at_spills(&self, done: &[Started], looked: &mut Looked) -> Result<()> {
+        let spills: Vec<(StorePath, Cred)> = {
+            let tree = self.tree();
+            let published = done.iter().filter(|one| matches!(one.kind, OpKind::Publish { .. }));
+            let files = published.flat_map(|one| files_of(&one.kind));
+            files.filter_map(|id| Some((spilled_to(&tree, id)?, tree.get(id)?.cred()))).collect()
+        };
+        for (path, who) in spills {
+            if let Entry::Vacant(unknown) = looked.entry(path) {
+                let there = self.ask_of_spill(unknown.key(), who)?;
+                unknown.insert(there);
+            }
+        }
+        Ok(())
+    }
+
     /// These are done: their files are where they brought them, and known as they are there now.
-    fn retire_started(&self, done: &[Started], gone: &[Vec<FileId>], rest: &[Started], looked: &Looked) -> Result<()> {
+    fn retire_started(&self, done: &[Started], gone: &[Vec<FileId>], rest: &[Started], looked: &Looked) {
         let mut tree = self.tree();
         let mut txn = Txn::default();
         for one in done {
@@ -340,28 +359,11 @@ impl Namespace {
         }
         for (one, gone) in done.iter().zip(gone) {
             if let OpKind::Publish { file, .. } = &one.kind {
-                self.forget_spill(&mut tree, *file, looked)?;
+                forget_spill(&mut tree, *file, looked);
             }
             self.retire(&mut tree, &mut txn, one.seq, one.prepared.as_ref(), gone);
         }
         self.commit(&tree, txn);
-        Ok(())
-    }
-
-    /// Renamed into place; unless it is there still, for the version after that. Only if the store says so: it may be the
-    /// only place where that version lies.
-    fn forget_spill(&self, tree: &mut Tree, file: FileId, looked: &Looked) -> Result<()> {
-        let at = tree.get(file).and_then(|inode| Some((inode.spill().cloned()?, inode.cred())));
-        let Some(((dir, name), who)) = at else { return Ok(()) };
-        let Some(path) = tree.applied_path(dir).map(|path| path.join(&name)) else { return Ok(()) };
-        let there = match looked.get(&path) {
-            Some(known) => known.is_some(),
-            None => self.ask_of_spill(&path, who)?.is_some(),
-        };
-        if !there && let Some(inode) = tree.get_mut(file) {
-            inode.extra_mut().spill = None;
-        }
-        Ok(())
     }
 
     /// These are not done. One of them may have been cut off between changing attributes and writing that down.
@@ -379,6 +381,19 @@ impl Namespace {
             }
         }
         self.commit(&tree, txn);
+    }
+}
+
+fn spilled_to(tree: &Tree, file: FileId) -> Option<StorePath> {
+    let (dir, name) = tree.get(file)?.spill()?;
+    Some(tree.applied_path(*dir)?.join(name))
+}
+
+/// Renamed into place; unless it is there still, for the version after that. Only if the store says so.
+fn forget_spill(tree: &mut Tree, file: FileId, looked: &Looked) {
+    let renamed = spilled_to(tree, file).is_some_and(|path| looked.get(&path).is_some_and(Option::is_none));
+    if renamed && let Some(inode) = tree.get_mut(file) {
+        inode.extra_mut().spill = None;
     }
 }
 

@@ -35,10 +35,15 @@ impl Namespace {
         self.survival.again && self.survival.left().handles.values().any(|handle| handle.id == id && handle.writes)
     }
 
-    /// Does a program still have the plain file itself open for writing? Then it counts as handed out, and is looked at until
+    /// Does a program still have the plain file itself open for writing?
+    pub(in super::super) fn is_handed_still(&self, content: &Content) -> bool {
+        self.survival.again && matches!(content.lies, Lies::Tier(_)) && !nobody_writes(content)
+    }
+
+    /// The same. Then it counts as handed out, and is looked at until
     /// it is closed. The inode's lock is held.
     pub(in super::super) fn still_handed(&self, id: FileId, content: &Content) -> bool {
-        if !self.survival.again || !matches!(content.lies, Lies::Tier(_)) || nobody_writes(content) {
+        if !self.is_handed_still(content) {
             return false;
         }
         let charged_bytes = self.tree().get(id).map_or(0, |inode| inode.charged_bytes);

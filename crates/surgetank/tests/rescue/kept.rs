@@ -1,0 +1,199 @@
+//! What recovery has to keep: the only copies of what came after the last thing that the catalog says, and what cannot be
+//! looked at now.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use surgetank_core::model::Change;
+
+use super::scene::server::{Server, faults, faults_met};
+use super::scene::{Scene, eventually, files_below, mount};
+use super::{QUIET, damage_behind, damage_since_clean, is_apart, killed, log_of, plain, prepare};
+
+const BIG: usize = 3_000_000;
+
+/// Writes the file, which has no room on a tier of 2 MiB, and goes on writing it.
+fn spills(name: &str) -> String {
+    format!(
+        "(head -c {BIG} /dev/zero | tr '\\0' x; sleep 100) >{name} & until test $(stat -c %s {name}) = {BIG}; do sleep 0.01; done"
+    )
+}
+
+/// What was spilled there and is put aside.
+#[track_caller]
+fn is_kept_in(store: &Path) {
+    let kept: Vec<PathBuf> = files_below(store).into_keys().map(|path| store.join(path)).collect();
+    let kept: Vec<_> = kept.iter().filter(|path| path.to_string_lossy().contains("surgetank-orphan-")).collect();
+    assert_eq!(kept.len(), 1, "{:?}", files_below(store));
+    assert!(fs::read(kept[0]).unwrap() == vec![b'x'; BIG], "other bytes");
+}
+
+fn not_put_aside(name: &str, wrong: &str) {
+    let Some(mut scene) = Scene::new(name) else { return };
+    scene.tier("fast", 2);
+    scene.beside("told");
+    scene.beside("behind");
+    let store = scene.beside("store");
+    faults("");
+    let _server = Server::start(&store, &[]);
+    let script = format!("echo version one >clean; /mnt/surgetank wait --state /mnt/state clean; {}", spills("big"));
+    let at_the_server = ["--store", "/mnt/store"];
+    killed(&scene, &[&at_the_server[..], &["--dirty-bytes-max", "1G"]].concat(), &script);
+    damage_since_clean(&scene);
+    faults(wrong);
+    let before = faults_met();
+    scene.run(&[&QUIET[..], &at_the_server].concat(), "true").exits(3).says(&["surgetank-orphan-"]);
+    assert_ne!(faults_met(), before, "nothing went wrong");
+    is_kept_in(Path::new("/mnt/behind"));
+    faults("");
+    scene.run(&[&QUIET[..], &at_the_server].concat(), "true").exits(0);
+}
+
+/// Of a damaged catalog: it could not be renamed at once, and was removed with the half-made copies.
+#[test]
+fn a_spill_that_could_not_be_put_aside_was_removed() {
+    not_put_aside("not_renamed", "rename EIO 2");
+}
+
+#[test]
+fn a_spill_that_could_not_be_listed_was_removed() {
+    not_put_aside("not_listed", "readdir EIO 2");
+}
+
+/// Nothing that is left of the log names the directory: what had been spilled there was a half-made copy to whoever
+/// removed the directory, or made another one there.
+fn spilled_where_no_record_leads(name: &str, from_the_start: bool) {
+    let Some(mut scene) = Scene::new(name) else { return };
+    scene.tier("fast", 2);
+    scene.beside("told");
+    fs::create_dir(scene.path("sub")).unwrap();
+    let script =
+        format!("echo version one >clean; /mnt/surgetank wait --state /mnt/state clean; {}", spills("sub/big"));
+    killed(&scene, &["--dirty-bytes-max", "1G"], &script);
+    if from_the_start {
+        fs::OpenOptions::new().write(true).open(log_of(&scene)).unwrap().write_all_at(b"XXXX", 64).unwrap();
+    } else {
+        damage_since_clean(&scene);
+    }
+    scene.run(&QUIET, "true").exits(3).says(&["the catalog's log ends at byte"]);
+    // Another agent of later is killed there, too.
+    killed(&scene, &["--dirty-bytes-max", "1G"], &spills("sub/other"));
+    scene.run(&QUIET, "rm sub/other; rmdir sub").exits(3).says(&["surgetank-orphan-"]);
+    is_kept_in(&scene.over);
+}
+
+#[test]
+fn a_spill_in_a_directory_that_no_record_names_was_removed() {
+    spilled_where_no_record_leads("spill_unnamed", false);
+}
+
+#[test]
+fn a_spill_was_removed_when_nothing_was_left_of_the_log() {
+    spilled_where_no_record_leads("spill_nothing", true);
+}
+
+/// That a copy is not wanted is said before it becomes the file's: where only that was left of the log, it was removed with
+/// what had been written to it.
+#[test]
+fn damage_inside_the_log_removed_what_had_just_found_its_place() {
+    let Some(scene) = prepare("log_damaged_placed") else { return };
+    fs::write(scene.path("old"), "version one\n").unwrap();
+    killed(&scene, &[], "echo version two >>old");
+    damage_behind(&scene, |change| matches!(change, Change::PutCounter(name, _) if name.starts_with("gone-")));
+    scene.run(&QUIET, "true").exits(3).says(&["old: no record names it any more"]);
+    assert_eq!(fs::read_to_string(plain(&scene, ".surgetank-orphans/old")).unwrap(), "version one\nversion two\n");
+}
+
+/// The store has what the catalog says, and the tier has more: it was a spare copy, and removed in silence.
+#[test]
+fn a_clean_file_that_grew_was_removed() {
+    let Some(scene) = prepare("clean_grew") else { return };
+    // (What is clean is remembered as long as an agent has something to do.)
+    let script =
+        "mkdir d; echo version one >d/short; /mnt/surgetank wait --state /mnt/state d; exec 3>held; echo held >&3";
+    killed(&scene, &["--quiet-period", "0s"], script);
+    fs::OpenOptions::new().append(true).open(plain(&scene, "d/short")).unwrap().write_all(b"version two\n").unwrap();
+    let ended = scene.run(&[], "cat d/short").exits(3);
+    ended.says(&["d/short", "has 24 bytes, and had 12"]).prints("version one\n");
+    assert_eq!(fs::read_to_string(scene.path("d/short")).unwrap(), "version one\n");
+    is_apart(&scene, "clean", "version one\nversion two\n");
+    scene.run(&[], "true").exits(0);
+}
+
+/// A file that was being written when all died could not be opened then: it was as if nothing had been written, and the plain
+/// file was removed.
+#[test]
+fn what_could_not_be_opened_was_taken_for_the_version_before() {
+    let Some(mut scene) = Scene::of_user("not_opened") else { return };
+    scene.tier("fast", 64);
+    scene.beside("told");
+    scene.run(&[], "echo version one >file; echo one >other").exits(0);
+    killed(&scene, &[], "exec 3>file; echo version two >&3");
+    let at = plain(&scene, "file");
+    fs::set_permissions(&at, fs::Permissions::from_mode(0o0)).unwrap();
+    scene.run(&[], "cat other; echo two >other").exits(3).says(&["file: ", "cannot be opened"]).prints("one\n");
+    assert_eq!(fs::read_to_string(&at).unwrap(), "version two\n");
+    assert_eq!(fs::read_to_string(scene.path("other")).unwrap(), "two\n");
+    fs::set_permissions(&at, fs::Permissions::from_mode(0o600)).unwrap();
+    scene.run(&[], "cat file").exits(0).prints("version two\n");
+    assert_eq!(fs::read_to_string(scene.path("file")).unwrap(), "version two\n");
+}
+
+/// The same of what was spilled into the store.
+#[test]
+fn a_spill_that_could_not_be_opened_was_taken_for_the_version_before() {
+    let Some(mut scene) = Scene::of_user("spill_not_opened") else { return };
+    scene.tier("fast", 2);
+    scene.beside("told");
+    scene.run(&[], "echo version one >big").exits(0);
+    killed(&scene, &["--dirty-bytes-max", "1G"], &spills("big"));
+    let at = files_below(&scene.over).into_keys().find(|path| path.to_string_lossy().contains("-spill-")).unwrap();
+    let at = scene.path(at.to_str().unwrap());
+    fs::set_permissions(&at, fs::Permissions::from_mode(0o0)).unwrap();
+    scene.run(&[], "echo another >other").exits(3).says(&["big: ", "cannot be opened"]);
+    assert!(scene.path("other").exists());
+    fs::set_permissions(&at, fs::Permissions::from_mode(0o600)).unwrap();
+    scene.run(&[], "true").exits(0);
+    assert!(fs::read(scene.path("big")).unwrap() == vec![b'x'; BIG], "other bytes");
+}
+
+/// That it was opened the catalog could not be told, and the next agent took it for a clean copy that had grown.
+#[test]
+fn who_wrote_on_while_the_catalog_was_full_lost_the_file() {
+    let Some(mut scene) = Scene::new("catalog_full") else { return };
+    scene.tier("fast", 64);
+    scene.beside("told");
+    scene.run(&[], "true").exits(0);
+    let place = fs::read_dir(&scene.state).unwrap().flatten().map(|entry| entry.path()).find(|path| path.is_dir());
+    let catalog = place.unwrap().join("catalog");
+    fs::remove_dir_all(&catalog).unwrap();
+    fs::create_dir(&catalog).unwrap();
+    mount(&["-t", "tmpfs", "-o", "size=1m,mode=0700", "tmpfs", catalog.to_str().unwrap()]);
+    // (What is written into the log's last page needs no room yet.)
+    let script = "
+        await() { until test -e /mnt/told/$1; do sleep 0.01; done; }
+        echo version one >file; : >other; /mnt/surgetank wait --state /mnt/state .
+        exec 4>held; echo held >&4; touch /mnt/told/there
+        await full; for mode in 600 640 644 660 664 666; do for n in 1 2 3 4 5; do chmod $mode other; chmod 400 other; done; done
+        exec 3>>file; echo version two >&3; touch /mnt/told/written
+        await replaced; echo version three >&3; exec 3>&-; cat file";
+    let running = scene.start(&["--quiet-period", "0s"], script);
+    eventually("all is in the store", || fs::exists("/mnt/told/there").unwrap());
+    let mut filler = fs::File::create(catalog.join("filler")).unwrap();
+    while filler.write_all(&[b'x'; 4096]).is_ok() {}
+    fs::write("/mnt/told/full", "").unwrap();
+    eventually("it is written", || fs::exists("/mnt/told/written").unwrap());
+    let agent = scene.agent().unwrap();
+    // SAFETY: the process was started by this test. (It finds no time to write down what it held back.)
+    unsafe { libc::kill(agent as i32, libc::SIGSTOP) };
+    fs::remove_file(catalog.join("filler")).unwrap();
+    scene.replace_agent();
+    fs::write("/mnt/told/replaced", "").unwrap();
+    let ended = running.ends();
+    let all = "version one\nversion two\nversion three\n";
+    assert_eq!(ended.stdout, all, "{}", ended.stderr);
+    assert_eq!(fs::read_to_string(scene.path("file")).unwrap(), all);
+    assert_eq!(files_below(&scene.over).len(), 3, "{:?}", files_below(&scene.over));
+}
