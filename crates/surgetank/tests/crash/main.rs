@@ -240,7 +240,7 @@ impl Scene {
             let quiet = self.options.iter().position(|option| option == "--quiet-period").unwrap();
             self.options[quiet + 1] = "1s".to_owned();
         }
-        if is_about(&["spill."]) {
+        if is_about(&["spill."]) && self.ground.kind == Kind::Directory {
             // Files must outgrow both.
             for tier in ["fast=", "slow="] {
                 let option = self.options.iter_mut().find(|option| option.starts_with(tier)).unwrap();
@@ -370,7 +370,7 @@ fn case(kind: Kind, seed: u64, may_mount: bool) -> Result<u64, String> {
         ends[0] = End::Recovering { point, after: Duration::from_millis(50 + Dice::new(seed ^ 0xd1e).below(500)) };
     }
     scene.allow(&ends);
-    let watcher = scene.ground.in_the_open(&scene.store).map(|store| Watcher::start(&store, true));
+    let watcher = scene.ground.in_the_open(&scene.store).map(|store| Watcher::start(&store, kind == Kind::Objects));
     let outcome = lives(&scene, &ends);
     let seen = watcher.map_or_else(Default::default, Watcher::stop);
     let told = |why: String| {

@@ -27,14 +27,15 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    pub fn start(store: &Path, ordered: bool) -> Self {
+    /// `copies_die`: what is staged is in the agent's memory only.
+    pub fn start(store: &Path, copies_die: bool) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (told, store) = (Arc::clone(&stop), store.to_owned());
         let thread = std::thread::spawn(move || {
             let mut seen = Seen::default();
             let mut known = BTreeMap::new();
             while !told.load(Ordering::Relaxed) {
-                look(&store, &store, ordered, &mut known, &mut seen);
+                look(&store, &store, copies_die, &mut known, &mut seen);
                 seen.looks += 1;
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -51,7 +52,7 @@ impl Watcher {
 
 type Known = BTreeMap<(u64, i64, i64), ()>;
 
-fn look(store: &Path, dir: &Path, ordered: bool, known: &mut Known, seen: &mut Seen) {
+fn look(store: &Path, dir: &Path, copies_die: bool, known: &mut Known, seen: &mut Seen) {
     use std::os::unix::fs::MetadataExt;
     let Ok(listed) = fs::read_dir(dir) else { return };
     let mut orders: Vec<PathBuf> = Vec::new();
@@ -67,7 +68,7 @@ fn look(store: &Path, dir: &Path, ordered: bool, known: &mut Known, seen: &mut S
             continue;
         }
         if stat.is_dir() {
-            look(store, &path, ordered, known, seen);
+            look(store, &path, copies_die, known, seen);
             continue;
         }
         if dir.file_name().is_some_and(|name| name == "order") {
@@ -78,6 +79,10 @@ fn look(store: &Path, dir: &Path, ordered: bool, known: &mut Known, seen: &mut S
             && let Ok(bytes) = fs::read(&path)
         {
             seen.files += 1;
+            // (Of a deleted file whose copy died with the agent an empty one shows until its turn to go.)
+            if bytes.is_empty() && copies_die {
+                continue;
+            }
             if let Err(why) = content::check(&bytes) {
                 let path = path.strip_prefix(store).unwrap().to_string_lossy().into_owned();
                 seen.broken.insert(path, why);
@@ -85,7 +90,7 @@ fn look(store: &Path, dir: &Path, ordered: bool, known: &mut Known, seen: &mut S
         }
     }
     // Nobody deletes these: what is earlier than the last one seen must be there now, too.
-    if ordered && let Some(last) = orders.iter().max() {
+    if let Some(last) = orders.iter().max() {
         let number = |path: &Path| path.file_name().unwrap().to_str().unwrap()[1..].parse::<u64>().unwrap();
         for earlier in 1..number(last) {
             let path = dir.join(format!("o{earlier:05}"));
