@@ -266,12 +266,12 @@ impl Drain {
             // An older version of ours gives way.
             let is_older =
                 ours.as_ref().is_some_and(|(_, prepared)| version.is_some_and(|version| version != *prepared));
-            if let Some((stat, _)) = ours.filter(|_| !is_older) {
+            if ours.is_some_and(|_| !is_older) {
                 // Renamed before a crash or a failed sync; only the books were behind.
                 if let Some((dir, name, ..)) = &staged {
                     self.namespace.tree().discards.push((*dir, name.clone(), owner));
                 }
-                return Ok(self.found_published(one, at, (&path, owner), stat.identity, &staged));
+                return self.found_published(one, at, (&path, owner), &staged);
             }
             // Published before, and the store broke off before it said so: the same bytes are no conflict.
             let same = is_older
@@ -284,9 +284,9 @@ impl Drain {
             }
         } else if is_again
             && self.is_doubtful(one.seq)
-            && let Some(stat) = self.in_place_already(one.seq, owner, &temporary, &path, staged.as_ref())?
+            && self.in_place_already(one.seq, owner, &temporary, &path, staged.as_ref())?.is_some()
         {
-            return Ok(self.found_published(one, at, (&path, owner), stat.identity, &staged));
+            return self.found_published(one, at, (&path, owner), &staged);
         }
         self.write_down(one.seq, &staged);
         let target = dir.join(&name);
@@ -436,7 +436,7 @@ impl Drain {
         }
     }
 
-    fn owner_and_meta(&self, file: FileId) -> io::Result<(Cred, Meta)> {
+    pub(super) fn owner_and_meta(&self, file: FileId) -> io::Result<(Cred, Meta)> {
         let tree = self.namespace.tree();
         let inode = tree.get(file).ok_or_else(no_place)?;
         Ok((inode.cred(), meta_of(inode)))

@@ -4,7 +4,7 @@ use std::io;
 
 use crate::sync::{Arc, PoisonError};
 
-use crate::model::{FileId, OpKind, StoreIdentity};
+use crate::model::{FileId, Kind, OpKind, StoreIdentity};
 use crate::namespace::content::{Content, Lies, Open};
 use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Inode, Name, file_of};
@@ -88,23 +88,28 @@ impl Drain {
         Ok(!spilled.is_empty())
     }
 
-    /// It was there already.
+    /// It was there already, with the attributes that it had when its copy was made.
     pub(super) fn found_published(
         &self,
         one: &Work<'_>,
         at: (FileId, &[u8]),
         there: (&StorePath, Cred),
-        identity: StoreIdentity,
         staged: &Option<Copied>,
-    ) -> Done {
+    ) -> io::Result<Done> {
         let file = file_of(one.kind);
+        let (_, mut meta) = self.owner_and_meta(file)?;
+        if self.is_written_in_place(file) || self.is_spill(file, staged) && self.namespace.open_of(file).is_some() {
+            meta.times = None;
+        }
+        let (path, owner) = there;
+        let identity = self.as_owner(owner, |who| self.namespace.store.set_meta(who, path, Kind::File, &meta))?;
         if self.is_spill(file, staged)
             && let Some(open) = self.namespace.open_of(file)
         {
             let _gate = open.gate.write().unwrap_or_else(PoisonError::into_inner);
             self.goes_on_there(one, &open, there, identity);
         }
-        self.published(one.kind, at, identity, staged)
+        Ok(self.published(one.kind, at, identity, staged))
     }
 
     /// What a program has open was published as it is: it is the store's own file now. The gate is closed.

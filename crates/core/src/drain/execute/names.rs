@@ -51,8 +51,8 @@ impl Drain {
         let _staging = is_dir.then(|| self.staging.write().unwrap_or_else(PoisonError::into_inner));
         let moving = is_dir.then(|| self.namespace.moving.write().unwrap_or_else(PoisonError::into_inner));
         let mut free = is_dir || self.is_as_known(owner, &to_path, |tree| self.expectation(tree, over, to))?;
-        if !free && self.is_doubtful(one.seq) && !store.features().atomic_renames {
-            // What had the name was removed before this one got it, and then the agent was killed.
+        if !free && !store.features().atomic_renames {
+            // What had the name was removed before this one got it, and then an agent was killed.
             free = self.there(&to_path, owner)?.is_none();
         }
         // Only the file itself is renamed: after a crash the name it had may be another's already.

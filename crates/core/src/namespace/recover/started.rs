@@ -240,6 +240,7 @@ impl Namespace {
         let expected = {
             let tree = self.tree();
             let mut places: Vec<(&Place, Option<FileId>)> = Vec::new();
+            let mut unknown: Vec<&Place> = Vec::new();
             for one in &started[..count] {
                 for (place, _, after) in &one.names {
                     match places.iter_mut().find(|(other, _)| *other == place) {
@@ -248,9 +249,15 @@ impl Namespace {
                     }
                 }
             }
-            for one in &started[count..] {
+            for (index, one) in started[count..].iter().enumerate() {
+                // Begun, and not in one step: under its new name it may be there already, and what had that name gone.
+                let begun = index == 0 && !self.store.features().atomic_renames;
+                let nobody_knows = target_of(&one.kind).filter(|_| begun);
                 for (place, before, _) in &one.names {
-                    if !places.iter().any(|(other, _)| *other == place) {
+                    if nobody_knows.as_ref() == Some(place) {
+                        unknown.push(place);
+                    }
+                    if !unknown.contains(&place) && !places.iter().any(|(other, _)| *other == place) {
                         places.push((place, *before));
                     }
                 }
@@ -394,6 +401,14 @@ fn forget_spill(tree: &mut Tree, file: FileId, looked: &Looked) {
     let renamed = spilled_to(tree, file).is_some_and(|path| looked.get(&path).is_some_and(Option::is_none));
     if renamed && let Some(inode) = tree.get_mut(file) {
         inode.extra_mut().spill = None;
+    }
+}
+
+/// The new name.
+fn target_of(kind: &OpKind) -> Option<Place> {
+    match kind {
+        OpKind::Rename { to_dir, to, .. } => Some((*to_dir, Name::from(&**to))),
+        _ => None,
     }
 }
 
