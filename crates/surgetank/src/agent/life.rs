@@ -123,8 +123,10 @@ fn close_inherited() {
 fn start_log() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("SURGETANK_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    // (Where nothing can be written, that cannot be written either: saying so would end the agent.)
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).log_internal_errors(false);
     // Fails only when a subscriber is set already.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(false).try_init();
+    let _ = log.with_ansi(false).try_init();
     std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
 }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use surgetank_core::model::Change;
 
 use super::scene::server::{Server, faults, faults_met};
-use super::scene::{Scene, eventually, files_below, mount};
+use super::scene::{Running, Scene, eventually, files_below, mount};
 use super::{QUIET, damage_behind, damage_since_clean, is_apart, killed, log_of, plain, prepare};
 
 const BIG: usize = 3_000_000;
@@ -196,4 +196,39 @@ fn who_wrote_on_while_the_catalog_was_full_lost_the_file() {
     assert_eq!(ended.stdout, all, "{}", ended.stderr);
     assert_eq!(fs::read_to_string(scene.path("file")).unwrap(), all);
     assert_eq!(files_below(&scene.over).len(), 3, "{:?}", files_below(&scene.over));
+}
+
+/// What could not be written to its log was said there.
+#[test]
+fn a_full_state_directory_ended_the_agent() {
+    let Some(mut scene) = Scene::new("state_full") else { return };
+    scene.tier("fast", 64);
+    scene.beside("told");
+    fs::create_dir(&scene.state).unwrap();
+    mount(&["-t", "tmpfs", "-o", "size=2m,mode=0700", "tmpfs", scene.state.to_str().unwrap()]);
+    let script = "
+        echo before >before; touch /mnt/told/there
+        until test -e /mnt/told/full; do sleep 0.01; done
+        for n in $(seq 300); do echo $n >file$n || exit 7; done; cat file300; touch /mnt/told/written
+        until test -e /mnt/told/room; do sleep 0.01; done; ls | wc -l";
+    let mut command = scene.run_command(&["--quiet-period", "1h"], script);
+    command.env("SURGETANK_LOG", "trace");
+    let running = Running::of(command);
+    eventually("it has begun", || fs::exists("/mnt/told/there").unwrap());
+    let agent = scene.agent();
+    let filler = scene.state.join("filler");
+    let mut file = fs::File::create(&filler).unwrap();
+    while file.write_all(&[b'x'; 4096]).is_ok() {}
+    // (In its last page the log has room yet.)
+    let log = fs::read_dir(&scene.state).unwrap().flatten().map(|place| place.path().join("agent.log"));
+    let log = log.into_iter().find(|log| log.exists()).unwrap();
+    let mut log = fs::OpenOptions::new().append(true).open(log).unwrap();
+    while log.write_all(b"x").is_ok() {}
+    fs::write("/mnt/told/full", "").unwrap();
+    eventually("it is written", || fs::exists("/mnt/told/written").unwrap());
+    assert_eq!(scene.agent(), agent, "the agent died");
+    fs::remove_file(filler).unwrap();
+    fs::write("/mnt/told/room", "").unwrap();
+    running.ends().exits(0).prints("300\n301\n");
+    assert_eq!(fs::read_to_string(scene.path("file300")).unwrap(), "300\n");
 }
