@@ -176,6 +176,9 @@ impl Store for Packed {
     }
 
     fn told(&self, who: Cred, path: &StorePath) -> Option<io::Result<StoreStat>> {
+        if self.packing.hides(path) {
+            return None;
+        }
         match self.inner.told(who, path)? {
             Err(absent) if is_absent(&absent) && self.may_be_packed(path) => {
                 match self.inner.told(who, &self.at(Form::Packed, path))? {
@@ -270,11 +273,18 @@ impl Store for Packed {
             return Err(Errno::EXIST.into());
         }
         self.may_hold(bound)?;
-        locked(&self.copies).remove(path);
+        let before = locked(&self.copies).remove(path);
         let made = self.pack((who, bound), source, meta, gate)?;
         let form = if made.is_some() { Form::Packed } else { Form::Plain };
-        // What an earlier agent left of it may have the other form.
-        self.inner.discard(who, &self.at(form.other(), path))?;
+        // (What an earlier agent left is gone by now.)
+        if let Some(before) = before {
+            if before.form != form {
+                self.inner.discard(who, &self.at(before.form, path))?;
+            }
+            if before.behind.is_some_and(|behind| behind.temporary.is_some()) {
+                self.packing.discard_behind(who, path, None)?;
+            }
+        }
         let meta = self.with_xattrs(who, bound, form, meta)?;
         let content = made.as_ref().map_or(source, |made| &made.packed);
         let lies = self.inner.stage_file(who, &self.at(form, path), &self.at(form, bound), content, &meta, gate)?;

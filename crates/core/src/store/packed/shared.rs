@@ -54,6 +54,7 @@ pub struct Shared {
     choose: Choice,
     /// Directories that are there.
     ready: Mutex<HashSet<StorePath>>,
+    making: Mutex<()>,
     /// Large content that is being sent, by its temporary: where to.
     under_way: Mutex<HashMap<StorePath, StorePath>>,
     savings: Mutex<Savings>,
@@ -78,6 +79,7 @@ impl Shared {
             inner,
             choose,
             ready: Mutex::default(),
+            making: Mutex::default(),
             under_way: Mutex::default(),
             savings: Mutex::default(),
             always: false,
@@ -186,6 +188,11 @@ impl Shared {
         if !self.inner.features().directories {
             return Ok(());
         }
+        if locked(&self.ready).contains(dir) {
+            return Ok(());
+        }
+        // (One at a time: two would take away each other's.)
+        let _making = locked(&self.making);
         for dir in [&blobs.root(), dir] {
             if locked(&self.ready).contains(dir) {
                 continue;
@@ -204,8 +211,8 @@ impl Shared {
 
     fn make_dir(&self, who: Cred, dir: &StorePath) -> io::Result<()> {
         let made = |by: Cred| -> io::Result<()> {
-            let number = super::super::checksum::of_bytes(&[&dir.0, &who.uid.to_le_bytes()[..]].concat());
-            let name = format!(".surgetank-tmp-blobs-{}-{number:016x}", std::process::id());
+            // (Another's number of its process may be the same.)
+            let name = format!(".surgetank-tmp-blobs-{}-{}", std::process::id(), clock::now().nanos);
             let temporary = dir.parent().join(name.as_bytes());
             // Others may go through it, and not look about.
             let meta = meta_of(who, 0o711);

@@ -186,6 +186,24 @@ fn where_no_directory_can_be_had_files_are_stored_as_they_are() {
     }
 }
 
+/// They took each other's directory away, and stored their files as they were.
+#[test]
+fn two_who_made_the_first_directory_had_none() {
+    for _ in 0..20 {
+        let ground = Ground::new();
+        let store = ground.store();
+        std::thread::scope(|scope| {
+            for name in ["a", "b", "c"] {
+                let store = &store;
+                scope.spawn(move || {
+                    deliver(store, name, &noise(70_000 + usize::from(name.as_bytes()[0])), &meta(0o600))
+                });
+            }
+        });
+        assert_eq!(ground.lies(), ["a.surgetank.ref", "b.surgetank.ref", "c.surgetank.ref"]);
+    }
+}
+
 #[test]
 fn rotten_content_is_replaced_by_the_next_who_has_it() {
     let ground = Ground::new();
