@@ -381,7 +381,8 @@ impl Namespace {
                 txn.file(id);
                 Some(id)
             }
-            Worth::Spare if doubt == Doubt::MachineWentDown => {
+            // (An empty one was made for somebody who opened it to write it anew, and was killed, or is served again in a moment.)
+            Worth::Spare if doubt == Doubt::MachineWentDown || on_tier.plain.size_bytes == 0 => {
                 tree.drop_replica(id);
                 txn.file(id);
                 None
