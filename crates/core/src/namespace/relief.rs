@@ -237,7 +237,12 @@ impl Namespace {
                 let waits = inode.publish.is_none_or(|seq| waits(tree, seq));
                 let unchanged =
                     (inode.version, inode.epoch, inode.replica) == (found.version, found.epoch, Some(found.plain));
-                waits && unchanged && inode.sealed && tree.logical_path(id).as_deref() == Some(&*found.path)
+                // (What the drain has brought to the store by now need not go anywhere.)
+                waits
+                    && unchanged
+                    && inode.sealed
+                    && inode.dirty()
+                    && tree.logical_path(id).as_deref() == Some(&*found.path)
             })
         };
         if !same(&tree) || self.opens().contains_key(&id) {
