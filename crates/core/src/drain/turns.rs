@@ -12,7 +12,8 @@ use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 struct State {
     /// Whose turn it is.
     next: usize,
-    broken: bool,
+    /// The first that failed: those behind it wait in vain.
+    failed: Option<usize>,
 }
 
 #[derive(Default)]
@@ -42,7 +43,7 @@ impl Ticket<'_> {
     /// Until all before it are done. ECANCELED: one of them will not be.
     pub fn wait(&self) -> io::Result<()> {
         let mut state = self.turns.state();
-        while state.next < self.number && !state.broken {
+        while state.next < self.number && state.failed.is_none_or(|failed| failed > self.number) {
             state = self.turns.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         if state.next >= self.number { Ok(()) } else { Err(Errno::CANCELED.into()) }
@@ -65,7 +66,9 @@ impl Ticket<'_> {
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
         if !self.passed {
-            self.turns.state().broken = true;
+            let mut state = self.turns.state();
+            state.failed = Some(state.failed.map_or(self.number, |failed| failed.min(self.number)));
+            drop(state);
             self.turns.changed.notify_all();
         }
     }
@@ -91,6 +94,26 @@ mod tests {
         })
         .unwrap();
         assert_eq!(*order.lock().unwrap(), (0..60).collect::<Vec<_>>());
+    }
+
+    /// It was told that it waits in vain; then its turn came all the same, and that passed for the store's refusal.
+    #[test]
+    fn who_waited_was_cancelled_by_one_behind_it() {
+        let turns = Turns::default();
+        std::thread::scope(|scope| {
+            let first = turns.of(0);
+            let second = scope.spawn(|| {
+                let turn = turns.of(1);
+                let waited = turn.wait();
+                turn.pass();
+                waited
+            });
+            drop(turns.of(2));
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            first.pass();
+            second.join().unwrap().unwrap();
+        });
+        assert!(turns.of(3).wait().is_err());
     }
 
     #[test]

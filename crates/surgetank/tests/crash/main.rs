@@ -5,7 +5,7 @@
 //!
 //! `SURGETANK_CRASH_CASES` (150), `SURGETANK_CRASH_SEED` (another one each time with `make crash`); a case is named by its
 //! seed, and `SURGETANK_CRASH_CASE=SEED` runs that one alone.
-//! For ten of them in a directory there is one in a directory with packed files, and one on a server of objects (`ground`).
+//! `SURGETANK_CRASH_OTHERS` (5): so many in a directory with packed files, and as many on a server of objects (`ground`).
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 mod content;
@@ -39,8 +39,8 @@ use workload::{Dice, Terms};
 const CASES: u64 = 150;
 const SEED: u64 = 1;
 const CASES_A_TRIAL: u64 = 10;
-/// For so many cases in a directory there is one in each other kind of store.
-const OTHERS_EVERY: u64 = 10;
+/// In each other kind of store.
+const OTHERS: u64 = 5;
 /// One case of so many is a loss of power (where we may mount).
 const POWER_EVERY: u64 = 5;
 const WRITERS: u64 = 3;
@@ -63,6 +63,7 @@ fn main() {
     let number = |name: &str, default: u64| std::env::var(name).ok().map_or(default, |text| text.parse().unwrap());
     let first = number("SURGETANK_CRASH_SEED", SEED) * 1_000_000;
     let cases = number("SURGETANK_CRASH_CASES", CASES);
+    let others = number("SURGETANK_CRASH_OTHERS", OTHERS);
     let trial = |kind: Kind, seeds: std::ops::Range<u64>| {
         let name = format!("{}_from_{}", kind.word(), seeds.start);
         Trial::test(name, move || several(kind, seeds, may_mount))
@@ -79,8 +80,8 @@ fn main() {
             vec![trial(kind, seed..seed + 1)]
         }
         Err(_) => several_of(Kind::Directory, cases)
-            .chain(several_of(Kind::Packed, cases / OTHERS_EVERY))
-            .chain(several_of(Kind::Objects, cases / OTHERS_EVERY))
+            .chain(several_of(Kind::Packed, others))
+            .chain(several_of(Kind::Objects, others))
             .collect(),
     };
     trials.push(Trial::test("every_crash_point_is_tried_or_excused", is_complete));
