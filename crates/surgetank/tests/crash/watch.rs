@@ -11,6 +11,8 @@ use std::time::Duration;
 use crate::content;
 
 const OURS: &str = ".surgetank-";
+/// What the server is about to put in the place of another object.
+const OF_VERSITYGW: &str = ".sgwtmp.";
 
 #[derive(Debug, Default)]
 pub struct Seen {
@@ -58,7 +60,7 @@ fn look(store: &Path, dir: &Path, copies_die: bool, known: &mut Known, seen: &mu
     let mut orders: Vec<PathBuf> = Vec::new();
     for entry in listed.flatten() {
         let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
-        if name.starts_with(OURS) || name.contains(".surgetank-") {
+        if name.starts_with(OURS) || name.contains(".surgetank-") || name.contains(OF_VERSITYGW) {
             continue;
         }
         // A link or a file that went meanwhile is nobody's fault.

@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::time::Duration;
 
 use crate::error::Result;
 use crate::model::{FileId, Kind, OpKind, Prepared, Seq, StoreIdentity};
@@ -44,6 +45,11 @@ struct Holder<'a> {
     published: Option<(Option<Prepared>, &'a [Name])>,
 }
 
+/// A server may still be at what the dead agent asked it for. So long it is given before anybody looks, and again when what it
+/// shows is nothing that those operations can have left.
+const LATE: Duration = Duration::from_millis(700);
+const LOOKS_MAX: usize = 3;
+
 type Looked = HashMap<StorePath, Option<StoreStat>>;
 
 impl Namespace {
@@ -66,30 +72,18 @@ impl Namespace {
                 tree.carried_out(&one.kind, None);
             }
         }
-        let mut looked = Looked::new();
-        let mut done = None;
-        // From the end: a file that was written over in place has the same inode before and after.
-        for count in (0..=started.len()).rev() {
-            self.put_back(&before);
-            {
-                let mut tree = self.tree();
-                for one in &started[..count] {
-                    tree.carried_out(&one.kind, None);
-                }
+        let (mut looked, mut done) = (Looked::new(), None);
+        let is_server = self.store.features().publications_at_once > 1;
+        for _ in 0..if is_server { LOOKS_MAX } else { 1 } {
+            if is_server {
+                crate::sync::thread::sleep(LATE);
             }
-            match self.is_as_after(&started, count, &mut looked) {
-                Ok(true) => {
-                    done = Some(count);
-                    break;
-                }
-                Ok(false) => {}
-                Err(why) => {
-                    tracing::warn!(%why, "the store could not be looked at: what was started stays in doubt");
-                    break;
-                }
+            looked.clear();
+            done = self.how_many(&started, &before, &mut looked);
+            if done.is_some() {
+                break;
             }
         }
-        self.put_back(&before);
         let Some(done) = done else {
             tracing::warn!(operations = started.len(), "the store is not as any of the started operations left it");
             return Ok(());
@@ -116,6 +110,30 @@ impl Namespace {
         self.retire_started(&done, &gone, &rest, &looked);
         self.begin_anew(&rest, &looked);
         Ok(())
+    }
+
+    /// After how many of them is the store as it is now?
+    fn how_many(&self, started: &[Started], before: &[(FileId, Vec<Place>)], looked: &mut Looked) -> Option<usize> {
+        // From the end: a file that was written over in place has the same inode before and after.
+        let found = (0..=started.len()).rev().find_map(|count| {
+            self.put_back(before);
+            {
+                let mut tree = self.tree();
+                for one in &started[..count] {
+                    tree.carried_out(&one.kind, None);
+                }
+            }
+            match self.is_as_after(started, count, looked) {
+                Ok(true) => Some(Some(count)),
+                Ok(false) => None,
+                Err(why) => {
+                    tracing::warn!(%why, "the store could not be looked at: what was started stays in doubt");
+                    Some(None)
+                }
+            }
+        });
+        self.put_back(before);
+        found.flatten()
     }
 
     fn sync_where(&self, done: &[Started]) -> std::io::Result<()> {
