@@ -404,3 +404,27 @@ for gone in (os.unlink, lambda name: os.replace('other', name)):
     let ended = scene.run(&SMALL, PYTHON).exits(0);
     assert!(ended.stderr.contains(" 0 mediated"), "not by the shim: {}", ended.stderr);
 }
+
+/// While the agent was still at the close of a file that lost its name, its plain file had a name, which those who had it open
+/// by the shim were told of.
+#[test]
+fn a_file_that_was_unlinked_just_after_its_close_had_a_link_for_its_readers() {
+    let Some(scene) = scene("shim_unnamed_closed") else { return };
+    prepare(
+        "
+import os, time
+writer = os.open('f', os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+reader = os.open('f', os.O_RDONLY)
+os.write(writer, b'more')
+before = os.fstat(reader)
+os.close(writer)
+time.sleep(0.1) # the agent has heard of it, and has not done it
+os.unlink('f')
+for _ in range(1000):
+    after = os.fstat(reader)
+    assert (after.st_nlink, after.st_size) == (0, 4), (before, after)
+",
+    );
+    let ended = scene.run_held("seal.begun:600", &SMALL, PYTHON).exits(0);
+    assert!(ended.stderr.contains(" 0 mediated"), "not by the shim: {}", ended.stderr);
+}

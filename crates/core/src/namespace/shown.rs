@@ -81,7 +81,7 @@ impl Namespace {
     pub(crate) fn show(&self, tree: &Tree, id: FileId) {
         let Some(shim) = self.shim.get() else { return };
         match tree.get(id) {
-            Some(inode) if inode.owned && (inode.logical.is_some() || inode.handles > 0 || id == FileId::ROOT) => {
+            Some(inode) if inode.owned && (inode.logical.is_some() || self.is_held(id, inode)) => {
                 let (parent, name): (FileId, &[u8]) = match &inode.logical {
                     Some((parent, name)) if inode.is_dir() => (*parent, name),
                     _ => (FileId::ROOT, b""),
@@ -90,6 +90,12 @@ impl Namespace {
             }
             _ => shim.hide(id),
         }
+    }
+
+    /// Without a name it is somebody's still: a program's, or that of the plain file's writers, of whom we hear late. Until
+    /// then the plain file has a name on its tier, and who reads it is to be told that the file has none.
+    fn is_held(&self, id: FileId, inode: &Inode) -> bool {
+        inode.handles > 0 || id == FileId::ROOT || self.opens().contains_key(&id)
     }
 
     /// What a transaction changed is shown. New names come before old ones go: a file that is renamed is never gone.
