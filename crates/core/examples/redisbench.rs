@@ -114,7 +114,8 @@ fn list(store: &Redis, objects: usize) -> Outcome<()> {
 /// Plain SET and GET.
 fn limit(place: &Place, objects: usize, bytes: usize, threads: usize) -> Outcome<()> {
     let numbers = ["-n".into(), objects.to_string(), "-d".into(), bytes.to_string(), "-c".into(), threads.to_string()];
-    let address = ["-h".into(), place.host.clone(), "-p".into(), place.port.to_string()];
+    let node = &place.nodes[0];
+    let address = ["-h".into(), node.host.clone(), "-p".into(), node.port.to_string()];
     let output =
         Command::new("redis-benchmark").args(address).args(numbers).args(["-t", "set,get", "--csv"]).output()?;
     println!("redis-benchmark:\n{}", String::from_utf8_lossy(&output.stdout).trim());

@@ -17,12 +17,15 @@
 //! away what expires when memory runs short (`maxmemory-policy volatile-…`), values have no such mark but a digest, of all of a
 //! value up to 4 KiB and of 16 places of a longer one; and so have the files of strangers.
 //!
+//! **A cluster** has all of it on one server, because the prefix has a hash tag (`nodes`).
+//!
 //! The dangers: a server that loses what it acknowledged (`durability`), and one that does nothing else for seconds: a script
 //! moves a piece of a value at most, and lists have pages.
 
 mod durability;
 mod failure;
 mod listing;
+mod nodes;
 mod place;
 mod records;
 mod scripts;
@@ -37,6 +40,7 @@ use std::ops::Range;
 
 pub use self::durability::Durability;
 use self::failure::Failure;
+pub use self::nodes::Node;
 pub use self::place::{Limits, Place};
 use self::records::Change;
 use self::scripts::Script;

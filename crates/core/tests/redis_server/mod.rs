@@ -7,6 +7,7 @@
 
 #[path = "../s3_server/certificate.rs"]
 mod certificate;
+pub mod cluster;
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -49,7 +50,7 @@ impl RedisServer {
         let mut server = Self { child: None, directory, port: 0, options };
         // Somebody else may take the port before the server does.
         for _ in 0..5 {
-            server.port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            server.port = free_port();
             server.child = server.spawn();
             if server.child.is_some() {
                 return Some(server);
@@ -163,6 +164,12 @@ impl Drop for RedisServer {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// A cluster's servers speak with each other on the one 10,000 above.
+fn free_port() -> u16 {
+    let any = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    std::iter::repeat_with(any).find(|port| *port < 55_000).unwrap()
 }
 
 fn is_installed() -> bool {

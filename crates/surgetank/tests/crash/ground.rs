@@ -22,7 +22,8 @@ pub enum Kind {
 /// Points that only such a store passes, and how often a workload does.
 const OF_PACKED: &[(&str, u64)] =
     &[("packed.referred", 20), ("packed.behind", 20), ("packed.published", 30), ("packed.renamed", 3)];
-const OF_OBJECTS: &[(&str, u64)] = &[("store.publish", 40), ("store.published", 40), ("store.rename_copied", 4)];
+const OF_OBJECTS: &[(&str, u64)] =
+    &[("store.publish", 40), ("store.published", 40), ("store.rename_copied", 4), ("store.rename_deleted", 4)];
 
 impl Kind {
     pub const ALL: [Self; 3] = [Self::Directory, Self::Packed, Self::Objects];

@@ -97,6 +97,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("store.publish", "of the drivers of servers: tests/redis.rs, tests/hdfs.rs"),
     ("store.overwriting", "of files of several names and of colleagues: tests/recovery.rs"),
     ("store.rename_copied", "of stores without renames: tests/s3.rs"),
+    ("store.rename_deleted", "of stores without renames: tests/s3.rs"),
     ("store.upload_begun", "of object stores: tests/s3.rs"),
     ("store.part_sent", "of object stores: tests/s3.rs"),
 ];

@@ -3,7 +3,7 @@
 //! The drain writes down which operations it is about to carry out, and until they are durable the catalog says where
 //! everything was before them. They are carried out in order, so the store is as after the first *k* of them, for some
 //! *k*: the largest for which every name that they are about holds the file that it should. (If several fit, the names
-//! are the same after each.) The *k* are taken out of the queue, the others begin anew, and what programs see is right
+//! are the same after each; where a rename is not one step, the next one may be half done.) The *k* are taken out of the queue, the others begin anew, and what programs see is right
 //! from the first moment. Changes of attributes do not show in names: they are made once more. If none fits (somebody
 //! else changed these very names meanwhile), all stay in doubt: each operation then recognises its own work as well as
 //! it can.
@@ -33,8 +33,23 @@ struct Started {
 /// What a name should hold at some point.
 struct Expected<'a> {
     path: StorePath,
+    /// Where it may be instead.
+    or_at: Option<StorePath>,
     holder: Option<Holder<'a>>,
     who: Cred,
+}
+
+/// A directory whose rename was begun, and is not one step: what is below it may have its new name already.
+struct Moving {
+    from: StorePath,
+    to: StorePath,
+}
+
+impl Moving {
+    fn new_name_of(&self, path: &StorePath) -> Option<StorePath> {
+        let rest = path.is_below(&self.from).then(|| &path.0[self.from.0.len()..])?;
+        Some(StorePath([&self.to.0, rest].concat()))
+    }
 }
 
 struct Holder<'a> {
@@ -103,7 +118,8 @@ impl Namespace {
             self.put_back(&before);
             return Ok(());
         }
-        if let Err(why) = self.look_at_files(done.iter().chain(&rest), &mut looked) {
+        let moving = self.moving(&self.tree(), rest.iter().find(|one| !matches!(one.kind, OpKind::SetMeta { .. })));
+        if let Err(why) = self.look_at_files(done.iter().chain(&rest), moving.as_ref(), &mut looked) {
             tracing::warn!(%why, "the store could not be looked at");
         }
         self.look_at_spills(&done, &mut looked)?;
@@ -155,6 +171,7 @@ impl Namespace {
     fn look_at_files<'a>(
         &self,
         started: impl Iterator<Item = &'a Started>,
+        moving: Option<&Moving>,
         looked: &mut Looked,
     ) -> std::io::Result<()> {
         let paths: Vec<(StorePath, Cred)> = {
@@ -162,7 +179,15 @@ impl Namespace {
             let files = started.flat_map(|one| files_of(&one.kind));
             files.filter_map(|id| Some((tree.applied_path(id)?, tree.get(id)?.cred()))).collect()
         };
-        paths.into_iter().try_for_each(|(path, who)| self.look(&path, who, looked).map(drop))
+        for (path, who) in paths {
+            if self.look(&path, who, looked)?.is_none()
+                && let Some(instead) = moving.and_then(|moving| moving.new_name_of(&path))
+            {
+                let there = self.look(&instead, who, looked)?;
+                looked.insert(path, there);
+            }
+        }
+        Ok(())
     }
 
     /// Publications that cannot be taken back, of files that are deleted or replaced by now: the staged copy in the store
@@ -257,6 +282,7 @@ impl Namespace {
     fn is_as_after(&self, started: &[Started], count: usize, looked: &mut Looked) -> std::io::Result<bool> {
         let expected = {
             let tree = self.tree();
+            let moving = self.moving(&tree, started.get(count));
             let mut places: Vec<(&Place, Option<FileId>)> = Vec::new();
             let mut unknown: Vec<&Place> = Vec::new();
             for one in &started[..count] {
@@ -286,7 +312,9 @@ impl Namespace {
                     (Some(path), _) => {
                         let who = tree.get(*dir).map_or(Cred { uid: 0, gid: 0 }, Inode::cred);
                         let holder = holder.and_then(|id| holder_of(&tree, &started[..count], id));
-                        expected.push(Expected { path: path.join(name), holder, who });
+                        let path = path.join(name);
+                        let or_at = moving.as_ref().and_then(|moving| moving.new_name_of(&path));
+                        expected.push(Expected { path, or_at, holder, who });
                     }
                     // The directory is not in the store, and so is nothing in it.
                     (None, None) => {}
@@ -297,15 +325,30 @@ impl Namespace {
         };
         // What the last operations are about tells most states apart at the first look.
         for one in expected.iter().rev() {
-            if !self.fits(one, looked)? {
+            let mut path = &one.path;
+            if let Some(instead) = one.or_at.as_ref().filter(|_| one.holder.is_some())
+                && self.look(path, one.who, looked)?.is_none()
+            {
+                path = instead;
+            }
+            if !self.fits(one, path, looked)? {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    fn fits(&self, one: &Expected<'_>, looked: &mut Looked) -> std::io::Result<bool> {
-        let there = self.look(&one.path, one.who, looked)?;
+    /// Is that what has been begun? The tree is as before it.
+    fn moving(&self, tree: &Tree, begun: Option<&Started>) -> Option<Moving> {
+        let OpKind::Rename { file, to_dir, to, .. } = &begun?.kind else { return None };
+        if self.store.features().atomic_renames || !tree.get(*file)?.is_dir() {
+            return None;
+        }
+        Some(Moving { from: tree.applied_path(*file)?, to: tree.applied_path(*to_dir)?.join(to) })
+    }
+
+    fn fits(&self, one: &Expected<'_>, path: &StorePath, looked: &mut Looked) -> std::io::Result<bool> {
+        let there = self.look(path, one.who, looked)?;
         let (Some(holder), Some(stat)) = (&one.holder, there) else {
             return Ok(one.holder.is_none() && there.is_none());
         };

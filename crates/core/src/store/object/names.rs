@@ -114,7 +114,11 @@ impl ObjectStore {
             Ok(())
         })?;
         let copied = std::mem::take(&mut *locked(&copied));
-        at_once(copied.len(), AT_ONCE, &|index| self.delete_copied(&copied[index]))?;
+        at_once(copied.len(), AT_ONCE, &|index| {
+            self.delete_copied(&copied[index])?;
+            crash_point!("store.rename_deleted");
+            Ok(())
+        })?;
         self.server.delete(&old)?;
         self.move_staged(from, to)?;
         self.keep_dir(&from.parent())

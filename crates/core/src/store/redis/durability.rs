@@ -20,6 +20,8 @@ pub enum Durability {
     Untold,
     /// As any of these, but what was kept may be thrown away when memory runs short: by this policy.
     Evicts(&'static str, Box<Durability>),
+    /// As any of these, and a replica has it as well: we wait for it (`WAIT`).
+    Replicated(Box<Durability>),
 }
 
 /// What `INFO` and `CONFIG GET` told. `None`: nobody may ask.
@@ -29,6 +31,7 @@ pub struct Told {
     pub fsync: Option<String>,
     pub save: Option<String>,
     pub waits: bool,
+    pub has_replicas: bool,
     pub maxmemory: Option<u64>,
     pub policy: Option<String>,
 }
@@ -43,6 +46,7 @@ impl Durability {
             (Some(false), _) => Self::Snapshots(told.save.clone().unwrap_or_else(|| "nobody may ask when".into())),
             _ => Self::Untold,
         };
+        let kept = if told.has_replicas { Self::Replicated(Box::new(kept)) } else { kept };
         // What expires, after ten thousand years, is of ours only where the policy is not to look for that.
         match told.policy.as_deref() {
             Some(policy) if policy.starts_with("allkeys-") && told.maxmemory != Some(0) => {
@@ -55,7 +59,27 @@ impl Durability {
     }
 
     pub fn is_sure(&self) -> bool {
-        matches!(self, Self::Always | Self::Waits)
+        match self {
+            Self::Always | Self::Waits => true,
+            Self::Replicated(kept) => kept.is_sure(),
+            _ => false,
+        }
+    }
+
+    pub fn waits(&self) -> bool {
+        match self {
+            Self::Waits => true,
+            Self::Evicts(_, kept) | Self::Replicated(kept) => kept.waits(),
+            _ => false,
+        }
+    }
+
+    pub fn is_replicated(&self) -> bool {
+        match self {
+            Self::Replicated(_) => true,
+            Self::Evicts(_, kept) => kept.is_replicated(),
+            _ => false,
+        }
     }
 
     /// What is to be said before anybody relies on it.
@@ -94,6 +118,7 @@ impl std::fmt::Display for Durability {
                 write!(f, "a server that dies loses everything since its last snapshot (appendonly no; save: {save})")
             }
             Self::Untold => f.write_str("the server does not tell whether what it acknowledges is on its disk"),
+            Self::Replicated(kept) => write!(f, "{kept}; a replica has it as well"),
             Self::Evicts(policy, kept) => write!(f, "{kept}; what does not fit into memory is thrown away ({policy})"),
         }
     }
@@ -120,6 +145,9 @@ mod tests {
             assert!(kept.is_sure() == sure && kept.to_string().contains(part), "{told:?}: {kept}");
             assert_eq!(kept.warnings().is_empty(), sure, "{told:?}");
         }
+        let replicated = Durability::of(&Told { has_replicas: true, ..told(Some(true), "everysec", true) });
+        assert!(replicated.is_sure() && replicated.waits() && replicated.is_replicated(), "{replicated:?}");
+        assert!(!Durability::of(&Told { has_replicas: true, ..told(Some(false), "", false) }).is_sure());
         let mut evicts =
             Told { policy: Some("allkeys-lru".into()), maxmemory: Some(1 << 30), ..told(Some(true), "always", false) };
         assert!(Durability::of(&evicts).warnings()[0].contains("allkeys-lru"));

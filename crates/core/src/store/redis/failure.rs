@@ -71,14 +71,17 @@ impl Failure {
         let (errno, again) = match code {
             // It is there and does not serve yet: as if it were not there.
             "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" => (Errno::HOSTDOWN, true),
-            "BUSY" | "TRYAGAIN" => (Errno::AGAIN, true),
+            "BUSY" => (Errno::AGAIN, true),
+            // Another server of the cluster has it, or will have.
+            "MOVED" | "ASK" | "TRYAGAIN" => (Errno::HOSTDOWN, true),
+            _ if message.contains("access a non local key") => (Errno::HOSTDOWN, true),
             "NOSCRIPT" => (Errno::AGAIN, true),
             "OOM" => (Errno::NOSPC, false),
             "READONLY" => (Errno::ROFS, false),
             "NOAUTH" | "WRONGPASS" | "NOPERM" => (Errno::ACCESS, false),
             // It can't write its log, or no replica is there.
             "MISCONF" | "NOREPLICAS" => (Errno::IO, false),
-            "MOVED" | "ASK" | "CROSSSLOT" => (Errno::OPNOTSUPP, false),
+            "CROSSSLOT" => (Errno::OPNOTSUPP, false),
             _ if message.contains("max number of clients") => (Errno::AGAIN, true),
             _ if message.contains("maximum allowed size") || message.contains("invalid bulk length") => {
                 (Errno::FBIG, false)
@@ -141,7 +144,8 @@ pub fn remedy(why: &Failure) -> &'static str {
         ("NOPERM", _) => {
             "let the user run scripts and all commands on keys with the prefix: ACL SETUSER … ~PREFIX* +@all"
         }
-        ("MOVED" | "CROSSSLOT", _) => "use a server that is not part of a cluster",
+        ("CROSSSLOT", _) => "put a hash tag into the prefix, so that one server has all of them: ?prefix={NAME}:",
+        ("MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN", _) => "wait until the cluster has its keys in their places",
         ("READONLY", _) => "name the server that is written to, not its replica",
         ("OOM", _) => "give the server more memory (maxmemory)",
         ("LOADING", _) => "wait until the server has read its data",
@@ -170,6 +174,8 @@ mod tests {
             ("ERR", "string exceeds maximum allowed size (proto-max-bulk-len)", Errno::FBIG, false),
             ("ERR", "The user executing the script can't run this command or subcommand", Errno::ACCESS, false),
             ("ERR", "max number of clients reached", Errno::AGAIN, true),
+            ("MOVED", "3999 127.0.0.1:6381", Errno::HOSTDOWN, true),
+            ("ERR", "Script attempted to access a non local key in a cluster node", Errno::HOSTDOWN, true),
             ("ERR", "unknown command", Errno::IO, false),
         ] {
             let failure = Failure::refused(code, message);

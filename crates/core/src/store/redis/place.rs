@@ -1,4 +1,5 @@
-//! Where a store of values is: `redis://[USER@]HOST[:PORT][/DB][?prefix=P&password_file=PATH]`, or `rediss://` over TLS.
+//! Where a store of values is: `redis://[USER@]HOST[:PORT][,HOST[:PORT]…][/DB][?prefix=P&password_file=PATH]`, or
+//! `rediss://` over TLS; several hosts are of one cluster.
 //!
 //! The danger: a password in a URL ends in logs, process lists and messages. It is refused here, and comes from where
 //! `redis-cli` looks for it (`REDISCLI_AUTH`) or from a file.
@@ -10,6 +11,7 @@ use percent_encoding::percent_decode_str;
 use redis::io::tcp::TcpSettings;
 use redis::{ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo};
 
+use super::nodes::Node;
 use crate::error::{Error, Result};
 
 const PORT: u16 = 6379;
@@ -18,8 +20,8 @@ const KEYS: [&str; 3] = ["authority_file", "password_file", "prefix"];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    pub host: String,
-    pub port: u16,
+    /// The first is asked, and the others while it does not answer.
+    pub nodes: Vec<Node>,
     pub tls: bool,
     pub db: u32,
     pub user: Option<String>,
@@ -79,9 +81,13 @@ impl Place {
             Some((user, address)) => (Some(decoded(user).ok_or_else(|| wrong("it is not UTF-8"))?), address),
             None => (None, authority),
         };
-        let (host, port) = host_and_port(address).ok_or_else(|| wrong("the port is not a number"))?;
-        if host.is_empty() {
-            return Err(wrong("the host is missing"));
+        let mut nodes = Vec::new();
+        for address in address.split(',') {
+            let (host, port) = host_and_port(address).ok_or_else(|| wrong("the port is not a number"))?;
+            if host.is_empty() {
+                return Err(wrong("the host is missing"));
+            }
+            nodes.push(Node { host: host.to_owned(), port });
         }
         let db = match db {
             "" => 0,
@@ -91,8 +97,7 @@ impl Place {
         };
         let user = user.filter(|user| !user.is_empty());
         let (prefix, password_file, authority_file, limits) = (String::new(), None, None, Limits::default());
-        let host = host.to_owned();
-        let mut place = Self { host, port, tls, db, user, prefix, password_file, authority_file, limits };
+        let mut place = Self { nodes, tls, db, user, prefix, password_file, authority_file, limits };
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
             let value = decoded(value).ok_or_else(|| wrong("it is not UTF-8"))?;
@@ -125,9 +130,9 @@ impl Place {
         std::fs::read(path).map_err(|why| failed.why(why))
     }
 
-    pub(super) fn client(&self) -> Result<redis::Client> {
+    pub(super) fn client(&self, node: &Node) -> Result<redis::Client> {
         let wrong = |why: redis::RedisError| Error::new(format!("the store {self} cannot be used")).why(why);
-        let (host, port) = (self.host.clone(), self.port);
+        let (host, port) = (node.host.clone(), node.port);
         let address = match self.tls {
             true => {
                 // The one that the rest of the house has.
@@ -159,8 +164,12 @@ impl Place {
 impl std::fmt::Display for Place {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let scheme = if self.tls { "rediss" } else { "redis" };
-        let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
-        write!(f, "{scheme}://{host}:{}/{}", self.port, self.db)?;
+        let address = |node: &Node| match node.host.contains(':') {
+            true => format!("[{}]:{}", node.host, node.port),
+            false => format!("{}:{}", node.host, node.port),
+        };
+        let nodes: Vec<String> = self.nodes.iter().map(address).collect();
+        write!(f, "{scheme}://{}/{}", nodes.join(","), self.db)?;
         if self.prefix.is_empty() { Ok(()) } else { write!(f, "?prefix={}", self.prefix) }
     }
 }
@@ -199,13 +208,20 @@ mod tests {
     #[test]
     fn a_whole_url() {
         let place = Place::parse("redis://me@host:7000/3?prefix=run%207:&password_file=/etc/secret").unwrap();
-        assert_eq!((place.host.as_str(), place.port, place.db, place.tls), ("host", 7000, 3, false));
+        assert_eq!((place.nodes.as_slice(), place.db, place.tls), (&[node("host", 7000)][..], 3, false));
         assert_eq!((place.user.as_deref(), place.prefix.as_str()), (Some("me"), "run 7:"));
         assert_eq!(place.password_file.as_deref(), Some(Path::new("/etc/secret")));
         assert_eq!(place.to_string(), "redis://host:7000/3?prefix=run 7:");
         let least = Place::parse("rediss://[::1]").unwrap();
-        assert_eq!((least.host.as_str(), least.port, least.tls), ("::1", PORT, true));
+        assert_eq!((least.nodes.as_slice(), least.tls), (&[node("::1", PORT)][..], true));
         assert_eq!(least.to_string(), "rediss://[::1]:6379/0");
+        let cluster = Place::parse("redis://me@a:1,b,[::1]:2/?prefix={run}:").unwrap();
+        assert_eq!(cluster.nodes, [node("a", 1), node("b", PORT), node("::1", 2)]);
+        assert_eq!(cluster.to_string(), "redis://a:1,b:6379,[::1]:2/0?prefix={run}:");
+    }
+
+    fn node(host: &str, port: u16) -> Node {
+        Node { host: host.into(), port }
     }
 
     #[test]
@@ -227,6 +243,7 @@ mod tests {
         for (url, word) in [
             ("http://host", "redis://"),
             ("redis://", "host"),
+            ("redis://host,,other", "host"),
             ("redis://host:port", "port"),
             ("redis://host/name", "number"),
             ("redis://host?prefx=a", "authority_file, password_file, prefix"),

@@ -8,6 +8,7 @@ use redis::Value;
 
 use super::durability::{Durability, Told};
 use super::failure::{Failure, Meaning};
+use super::nodes::hash_tag;
 use super::place::Place;
 use super::records::Change;
 use super::scripts::{Script, TEXTS};
@@ -85,9 +86,12 @@ impl Server {
         self.own(&format!("bytes/{id}"))
     }
 
+    /// (Named as keys, those that every script needs tell a server of a cluster that another one has them.)
     pub fn script(&self, script: Script) -> Command {
-        let command = wire::command("EVALSHA").arg(self.digests[script as usize].as_bytes());
-        command.number(0).arg(self.place.prefix.as_bytes())
+        let command = wire::command("EVALSHA").arg(self.digests[script as usize].as_bytes()).number(3);
+        let command =
+            ["records", "index", "uploads"].iter().fold(command, |command, name| command.arg(&self.own(name)));
+        command.arg(self.place.prefix.as_bytes())
     }
 
     /// A version of a file that is to be.
@@ -149,6 +153,11 @@ impl Server {
 
     fn told(&self) -> Result<(Told, u64), Failure> {
         let mut told = Told::default();
+        // Of a cluster the one is meant that has our keys.
+        match self.wire.ask(&Batch::of(wire::command("EXISTS").arg(&self.own("records")))) {
+            Err(why) if why.code != "NOPERM" => return Err(why),
+            _ => {}
+        }
         let info = match self.wire.ask(&Batch::of(wire::command("INFO"))) {
             Ok(mut answers) => text_of(answers.pop().unwrap_or_default())?,
             Err(why) if why.code == "NOPERM" => String::new(),
@@ -158,6 +167,19 @@ impl Server {
         if field("role") == Some("slave") {
             return Err(Failure::refused("READONLY", "it is a replica"));
         }
+        if field("cluster_enabled") == Some("1") {
+            if hash_tag(&self.place.prefix).is_none() {
+                return Err(Failure::refused(
+                    "CROSSSLOT",
+                    "the keys of a cluster's servers have to have something in common",
+                ));
+            }
+            let nodes = self.wire.ask(&Batch::of(wire::command("CLUSTER").arg(b"NODES")));
+            self.wire
+                .nodes
+                .learn(&nodes.and_then(|mut answers| text_of(answers.pop().unwrap_or_default())).unwrap_or_default());
+        }
+        told.has_replicas = field("connected_slaves").is_some_and(|count| count != "0");
         told.logs = field("aof_enabled").map(|value| value == "1");
         told.maxmemory = field("maxmemory").and_then(|value| value.parse().ok());
         told.policy = field("maxmemory_policy").map(str::to_owned);
@@ -226,21 +248,43 @@ impl Server {
         Ok(())
     }
 
-    /// What was acknowledged is on the server's disk when this returns, where it can be asked for that.
+    /// What was acknowledged is on the server's disk when this returns, where it can be asked for that, and a replica has it,
+    /// where there is one: the server that follows this one will have been a replica.
     pub fn settle(&self) -> Result<(), Failure> {
-        if self.known()?.durability != Durability::Waits {
-            return Ok(());
+        let durability = &self.known()?.durability;
+        if durability.waits() {
+            let wait = wire::command("WAITAOF").number(1).number(0);
+            let answer = self.after_a_write(wait, SETTLE_PATIENCE)?;
+            if !matches!(array_of(answer)?.first(), Some(Value::Int(1..))) {
+                return Err(Failure::ours(Errno::TIMEDOUT, "the server does not get its log to its disk"));
+            }
         }
-        // It waits for what its own connection wrote, and so for all that was there before.
+        if durability.is_replicated() {
+            self.settle_replica()?;
+        }
+        Ok(())
+    }
+
+    fn settle_replica(&self) -> Result<(), Failure> {
+        for patience in [SETTLE_PATIENCE / 30, SETTLE_PATIENCE] {
+            if matches!(self.after_a_write(wire::command("WAIT").number(1), patience)?, Value::Int(1..)) {
+                return Ok(());
+            }
+            let info = self.wire.ask(&Batch::of(wire::command("INFO").arg(b"replication")))?.pop().unwrap_or_default();
+            if text_of(info)?.contains("connected_slaves:0") {
+                tracing::warn!("{}: no replica is connected: what the server acknowledges it has alone", self.place);
+                return Ok(());
+            }
+        }
+        Err(Failure::ours(Errno::TIMEDOUT, "the server's replica does not follow it"))
+    }
+
+    /// It waits for what its own connection wrote, and so for all that was there before.
+    fn after_a_write(&self, wait: Command, patience: Duration) -> Result<Value, Failure> {
         let write = wire::command("SET").arg(&self.own("settled")).arg(b"").arg(b"EX").number(ASIDE_SECONDS);
-        let millis = u64::try_from(SETTLE_PATIENCE.as_millis()).unwrap_or(u64::MAX);
-        let wait = wire::command("WAITAOF").number(1).number(0).number(millis);
-        let answers = self.wire.ask(&Batch::of(write).and(wait))?;
-        let local = answers.into_iter().nth(1).and_then(|answer| array_of(answer).ok()?.into_iter().next());
-        match local {
-            Some(Value::Int(1..)) => Ok(()),
-            _ => Err(Failure::ours(Errno::TIMEDOUT, "the server does not get its log to its disk")),
-        }
+        let millis = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
+        let answers = self.wire.ask(&Batch::of(write).and(wait.number(millis)))?;
+        answers.into_iter().nth(1).ok_or_else(Failure::garbled)
     }
 }
 

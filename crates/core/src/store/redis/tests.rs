@@ -6,6 +6,7 @@ mod redis_server;
 use std::time::Duration;
 
 use redis_server::RedisServer;
+use redis_server::cluster::{RedisCluster, TAG};
 
 use super::{Place, Redis};
 use crate::store::conformance::{self, deliver, errno, me, meta, names, noise, path, read};
@@ -44,6 +45,19 @@ fn conforms_where_values_must_not_expire() {
     });
     let keyspace = server.cli(&["INFO", "keyspace"]);
     assert!(keyspace.contains("expires=0"), "something may be thrown away: {keyspace}");
+}
+
+#[test]
+fn conforms_on_a_cluster() {
+    let Some(cluster) = RedisCluster::start() else { return };
+    let state = tempfile::tempdir().unwrap();
+    let nth = std::cell::Cell::new(0);
+    conformance::conform(|| {
+        nth.set(nth.get() + 1);
+        // Asked is the one that does not have them.
+        Box::new(open(&cluster.other, &format!("{TAG}:case{}:", nth.get()), state.path(), Duration::ZERO))
+    });
+    assert!(nth.get() > 15, "{} cases", nth.get());
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::time::Duration;
 use redis::{Connection, ConnectionLike, Value};
 
 use super::failure::Failure;
+use super::nodes::Nodes;
 use super::place::{Limits, Place};
 use super::scripts::TEXTS;
 use crate::error::Error;
@@ -19,6 +20,8 @@ use crate::sync::{Mutex, MutexGuard, PoisonError};
 /// Kept open without a use for them.
 const IDLE_MAX: usize = 32;
 const CHUNK_BYTES: usize = 1 << 20;
+/// In a row; more often no cluster sends on.
+const MOVES_MAX: u32 = 8;
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// Since the store was opened.
@@ -138,17 +141,23 @@ impl Batch {
     }
 }
 
+/// A connection, and in whose turn it was made.
+struct Live {
+    connection: Connection,
+    turn: u64,
+}
+
 pub struct Wire {
-    client: redis::Client,
+    pub nodes: Nodes,
     limits: Limits,
-    idle: Mutex<Vec<Connection>>,
+    idle: Mutex<Vec<Live>>,
     pub counters: Counters,
 }
 
 impl Wire {
     pub fn new(place: &Place) -> Result<Self, Error> {
-        let (client, limits) = (place.client()?, place.limits.clone());
-        Ok(Self { client, limits, idle: Mutex::default(), counters: Counters::default() })
+        let (nodes, limits) = (Nodes::new(place)?, place.limits.clone());
+        Ok(Self { nodes, limits, idle: Mutex::default(), counters: Counters::default() })
     }
 
     /// The answers to all commands, or the first that is an error; tried again while that may help.
@@ -156,11 +165,21 @@ impl Wire {
         let begun = crate::clock::tick();
         let mut pause = self.limits.pause;
         let mut nth = 1;
+        let mut moves = 0;
         loop {
-            let why = match self.ask_once(batch) {
+            let (turn, asked) = self.ask_once(batch);
+            let why = match asked {
                 Ok(answers) => return Ok(answers),
                 Err(why) => why,
             };
+            let at_once = self.nodes.heed(turn, &why) && moves < MOVES_MAX;
+            if !self.nodes.is_now(turn) {
+                self.idle().retain(|idle| self.nodes.is_now(idle.turn));
+            }
+            if at_once {
+                moves += 1;
+                continue;
+            }
             if !why.again || nth >= self.limits.tries || begun.elapsed() >= self.limits.all_tries {
                 return Err(why);
             }
@@ -171,45 +190,53 @@ impl Wire {
         }
     }
 
-    fn ask_once(&self, batch: &Batch) -> Result<Vec<Value>, Failure> {
-        let mut connection = self.connection()?;
+    fn ask_once(&self, batch: &Batch) -> (u64, Result<Vec<Value>, Failure>) {
+        let mut live = match self.connection() {
+            Ok(live) => live,
+            Err((turn, why)) => return (turn, Err(why)),
+        };
+        let turn = live.turn;
         self.counters.requests.fetch_add(1, Ordering::Relaxed);
         let (skipped, count) = if batch.at_once { (batch.commands + 1, 1) } else { (0, batch.commands) };
-        let asked = connection.req_packed_commands(&batch.bytes[batch.start..], skipped, count).map_err(Failure::of);
+        let asked = live.connection.req_packed_commands(&batch.bytes[batch.start..], skipped, count);
         // What is idle beside a connection that broke is broken as well, as a rule: each would cost a try.
-        let mut answers = asked.inspect_err(|why| {
+        let asked = asked.map_err(Failure::of).inspect_err(|why| {
             if why.code.is_empty() {
                 self.idle().clear()
             }
-        })?;
-        if batch.at_once {
-            answers = array_of(answers.pop().unwrap_or_default())?;
-        }
-        let answers = answers.into_iter().map(|answer| match answer {
-            Value::ServerError(why) => Err(Failure::of(why.into())),
-            answer => Ok(answer),
         });
-        let answers: Result<Vec<Value>, Failure> = answers.collect();
+        let answers = asked.and_then(|mut answers| match batch.at_once {
+            true => array_of(answers.pop().unwrap_or_default()),
+            false => Ok(answers),
+        });
+        let answers = answers.and_then(|answers| {
+            let answer = |answer| match answer {
+                Value::ServerError(why) => Err(Failure::of(why.into())),
+                answer => Ok(answer),
+            };
+            answers.into_iter().map(answer).collect::<Result<Vec<Value>, Failure>>()
+        });
         // A server that has forgotten its scripts learns them with the next connection.
-        if !answers.as_ref().is_err_and(|why| why.again) {
+        if !answers.as_ref().is_err_and(|why| why.again || why.code.is_empty()) {
             let mut idle = self.idle();
             if idle.len() < IDLE_MAX {
-                idle.push(connection);
+                idle.push(live);
             }
         }
-        answers
+        (turn, answers)
     }
 
-    fn idle(&self) -> MutexGuard<'_, Vec<Connection>> {
+    fn idle(&self) -> MutexGuard<'_, Vec<Live>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn connection(&self) -> Result<Connection, Failure> {
+    fn connection(&self) -> Result<Live, (u64, Failure)> {
         if let Some(idle) = self.idle().pop() {
             return Ok(idle);
         }
+        let (client, turn) = self.nodes.now();
         let connect = || -> redis::RedisResult<Connection> {
-            let mut connection = self.client.get_connection_with_timeout(self.limits.connect)?;
+            let mut connection = client.get_connection_with_timeout(self.limits.connect)?;
             connection.set_read_timeout(Some(self.limits.progress))?;
             connection.set_write_timeout(Some(self.limits.progress))?;
             let mut load = redis::pipe();
@@ -220,7 +247,14 @@ impl Wire {
             Ok(connection)
         };
         self.counters.connections.fetch_add(1, Ordering::Relaxed);
-        connect().map_err(Failure::of)
+        let mut connection = connect().map_err(|why| (turn, Failure::of(why)))?;
+        // Who else could be asked is known while somebody is there to tell.
+        if self.nodes.is_cluster()
+            && let Ok(told) = redis::cmd("CLUSTER").arg("NODES").query::<String>(&mut connection)
+        {
+            self.nodes.learn(&told);
+        }
+        Ok(Live { connection, turn })
     }
 }
 

@@ -1,4 +1,5 @@
--- What every script begins with. ARGV[1] is the store's prefix; a script names the rest of its own.
+-- What every script begins with. ARGV[1] is the store's prefix; a script names the rest of its own. KEYS are our own three,
+-- so that a server of a cluster that does not have all of them carries out nothing.
 --
 -- A record says what a file is besides its bytes: ETAG PROOF BYTES MODIFIED CRC WORDS, and it holds only while it fits the
 -- value. The proof is either the time at which the value would expire, in the far future and another for each version: a SET
@@ -47,7 +48,11 @@ local function look(path)
   local key = P .. path
   local said = redis.call('HGET', RECORDS, path)
   local size = redis.pcall('STRLEN', key)
-  if type(size) == 'table' then return nil end
+  if type(size) == 'table' then
+    if size.err:find('WRONGTYPE', 1, true) then return nil end
+    -- The key is on its way to another server of the cluster: nothing has been done yet.
+    return redis.call('STRLEN', key)
+  end
   if size == 0 and redis.call('EXISTS', key) == 0 then
     -- (A change, even of nothing, would let all that follows past the limit of memory.)
     if said then redis.call('HDEL', RECORDS, path) end

@@ -1,0 +1,167 @@
+//! The Redis driver against a cluster: whoever is asked, and whatever happens to the servers meanwhile.
+
+#![cfg(feature = "redis")]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "redis_server/driver.rs"]
+mod driver;
+mod redis_server;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use driver::*;
+use redis_server::RedisServer;
+use redis_server::cluster::RedisCluster;
+use surgetank_core::store::checksum::of_bytes;
+use surgetank_core::store::object::{Objects, When, Words};
+use surgetank_core::store::redis::{Durability, Redis};
+
+const PREFIX: &str = "{project}:";
+
+/// Waits for as long as a test likes, not for as long as a user does.
+fn patient(server: &RedisServer) -> Redis {
+    let mut place = place(server, PREFIX);
+    (place.limits.tries, place.limits.all_tries) = (1000, Duration::from_secs(60));
+    Redis::open(place).unwrap_or_else(|why| panic!("{why}"))
+}
+
+#[test]
+fn whoever_is_asked_the_one_that_has_the_keys_is_found() {
+    let Some(cluster) = RedisCluster::start() else { return };
+    for server in [&cluster.other, &cluster.replica, &cluster.owner] {
+        let store = open(server, PREFIX);
+        assert_eq!(store.durability(), Some(Durability::Replicated(Box::new(Durability::Always))));
+        let content = pattern(2 * PART + 5, 3);
+        put(&store, "dir/short", b"content", When::Always).unwrap();
+        put(&store, "dir/long", &content[..300_000], When::Always).unwrap();
+        let id = store.begin("dir/parts", &Words::new()).unwrap();
+        let pieces = content.chunks(PART).zip(1..);
+        let parts: Vec<_> = pieces
+            .map(|(piece, number)| store.part("dir/parts", &id, number, &piece, of_bytes(piece)).unwrap())
+            .collect();
+        store.complete("dir/parts", &id, &parts, of_bytes(&content), When::Always).unwrap();
+        store.settle().unwrap();
+        assert!(get(&store, "dir/parts", 0..content.len() as u64) == content);
+        let names = ["dir/long", "dir/parts", "dir/short"].map(str::to_owned);
+        assert_eq!(all(&store, "", false).0, BTreeSet::from(names));
+        assert!(store.counters().tries_again == 0, "to be sent on is no trouble: {:?}", store.counters());
+        assert!(store.counters().connections <= 3, "{:?}", store.counters());
+        let of_replica = cluster.replica.cli(&["-c", "EXISTS", "{project}:dir/parts"]);
+        assert_eq!(of_replica, "1");
+        for name in ["dir/short", "dir/long", "dir/parts"] {
+            store.delete(name).unwrap();
+        }
+    }
+    // A transaction is the first that the wrong one is asked for.
+    let store = open(&cluster.owner, PREFIX);
+    let id = store.begin("x", &Words::new()).unwrap();
+    store.abort("x", &id).unwrap();
+    assert!(keys(&cluster.owner).iter().all(|key| key.starts_with("{project}://surgetank/settled")));
+}
+
+#[test]
+fn files_of_one_store_that_would_lie_on_several_servers_are_refused() {
+    let Some(cluster) = RedisCluster::start() else { return };
+    for prefix in ["", "project:", "{}:", "a}b{:"] {
+        let why = Redis::open(place(&cluster.other, prefix)).unwrap_err().to_string();
+        assert!(why.contains("?prefix={NAME}:"), "{prefix}: {why}");
+    }
+    // Who may not ask what it is finds out as well.
+    cluster.owner.cli(&["ACL", "SETUSER", "default", "-info"]);
+    cluster.other.cli(&["ACL", "SETUSER", "default", "-info"]);
+    let why = Redis::open(place(&cluster.other, "project:")).unwrap_err().to_string();
+    assert!(why.contains("?prefix={NAME}:"), "{why}");
+}
+
+/// What was acknowledged and settled is there, and nothing else than what was written.
+#[test]
+fn the_owner_dies_and_its_replica_goes_on() {
+    let Some(mut cluster) = RedisCluster::start() else { return };
+    let store = patient(&cluster.other);
+    let mut written = BTreeMap::new();
+    for nth in 0..50 {
+        let content = pattern(1000 * nth, nth as u64);
+        put(&store, &format!("before/{nth}"), &content, When::Absent).unwrap();
+        written.insert(format!("before/{nth}"), content);
+    }
+    store.settle().unwrap();
+    cluster.owner.kill();
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut written = BTreeMap::new();
+            for nth in 0..50 {
+                let content = pattern(1000 * nth, nth as u64);
+                put(&store, &format!("after/{nth}"), &content, When::Absent).unwrap();
+                written.insert(format!("after/{nth}"), content);
+            }
+            written
+        });
+        std::thread::sleep(Duration::from_millis(500));
+        cluster.take_over();
+        written.append(&mut writer.join().unwrap());
+    });
+    assert_eq!(written.len(), 100);
+    let seen = all(&store, "", false).0;
+    assert_eq!(seen, written.keys().cloned().collect());
+    for (name, content) in &written {
+        assert!(get(&store, name, 0..content.len() as u64) == *content, "{name}");
+    }
+    // No replica is left: that is said, and keeps nobody waiting for ever.
+    store.settle().unwrap();
+    // The old one comes back as a replica, and sends on whoever still asks it.
+    cluster.owner.restart();
+    redis_server::cluster::eventually("it follows", || {
+        cluster.owner.cli(&["INFO", "replication"]).contains("role:slave")
+    });
+    let store = patient(&cluster.owner);
+    assert_eq!(all(&store, "", false).0.len(), 100);
+}
+
+/// A change that met half of the keys took files for deleted ones whose values had gone ahead.
+#[test]
+fn while_the_keys_move_to_another_server_nothing_is_done_by_halves() {
+    let Some(cluster) = RedisCluster::start() else { return };
+    let store = patient(&cluster.owner);
+    for nth in 0..40 {
+        put(&store, &format!("k{nth}"), format!("content {nth}").as_bytes(), When::Absent).unwrap();
+    }
+    let slot = cluster.begin_move();
+    // Some are there, some here.
+    assert_eq!(cluster.move_keys(&slot, 21), 21);
+    let hasty = {
+        let mut place = place(&cluster.owner, PREFIX);
+        place.limits.tries = 2;
+        Redis::new(place).unwrap()
+    };
+    for nth in 0..40 {
+        let why = hasty.head(&format!("k{nth}"));
+        let gone = matches!(&why, Ok(None));
+        assert!(!gone, "k{nth} has only gone elsewhere");
+    }
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..4)
+            .map(|writer| {
+                let store = &store;
+                scope.spawn(move || {
+                    for nth in (writer..40).step_by(4) {
+                        let key = format!("k{nth}");
+                        let seen = store.head(&key).unwrap().unwrap_or_else(|| panic!("{key} is gone"));
+                        let content = format!("another {nth}");
+                        put(store, &key, content.as_bytes(), When::Is(&seen.etag)).unwrap();
+                    }
+                })
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(300));
+        while cluster.move_keys(&slot, 10) > 0 {}
+        cluster.end_move(&slot);
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+    });
+    assert_eq!(all(&store, "", false).0.len(), 40);
+    for nth in 0..40 {
+        let content = format!("another {nth}");
+        assert_eq!(get(&store, &format!("k{nth}"), 0..content.len() as u64), content.as_bytes());
+    }
+    assert!(keys(&cluster.other).contains("{project}:k7"), "{:?}", keys(&cluster.other));
+}
