@@ -258,6 +258,36 @@ fn strangers_objects_are_changed_and_deleted_without_a_conflict() {
     assert_eq!(seen, "new\nd/moremore\nd/kepte/moved600\n");
 }
 
+/// Of a store on a server, and of one with packed files, it says what programs would see; nothing is left behind.
+#[test]
+fn a_plan_of_a_store_of_objects() {
+    let Some(server) = S3Server::start() else { return };
+    let node = Node::new();
+    let rules = node.path("rules.toml");
+    let rule = "[[rules]]\nmatch = \"*.csv\"\ncompress = \"zstd:1\"\n[[rules]]\nmatch = \"*.tmp\"\nmode = \"keep\"\n";
+    fs::write(&rules, rule).unwrap();
+    let options = ["--config", rules.to_str().unwrap()];
+    run(
+        &node,
+        &server,
+        &options,
+        "mkdir -p d/e; head -c 300000 /dev/zero >d/a.csv; echo x >d/e/b; echo plain >c.tmp.txt",
+    );
+    assert_eq!(objects(&server), ["c.tmp.txt", "d/a.csv.surgetank.zst", "d/e/b"]);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_surgetank"));
+    command.envs(server.environment()).env("TMPDIR", node.path("over")).args(["plan", "--files", "--json", "--over"]);
+    command.arg(node.path("over")).args(["--store", &server.url("project")]).args(options);
+    let told = told(&command.output().unwrap());
+    let files: Vec<(String, u64)> = told
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .filter_map(|line| Some((line["path"].as_str()?.to_owned(), line["bytes"].as_u64()?)))
+        .collect();
+    assert_eq!(files, [("c.tmp.txt".into(), 6), ("d/a.csv".into(), 300_000), ("d/e/b".into(), 2)]);
+    assert_eq!(objects(&server).len(), 3);
+    assert_eq!(fs::read_dir(node.path("over")).unwrap().count(), 0, "something is left in TMPDIR");
+}
+
 #[test]
 fn renames_that_a_kill_cut_in_half_are_finished() {
     let Some(server) = S3Server::start() else { return };

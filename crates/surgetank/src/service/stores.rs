@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ use surgetank_core::store::redis::{Place as RedisPlace, Redis};
 use surgetank_core::store::s3::{Place as S3Place, S3};
 #[cfg(feature = "webhdfs")]
 use surgetank_core::store::webhdfs::{Place as HdfsPlace, WebHdfs};
-use surgetank_core::store::{Store, StorePath, Verify};
+use surgetank_core::store::{Cred, Store, StorePath, Verify};
 
 /// What a server of a store says.
 pub struct Answer {
@@ -208,26 +208,64 @@ pub fn abandoned(url: &str, older_than: Duration, looking: bool) -> Result<Vec<A
 }
 
 /// Deduplicated content that nobody refers to any more, and that nobody has begun to for so long; removes it unless only
-/// `looking`. `state`: for what a store keeps there while it is open.
+/// `looking`.
 #[cfg(feature = "dedup")]
-pub fn unused(config: &Config, state: &Path, unused_for: Duration, looking: bool) -> Result<Unused> {
-    use rustix::fs::OFlags;
-    let failed = |why: std::io::Error| {
+pub fn unused(config: &Config, unused_for: Duration, looking: bool) -> Result<Unused> {
+    let scratch = Scratch::new()?;
+    let store = open_as_it_is(root_of(config)?, config, &scratch.0)?;
+    shared::unused::collect(&*store, ourselves(), unused_for, looking).map_err(|why| {
         Error::new(format!("content that nobody refers to cannot be removed from {}", config.store.display())).why(why)
-    };
+    })
+}
+
+/// The store as a run would show it, without an agent.
+pub struct Seen {
+    pub store: Arc<dyn Store>,
+    pub who: Cred,
+    _scratch: Scratch,
+}
+
+impl Seen {
+    pub fn open(config: &Config) -> Result<Self> {
+        let scratch = Scratch::new()?;
+        Ok(Self { store: open_store(root_of(config)?, config, &scratch.0)?, who: ourselves(), _scratch: scratch })
+    }
+}
+
+fn ourselves() -> Cred {
+    Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() }
+}
+
+fn root_of(config: &Config) -> Result<Option<OwnedFd>> {
+    use rustix::fs::OFlags;
+    if config.store_url().is_some() {
+        return Ok(None);
+    }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let root = match config.store_url() {
-        Some(_) => None,
-        None => Some(
-            rustix::fs::open(&config.store, flags, rustix::fs::Mode::empty()).map_err(|errno| failed(errno.into()))?,
-        ),
-    };
-    let store = open_as_it_is(root, config, state)?;
-    let who = surgetank_core::store::Cred {
-        uid: rustix::process::geteuid().as_raw(),
-        gid: rustix::process::getegid().as_raw(),
-    };
-    shared::unused::collect(&*store, who, unused_for, looking).map_err(failed)
+    rustix::fs::open(&config.store, flags, rustix::fs::Mode::empty())
+        .map(Some)
+        .map_err(|why| Error::new(format!("{} cannot be looked into", config.store.display())).why(why))
+}
+
+/// Instead of an agent's state: a store of objects keeps there what is under way, and here nothing ever is.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Result<Self> {
+        use std::os::unix::fs::DirBuilderExt;
+        let name = format!("surgetank-{}-{}", std::process::id(), surgetank_core::clock::now().nanos);
+        let path = std::env::temp_dir().join(name);
+        std::fs::DirBuilder::new().mode(0o700).create(&path).map_err(|why| {
+            Error::new(format!("{} cannot be made", path.display())).why(why).remedy("set TMPDIR to another place")
+        })?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        drop(std::fs::remove_dir_all(&self.0));
+    }
 }
 
 /// A place in a store or in a directory, as it is written on a command line.

@@ -6,7 +6,6 @@
 //! `--older-than`, and if it is not, its file is sent anew: nothing is lost. Content is dearer: nobody may be about to refer to
 //! it (`shared::unused` in the core).
 
-use std::os::unix::fs::DirBuilderExt;
 use std::time::Duration;
 
 use surgetank_core::clock;
@@ -49,14 +48,7 @@ pub fn gc(program: &Program<'_>, args: &GcArgs) -> Outcome {
     }
     #[cfg(feature = "dedup")]
     {
-        // (A store of objects keeps what is under way beside the state; here nothing ever is.)
-        let scratch = std::env::temp_dir().join(format!("surgetank-gc-{}-{}", std::process::id(), clock::now().nanos));
-        std::fs::DirBuilder::new().mode(0o700).create(&scratch).map_err(|why| {
-            Error::new(format!("{} cannot be made", scratch.display())).why(why).remedy("set TMPDIR to another place")
-        })?;
-        let unused = stores::unused(&config, &scratch, Duration::from_millis(args.unused_for), args.dry_run);
-        drop(std::fs::remove_dir_all(&scratch));
-        found.content = unused?;
+        found.content = stores::unused(&config, Duration::from_millis(args.unused_for), args.dry_run)?;
     }
     if args.json {
         words::print(&(serde_json::to_string_pretty(&found).map_err(|why| Error::new("JSON").why(why))? + "\n"));

@@ -1,7 +1,7 @@
 //! `surgetank plan`: what would happen to a tree, without doing it.
 //!
-//! Walks the directory once and keeps only sums for each rule, so that a million files need no more memory than ten.
-//! Looks at names and sizes, opens nothing, changes nothing; other mounts below the directory are left out, as they
+//! Walks the directory, or the store on a server, once and keeps only sums for each rule, so that a million files need no more
+//! memory than ten. Looks at names and sizes, opens nothing, changes nothing; other mounts below the directory are left out, as they
 //! would be under the mount.
 
 use std::collections::BTreeMap;
@@ -17,10 +17,12 @@ use surgetank_core::config::machine::Machine;
 use surgetank_core::config::quantity::show_bytes;
 use surgetank_core::config::{Config, Loaded, Survives, Timing};
 use surgetank_core::error::{Error, Result};
-use surgetank_core::model::{Mode, STORE_TEMPORARY_PREFIX};
+use surgetank_core::model::{Kind, Mode, STORE_TEMPORARY_PREFIX};
 use surgetank_core::rule::{Decision, RuleSet, mode_name};
+use surgetank_core::store::StorePath;
 
 use super::settings::Settings;
+use crate::service::stores::Seen;
 
 /// Names shown for each rule.
 const NAMES_SHOWN: usize = 3;
@@ -111,10 +113,9 @@ fn walk(
     rules: &RuleSet,
     mut file: impl FnMut(&[u8], u64, &Decision) -> io::Result<()>,
 ) -> io::Result<Tree> {
-    if let Some(url) = config.store_url() {
-        return Err(io::Error::other(format!(
-            "{url} is no directory, and only directories can be walked through here"
-        )));
+    // Files that lie packed in it have other names and sizes than programs see.
+    if config.store_url().is_some() || rules.compresses() || rules.deduplicates() {
+        return walk_store(config, rules, file);
     }
     let mut tree = Tree::default();
     let mounts: Vec<PathBuf> = Machine::default()
@@ -170,6 +171,46 @@ fn walk(
             Ok(_) => tree.others += 1,
             Err(error) => tree.miss(&path, &error),
         }
+    }
+    Ok(tree)
+}
+
+/// As programs would see it.
+fn walk_store(
+    config: &Config,
+    rules: &RuleSet,
+    mut file: impl FnMut(&[u8], u64, &Decision) -> io::Result<()>,
+) -> io::Result<Tree> {
+    let mut tree = Tree::default();
+    let seen = Seen::open(config).map_err(io::Error::other)?;
+    let mut waiting = vec![StorePath::root()];
+    while let Some(dir) = waiting.pop() {
+        let mut entries = match seen.store.list(seen.who, &dir, false) {
+            Ok(entries) => entries,
+            Err(error) => {
+                tree.miss(&dir.0, &error);
+                continue;
+            }
+        };
+        tree.directories += 1;
+        entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        let below = waiting.len();
+        for entry in entries {
+            let path = dir.join(&entry.name);
+            match entry.kind {
+                Kind::Directory => waiting.push(path),
+                Kind::File => match seen.store.glance(seen.who, &path) {
+                    Ok(there) => {
+                        let decision = rules.decide(&path.0);
+                        tree.count(&path.0, there.attr.size_bytes, &decision, rules);
+                        file(&path.0, there.attr.size_bytes, &decision)?;
+                    }
+                    Err(error) => tree.miss(&path.0, &error),
+                },
+                _ => tree.others += 1,
+            }
+        }
+        waiting[below..].reverse();
     }
     Ok(tree)
 }
