@@ -192,6 +192,9 @@ pub struct Config {
     pub preload: bool,
     /// Names of programs that do not.
     pub preload_skip: Vec<String>,
+    /// Where the members of a group may ask for the status: of that to which the directory around it belongs.
+    #[serde(default)]
+    pub group_socket: Option<PathBuf>,
 }
 
 /// What the command line says; everything as it was typed.
@@ -226,10 +229,11 @@ pub struct Overrides {
     pub door: Option<String>,
     pub preload: Option<String>,
     pub preload_skip: Option<String>,
+    pub group_socket: Option<String>,
 }
 
 impl Overrides {
-    fn scalars(&self) -> [(&'static str, &Option<String>); 21] {
+    fn scalars(&self) -> [(&'static str, &Option<String>); 22] {
         [
             ("store", &self.store),
             ("state", &self.state),
@@ -252,6 +256,7 @@ impl Overrides {
             ("door", &self.door),
             ("preload", &self.preload),
             ("preload_skip", &self.preload_skip),
+            ("group_socket", &self.group_socket),
         ]
     }
 

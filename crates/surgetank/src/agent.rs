@@ -12,6 +12,7 @@
 pub mod client;
 pub mod engine;
 pub mod ground;
+pub mod group;
 pub mod holders;
 pub mod keep;
 pub mod life;

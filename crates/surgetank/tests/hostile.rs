@@ -115,6 +115,62 @@ fn an_agent_of_a_user_answers_no_other_user() {
     strangers_get_nothing(Scene::of_user("strangers_user"), USER, &[STRANGER]);
 }
 
+/// At the group's socket its members are told the status and obeyed in nothing, others not even that.
+#[test]
+fn a_group_that_was_let_in_may_look_and_do_nothing() {
+    const GROUP: u32 = 4242;
+    let Some(scene) = prepare(Scene::new("group_socket")) else { return };
+    let (lab, socket) = ("/mnt/lab", "/mnt/lab/project.sock");
+    fs::create_dir(lab).unwrap();
+    fs::set_permissions(lab, fs::Permissions::from_mode(0o750)).unwrap();
+    std::os::unix::fs::chown(lab, None, Some(GROUP)).unwrap();
+    let running = held(&scene, &["--group-socket", socket], "echo mine >file", "");
+    let ask = |groups: &str, words: &[&str]| {
+        let id = STRANGER.to_string();
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", &id, "--regid", &id, groups, "--"]).args(words).output().unwrap()
+    };
+    let status = ["/mnt/surgetank", "status", "--json", "--socket", socket];
+    let member = format!("--groups={GROUP}");
+    let of_member = |words: &[&str]| {
+        let output = ask(&member, words);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(of_member(&status).contains("\"over\": \"/mnt/project\""), "{}", of_member(&status));
+    let said = of_member(&["/usr/bin/python3", "-c", EVICT, socket]);
+    assert!(said.contains("only the status is told"), "{said}");
+    // Whom the directory keeps away is kept away by the agent as well.
+    for (directory, file) in [(0o750, 0o660), (0o755, 0o666)] {
+        fs::set_permissions(lab, fs::Permissions::from_mode(directory)).unwrap();
+        fs::set_permissions(socket, fs::Permissions::from_mode(file)).unwrap();
+        let output = ask("--clear-groups", &status);
+        assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
+    }
+    // An agent that takes over opens it anew.
+    let pid = scene.agent().unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid as i32).unwrap(), rustix::process::Signal::KILL)
+        .unwrap();
+    scene::eventually("the next agent tells", || {
+        let output = ask(&member, &status);
+        output.status.success() && !String::from_utf8_lossy(&output.stdout).contains(&format!("\"pid\": {pid},"))
+    });
+    assert_eq!(fs::metadata(socket).unwrap().mode() & 0o777, 0o660);
+    go_on(running).exits(0);
+    assert!(!Path::new(socket).exists(), "it goes with the agent");
+}
+
+const EVICT: &str = r#"
+import socket, sys
+one = socket.socket(socket.AF_UNIX)
+one.settimeout(20)
+one.connect(sys.argv[1])
+one.sendall(b'{"hello":{"protocol":1}}\n{"evict":{"path":"file"}}\n')
+lines = one.makefile()
+lines.readline()
+print(lines.readline())
+"#;
+
 /// Everything that is no request, and clients that never end what they began or never read what they are told.
 const NONSENSE: &str = r#"
 import array, os, random, socket, struct, sys

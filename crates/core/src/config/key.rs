@@ -14,7 +14,7 @@ use crate::model::{FsyncTarget, Mode};
 use crate::store::Verify;
 
 /// Keys with one value each, by the name they have in `surgetank.toml`.
-pub const SCALARS: [&str; 22] = [
+pub const SCALARS: [&str; 23] = [
     "over",
     "store",
     "state",
@@ -37,6 +37,7 @@ pub const SCALARS: [&str; 22] = [
     "door",
     "preload",
     "preload_skip",
+    "group_socket",
 ];
 /// Keys with a list.
 pub const LISTS: [&str; 2] = ["tiers", "rules"];
@@ -89,6 +90,7 @@ pub struct Draft {
     pub door: Option<Way>,
     pub preload: Option<bool>,
     pub preload_skip: Option<Vec<String>>,
+    pub group_socket: Option<Said<PathBuf>>,
 }
 
 impl Draft {
@@ -104,6 +106,7 @@ impl Draft {
         match key {
             "over" => self.over = path(text)?,
             "state" => self.state = path(text)?,
+            "group_socket" => self.group_socket = path(text)?,
             "store" => {
                 self.store = match store_place(text).map_err(refused)? {
                     Place::Directory(text) => path(&text)?,
@@ -415,6 +418,7 @@ pub fn overlay(draft: &mut Draft, upper: Draft) {
         door,
         preload,
         preload_skip,
+        group_socket,
     } = upper;
     fn put<T>(slot: &mut Option<T>, value: Option<T>) {
         if value.is_some() {
@@ -445,4 +449,5 @@ pub fn overlay(draft: &mut Draft, upper: Draft) {
     put(&mut draft.door, door);
     put(&mut draft.preload, preload);
     put(&mut draft.preload_skip, preload_skip);
+    put(&mut draft.group_socket, group_socket);
 }

@@ -358,6 +358,7 @@ fn resolve(
         door: draft.door.unwrap_or_default(),
         preload: draft.preload.unwrap_or(true),
         preload_skip: draft.preload_skip.unwrap_or_default(),
+        group_socket: draft.group_socket.map(|said| said.value),
     };
     Ok(Loaded { config, notes, files })
 }

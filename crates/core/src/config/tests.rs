@@ -124,6 +124,7 @@ fn every_key_in_every_source() {
         ("door", "seccomp"),
         ("preload", "off"),
         ("preload_skip", "java, mpirun:perl"),
+        ("group_socket", "{root}/group.sock"),
     ];
     let filled = |place: &Place, text: &str| {
         text.replace("{elsewhere}", &place.path("elsewhere").to_string_lossy())
@@ -131,7 +132,7 @@ fn every_key_in_every_source() {
     };
     let check = |place: &Place, config: &Config| {
         assert_eq!((&config.store, &config.over), (&place.path("elsewhere"), &place.path("empty")));
-        assert_eq!(config.state, place.path("state"));
+        assert_eq!((&config.state, &config.group_socket), (&place.path("state"), &Some(place.path("group.sock"))));
         assert_eq!((config.ordered, config.direct, config.verify), (false, false, Verify::Reread));
         assert_eq!(config.door, Way::Seccomp);
         assert_eq!((config.fsync, config.keep_at_exit), (Some(FsyncTarget::Store), KeepAtExit::Drain));
@@ -194,6 +195,7 @@ fn every_key_in_every_source() {
         door: value("door"),
         preload: value("preload"),
         preload_skip: value("preload_skip"),
+        group_socket: value("group_socket"),
     };
     check(&place, &Config::load_in(&all, &place.around).expect("command line").config);
 }

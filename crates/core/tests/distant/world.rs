@@ -91,6 +91,7 @@ impl World {
             door: Way::Fuse,
             preload: false,
             preload_skip: Vec::new(),
+            group_socket: None,
         };
         change(&mut config);
         Self::begin(base, config, Arc::new(Bequest::new().unwrap()), false)

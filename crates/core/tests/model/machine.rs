@@ -128,6 +128,7 @@ pub fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Publish
         door: surgetank_core::config::Way::Fuse,
         preload: false,
         preload_skip: Vec::new(),
+        group_socket: None,
     };
     let root = rustix::fs::open(
         &config.store,

@@ -90,6 +90,28 @@ impl AsFd for Dialed {
     }
 }
 
+/// One question at the socket of a group; see `group`.
+pub fn ask_guest(socket: &Path, request: &Request) -> Result<Answer> {
+    let failed = |why: &dyn std::fmt::Display| {
+        Error::new(format!("nobody answers at {}", socket.display()))
+            .why(why)
+            .remedy("ask its owner whether a run is under way, and look whether you are in the group of that directory")
+    };
+    let stream = UnixStream::connect(socket).map_err(|why| failed(&why))?;
+    let mut writer = stream.try_clone().map_err(|why| failed(&why))?;
+    let mut reader = BufReader::new(stream);
+    let mut ask = |request: &Request| -> Result<Answer> {
+        wire::write(&mut writer, request).map_err(|why| failed(&why))?;
+        match wire::read(&mut reader, ANSWER_BYTES_MAX).map_err(|why| failed(&why))? {
+            Some(Answer::Error(refusal)) => Err(refusal.into()),
+            Some(answer) => Ok(answer),
+            None => Err(failed(&"it turned us away")),
+        }
+    };
+    ask(&Request::Hello { protocol: PROTOCOL })?;
+    ask(request)
+}
+
 fn silent(place: &Place, why: &dyn std::fmt::Display) -> Error {
     Error::new(format!("the agent at {} does not answer", place.path().display()))
         .why(why)

@@ -26,6 +26,7 @@ use surgetank_core::report::{Holder, PathText, Phase, RunStatus, Scope, Visibili
 
 use super::engine::{Afterlife, Backend, Engine, Mounted, Opening, Running};
 use super::ground::{Ground, namespace_inode};
+use super::group::GroupSocket;
 use super::holders;
 use super::keep::Channel;
 use super::parting::Parting;
@@ -139,6 +140,7 @@ struct Agent {
     deadline: Option<Deadline>,
     signals: Arc<Signals>,
     listener: UnixListener,
+    group_socket: Option<GroupSocket>,
     /// Closes when whoever started us has joined or died; a later agent was started by nobody.
     starter: Option<BufReader<io::Stdin>>,
     channel: Option<Arc<Channel>>,
@@ -176,6 +178,7 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
 
     let over = config.over.clone();
     let deadline = config.deadline.clone();
+    let group_socket = config.group_socket.clone();
     let users = Arc::new(Users::new(wanted == Visibility::Global));
     let lost = Arc::clone(&users);
     let store_path = PathText::from(config.store.as_path());
@@ -247,6 +250,18 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
     {
         tracing::warn!(%error, "the socket would not survive this agent");
     }
+    let group_socket = match group_socket.as_deref().map(|path| GroupSocket::bind(path, &over)).transpose() {
+        Ok(socket) => socket,
+        // A run that goes on after a kill does so without.
+        Err(error) if life > 0 => {
+            tracing::warn!(%error, "the group's socket");
+            None
+        }
+        Err(error) => {
+            detach_after_failure(&mut *mount, &*engine);
+            return Err(error);
+        }
+    };
     let card = Card { over: over.as_path().into(), pid: std::process::id(), global: visibility == Visibility::Global };
     place.put_card(&card).map_err(|error| fail(format!("{}: {error}", place.path().display())))?;
     let desk = Desk {
@@ -285,6 +300,7 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
         place,
         signals: Arc::new(signals),
         listener,
+        group_socket,
         starter: (life == 0).then_some(starter),
         channel,
         survives,
@@ -378,7 +394,11 @@ impl Agent {
         let named = |name: &str| std::thread::Builder::new().name(name.into());
         let listener = self.listener.try_clone()?;
         let desk = Arc::clone(&self.desk);
-        named("socket").spawn(move || socket::serve(&listener, &desk))?;
+        named("socket").spawn(move || socket::serve(&listener, &desk, None))?;
+        if let Some(socket) = &self.group_socket {
+            let (listener, desk, gid) = (socket.listener.try_clone()?, Arc::clone(&self.desk), socket.gid);
+            named("group socket").spawn(move || socket::serve(&listener, &desk, Some(gid)))?;
+        }
 
         let users = Arc::clone(&self.desk.users);
         let engine = Arc::clone(&self.desk.engine);

@@ -1,9 +1,11 @@
 //! The agent's side of the socket: one thread a connection, one request after the other.
 //!
 //! A connection that joined *is* the run: when it closes, for whatever reason, the run is released. Only the same
-//! user and root are answered (the directory is 0700 already; this is the second lock on the door).
+//! user and root are answered (the directory is 0700 already; this is the second lock on the door). At the group's socket
+//! its members are, and told the status only.
 
 use std::io::{self, BufReader};
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,14 +50,14 @@ impl Desk {
     }
 }
 
-/// Accepts until the process ends.
-pub fn serve(listener: &UnixListener, desk: &Arc<Desk>) {
+/// Accepts until the process ends. `group`: whose members may ask here, too.
+pub fn serve(listener: &UnixListener, desk: &Arc<Desk>, group: Option<u32>) {
     loop {
         match listener.accept() {
             Ok((stream, _)) => {
                 let desk = Arc::clone(desk);
                 let thread = std::thread::Builder::new().name("client".into()).stack_size(512 << 10);
-                if let Err(error) = thread.spawn(move || talk(&desk, stream)) {
+                if let Err(error) = thread.spawn(move || talk(&desk, stream, group)) {
                     tracing::error!(%error, "no thread for a client");
                 }
             }
@@ -68,8 +70,8 @@ pub fn serve(listener: &UnixListener, desk: &Arc<Desk>) {
     }
 }
 
-fn talk(desk: &Desk, stream: UnixStream) {
-    let mut client = match Client::new(desk, stream) {
+fn talk(desk: &Desk, stream: UnixStream, group: Option<u32>) {
+    let mut client = match Client::new(desk, stream, group) {
         Ok(client) => client,
         Err(error) => {
             tracing::warn!(%error, "a client was turned away");
@@ -91,6 +93,8 @@ struct Client<'a> {
     writer: UnixStream,
     greeted: bool,
     run: Option<RunId>,
+    /// It came to the group's socket.
+    is_guest: bool,
 }
 
 fn may_ask(uid: u32) -> bool {
@@ -98,16 +102,19 @@ fn may_ask(uid: u32) -> bool {
 }
 
 impl<'a> Client<'a> {
-    fn new(desk: &'a Desk, stream: UnixStream) -> io::Result<Self> {
+    fn new(desk: &'a Desk, stream: UnixStream, group: Option<u32>) -> io::Result<Self> {
         let peer = rustix::net::sockopt::socket_peercred(&stream)?;
-        if !may_ask(peer.uid.as_raw()) {
+        let is_member = |gid: u32| -> io::Result<bool> {
+            Ok(peer.gid.as_raw() == gid || super::group::is_member(stream.as_fd(), gid)?)
+        };
+        if !may_ask(peer.uid.as_raw()) && !group.map_or(Ok(false), is_member)? {
             let why = format!("user {} asks the agent of another user", peer.uid.as_raw());
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
         }
         // A client that stops reading must not hold the agent for ever.
         stream.set_write_timeout(Some(Duration::from_secs(30)))?;
         let writer = stream.try_clone()?;
-        Ok(Self { desk, reader: BufReader::new(stream), writer, greeted: false, run: None })
+        Ok(Self { desk, reader: BufReader::new(stream), writer, greeted: false, run: None, is_guest: group.is_some() })
     }
 
     fn say(&mut self, answer: &Answer) -> io::Result<()> {
@@ -134,6 +141,9 @@ impl<'a> Client<'a> {
                 Err(refusal) => self.say(&Answer::Error(refusal))?,
                 Ok(Request::Hello { protocol }) => self.greet(protocol)?,
                 Ok(_) if !self.greeted => self.refuse(RefusalKind::Malformed, "the first request must be `hello`")?,
+                Ok(request) if self.is_guest && !matches!(request, Request::Status) => {
+                    self.refuse(RefusalKind::Failed, "at this socket only the status is told")?;
+                }
                 Ok(request) => self.answer(request)?,
             }
         }

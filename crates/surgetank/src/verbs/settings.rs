@@ -68,6 +68,9 @@ pub struct Settings {
     /// How long background children may outlive the command
     #[arg(long, value_name = "TIME", help_heading = "Tuning")]
     pub grace: Option<String>,
+    /// Where members of a group may ask for the status: the group of the directory it is in
+    #[arg(long, value_name = "PATH")]
+    pub group_socket: Option<String>,
     /// When the job ends: 2h30m from now, a point in time, or none [default: SLURM_JOB_END_TIME]
     #[arg(long, value_name = "WHEN")]
     pub deadline: Option<String>,
@@ -111,6 +114,7 @@ impl Settings {
             ("--fsync", self.fsync.is_some()),
             ("--direct", self.direct.is_some()),
             ("--door", self.door.is_some()),
+            ("--group-socket", self.group_socket.is_some()),
             ("--quiet-period", self.quiet_period.is_some()),
             ("--sync-after", self.sync_after.is_some()),
             ("--copy-up-bytes-max", self.copy_up_bytes_max.is_some()),
@@ -148,6 +152,7 @@ impl Settings {
             door: self.door,
             preload: if self.no_preload { Some("false".to_owned()) } else { self.preload },
             preload_skip: self.preload_skip,
+            group_socket: self.group_socket,
         }
     }
 }

@@ -23,13 +23,20 @@ pub struct Args {
     json: bool,
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
+    /// Of another user's agent, whose `group_socket` this is
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["directory", "state"])]
+    socket: Option<PathBuf>,
 }
 
 pub fn status(program: &Program<'_>, args: &Args) -> Outcome {
     let settings = Settings::of_state(args.state.as_ref());
-    let told = match &args.directory {
-        Some(directory) => vec![ask(agent_of(program, &settings, directory)?)?],
-        None => {
+    let told = match (&args.directory, &args.socket) {
+        (_, Some(socket)) => match client::ask_guest(socket, &Request::Status)? {
+            Answer::Status(status) => vec![*status],
+            other => return Err(Error::new("the agent answers something else").why(format!("{other:?}")).into()),
+        },
+        (Some(directory), None) => vec![ask(agent_of(program, &settings, directory)?)?],
+        (None, None) => {
             let state = state_root(program, &settings)?;
             let agents = match client::serving(&state, Path::new("."))? {
                 Some(agent) => vec![agent],

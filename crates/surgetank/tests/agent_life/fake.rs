@@ -215,5 +215,6 @@ pub fn configure(settings: &Settings) -> Result<Config> {
         door: surgetank_core::config::Way::Fuse,
         preload: false,
         preload_skip: Vec::new(),
+        group_socket: None,
     })
 }

@@ -1,0 +1,136 @@
+//! A second socket, by choice: where the members of a group may ask how the agent is doing, and nothing else.
+//!
+//! Which group that is says the directory in which the socket lies. The danger: a socket that somebody else put in its place.
+//! So the directory has to be the user's or root's, and nobody else may write there.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use surgetank_core::error::{Error, Result};
+
+/// Goes with its file.
+pub struct GroupSocket {
+    path: PathBuf,
+    pub listener: UnixListener,
+    pub gid: u32,
+}
+
+impl GroupSocket {
+    /// One that an agent left which was killed is replaced. `over`: what the agent serves.
+    pub fn bind(path: &Path, over: &Path) -> Result<Self> {
+        let refuse = |why: String| {
+            Error::new(format!("the group's socket {} cannot be made", path.display()))
+                .why(why)
+                .remedy("name a path in a directory of yours that belongs to the group and that only you can write: mkdir -m 750 DIR; chgrp GROUP DIR")
+        };
+        let dir =
+            path.parent().filter(|_| path.file_name().is_some()).ok_or_else(|| refuse("it has no name".into()))?;
+        if dir.starts_with(over) {
+            return Err(refuse(format!("it lies below the directory that is served, {}", over.display())));
+        }
+        let around = fs::metadata(dir).map_err(|why| refuse(format!("{}: {why}", dir.display())))?;
+        let me = rustix::process::geteuid().as_raw();
+        if around.uid() != me && around.uid() != 0 {
+            return Err(refuse(format!("{} belongs to user {}", dir.display(), around.uid())));
+        }
+        if around.mode() & 0o022 != 0 {
+            let mode = around.mode() & 0o7777;
+            return Err(refuse(format!(
+                "the mode of {} is {mode:04o}: others could put theirs in its place",
+                dir.display()
+            )));
+        }
+        match fs::symlink_metadata(path) {
+            Ok(there) if there.file_type().is_socket() && there.uid() == me => {
+                fs::remove_file(path).map_err(|why| refuse(why.to_string()))?;
+            }
+            Ok(_) => return Err(refuse("something else is there already".into())),
+            Err(_) => {}
+        }
+        let listener = UnixListener::bind(path).map_err(|why| refuse(why.to_string()))?;
+        let socket = Self { path: path.to_owned(), listener, gid: around.gid() };
+        // Its mode before that is the umask's; whoever connects is looked at all the same.
+        std::os::unix::fs::chown(path, None, Some(socket.gid))
+            .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o660)))
+            .map_err(|why| refuse(format!("group {}: {why}", socket.gid)))?;
+        Ok(socket)
+    }
+}
+
+impl Drop for GroupSocket {
+    fn drop(&mut self) {
+        // Gone already is what is wanted.
+        drop(fs::remove_file(&self.path));
+    }
+}
+
+/// Is whoever is at the other end in the group?
+pub fn is_member(peer: BorrowedFd<'_>, gid: u32) -> io::Result<bool> {
+    const GROUPS_MAX: usize = 65_536;
+    let mut groups = vec![0 as libc::gid_t; 64];
+    loop {
+        let mut bytes = libc::socklen_t::try_from(size_of_val(&*groups)).map_err(io::Error::other)?;
+        // SAFETY: the kernel writes at most `bytes` bytes to `groups`, which has so many, and says how many there are.
+        let done = unsafe {
+            libc::getsockopt(
+                peer.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &raw mut bytes,
+            )
+        };
+        let count = bytes as usize / size_of::<libc::gid_t>();
+        if done == 0 {
+            return Ok(groups[..count.min(groups.len())].contains(&gid));
+        }
+        let why = io::Error::last_os_error();
+        if why.raw_os_error() != Some(libc::ERANGE) || count <= groups.len() || count > GROUPS_MAX {
+            return Err(why);
+        }
+        groups.resize(count, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_socket_that_others_could_replace_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        for (mode, good) in [(0o750, true), (0o755, true), (0o770, false), (0o1777, false)] {
+            fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).unwrap();
+            let bound = GroupSocket::bind(&path, Path::new("/nowhere"));
+            assert_eq!(bound.is_ok(), good, "{mode:o}: {:?}", bound.err());
+            drop(bound);
+            assert!(!path.exists());
+        }
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        fs::write(&path, "a file").unwrap();
+        assert!(GroupSocket::bind(&path, Path::new("/nowhere")).err().unwrap().why.contains("something else"));
+        fs::remove_file(&path).unwrap();
+        drop(UnixListener::bind(&path).unwrap());
+        let bound = GroupSocket::bind(&path, Path::new("/nowhere")).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o660, "left by one that was killed");
+        assert_eq!(bound.gid, fs::metadata(dir.path()).unwrap().gid());
+        assert!(GroupSocket::bind(&path, dir.path()).err().unwrap().why.contains("below"));
+    }
+
+    #[test]
+    fn who_is_in_a_group() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        for group in rustix::process::getgroups().unwrap() {
+            assert!(is_member(one.as_fd(), group.as_raw()).unwrap());
+        }
+        assert!(!is_member(one.as_fd(), 0xfff_fff1).unwrap());
+    }
+}
