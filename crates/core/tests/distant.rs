@@ -388,6 +388,36 @@ fn prefetched_and_scrubbed_like_any_other() {
     assert!(world.namespace.scrub(false).findings.is_empty());
 }
 
+/// The drain gave it other attributes, or somebody wrote it: that was an error.
+#[test]
+fn a_file_that_changed_while_it_was_prefetched_was_an_error() {
+    let mut world = World::new(ROOMY);
+    let (bytes, newer) = (pattern(2 * CHUNK + 1, 18), pattern(2 * CHUNK, 19));
+    for name in ["chmodded", "written"] {
+        world.put(name, &bytes);
+    }
+    let [chmodded, written] = ["chmodded", "written"].map(|name| world.find(name).unwrap());
+    world.start_drain();
+    world.line.delay(Duration::from_millis(200));
+    let (namespace, caller) = (world.namespace.clone(), world.caller);
+    std::thread::scope(|scope| {
+        let prefetched = [chmodded, written].map(|id| {
+            let namespace = &namespace;
+            scope.spawn(move || namespace.prefetch(id, &|| false).unwrap())
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        let change = surgetank_core::namespace::SetAttr { perm: Some(0o600), ..Default::default() };
+        namespace.setattr(&caller, chmodded, None, &change).unwrap();
+        world.put("written", &newer);
+        let [chmodded, written] = prefetched.map(|one| one.join().unwrap());
+        assert_eq!(chmodded, bytes.len() as u64, "only its attributes are others");
+        assert!([0, newer.len() as u64].contains(&written), "{written}");
+    });
+    let opened = world.open("written", libc::O_RDONLY).unwrap();
+    assert!(world.read_on(&opened, MIB).unwrap() == newer);
+    world.close(opened);
+}
+
 #[test]
 fn a_program_reads_on_when_the_agent_was_killed() {
     let world = World::new(ROOMY);

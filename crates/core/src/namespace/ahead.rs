@@ -46,28 +46,39 @@ impl Namespace {
     /// Brings a file of the store into a tier. Returns its bytes; 0 when it is there already, somebody has it open, or
     /// no tier has room. `stop` ends a copy that is being made.
     pub fn prefetch(&self, id: FileId, stop: &(dyn Fn() -> bool + Sync)) -> Result<u64> {
+        const TRIES_MAX: usize = 3;
+        for _ in 0..TRIES_MAX {
+            if let Some(bytes) = self.bring_ahead(id, stop)? {
+                return Ok(bytes);
+            }
+        }
+        Ok(0)
+    }
+
+    /// `None`: it became another version meanwhile; perhaps only its attributes did, by the drain.
+    fn bring_ahead(&self, id: FileId, stop: &(dyn Fn() -> bool + Sync)) -> Result<Option<u64>> {
         let Some(source) = self.worth_bringing(&self.tree(), id) else {
-            return Ok(0);
+            return Ok(Some(0));
         };
         let from = match self.store.source(self.own_cred(source.owner), &source.store_path) {
             // The drain moved it meanwhile, or it was deleted: another time.
-            Err(_) if !self.is_unmoved(id, &source) => return Ok(0),
+            Err(_) if !self.is_unmoved(id, &source) => return Ok(Some(0)),
             other => other.map_err(|why| failed(&why))?,
         };
         // Another file that the drain moved there.
         let ino = from.ino().map_err(|why| failed(&why))?;
         if source.identity.is_some_and(|identity| identity.ino != ino) {
-            return Ok(0);
+            return Ok(Some(0));
         }
         // An id of its own, and so a hidden name of its own: the file itself may be placed meanwhile.
         let copy = self.tree().new_id();
         let kind = AskKind::Prefetch { bytes: source.size_bytes };
         let placed = match self.place(&source.path, copy, kind, Mode::Copy, source.perm, super::files::Via::Mount) {
-            Err(fault) if fault.errno == Errno::NOSPC => return Ok(0),
+            Err(fault) if fault.errno == Errno::NOSPC => return Ok(Some(0)),
             other => other.map_err(|why| failed(&why))?,
         };
         let Lies::Tier(device) = placed.content.lies else {
-            return Ok(0);
+            return Ok(Some(0));
         };
         let device = self.tiers.device(device);
         let gate = |_| {
@@ -83,7 +94,11 @@ impl Namespace {
             Ok(target) => target,
             Err(why) => {
                 discard();
-                return if stop() { Ok(0) } else { Err(failed(&why)) };
+                return match why.raw_os_error() {
+                    _ if stop() => Ok(Some(0)),
+                    Some(libc::ESTALE) => Ok(None),
+                    _ => Err(failed(&why)),
+                };
             }
         };
         let _inode = self.lock_inode(id);
@@ -99,7 +114,7 @@ impl Namespace {
         if !unchanged || !still {
             drop(tree);
             discard();
-            return Ok(0);
+            return Ok(None);
         }
         // Its times are those that programs see: those of the store may be behind.
         let attr = tree.get(id).map(|inode| inode.attr);
@@ -126,7 +141,7 @@ impl Namespace {
         }
         tree.recount(id);
         self.commit(&tree, txn);
-        Ok(source.size_bytes)
+        Ok(Some(source.size_bytes))
     }
 
     /// Is the file still where it was when we looked, and does nothing wait that will move it or what it lies in?
