@@ -19,7 +19,7 @@ pub struct RedisCluster {
 impl RedisCluster {
     /// `None`: it is not installed, and this is not CI.
     pub fn start() -> Option<Self> {
-        let start = || RedisServer::start_with(&["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"]);
+        let start = || RedisServer::start_with(&["--cluster-enabled", "yes", "--cluster-node-timeout", "30000"]);
         let cluster = Self { owner: start()?, other: start()?, replica: start()? };
         let slot: u16 = cluster.owner.cli(&["CLUSTER", "KEYSLOT", TAG]).parse().unwrap();
         let halves = [["0", "8191"], ["8192", "16383"]];
@@ -60,10 +60,10 @@ impl RedisCluster {
         slot
     }
 
-    /// At most so many of them.
-    pub fn move_keys(&self, slot: &str, count: usize) -> usize {
-        let keys = self.owner.cli(&["CLUSTER", "GETKEYSINSLOT", slot, &count.to_string()]);
-        let keys: Vec<&str> = keys.lines().filter(|key| !key.is_empty()).collect();
+    /// At most so many of those that are meant.
+    pub fn move_keys(&self, slot: &str, count: usize, meant: impl Fn(&str) -> bool) -> usize {
+        let keys = self.owner.cli(&["CLUSTER", "GETKEYSINSLOT", slot, "10000"]);
+        let keys: Vec<&str> = keys.lines().filter(|key| !key.is_empty() && meant(key)).take(count).collect();
         for key in &keys {
             let port = self.other.port().to_string();
             assert_eq!(self.owner.cli(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]), "OK", "{key}");

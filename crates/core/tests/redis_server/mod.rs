@@ -102,6 +102,13 @@ impl RedisServer {
         self.options.iter().any(|option| option == "--tls")
     }
 
+    /// It hears nothing and says nothing.
+    pub fn sleep(&self, asleep: bool) {
+        let signal = if asleep { "-STOP" } else { "-CONT" };
+        let pid = self.child.as_ref().unwrap().id().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+    }
+
     /// As if the machine lost its power, but for what the kernel keeps.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {

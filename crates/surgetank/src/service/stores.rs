@@ -99,7 +99,10 @@ fn open_redis(url: &str, scan: Duration) -> Result<Redis> {
 
 /// `root`: the store's directory, where it is one. Rules may say that files lie compressed or deduplicated in it.
 pub fn open_store(root: Option<OwnedFd>, config: &Config, state: &Path) -> Result<Arc<dyn Store>> {
-    let mut store = open_as_it_is(root, config, state)?;
+    packed(open_as_it_is(root, config, state)?, config, state)
+}
+
+fn packed(mut store: Arc<dyn Store>, config: &Config, state: &Path) -> Result<Arc<dyn Store>> {
     let rules = Arc::new(RuleSet::new(&config.rules)?);
     // What is compressed may be deduplicated as such.
     if rules.deduplicates() {
@@ -228,7 +231,15 @@ pub struct Seen {
 impl Seen {
     pub fn open(config: &Config) -> Result<Self> {
         let scratch = Scratch::new()?;
-        Ok(Self { store: open_store(root_of(config)?, config, &scratch.0)?, who: ourselves(), _scratch: scratch })
+        let store = match config.store_url() {
+            // (Nothing is tried out on the server.)
+            Some(url) => {
+                let at = Address::parse(url)?;
+                Address::open(&at.root, &at.path, &scratch.0, None)?
+            }
+            None => open_as_it_is(root_of(config)?, config, &scratch.0)?,
+        };
+        Ok(Self { store: packed(store, config, &scratch.0)?, who: ourselves(), _scratch: scratch })
     }
 }
 

@@ -118,12 +118,7 @@ fn walk(
         return walk_store(config, rules, file);
     }
     let mut tree = Tree::default();
-    let mounts: Vec<PathBuf> = Machine::default()
-        .mounts()
-        .into_iter()
-        .map(|mount| mount.at)
-        .filter(|at| at != &config.over && at.starts_with(&config.over))
-        .collect();
+    let mounts = mounts_below(&config.over);
     let top = if config.store == config.over { &config.over } else { &config.store };
     // One open directory for each level, and no list of names.
     let mut open = Vec::new();
@@ -175,6 +170,11 @@ fn walk(
     Ok(tree)
 }
 
+fn mounts_below(over: &Path) -> Vec<PathBuf> {
+    let mounts = Machine::default().mounts().into_iter().map(|mount| mount.at);
+    mounts.filter(|at| at != over && at.starts_with(over)).collect()
+}
+
 /// As programs would see it.
 fn walk_store(
     config: &Config,
@@ -183,6 +183,7 @@ fn walk_store(
 ) -> io::Result<Tree> {
     let mut tree = Tree::default();
     let seen = Seen::open(config).map_err(io::Error::other)?;
+    let mounts = if config.store == config.over { mounts_below(&config.over) } else { Vec::new() };
     let mut waiting = vec![StorePath::root()];
     while let Some(dir) = waiting.pop() {
         let mut entries = match seen.store.list(seen.who, &dir, false) {
@@ -198,7 +199,10 @@ fn walk_store(
         for entry in entries {
             let path = dir.join(&entry.name);
             match entry.kind {
-                Kind::Directory => waiting.push(path),
+                Kind::Directory => match config.over.join(OsStr::from_bytes(&path.0)) {
+                    full if mounts.contains(&full) => tree.bypassed.push(full),
+                    _ => waiting.push(path),
+                },
                 Kind::File => match seen.store.glance(seen.who, &path) {
                     Ok(there) => {
                         let decision = rules.decide(&path.0);

@@ -306,6 +306,8 @@ impl Namespace {
                     }
                 }
             }
+            // Also where an earlier one of them left nothing.
+            places.retain(|(place, _)| !unknown.contains(place));
             let mut expected = Vec::with_capacity(places.len());
             for ((dir, name), holder) in places {
                 match (tree.applied_path(*dir), holder) {

@@ -148,6 +148,7 @@ pub fn remedy(why: &Failure) -> &'static str {
         ("MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN", _) => "wait until the cluster has its keys in their places",
         ("READONLY", _) => "name the server that is written to, not its replica",
         ("OOM", _) => "give the server more memory (maxmemory)",
+        (_, Meaning::Errno(Errno::INVAL)) => "name one server, or servers of one cluster",
         ("LOADING", _) => "wait until the server has read its data",
         (_, Meaning::Errno(Errno::OPNOTSUPP)) => "use Redis 6.2 or newer",
         _ if why.message.contains("ertificate") => {

@@ -69,8 +69,9 @@ impl Nodes {
         }
     }
 
-    /// Takes in why a server that was asked in that turn did not answer. True: another one is to be asked at once.
-    pub fn heed(&self, turn: u64, why: &Failure) -> bool {
+    /// Takes in why a server that was asked in that turn did not answer. `fresh`: by a connection that was made for that; what
+    /// an idle one tells is old. True: another one is to be asked at once.
+    pub fn heed(&self, turn: u64, fresh: bool, why: &Failure) -> bool {
         let mut at = self.at();
         if at.turn != turn {
             return why.code == "MOVED";
@@ -81,9 +82,12 @@ impl Nodes {
                 None => return false,
             },
             // It is gone, or does not know any more what the others do.
-            "" | "CLUSTERDOWN" | "LOADING" if why.again && at.known.len() > 1 => {
+            "" | "CLUSTERDOWN" | "LOADING" if why.again && fresh => {
                 let nth = at.known.iter().position(|node| *node == at.node).map_or(0, |nth| nth + 1);
-                at.known[nth % at.known.len()].clone()
+                let Some(next) = at.known.get(nth % at.known.len()).filter(|next| **next != at.node) else {
+                    return false;
+                };
+                next.clone()
             }
             _ => return false,
         };
@@ -114,7 +118,7 @@ fn nodes_of(told: &str, from: &Node) -> Vec<Node> {
     let node = |line: &str| {
         let mut words = line.split_whitespace().skip(1);
         let (address, flags) = (words.next()?, words.next()?);
-        let is_there = !flags.split(',').any(|flag| matches!(flag, "noaddr" | "handshake"));
+        let is_there = !flags.split(',').any(|flag| matches!(flag, "noaddr" | "handshake" | "fail"));
         let address = address.split(['@', ',']).next()?;
         node_of(address, from).filter(|_| is_there)
     };
@@ -158,7 +162,7 @@ mod tests {
 nonsense
 ";
         let from = node("seed", 1);
-        let known = [node("127.0.0.1", 30004), node("seed", 30002), node("127.0.0.1", 30005)];
+        let known = [node("127.0.0.1", 30004), node("seed", 30002)];
         assert_eq!(nodes_of(told, &from), known);
     }
 

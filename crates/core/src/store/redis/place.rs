@@ -47,6 +47,8 @@ pub struct Limits {
     pub all_tries: Duration,
     /// For how long nobody looks what others have put there, at least; what a look has cost counts fifty times.
     pub scan: Duration,
+    /// After another server took over: for so long nothing that was acknowledged before counts as durable.
+    pub doubt: Duration,
 }
 
 impl Default for Limits {
@@ -58,6 +60,7 @@ impl Default for Limits {
             pause: Duration::from_millis(100),
             all_tries: Duration::from_secs(10),
             scan: Duration::from_secs(1),
+            doubt: Duration::from_secs(15),
         }
     }
 }

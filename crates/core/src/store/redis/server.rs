@@ -57,6 +57,7 @@ pub struct Server {
     digests: [String; TEXTS.len()],
     known: OnceLock<Known>,
     asking: Mutex<()>,
+    doubtful_until: Mutex<Option<Instant>>,
     /// When others' keys were last looked for, and for how long.
     pub scanned: Mutex<Option<(Instant, Duration)>>,
 }
@@ -69,6 +70,7 @@ impl Server {
             digests: TEXTS.map(|text| redis::Script::new(text).get_hash().to_owned()),
             known: OnceLock::new(),
             asking: Mutex::default(),
+            doubtful_until: Mutex::default(),
             scanned: Mutex::default(),
         })
     }
@@ -86,11 +88,11 @@ impl Server {
         self.own(&format!("bytes/{id}"))
     }
 
-    /// (Named as keys, those that every script needs tell a server of a cluster that another one has them.)
+    /// (Named as keys, those that every script needs tell a server of a cluster that another one has them. Only those two: a
+    /// key that is not there could have gone, while a slot moves.)
     pub fn script(&self, script: Script) -> Command {
-        let command = wire::command("EVALSHA").arg(self.digests[script as usize].as_bytes()).number(3);
-        let command =
-            ["records", "index", "uploads"].iter().fold(command, |command, name| command.arg(&self.own(name)));
+        let command = wire::command("EVALSHA").arg(self.digests[script as usize].as_bytes()).number(2);
+        let command = ["records", "index"].iter().fold(command, |command, name| command.arg(&self.own(name)));
         command.arg(self.place.prefix.as_bytes())
     }
 
@@ -167,7 +169,11 @@ impl Server {
         if field("role") == Some("slave") {
             return Err(Failure::refused("READONLY", "it is a replica"));
         }
-        if field("cluster_enabled") == Some("1") {
+        let is_cluster = field("cluster_enabled") == Some("1");
+        if !is_cluster && self.place.nodes.len() > 1 {
+            return Err(Failure::ours(Errno::INVAL, "several servers are named, and this one belongs to no cluster"));
+        }
+        if is_cluster {
             if hash_tag(&self.place.prefix).is_none() {
                 return Err(Failure::refused(
                     "CROSSSLOT",
@@ -179,7 +185,7 @@ impl Server {
                 .nodes
                 .learn(&nodes.and_then(|mut answers| text_of(answers.pop().unwrap_or_default())).unwrap_or_default());
         }
-        told.has_replicas = field("connected_slaves").is_some_and(|count| count != "0");
+        told.has_replicas = has_replicas(&info);
         told.logs = field("aof_enabled").map(|value| value == "1");
         told.maxmemory = field("maxmemory").and_then(|value| value.parse().ok());
         told.policy = field("maxmemory_policy").map(str::to_owned);
@@ -259,7 +265,7 @@ impl Server {
                 return Err(Failure::ours(Errno::TIMEDOUT, "the server does not get its log to its disk"));
             }
         }
-        if durability.is_replicated() {
+        if durability.is_replicated() || self.wire.nodes.is_cluster() {
             self.settle_replica()?;
         }
         Ok(())
@@ -267,25 +273,50 @@ impl Server {
 
     fn settle_replica(&self) -> Result<(), Failure> {
         for patience in [SETTLE_PATIENCE / 30, SETTLE_PATIENCE] {
-            if matches!(self.after_a_write(wire::command("WAIT").number(1), patience)?, Value::Int(1..)) {
+            let info = self.wire.ask(&Batch::of(wire::command("INFO").arg(b"replication")))?.pop().unwrap_or_default();
+            let alone = !has_replicas(&text_of(info)?);
+            let wait = wire::command("WAIT").number(u64::from(!alone));
+            let answer = self.after_a_write(wait, patience)?;
+            if alone {
+                tracing::warn!("{}: no replica is connected: what the server acknowledges it has alone", self.place);
                 return Ok(());
             }
-            let info = self.wire.ask(&Batch::of(wire::command("INFO").arg(b"replication")))?.pop().unwrap_or_default();
-            if text_of(info)?.contains("connected_slaves:0") {
-                tracing::warn!("{}: no replica is connected: what the server acknowledges it has alone", self.place);
+            if matches!(answer, Value::Int(1..)) {
                 return Ok(());
             }
         }
         Err(Failure::ours(Errno::TIMEDOUT, "the server's replica does not follow it"))
     }
 
+    /// What this server has says nothing of what another one has acknowledged, or it itself before it began anew. Those who
+    /// relied on that are told for a while: each of them comes here once.
+    fn doubt(&self, run: &str) -> Result<(), Failure> {
+        let mut until = self.doubtful_until.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.wire.have_others_acknowledged(run) {
+            *until = Some(crate::clock::tick() + self.place.limits.doubt);
+        }
+        match *until {
+            Some(until) if crate::clock::tick() < until => Err(Failure::ours(
+                Errno::HOSTDOWN,
+                "another server has taken over, and may not have all that was acknowledged",
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// It waits for what its own connection wrote, and so for all that was there before.
     fn after_a_write(&self, wait: Command, patience: Duration) -> Result<Value, Failure> {
         let write = wire::command("SET").arg(&self.own("settled")).arg(b"").arg(b"EX").number(ASIDE_SECONDS);
         let millis = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
-        let answers = self.wire.ask(&Batch::of(write).and(wait.number(millis)))?;
+        let (answers, run) = self.wire.ask_whom(&Batch::of(write).and(wait.number(millis)))?;
+        self.doubt(&run)?;
         answers.into_iter().nth(1).ok_or_else(Failure::garbled)
     }
+}
+
+/// Any that has caught up.
+fn has_replicas(info: &str) -> bool {
+    info.lines().any(|line| line.starts_with("slave") && line.contains("state=online"))
 }
 
 /// Not guessed by anybody, and never twice.

@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::store::checksum::Checksum;
 use crate::store::object::Body;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{Mutex, MutexGuard, PoisonError};
+use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Kept open without a use for them.
 const IDLE_MAX: usize = 32;
@@ -141,38 +141,72 @@ impl Batch {
     }
 }
 
-/// A connection, and in whose turn it was made.
+/// A connection, in whose turn it was made, and to which life of a server (`run_id`; empty, where nobody may ask).
 struct Live {
     connection: Connection,
     turn: u64,
+    run: Arc<str>,
+    is_fresh: bool,
+}
+
+/// What became of a try.
+struct Tried {
+    turn: u64,
+    is_fresh: bool,
+    answers: Result<(Vec<Value>, Arc<str>), Failure>,
 }
 
 pub struct Wire {
     pub nodes: Nodes,
     limits: Limits,
     idle: Mutex<Vec<Live>>,
+    /// Lives of servers that have acknowledged something since they were last forgotten.
+    heard: Mutex<Vec<Arc<str>>>,
     pub counters: Counters,
 }
 
 impl Wire {
     pub fn new(place: &Place) -> Result<Self, Error> {
         let (nodes, limits) = (Nodes::new(place)?, place.limits.clone());
-        Ok(Self { nodes, limits, idle: Mutex::default(), counters: Counters::default() })
+        Ok(Self { nodes, limits, idle: Mutex::default(), heard: Mutex::default(), counters: Counters::default() })
     }
 
     /// The answers to all commands, or the first that is an error; tried again while that may help.
     pub fn ask(&self, batch: &Batch) -> Result<Vec<Value>, Failure> {
+        Ok(self.ask_whom(batch)?.0)
+    }
+
+    /// Has another one than this acknowledged something? It is told once.
+    pub fn have_others_acknowledged(&self, run: &str) -> bool {
+        let mut heard = self.heard();
+        let before = heard.len();
+        heard.retain(|one| **one == *run);
+        heard.len() < before
+    }
+
+    fn heard(&self) -> MutexGuard<'_, Vec<Arc<str>>> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// And which life of which server it was that answered.
+    pub fn ask_whom(&self, batch: &Batch) -> Result<(Vec<Value>, Arc<str>), Failure> {
         let begun = crate::clock::tick();
         let mut pause = self.limits.pause;
         let mut nth = 1;
         let mut moves = 0;
         loop {
-            let (turn, asked) = self.ask_once(batch);
-            let why = match asked {
-                Ok(answers) => return Ok(answers),
+            let Tried { turn, is_fresh, answers } = self.ask_once(batch);
+            let why = match answers {
+                Ok(answers) => {
+                    let mut heard = self.heard();
+                    if !heard.contains(&answers.1) {
+                        heard.push(Arc::clone(&answers.1));
+                    }
+                    return Ok(answers);
+                }
                 Err(why) => why,
             };
-            let at_once = self.nodes.heed(turn, &why) && moves < MOVES_MAX;
+            let at_once = self.nodes.heed(turn, is_fresh, &why) && moves < MOVES_MAX;
             if !self.nodes.is_now(turn) {
                 self.idle().retain(|idle| self.nodes.is_now(idle.turn));
             }
@@ -190,12 +224,12 @@ impl Wire {
         }
     }
 
-    fn ask_once(&self, batch: &Batch) -> (u64, Result<Vec<Value>, Failure>) {
+    fn ask_once(&self, batch: &Batch) -> Tried {
         let mut live = match self.connection() {
             Ok(live) => live,
-            Err((turn, why)) => return (turn, Err(why)),
+            Err((turn, why)) => return Tried { turn, is_fresh: true, answers: Err(why) },
         };
-        let turn = live.turn;
+        let (turn, is_fresh, run) = (live.turn, live.is_fresh, Arc::clone(&live.run));
         self.counters.requests.fetch_add(1, Ordering::Relaxed);
         let (skipped, count) = if batch.at_once { (batch.commands + 1, 1) } else { (0, batch.commands) };
         let asked = live.connection.req_packed_commands(&batch.bytes[batch.start..], skipped, count);
@@ -220,10 +254,11 @@ impl Wire {
         if !answers.as_ref().is_err_and(|why| why.again || why.code.is_empty()) {
             let mut idle = self.idle();
             if idle.len() < IDLE_MAX {
+                live.is_fresh = false;
                 idle.push(live);
             }
         }
-        (turn, answers)
+        Tried { turn, is_fresh, answers: answers.map(|answers| (answers, run)) }
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Live>> {
@@ -249,12 +284,19 @@ impl Wire {
         self.counters.connections.fetch_add(1, Ordering::Relaxed);
         let mut connection = connect().map_err(|why| (turn, Failure::of(why)))?;
         // Who else could be asked is known while somebody is there to tell.
-        if self.nodes.is_cluster()
-            && let Ok(told) = redis::cmd("CLUSTER").arg("NODES").query::<String>(&mut connection)
-        {
-            self.nodes.learn(&told);
+        if self.nodes.is_cluster() {
+            match redis::cmd("CLUSTER").arg("NODES").query::<String>(&mut connection) {
+                Ok(told) => self.nodes.learn(&told),
+                Err(why) => match Failure::of(why) {
+                    why if why.code == "NOPERM" => {}
+                    // Another server has the address now, which is no part of it.
+                    why => return Err((turn, Failure { again: true, code: "CLUSTERDOWN".into(), ..why })),
+                },
+            }
         }
-        Ok(Live { connection, turn })
+        let info = redis::cmd("INFO").arg("server").query::<String>(&mut connection).unwrap_or_default();
+        let run = info.lines().find_map(|line| line.trim_end().strip_prefix("run_id:")).unwrap_or_default();
+        Ok(Live { connection, turn, run: run.into(), is_fresh: true })
     }
 }
 

@@ -1,4 +1,4 @@
--- What every script begins with. ARGV[1] is the store's prefix; a script names the rest of its own. KEYS are our own three,
+-- What every script begins with. ARGV[1] is the store's prefix; a script names the rest of its own. KEYS are records and index,
 -- so that a server of a cluster that does not have all of them carries out nothing.
 --
 -- A record says what a file is besides its bytes: ETAG PROOF BYTES MODIFIED CRC WORDS, and it holds only while it fits the
