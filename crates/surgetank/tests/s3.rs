@@ -291,7 +291,7 @@ fn a_plan_of_a_store_of_objects() {
 #[test]
 fn renames_that_a_kill_cut_in_half_are_finished() {
     let Some(server) = S3Server::start() else { return };
-    run(&Node::new(), &server, &[], "mkdir d; for n in 1 2 3 4 5 6 7 8 9; do echo $n >d/$n; done; echo f >file");
+    run(&Node::new(), &server, &[], "mkdir d empty; for n in 1 2 3 4 5 6 7 8 9; do echo $n >d/$n; done; echo f >file");
     for (point, script) in [
         ("store.rename_copied:1", "mv file name"),
         ("store.rename_copied:4", "mv d e; echo 10 >e/10"),
@@ -299,6 +299,7 @@ fn renames_that_a_kill_cut_in_half_are_finished() {
         // Of what was brought into the directory just before, a part is there under its old name, a part under its new one.
         ("store.rename_deleted:6", "echo 5 >d/5; echo 11 >d/11; rm d/2; mv d e; echo 12 >e/12"),
         ("store.rename_deleted:6", "echo 11 >e/11; mv e/12 e/13; mv e f; mv f/1 f/14; mv f d"),
+        ("store.rename_deleted:6", "echo 7 >d/7; rmdir empty; mv d empty; mv empty d"),
     ] {
         let node = Node::new();
         let mut command = command(&node, &server, &[], script);
