@@ -242,10 +242,11 @@ impl Scene {
             self.options[quiet + 1] = "1s".to_owned();
         }
         if is_about(&["spill."]) && self.ground.kind == Kind::Directory {
-            // Files must outgrow both.
+            // Files must outgrow all that are left.
             for tier in ["fast=", "slow="] {
-                let option = self.options.iter_mut().find(|option| option.starts_with(tier)).unwrap();
-                *option = format!("{}:1M", option.rsplit_once(':').unwrap().0);
+                for option in self.options.iter_mut().filter(|option| option.starts_with(tier)) {
+                    *option = format!("{}:1M", option.rsplit_once(':').unwrap().0);
+                }
             }
         }
         if is_about(&["shim."]) {
