@@ -316,6 +316,22 @@ fn renames_that_a_kill_cut_in_half_are_finished() {
     assert_eq!(fs::read_to_string(server.files().join("project/d/7")).unwrap(), "7\n");
 }
 
+/// A new version as long and as old as the one before counted as written in place when the agent was killed before it was sent,
+/// and was forgotten.
+#[test]
+fn a_version_like_the_one_before_was_not_sent_when_the_agent_was_killed() {
+    let Some(server) = S3Server::start() else { return };
+    run(&Node::new(), &server, &[], "echo one >f; touch -d '2020-01-01 UTC' f");
+    let node = Node::new();
+    let script = "echo two >f; touch -d '2020-01-01 UTC' f; setfattr -n user.two -v x f";
+    told(&command(&node, &server, &[], script).env("SURGETANK_CRASH", "store.publish:1").output().unwrap());
+    let log = fs::read_dir(node.path("state")).unwrap().flatten();
+    let log: String = log.filter_map(|place| fs::read_to_string(place.path().join("agent.log")).ok()).collect();
+    assert!(log.contains("the agent died"), "nobody was killed: {log}");
+    let seen = run(&Node::new(), &server, &[], "cat f; getfattr --only-values -n user.two f");
+    assert_eq!(seen, "two\nx");
+}
+
 #[test]
 fn uploads_of_a_node_that_never_came_back_are_given_up() {
     use surgetank_core::store::object::{Objects, Words};

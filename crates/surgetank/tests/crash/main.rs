@@ -19,7 +19,7 @@ mod verify;
 mod watch;
 mod workload;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -254,6 +254,20 @@ impl Scene {
         }
     }
 
+    /// The writers' own words about the files that `why` names.
+    fn noted(&self, why: &str) -> String {
+        let named =
+            |word: &str| word.trim_end_matches([':', ';', ',']).rsplit_once('/').map(|(_, name)| name.to_owned());
+        let names: BTreeSet<String> = why.split_whitespace().filter_map(named).filter(|name| name.len() > 4).collect();
+        let mut told = String::new();
+        for writer in 0..WRITERS {
+            let manifest = fs::read_to_string(self.manifests.join(writer.to_string())).unwrap_or_default();
+            let is_about = |line: &&str| names.iter().any(|name| line.contains(name.as_str()));
+            manifest.lines().filter(is_about).for_each(|line| told += &format!("  {writer}: {line}\n"));
+        }
+        told
+    }
+
     /// Runs to the end; the agent ends as is said.
     fn run(&self, end: &End, command: &str) -> Result<Ended, String> {
         let began = Instant::now();
@@ -378,12 +392,13 @@ fn case(kind: Kind, seed: u64, may_mount: bool) -> Result<u64, String> {
     let told = |why: String| {
         let output = fs::read_to_string(scene.manifests.join("output")).unwrap_or_default();
         format!(
-            "SURGETANK_CRASH_CASE={}:{seed}: {why}\nends: {ends:?}\noptions: {:?}, direct: {}, alone: {}, segments: {:?}\nthe last run said:\n{output}\nthe agent logged:\n{}",
+            "SURGETANK_CRASH_CASE={}:{seed}: {why}\nends: {ends:?}\noptions: {:?}, direct: {}, alone: {}, segments: {:?}\nwhat was noted of them:\n{}\nthe last run said:\n{output}\nthe agent logged:\n{}",
             kind.word(),
             scene.options,
             scene.direct,
             scene.alone,
             scene.segment_bytes,
+            scene.noted(&why),
             scene.log()
         )
     };

@@ -362,9 +362,10 @@ impl Namespace {
             // Directories, links: only that they are there is known. No file is published without a copy written down.
             Some((None, _)) => holder.kind != Kind::File,
             Some((Some(prepared), _)) if prepared.identity.ino == stat.identity.ino => true,
-            // Written over in place: complete when the temporary is gone.
+            // Written over in place, which no server does: complete when the temporary is gone.
             Some((Some(prepared), names)) => {
-                holder.ino == Some(stat.identity.ino)
+                self.store.features().plain_files
+                    && holder.ino == Some(stat.identity.ino)
                     && prepared.is(&stat.identity)
                     && !self.is_left(&self.tree().dirs_of_temporaries(), names, (prepared, one.who), looked)?
             }
