@@ -76,6 +76,11 @@ fn files_of_one_store_that_would_lie_on_several_servers_are_refused() {
     cluster.other.cli(&["ACL", "SETUSER", "default", "-info"]);
     let why = Redis::open(place(&cluster.other, "project:")).unwrap_err().to_string();
     assert!(why.contains("?prefix={NAME}:"), "{why}");
+    // Nor does that stop the drain.
+    let store = patient(&cluster.other);
+    put(&store, "k", b"x", When::Absent).unwrap();
+    store.settle().unwrap();
+    assert_eq!(store.durability(), Some(Durability::Untold));
 }
 
 /// What was acknowledged and settled is there, and nothing else than what was written.

@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use surgetank_core::error::{Error, Result};
@@ -46,6 +46,9 @@ impl GroupSocket {
         }
         match fs::symlink_metadata(path) {
             Ok(there) if there.file_type().is_socket() && there.uid() == me => {
+                if UnixStream::connect(path).is_ok() {
+                    return Err(refuse("another agent of yours has it".into()));
+                }
                 fs::remove_file(path).map_err(|why| refuse(why.to_string()))?;
             }
             Ok(_) => return Err(refuse("something else is there already".into())),
@@ -98,10 +101,8 @@ pub fn is_member(peer: BorrowedFd<'_>, gid: u32) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
-    use std::os::unix::net::UnixStream;
-
     use super::*;
+    use std::os::fd::AsFd;
 
     #[test]
     fn a_socket_that_others_could_replace_is_refused() {
@@ -122,6 +123,7 @@ mod tests {
         let bound = GroupSocket::bind(&path, Path::new("/nowhere")).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o660, "left by one that was killed");
         assert_eq!(bound.gid, fs::metadata(dir.path()).unwrap().gid());
+        assert!(GroupSocket::bind(&path, Path::new("/nowhere")).err().unwrap().why.contains("another agent"));
         assert!(GroupSocket::bind(&path, dir.path()).err().unwrap().why.contains("below"));
     }
 
