@@ -441,9 +441,10 @@ fn without_power(seed: u64, dice: &mut Dice) -> Result<u64, String> {
     let told = |why: String| {
         let output = fs::read_to_string(scene.manifests.join("output")).unwrap_or_default();
         format!(
-            "SURGETANK_CRASH_CASE={seed}: {why}\nthe power failed after {after:?}, journal too: {journal_too}\noptions: {:?}, direct: {}\nthe last run said:\n{output}\n{}",
+            "SURGETANK_CRASH_CASE={seed}: {why}\nthe power failed after {after:?}, journal too: {journal_too}\noptions: {:?}, direct: {}\nthe last run said:\n{output}\nthe agent logged:\n{}\n{}",
             scene.options,
             scene.direct,
+            scene.log(),
             power::tell(&scene.store, &manifests)
         )
     };

@@ -72,10 +72,7 @@ impl Disk {
         let kind: u32 = if journal_too { 1 } else { 2 };
         let dir = File::open(&self.path).unwrap();
         // Nobody does anything after that: the store would show it.
-        for pid in marked(mark) {
-            // SAFETY: kill takes any number; the mark says that this case started it.
-            unsafe { libc::kill(pid, libc::SIGSTOP) };
-        }
+        stop_marked(mark);
         // SAFETY: EXT4_IOC_SHUTDOWN reads the number it is given; the descriptor is open.
         assert_eq!(unsafe { libc::ioctl(dir.as_raw_fd(), SHUTDOWN, &raw const kind) }, 0);
         drop(dir);
@@ -105,6 +102,33 @@ fn marked(mark: &Path) -> Vec<i32> {
             .is_ok_and(|environment| environment.split(|byte| *byte == 0).any(|one| one == wanted))
     };
     pids.filter(is_ours).collect()
+}
+
+/// Returns when none of their threads runs any more. (Only one thread takes the signal; until it gets its turn, the others go
+/// on, and what they do in the store with a catalog that answers EIO is nothing that a power loss leaves.)
+fn stop_marked(mark: &Path) {
+    let begun = Instant::now();
+    let stands = |pid: i32| {
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        threads.filter_map(|thread| fs::read_to_string(thread.path().join("stat")).ok()).all(|stat| {
+            let state = stat.rsplit_once(") ").map(|(_, rest)| rest.as_bytes()[0]);
+            // (Who waits for a disk, or for an agent that stands, goes no further than that.)
+            matches!(state, Some(b'T' | b't' | b'D' | b'Z' | b'X'))
+        })
+    };
+    loop {
+        // (Looked for again: what one of them started in the last moment has the mark, too.)
+        let running: Vec<i32> = marked(mark).into_iter().filter(|pid| !stands(*pid)).collect();
+        if running.is_empty() {
+            return;
+        }
+        assert!(begun.elapsed() < PATIENCE, "processes cannot be stopped: {running:?}");
+        for pid in running {
+            // SAFETY: kill takes any number; the mark says that this case started it.
+            unsafe { libc::kill(pid, libc::SIGSTOP) };
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 pub fn end_marked(mark: &Path) {

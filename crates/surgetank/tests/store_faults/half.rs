@@ -15,9 +15,13 @@ fn broken_off(name: &str, wrong: &str) {
     let number = fs::metadata(behind("one")).unwrap().ino();
     let script = "cat one two; dd if=/mnt/source of=one bs=100k count=1 status=none; while ! test -e /mnt/beside/end; do sleep 0.01; done";
     let mut command = stage.scene.run_command(&Stage::options(&["--quiet-period", "0s"]), script);
-    command.env("SURGETANK_HOLD", "store.overwriting:2000");
+    command.env("SURGETANK_HOLD", "store.overwriting:4000");
     let running = Running::of(command);
-    eventually("it is being written over", || fs::metadata(behind("one")).unwrap().len() == 0);
+    eventually("it is being written over", || {
+        let length_bytes = fs::metadata(behind("one")).unwrap().len();
+        assert!(length_bytes != 100 << 10, "it was written over before the test looked: the machine is too busy");
+        length_bytes == 0
+    });
     faults(wrong);
     eventually("it broke off", || stage.failures() > 0);
     faults("");
