@@ -316,6 +316,24 @@ fn renames_that_a_kill_cut_in_half_are_finished() {
     assert_eq!(fs::read_to_string(server.files().join("project/d/7")).unwrap(), "7\n");
 }
 
+/// Programs go on while the agent is replaced: of a directory whose rename was cut off they missed those files that had their
+/// new names already, until the drain came back to it.
+#[test]
+fn half_of_a_directory_was_missed_while_its_rename_waited_to_be_finished() {
+    let Some(server) = S3Server::start() else { return };
+    run(&Node::new(), &server, &[], "mkdir d; for n in 1 2 3 4 5 6 7 8 9; do echo $n >d/$n; done");
+    let node = Node::new();
+    // (Nobody has asked for any of the files, so all is as the store has it.)
+    let script = "mv d e; sleep 1; cat e/1 e/2 e/3 e/7 e/8 e/9; ls e | wc -l";
+    let mut command = command(&node, &server, &["--quiet-period", "0s"], script);
+    command.env("SURGETANK_CRASH", "store.rename_deleted:5").env("SURGETANK_HOLD", ",drain.started:4000");
+    assert_eq!(told(&command.output().unwrap()), "1\n2\n3\n7\n8\n9\n9\n");
+    let log = fs::read_dir(node.path("state")).unwrap().flatten();
+    let log: String = log.filter_map(|place| fs::read_to_string(place.path().join("agent.log")).ok()).collect();
+    assert!(log.contains("the agent died"), "nobody was killed: {log}");
+    assert_eq!(objects(&server), ["e/1", "e/2", "e/3", "e/4", "e/5", "e/6", "e/7", "e/8", "e/9"]);
+}
+
 /// A new version as long and as old as the one before counted as written in place when the agent was killed before it was sent,
 /// and was forgotten.
 #[test]

@@ -107,7 +107,7 @@ impl Namespace {
     }
 
     /// With our own rights, or the owner's: root may be nobody there.
-    fn as_either<T>(&self, who: Cred, act: impl Fn(Cred) -> io::Result<T>) -> io::Result<T> {
+    pub(super) fn as_either<T>(&self, who: Cred, act: impl Fn(Cred) -> io::Result<T>) -> io::Result<T> {
         let own = self.own_cred(who);
         act(own).or_else(|why| match why.kind() {
             io::ErrorKind::PermissionDenied if own != who => act(who),

@@ -3,8 +3,8 @@
 //! The drain writes down which operations it is about to carry out, and until they are durable the catalog says where
 //! everything was before them. They are carried out in order, so the store is as after the first *k* of them, for some
 //! *k*: the largest for which every name that they are about holds the file that it should. (If several fit, the names
-//! are the same after each; where a rename is not one step, the next one may be half done.) The *k* are taken out of the queue, the others begin anew, and what programs see is right
-//! from the first moment. Changes of attributes do not show in names: they are made once more. If none fits (somebody
+//! are the same after each; where a rename is not one step, the next one may be half done, and a directory's is finished
+//! then.) The *k* are taken out of the queue, the others begin anew, and what programs see is right from the first moment. Changes of attributes do not show in names: they are made once more. If none fits (somebody
 //! else changed these very names meanwhile), all stay in doubt: each operation then recognises its own work as well as
 //! it can.
 
@@ -43,6 +43,13 @@ struct Expected<'a> {
 struct Moving {
     from: StorePath,
     to: StorePath,
+    who: Cred,
+}
+
+impl Started {
+    fn is_meta(&self) -> bool {
+        matches!(self.kind, OpKind::SetMeta { .. })
+    }
 }
 
 impl Moving {
@@ -99,26 +106,34 @@ impl Namespace {
                 break;
             }
         }
-        let Some(done) = done else {
+        let Some(mut done) = done else {
             tracing::warn!(operations = started.len(), "the store is not as any of the started operations left it");
             return Ok(());
         };
         tracing::info!(started = started.len(), done, "operations that an earlier agent had started");
         // Attributes do not show in names: those are set again.
-        let is_done = |(index, one): &(usize, Started)| *index < done && !matches!(one.kind, OpKind::SetMeta { .. });
+        let mut gone: Vec<Vec<FileId>> = {
+            let mut tree = self.tree();
+            started[..done].iter().filter(|one| !one.is_meta()).map(|one| tree.carried_out(&one.kind, None)).collect()
+        };
+        let next = (done..started.len()).find(|index| !started[*index].is_meta());
+        let mut moving = next.and_then(|next| self.moving(&self.tree(), started.get(next)));
+        if let (Some(next), Some(begun)) = (next, &moving)
+            && self.finish_moving(begun)
+        {
+            gone.push(self.tree().carried_out(&started[next].kind, None));
+            (done, moving) = (next + 1, None);
+            looked.clear();
+        }
+        let is_done = |(index, one): &(usize, Started)| *index < done && !one.is_meta();
         let (done, rest): (Vec<_>, Vec<_>) = started.into_iter().enumerate().partition(is_done);
         let [done, rest] = [done, rest].map(|some| some.into_iter().map(|(_, one)| one).collect::<Vec<Started>>());
-        let gone: Vec<Vec<FileId>> = {
-            let mut tree = self.tree();
-            done.iter().map(|one| tree.carried_out(&one.kind, None)).collect()
-        };
         // Whoever renamed them may have died before their directories were on the store's disk.
         if let Err(why) = self.sync_where(&done) {
             tracing::warn!(%why, "the store could not be synced: what was started stays in doubt");
             self.put_back(&before);
             return Ok(());
         }
-        let moving = self.moving(&self.tree(), rest.iter().find(|one| !matches!(one.kind, OpKind::SetMeta { .. })));
         if let Err(why) = self.look_at_files(done.iter().chain(&rest), moving.as_ref(), &mut looked) {
             tracing::warn!(%why, "the store could not be looked at");
         }
@@ -150,6 +165,21 @@ impl Namespace {
         });
         self.put_back(before);
         found.flatten()
+    }
+
+    /// Half of what is in that directory has its new name, half its old one. It is brought there before anybody is let in: programs
+    /// that go on would miss one of the halves. `false`: it was not begun, or the store does not do it now.
+    fn finish_moving(&self, moving: &Moving) -> bool {
+        let renamed = self.left_there(&moving.from, moving.who).and_then(|there| match there {
+            Some(_) => {
+                self.as_either(moving.who, |who| self.store.rename(who, &moving.from, &moving.to)).map(|()| true)
+            }
+            None => Ok(false),
+        });
+        renamed.unwrap_or_else(|why| {
+            tracing::warn!(%why, from = %moving.from, to = %moving.to, "a directory's rename was cut off, and cannot be finished now");
+            false
+        })
     }
 
     fn sync_where(&self, done: &[Started]) -> std::io::Result<()> {
@@ -343,10 +373,9 @@ impl Namespace {
     /// Is that what has been begun? The tree is as before it.
     fn moving(&self, tree: &Tree, begun: Option<&Started>) -> Option<Moving> {
         let OpKind::Rename { file, to_dir, to, .. } = &begun?.kind else { return None };
-        if self.store.features().atomic_renames || !tree.get(*file)?.is_dir() {
-            return None;
-        }
-        Some(Moving { from: tree.applied_path(*file)?, to: tree.applied_path(*to_dir)?.join(to) })
+        let inode = tree.get(*file).filter(|inode| inode.is_dir() && !self.store.features().atomic_renames)?;
+        let (from, to) = (tree.applied_path(*file)?, tree.applied_path(*to_dir)?.join(to));
+        Some(Moving { from, to, who: inode.cred() })
     }
 
     fn fits(&self, one: &Expected<'_>, path: &StorePath, looked: &mut Looked) -> std::io::Result<bool> {
