@@ -297,9 +297,10 @@ impl Drain {
             let Some(op) = tree.ops.get(&seq) else {
                 continue;
             };
-            let due = op.due <= now;
+            let due_at = tree.due(op);
+            let due = due_at <= now;
             if !due {
-                wait = wait.min(op.due.duration_since(now));
+                wait = wait.min(due_at.duration_since(now));
             }
             let ready = match &op.progress {
                 Progress::Staged { .. } if short => {

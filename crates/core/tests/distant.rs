@@ -8,7 +8,7 @@ mod world;
 use std::time::{Duration, Instant};
 
 use surgetank_core::error::Errno;
-use surgetank_core::model::FileId;
+use surgetank_core::model::{FileId, FsyncTarget};
 use surgetank_core::namespace::Grant;
 use surgetank_core::store::source::RANGES_AT_ONCE;
 use world::{CHUNK, MIB, World, pattern};
@@ -439,6 +439,33 @@ fn a_program_reads_on_when_the_agent_was_killed() {
         world.close(opened);
     }
     world.is_charged();
+}
+
+/// A program whose creation of a file was carried out, and whose agent died before it said so, asks the next one. Somebody
+/// else's fsync brought the empty file to the store before that.
+#[test]
+fn a_file_that_was_made_for_a_program_that_was_not_told_was_drained_empty() {
+    let world = World::with(ROOMY, |config| config.fsync = Some(FsyncTarget::Store));
+    let made = world.create("made").unwrap();
+    world.close(made);
+    let mut world = world.die();
+    world.start_drain();
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let other = world.create("other").unwrap();
+            world.write(&other, 0, b"other").unwrap();
+            world.namespace.fsync(other.handle, false).unwrap();
+            world.close(other);
+        });
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(!world.in_store("made").exists() && !other.is_finished(), "it was drained before it was written");
+        let again = world.open("made", libc::O_WRONLY).unwrap();
+        world.write(&again, 0, b"made").unwrap();
+        world.close(again);
+    });
+    world.settle();
+    assert_eq!(std::fs::read(world.in_store("made")).unwrap(), b"made");
+    assert_eq!(std::fs::read(world.in_store("other")).unwrap(), b"other");
 }
 
 #[test]

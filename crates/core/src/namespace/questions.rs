@@ -479,6 +479,8 @@ impl Namespace {
                 if run.is_none_or(|run| op.run == run || op.run == RunId(0)) {
                     op.last = false;
                 }
+                // Its programs have ended: nobody asks again.
+                op.not_before = op.not_before.filter(|_| run != Some(op.run));
                 op.due = op.due.min(now);
                 // A person waits: what was refused is tried once more.
                 op.failures = 0;

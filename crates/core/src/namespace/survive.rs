@@ -210,10 +210,10 @@ impl Namespace {
         let empty = |inode: &Inode| inode.attr.kind == Kind::File && inode.attr.size_bytes == 0;
         let ops: Vec<_> =
             tree.iter().filter(|(_, inode)| empty(inode)).filter_map(|(_, inode)| inode.publish).collect();
-        let due = crate::clock::tick() + ASKED_AGAIN_WITHIN;
+        let until = crate::clock::tick() + ASKED_AGAIN_WITHIN;
         for seq in ops {
             if let Some(op) = tree.ops.get_mut(&seq) {
-                op.due = op.due.max(due);
+                op.not_before = Some(until);
             }
         }
     }

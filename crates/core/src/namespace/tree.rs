@@ -445,6 +445,11 @@ impl Tree {
         seq
     }
 
+    pub fn due(&self, op: &Op) -> Instant {
+        let empty = || self.get(op.file()).is_some_and(|inode| inode.attr.size_bytes == 0);
+        op.not_before.filter(|_| empty()).map_or(op.due, |not_before| op.due.max(not_before))
+    }
+
     /// Puts an operation at its place and pins the names it is about.
     pub fn enqueue(&mut self, seq: Seq, op: Op) {
         for (dir, name) in places(&op.kind) {

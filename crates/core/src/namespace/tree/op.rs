@@ -32,6 +32,8 @@ pub struct Op {
     pub progress: Progress,
     /// Not before this moment (quiet period, retry).
     pub due: Instant,
+    /// While its file is empty nor before this one, whoever waits for it: it may have been made for a program that was not told.
+    pub not_before: Option<Instant>,
     /// Belongs to the final drain.
     pub last: bool,
     /// Somebody waits in fsync: taken although the file is open.
@@ -70,6 +72,7 @@ impl Op {
             prepared: None,
             progress: Progress::Waiting,
             due,
+            not_before: None,
             last,
             eager: false,
             failures: 0,
