@@ -107,6 +107,20 @@ fn what_strangers_set_is_shown_and_not_overwritten_unseen() {
     assert_eq!(server.cli(&["GET", conflict[0]]), "mine");
 }
 
+/// Each file of it is another value then, and what is written over it was taken for a stranger's.
+#[test]
+fn a_file_of_a_renamed_directory_is_written_over() {
+    let Some(server) = RedisServer::start() else { return };
+    let surgetank = env!("CARGO_BIN_EXE_surgetank");
+    let script = format!("mkdir d; echo one >d/f; echo one >d/g; {surgetank} wait .; mv d e; {surgetank} wait .; echo two >e/f; mv e/g e/h");
+    run(&Node::new(), &server, &script);
+    assert_eq!(values(&server), ["p:e/", "p:e/f", "p:e/h"]);
+    let script = format!("cat e/f; stat -c %s e/h; mv e d; {surgetank} wait .; cat d/f; echo three >d/f; rm d/h");
+    assert_eq!(run(&Node::new(), &server, &script), "two\n4\ntwo\n");
+    assert_eq!(values(&server), ["p:d/", "p:d/f"]);
+    assert_eq!(server.cli(&["GET", "p:d/f"]), "three");
+}
+
 #[test]
 fn a_server_that_goes_and_comes_back_has_everything_in_the_end() {
     let Some(mut server) = RedisServer::start() else { return };

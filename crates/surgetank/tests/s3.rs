@@ -316,6 +316,27 @@ fn renames_that_a_kill_cut_in_half_are_finished() {
     assert_eq!(fs::read_to_string(server.files().join("project/d/7")).unwrap(), "7\n");
 }
 
+/// It is another object then, with another tag if it came in parts, and what was written over it was taken for a stranger's: also
+/// by an agent that goes on where another one was killed.
+#[test]
+fn a_large_file_of_a_renamed_directory_is_written_over() {
+    let Some(server) = S3Server::start() else { return };
+    let surgetank = env!("CARGO_BIN_EXE_surgetank");
+    for point in ["", "drain.renamed:1", "store.rename_copied:1", "store.rename_deleted:1"] {
+        let node = Node::new();
+        let script = format!(
+            "mkdir d; head -c 40000000 /dev/urandom >d/big; {surgetank} wait .; mv d e; {surgetank} wait .; printf x >>e/big; stat -c %s e/big"
+        );
+        let mut command = command(&node, &server, &["--quiet-period", "0s"], &script);
+        assert_eq!(told(&command.env("SURGETANK_CRASH", point).output().unwrap()), "40000001\n", "{point}");
+        let log = fs::read_dir(node.path("state")).unwrap().flatten();
+        let log: String = log.filter_map(|place| fs::read_to_string(place.path().join("agent.log")).ok()).collect();
+        assert_eq!(log.contains("the agent died"), !point.is_empty(), "{point}: {log}");
+        assert_eq!(objects(&server), ["e/big"], "{point}");
+        run(&Node::new(), &server, &[], "rm -r e");
+    }
+}
+
 /// Programs go on while the agent is replaced: of a directory whose rename was cut off they missed those files that had their
 /// new names already, until the drain came back to it.
 #[test]

@@ -36,7 +36,8 @@ pub struct StoreIdentity {
 impl StoreIdentity {
     const UNKNOWN_NANOS: i64 = i64::MIN;
 
-    /// One of its names came or went by our hand, and the store does not say what it is now.
+    /// It was changed by our own hand, but for what its owner wrote, and nobody looked since: one of its names came or went, or it
+    /// was copied where a rename is a copy.
     #[must_use]
     pub fn touched(self) -> Self {
         Self { ctime_nanos: Self::UNKNOWN_NANOS, ..self }
@@ -54,6 +55,11 @@ impl StoreIdentity {
 
     pub fn is_bare(&self) -> bool {
         self.mtime_nanos == Self::UNKNOWN_NANOS
+    }
+
+    /// Has the store this very version of it still?
+    pub fn is_still(&self, now: &Self) -> bool {
+        !self.is_bare() && self.is(now)
     }
 
     /// Is it what the store has now, as far as it is known?

@@ -106,7 +106,7 @@ impl Namespace {
         let unchanged = self
             .store
             .stat(self.own_cred(source.owner), &source.store_path)
-            .is_ok_and(|stat| Some(stat.identity) == source.identity);
+            .is_ok_and(|stat| source.identity.is_some_and(|known| known.is_still(&stat.identity)));
         let mut tree = self.tree();
         let still = self
             .worth_bringing(&tree, id)

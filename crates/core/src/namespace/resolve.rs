@@ -151,8 +151,8 @@ impl Namespace {
             if let Some(id) = copy
                 && tree.get(id).is_some_and(Inode::is_copy)
             {
-                let now = result.as_ref().ok().map(|stat| stat.identity);
-                let same = tree.get(id).is_some_and(|inode| inode.identity.as_deref().copied() == now);
+                let known = tree.get(id).and_then(|inode| inode.identity.as_deref());
+                let same = result.as_ref().is_ok_and(|stat| known.is_some_and(|known| known.is_still(&stat.identity)));
                 if !same && !self.disown_copy(&mut tree, id) {
                     return Ok(id);
                 }

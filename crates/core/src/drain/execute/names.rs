@@ -3,6 +3,7 @@
 use std::io;
 
 use crate::model::FileId;
+use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Inode, Name, Tree};
 use crate::store::Expect;
 use crate::sync::PoisonError;
@@ -85,6 +86,12 @@ impl Drain {
         }
         crash_point!("drain.renamed");
         let gone = self.carried_out(one.kind, Some((to.0, Name::from(name))), None);
+        if is_dir {
+            let mut tree = self.namespace.tree();
+            let mut txn = Txn::default();
+            self.namespace.copied_with(&mut tree, &mut txn, file);
+            self.namespace.commit(&tree, txn);
+        }
         drop(moving);
         self.reidentify(file, &target, owner);
         Ok(Done { dirs: vec![from.0, to.0], gone })

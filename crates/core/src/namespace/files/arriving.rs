@@ -177,7 +177,8 @@ impl Namespace {
         };
         let Ok(Source::Remote(remote)) = self.store.source(self.own_cred(owner), &path) else { return None };
         let known = self.tree().get(id)?.identity.as_deref().copied();
-        let same = known == Some(remote.identity()) && remote.identity().size_bytes == size_bytes;
+        let is = remote.identity();
+        let same = known.is_some_and(|known| known.is_still(&is)) && is.size_bytes == size_bytes;
         same.then_some(There { remote, path })
     }
 
@@ -200,7 +201,7 @@ impl Namespace {
             Some((tree.applied_path(open.id)?, inode.cred(), inode.identity.as_deref().copied()?))
         };
         let Some((path, owner, known)) = at() else { return false };
-        let unchanged = self.store.stat(self.own_cred(owner), &path).is_ok_and(|stat| stat.identity == known);
+        let unchanged = self.store.stat(self.own_cred(owner), &path).is_ok_and(|stat| known.is_still(&stat.identity));
         if !unchanged || at() != Some((path, owner, known)) {
             return false;
         }

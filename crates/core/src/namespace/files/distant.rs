@@ -99,7 +99,8 @@ impl Namespace {
         let moved = tree.applied_path(id).as_ref() != Some(path);
         let inode = tree.get_mut(id).ok_or(Errno::STALE)?;
         let known = inode.identity.as_deref().copied();
-        if known == Some(is) {
+        if known.is_some_and(|known| known.is_still(&is)) {
+            inode.identity = Some(Box::new(is));
             inode.checked = Some(crate::clock::Moment::now());
             return Ok(Version::Known);
         }

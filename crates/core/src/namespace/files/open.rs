@@ -150,6 +150,8 @@ impl Namespace {
         let on_tier = matches!(open.content().lies, Lies::Tier(_));
         if on_tier && self.tree().get(open.id).is_none_or(|inode| inode.replica.is_none()) {
             self.opens().remove(&open.id);
+            // (Nobody has it any more: its place in the shim's index is free.)
+            self.show(&self.tree(), open.id);
             self.tiers_unreserve(open);
             self.unback(open);
             return Err(GONE.into());
@@ -208,7 +210,7 @@ impl Namespace {
         inode.checked = Some(crate::clock::Moment::now());
         let now = inode.identity.as_deref().copied();
         // The drain changed it while we looked, or is about to (a new link, new attributes): what we know is right then.
-        if now == Some(stat.identity) || now != identity || tree.is_queued(id) {
+        if now.is_some_and(|now| now.is_still(&stat.identity)) || now != identity || tree.is_queued(id) {
             return Ok(());
         }
         let Some(inode) = tree.get_mut(id) else {

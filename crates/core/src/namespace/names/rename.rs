@@ -415,4 +415,22 @@ impl Namespace {
         let version = self.tree().get(id).map_or(0, |inode| inode.version);
         self.wait_durable(id, version)
     }
+
+    /// The store has the directory under its new name. Where that was a copy of everything below, each file is another object
+    /// now, and ours as before.
+    pub(crate) fn copied_with(&self, tree: &mut Tree, txn: &mut Txn, dir: FileId) {
+        let features = self.store.features();
+        if features.atomic_renames || features.plain_files || !tree.get(dir).is_some_and(Inode::is_dir) {
+            return;
+        }
+        for id in tree.applied_below(dir) {
+            let Some(inode) = tree.get_mut(id).filter(|inode| !inode.is_dir()) else { continue };
+            if let Some(known) = inode.identity.as_deref().filter(|known| !known.is_touched()) {
+                inode.identity = Some(Box::new(known.touched()));
+                if inode.owned {
+                    txn.file(id);
+                }
+            }
+        }
+    }
 }

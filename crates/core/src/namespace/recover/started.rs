@@ -461,6 +461,9 @@ impl Namespace {
             if let OpKind::Publish { file, .. } = &one.kind {
                 forget_spill(&mut tree, *file, looked);
             }
+            if let OpKind::Rename { file, .. } = &one.kind {
+                self.copied_with(&mut tree, &mut txn, *file);
+            }
             self.retire(&mut tree, &mut txn, one.seq, one.prepared.as_ref(), gone);
         }
         self.commit(&tree, txn);

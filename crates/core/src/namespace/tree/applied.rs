@@ -3,6 +3,8 @@
 //! While a batch is being carried out, the catalog is told where everything was before it ([`Before`]): after a crash the
 //! books then say from where the started operations began, and looking at the store shows how far they came.
 
+use std::collections::HashMap;
+
 use crate::model::{FileId, Kind, OpKind, StoreIdentity};
 
 use super::{Inode, Name, Place, Tree, files_of};
@@ -130,6 +132,26 @@ impl Tree {
             OpKind::Rename { to_dir, to, .. } => Some((*to_dir, self.shared(*to_dir, to))),
             _ => None,
         }
+    }
+
+    /// All that the store has below a directory, as far as it is known.
+    pub fn applied_below(&self, dir: FileId) -> Vec<FileId> {
+        let mut below: HashMap<FileId, bool> = HashMap::from([(dir, true), (FileId::ROOT, dir == FileId::ROOT)]);
+        let mut way = Vec::new();
+        let mut is_below = |mut at: FileId| {
+            let answer = loop {
+                if let Some(known) = below.get(&at) {
+                    break *known;
+                }
+                way.push(at);
+                let Some((parent, _)) = self.get(at).and_then(|inode| inode.applied.as_ref()) else { break false };
+                at = *parent;
+            };
+            below.extend(way.drain(..).map(|id| (id, answer)));
+            answer
+        };
+        let parents = self.iter().filter_map(|(id, inode)| Some((id, inode.applied.as_ref()?.0)));
+        parents.filter(|(_, parent)| is_below(*parent)).map(|(id, _)| id).collect()
     }
 
     /// The store has carried the operation out. `at` is where the file is if not at its destination (a conflict).
