@@ -112,7 +112,9 @@ fn what_strangers_set_is_shown_and_not_overwritten_unseen() {
 fn a_file_of_a_renamed_directory_is_written_over() {
     let Some(server) = RedisServer::start() else { return };
     let surgetank = env!("CARGO_BIN_EXE_surgetank");
-    let script = format!("mkdir d; echo one >d/f; echo one >d/g; {surgetank} wait .; mv d e; {surgetank} wait .; echo two >e/f; mv e/g e/h");
+    let script = format!(
+        "mkdir d; echo one >d/f; echo one >d/g; {surgetank} wait .; mv d e; {surgetank} wait .; echo two >e/f; mv e/g e/h"
+    );
     run(&Node::new(), &server, &script);
     assert_eq!(values(&server), ["p:e/", "p:e/f", "p:e/h"]);
     let script = format!("cat e/f; stat -c %s e/h; mv e d; {surgetank} wait .; cat d/f; echo three >d/f; rm d/h");

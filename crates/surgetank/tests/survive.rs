@@ -73,6 +73,25 @@ fn open_files_of_an_ordinary_user_go_on_with_the_shim() {
     open_files_go_on(Scene::of_user("survive-open-user-shim"), &[]);
 }
 
+/// An older hard link, looked up under its other name while the removal of the first was being carried out: an agent that was
+/// killed just then left the second one nowhere.
+#[test]
+fn the_other_name_of_a_file_was_lost_that_was_found_while_the_first_went() {
+    let Some(mut scene) = Scene::new("survive-other-name") else { return };
+    scene.tier("ram", 64);
+    fs::create_dir(scene.path("d")).unwrap();
+    fs::write(scene.path("d/a"), "linked").unwrap();
+    fs::hard_link(scene.path("d/a"), scene.path("c")).unwrap();
+    let script = "cat d/a; rm d/a; sleep 1; cat c; sleep 2; cat c; echo more >>c; cat c";
+    let mut command = scene.run_command(&["-v", "--quiet-period", "0s"], script);
+    command.env("SURGETANK_HOLD", "drain.started:2000").env("SURGETANK_CRASH", "drain.executed:1");
+    let ended = scene::Running::of(command).ends().exits(0);
+    assert_eq!(ended.stdout, "linkedlinkedlinkedlinkedmore\n", "{}", ended.stderr);
+    assert!(ended.stderr.contains("was replaced"), "{}", ended.stderr);
+    scene.holds("c", b"linkedmore\n");
+    scene.is_clean();
+}
+
 /// Programs that do all kinds of things all along, while one agent after the other is killed.
 fn killed_again_and_again(scene: Option<Scene>, options: &[&str], direct: bool, kills: u32) {
     let Some(mut scene) = scene else { return };

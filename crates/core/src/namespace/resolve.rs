@@ -242,7 +242,6 @@ impl Namespace {
                 } else {
                     inode.extra_mut().more_names.push((dir, name.clone()));
                 }
-                inode.gains((dir, name.clone()));
                 // Found again after a crash in the middle of writing it in place: it is as the store has it.
                 let the_stores = inode.replica.is_none() && inode.spill().is_none() && !inode.dirty();
                 if the_stores && inode.handles == 0 && inode.set_meta.is_none() {
@@ -251,6 +250,7 @@ impl Namespace {
                 }
                 inode.owned
             });
+            tree.is_found_at(id, &(dir, name.clone()));
             if owned {
                 let mut txn = super::journal::Txn::default();
                 self.own(tree, &mut txn, dir);
@@ -282,9 +282,9 @@ impl Namespace {
         let known = tree.entry(dir, name).and_then(Entry::logical);
         if let Some(id) = known {
             tree.bind(dir, name, |entry| *entry = Entry::default());
+            let at = (dir, name.clone());
+            tree.is_not_found_at(id, &at);
             if let Some(inode) = tree.get_mut(id) {
-                let at = (dir, name.clone());
-                inode.leaves(&at);
                 let more = inode.extra.as_mut().map(|extra| &mut extra.more_names);
                 if inode.logical.as_ref() == Some(&at) {
                     inode.logical = more.and_then(Vec::pop);

@@ -60,7 +60,10 @@ impl Namespace {
         let who = self.own_cred(self.tree().get(pair.id)?.cred());
         // The store's copy is far away: it is read only when the tier's does not vouch for both.
         let known = self.tree().get(pair.id)?.identity.as_deref().copied();
-        let unchanged = self.store.stat(who, &pair.in_store).is_ok_and(|stat| known.is_some_and(|known| known.is_still(&stat.identity)));
+        let unchanged = self
+            .store
+            .stat(who, &pair.in_store)
+            .is_ok_and(|stat| known.is_some_and(|known| known.is_still(&stat.identity)));
         if !unchanged {
             // Somebody else changed it: there is nothing to compare with.
             return None;

@@ -67,6 +67,26 @@ impl Inode {
 }
 
 impl Tree {
+    /// Nobody asked us for that name before; it was there before whatever is being carried out just now.
+    pub fn is_found_at(&mut self, id: FileId, at: &Place) {
+        if let Some(inode) = self.get_mut(id) {
+            inode.gains(at.clone());
+        }
+        if let Some(before) = self.before.get_mut(&id).filter(|before| !before.names.contains(at)) {
+            before.names.push(at.clone());
+        }
+    }
+
+    /// Somebody else took that name away: no batch of ours began with it.
+    pub fn is_not_found_at(&mut self, id: FileId, at: &Place) {
+        if let Some(inode) = self.get_mut(id) {
+            inode.leaves(at);
+        }
+        if let Some(before) = self.before.get_mut(&id) {
+            before.names.retain(|name| name != at);
+        }
+    }
+
     /// From now on the catalog is told what is so now of the files of an operation.
     pub fn hold_books(&mut self, kind: &OpKind) {
         for id in files_of(kind) {
