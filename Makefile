@@ -19,7 +19,7 @@ test-full: ## the same with long random searches, the shim under other glibcs, a
 	scripts/setup test
 	$(ENV) PROPTEST_CASES=4096 SURGETANK_MODEL_CASES=600 SURGETANK_MODEL_SEED=$$(date +%s) \
 		SURGETANK_FSX_OPERATIONS=100000 SURGETANK_FSX_SEED=$$(date +%s) \
-		SURGETANK_KILLS=50 SURGETANK_KILLS_SEED=$$(date +%s) cargo nextest run --profile full --workspace
+		SURGETANK_KILLS=50 SURGETANK_KILLS_SEED=$$(date +%s) SURGETANK_OUTAGE_SECONDS=150 cargo nextest run --profile full --workspace
 	$(ENV) SURGETANK_SCHEDULES=4000 cargo nextest run -p surgetank-core --features schedules --test schedules
 	$(ENV) cargo test --quiet --workspace --doc
 	cargo build -p surgetank --bin surgetank

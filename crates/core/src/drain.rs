@@ -517,7 +517,7 @@ impl Drain {
     pub fn paused_since_unix_seconds(&self) -> Option<i64> {
         self.pause
             .since_unix_seconds()
-            .or_else(|| Some(clock::now().secs() - i64::try_from(self.stalled_for()?.as_secs()).unwrap_or(0)))
+            .or_else(|| self.stalled_for().and_then(|_| self.pause.hangs_since()).map(|(_, at)| at))
     }
 
     /// For how long the store has been at one thing, when that is too long: it does not answer anything else either, or

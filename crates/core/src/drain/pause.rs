@@ -25,8 +25,8 @@ const ROW: usize = 3;
 pub(super) struct Pause {
     state: Mutex<State>,
     random: RandomState,
-    /// Who is in a call of the store, and since when nothing came of it.
-    calls: Mutex<HashMap<ThreadId, Instant>>,
+    /// Who is in a call of the store, and since when nothing came of it: by the clock that counts, and by the one that is shown.
+    calls: Mutex<HashMap<ThreadId, (Instant, i64)>>,
 }
 
 #[derive(Default)]
@@ -159,12 +159,16 @@ impl Pause {
 
     /// Something came of this thread's call: a part of a copy was made.
     pub fn moved(&self) {
-        locked(&self.calls).insert(crate::sync::thread::current().id(), clock::tick());
+        locked(&self.calls).insert(crate::sync::thread::current().id(), (clock::tick(), clock::now().secs()));
     }
 
     /// For how long the call that waits longest has not got on.
     pub fn hangs_for(&self) -> Option<Duration> {
-        locked(&self.calls).values().map(Instant::elapsed).max()
+        self.hangs_since().map(|(since, _)| since.elapsed())
+    }
+
+    pub fn hangs_since(&self) -> Option<(Instant, i64)> {
+        locked(&self.calls).values().copied().min_by_key(|(since, _)| *since)
     }
 }
 
