@@ -195,8 +195,8 @@ impl Drain {
         let gate = |bytes: u64| -> io::Result<()> {
             let is_wanted = || !self.stopping() && self.current(job.seq, job);
             self.pause.rests();
-            // What lies in the store already is only read there.
-            if !job.in_place {
+            // What lies in the store already is only read there; and who has nothing to send waits for nobody's turn.
+            if !job.in_place && bytes > 0 {
                 self.throttle.pass(bytes, &is_wanted);
             }
             self.pause.moved();

@@ -146,6 +146,28 @@ fn content_lies_once_for_all_who_have_it() {
     assert!(read(&store, "d/b") == bytes);
 }
 
+/// What the store has already was held to the drain's rate while it was compared: the second run took as long as the first.
+#[test]
+fn comparing_counted_as_sending() {
+    let ground = Ground::new();
+    let store = ground.store();
+    let bytes = noise(3 << 20);
+    let sent = |name: &str| {
+        let counted = std::sync::atomic::AtomicU64::new(0);
+        let gate = |bytes: u64| {
+            counted.fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
+            Ok(())
+        };
+        store.stage_file(me(), &path(name), &path("a"), &source(&bytes), &meta(0o640), &gate).unwrap();
+        counted.into_inner()
+    };
+    let first = sent(".surgetank-tmp-1");
+    assert!(first >= 3 << 20, "{first}");
+    deliver(&store, "b", &bytes, &meta(0o640));
+    let second = sent(".surgetank-tmp-2");
+    assert!((1..1000).contains(&second), "{second}");
+}
+
 /// Nobody else may list or change it; nothing of the mount leads there.
 #[test]
 fn content_is_out_of_sight() {
