@@ -29,6 +29,7 @@ use std::time::Duration;
 
 pub use device::{Device, DeviceCounters, DeviceView, Standing};
 pub use remembered::Remembered;
+pub use scope::files_of_all;
 pub use tree::{Each, Plain};
 
 use device::{Setup, Sighting};
@@ -69,7 +70,7 @@ struct Inner {
 }
 
 impl Tiers {
-    /// Opens `<path>/surgetank-<uid>/<key>/files` on every device. `key` is the agent's directory key. Files of an
+    /// Opens `<path>/surgetank-<uid>-<key>` on every device. `key` is the agent's directory key. Files of an
     /// earlier agent count once they are told (`Device::walk`, then `add_used`, then one [`Self::poll`]).
     pub fn open(config: &[TierConfig], key: &str) -> Result<Self> {
         let mut tiers = Vec::with_capacity(config.len());

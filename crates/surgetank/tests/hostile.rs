@@ -284,7 +284,9 @@ fn state_tiers_and_index_are_for_the_user_alone() {
     let index = fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().path());
     let index: Vec<PathBuf> = index.filter(|path| path.extension().is_some_and(|kind| kind == "index")).collect();
     assert_eq!(index.len(), 1, "{index:?}");
-    for path in [&scene.state, &place(&scene), Path::new("/mnt/tier-fast/surgetank-0"), &index[0]] {
+    let mut tier = fs::read_dir("/mnt/tier-fast").unwrap().map(|entry| entry.unwrap().path());
+    let files = tier.find(|path| path.join("d/f").exists()).unwrap();
+    for path in [&scene.state, &place(&scene), Path::new("/mnt/tier-fast/surgetank-0"), &files, &index[0]] {
         let meta = fs::metadata(path).unwrap();
         assert_eq!((meta.mode() & 0o077, meta.uid()), (0, 0), "{}", path.display());
     }
@@ -319,6 +321,15 @@ fn a_tier_that_somebody_prepared_is_refused() {
     fs::set_permissions(ours, fs::Permissions::from_mode(0o700)).unwrap();
     std::os::unix::fs::chown(ours, Some(STRANGER), None).unwrap();
     scene.run(&[], "echo x >f").exits(1).says(&["/mnt/tier-fast/surgetank-0"]);
+    std::os::unix::fs::chown(ours, Some(0), None).unwrap();
+    // (Its end is not to be guessed by others.)
+    scene.run(&[], "true").exits(0);
+    let mut places = fs::read_dir(&scene.state).unwrap().map(|entry| entry.unwrap().path());
+    let identity = fs::read(places.find(|path| path.is_dir()).unwrap().join("identity.json")).unwrap();
+    let identity: serde_json::Value = serde_json::from_slice(&identity).unwrap();
+    let files = format!("/mnt/tier-fast/surgetank-0-{}", identity["key"].as_str().unwrap());
+    symlink(&outside, &files).unwrap();
+    scene.run(&[], "echo x >f").exits(1).says(&[&*files, "symbolic link"]);
     assert_eq!(fs::read_dir(outside).unwrap().count(), 0);
     assert!(!scene.path("f").exists());
 }
@@ -401,9 +412,10 @@ fn a_link_planted_in_a_tier_is_not_followed() {
         "mkdir d; echo before >d/before; exec 3>d/open",
         "echo after >&3; exec 3>&-; echo x >d/after; cat d/after",
     );
-    let key = fs::read_dir("/mnt/tier-fast/surgetank-0").unwrap().next().unwrap().unwrap().path();
-    let dir = key.join("files/d");
-    fs::rename(&dir, key.join("files/aside")).unwrap();
+    let mut tier = fs::read_dir("/mnt/tier-fast").unwrap().map(|entry| entry.unwrap().path());
+    let files = tier.find(|path| path.join("d/open").exists()).unwrap();
+    let dir = files.join("d");
+    fs::rename(&dir, files.join("aside")).unwrap();
     symlink(&outside, &dir).unwrap();
     let ended = go_on(running);
     assert_eq!(fs::read_dir(&outside).unwrap().count(), 0, "{}", ended.stderr);

@@ -244,11 +244,18 @@ fn lost_is_told(scene: &Scene, options: &[&str], durable: &BTreeMap<String, Vec<
     scene.holds("new", b"new\n");
 }
 
+/// All in it.
+fn wipe(tier: &Path) {
+    for entry in fs::read_dir(tier).unwrap() {
+        fs::remove_dir_all(entry.unwrap().path()).unwrap();
+    }
+}
+
 #[test]
 fn killed_after_sigterm_what_was_wiped_is_told() {
     let Some(scene) = prepare("sigterm_wiped") else { return };
     let durable = terminated_and_killed(&scene, &[]);
-    fs::remove_dir_all("/mnt/tier-fast/surgetank-0").unwrap();
+    wipe(Path::new("/mnt/tier-fast"));
     lost_is_told(&scene, &[], &durable);
 }
 
@@ -287,7 +294,7 @@ fn a_directory_on_a_disk_that_an_epilog_removed_was_waited_for_for_ever() {
         }
         terminated_and_killed(&scene, &[&second[..], &rule].concat())
     };
-    fs::remove_dir_all(disk.join("job-2/surgetank-0")).unwrap();
+    wipe(&disk.join("job-2"));
     lost_is_told(&scene, &[&second[..], &rule].concat(), &durable);
     assert!(Command::new("umount").arg(&disk).status().unwrap().success());
 }
@@ -371,7 +378,7 @@ fn with_state_and_tiers_wiped_the_store_is_unharmed() {
     let Some(scene) = prepare("wiped_both") else { return };
     fs::write(scene.path("old"), "before\n").unwrap();
     let durable = terminated_and_killed(&scene, &[]);
-    fs::remove_dir_all("/mnt/tier-fast/surgetank-0").unwrap();
+    wipe(Path::new("/mnt/tier-fast"));
     fs::remove_dir_all(&scene.state).unwrap();
     scene.run(&[], "cat old; echo after > old").exits(0).prints("before\n");
     holds_all(&scene, &durable);

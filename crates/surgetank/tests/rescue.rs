@@ -51,7 +51,8 @@ fn plain(scene: &Scene, name: &str) -> PathBuf {
     fn find(dir: &Path, name: &Path) -> Option<PathBuf> {
         fs::read_dir(dir).unwrap().flatten().find_map(|entry| {
             let path = entry.path();
-            let here = path.ends_with("files").then(|| path.join(name)).filter(|path| path.exists());
+            let is_files = path.file_name().unwrap().as_encoded_bytes().starts_with(b"surgetank-");
+            let here = is_files.then(|| path.join(name)).filter(|path| path.exists());
             here.or_else(|| path.is_dir().then(|| find(&path, name)).flatten())
         })
     }

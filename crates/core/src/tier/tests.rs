@@ -371,7 +371,7 @@ fn the_files_lie_under_their_own_path_and_are_private() {
     let tiers = Tiers::open(&[tier("ram", &[dir.path()], None)], "key").unwrap();
     let device = tiers.device(FIRST);
     device.create(b"results/tile_1.tif", 0o640).unwrap();
-    let files = dir.path().join(format!("surgetank-{}/key/files", rustix::process::geteuid().as_raw()));
+    let files = dir.path().join(format!("surgetank-{}-key", rustix::process::geteuid().as_raw()));
     assert!(files.join("results/tile_1.tif").is_file());
     assert_eq!(fs::metadata(files.join("results")).unwrap().permissions().mode() & 0o7777, 0o700);
     assert!(device.view().cap_bytes > 0, "a cap was chosen");

@@ -306,12 +306,9 @@ fn list_or_copy(undrained: &[Undrained], args: &ScavengeArgs, over: &Path) -> Ou
 
 /// Plain files below scopes of ours, when nothing else knows of them: a lost state directory.
 fn without_state(tiers: &[PathBuf]) -> Result<Vec<Undrained>> {
-    let user = format!("surgetank-{}", rustix::process::geteuid().as_raw());
     let mut found = Vec::new();
     for tier in tiers {
-        let Ok(scopes) = fs::read_dir(tier.join(&user)) else { continue };
-        for scope in scopes.flatten() {
-            let files = scope.path().join("files");
+        for files in surgetank_core::tier::files_of_all(tier) {
             let mut dirs = vec![files.clone()];
             while let Some(dir) = dirs.pop() {
                 let listed = match fs::read_dir(&dir) {
