@@ -392,12 +392,20 @@ impl Namespace {
         }
     }
 
-    /// How long the kernel may believe that a name of the directory does not exist.
-    pub fn absent_ttl(&self, dir: FileId) -> Duration {
+    /// How long the kernel may believe that a name of the directory does not exist, of which it was found just now.
+    pub fn absent_ttl(&self, dir: FileId, name: &[u8]) -> Duration {
+        crash_point!("lookup.missed");
         let mut tree = self.tree();
-        let complete = tree.dir_mut(dir).filter(|d| d.complete).map(|d| d.told_absent = true).is_some();
-        // Only we make names in a directory of our own, and the kernel sees us do it.
-        if complete { TTL_OURS } else { Duration::ZERO }
+        // Made with the shim since then: whoever did that looked here before, and did not tell the kernel.
+        let absent = tree.entry(dir, name).and_then(tree::Entry::logical).is_none();
+        match tree.dir_mut(dir).filter(|d| d.complete && absent) {
+            // Only we make names in a directory of our own, and the kernel sees us do it, or is told.
+            Some(d) => {
+                d.told_absent.add(name);
+                TTL_OURS
+            }
+            None => Duration::ZERO,
+        }
     }
 
     /// Inode number as programs see it.

@@ -232,6 +232,9 @@ impl Shim for Door {
     fn watch(&self, id: FileId, file: BorrowedFd<'_>) -> io::Result<()> {
         self.closings.watch(id, file)
     }
+    fn watch_in(&self, dir: &Path, name: &[u8], id: FileId) -> io::Result<()> {
+        self.closings.watch_in(dir, name, id)
+    }
     fn catch_up(&self) {
         self.await_given();
         self.take_closings();

@@ -428,3 +428,77 @@ for _ in range(1000):
     let ended = scene.run_held("seal.begun:600", &SMALL, PYTHON).exits(0);
     assert!(ended.stderr.contains(" 0 mediated"), "not by the shim: {}", ended.stderr);
 }
+
+/// What was taken to another place while it was open was no longer told of by the directory in which it had been made, and
+/// the mark that came next was queued before its data.
+#[test]
+fn what_was_renamed_while_it_was_written_let_the_mark_overtake_its_data() {
+    let Some(scene) = scene("shim_renamed_open") else { return };
+    prepare(
+        "
+import os
+for place in ('made', 'moved', 'below'):
+    os.mkdir(place)
+new = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+for n in range(40):
+    data = os.open('made/data', new, 0o644)
+    if n % 4 == 0:
+        os.rename('made/data', f'moved/data-{n}')
+    elif n % 4 == 1:
+        os.rename('made/data', f'made/data-{n}')
+        os.rename(f'made/data-{n}', f'moved/data-{n}')
+    elif n % 4 == 2:
+        # Of that name there are two for a while.
+        os.unlink('made/data')
+        gone, data = data, os.open('made/data', new, 0o644)
+        os.close(gone)
+        os.rename('made/data', f'moved/data-{n}')
+    else:
+        os.rename('made', 'below/made')
+        os.rename('below/made/data', f'moved/data-{n}')
+        os.mkdir('made')
+        os.rmdir('below/made')
+    os.write(data, b'd' * 1000)
+    os.close(data)
+    os.close(os.open(f'done-{n}', new, 0o644))
+",
+    );
+    let mut running = scene.start(&[&SMALL[..], &["--quiet-period", "0s"]].concat(), PYTHON);
+    let (mut seen, mut looks) = (BTreeSet::new(), 0);
+    while !running.is_over() {
+        for n in 0..40 {
+            if !seen.contains(&n) && scene.path(&format!("done-{n}")).exists() {
+                assert!(scene.path(&format!("moved/data-{n}")).exists(), "done-{n} is in the store before its data");
+                seen.insert(n);
+            }
+        }
+        looks += 1;
+        std::thread::sleep(std::time::Duration::from_micros(200));
+    }
+    let ended = running.ends().exits(0);
+    assert!(ended.stderr.contains(" 0 mediated"), "not by the shim: {}", ended.stderr);
+    assert!(looks > 10, "the store was hardly looked at");
+}
+
+/// The mount had found that a name does not exist, and was about to tell the kernel so, for an hour, when the shim made it.
+#[test]
+fn a_name_that_was_made_while_the_mount_missed_it_stayed_away() {
+    let Some(scene) = scene("shim_missed_made") else { return };
+    prepare(
+        "
+import os, subprocess, time
+plain = {name: value for name, value in os.environ.items() if name not in ('LD_PRELOAD', 'SURGETANK_SHIM')}
+os.mkdir('d')
+met = False
+for n in range(20): # where others keep the machine busy it is not met each time
+    looks = subprocess.Popen(['stat', f'd/{n}'], env=plain, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    time.sleep(0.3)
+    os.close(os.open(f'd/{n}', os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+    met = b'No such file' in looks.communicate()[1]
+    subprocess.run(['stat', f'd/{n}'], env=plain, check=True, stdout=subprocess.DEVNULL)
+    if met: break
+assert met
+",
+    );
+    scene.run_held("lookup.missed:1000", &SMALL, PYTHON).exits(0);
+}

@@ -145,6 +145,8 @@ impl Namespace {
         replaced: bool,
         run: RunId,
     ) -> Detached {
+        // Its plain file goes elsewhere, or loses its name.
+        self.watch_apart(tree, id);
         // Ours from now on, even if it was only the store's: what the store has of it is still to go.
         self.own(tree, txn, id);
         self.own(tree, txn, dir);
@@ -338,6 +340,8 @@ impl Namespace {
         replaced: bool,
         run: RunId,
     ) {
+        // Its plain file goes elsewhere, or loses its name.
+        self.watch_apart(tree, id);
         // Ours from now on, even if it was only the store's: what the store has of it is still to go.
         self.own(tree, txn, id);
         self.own(tree, txn, dir);

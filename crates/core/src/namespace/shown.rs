@@ -5,6 +5,7 @@
 
 use crate::sync::atomic::Ordering;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 
 use crate::model::{Attr, DeviceId, FileId, Kind};
 
@@ -45,6 +46,9 @@ pub trait Shim: Send + Sync {
     fn name(&self, dir: FileId, name: &[u8], id: Option<FileId>);
     /// From now on `Namespace::handed_closed` is to be called when a descriptor of the file that can write is closed.
     fn watch(&self, id: FileId, file: BorrowedFd<'_>) -> std::io::Result<()>;
+    /// The same of a file that was just made, which costs less: it lies in this directory, under this name, as long as nobody
+    /// takes it elsewhere without having it watched itself before.
+    fn watch_in(&self, dir: &Path, name: &[u8], id: FileId) -> std::io::Result<()>;
     /// Calls it for all that have been closed until now.
     fn catch_up(&self);
     /// Returns when no descriptor that was given until now is still ours as well.

@@ -87,12 +87,42 @@ pub struct Dir {
     pub queued: u32,
     /// The kernel was told of it, or of its listing, what a new name makes untrue.
     pub told: bool,
-    /// The kernel was told that some name does not exist, to be believed for long.
-    pub told_absent: bool,
+    /// Names of which the kernel was told that they do not exist, to be believed for long.
+    pub told_absent: ToldAbsent,
     /// A rename of the directory itself is queued, so its making can no longer be taken back.
     pub moved: bool,
     /// A program gave it a time of its own, and has changed no name in it since.
     pub times_given: bool,
+}
+
+/// Names of a directory; too many are all names, for one more than it was told of costs only a message.
+#[derive(Debug, Default)]
+pub struct ToldAbsent {
+    names: HashSet<Name>,
+    all: bool,
+}
+
+impl ToldAbsent {
+    const NAMES_MAX: usize = 256;
+
+    pub fn all(&mut self) {
+        *self = Self { names: HashSet::default(), all: true };
+    }
+
+    pub fn add(&mut self, name: &[u8]) {
+        if self.all {
+            return;
+        }
+        self.names.insert(Name::from(name));
+        if self.names.len() > Self::NAMES_MAX {
+            self.all();
+        }
+    }
+
+    /// Was it told of this one? Whoever asks tells it otherwise.
+    pub fn take(&mut self, name: &[u8]) -> bool {
+        self.all || self.names.remove(name)
+    }
 }
 
 /// Rarely needed parts of a file.

@@ -1,10 +1,16 @@
 //! Notices that descriptors which we handed out are closed, whoever has them by then: the kernel tells (inotify) when the
 //! last of an open file's descriptors and mappings is gone, in the order in which it happened, across all processes, also
 //! when they are killed.
+//!
+//! A new file is told of by its directory, of which one watch serves all files that are made there: a watch of each file's
+//! own costs four times as much. What is told then is a name, so a file that is taken to another place gets a watch of its
+//! own before (`Namespace::watch_apart`), and a name may mean several files until all of them are closed: whoever is not
+//! closed is merely looked at in vain.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use foldhash::HashMap;
@@ -16,11 +22,39 @@ const BUFFER_BYTES: usize = 64 << 10;
 /// struct inotify_event: watch, mask, cookie, bytes of the name that follows.
 const EVENT_BYTES: usize = 16;
 
+/// So many directories of which nothing is open stay watched.
+pub(super) const IDLE_MAX: usize = 512;
+
 pub struct Closings {
     queue: OwnedFd,
-    watched: Mutex<HashMap<i32, FileId>>,
+    watched: Mutex<Watched>,
     /// Whoever takes events in holds this until they are dealt with, so that nobody overtakes them.
     taking: Mutex<Taking>,
+}
+
+#[derive(Default)]
+struct Watched {
+    files: HashMap<i32, FileId>,
+    dirs: HashMap<i32, Names>,
+    /// Directory's watch and name of those that are told of by their directories.
+    made: HashMap<FileId, (i32, Arc<[u8]>)>,
+}
+
+/// The files of a directory that are not closed yet, under the names with which they were made.
+type Names = HashMap<Arc<[u8]>, Vec<FileId>>;
+
+impl Watched {
+    fn forget(&mut self, id: FileId) {
+        if let Some((watch, name)) = self.made.remove(&id)
+            && let Some(names) = self.dirs.get_mut(&watch)
+            && let Some(files) = names.get_mut(&name)
+        {
+            files.retain(|other| *other != id);
+            if files.is_empty() {
+                names.remove(&name);
+            }
+        }
+    }
 }
 
 struct Taking {
@@ -38,6 +72,7 @@ const LONG_MAX: usize = 8;
 const LONG_INSTANT: Duration = Duration::from_secs(60);
 
 /// What happened.
+#[derive(Clone, Copy)]
 pub enum Closed {
     Of(FileId),
     /// The kernel's queue overflowed: it may have been any.
@@ -53,44 +88,103 @@ impl Closings {
         })
     }
 
+    fn watched(&self) -> MutexGuard<'_, Watched> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub fn watch(&self, id: FileId, file: BorrowedFd<'_>) -> io::Result<()> {
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watched = self.watched();
         let watch = inotify::add_watch(&self.queue, path, WatchFlags::CLOSE_WRITE | WatchFlags::ONESHOT)?;
-        watched.insert(watch, id);
+        watched.files.insert(watch, id);
         Ok(())
+    }
+
+    /// The same of a file that was made in a directory. (That is watched already, mostly, and then the kernel gives the same
+    /// number again: which directory lies there now is for it to say.)
+    pub fn watch_in(&self, dir: &Path, name: &[u8], id: FileId) -> io::Result<()> {
+        let mut watched = self.watched();
+        let watch = inotify::add_watch(&self.queue, dir, WatchFlags::CLOSE_WRITE | WatchFlags::ONLYDIR)?;
+        if watched.dirs.len() >= IDLE_MAX && !watched.dirs.contains_key(&watch) {
+            let queue = &self.queue;
+            watched.dirs.retain(|idle, names| {
+                // (An error: it is gone, which will be told.)
+                let kept = !names.is_empty();
+                if !kept {
+                    let _ = inotify::remove_watch(queue, *idle);
+                }
+                kept
+            });
+        }
+        watched.forget(id);
+        let name: Arc<[u8]> = name.into();
+        watched.made.insert(id, (watch, name.clone()));
+        watched.dirs.entry(watch).or_default().entry(name).or_default().push(id);
+        Ok(())
+    }
+
+    /// Whom the kernel tells of.
+    fn meant(&self, event: &Event<'_>) -> Vec<FileId> {
+        let watched = self.watched();
+        match event.name {
+            [] => watched.files.get(&event.watch).copied().into_iter().collect(),
+            name => watched.dirs.get(&event.watch).and_then(|names| names.get(name)).cloned().unwrap_or_default(),
+        }
     }
 
     /// Tells `each` of what was closed until now, in order; it says whether the file counts as closed.
     pub fn take(&self, mut each: impl FnMut(Closed) -> bool) {
         let mut taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
         let Taking { buffer, early } = &mut *taking;
+        let mut each = |closed: Closed| {
+            let ended = each(closed);
+            if let (Closed::Of(id), true) = (closed, ended) {
+                self.watched().forget(id);
+            }
+            ended
+        };
         look_again(early, &mut each);
         while let Ok(bytes) = rustix::io::read(&self.queue, &mut **buffer) {
-            let mut rest = &buffer[..bytes];
-            while let Some((event, after)) = rest.split_at_checked(EVENT_BYTES) {
-                let word = |at: usize| -> [u8; 4] { [event[at], event[at + 1], event[at + 2], event[at + 3]] };
-                let (watch, mask) = (i32::from_ne_bytes(word(0)), u32::from_ne_bytes(word(4)));
-                let name_bytes = u32::from_ne_bytes(word(12)) as usize;
-                rest = after.get(name_bytes..).unwrap_or_default();
-                if mask & libc::IN_Q_OVERFLOW != 0 {
+            for event in events(&buffer[..bytes]) {
+                if event.mask & libc::IN_Q_OVERFLOW != 0 {
                     each(Closed::Any);
-                } else if mask & libc::IN_CLOSE_WRITE != 0 {
+                } else if event.mask & libc::IN_CLOSE_WRITE != 0 {
                     // What came early a moment ago, in this very round, may be closed by now, and this come after it.
                     look_again(early, &mut each);
-                    let id = self.watched.lock().unwrap_or_else(PoisonError::into_inner).get(&watch).copied();
-                    if let Some(id) = id
-                        && !each(Closed::Of(id))
-                    {
-                        early.retain(|(other, _)| *other != id);
-                        early.push((id, clock::tick()));
+                    for id in self.meant(&event) {
+                        if !each(Closed::Of(id)) {
+                            early.retain(|(other, _)| *other != id);
+                            early.push((id, clock::tick()));
+                        }
                     }
-                } else if mask & libc::IN_IGNORED != 0 {
-                    self.watched.lock().unwrap_or_else(PoisonError::into_inner).remove(&watch);
+                } else if event.mask & libc::IN_IGNORED != 0 {
+                    let mut watched = self.watched();
+                    watched.files.remove(&event.watch);
+                    let names = watched.dirs.remove(&event.watch).unwrap_or_default();
+                    names.values().flatten().for_each(|id| drop(watched.made.remove(id)));
                 }
             }
         }
     }
+}
+
+struct Event<'a> {
+    watch: i32,
+    mask: u32,
+    /// In a directory; empty: the file itself is watched.
+    name: &'a [u8],
+}
+
+/// As the kernel writes them one behind the other. The name is filled up with zeroes.
+fn events(mut rest: &[u8]) -> impl Iterator<Item = Event<'_>> {
+    std::iter::from_fn(move || {
+        let (event, after) = rest.split_at_checked(EVENT_BYTES)?;
+        let word = |at: usize| -> [u8; 4] { [event[at], event[at + 1], event[at + 2], event[at + 3]] };
+        let (name, after) = after.split_at_checked(u32::from_ne_bytes(word(12)) as usize)?;
+        rest = after;
+        let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+        Some(Event { watch: i32::from_ne_bytes(word(0)), mask: u32::from_ne_bytes(word(4)), name })
+    })
 }
 
 fn look_again(early: &mut Vec<(FileId, Instant)>, each: &mut impl FnMut(Closed) -> bool) {

@@ -1,14 +1,18 @@
-//! The layout against `shim/abi.h`, and the index against a map, read back as the shim reads it.
+//! The layout against `shim/abi.h`; the index against a map, read back as the shim reads it; what is told of closes.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
 use std::mem::offset_of;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::process::Command;
 
 use surgetank_core::model::{Attr, DeviceId, FileId, Kind, Timestamp};
 use surgetank_core::namespace::Shown;
 
 use super::abi::{self, of_record};
+use super::closings::{Closed, Closings, IDLE_MAX};
 use super::index::{Index, Place};
 
 const DEVICE: DeviceId = DeviceId { tier: 0, device: 0 };
@@ -386,4 +390,125 @@ fn no_look_is_of_two_moments() {
     assert!(ended.status.success(), "after {round} rounds: {said}");
     let looks: Vec<u64> = said.split_whitespace().map(|number| number.parse().unwrap()).collect();
     assert!(looks.len() == 4 && looks.iter().all(|looks| *looks > 1000), "{round} rounds: {said}");
+}
+
+/// Whom is told of until now, of those that are closed.
+fn told(closings: &Closings, closed: &[u64]) -> Vec<u64> {
+    let mut told = Vec::new();
+    closings.take(|what| {
+        let Closed::Of(FileId(id)) = what else { return true };
+        let ended = closed.contains(&id);
+        if ended {
+            told.push(id);
+        }
+        ended
+    });
+    told
+}
+
+#[test]
+fn files_are_told_of_in_the_order_of_their_closes() {
+    let place = tempfile::tempdir().unwrap();
+    let (one, two) = (place.path().join("one"), place.path().join("two"));
+    fs::create_dir(&one).unwrap();
+    fs::create_dir(&two).unwrap();
+    let closings = Closings::new().unwrap();
+    let mut files = HashMap::new();
+    for (id, dir, name) in [(1, &one, "a"), (2, &two, "a"), (3, &one, "b"), (4, &two, "of a longer name")] {
+        files.insert(id, File::create(dir.join(name)).unwrap());
+        closings.watch_in(dir, name.as_bytes(), FileId(id)).unwrap();
+    }
+    // Nobody's business.
+    drop(File::create(one.join("strange")).unwrap());
+    for id in [3, 2, 4, 1] {
+        files.remove(&id);
+    }
+    assert_eq!(told(&closings, &[1, 2, 3, 4]), [3, 2, 4, 1]);
+    drop(File::options().append(true).open(one.join("a")).unwrap());
+    assert!(told(&closings, &[1]).is_empty(), "it was closed before, and is somebody else's business now");
+}
+
+#[test]
+fn a_name_may_be_that_of_several_files() {
+    let place = tempfile::tempdir().unwrap();
+    let closings = Closings::new().unwrap();
+    let make = |id| {
+        let file = File::create_new(place.path().join("name")).unwrap();
+        closings.watch_in(place.path(), b"name", FileId(id)).unwrap();
+        file
+    };
+    let first = make(1);
+    fs::remove_file(place.path().join("name")).unwrap();
+    let second = make(2);
+    drop(first);
+    assert_eq!(told(&closings, &[1]), [1]);
+    drop(second);
+    assert_eq!(told(&closings, &[1, 2]), [2]);
+    // Closed, and that not taken in, when the next one is made.
+    fs::remove_file(place.path().join("name")).unwrap();
+    drop(make(3));
+    fs::remove_file(place.path().join("name")).unwrap();
+    let fourth = make(4);
+    assert_eq!(told(&closings, &[3]), [3]);
+    drop(fourth);
+    assert_eq!(told(&closings, &[3, 4]), [4]);
+}
+
+#[test]
+fn a_file_that_is_taken_elsewhere_is_told_of_if_it_is_watched_itself() {
+    let place = tempfile::tempdir().unwrap();
+    let (from, to) = (place.path().join("from"), place.path().join("to"));
+    fs::create_dir(&from).unwrap();
+    fs::create_dir(&to).unwrap();
+    let closings = Closings::new().unwrap();
+    let file = File::create(from.join("a")).unwrap();
+    closings.watch_in(&from, b"a", FileId(1)).unwrap();
+    closings.watch(FileId(1), file.as_fd()).unwrap();
+    fs::rename(from.join("a"), to.join("b")).unwrap();
+    drop(file);
+    assert_eq!(told(&closings, &[1]), [1]);
+    // With its directory it needs none.
+    let file = File::create(from.join("a")).unwrap();
+    closings.watch_in(&from, b"a", FileId(2)).unwrap();
+    fs::rename(&from, to.join("from")).unwrap();
+    drop(file);
+    assert_eq!(told(&closings, &[2]), [2]);
+}
+
+#[test]
+fn another_directory_of_a_name_is_watched_anew_and_idle_ones_not_for_ever() {
+    let place = tempfile::tempdir().unwrap();
+    let closings = Closings::new().unwrap();
+    let mut id = 0;
+    let mut make = |dir: &Path| {
+        id += 1;
+        fs::create_dir_all(dir).unwrap();
+        let file = File::create(dir.join("file")).unwrap();
+        closings.watch_in(dir, b"file", FileId(id)).unwrap();
+        (id, file)
+    };
+    for turn in 0..3 {
+        let dir = place.path().join("again");
+        let (id, file) = make(&dir);
+        drop(file);
+        // Told of after the directory has gone, too.
+        if turn == 1 {
+            fs::remove_dir_all(&dir).unwrap();
+        }
+        assert_eq!(told(&closings, &[id]), [id]);
+        if turn == 0 {
+            fs::remove_dir_all(&dir).unwrap();
+        }
+    }
+    let held = make(&place.path().join("held"));
+    for number in 0..2 * IDLE_MAX + 10 {
+        let (id, file) = make(&place.path().join(number.to_string()));
+        drop(file);
+        assert_eq!(told(&closings, &[id]), [id]);
+    }
+    let watches = fs::read_to_string(format!("/proc/self/fdinfo/{}", closings.as_fd().as_raw_fd())).unwrap();
+    let watches = watches.lines().filter(|line| line.starts_with("inotify")).count();
+    assert!(watches <= IDLE_MAX + 1, "{watches} directories are watched");
+    drop(held.1);
+    assert_eq!(told(&closings, &[held.0]), [held.0]);
 }

@@ -73,6 +73,7 @@ pub const POINTS: &[(&str, u64)] = &[
     ("drain.done", 14),
     ("sync.written_down", 5),
     ("mount.served", 900),
+    ("lookup.missed", 100),
     ("shim.asked", 20),
     ("recover.loaded", 1),
     ("recover.settled", 1),

@@ -15,8 +15,8 @@ use crate::error::{Errno, FsResult};
 use crate::model::{Caller, FileId, Kind};
 
 use super::super::Namespace;
-use super::super::content::{Content, Open};
-use super::super::tree::Name;
+use super::super::content::{Content, Lies, Open};
+use super::super::tree::{Inode, Name, Tree};
 use super::seal::nobody_writes;
 use super::{KEPT, LEFT_TO_THE_MOUNT, STORE_TO_BE_ASKED, Via};
 
@@ -143,7 +143,7 @@ impl Namespace {
         self.handed.fetch_add(1, Ordering::Relaxed);
         let (listed, absent) = {
             let mut tree = self.tree();
-            tree.dir_mut(dir).map_or((false, false), |d| (std::mem::take(&mut d.told), d.told_absent))
+            tree.dir_mut(dir).map_or((false, false), |d| (std::mem::take(&mut d.told), d.told_absent.take(name)))
         };
         if let Some(door) = self.door.get() {
             if listed {
@@ -170,6 +170,7 @@ impl Namespace {
     /// Gives up what was opened when the descriptor cannot be given.
     pub(super) fn hand(&self, open: &Arc<Open>, plain: Option<File>, flags: i32) -> FsResult<File> {
         let content = open.content();
+        let made = plain.is_some();
         let file = match plain {
             Some(file) => Ok(file),
             None => std::fs::OpenOptions::new()
@@ -178,10 +179,7 @@ impl Namespace {
                 .custom_flags(flags & KEPT & !libc::O_ACCMODE)
                 .open(format!("/proc/self/fd/{}", content.file.as_raw_fd())),
         };
-        let watched = match self.shim.get() {
-            Some(shim) => shim.watch(open.id, content.file.as_fd()),
-            None => Err(Errno::NOTCONN.into()),
-        };
+        let watched = if made { self.watch_made(open, &content) } else { self.watch_apart_open(open) };
         if let Err(why) = &watched {
             // Nobody will tell that it is closed: it is looked at now and then.
             tracing::warn!(%why, "a plain file cannot be watched (fs.inotify.max_user_watches)");
@@ -193,6 +191,45 @@ impl Namespace {
             tracing::warn!(%why, "a descriptor of a plain file could not be handed out");
             LEFT_TO_THE_MOUNT.into()
         })
+    }
+
+    fn watch_apart_open(&self, open: &Open) -> std::io::Result<()> {
+        match self.shim.get() {
+            Some(shim) => shim.watch(open.id, open.content().file.as_fd()),
+            None => Err(Errno::NOTCONN.into()),
+        }
+    }
+
+    /// By its directory where that is sure: plain files are taken elsewhere under the tree's lock.
+    fn watch_made(&self, open: &Open, content: &Content) -> std::io::Result<()> {
+        if let (Some(shim), Lies::Tier(device)) = (self.shim.get(), content.lies) {
+            let tree = self.tree();
+            if let Some(path) = tree.logical_path(open.id)
+                && let Some((dir, name)) = self.tiers.device(device).place_of(&path)
+                && shim.watch_in(&dir, name, open.id).is_ok()
+            {
+                return Ok(());
+            }
+        }
+        self.watch_apart_open(open)
+    }
+
+    /// Its plain file gets another name, or none: if it was handed out it is watched itself from now on, and, of a directory,
+    /// all that is below. The tree is locked.
+    pub(crate) fn watch_apart(&self, tree: &Tree, id: FileId) {
+        if self.handed.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let opens: Vec<Arc<Open>> = if tree.get(id).is_some_and(Inode::is_dir) {
+            self.opens().values().filter(|open| tree.is_within(open.id, id)).cloned().collect()
+        } else {
+            self.opens().get(&id).cloned().into_iter().collect()
+        };
+        for open in opens.into_iter().filter(|open| open.handed.load(Ordering::Relaxed)) {
+            if let Err(why) = self.watch_apart_open(&open) {
+                tracing::warn!(%why, "a plain file cannot be watched; it is looked at now and then");
+            }
+        }
     }
 
     /// A descriptor that we handed out was closed; others may be left.

@@ -233,6 +233,7 @@ impl Namespace {
     fn move_on_tiers(&self, tree: &Tree, id: FileId, was_primary: bool, old_path: &[u8], new_path: &[u8]) {
         crash_point!("rename.before_tier");
         let Some(inode) = tree.get(id) else { return };
+        self.watch_apart(tree, id);
         let failed = |device: &crate::tier::Device, why: std::io::Error| {
             self.device_failed(device.id(), &why);
             tracing::warn!(%why, path = %String::from_utf8_lossy(old_path), "a tier did not follow a rename");

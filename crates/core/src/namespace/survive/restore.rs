@@ -119,7 +119,7 @@ impl Namespace {
             inode.lookups = MANY;
             if let Some(dir) = inode.dir.as_mut() {
                 dir.told = true;
-                dir.told_absent = true;
+                dir.told_absent.all();
             }
             if let Some((nanos, links)) = left.dirs.get(&id) {
                 inode.attr.mtime = Timestamp { nanos: *nanos };

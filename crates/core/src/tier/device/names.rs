@@ -9,8 +9,11 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
@@ -145,6 +148,14 @@ impl Device {
                 }
             }
         }
+    }
+
+    /// The directory in which a file of this path lies, and its name there; `None`: not where it should.
+    pub fn place_of<'a>(&self, path: &'a [u8]) -> Option<(PathBuf, &'a [u8])> {
+        let cut = path.iter().rposition(|byte| *byte == b'/');
+        let (dir, name) = cut.map_or((&path[..0], path), |at| (&path[..at], &path[at + 1..]));
+        let straight = !self.astray.any.load(Ordering::Relaxed);
+        straight.then(|| (self.scope.files_path.join(OsStr::from_bytes(dir)), name))
     }
 
     pub fn open(&self, path: &[u8], write: bool) -> io::Result<File> {
