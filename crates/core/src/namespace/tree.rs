@@ -12,6 +12,7 @@
 mod applied;
 mod charged;
 mod op;
+mod told;
 mod version;
 
 use crate::sync::Arc;
@@ -28,6 +29,7 @@ use crate::store::{Cred, StorePath};
 
 pub use applied::Before;
 pub use op::{Op, Progress, Trouble, file_of, files_of, places};
+pub use told::ToldAbsent;
 
 pub type Name = Arc<[u8]>;
 /// A name in a directory.
@@ -93,36 +95,6 @@ pub struct Dir {
     pub moved: bool,
     /// A program gave it a time of its own, and has changed no name in it since.
     pub times_given: bool,
-}
-
-/// Names of a directory; too many are all names, for one more than it was told of costs only a message.
-#[derive(Debug, Default)]
-pub struct ToldAbsent {
-    names: HashSet<Name>,
-    all: bool,
-}
-
-impl ToldAbsent {
-    const NAMES_MAX: usize = 256;
-
-    pub fn all(&mut self) {
-        *self = Self { names: HashSet::default(), all: true };
-    }
-
-    pub fn add(&mut self, name: &[u8]) {
-        if self.all {
-            return;
-        }
-        self.names.insert(Name::from(name));
-        if self.names.len() > Self::NAMES_MAX {
-            self.all();
-        }
-    }
-
-    /// Was it told of this one? Whoever asks tells it otherwise.
-    pub fn take(&mut self, name: &[u8]) -> bool {
-        self.all || self.names.remove(name)
-    }
 }
 
 /// Rarely needed parts of a file.

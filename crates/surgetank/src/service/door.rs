@@ -242,7 +242,9 @@ impl Filesystem for Door {
         self.serve(|ns| match ns.lookup(caller, FileId(parent), name) {
             Ok(found) => Ok(Looked::Found(self.entry(&found))),
             // Others may make the name in the store at any moment.
-            Err(fault) if fault.errno == Errno::NOENT => Ok(Looked::Missing { ttl: ns.absent_ttl(FileId(parent), name) }),
+            Err(fault) if fault.errno == Errno::NOENT => {
+                Ok(Looked::Missing { ttl: ns.absent_ttl(FileId(parent), name) })
+            }
             Err(fault) => Err(fault),
         })
     }
