@@ -91,6 +91,7 @@ def perform(place: Path, task: Task) -> dict:
         done = subprocess.run(
             task.words,
             cwd=place / task.below,
+            env=os.environ | {"LC_ALL": "C"},
             stdin=subprocess.DEVNULL,
             stdout=output if task.output else subprocess.PIPE,
             stderr=subprocess.PIPE,
