@@ -1,14 +1,16 @@
 """A workload: the verbs that all programs of this folder share, its stages, and how their tasks are run.
 
 usage: NAME inputs DIR --size S                                        makes what the first stage reads; the same each time
-       NAME run DIR --size S [--processes N] [--stage K]               one line of JSON a stage: {"stage", "tasks", "seconds"}
+       NAME run DIR --size S [--processes N] [--stage K]               one line of JSON a stage: {"stage", "tasks", "seconds", …}
        NAME check DIR --size S [--processes N]                         compares the outputs with a computation of its own
        NAME describe --size S [--processes N]                          JSON: stages, files and bytes, what is final
-       NAME record DIR --size S                                        after a run: counts what `describe` tells of this size
+       NAME record DIR --size S                                        runs it and notes down what `describe` tells of this size
 
 A stage is a list of tasks; each task is one process with words of its own, started in DIR. At most N of them run at a time, and a
 stage begins when the one before it has ended. Nothing is synced: who measures decides when data is safe. What a task prints is
 shown only if it fails, and a task that fails ends the run. Patterns are those of surgetank's rules, from the root of DIR.
+"read_bytes" and "written_bytes" are what the kernel counted in system calls of the tasks (rchar, wchar: pipes and the programs'
+own files too; a mapped file not).
 
 The danger: a run that did nothing and looks quick. Therefore `check` never believes what a stage says of itself.
 """
@@ -47,9 +49,11 @@ class Stage:
     name: str
     tasks: Callable[[Path, int], list[Task]]
     """Of the directory as the stages before left it, and the number of processes."""
-    reads: dict[str, float]
-    """Pattern: how many times each such file is read."""
+    reads: tuple[str, ...]
+    """Patterns."""
     writes: tuple[str, ...]
+    mapped: tuple[str, ...] = ()
+    """Read by every task, and not by system calls."""
     folders: tuple[str, ...] = ()
     """Made first."""
 
@@ -77,7 +81,7 @@ class Workload:
     """`inputs` and `check` need it."""
 
 
-def matching(place: Path, patterns: tuple[str, ...] | dict[str, float]) -> set[Path]:
+def matching(place: Path, patterns: tuple[str, ...]) -> set[Path]:
     return {path for pattern in patterns for path in place.glob(pattern) if path.is_file()}
 
 
@@ -105,42 +109,45 @@ def perform(place: Path, task: Task) -> dict:
     return task.told(printed) if task.told else {}
 
 
-def run(workload: Workload, place: Path, size: object, processes: int, only: int | None) -> None:
+def transferred() -> tuple[int, int]:
+    """Bytes read and written by system calls, of this process and of all that it has waited for."""
+    words = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(words["rchar"]), int(words["wchar"])
+
+
+def run(workload: Workload, place: Path, size: object, processes: int, only: int | None) -> Iterator[dict]:
     for number, stage in enumerate(workload.stages(size), 1):
         if only not in (None, number):
             continue
-        began = time.monotonic()
+        before, began = transferred(), time.monotonic()
         for folder in stage.folders:
             (place / folder).mkdir(parents=True, exist_ok=True)
         tasks = stage.tasks(place, processes)
         with ThreadPoolExecutor(processes) as pool:
             told = list(pool.map(lambda task: perform(place, task), tasks))
-        line: dict = {"stage": stage.name, "tasks": len(tasks), "seconds": round(time.monotonic() - began, 4)}
+        seconds, after = time.monotonic() - began, transferred()
+        line: dict = {"stage": stage.name, "tasks": len(tasks), "seconds": round(seconds, 4)}
+        line |= {"read_bytes": after[0] - before[0], "written_bytes": after[1] - before[1]}
         for one in told:
             line |= one
-        print(json.dumps(line), flush=True)
+        yield line
 
 
-def count(workload: Workload, place: Path, size: object, processes: int) -> list[dict]:
-    """What each stage read and wrote, as the directory shows it after a run."""
+def record(workload: Workload, place: Path, word: str, size: object, processes: int) -> None:
+    recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    lines = list(run(workload, place, size, processes, None))
     found = []
-    for stage in workload.stages(size):
-        read = {path: 0.0 for path in matching(place, stage.reads)}
-        for pattern, times in stage.reads.items():
-            for path in matching(place, (pattern,)):
-                read[path] += times * path.stat().st_size
-        written = matching(place, stage.writes)
-        found.append(
-            {
-                "tasks": len(stage.tasks(place, processes)),
-                "files_in": len(read),
-                "bytes_in": sum(path.stat().st_size for path in read),
-                "bytes_read": round(sum(read.values())),
-                "files_out": len(written),
-                "bytes_out": sum(path.stat().st_size for path in written),
-            }
-        )
-    return found
+    for stage, line in zip(workload.stages(size), lines, strict=True):
+        amounts = {"tasks": line["tasks"]}
+        for kind, patterns in (("in", stage.reads + stage.mapped), ("out", stage.writes)):
+            files = matching(place, patterns)
+            amounts |= {f"files_{kind}": len(files), f"bytes_{kind}": sum(path.stat().st_size for path in files)}
+        # (What programs read of their own, and of pipes, is noise that would differ each time.)
+        amounts["bytes_read"] = round(line["read_bytes"], -5)
+        amounts["bytes_mapped"] = line["tasks"] * sum(path.stat().st_size for path in matching(place, stage.mapped))
+        found.append(amounts)
+    recorded.setdefault(workload.name, {})[word] = found
+    RECORDED.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n")
 
 
 def describe(workload: Workload, word: str, size: object, processes: int) -> dict:
@@ -160,7 +167,7 @@ def describe(workload: Workload, word: str, size: object, processes: int) -> dic
         "intermediate": rooted(pattern for pattern in written if pattern not in workload.final),
         "final": rooted(workload.final),
         "stages": [
-            {"stage": stage.name, **amount, "reads": rooted(stage.reads), "writes": rooted(stage.writes)}
+            {"stage": stage.name, **amount, "reads": rooted(stage.reads + stage.mapped), "writes": rooted(stage.writes)}
             for stage, amount in zip(stages, amounts, strict=True)
         ],
     }
@@ -202,21 +209,20 @@ def main(workload: Workload) -> int:
             print(f"{workload.name}: no Python with numpy at {PYTHON}: scripts/setup bench makes it", file=sys.stderr)
             return 2
         return subprocess.run([PYTHON, *sys.argv], check=False).returncode
-    if words.verb == "inputs":
-        workload.inputs(place, size)
-    elif words.verb == "run":
-        try:
-            run(workload, place, size, processes, words.stage)
-        except (RuntimeError, OSError) as error:
-            print(f"{workload.name}: {error}", file=sys.stderr)
-            return 1
-    elif words.verb == "check":
+    if words.verb == "check":
         wrong = list(workload.check(place, size, processes))
         for what in wrong[:20]:
             print(f"{workload.name}: {what}", file=sys.stderr)
         return 1 if wrong else 0
-    else:
-        recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
-        recorded.setdefault(workload.name, {})[words.size] = count(workload, place, size, processes)
-        RECORDED.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n")
+    try:
+        if words.verb == "inputs":
+            workload.inputs(place, size)
+        elif words.verb == "record":
+            record(workload, place, words.size, size, processes)
+        else:
+            for line in run(workload, place, size, processes, words.stage):
+                print(json.dumps(line), flush=True)
+    except (RuntimeError, OSError) as error:
+        print(f"{workload.name}: {error}", file=sys.stderr)
+        return 1
     return 0
