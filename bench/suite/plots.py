@@ -65,9 +65,9 @@ def wanted(records: list[dict]) -> dict[str, object]:
     found = {
         "speeds": speeds(records),
         "iterations": lines_by(
-            [record for record in records], "incrementation", "iterations", "lustre-busy", {"iterations", "processes", "data_mib"}
+            records, "incrementation", "iterations", "lustre-busy", {"iterations", "processes", "data_mib"}
         ),
-        "terrain": lines_by(records, "terrain", "pixels", "nfs", {"pixels"}),
+        "terrain": lines_by(records, "terrain", "pixels", "nfs", {"pixels", "tiles"}),
         "tasks": tasks(records),
     }
     return {name: numbers for name, numbers in found.items() if len(numbers) > (1 if name == "speeds" else 0)}

@@ -4,24 +4,26 @@ sizes: total time, and the drain's share of it."""
 import subprocess
 from pathlib import Path
 
-from suite.items.cell import HEADLINE_ROUNDS, MIB, PYTHON, Cell, Item
+from suite.items.cell import FULL_ROUNDS, HEADLINE_ROUNDS, MIB, PYTHON, Cell, Item
 from suite.testbed import CHECKOUT
 from suite.variants import Workload
 
 MAKEFILE = CHECKOUT / "demo/terrain.mk"
 ELEVATION = CHECKOUT / "demo/elevation"
-FULL_PIXELS = 4096
+ELEVATION_PIXELS = 4096
 PIXEL_BYTES = 4
+# Pixels and tiles, each way; PerSSD's Table I has 2 to 4 tiles.
+SIZES = [(2048, 2), (4096, 2), (6144, 3)]
 
 
-def workload(pixels: int) -> Workload:
+def workload(pixels: int, tiles: int) -> Workload:
     def prepare(directory: Path) -> None:
         whole = directory / "whole.tif"
         subprocess.run([PYTHON, ELEVATION, whole], check=True)
-        if pixels == FULL_PIXELS:
+        if pixels == ELEVATION_PIXELS:
             whole.rename(directory / "dem.tif")
             return
-        size = ["-outsize", str(pixels), str(pixels), "-r", "average"]
+        size = ["-outsize", str(pixels), str(pixels), "-r", "cubic"]
         subprocess.run(["gdal_translate", "-q", "-co", "TILED=YES", *size, whole, directory / "dem.tif"], check=True)
         whole.unlink()
 
@@ -30,7 +32,7 @@ def workload(pixels: int) -> Workload:
     return Workload(
         name=f"terrain-{pixels}",
         prepare=prepare,
-        command=("make", "-s", "-f", str(MAKEFILE), "-j2", "DEM=dem.tif"),
+        command=("make", "-s", "-f", str(MAKEFILE), "-j2", "DEM=dem.tif", f"TILES={tiles}"),
         inputs=("dem.tif",),
         finals=("slope.tif", "aspect.tif", "hillshade.tif", "hillshade.png"),
         temporaries=("crop/**", "trim/**", "slope/**", "aspect/**", "hillshade/**", "/*.vrt"),
@@ -38,21 +40,22 @@ def workload(pixels: int) -> Workload:
         written_mib=7.75 * model,
         final_mib=2.25 * model,
         moved_mib=16 * model,
-        compute_s=8 * (pixels / FULL_PIXELS) ** 2 + 1.5,
+        compute_s=5 * (pixels / ELEVATION_PIXELS) ** 2 + tiles**2 * 0.35,
     )
 
 
 def cells(mode: str) -> list[Cell]:
-    def one(pixels: int, preset: str, variants: tuple[str, ...], **conditions) -> Cell:
-        return Cell("terrain", f"{pixels} × {pixels} pixels", workload(pixels), variants, preset, parameters={"pixels": pixels}, **conditions)
+    def one(pixels: int, tiles: int, preset: str, variants: tuple[str, ...], **conditions) -> Cell:
+        parameters = {"pixels": pixels, "tiles": tiles}
+        return Cell("terrain", f"{pixels} × {pixels} pixels, {tiles} × {tiles} tiles", workload(pixels, tiles), variants, preset, parameters=parameters, **conditions)
 
     if mode == "smoke":
-        return [one(512, "nfs", ("store", "in-memory", "copy-all"))]
+        return [one(512, 2, "nfs", ("store", "in-memory", "copy-all"))]
     if mode == "headline":
-        return [one(FULL_PIXELS, "nfs", ("store", "in-memory", "copy-all"), rounds=4)]
+        return [one(*SIZES[-1], "nfs", ("store", "in-memory", "copy-all"), rounds=4)]
     variants = ("store", "copy-all", "in-memory", "by-hand")
-    found = [one(pixels, "nfs", variants, rounds=HEADLINE_ROUNDS if pixels == FULL_PIXELS else 5) for pixels in (1024, 2048, FULL_PIXELS)]
-    return [*found, one(FULL_PIXELS, "moosefs", ("store", "copy-all", "in-memory"), rounds=5)]
+    found = [one(*size, "nfs", variants, rounds=HEADLINE_ROUNDS if size == SIZES[-1] else FULL_ROUNDS) for size in SIZES]
+    return [*found, one(*SIZES[1], "moosefs", ("store", "copy-all", "in-memory"))]
 
 
 ITEM = Item("terrain", cells)
