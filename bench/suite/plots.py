@@ -52,7 +52,7 @@ def lines_by(records: list[dict], item: str, parameter: str, store: str, only: s
 def tasks(records: list[dict]) -> dict[str, list]:
     found: dict[str, list] = {}
     for _, cell in cells(records, "tasks"):
-        for variant in ("store", "copy-all"):
+        for variant in ("store", "copy-all", "by-hand"):
             runs = [run for run in cell["runs"] if run["variant"] == variant and run.get("told")]
             if runs:
                 told = [run["told"]["lines"][-1] for run in runs]

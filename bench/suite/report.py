@@ -12,9 +12,10 @@ import sys
 import zlib
 from pathlib import Path
 
-from suite import plots
+from suite import claims, plots
 from suite.records import load
-from suite.statistics import paired_ratio, spread
+from suite.figures import MIB, faster, mean, of
+from suite.statistics import spread
 from suite.testbed import CHECKOUT
 
 RESULTS = CHECKOUT / "bench/results"
@@ -23,38 +24,10 @@ PLOTS = CHECKOUT / "docs/plots"
 BEGIN = "<!-- bench/run report: what is between these marks is written by it, from bench/results -->"
 END = "<!-- bench/run report: end -->"
 ORDER = ["store", "copy-all", "in-memory", "by-hand", "overlay"]
-MIB = 1 << 20
-
-
-def of(cell: dict, variant: str) -> list[dict]:
-    return sorted((run for run in cell["runs"] if run["variant"] == variant), key=lambda run: run["round"])
-
-
-def seconds(cell: dict, variant: str) -> list[float]:
-    return [run["seconds"] for run in of(cell, variant)]
-
-
-def faster(cell: dict, variant: str, than: str) -> str:
-    """How many times as fast as the other, where both were measured."""
-    ours, theirs = seconds(cell, variant), seconds(cell, than)
-    return str(paired_ratio(theirs, ours)) if ours and theirs and variant != than else ""
-
-
-def bound(record: dict, cell: dict) -> float | None:
-    """How many times as fast as the store in-memory could be at most, if nothing but the calibrated store took time."""
-    bandwidth = record["store"]["preset"].get("bandwidth_mib_s")
-    if not bandwidth or cell["cache"] == "warm":
-        return None
-    straight, least = ((cell["read_mib"] + cell[which]) / bandwidth + cell["compute_s"] for which in ("written_mib", "final_mib"))
-    return straight / least
-
-
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values)
 
 
 def rows(record: dict, cell: dict) -> list[str]:
-    found = []
+    found: list[str] = []
     for variant in ORDER:
         runs = of(cell, variant)
         if not runs:
@@ -69,8 +42,8 @@ def rows(record: dict, cell: dict) -> list[str]:
             f"{cell['name']}, {cell['cache']}" if not found else "",
             variant,
             spread([run["seconds"] for run in runs]),
-            faster(cell, variant, "store"),
-            faster(cell, variant, "by-hand"),
+            str(faster(cell, variant, "store") or ""),
+            str(faster(cell, variant, "by-hand") or ""),
             spread([run["tail_s"] for run in runs]).partition(" ")[0],
             " / ".join(durable),
             f"{cpu['tasks']:.2f} + {cpu['agent']:.2f} + {cpu['server']:.2f}",
@@ -117,7 +90,7 @@ not pass through the agent. Final files are compared, byte for byte, among all r
 
 
 def tables(records: list[dict]) -> str:
-    parts = [WORDS]
+    parts = [WORDS, *claims.table(records)]
     for name in plots.wanted(records):
         parts.append(f"![{plots.TITLES[name]}](plots/{name}.svg)\n")
     parts += [section(record) for record in records]
