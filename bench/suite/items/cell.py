@@ -60,7 +60,7 @@ class Item:
 COLLECTED = [
     ("figures", ["--rounds", "3"], "10 minutes: doors, metadata, start, drain, recovery"),
     ("objects", ["--rounds", "3"], "5 minutes: S3 beside rclone"),
-    ("terrain", ["--rounds", "3", "--rate", "400"], "3 minutes: the workflow with a store behind a link"),
+    ("terrain", ["--rounds", "3"], "3 minutes: the workflow with a store of objects behind the link of the preset s3, simulated"),
 ]
 
 
