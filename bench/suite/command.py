@@ -49,16 +49,18 @@ def main(argv: list[str], usage: str) -> int:
     words = parser.parse_args(argv[1:] if planning else argv)
     mode = "headline" if "headline" in words.what else words.mode
     names = list(items.ITEMS) if {"all", "headline"} & set(words.what) else words.what
-    chosen = [
-        cell
-        for name in names
-        for cell in items.ITEMS[name].cells(mode)
-        if words.preset in (None, cell.preset) and words.series in (None, cell.series) and (not words.cell or words.cell in cell.name)
-    ]
+    refused, cells = [], []
+    for name in names:
+        try:
+            cells += items.ITEMS[name].cells(mode)
+        except Refused as why:
+            refused.append(f"{name}: {why}")
+            print(f"REFUSED: {refused[-1]}", flush=True)
+    wanted = [cell for cell in cells if words.series in (None, cell.series) and (not words.cell or words.cell in cell.name)]
+    chosen = [cell for cell in wanted if words.preset in (None, cell.preset)]
     if words.preset and not chosen:
-        # A store on which the item is not measured usually: the cells of the first one, there.
-        cells = [cell for name in names for cell in items.ITEMS[name].cells(mode)]
-        chosen = [cell.on(words.preset) for cell in cells if cell.preset == cells[0].preset and words.series in (None, cell.series)]
+        # A store on which this is not measured usually: what is measured on the first one, there.
+        chosen = [cell.on(words.preset) for cell in wanted if cell.preset == wanted[0].preset]
     blocks: dict[tuple[str, str], dict[str, list[items.Cell]]] = {}
     for cell in chosen:
         blocks.setdefault((cell.preset, cell.series), {}).setdefault(cell.item, []).append(cell)
@@ -80,7 +82,6 @@ def main(argv: list[str], usage: str) -> int:
     # What is up is taken down, whoever ends this.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     results = words.results or (SMOKE_RESULTS if mode == "smoke" else RESULTS)
-    refused = []
     began = time.monotonic()
     for (preset, series), by_item in blocks.items():
         for name, cells in by_item.items():
@@ -89,8 +90,8 @@ def main(argv: list[str], usage: str) -> int:
             except Refused as why:
                 refused.append(f"{name} on {preset}, {series}: {why}")
                 print(f"REFUSED: {refused[-1]}", flush=True)
-    if not refused and "all" in words.what:
-        refused = items.collected(mode, results)
+    if "all" in words.what:
+        refused += items.collected(mode, results)
     print(f"took {(time.monotonic() - began) / 60:.1f} minutes; records in {results}")
     return 1 if refused else 0
 

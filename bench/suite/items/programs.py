@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from suite.items.cell import FULL_ROUNDS, HEADLINE_ROUNDS, MIB, PYTHON, Cell, Item
-from suite.testbed import CHECKOUT
+from suite.testbed import CHECKOUT, words
 from suite.variants import Workload
 
 FOLDER = CHECKOUT / "bench/workloads"
@@ -14,8 +14,7 @@ FOLDER = CHECKOUT / "bench/workloads"
 
 def workload(name: str, size: str, compute_s: float) -> Workload:
     program = str(FOLDER / name)
-    done = subprocess.run([PYTHON, program, "describe", "--size", size], text=True, capture_output=True, check=True)
-    told = json.loads(done.stdout)
+    told = json.loads(words(PYTHON, program, "describe", "--size", size))
 
     def prepare(directory: Path) -> None:
         subprocess.run([PYTHON, program, "inputs", directory, "--size", size], check=True)
