@@ -15,7 +15,7 @@ def cells(mode: str) -> list[Cell]:
     work = replace(work, command=(*work.command, "--tagged"))
     parameters = {"tasks": chunks * iterations, "compute_ms": COMPUTE_MS}
     # In-memory is the same work of which next to nothing is drained: the difference of the agents is the drain's.
-    return [Cell("overheads", f"{chunks * iterations} tasks of {COMPUTE_MS} ms", work, ("in-memory", "copy-all"), "lustre-busy", parameters=parameters)]
+    return [Cell("overheads", f"{chunks * iterations} tasks of {COMPUTE_MS} ms", work, ("in-memory", "copy-all"), "lustre-busy", rounds=3, parameters=parameters)]
 
 
 ITEM = Item("overheads", cells)

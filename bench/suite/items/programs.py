@@ -54,7 +54,7 @@ def item(name: str, sizes: dict[str, list[tuple[str, float]]], variants: tuple[s
 
 INTERMEDIATES = ("store", "copy-all", "in-memory")
 ITEMS = [
-    item("genome", {"smoke": [("smoke", 1)], "headline": [("small", 12)], "full": [("small", 12)]}, INTERMEDIATES, rounds=HEADLINE_ROUNDS),
+    item("genome", {"smoke": [("smoke", 1)], "headline": [("small", 5)], "full": [("small", 5)]}, INTERMEDIATES, rounds=HEADLINE_ROUNDS),
     item("sweep", {"smoke": [("smoke", 0)], "full": [("16x4", 0), ("32x8", 0), ("16x32", 0)]}, ("store", "copy-all")),
     item("cybershake", {"smoke": [("smoke", 1)], "full": [("small", 3)]}, INTERMEDIATES),
     item("montage", {"smoke": [("smoke", 3)], "full": [("small", 15)]}, INTERMEDIATES),

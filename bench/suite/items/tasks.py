@@ -30,7 +30,7 @@ def workload(count: int, file_mib: int) -> Workload:
 
 
 def cells(mode: str) -> list[Cell]:
-    sizes = {"smoke": [(4, 2)], "headline": [(4, 64)]}.get(mode, [(4, 32), (8, 16), (16, 8), (32, 8), (64, 8)])
+    sizes = {"smoke": [(4, 2)], "headline": [(4, 32)]}.get(mode, [(4, 32), (8, 16), (16, 8), (32, 8), (64, 8)])
     return [
         Cell("tasks", f"{count} tasks of {size} MiB", workload(count, size), ("store", "copy-all", "by-hand"), "lustre-busy", parameters={"tasks": count, "file_mib": size})
         for count, size in sizes

@@ -52,7 +52,7 @@ def cells(mode: str) -> list[Cell]:
     if mode == "smoke":
         return [one(512, 2, "nfs", ("store", "in-memory", "copy-all"))]
     if mode == "headline":
-        return [one(*SIZES[-1], "nfs", ("store", "in-memory", "copy-all"), rounds=4)]
+        return [one(*SIZES[-1], "nfs", ("store", "in-memory", "copy-all"), rounds=3)]
     variants = ("store", "copy-all", "in-memory", "by-hand")
     found = [one(*size, "nfs", variants, rounds=HEADLINE_ROUNDS if size == SIZES[-1] else FULL_ROUNDS) for size in SIZES]
     return [*found, one(*SIZES[1], "moosefs", ("store", "copy-all", "in-memory"))]
