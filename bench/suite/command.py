@@ -1,6 +1,7 @@
 """From words to measurements: which cells, how long they will take, and how far it is."""
 
 import argparse
+import fcntl
 import os
 import signal
 import sys
@@ -8,13 +9,13 @@ import time
 from pathlib import Path
 
 from suite import items
-from suite.measure import Bench, Conditions
+from suite.measure import Bench, Conditions, sweep
 from suite.records import Record
-from suite.testbed import CHECKOUT, SLOWFS, STORES, Refused, store
+from suite.testbed import CHECKOUT, PLACE, SLOWFS, STORES, Refused, store
 from suite.variants import SURGETANK, VARIANTS
 
 RESULTS = CHECKOUT / "bench/results"
-SMOKE_RESULTS = CHECKOUT / ".cache/bench-smoke"
+PART_RESULTS = CHECKOUT / ".cache/bench-results"
 CALIBRATION_S = 9
 AROUND_RUN_S = 1.6
 
@@ -81,7 +82,16 @@ def main(argv: list[str], usage: str) -> int:
         sys.exit(f"bench/run: {', '.join(missing)} missing: cargo build --release --locked -p surgetank --bin surgetank --example doorbench --example slowfs")
     # What is up is taken down, whoever ends this.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    results = words.results or (SMOKE_RESULTS if mode == "smoke" else RESULTS)
+    # What is committed is whole: not some cells of an item, nor fewer rounds.
+    part = mode == "smoke" or words.cell or words.rounds
+    results = words.results or (PART_RESULTS if part else RESULTS)
+    PLACE.mkdir(parents=True, exist_ok=True)
+    lock = (PLACE / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(f"bench/run: another suite runs on this machine ({PLACE}/lock): its figures and ours would be wrong")
+    sweep()
     began = time.monotonic()
     for (preset, series), by_item in blocks.items():
         for name, cells in by_item.items():

@@ -21,6 +21,7 @@ from suite.testbed import PLACE, Refused, drop_caches
 from suite.variants import Place, Tier, Variant, Workload
 
 CGROUPS = Path("/sys/fs/cgroup")
+GROUP = "surgetank-suite-"
 MEMORY = Path("/dev/shm/surgetank-suite")
 # What a journal's last commit and the call itself may take after the clock.
 UNSYNCED_S_MAX = 0.3
@@ -31,14 +32,14 @@ class Group:
     """Memory limit and processor time of a run."""
 
     def __init__(self, limit_bytes: int, device: str, bytes_per_second: int) -> None:
-        name = f"surgetank-suite-{os.getpid()}"
+        name = f"{GROUP}{os.getpid()}"
         self.v1 = (CGROUPS / "memory/memory.limit_in_bytes").exists()
         if self.v1:
             self.directories = [CGROUPS / "memory" / name, CGROUPS / "cpuacct" / name]
         else:
             (CGROUPS / "cgroup.subtree_control").write_text("+memory +io +cpu")
             self.directories = [CGROUPS / name]
-        self.remove()
+        remove_group(self.directories)
         for directory in self.directories:
             directory.mkdir()
         limit = "memory.limit_in_bytes" if self.v1 else "memory.max"
@@ -62,17 +63,38 @@ class Group:
         return int(file.read_text()) if file.exists() else 0
 
     def remove(self) -> None:
-        for directory in self.directories:
-            for _ in range(100):
-                if not directory.exists():
-                    break
-                for pid in (directory / "cgroup.procs").read_text().split():
-                    with suppress(ProcessLookupError):
-                        os.kill(int(pid), 9)
-                try:
-                    directory.rmdir()
-                except OSError:
-                    time.sleep(0.05)
+        remove_group(self.directories)
+
+
+def remove_group(directories: list[Path]) -> None:
+    """With all that is in it."""
+    for directory in directories:
+        for _ in range(100):
+            if not directory.exists():
+                break
+            for pid in (directory / "cgroup.procs").read_text().split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), 9)
+            try:
+                directory.rmdir()
+            except OSError:
+                time.sleep(0.05)
+
+
+def sweep() -> None:
+    """What a suite that was killed left: its processes, by their cgroups, and its mounts and files in memory."""
+    for directory in [*CGROUPS.glob(f"{GROUP}*"), *CGROUPS.glob(f"*/{GROUP}*")]:
+        if not Path("/proc", directory.name.removeprefix(GROUP)).exists():
+            remove_group([directory])
+    clear(MEMORY)
+
+
+def clear(memory: Path) -> None:
+    mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    for mount in mounts:
+        if Path(mount).is_relative_to(memory):
+            subprocess.run(["umount", mount], check=False)
+    shutil.rmtree(memory, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -88,12 +110,12 @@ class Bench:
 
     def __init__(self, store) -> None:
         self.store, self.number = store, 0
-        shutil.rmtree(MEMORY, ignore_errors=True)
+        clear(MEMORY)
         MEMORY.mkdir(mode=0o700)
         self.prepared: dict[str, Path] = {}
 
     def close(self) -> None:
-        shutil.rmtree(MEMORY, ignore_errors=True)
+        clear(MEMORY)
         shutil.rmtree(PLACE / "prepared", ignore_errors=True)
 
     def inputs(self, workload: Workload) -> Path:
@@ -130,11 +152,11 @@ class Bench:
             with background(self.store, conditions.loaded):
                 found = self.timed(workload, variant, place, conditions, group)
             # (What was in memory only is charged until it is removed.)
-            shutil.rmtree(memory, ignore_errors=True)
+            clear(memory)
             found |= self.compare(workload, place, set(given))
         finally:
-            shutil.rmtree(memory, ignore_errors=True)
             group.remove()
+            clear(memory)
         with self.store.at_full_speed():
             shutil.rmtree(place.bare)
         return found
