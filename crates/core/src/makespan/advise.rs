@@ -44,8 +44,7 @@ const TIER_STEP_BYTES: u64 = 64 << 20;
 pub fn advise(machine: &Calibration, workload: &Workload, question: &Question) -> Option<Advice> {
     let store = best_of(machine, workload, question, Mode::Store)?;
     let modes = question.modes.iter().filter(|mode| **mode != Mode::Store);
-    let considered: Vec<Prediction> =
-        modes.filter_map(|&mode| best_of(machine, workload, question, mode)).collect();
+    let considered: Vec<Prediction> = modes.filter_map(|&mode| best_of(machine, workload, question, mode)).collect();
     let best = frugal(considered.iter())?.clone();
     let gain = store.estimate_s / best.estimate_s;
     let use_surgetank = gain >= GAIN_MIN;

@@ -13,7 +13,7 @@ pub struct Prediction {
     /// No schedule is faster, at the best rates that were measured.
     pub lower_s: f64,
     pub estimate_s: f64,
-    /// At the worst rates that were measured, with nothing found in the page cache.
+    /// At the worst rates that were measured, with half of the memory for the page cache.
     pub upper_s: f64,
     pub bottleneck: String,
     pub outcome: Outcome,
@@ -26,8 +26,9 @@ pub fn predict(machine: &Calibration, workload: &Workload, setup: &Setup) -> Pre
     let (fastest, slowest) = (machine.at_spread(1.0), machine.at_spread(-1.0));
     let outcome = simulate::run(machine, workload, setup);
     let estimate_s = outcome.makespan_s;
-    let worst = Setup { page_cache: false, ..setup.clone() };
-    let worst_s = simulate::run(&slowest, workload, &worst).makespan_s;
+    // What programs need of the memory nobody told: between nothing, as in the estimate, and half.
+    let less_memory = Calibration { memory_bytes: machine.memory_bytes / 2, ..slowest.clone() };
+    let worst_s = simulate::run(&less_memory, workload, setup).makespan_s;
     let limits = bounds::bounds(&fastest, &slowest, workload, setup);
     Prediction {
         setup: setup.clone(),

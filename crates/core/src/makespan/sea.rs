@@ -84,8 +84,7 @@ pub fn cache(read: f64, written: f64, compute_nodes: f64, node: &Node) -> f64 {
 
 /// (5) M_lc = D_I / L_r + M_c: Lustre when all but the first read happens in the page cache.
 pub fn lustre_cached(traffic: &Traffic, lustre: &Lustre, node: &Node) -> f64 {
-    let within_cache =
-        cache(traffic.intermediate, traffic.intermediate + traffic.output, lustre.compute_nodes, node);
+    let within_cache = cache(traffic.intermediate, traffic.intermediate + traffic.output, lustre.compute_nodes, node);
     traffic.input / lustre_read(lustre) + within_cache
 }
 
@@ -150,9 +149,7 @@ pub fn spilled_traffic(traffic: &Traffic, lustre: &Lustre, node: &Node) -> Level
 /// (10) M_SL = D_I / L_r + D_Lr / L_r + D_Lw / L_w: Sea's time on Lustre.
 pub fn sea_lustre(traffic: &Traffic, lustre: &Lustre, node: &Node) -> f64 {
     let spilled = spilled_traffic(traffic, lustre, node);
-    traffic.input / lustre_read(lustre)
-        + spilled.read / lustre_read(lustre)
-        + spilled.written / lustre_write(lustre)
+    traffic.input / lustre_read(lustre) + spilled.read / lustre_read(lustre) + spilled.written / lustre_write(lustre)
 }
 
 /// (11) M_Sc = D_I / L_r + D_m / (c C_r) + (D_m + D_f) / (c C_w): Sea when all but the first read happens in memory.

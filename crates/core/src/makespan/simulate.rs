@@ -352,9 +352,7 @@ impl<'a> Simulation<'a> {
 
     fn finished(&self) -> bool {
         let unwritten = self.buffers.iter().skip(self.resources.tiers).step_by(self.resources.tiers + 1);
-        self.left == 0
-            && self.drains.iter().all(drain::Drain::is_empty)
-            && unwritten.into_iter().all(Buffer::is_empty)
+        self.left == 0 && self.drains.iter().all(drain::Drain::is_empty) && unwritten.into_iter().all(Buffer::is_empty)
     }
 
     /// Write-back caches change their state, then all flows share anew.

@@ -5,6 +5,7 @@
 //! exists. The danger it avoids: a description that cannot be carried out is an error here, not a simulation that never ends.
 
 pub mod describe;
+pub mod recorded;
 pub mod wfformat;
 
 use std::path::Path;
@@ -79,9 +80,9 @@ impl Workload {
     /// Of a file: a description in TOML or JSON, a WfFormat 1.5 instance, a recorded run. What it is is seen by its content.
     pub fn load(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(|error| {
-            Error::new(format!("the workload {} can't be read", path.display()))
-                .why(error)
-                .remedy("give a description (docs/model.md, examples/workloads/), a WfFormat instance or a recorded run")
+            Error::new(format!("the workload {} can't be read", path.display())).why(error).remedy(
+                "give a description (docs/model.md, examples/workloads/), a WfFormat instance or a recorded run",
+            )
         })?;
         Self::parse(&text).map_err(|error| {
             let what = format!("{}: {}", path.display(), error.what);
@@ -95,6 +96,8 @@ impl Workload {
                 serde_json::from_str(text).map_err(|error| Error::new("it is not JSON").why(error))?;
             if value.get("schemaVersion").is_some() && value.get("workflow").is_some() {
                 wfformat::workload(value)?
+            } else if value.get("store_traffic").is_some() && value.get("processes").is_some() {
+                recorded::workload(value)?
             } else {
                 let described = serde_json::from_value(value).map_err(describe::refused)?;
                 describe::workload(described)?
@@ -124,6 +127,14 @@ impl Workload {
             for step in &task.steps {
                 if !(step.cpu_s >= 0.0 && step.cpu_s.is_finite() && step.wait_s >= 0.0 && step.wait_s.is_finite()) {
                     return Err(format!("a task of {} computes for {} s", task.stage, step.cpu_s));
+                }
+                if let Some(&early) = step.reads.iter().find(|&&set| {
+                    self.sets.get(set).is_some_and(|files| files.fate != Fate::Input) && writer[set].is_none()
+                }) {
+                    return Err(format!(
+                        "a task of {} reads {} before anybody wrote it",
+                        task.stage, self.sets[early].name
+                    ));
                 }
                 for &set in step.reads.iter().chain(&step.writes) {
                     let Some(files) = self.sets.get(set) else {

@@ -28,11 +28,13 @@ pub fn advise(args: &AdviseArgs) -> Outcome {
     if processes.is_empty() {
         let most = 2 * loaded.machine.cores as usize;
         // 1, 2, 4, … and the most.
-        processes = std::iter::successors(Some(1), |number| Some(number * 2)).take_while(|&number| number < most).collect();
+        processes =
+            std::iter::successors(Some(1), |number| Some(number * 2)).take_while(|&number| number < most).collect();
         processes.push(most);
     }
     processes.sort_unstable();
-    let modes = if args.all_files { vec![Mode::CopyAll, Mode::Move] } else { vec![Mode::InMemory, Mode::CopyAll, Mode::Move] };
+    let modes =
+        if args.all_files { vec![Mode::CopyAll, Mode::Move] } else { vec![Mode::InMemory, Mode::CopyAll, Mode::Move] };
     let question = Question {
         nodes: usize::from(args.subject.nodes),
         processes,

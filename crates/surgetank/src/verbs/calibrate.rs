@@ -89,7 +89,9 @@ pub fn calibrate(program: &Program<'_>, args: &CalibrateArgs) -> Outcome {
     let agent = doors::measure(&config, &store, &measured, cores, &mut notes)?;
     let load_after = load_average();
     if load_before > 0.5 * cores as f64 {
-        notes.push(format!("others were busy (load {load_before:.1} on {cores} cores): measure again on a quiet machine"));
+        notes.push(format!(
+            "others were busy (load {load_before:.1} on {cores} cores): measure again on a quiet machine"
+        ));
     }
     let calibration = Calibration {
         schema: SCHEMA,

@@ -2,10 +2,8 @@
 
 use std::collections::VecDeque;
 
-use super::{
-    Cause, DRAIN, Mode, Owner, PUBLISH, STORE_WRITE, Simulation, TO_STORE, Todo, Where,
-};
 use super::{CORES, Flow};
+use super::{Cause, DRAIN, Mode, Owner, PUBLISH, STORE_WRITE, Simulation, TO_STORE, Todo, Where};
 
 #[derive(Default)]
 pub struct Drain {
@@ -73,9 +71,8 @@ impl Simulation<'_> {
             todo.push_back(Todo::flow(Cause::LastDrain, flow));
         }
         if agent.drain_file_s > 0.0 {
-            let flow = Flow::new(files, f64::INFINITY)
-                .using(own(PUBLISH), 1.0)
-                .using(own(CORES), agent.drain_file_cpu_s);
+            let flow =
+                Flow::new(files, f64::INFINITY).using(own(PUBLISH), 1.0).using(own(CORES), agent.drain_file_cpu_s);
             todo.push_back(Todo::flow(Cause::LastDrain, flow));
         }
         todo

@@ -29,7 +29,8 @@ pub struct Places {
 
 impl Places {
     pub fn new(workload: &Workload, setup: &Setup, with_tiers: bool) -> Self {
-        let caps: Vec<f64> = setup.tier_bytes.iter().map(|&bytes| if with_tiers { bytes as f64 } else { 0.0 }).collect();
+        let caps: Vec<f64> =
+            setup.tier_bytes.iter().map(|&bytes| if with_tiers { bytes as f64 } else { 0.0 }).collect();
         let parts = workload.sets.iter().map(|set| match set.fate {
             Fate::Input => vec![(Where::Store, set.bytes as f64)],
             _ => Vec::new(),

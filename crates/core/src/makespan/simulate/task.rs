@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use super::{
-    AGENT, CACHE, CACHE_WRITE, CORES, Cause, FROM_STORE, Flow, Mode, Owner, STORE_OPERATIONS, STORE_READ, STORE_WRITE, Simulation,
-    TO_STORE, Where,
+    AGENT, CACHE, CACHE_WRITE, CORES, Cause, FROM_STORE, Flow, Mode, Owner, STORE_OPERATIONS, STORE_READ, STORE_WRITE,
+    Simulation, TO_STORE, Where,
 };
 use crate::makespan::machine::{Place, Stream};
 
@@ -248,15 +248,13 @@ impl Simulation<'_> {
             return Todo::flow(Cause::StoreOperations, Flow::new(0.0, 1.0));
         }
         let cpu_s = self.machine.store.operations.cpu_s.min(each_s);
-        let flow = Flow::new(files, 1.0 / each_s)
-            .using(STORE_OPERATIONS, 1.0)
-            .using(self.resources.own(node, CORES), cpu_s);
+        let flow =
+            Flow::new(files, 1.0 / each_s).using(STORE_OPERATIONS, 1.0).using(self.resources.own(node, CORES), cpu_s);
         Todo::flow(Cause::StoreOperations, flow)
     }
 
     fn stream(&self, node: usize, bytes: f64, stream: &Stream, resources: &[usize], cause: Cause) -> Todo {
-        let mut flow =
-            Flow::new(bytes, stream.one_bps).using(self.resources.own(node, CORES), stream.cpu_s_per_byte);
+        let mut flow = Flow::new(bytes, stream.one_bps).using(self.resources.own(node, CORES), stream.cpu_s_per_byte);
         for &resource in resources {
             flow = flow.using(resource, 1.0);
         }
@@ -365,8 +363,7 @@ impl Simulation<'_> {
         let tier = (at < self.resources.tiers).then_some(at);
         let place = tier.map_or(&self.machine.store, |tier| &self.machine.tiers[tier]);
         let cpu = (place.write.cpu_s_per_byte - place.cached_write.cpu_s_per_byte).max(0.0);
-        let flow = Flow::new(self.buffers[buffer].level, f64::INFINITY)
-            .using(self.resources.own(node, CORES), cpu);
+        let flow = Flow::new(self.buffers[buffer].level, f64::INFINITY).using(self.resources.own(node, CORES), cpu);
         match tier {
             Some(tier) => flow.using(self.resources.tier_write(node, tier), 1.0),
             None => flow.using(STORE_WRITE, 1.0).using(self.resources.own(node, TO_STORE), 1.0),

@@ -116,7 +116,9 @@ pub fn workload(described: Description) -> Result<Workload> {
 
 fn add(made: &mut Workload, stage: &Stage, before: &[Written], read_later: bool) -> Result<Written> {
     if stage.tasks == 0 || stage.iterations == 0 {
-        return Err(Error::new(format!("stage {} has no tasks", stage.name)).remedy("tasks and iterations are at least 1"));
+        return Err(
+            Error::new(format!("stage {} has no tasks", stage.name)).remedy("tasks and iterations are at least 1")
+        );
     }
     if before.iter().any(|written| written.name == stage.name) {
         return Err(Error::new(format!("two stages are called {}", stage.name)).remedy("give each a name of its own"));
@@ -205,7 +207,8 @@ mod tests {
 
     #[test]
     fn iterations_are_intermediate_but_for_the_last() {
-        let workload = of("[[stage]]\nname='inc'\ntasks=2\nbytes_in='1M'\nbytes_out='2M'\niterations=3\nreread=true\ncpu_s=0.5");
+        let workload =
+            of("[[stage]]\nname='inc'\ntasks=2\nbytes_in='1M'\nbytes_out='2M'\niterations=3\nreread=true\ncpu_s=0.5");
         let totals = workload.totals();
         assert_eq!((totals.input_bytes, totals.intermediate_bytes, totals.final_bytes), (2 << 20, 8 << 20, 4 << 20));
         assert_eq!(totals.cpu_s, 3.0);
@@ -216,7 +219,9 @@ mod tests {
     #[test]
     fn tasks_share_out_what_was_written() {
         let two = |readers: usize, more: &str| {
-            let text = format!("[[stage]]\nname='a'\ntasks=4\nbytes_out='1M'\n[[stage]]\nname='b'\ntasks={readers}\nreads=['a']\n{more}");
+            let text = format!(
+                "[[stage]]\nname='a'\ntasks=4\nbytes_out='1M'\n[[stage]]\nname='b'\ntasks={readers}\nreads=['a']\n{more}"
+            );
             let workload = of(&text);
             workload.tasks[4..].iter().map(|task| task.steps[0].reads.clone()).collect::<Vec<_>>()
         };

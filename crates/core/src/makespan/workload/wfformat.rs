@@ -3,7 +3,7 @@
 //! Core time is the run time times the average use of the processor; where that was not recorded the whole run time counts as computing,
 //! which makes the model believe less in I/O than there was. Tasks are put in an order in which parents come first.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -95,6 +95,7 @@ pub fn workload(value: Value) -> Result<Workload> {
     let position: HashMap<&str, usize> =
         order.iter().enumerate().map(|(at, &task)| (specified[task].id.as_str(), at)).collect();
     let mut writer: HashMap<usize, usize> = HashMap::new();
+    let mut read_before: HashSet<usize> = HashSet::new();
     let mut tasks = Vec::with_capacity(order.len());
     for &number in &order {
         let task = &specified[number];
@@ -107,12 +108,14 @@ pub fn workload(value: Value) -> Result<Workload> {
         // A file that two tasks name as theirs counts for the first; one that a task reads and writes is read.
         let mut reads = known(&task.input_files);
         let mut writes = known(&task.output_files);
-        writes.retain(|set| !writer.contains_key(set) && !reads.contains(set));
+        // So is one that somebody has read already: the store had it.
+        writes.retain(|set| !writer.contains_key(set) && !read_before.contains(set) && !reads.contains(set));
         for &set in &writes {
             writer.insert(set, tasks.len());
             sets[set].fate = Fate::Final;
         }
         reads.retain(|set| !writes.contains(set));
+        read_before.extend(&reads);
         for &set in &reads {
             if sets[set].fate != Fate::Input {
                 sets[set].fate = Fate::Intermediate;
@@ -122,6 +125,8 @@ pub fn workload(value: Value) -> Result<Workload> {
         let runtime_s = run.map_or(0.0, |run| run.runtime_in_seconds);
         let average = run.and_then(|run| run.average_cpu).map_or(1.0, |percent| percent / 100.0);
         let mut after: Vec<usize> = task.parents.iter().filter_map(|id| position.get(id.as_str()).copied()).collect();
+        // A file says who comes first, too, where the instance does not.
+        after.extend(reads.iter().filter_map(|set| writer.get(set).copied()));
         after.sort_unstable();
         after.dedup();
         let stage = stage_of(if task.name.is_empty() { &task.id } else { &task.name }).to_owned();
@@ -150,7 +155,7 @@ fn parents_first(tasks: &[Specified]) -> Result<Vec<usize>> {
             children[parent].push(at);
         }
     }
-    let mut ready: std::collections::VecDeque<usize> = (0..tasks.len()).filter(|&at| waits[at] == 0).collect();
+    let mut ready: VecDeque<usize> = (0..tasks.len()).filter(|&at| waits[at] == 0).collect();
     let mut order = Vec::with_capacity(tasks.len());
     while let Some(at) = ready.pop_front() {
         order.push(at);
@@ -184,7 +189,10 @@ mod tests {
         let workload = Workload::parse(TWO).unwrap();
         assert_eq!(workload.tasks[0].stage, "a");
         assert_eq!(workload.tasks[1].after, [0]);
-        assert_eq!(workload.sets.iter().map(|set| set.fate).collect::<Vec<_>>(), [Fate::Input, Fate::Intermediate, Fate::Final]);
+        assert_eq!(
+            workload.sets.iter().map(|set| set.fate).collect::<Vec<_>>(),
+            [Fate::Input, Fate::Intermediate, Fate::Final]
+        );
         assert_eq!((workload.tasks[0].cores, workload.tasks[0].steps[0].cpu_s), (1.5, 6.0));
         assert_eq!((workload.tasks[1].cores, workload.tasks[1].steps[0].cpu_s), (1.0, 0.5));
     }

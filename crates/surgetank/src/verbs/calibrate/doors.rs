@@ -22,7 +22,13 @@ const LARGE_FILES: u64 = 4;
 const DRAIN_S: f64 = 2.0;
 const LARGE_BYTES_MAX: u64 = 256 << 20;
 
-pub fn measure(config: &Config, store: &Path, measured: &Place, cores: usize, notes: &mut Vec<String>) -> Result<Agent> {
+pub fn measure(
+    config: &Config,
+    store: &Path,
+    measured: &Place,
+    cores: usize,
+    notes: &mut Vec<String>,
+) -> Result<Agent> {
     let failed = |error: io::Error| {
         Error::new("the agent can't be measured")
             .why(error)

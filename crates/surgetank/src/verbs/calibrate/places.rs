@@ -32,12 +32,18 @@ pub fn measure(
     notes: &mut Vec<String>,
 ) -> Result<Place> {
     if room_bytes / 4 < STREAM_BYTES_MIN {
-        return Err(Error::new(format!("{} has {} for us, too little to measure with", path.display(), show_bytes(room_bytes)))
-            .remedy(format!("free {} there, or give another directory", show_bytes(4 * STREAM_BYTES_MIN))));
+        return Err(Error::new(format!(
+            "{} has {} for us, too little to measure with",
+            path.display(),
+            show_bytes(room_bytes)
+        ))
+        .remedy(format!("free {} there, or give another directory", show_bytes(4 * STREAM_BYTES_MIN))));
     }
     let scratch = Scratch::new(path)?;
     let failed = |error: io::Error| {
-        Error::new(format!("{} can't be measured", path.display())).why(error).remedy("see that nothing else fills or removes it")
+        Error::new(format!("{} can't be measured", path.display()))
+            .why(error)
+            .remedy("see that nothing else fills or removes it")
     };
     let subject = Subject { dir: &scratch.path, in_memory, cores, room_bytes };
     subject.measure(name, path, notes).map_err(failed)
@@ -112,7 +118,8 @@ impl Subject<'_> {
         }
         let share = bytes / self.cores as u64;
         let paths: Vec<_> = (0..self.cores).map(|number| self.dir.join(format!("stream-{number}"))).collect();
-        let write = |path: &std::path::PathBuf| Probe::Write { path: path.clone(), bytes: share, sync: !self.in_memory };
+        let write =
+            |path: &std::path::PathBuf| Probe::Write { path: path.clone(), bytes: share, sync: !self.in_memory };
         let written = play(&[paths.iter().map(write).collect()], None)?;
         for path in &paths {
             self.cold(path, notes);
@@ -198,7 +205,8 @@ fn stream(bytes: u64, rounds: &[Round], all_bps: Option<f64>) -> Stream {
     let walls: Vec<f64> = rounds.iter().map(|round| round.each[0].wall_s).collect();
     let cpu: Vec<f64> = rounds.iter().map(Round::cpu_s).collect();
     let one_bps = bytes as f64 / median(&walls);
-    let (least, most) = walls.iter().fold((f64::INFINITY, 0.0f64), |(least, most), wall| (least.min(*wall), most.max(*wall)));
+    let (least, most) =
+        walls.iter().fold((f64::INFINITY, 0.0f64), |(least, most), wall| (least.min(*wall), most.max(*wall)));
     Stream {
         one_bps,
         all_bps: all_bps.unwrap_or(one_bps).max(one_bps),

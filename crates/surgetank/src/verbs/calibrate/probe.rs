@@ -31,18 +31,42 @@ pub struct ProbeArgs {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Probe {
     /// Sequentially; with `sync` until it is on the device.
-    Write { path: PathBuf, bytes: u64, sync: bool },
-    Read { path: PathBuf },
+    Write {
+        path: PathBuf,
+        bytes: u64,
+        sync: bool,
+    },
+    Read {
+        path: PathBuf,
+    },
     /// New files of 4 KiB.
-    Create { dir: PathBuf, files: u64 },
+    Create {
+        dir: PathBuf,
+        files: u64,
+    },
     /// Opened, their first bytes read, closed.
-    Open { dir: PathBuf, files: u64 },
-    Stat { dir: PathBuf, files: u64 },
-    Unlink { dir: PathBuf, files: u64 },
+    Open {
+        dir: PathBuf,
+        files: u64,
+    },
+    Stat {
+        dir: PathBuf,
+        files: u64,
+    },
+    Unlink {
+        dir: PathBuf,
+        files: u64,
+    },
     /// New files, each synced; only the syncs are timed.
-    Sync { dir: PathBuf, files: u64 },
+    Sync {
+        dir: PathBuf,
+        files: u64,
+    },
     /// Until all is in the store (`surgetank wait`).
-    Durable { over: PathBuf, state: PathBuf },
+    Durable {
+        over: PathBuf,
+        state: PathBuf,
+    },
 }
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]

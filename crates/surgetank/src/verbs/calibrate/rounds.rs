@@ -75,10 +75,13 @@ fn gone(child: &mut Child) -> io::Error {
 
 /// Core time of the one agent below a state root, over its threads; in nanoseconds in the kernel, not in ticks.
 fn agent_cpu_s(state: &Path) -> f64 {
-    let cards = fs::read_dir(state).into_iter().flatten().flatten().filter_map(|entry| {
-        serde_json::from_slice::<Card>(&fs::read(entry.path().join("agent.json")).ok()?).ok()
-    });
-    let threads = cards.flat_map(|card| fs::read_dir(format!("/proc/{}/task", card.pid)).into_iter().flatten().flatten());
+    let cards = fs::read_dir(state)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| serde_json::from_slice::<Card>(&fs::read(entry.path().join("agent.json")).ok()?).ok());
+    let threads =
+        cards.flat_map(|card| fs::read_dir(format!("/proc/{}/task", card.pid)).into_iter().flatten().flatten());
     let nanos = threads.filter_map(|thread| {
         let text = fs::read_to_string(thread.path().join("schedstat")).ok()?;
         text.split_whitespace().next()?.parse::<u64>().ok()
