@@ -187,12 +187,10 @@ impl Calibration {
     pub fn at_spread(&self, direction: f64) -> Self {
         let mut machine = self.clone();
         for place in machine.tiers.iter_mut().chain([&mut machine.store]) {
-            let mut slowest = 0.0f64;
             for stream in [&mut place.read, &mut place.write, &mut place.cached_read, &mut place.cached_write] {
                 let factor = (1.0 + direction * stream.spread).max(0.1);
                 stream.one_bps *= factor;
                 stream.all_bps *= factor;
-                slowest = slowest.max(stream.spread);
             }
         }
         let write = self.store.write.spread;

@@ -107,7 +107,7 @@ fn shown(advice: &Advice, command: Option<&str>) -> String {
         }
     }
     lines.push(String::new());
-    lines.push(format!("{:10} {:>9} {:>9} {:>9}   limit", "", "at least", "estimate", "at most"));
+    lines.push(format!("{:10} {:>11} {:>11} {:>11}   limit", "", "at least", "estimate", "at most"));
     for prediction in std::iter::once(&advice.store).chain(&advice.considered) {
         lines.extend(prediction_lines(prediction));
     }

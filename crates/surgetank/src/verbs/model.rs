@@ -226,7 +226,7 @@ fn shown(loaded: &Loaded, answer: &Answer<'_>) -> String {
         if at != Some(&swept.at) {
             at = Some(&swept.at);
             lines.push(String::new());
-            let heading = format!("{:10} {:>9} {:>9} {:>9}   limit", swept.at, "at least", "estimate", "at most");
+            let heading = format!("{:10} {:>11} {:>11} {:>11}   limit", swept.at, "at least", "estimate", "at most");
             lines.push(heading);
         }
         lines.extend(prediction_lines(&swept.prediction));
@@ -244,18 +244,18 @@ pub fn prediction_lines(prediction: &Prediction) -> Vec<String> {
         parts.map(|(cause, seconds)| format!("{} {}", predict::words(*cause), time(*seconds))).collect();
     let mut lines = vec![
         format!(
-            "{:10} {:>9} {:>9} {:>9}   {}",
+            "{:10} {:>11} {:>11} {:>11}   {}",
             prediction.setup.mode.name(),
             time(prediction.lower_s),
             time(prediction.estimate_s),
             time(prediction.upper_s),
             prediction.bottleneck
         ),
-        format!("{:42}{}", "", parts.join(", ")),
+        format!("{:48}{}", "", parts.join(", ")),
     ];
     if prediction.outcome.spilled_bytes > 0 {
         let spilled = show_bytes(prediction.outcome.spilled_bytes);
-        lines.push(format!("{:42}{spilled} find no room in the tiers and go to the store", ""));
+        lines.push(format!("{:48}{spilled} find no room in the tiers and go to the store", ""));
     }
     lines
 }
