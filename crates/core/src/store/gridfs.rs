@@ -157,9 +157,7 @@ impl Objects for GridFs {
     fn get(&self, key: &str, range: Range<u64>, etag: Option<&str>) -> io::Result<Box<dyn Read + Send>> {
         let file = match etag {
             Some(etag) => self.0.version(etag),
-            None => {
-                self.0.newest(key).and_then(|file| file.ok_or_else(|| Failure::ours(Errno::NOENT, "no such file")))
-            }
+            None => self.0.newest(key).and_then(|file| file.ok_or_else(|| Failure::ours(Errno::NOENT, "no such file"))),
         };
         let file = self.reported(key, file)?;
         if range.end > file.size_bytes {

@@ -2,9 +2,11 @@
 
 usage: client.py URL BUCKET COMMAND …   (URL names the data base)
     put NAME FILE         get NAME FILE       list        rename NAME TO    delete NAME    count COLLECTION
+    fill PREFIX COUNT     (empty files in ten directories)       lock NAME
     retire NAME SECONDS   (the ids of the chunks of a name's file are as if it had been begun so long ago, and its document is gone)
 """
 
+import datetime
 import sys
 
 import bson
@@ -28,6 +30,13 @@ elif command == "delete":
         files.delete(file["_id"])
 elif command == "count":
     print(db[bucket][words[0]].count_documents({}))
+elif command == "fill":
+    now = datetime.datetime.now(datetime.timezone.utc)
+    names = [f"{words[0]}{n % 10}/{n:05}" for n in range(int(words[1]))]
+    make = lambda name: {"filename": name, "length": 0, "chunkSize": 261120, "uploadDate": now}
+    db[bucket].files.insert_many([make(name) for name in names])
+elif command == "lock":
+    db[bucket].surgetank.locks.insert_one({"_id": words[0], "by": bson.ObjectId()})
 elif command == "retire":
     file = db[bucket].files.find_one({"filename": words[0]})
     seconds = file["_id"].generation_time.timestamp() - int(words[1])

@@ -232,7 +232,9 @@ fn given_up(server: &dyn Objects, older_than: Duration, looking: bool) -> Result
             server.abort(&upload.key, &upload.id).map_err(failed)?;
         }
         let begun_unix_seconds = upload.begun_nanos.div_euclid(1_000_000_000);
-        given_up.push(Abandoned { path: upload.key, begun_unix_seconds });
+        // What was killed before it said what it was about.
+        let path = if upload.key.is_empty() { "(chunks of no file)".to_owned() } else { upload.key };
+        given_up.push(Abandoned { path, begun_unix_seconds });
     }
     Ok(given_up)
 }

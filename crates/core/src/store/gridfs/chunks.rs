@@ -16,12 +16,16 @@ use crate::store::object::Body;
 
 /// Chunks of one message.
 const TOGETHER: u64 = 8;
+/// An answer may be lost more than once.
+const CLEARINGS_MAX: u32 = 3;
 /// In a chunk of ours.
 pub const BY: &str = "by";
 pub const US: &str = "surgetank";
 
 fn number(nth: u64) -> Result<Value, Failure> {
-    i32::try_from(nth).map(Value::Int).map_err(|_| Failure::ours(Errno::FBIG, "a file of that length has too many chunks"))
+    i32::try_from(nth)
+        .map(Value::Int)
+        .map_err(|_| Failure::ours(Errno::FBIG, "a file of that length has too many chunks"))
 }
 
 impl Server {
@@ -39,9 +43,11 @@ impl Server {
                 let mut bytes = vec![0; size];
                 body.read_at(&mut bytes, start)?;
                 sum.bytes(&bytes);
-                let made = || Ok(fields! {
-                    "_id": new_id()?, "files_id": *id, "n": number(first + chunk)?, "data": Value::Binary(bytes), "by": US,
-                });
+                let made = || {
+                    Ok(fields! {
+                        "_id": new_id()?, "files_id": *id, "n": number(first + chunk)?, "data": Value::Binary(bytes), "by": US,
+                    })
+                };
                 documents.push(made().map_err(|why| self.report(key, why))?);
             }
             self.send_some(id, first + nth..first + until, &documents).map_err(|why| self.report(key, why))?;
@@ -55,15 +61,17 @@ impl Server {
     }
 
     fn send_some(&self, id: &Id, range: Range<u64>, documents: &[Document]) -> Result<(), Failure> {
-        match self.insert(Kind::Chunks, documents.to_vec(), Sure::Durable) {
-            // Of an earlier try, ours or of an agent that was killed: other bytes perhaps.
-            Err(why) if why.meaning == Meaning::Twice => {
-                let filter = fields! { "files_id": *id, "n": fields! { "$gte": number(range.start)?, "$lt": number(range.end)? } };
-                self.delete(Kind::Chunks, filter, Sure::Durable)?;
-                self.insert(Kind::Chunks, documents.to_vec(), Sure::Durable)
+        for _ in 0..CLEARINGS_MAX {
+            match self.insert(Kind::Chunks, documents.to_vec(), Sure::Durable) {
+                // Of an earlier try, ours or of an agent that was killed: other bytes perhaps.
+                Err(why) if why.meaning == Meaning::Twice => {
+                    let numbers = fields! { "$gte": number(range.start)?, "$lt": number(range.end)? };
+                    self.delete(Kind::Chunks, fields! { "files_id": *id, "n": numbers }, Sure::Durable)?;
+                }
+                sent => return sent,
             }
-            sent => sent,
         }
+        Err(Failure::ours(Errno::AGAIN, "somebody else sends chunks of the same file"))
     }
 
     /// Bytes of a version. What of it is not there any more was taken away or replaced meanwhile.
@@ -80,7 +88,11 @@ impl Server {
             let start = nth * file.chunk_bytes;
             let size = file.chunk_bytes.min(file.size_bytes.saturating_sub(start));
             let data = match chunk.get("data") {
-                Some(Value::Binary(data)) if data.len() as u64 == size && chunk.number("n") == i64::try_from(nth).ok() => data,
+                Some(Value::Binary(data))
+                    if data.len() as u64 == size && chunk.number("n") == i64::try_from(nth).ok() =>
+                {
+                    data
+                }
                 _ => return Err(Failure::ours(Errno::IO, "the chunks of the file are damaged")),
             };
             let within = |at: u64| usize::try_from(at.saturating_sub(start).min(size)).unwrap_or(0);

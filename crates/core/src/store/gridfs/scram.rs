@@ -98,7 +98,8 @@ mod tests {
         assert!(answer.ends_with("p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="), "{answer}");
         exchange.end("v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=").unwrap();
         assert!(exchange.end("v=7rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=").is_err());
-        for wrong in ["r=other,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096", &said.replace("4096", "1"), "r=rOprNGfwEbeRWgbNEkqO"] {
+        for wrong in ["r=other,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096", &said.replace("4096", "1"), "r=rOprNGfwEbeRWgbNEkqO"]
+        {
             assert!(exchange.second(wrong).is_err(), "{wrong}");
         }
     }

@@ -44,7 +44,13 @@ pub struct Server {
 impl Server {
     pub fn new(place: Place) -> Result<Self, Error> {
         let wire = Wire::new(&place)?;
-        Ok(Self { place, wire, hello: OnceLock::new(), indexed: OnceLock::new(), indexing: crate::sync::Mutex::default() })
+        Ok(Self {
+            place,
+            wire,
+            hello: OnceLock::new(),
+            indexed: OnceLock::new(),
+            indexing: crate::sync::Mutex::default(),
+        })
     }
 
     /// Asked once; a failure to ask is not remembered.
@@ -132,7 +138,8 @@ impl Server {
         steps: Vec<Value>,
         each: &mut dyn FnMut(Vec<Document>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        let body = self.command("aggregate", kind).with("pipeline", steps).with("cursor", fields! { "batchSize": BATCH });
+        let body =
+            self.command("aggregate", kind).with("pipeline", steps).with("cursor", fields! { "batchSize": BATCH });
         self.pages(kind, body, each)
     }
 
@@ -148,7 +155,11 @@ impl Server {
             let Some(Value::Document(mut cursor)) = answer.take("cursor") else { return Err(Failure::garbled()) };
             let id = cursor.number("id").unwrap_or(0);
             let Some(Value::Array(page)) = cursor.take(which) else { return Err(Failure::garbled()) };
-            each(page.into_iter().filter_map(|value| if let Value::Document(one) = value { Some(one) } else { None }).collect())?;
+            each(
+                page.into_iter()
+                    .filter_map(|value| if let Value::Document(one) = value { Some(one) } else { None })
+                    .collect(),
+            )?;
             if id == 0 {
                 return Ok(());
             }

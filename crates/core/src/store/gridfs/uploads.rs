@@ -89,7 +89,8 @@ impl Server {
 
     pub fn upload(&self, id: &str) -> Result<Begun, Failure> {
         let id = parsed(id)?;
-        let upload = self.find(Kind::Uploads, fields! { "_id": id }, None, Some(1))?.pop().ok_or_else(no_such_upload)?;
+        let upload =
+            self.find(Kind::Uploads, fields! { "_id": id }, None, Some(1))?.pop().ok_or_else(no_such_upload)?;
         let words = upload.document("words").map(words_of).unwrap_or_default();
         let found = self.find(Kind::Parts, fields! { "upload": id }, None, None)?;
         let mut parts: Vec<Part> = found.iter().filter_map(part_of).collect();
@@ -135,7 +136,9 @@ impl Server {
     fn orphans(&self) -> Result<Vec<Id>, Failure> {
         let mut ids = Vec::new();
         self.aggregate(Kind::Chunks, vec![fields! { "$group": fields! { "_id": "$files_id" } }.into()], &mut |page| {
-            ids.extend(page.iter().filter_map(|one| if let Some(Value::Id(id)) = one.get("_id") { Some(*id) } else { None }));
+            ids.extend(
+                page.iter().filter_map(|one| if let Some(Value::Id(id)) = one.get("_id") { Some(*id) } else { None }),
+            );
             Ok(())
         })?;
         let mut orphans = Vec::new();
@@ -143,7 +146,9 @@ impl Server {
             let any_of = || fields! { "$in": some.iter().map(|id| Value::Id(*id)).collect::<Vec<_>>() };
             let mut theirs = std::collections::HashSet::new();
             for kind in [Kind::Files, Kind::Uploads] {
-                for one in self.find_fields(kind, fields! { "_id": any_of() }, None, None, Some(fields! { "_id": 1 }))? {
+                for one in
+                    self.find_fields(kind, fields! { "_id": any_of() }, None, None, Some(fields! { "_id": 1 }))?
+                {
                     theirs.extend(if let Some(Value::Id(id)) = one.get("_id") { Some(*id) } else { None });
                 }
             }

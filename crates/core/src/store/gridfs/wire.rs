@@ -283,8 +283,10 @@ impl Wire {
         };
         let answer = self.told(stream, start)?;
         let id = answer.get("conversationId").cloned().unwrap_or(Value::Int(1));
-        let go_on = |text: String| fields! {
-            "saslContinue": 1, "conversationId": &id, "payload": payload(text), "$db": source,
+        let go_on = |text: String| {
+            fields! {
+                "saslContinue": 1, "conversationId": &id, "payload": payload(text), "$db": source,
+            }
         };
         let mut answer = self.told(stream, go_on(exchange.second(&said(&answer)?)?))?;
         exchange.end(&said(&answer)?)?;
@@ -401,7 +403,8 @@ mod tests {
 
     #[test]
     fn a_message_has_its_length_and_its_sum() {
-        let command = Command { body: fields! { "insert": "x" }, documents: Some(("documents", vec![fields! { "a": 1 }])) };
+        let command =
+            Command { body: fields! { "insert": "x" }, documents: Some(("documents", vec![fields! { "a": 1 }])) };
         let message = command.message(true);
         assert_eq!(message[..4], number(message.len()));
         let (text, sum) = message.split_at(message.len() - 4);

@@ -326,6 +326,24 @@ fn a_refusal_before_the_body_was_read_is_heard() {
 }
 
 #[test]
+fn requests_keep_below_their_rate() {
+    let server = Scripted::with(|_| head_of(b"x", "a"));
+    let mut place = server.unasked().0.place.clone();
+    place.requests_per_second = Some(20);
+    let store = S3::new(place).unwrap();
+    store.0.abilities.set(ABLE).unwrap();
+    let begun = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..3).for_each(|_| drop(store.head("k").unwrap())));
+        }
+    });
+    assert_eq!(server.heard().len(), 12);
+    // The first one goes at once.
+    assert!(begun.elapsed() >= Duration::from_millis(11 * 50), "{:?}", begun.elapsed());
+}
+
+#[test]
 fn credentials_that_expired_are_looked_for_again() {
     // Somebody renews them between the first request and the second.
     let file: Arc<std::sync::OnceLock<std::path::PathBuf>> = Arc::default();
