@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `BUCKET.files` | a document for each version of a file: name (prefix + path), length, date; of ours, its words in `metadata.surgetank` |
 //! | | a path and `/`: an empty file, a directory's own |
-//! | `BUCKET.chunks` | the bytes, a megabyte a document |
+//! | `BUCKET.chunks` | the bytes, 255 KiB a document |
 //! | `BUCKET.surgetank.uploads`, `….parts` | uploads in parts that are under way |
 //! | `BUCKET.surgetank.locks` | names that somebody changes just now |
 //!
@@ -51,8 +51,8 @@ use crate::store::checksum::Checksum;
 use crate::sync::Arc;
 
 /// Of a long file, at a time.
-const READ_BYTES: u64 = 4 << 20;
-/// 16 TiB.
+const READ_BYTES: u64 = 16 * files::CHUNK_BYTES;
+/// Of them, nearly 16 TiB.
 const PARTS_MAX: u32 = 1 << 20;
 const FILE_BYTES_MAX: u64 = PARTS_MAX as u64 * PART_BYTES;
 /// What a document may hold is 16 MiB; nobody needs that of a name, or of words.

@@ -6,6 +6,7 @@
 
 #![allow(dead_code, clippy::unwrap_used)]
 
+#[allow(clippy::duplicate_mod, reason = "each kind of server is a module of its own, wherever it is used")]
 #[path = "../s3_server/certificate.rs"]
 mod certificate;
 

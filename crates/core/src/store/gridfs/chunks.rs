@@ -1,4 +1,4 @@
-//! The bytes of files: documents of a megabyte each. They are there before the file is, and go after it.
+//! The bytes of files: documents of 255 KiB each. They are there before the file is, and go after it.
 //!
 //! Those of ours say whose they are, so that what a killed agent leaves of them can be told from what a stranger is about to
 //! write (`uploads`).
@@ -15,7 +15,7 @@ use crate::store::checksum::Checksum;
 use crate::store::object::Body;
 
 /// Chunks of one message.
-const TOGETHER: u64 = 8;
+const TOGETHER: u64 = 32;
 /// An answer may be lost more than once.
 const CLEARINGS_MAX: u32 = 3;
 /// In a chunk of ours.

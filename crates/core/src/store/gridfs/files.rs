@@ -9,8 +9,9 @@ use super::server::{hex, unhex};
 use crate::store::checksum;
 use crate::store::object::{Object, Words};
 
-/// The standard has 255 KiB; a file says itself how long its chunks are. A part of an upload is a whole number of them.
-pub const CHUNK_BYTES: u64 = 1 << 20;
+/// The standard's. (Servers that put a hundred chunks into one answer, however long they are, have clients that choke on it.) A
+/// part of an upload is a whole number of them, and so is what is read at a time.
+pub const CHUNK_BYTES: u64 = 255 << 10;
 const OURS: &str = "surgetank";
 /// As an id in an etag; strangers may have any.
 const ID_BYTES_MAX: usize = 512;

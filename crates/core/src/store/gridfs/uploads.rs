@@ -16,8 +16,8 @@ use crate::store::checksum;
 use crate::store::object::{Body, Part, Upload, Words};
 
 /// Of every part but the last.
-pub const PART_BYTES: u64 = 16 << 20;
-const PART_CHUNKS: u64 = PART_BYTES / CHUNK_BYTES;
+pub const PART_BYTES: u64 = PART_CHUNKS * CHUNK_BYTES;
+const PART_CHUNKS: u64 = 64;
 /// Ids that are looked up together.
 const TOGETHER: usize = 1000;
 
