@@ -48,10 +48,11 @@ pub use self::wire::read_answer;
 use super::object::{Abilities, Body, Object, Objects, Page, Part, Upload, When, Words};
 use crate::error::{Errno, Error};
 use crate::store::checksum::Checksum;
+use crate::store::source::RANGE_BYTES;
 use crate::sync::Arc;
 
-/// Of a long file, at a time.
-const READ_BYTES: u64 = 16 * files::CHUNK_BYTES;
+/// Of a long file, at a time: whole chunks, and no less than what is asked for at once.
+const READ_BYTES: u64 = RANGE_BYTES.div_ceil(files::CHUNK_BYTES) * files::CHUNK_BYTES;
 /// Of them, nearly 16 TiB.
 const PARTS_MAX: u32 = 1 << 20;
 const FILE_BYTES_MAX: u64 = PARTS_MAX as u64 * PART_BYTES;
