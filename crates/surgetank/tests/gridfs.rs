@@ -18,7 +18,7 @@ use store_node::{LIMIT, Node, ends, told};
 fn files(server: &MongoServer) -> Vec<(String, u64)> {
     let listed = server.client(&["list"]);
     let file = |line: &str| {
-        let mut words = line.rsplitn(2, " [").nth(1)?.rsplitn(2, ' ');
+        let mut words = line.rsplit_once(" [")?.0.rsplitn(2, ' ');
         let size = words.next()?.parse().ok()?;
         Some((words.next()?.strip_prefix("p/")?.to_owned(), size))
     };
