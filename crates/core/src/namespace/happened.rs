@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use crate::clock;
 use crate::model::{FileId, Mode, RunId};
 use crate::report::PathText;
 use crate::report::run::{Event, EventKind, FILES_MAX, File};
@@ -131,7 +132,7 @@ impl Happened {
     pub(crate) fn durable(&self, run: RunId, id: FileId, size_bytes: u64, waited: Duration, path: Option<Vec<u8>>) {
         let mut inner = self.inner();
         let Some(files) = inner.runs.get_mut(&run) else { return };
-        let now = Instant::now();
+        let now = clock::tick();
         if let Some(known) = files.kept.get_mut(&id) {
             known.durable = Some(now);
             return;

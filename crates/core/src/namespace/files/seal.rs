@@ -130,7 +130,7 @@ impl Namespace {
                 Lies::Store | Lies::StoreTemporary | Lies::Arriving => "store".into(),
             },
             placement: inode.placed.clone().unwrap_or_else(|| "".into()),
-            sealed: std::time::Instant::now(),
+            sealed: crate::clock::tick(),
             durable: None,
             versions: 1,
         };
