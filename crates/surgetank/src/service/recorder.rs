@@ -30,6 +30,7 @@ use super::tally::Tally;
 use crate::agent::wire::Account;
 use crate::shimdoor::counts::{self, Counts};
 use keep::Shelf;
+pub use keep::{RUNS, read, records_in};
 use processes::Processes;
 
 /// From sample to sample at first.
