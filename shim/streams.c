@@ -48,8 +48,8 @@ static struct stream *find(FILE *file, bool make)
     return NULL;
 }
 
-/* Counts up to now. */
-static void account(struct stream *stream)
+/* Counts up to now; `flushed`: and what waits to be written, as it is going to be. */
+static void account(struct stream *stream, bool flushed)
 {
     struct st_io *io = st_io_of(st_kind_of(stream->descriptor));
     int64_t now = io ? position_of(stream->descriptor) : -1;
@@ -57,12 +57,11 @@ static void account(struct stream *stream)
     if (now < 0)
         return;
     bool writes = __fwriting(stream->file) != 0;
-    int64_t bytes = now - stream->position - (int64_t)passed;
+    int64_t to = now + (writes && flushed ? (int64_t)__fpending(stream->file) : 0);
+    int64_t bytes = to - stream->position - (int64_t)passed;
     /* A standard stream whose buffer was never made was never used: others share its descriptor. */
     bool used = stream->file && (stream->descriptor > 2 || __fbufsize(stream->file) != 0);
-    if (writes)
-        bytes += (int64_t)__fpending(stream->file);
-    stream->position = now;
+    stream->position = to;
     if (bytes <= 0 || !used)
         return;
     st_add(writes ? &io->write_bytes : &io->read_bytes, (uint64_t)bytes);
@@ -108,7 +107,7 @@ void st_stream_closing(FILE *file)
         descriptor = fileno(file);
         errno = before;
     } else {
-        account(stream);
+        account(stream, true);
         if (stream < standard || stream >= standard + 3)
             __atomic_store_n(&stream->file, NULL, __ATOMIC_RELEASE);
     }
@@ -148,7 +147,16 @@ void st_streams_end(void)
     for (unsigned at = 0; at < STREAMS + 3; at++) {
         struct stream *stream = at < STREAMS ? &streams[at] : &standard[at - STREAMS];
         if (stream->file)
-            account(stream);
+            account(stream, true);
+    }
+}
+
+void st_streams_leave(void)
+{
+    for (unsigned at = 0; st_counting && at < STREAMS + 3; at++) {
+        struct stream *stream = at < STREAMS ? &streams[at] : &standard[at - STREAMS];
+        if (stream->file)
+            account(stream, false);
     }
 }
 
@@ -158,7 +166,7 @@ void st_streams_moved(int descriptor, bool before)
     if (!stream->file)
         return;
     if (before)
-        account(stream);
+        account(stream, true);
     else
         begin_standard(descriptor, stream->file);
 }
@@ -198,7 +206,7 @@ static struct stream *seeking(FILE *file)
 {
     struct stream *stream = st_counting && file ? known(file) : NULL;
     if (stream)
-        account(stream);
+        account(stream, true);
     return stream;
 }
 

@@ -129,7 +129,7 @@ impl Processes {
                 None if alive => None,
                 None => Some(since.of(Instant::now())),
             },
-            counted: if one.ended_ns != 0 || alive { How::Shim } else { How::ShimCutShort },
+            counted: if one.ended_ns != 0 || alive || next.is_some() { How::Shim } else { How::ShimCutShort },
             kernel,
             ..Process::default()
         };
@@ -309,6 +309,7 @@ mod tests {
         let [sh, sleep] = &record.processes[..] else { unreachable!() };
         assert_eq!((sh.program.as_str(), sh.ended_us, sh.io.shim.read_bytes), ("sh", Some(5), 1));
         assert_eq!(sh.kernel.map(|kernel| kernel.read_bytes), Some(10), "up to the exec");
+        assert_eq!(sh.counted, How::Shim);
         assert_eq!((sleep.counted, sleep.io.shim.write_bytes, sleep.kernel), (How::ShimCutShort, 2, None));
     }
 
