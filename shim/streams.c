@@ -17,7 +17,9 @@ struct stream {
     FILE *file; /* NULL: free */
     int descriptor;
     uint64_t passed;   /* by read and write on the descriptor since `position` */
-    int64_t position;  /* up to there it is counted */
+    /* Counted up to there: the descriptor's position, and where a program that writes goes on. Between two seeks a stream is
+     * only read or only written, as the standard wants it. */
+    int64_t position, logical;
 };
 static struct stream streams[STREAMS];
 static struct stream standard[3];
@@ -58,10 +60,10 @@ static void account(struct stream *stream, bool flushed)
         return;
     bool writes = __fwriting(stream->file) != 0;
     int64_t to = now + (writes && flushed ? (int64_t)__fpending(stream->file) : 0);
-    int64_t bytes = to - stream->position - (int64_t)passed;
+    int64_t bytes = to - (writes ? stream->logical : stream->position) - (int64_t)passed;
     /* A standard stream whose buffer was never made was never used: others share its descriptor. */
     bool used = stream->file && (stream->descriptor > 2 || __fbufsize(stream->file) != 0);
-    stream->position = to;
+    stream->position = stream->logical = to;
     if (bytes <= 0 || !used)
         return;
     st_add(writes ? &io->write_bytes : &io->read_bytes, (uint64_t)bytes);
@@ -77,7 +79,7 @@ void st_stream_opened(FILE *file, int descriptor)
         return;
     stream->descriptor = descriptor;
     stream->passed = 0;
-    stream->position = position_of(descriptor);
+    stream->position = stream->logical = position_of(descriptor);
 }
 
 /* One that was opened by the mount is not known: it began at the front. */
@@ -92,7 +94,7 @@ static struct stream *known(FILE *file)
         return NULL;
     stream->descriptor = descriptor;
     stream->passed = 0;
-    stream->position = 0;
+    stream->position = stream->logical = 0;
     return stream;
 }
 
@@ -120,7 +122,7 @@ static void begin_standard(int number, FILE *file)
     struct stream *stream = &standard[number];
     stream->descriptor = number;
     stream->passed = 0;
-    stream->position = st_kind_of(number) >= ST_KIND_OURS ? position_of(number) : 0;
+    stream->position = stream->logical = st_kind_of(number) >= ST_KIND_OURS ? position_of(number) : 0;
     stream->file = file;
 }
 
@@ -138,7 +140,7 @@ void st_streams_rebase(void)
         if (!stream->file || st_kind_of(stream->descriptor) < ST_KIND_OURS)
             continue;
         stream->passed = 0;
-        stream->position = position_of(stream->descriptor);
+        stream->position = stream->logical = position_of(stream->descriptor);
     }
 }
 
@@ -201,7 +203,7 @@ ST_WRAP(FILE *, fdopen, int descriptor, const char *mode)
     return file;
 }
 
-/* Before: what was moved so far. After: libc may have read the rest of a block. */
+/* Before: what was moved so far. */
 static struct stream *seeking(FILE *file)
 {
     struct stream *stream = st_counting && file ? known(file) : NULL;
@@ -210,17 +212,26 @@ static struct stream *seeking(FILE *file)
     return stream;
 }
 
+/* libc goes to the beginning of the block, and reads at least up to where the program wants to be. */
 static void sought(struct stream *stream)
 {
     int64_t now = stream ? position_of(stream->descriptor) : -1;
-    if (now < 0 || now == stream->position)
+    if (now < 0)
         return;
     int before = errno;
     off_t logical = ftello(stream->file);
     errno = before;
     int64_t block = (int64_t)__fbufsize(stream->file);
-    int64_t read_from = block > 0 ? logical - logical % block : logical;
-    stream->position = logical >= 0 && now > logical && read_from < now ? read_from : now;
+    struct st_io *io = st_io_of(st_kind_of(stream->descriptor));
+    if (io && logical >= 0 && now != stream->position && block > 0 && __freadable(stream->file)) {
+        int64_t read = now - (logical - logical % block);
+        if (read > 0) {
+            st_add(&io->read_bytes, (uint64_t)read);
+            st_add(&io->stream_read_bytes, (uint64_t)read);
+        }
+    }
+    stream->position = now;
+    stream->logical = logical >= 0 ? logical : now;
 }
 
 #define SEEKS(result, name, failure, TYPES, PARAMETERS, ARGUMENTS)                    \

@@ -97,7 +97,7 @@ fn is_as_traced(scene: &Scene, name: &str, script: &str) -> Value {
     for (what, told, is) in [("read", told.0, true_bytes.0), ("written", told.1, true_bytes.1)] {
         let off = told.abs_diff(is);
         println!("{name}: {what}: recorded {told}, strace {is}");
-        assert!(off * 100 <= is, "{name}: {what}: recorded {told}, strace saw {is}\n{record:#}");
+        assert!(off * 100 <= is, "{name}: {what}: recorded {told}, strace saw {is}\n{:#}", record["programs"]);
     }
     record
 }
@@ -284,7 +284,7 @@ fn an_agent_that_is_replaced_goes_on_with_the_record() {
     assert_eq!(moved(&record, "dd", &COUNTED).1, 150_000, "{record:#}");
     assert_eq!(record["exit"], 0);
     let points = record["samples"]["points"].as_array().unwrap();
-    assert!(points.len() > 10 && points.windows(2).all(|two| number(&two[0]["at_us"]) <= number(&two[1]["at_us"])));
+    assert!(points.len() > 2 && points.windows(2).all(|two| number(&two[0]["at_us"]) <= number(&two[1]["at_us"])));
 }
 
 #[test]
