@@ -50,6 +50,19 @@ static struct stream *find(FILE *file, bool make)
     return NULL;
 }
 
+/* Where the program goes on, or -1. Who holds the stream's lock is not waited for: the program may be ending. */
+static int64_t logical_of(FILE *file)
+{
+    int before = errno;
+    int64_t at = -1;
+    if (ftrylockfile(file) == 0) {
+        at = ftello(file);
+        funlockfile(file);
+    }
+    errno = before;
+    return at;
+}
+
 /* Counts up to now; `flushed`: and what waits to be written, as it is going to be. */
 static void account(struct stream *stream, bool flushed)
 {
@@ -59,7 +72,13 @@ static void account(struct stream *stream, bool flushed)
     if (now < 0)
         return;
     bool writes = __fwriting(stream->file) != 0;
-    int64_t to = now + (writes && flushed ? (int64_t)__fpending(stream->file) : 0);
+    int64_t pending = writes ? (int64_t)__fpending(stream->file) : 0, to = now + pending;
+    /* What was read ahead is given back only when it writes. */
+    if (pending && __freadable(stream->file)) {
+        int64_t logical = logical_of(stream->file);
+        to = logical >= 0 ? logical : to;
+    }
+    to -= flushed ? 0 : pending;
     int64_t bytes = to - (writes ? stream->logical : stream->position) - (int64_t)passed;
     /* A standard stream whose buffer was never made was never used: others share its descriptor. */
     bool used = stream->file && (stream->descriptor > 2 || __fbufsize(stream->file) != 0);
@@ -218,9 +237,7 @@ static void sought(struct stream *stream)
     int64_t now = stream ? position_of(stream->descriptor) : -1;
     if (now < 0)
         return;
-    int before = errno;
-    off_t logical = ftello(stream->file);
-    errno = before;
+    int64_t logical = logical_of(stream->file);
     int64_t block = (int64_t)__fbufsize(stream->file);
     struct st_io *io = st_io_of(st_kind_of(stream->descriptor));
     if (io && logical >= 0 && now != stream->position && block > 0 && __freadable(stream->file)) {
