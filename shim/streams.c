@@ -20,6 +20,7 @@ struct stream {
     /* Counted up to there: the descriptor's position, and where a program that writes goes on. Between two seeks a stream is
      * only read or only written, as the standard wants it. */
     int64_t position, logical;
+    int64_t buffered; /* when a seek begins: libc has the file's content from here to `position` */
 };
 static struct stream streams[STREAMS];
 static struct stream standard[3];
@@ -222,30 +223,38 @@ ST_WRAP(FILE *, fdopen, int descriptor, const char *mode)
     return file;
 }
 
-/* Before: what was moved so far. */
+/* A seek to where the buffer has the file's content moves nothing; another one goes to the beginning of a block, and reads at
+ * least up to where the program wants to be. */
 static struct stream *seeking(FILE *file)
 {
     struct stream *stream = st_counting && file ? known(file) : NULL;
-    if (stream)
-        account(stream, true);
+    if (!stream)
+        return NULL;
+    account(stream, true);
+    /* (What was written is flushed, and not kept.) */
+    bool has = !__fwriting(file) && file->_IO_read_base;
+    stream->buffered = stream->position - (has ? file->_IO_read_end - file->_IO_buf_base : 0);
     return stream;
 }
 
-/* libc goes to the beginning of the block, and reads at least up to where the program wants to be. */
 static void sought(struct stream *stream)
 {
     int64_t now = stream ? position_of(stream->descriptor) : -1;
     if (now < 0)
         return;
-    int64_t logical = logical_of(stream->file);
-    int64_t block = (int64_t)__fbufsize(stream->file);
+    FILE *file = stream->file;
+    int64_t logical = logical_of(file);
     struct st_io *io = st_io_of(st_kind_of(stream->descriptor));
-    if (io && logical >= 0 && now != stream->position && block > 0 && __freadable(stream->file)) {
-        int64_t read = now - (logical - logical % block);
-        if (read > 0) {
-            st_add(&io->read_bytes, (uint64_t)read);
-            st_add(&io->stream_read_bytes, (uint64_t)read);
-        }
+    bool had_it = stream->buffered < stream->position && logical >= stream->buffered && logical <= stream->position;
+    int64_t read = file->_IO_read_end - file->_IO_read_base, block = (int64_t)__fbufsize(file);
+    struct stat stat;
+    /* Beyond the file's end it has read in vain, and thrown that away. */
+    if (io && !had_it && read == 0 && logical > 0 && block > 0 && logical % block && __freadable(file) &&
+        !st_sys_failed(st_sys_fstat(stream->descriptor, &stat)) && stat.st_size < logical)
+        read = stat.st_size - (logical - logical % block);
+    if (io && logical >= 0 && !had_it && read > 0) {
+        st_add(&io->read_bytes, (uint64_t)read);
+        st_add(&io->stream_read_bytes, (uint64_t)read);
     }
     stream->position = now;
     stream->logical = logical >= 0 ? logical : now;
