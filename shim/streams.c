@@ -231,8 +231,8 @@ static struct stream *seeking(FILE *file)
     if (!stream)
         return NULL;
     account(stream, true);
-    /* (What was written is flushed, and not kept.) */
-    bool has = !__fwriting(file) && file->_IO_read_base;
+    /* (What was written is flushed, and not kept; before its first seek libc does not know where it is.) */
+    bool has = !__fwriting(file) && file->_IO_read_base && file->_offset >= 0;
     stream->buffered = stream->position - (has ? file->_IO_read_end - file->_IO_buf_base : 0);
     return stream;
 }

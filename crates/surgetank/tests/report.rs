@@ -154,7 +154,7 @@ gcc -o s s.c; ./s > s.said; ./s >> s.said; wc -c s.out s.said"#,
     );
     run(
         "gcc",
-        "for n in 1 2 3; do echo \"#include <stdio.h>\nint f$n(void) { return printf(\\\"%d\\\", $n); }\" > g$n.c; gcc -fPIC -c g$n.c; done; gcc -shared -o lib.so g1.o g2.o g3.o",
+        "for n in 1 2 3; do echo \"#include <stdio.h>\nint f$n(void) { return printf(\\\"%d\\\", $n); }\" > g$n.c; gcc -fPIC -c g$n.c; done; gcc -shared -o lib.so g1.o g2.o g3.o; ar rc lib.a g1.o g2.o g3.o; ranlib lib.a",
     );
     run(
         "sqlite",
