@@ -5,6 +5,7 @@
 //! The danger this file avoids: a summary that counts one thing and a verdict that judges another.
 
 mod audit;
+pub mod run;
 
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
