@@ -6,6 +6,7 @@
 
 mod audit;
 mod figures;
+pub mod run;
 
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};

@@ -2,6 +2,7 @@
 //!
 //! Beside what `status` and the summary say, what only a graph over time is interested in.
 
+use super::run::Event;
 use super::{Status, Summary};
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -14,6 +15,8 @@ pub struct Figures {
     /// Asked of the store because a program wanted to know: attributes of a name, and whole directories.
     pub store_lookups: u64,
     pub store_listings: u64,
+    /// What was decided and met, by kind, place and reason.
+    pub events: Vec<Event>,
 }
 
 /// Of one tier, all its devices together; since the agent started.

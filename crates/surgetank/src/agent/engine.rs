@@ -17,6 +17,7 @@ use surgetank_core::model::RunId;
 use surgetank_core::report::{Audit, Figures, Prefetch, Progress, Scope, Status, Summary, Verdict, Visibility, Why};
 
 use super::keep::Channel;
+use super::wire::Account;
 
 /// What serves one directory. Paths are relative to it.
 pub trait Engine: Send + Sync {
@@ -50,6 +51,10 @@ pub trait Engine: Send + Sync {
     /// What `pid` and its descendants write from now on is this run's.
     fn register_run(&self, pid: u32) -> RunId;
     fn release_run(&self, run: RunId);
+    /// It is recorded from here on. `again`: an earlier agent had it.
+    fn record_run(&self, _run: RunId, _pid: u32, _command: &str, _again: bool) {}
+    /// How it ended.
+    fn account(&self, _run: RunId, _account: &Account) {}
     /// A run that an earlier agent had.
     fn restore_run(&self, run: RunId, pid: u32);
     /// Stops the drain and syncs the catalog. Called once, after the mount is gone.

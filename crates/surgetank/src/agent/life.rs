@@ -292,6 +292,7 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
     };
     for (run, LeftRun { pid, command }) in left.into_iter().flat_map(|left| left.runs) {
         desk.engine.restore_run(run, pid);
+        desk.engine.record_run(run, pid, &command, true);
         desk.users.expect(RunStatus { run, pid, command, since_unix_seconds: desk.since_unix_seconds });
     }
     tracing::info!(over = %over.display(), ?visibility, life, "serving");

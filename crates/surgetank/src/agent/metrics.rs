@@ -8,6 +8,7 @@ mod process;
 
 use std::fmt::{Display, Write};
 
+use surgetank_core::report::run::EventKind;
 use surgetank_core::report::{DeadlineStatus, Figures, Health, TierStatus, TierSummary};
 
 use super::socket::Desk;
@@ -36,6 +37,7 @@ pub fn text(desk: &Desk, life: u32) -> String {
 
 fn directory(text: &mut Text, figures: &Figures) {
     tiers(text, figures);
+    events(text, figures);
     queue(text, figures);
     drain(text, figures);
     mount(text, figures);
@@ -104,6 +106,26 @@ fn tiers(text: &mut Text, figures: &Figures) {
     figures.tiers.iter().for_each(|tier| text.labelled(&[("tier", &tier.name)], tier.evicted_bytes));
     text.counter("surgetank_tier_errors_total", "Calls of the tier's devices that failed.");
     figures.tiers.iter().for_each(|tier| text.labelled(&[("tier", &tier.name)], tier.errors));
+}
+
+fn events(text: &mut Text, figures: &Figures) {
+    text.counter(
+        "surgetank_events_total",
+        "What was decided and met, by kind (placed, hit, miss, fetched, spilled, evicted, conflict, no_room), place (a tier, or the store) and reason.",
+    );
+    for event in &figures.events {
+        let kind = match event.kind {
+            EventKind::Placed => "placed",
+            EventKind::Hit => "hit",
+            EventKind::Miss => "miss",
+            EventKind::Fetched => "fetched",
+            EventKind::Spilled => "spilled",
+            EventKind::Evicted => "evicted",
+            EventKind::Conflict => "conflict",
+            EventKind::NoRoom => "no_room",
+        };
+        text.labelled(&[("kind", kind), ("place", &event.place), ("reason", &event.reason)], event.count);
+    }
 }
 
 fn queue(text: &mut Text, figures: &Figures) {
