@@ -319,8 +319,11 @@ impl Namespace {
                 inode.attr.perm = stat.attr.perm;
                 inode.attr.uid = stat.attr.uid;
                 inode.attr.gid = stat.attr.gid;
-                inode.attr.mtime = inode.attr.mtime.max(stat.attr.mtime);
-                inode.attr.ctime = inode.attr.ctime.max(stat.attr.ctime);
+                // Where only we change names, the store's times are those of our own drain.
+                if !inode.dir.as_ref().is_some_and(|dir| dir.complete) {
+                    inode.attr.mtime = inode.attr.mtime.max(stat.attr.mtime);
+                    inode.attr.ctime = inode.attr.ctime.max(stat.attr.ctime);
+                }
             }
             inode.attr.size_bytes = stat.attr.size_bytes;
             return;
