@@ -9,6 +9,7 @@ pub mod gc;
 pub mod model;
 pub mod mount;
 pub mod plan;
+pub mod report;
 pub mod rescue;
 pub mod run;
 pub mod settings;
@@ -76,6 +77,8 @@ enum Verb {
     Umount(mount::UmountArgs),
     /// Tiers, queue, rates, runs, what is not durable yet
     Status(status::Args),
+    /// What happened in a run: where the bytes went, which programs did the I/O, what slowed it
+    Report(report::ReportArgs),
     /// Wait until all, or these paths, are durable
     Wait(wait::Args),
     /// Where a file is, in which state, by which rule and decision
@@ -137,6 +140,7 @@ pub fn main(program: &Program<'_>) -> u8 {
         Verb::Mount(args) => mount::mount(program, &args),
         Verb::Umount(args) => mount::umount(program, &args),
         Verb::Status(args) => status::status(program, &args),
+        Verb::Report(args) => report::report(program, &args),
         Verb::Wait(args) => wait::wait(program, &args),
         Verb::Why(args) => why::why(program, &args),
         Verb::Evict(args) => tend::evict(program, &args),
