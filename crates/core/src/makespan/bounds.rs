@@ -49,7 +49,53 @@ fn lower(machine: &Calibration, workload: &Workload, setup: &Setup) -> f64 {
     let busiest = load.seconds(machine, setup, &pace).into_iter().fold(0.0, f64::max);
     let barriers = barriers(workload);
     let parts = barriers.windows(2).map(|ends| part_s(machine, workload, setup, &pace, ends[0]..ends[1]));
-    start_s(machine, setup) + busiest.max(all.longest_s).max(all.work_s / slots).max(parts.sum())
+    let (before_s, after_s) = edges(machine, workload, setup, &pace);
+    let (read_bps, write_bps) = together_bps(machine, setup);
+    let reading = load.store_read / read_bps + after_s;
+    // What a write-back cache holds in the end is written all the same.
+    let writing = before_s + load.store_write / write_bps;
+    let whole = busiest.max(all.longest_s).max(all.work_s / slots);
+    start_s(machine, setup) + whole.max(parts.sum()).max(reading).max(writing)
+}
+
+/// What passes at the least before the first byte can be written to the store, and after the last byte of input was read from it.
+///
+/// The first: the earliest end of what comes before a file that goes there. The second: whoever reads last still computes and
+/// writes; it holds only where inputs are read by a task's first step and by nobody else.
+fn edges(machine: &Calibration, workload: &Workload, setup: &Setup, pace: &Pace) -> (f64, f64) {
+    let mut ends: Vec<f64> = Vec::with_capacity(workload.tasks.len());
+    let (mut before, mut after) = (f64::INFINITY, f64::INFINITY);
+    let is_input = |set: &usize| workload.sets[*set].fate == Fate::Input;
+    let goes_there = |set: &usize| setup.mode != Mode::InMemory || workload.sets[*set].fate == Fate::Final;
+    for task in &workload.tasks {
+        let mut now = task.after.iter().map(|&earlier| ends[earlier]).fold(0.0, f64::max);
+        let mut rest: f64 = 0.0;
+        for (number, step) in task.steps.iter().enumerate() {
+            let only_reads = Step { reads: step.reads.clone(), ..Step::default() };
+            let computed = Step { writes: Vec::new(), ..step.clone() };
+            if step.writes.iter().any(goes_there) {
+                before = before.min(now + step_s(workload, &computed, task.cores, pace));
+            }
+            let all = step_s(workload, step, task.cores, pace);
+            let fresh = step.reads.iter().filter(|set| is_input(set));
+            if step.reads.iter().any(is_input) && (number > 0 || !fresh.clone().all(|&set| pace.read_once[set])) {
+                after = 0.0;
+            }
+            rest += if number == 0 { all - step_s(workload, &only_reads, task.cores, pace) } else { all };
+            now += all;
+        }
+        if task.steps.first().is_some_and(|step| step.reads.iter().any(is_input)) {
+            let last = task.steps.last().map_or(&[][..], |step| &step.writes);
+            let tail = last.iter().map(|&set| tail_s(machine, workload, setup, set)).fold(0.0, f64::max);
+            // What it reads besides may be read after its last input, or before.
+            after = after.min(rest + tail);
+        }
+        ends.push(now);
+    }
+    // In memory what finds no room goes there before any final file does.
+    let spills = setup.mode != Mode::Store && !never_spills(workload, setup);
+    let finite = |seconds: f64| if seconds.is_finite() { seconds } else { 0.0 };
+    (if spills { 0.0 } else { finite(before) }, finite(after))
 }
 
 /// Indices at which everything after waits, by whatever chain, for everything before; with both ends.
@@ -355,8 +401,12 @@ fn tail_s(machine: &Calibration, workload: &Workload, setup: &Setup, set: usize)
         Mode::InMemory => workload.sets[set].fate == Fate::Final,
         Mode::CopyAll | Mode::Move => true,
     };
-    let written: f64 = workload.sets.iter().filter(|set| set.fate != Fate::Input).map(|set| set.bytes as f64).sum();
-    let never_spills = setup.tier_bytes.first().is_some_and(|&bytes| bytes as f64 >= written);
-    let copy_s = if never_spills { workload.sets[set].bytes as f64 / machine.agent.drain_bps } else { 0.0 };
+    let copy_s =
+        if never_spills(workload, setup) { workload.sets[set].bytes as f64 / machine.agent.drain_bps } else { 0.0 };
     if drained { machine.agent.quiet_s + copy_s } else { 0.0 }
+}
+
+fn never_spills(workload: &Workload, setup: &Setup) -> bool {
+    let written: f64 = workload.sets.iter().filter(|set| set.fate != Fate::Input).map(|set| set.bytes as f64).sum();
+    setup.tier_bytes.first().is_some_and(|&bytes| bytes as f64 >= written)
 }

@@ -75,6 +75,8 @@ pub struct Setup {
     pub dirty_bytes_max: u64,
     /// Whether what was read or written before may be in the page cache.
     pub page_cache: bool,
+    /// The drain begins when the last task has ended: for the upper bound.
+    pub drain_last: bool,
 }
 
 impl Setup {
@@ -88,6 +90,7 @@ impl Setup {
             drain_threads: 4,
             dirty_bytes_max: machine.memory_bytes / 4,
             page_cache: true,
+            drain_last: false,
         }
     }
 }
