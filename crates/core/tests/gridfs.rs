@@ -133,6 +133,13 @@ fn conditions_hold_or_fail() {
     assert_eq!((theirs.size_bytes, theirs.words), (3, Some(Words::new())));
     put(&store, "k", b"three", When::Is(&theirs.etag)).unwrap();
     assert_eq!(server.client(&["list"]), "c/k 5 ['surgetank']");
+    // Whose clock is ahead is followed all the same: a kill may leave both, and the younger counts.
+    server.client(&["delete", "c/k"]);
+    server.client_put("c/k", b"4444");
+    server.client(&["tomorrow", "c/k"]);
+    let theirs = store.head("k").unwrap().unwrap();
+    put(&store, "k", b"three", When::Is(&theirs.etag)).unwrap();
+    assert!(store.head("k").unwrap().unwrap().modified_nanos > theirs.modified_nanos);
     // Other words are another version; what strangers said beside them stays.
     server.client_put("c/t", b"theirs");
     let theirs = store.head("t").unwrap().unwrap();

@@ -3,6 +3,7 @@
 usage: client.py URL BUCKET COMMAND …   (URL names the data base)
     put NAME FILE         get NAME FILE       list        rename NAME TO    delete NAME    count COLLECTION
     fill PREFIX COUNT     (empty files in ten directories)       lock NAME
+    tomorrow NAME         (its clock is ahead)
     retire NAME SECONDS   (the ids of the chunks of a name's file are as if it had been begun so long ago, and its document is gone)
 """
 
@@ -37,6 +38,9 @@ elif command == "fill":
     db[bucket].files.insert_many([make(name) for name in names])
 elif command == "lock":
     db[bucket].surgetank.locks.insert_one({"_id": words[0], "by": bson.ObjectId()})
+elif command == "tomorrow":
+    later = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=1)
+    db[bucket].files.update_one({"filename": words[0]}, {"$set": {"uploadDate": later}})
 elif command == "retire":
     file = db[bucket].files.find_one({"filename": words[0]})
     seconds = file["_id"].generation_time.timestamp() - int(words[1])
