@@ -224,7 +224,11 @@ def main(workload: Workload) -> int:
             return 2
         return subprocess.run([PYTHON, *sys.argv], check=False).returncode
     if words.verb == "check":
-        wrong = [*compare(workload, place, words.size, size, processes), *workload.check(place, size, processes)]
+        wrong = list(compare(workload, place, words.size, size, processes))
+        try:
+            wrong += workload.check(place, size, processes)
+        except (OSError, ValueError) as error:
+            wrong.append(f"an output is missing or cannot be read: {error}")
         for what in wrong[:20]:
             print(f"{workload.name}: {what}", file=sys.stderr)
         return 1 if wrong else 0

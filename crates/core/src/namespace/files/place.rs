@@ -1,6 +1,7 @@
 //! Placing: a new version's plain file is made where placement says, under a hidden name as long as it has content to
 //! be copied first, and becomes the inode's replica only when it is complete (`adopt`).
 
+use crate::report::run::EventKind;
 use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, PoisonError};
 
@@ -278,10 +279,14 @@ impl Namespace {
         let reason = reason.rounded();
         let mut last = self.last_reason.lock().unwrap_or_else(PoisonError::into_inner);
         match &*last {
-            Some((known, words)) if *known == reason => words.clone(),
+            Some((known, words, brief)) if *known == reason => {
+                self.happened.count(EventKind::Placed, known.place(), brief, 0);
+                words.clone()
+            }
             _ => {
-                let words: Arc<str> = reason.to_string().into();
-                *last = Some((reason, words.clone()));
+                let (words, brief): (Arc<str>, Arc<str>) = (reason.to_string().into(), reason.brief().into());
+                self.happened.count(EventKind::Placed, reason.place(), &brief, 0);
+                *last = Some((reason, words.clone(), brief));
                 words
             }
         }
