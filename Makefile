@@ -43,6 +43,7 @@ fuzz: ## every decoder fuzzed for a minute: disk formats, configuration, sockets
 	$(ENV) scripts/fuzz
 
 bench: ## the figures of docs/performance.md, on this machine; two hours, `bench/run plan all` says of what
+	scripts/setup bench
 	scripts/setup test
 	cargo build --release --locked -p surgetank --bin surgetank --example doorbench --example slowfs
 	$(ENV) bench/run all

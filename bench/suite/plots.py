@@ -35,7 +35,7 @@ def speeds(records: list[dict]) -> list:
             ratio = paired_ratio(rounds["store"], rounds[name])
             points[name] = [round(value, 4) for value in (ratio.median, ratio.low, ratio.high)]
         found.append([record["store"]["preset"]["bandwidth_mib_s"], record["store"]["name"], points])
-    return sorted(found)
+    return sorted(found, key=lambda point: point[:2])
 
 
 def lines_by(records: list[dict], item: str, parameter: str, store: str, only: set[str]) -> dict[str, list]:

@@ -1,5 +1,6 @@
 """A comparison: the same work by several variants, under the same conditions."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -56,11 +57,11 @@ class Item:
     note: str = ""
 
 
-# Benches with harnesses of their own, and what each takes in full mode.
+# Benches with harnesses of their own, the program that each needs beside what scripts/setup brings, and what each takes.
 COLLECTED = [
-    ("figures", ["--rounds", "3"], "10 minutes: doors, metadata, start, drain, recovery"),
-    ("objects", ["--rounds", "3"], "5 minutes: S3 beside rclone"),
-    ("terrain", ["--rounds", "3"], "3 minutes: the workflow with a store of objects behind the link of the preset s3, simulated"),
+    ("figures", ["--rounds", "3"], "fio", "10 minutes: doors, metadata, start, drain, recovery"),
+    ("objects", ["--rounds", "3"], "rclone", "5 minutes: S3 beside rclone"),
+    ("terrain", ["--rounds", "3"], "tc", "3 minutes: the workflow with a store of objects behind the link of the preset s3, simulated"),
 ]
 
 
@@ -70,7 +71,10 @@ def collected(mode: str, results: Path) -> list[str]:
     if mode != "full":
         return failed
     (results / "collected").mkdir(parents=True, exist_ok=True)
-    for name, options, what in COLLECTED:
+    for name, options, program, what in COLLECTED:
+        if not shutil.which(program):
+            print(f"bench/{name}: NOT MEASURED: {program} is not on the path", flush=True)
+            continue
         print(f"bench/{name}: {what}", flush=True)
         done = subprocess.run([CHECKOUT / "bench" / name, *options, "--json", results / "collected" / f"{name}.json"], check=False)
         if done.returncode:
