@@ -106,7 +106,6 @@ static void claim_in(unsigned domain, int pid)
         slot->begun_ns = st_now_ns();
         memcpy(slot->program, program, sizeof program);
         memcpy(slot->command, command, sizeof command);
-        kernel_counts(slot->kernel_begun);
         __atomic_store_n(&slot->pid, (uint32_t)pid, __ATOMIC_RELEASE);
         own->states[domain] = &file->states[at];
         __atomic_store_n(&own->slots[domain], slot, __ATOMIC_RELEASE);
@@ -173,6 +172,14 @@ void st_counts_forked(void)
     st_streams_rebase();
 }
 
+static bool has_moved(const struct st_slot *slot)
+{
+    uint64_t bytes = 0;
+    for (unsigned which = 0; which < ST_IOS; which++)
+        bytes |= slot->io[which].read_bytes | slot->io[which].write_bytes;
+    return bytes != 0;
+}
+
 __attribute__((destructor)) static void end(void)
 {
     if (!st_counting)
@@ -183,7 +190,9 @@ __attribute__((destructor)) static void end(void)
         /* A vfork child that ends by exit: the slot is its parent's. */
         if (!slot || !st_on(ST_ON_INDEX) || slot->pid != (uint32_t)st_sys_getpid())
             continue;
-        kernel_counts(slot->kernel_ended);
+        /* It costs tens of microseconds, so only those pay who have read or written something. */
+        if (has_moved(slot))
+            kernel_counts(slot->kernel_ended);
         __atomic_store_n(&slot->ended_ns, st_now_ns(), __ATOMIC_RELEASE);
     }
 }
