@@ -14,7 +14,7 @@ use surgetank_core::bequest::Bequest;
 use surgetank_core::config::Config;
 use surgetank_core::error::Result;
 use surgetank_core::model::RunId;
-use surgetank_core::report::{Audit, Prefetch, Progress, Scope, Status, Summary, Verdict, Visibility, Why};
+use surgetank_core::report::{Audit, Figures, Prefetch, Progress, Scope, Status, Summary, Verdict, Visibility, Why};
 
 use super::keep::Channel;
 use super::wire::Account;
@@ -37,6 +37,8 @@ pub trait Engine: Send + Sync {
     /// What is not durable in the scope, and why. Open files that were written count as not durable.
     fn verdict(&self, scope: &Scope) -> Verdict;
     fn summary(&self, run: Option<RunId>) -> Summary;
+    /// For the metrics. Never waits for the store.
+    fn figures(&self) -> Figures;
     /// Frees the tier copies of a durable file, or of all below a directory; returns the bytes freed.
     fn evict(&self, path: &[u8]) -> Result<u64>;
     fn pin(&self, path: &[u8], on: bool) -> Result<()>;

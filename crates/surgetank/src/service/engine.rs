@@ -12,9 +12,9 @@ use surgetank_core::model::{Mode, RunId};
 use surgetank_core::namespace::tree::State;
 use surgetank_core::namespace::{Namespace, Undurable};
 use surgetank_core::report::{
-    Audit, Conflict, DeadlineStatus, DeviceStatus, DrainStatus, DrainSummary, FileState, Health, MountSummary, NoRoom,
-    NotDurable, Oldest, PathText, Prefetch, Progress, Queue, ReplicaStatus, Scope, Status, Summary, TierStatus,
-    TierSummary, Trouble, Undelivered, Verdict, Why,
+    Audit, Conflict, DeadlineStatus, DeviceStatus, DrainFigures, DrainStatus, DrainSummary, Figures, FileState, Health,
+    MountSummary, NoRoom, NotDurable, Oldest, PathText, Prefetch, Progress, Queue, ReplicaStatus, Scope, Status,
+    Summary, TierFigures, TierStatus, TierSummary, Trouble, Undelivered, Verdict, Why,
 };
 use surgetank_core::store::StorePath;
 
@@ -436,6 +436,34 @@ impl Engine for Served {
             .collect();
         summary.refused = self.refusals.as_ref().map(|refusals| refusals.list()).unwrap_or_default();
         summary
+    }
+
+    fn figures(&self) -> Figures {
+        let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let mut tiers: Vec<TierFigures> = Vec::new();
+        for device in self.namespace.tiers.devices() {
+            let index = tiers.iter().position(|tier| tier.name == device.tier_name()).unwrap_or_else(|| {
+                tiers.push(TierFigures { name: device.tier_name().to_owned(), ..TierFigures::default() });
+                tiers.len() - 1
+            });
+            let counters = device.counters();
+            tiers[index].evictions += load(&counters.evictions);
+            tiers[index].evicted_bytes += load(&counters.evicted_bytes);
+            tiers[index].errors += load(&counters.errors);
+        }
+        Figures {
+            status: self.status(),
+            summary: self.summary(None),
+            tiers,
+            drain: DrainFigures {
+                copied_bytes: load(&self.drain.counters.staged_bytes),
+                operations: load(&self.drain.counters.operations),
+                conflicts: load(&self.drain.counters.conflicts),
+            },
+            store_lookups: load(&self.namespace.counters.store_stats),
+            store_listings: load(&self.namespace.counters.store_lists),
+            events: self.namespace.happened.events(),
+        }
     }
 
     fn evict(&self, path: &[u8]) -> Result<u64> {
