@@ -45,7 +45,7 @@ struct st_io {
 struct st_slot {
     uint32_t pid, parent;
     uint64_t begun_ns, ended_ns; /* CLOCK_MONOTONIC; 0: not yet */
-    uint64_t kernel_begun[ST_KERNEL], kernel_ended[ST_KERNEL];
+    uint64_t kernel_ended[ST_KERNEL]; /* all 0: not looked at */
     struct st_io io[ST_IOS];
     uint8_t program[ST_PROGRAM_BYTES];
     uint8_t command[ST_COMMAND_BYTES]; /* words, each ended by a NUL */

@@ -29,7 +29,7 @@
     X(__read_chk) X(__pread_chk) X(__pread64_chk) X(readv) X(writev) X(preadv) X(preadv64) X(pwritev) X(pwritev64)      \
     X(preadv2) X(preadv64v2) X(pwritev2) X(pwritev64v2) X(sendfile) X(sendfile64) X(splice) X(mmap) X(mmap64)           \
     X(close) X(__close) X(close_range) X(closefrom) X(dup2) X(dup3)                                                      \
-    X(fclose) X(fseek) X(fseeko) X(fseeko64) X(fsetpos) X(fsetpos64) X(rewind)                                           \
+    X(wait) X(waitpid) X(wait3) X(wait4) X(system) X(fclose) X(fseek) X(fseeko) X(fseeko64) X(fsetpos) X(fsetpos64) X(rewind)                                           \
     X(inotify_add_watch) X(fanotify_mark) X(name_to_handle_at) X(bind) X(connect)
 
 enum st_next_number {

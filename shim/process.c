@@ -96,6 +96,7 @@ FTS_OPEN(fts64_open)
 ST_WRAP(pid_t, fork, void)
 {
     pid_t (*next)(void) = ST_NEXT(fork);
+    st_streams_forking();
     pid_t child = next ? next() : failed(ENOSYS);
     if (child == 0) {
         st_self_forked();

@@ -25,8 +25,11 @@ struct stream {
 static struct stream streams[STREAMS];
 static struct stream standard[3];
 
+/* (In a sandbox no system call of ours may be made.) */
 static int64_t position_of(int descriptor)
 {
+    if (!st_on(ST_ON_INDEX))
+        return -1;
     long at = st_sys(__NR_lseek, descriptor, 0, SEEK_CUR);
     return st_sys_failed(at) ? -1 : at;
 }
@@ -173,9 +176,18 @@ void st_streams_end(void)
     }
 }
 
+/* A vfork child has its parent's memory and other descriptors. */
+static bool is_vforked(void)
+{
+    int pid;
+    return st_self(&pid) == ST_SELF_VFORKED;
+}
+
 void st_streams_leave(void)
 {
-    for (unsigned at = 0; st_counting && at < STREAMS + 3; at++) {
+    if (!st_counting || is_vforked())
+        return;
+    for (unsigned at = 0; at < STREAMS + 3; at++) {
         struct stream *stream = at < STREAMS ? &streams[at] : &standard[at - STREAMS];
         if (stream->file)
             account(stream, false);
@@ -185,7 +197,7 @@ void st_streams_leave(void)
 void st_streams_moved(int descriptor, bool before)
 {
     struct stream *stream = &standard[descriptor];
-    if (!stream->file)
+    if (!stream->file || is_vforked())
         return;
     if (before)
         account(stream, true);
@@ -287,4 +299,58 @@ ST_WRAP(void, rewind, FILE *file)
     if (next)
         next(file);
     sought(stream);
+}
+
+/* ---- Children write to the same standard streams: what they moved, between fork and wait, is theirs. */
+
+void st_streams_forking(void)
+{
+    for (unsigned which = 0; st_counting && which < 3; which++)
+        if (standard[which].file && !is_vforked())
+            account(&standard[which], false);
+}
+
+static void waited(void)
+{
+    for (unsigned which = 0; st_counting && which < 3; which++) {
+        struct stream *stream = &standard[which];
+        if (!stream->file || st_kind_of(stream->descriptor) < ST_KIND_OURS || is_vforked())
+            continue;
+        stream->passed = 0;
+        stream->position = stream->logical = position_of(stream->descriptor);
+    }
+}
+
+#define WAITS(name, TYPES, PARAMETERS, ARGUMENTS)             \
+    ST_WRAP(pid_t, name, PARAMETERS)                        \
+    {                                                          \
+        pid_t (*next)(TYPES) = ST_NEXT(name);                \
+        pid_t child = -1;                                      \
+        if (next)                                              \
+            child = next(ARGUMENTS);                           \
+        else                                                   \
+            errno = ENOSYS;                                    \
+        if (child > 0)                                         \
+            waited();                                          \
+        return child;                                          \
+    }
+WAITS(wait, void *, void *status, status)
+WAITS(waitpid, LIST(pid_t, void *, int), LIST(pid_t pid, void *status, int options), LIST(pid, status, options))
+WAITS(wait3, LIST(void *, int, void *), LIST(void *status, int options, void *usage), LIST(status, options, usage))
+WAITS(wait4, LIST(pid_t, void *, int, void *), LIST(pid_t pid, void *status, int options, void *usage),
+      LIST(pid, status, options, usage))
+
+ST_WRAP(int, system, const char *line)
+{
+    int (*next)(const char *) = ST_NEXT(system);
+    st_streams_forking();
+    if (!next) {
+        errno = ENOSYS;
+        return -1;
+    }
+    int status = next(line);
+    int before = errno;
+    waited();
+    errno = before;
+    return status;
 }

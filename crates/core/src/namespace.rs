@@ -107,6 +107,13 @@ pub struct Counters {
     pub spills: AtomicU64,
 }
 
+/// The last decision's reason as a sentence and in brief: most are like the one before.
+struct LastReason {
+    reason: crate::placement::Reason,
+    sentence: Arc<str>,
+    brief: Arc<str>,
+}
+
 pub struct Namespace {
     pub config: Config,
     pub rules: RuleSet,
@@ -149,7 +156,7 @@ pub struct Namespace {
     unsynced_came: Condvar,
     promises: files::Promises,
     gone_next: AtomicU32,
-    last_reason: Mutex<Option<(crate::placement::Reason, Arc<str>, Arc<str>)>>,
+    last_reason: Mutex<Option<LastReason>>,
     pub(crate) unwritten: Mutex<Vec<crate::model::Change>>,
     pub(crate) troubles: Mutex<Vec<Noted>>,
     /// So many wait for everything.

@@ -180,6 +180,20 @@ os.waitpid(pid, 0)
 END
 /usr/bin/python3 p.py"#,
     );
+    // Children that write to the shell's own standard output, streams that are inherited, moved and left to the end.
+    run(
+        "shells",
+        r#"cat > v.py <<'END'
+import subprocess
+print('parent one', flush=True)
+subprocess.run(['sh', '-c', 'echo child; cat /etc/passwd'], stdout=open('v.child', 'w'))
+subprocess.run(['true'], stdout=subprocess.DEVNULL)
+print('parent two' * 1000)
+END
+/usr/bin/python3 v.py > v.out; /usr/bin/python3 v.py | cat > v.piped
+awk 'BEGIN { for (i = 0; i < 3000; i++) print i > "v.awk"; system("echo q"); print "end" }' > v.said
+sort v.awk > v.sorted; (echo a; cat v.awk; printf b) > v.mixed; sed -i s/1/2/ v.mixed"#,
+    );
     let record = run(
         "gdal",
         "/usr/bin/python3 -c \"open('x.asc','w').write('ncols 200\\nnrows 200\\nxllcorner 0\\nyllcorner 0\\ncellsize 1\\n' + ('\\n'.join(' '.join(str(i*j%250) for i in range(200)) for j in range(200))))\"; gdal_translate -q -of GTiff x.asc y.tif; gdal_translate -q -co COMPRESS=DEFLATE y.tif z.tif; gdalinfo -checksum z.tif > info",

@@ -58,7 +58,6 @@ pub struct RawSlot {
     pub parent: u32,
     pub begun_ns: u64,
     pub ended_ns: u64,
-    pub kernel_begun: [u64; 6],
     pub kernel_ended: [u64; 6],
     pub io: [RawIo; 2],
     pub program: [u8; PROGRAM_BYTES],
@@ -89,8 +88,7 @@ pub struct Counted {
     pub ended_ns: u64,
     pub plain: Io,
     pub mount: Io,
-    pub kernel_begun: Kernel,
-    /// `None`: as `ended_ns`.
+    /// `None`: it did not come to its end, or moved nothing.
     pub kernel_ended: Option<Kernel>,
     pub program: String,
     pub command: String,
@@ -225,8 +223,7 @@ impl Counts {
             ended_ns: raw.ended_ns,
             plain: io_of(&raw.io[0]),
             mount: io_of(&raw.io[1]),
-            kernel_begun: kernel_of(&raw.kernel_begun),
-            kernel_ended: (raw.ended_ns != 0).then(|| kernel_of(&raw.kernel_ended)),
+            kernel_ended: raw.kernel_ended.iter().any(|count| *count != 0).then(|| kernel_of(&raw.kernel_ended)),
             program: text_of(&raw.program),
             command: text_of(&raw.command),
         })
@@ -317,7 +314,7 @@ mod tests {
         }
         says!(RawIo, "st_io": read_opens, write_opens, create_opens, read_bytes, write_bytes, stream_read_bytes,
             stream_write_bytes, sync_calls, map_calls, mapped_bytes, read_ns, write_ns, read_sizes, write_sizes);
-        says!(RawSlot, "st_slot": pid, parent, begun_ns, ended_ns, kernel_begun, kernel_ended, io, program, command);
+        says!(RawSlot, "st_slot": pid, parent, begun_ns, ended_ns, kernel_ended, io, program, command);
         says!(Head, "st_counts": magic, layout, slot_bytes, usable, lost, states);
         for (constant, value) in [
             ("ST_COUNTS_MAGIC", MAGIC),

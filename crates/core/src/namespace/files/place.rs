@@ -11,10 +11,10 @@ use crate::placement::{self, Ask, AskKind, DirtyRoom, Expected, Place};
 use crate::store::verdict::{self, Verdict};
 use crate::store::{Cred, StorePath};
 
-use super::super::Namespace;
 use super::super::content::{Content, Lies};
 use super::super::journal::Txn;
 use super::super::tree::{Name, PlainId, Tree};
+use super::super::{LastReason, Namespace};
 use super::{LEFT_TO_THE_MOUNT, Via};
 
 /// A new version's plain file, before it is bound to an inode.
@@ -279,15 +279,15 @@ impl Namespace {
         let reason = reason.rounded();
         let mut last = self.last_reason.lock().unwrap_or_else(PoisonError::into_inner);
         match &*last {
-            Some((known, words, brief)) if *known == reason => {
-                self.happened.count(EventKind::Placed, known.place(), brief, 0);
-                words.clone()
+            Some(last) if last.reason == reason => {
+                self.happened.count(EventKind::Placed, reason.place(), &last.brief, 0);
+                last.sentence.clone()
             }
             _ => {
-                let (words, brief): (Arc<str>, Arc<str>) = (reason.to_string().into(), reason.brief().into());
+                let (sentence, brief): (Arc<str>, Arc<str>) = (reason.to_string().into(), reason.brief().into());
                 self.happened.count(EventKind::Placed, reason.place(), &brief, 0);
-                *last = Some((reason, words.clone(), brief));
-                words
+                *last = Some(LastReason { reason, sentence: sentence.clone(), brief });
+                sentence
             }
         }
     }

@@ -112,9 +112,9 @@ impl Processes {
         alive: bool,
     ) -> Process {
         let ended_ns = if one.ended_ns != 0 { Some(one.ended_ns) } else { next.map(|next| next.begun_ns) };
-        let kernel_end = one.kernel_ended.or(next.map(|next| next.kernel_begun));
+        let kernel_end = one.kernel_ended;
         let of_children = if kernel_end.is_some() { self.children.remove(&one.pid) } else { None };
-        let kernel = kernel_end.map(|end| less(&less(&end, &one.kernel_begun), &of_children.unwrap_or_default()));
+        let kernel = kernel_end.map(|end| less(&end, &of_children.unwrap_or_default()));
         if let (Some(end), None) = (kernel_end, next) {
             self.children.entry(one.parent).or_default().join(&end);
         }
@@ -278,7 +278,6 @@ mod tests {
             ended_ns,
             plain: Io::default(),
             mount: Io::default(),
-            kernel_begun: Kernel::default(),
             kernel_ended: (ended_ns != 0).then(Kernel::default),
             program: program.into(),
             command: program.into(),
@@ -308,14 +307,13 @@ mod tests {
         shell.plain.read_bytes = 1;
         let mut killed = counted(1, NOBODY, "sleep", 5000, 0);
         killed.plain.write_bytes = 2;
-        killed.kernel_begun.read_bytes = 10;
         processes.gather(vec![killed.clone(), shell.clone()], HashMap::new(), &since(), false);
         processes.gather(vec![killed, shell], HashMap::new(), &since(), true);
         let record = record(&mut processes);
         assert_eq!(record.processes.len(), 2, "each once");
         let [sh, sleep] = &record.processes[..] else { unreachable!() };
         assert_eq!((sh.program.as_str(), sh.ended_us, sh.io.shim.read_bytes), ("sh", Some(5), 1));
-        assert_eq!(sh.kernel.map(|kernel| kernel.read_bytes), Some(10), "up to the exec");
+        assert_eq!(sh.kernel, None, "the kernel counts the process on");
         assert_eq!(sh.counted, How::Shim);
         assert_eq!((sleep.counted, sleep.io.shim.write_bytes, sleep.kernel), (How::ShimCutShort, 2, None));
     }
