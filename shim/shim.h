@@ -141,6 +141,7 @@ struct _IO_FILE;
 void st_streams_start(void);
 void st_streams_rebase(void); /* in a fork child: what is counted from here on is its own */
 void st_streams_end(void);
+void st_streams_leave(void); /* before exec, which leaves what waits to be written behind */
 void st_streams_moved(int descriptor, bool before); /* around what puts another file under a standard stream */
 void st_streams_passed(int descriptor, uint64_t bytes); /* by read or write on it, not by stdio */
 void st_stream_opened(struct _IO_FILE *stream, int descriptor);

@@ -17,7 +17,10 @@ struct stream {
     FILE *file; /* NULL: free */
     int descriptor;
     uint64_t passed;   /* by read and write on the descriptor since `position` */
-    int64_t position;  /* up to there it is counted */
+    /* Counted up to there: the descriptor's position, and where a program that writes goes on. Between two seeks a stream is
+     * only read or only written, as the standard wants it. */
+    int64_t position, logical;
+    int64_t buffered; /* when a seek begins: libc has the file's content from here to `position` */
 };
 static struct stream streams[STREAMS];
 static struct stream standard[3];
@@ -48,8 +51,21 @@ static struct stream *find(FILE *file, bool make)
     return NULL;
 }
 
-/* Counts up to now. */
-static void account(struct stream *stream)
+/* Where the program goes on, or -1. Who holds the stream's lock is not waited for: the program may be ending. */
+static int64_t logical_of(FILE *file)
+{
+    int before = errno;
+    int64_t at = -1;
+    if (ftrylockfile(file) == 0) {
+        at = ftello(file);
+        funlockfile(file);
+    }
+    errno = before;
+    return at;
+}
+
+/* Counts up to now; `flushed`: and what waits to be written, as it is going to be. */
+static void account(struct stream *stream, bool flushed)
 {
     struct st_io *io = st_io_of(st_kind_of(stream->descriptor));
     int64_t now = io ? position_of(stream->descriptor) : -1;
@@ -57,12 +73,17 @@ static void account(struct stream *stream)
     if (now < 0)
         return;
     bool writes = __fwriting(stream->file) != 0;
-    int64_t bytes = now - stream->position - (int64_t)passed;
+    int64_t pending = writes ? (int64_t)__fpending(stream->file) : 0, to = now + pending;
+    /* What was read ahead is given back only when it writes. */
+    if (pending && __freadable(stream->file)) {
+        int64_t logical = logical_of(stream->file);
+        to = logical >= 0 ? logical : to;
+    }
+    to -= flushed ? 0 : pending;
+    int64_t bytes = to - (writes ? stream->logical : stream->position) - (int64_t)passed;
     /* A standard stream whose buffer was never made was never used: others share its descriptor. */
     bool used = stream->file && (stream->descriptor > 2 || __fbufsize(stream->file) != 0);
-    if (writes)
-        bytes += (int64_t)__fpending(stream->file);
-    stream->position = now;
+    stream->position = stream->logical = to;
     if (bytes <= 0 || !used)
         return;
     st_add(writes ? &io->write_bytes : &io->read_bytes, (uint64_t)bytes);
@@ -78,7 +99,7 @@ void st_stream_opened(FILE *file, int descriptor)
         return;
     stream->descriptor = descriptor;
     stream->passed = 0;
-    stream->position = position_of(descriptor);
+    stream->position = stream->logical = position_of(descriptor);
 }
 
 /* One that was opened by the mount is not known: it began at the front. */
@@ -93,7 +114,7 @@ static struct stream *known(FILE *file)
         return NULL;
     stream->descriptor = descriptor;
     stream->passed = 0;
-    stream->position = 0;
+    stream->position = stream->logical = 0;
     return stream;
 }
 
@@ -108,7 +129,7 @@ void st_stream_closing(FILE *file)
         descriptor = fileno(file);
         errno = before;
     } else {
-        account(stream);
+        account(stream, true);
         if (stream < standard || stream >= standard + 3)
             __atomic_store_n(&stream->file, NULL, __ATOMIC_RELEASE);
     }
@@ -121,7 +142,7 @@ static void begin_standard(int number, FILE *file)
     struct stream *stream = &standard[number];
     stream->descriptor = number;
     stream->passed = 0;
-    stream->position = st_kind_of(number) >= ST_KIND_OURS ? position_of(number) : 0;
+    stream->position = stream->logical = st_kind_of(number) >= ST_KIND_OURS ? position_of(number) : 0;
     stream->file = file;
 }
 
@@ -139,7 +160,7 @@ void st_streams_rebase(void)
         if (!stream->file || st_kind_of(stream->descriptor) < ST_KIND_OURS)
             continue;
         stream->passed = 0;
-        stream->position = position_of(stream->descriptor);
+        stream->position = stream->logical = position_of(stream->descriptor);
     }
 }
 
@@ -148,7 +169,16 @@ void st_streams_end(void)
     for (unsigned at = 0; at < STREAMS + 3; at++) {
         struct stream *stream = at < STREAMS ? &streams[at] : &standard[at - STREAMS];
         if (stream->file)
-            account(stream);
+            account(stream, true);
+    }
+}
+
+void st_streams_leave(void)
+{
+    for (unsigned at = 0; st_counting && at < STREAMS + 3; at++) {
+        struct stream *stream = at < STREAMS ? &streams[at] : &standard[at - STREAMS];
+        if (stream->file)
+            account(stream, false);
     }
 }
 
@@ -158,7 +188,7 @@ void st_streams_moved(int descriptor, bool before)
     if (!stream->file)
         return;
     if (before)
-        account(stream);
+        account(stream, true);
     else
         begin_standard(descriptor, stream->file);
 }
@@ -193,26 +223,41 @@ ST_WRAP(FILE *, fdopen, int descriptor, const char *mode)
     return file;
 }
 
-/* Before: what was moved so far. After: libc may have read the rest of a block. */
+/* A seek to where the buffer has the file's content moves nothing; another one goes to the beginning of a block, and reads at
+ * least up to where the program wants to be. */
 static struct stream *seeking(FILE *file)
 {
     struct stream *stream = st_counting && file ? known(file) : NULL;
-    if (stream)
-        account(stream);
+    if (!stream)
+        return NULL;
+    account(stream, true);
+    /* (What was written is flushed, and not kept; before its first seek libc does not know where it is.) */
+    bool has = !__fwriting(file) && file->_IO_read_base && file->_offset >= 0;
+    stream->buffered = stream->position - (has ? file->_IO_read_end - file->_IO_buf_base : 0);
     return stream;
 }
 
 static void sought(struct stream *stream)
 {
     int64_t now = stream ? position_of(stream->descriptor) : -1;
-    if (now < 0 || now == stream->position)
+    if (now < 0)
         return;
-    int before = errno;
-    off_t logical = ftello(stream->file);
-    errno = before;
-    int64_t block = (int64_t)__fbufsize(stream->file);
-    int64_t read_from = block > 0 ? logical - logical % block : logical;
-    stream->position = logical >= 0 && now > logical && read_from < now ? read_from : now;
+    FILE *file = stream->file;
+    int64_t logical = logical_of(file);
+    struct st_io *io = st_io_of(st_kind_of(stream->descriptor));
+    bool had_it = stream->buffered < stream->position && logical >= stream->buffered && logical <= stream->position;
+    int64_t read = file->_IO_read_end - file->_IO_read_base, block = (int64_t)__fbufsize(file);
+    struct stat stat;
+    /* Beyond the file's end it has read in vain, and thrown that away. */
+    if (io && !had_it && read == 0 && logical > 0 && block > 0 && logical % block && __freadable(file) &&
+        !st_sys_failed(st_sys_fstat(stream->descriptor, &stat)) && stat.st_size < logical)
+        read = stat.st_size - (logical - logical % block);
+    if (io && logical >= 0 && !had_it && read > 0) {
+        st_add(&io->read_bytes, (uint64_t)read);
+        st_add(&io->stream_read_bytes, (uint64_t)read);
+    }
+    stream->position = now;
+    stream->logical = logical >= 0 ? logical : now;
 }
 
 #define SEEKS(result, name, failure, TYPES, PARAMETERS, ARGUMENTS)                    \

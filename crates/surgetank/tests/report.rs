@@ -97,7 +97,7 @@ fn is_as_traced(scene: &Scene, name: &str, script: &str) -> Value {
     for (what, told, is) in [("read", told.0, true_bytes.0), ("written", told.1, true_bytes.1)] {
         let off = told.abs_diff(is);
         println!("{name}: {what}: recorded {told}, strace {is}");
-        assert!(off * 100 <= is, "{name}: {what}: recorded {told}, strace saw {is}\n{record:#}");
+        assert!(off * 100 <= is, "{name}: {what}: recorded {told}, strace saw {is}\n{:#}", record["programs"]);
     }
     record
 }
@@ -154,7 +154,7 @@ gcc -o s s.c; ./s > s.said; ./s >> s.said; wc -c s.out s.said"#,
     );
     run(
         "gcc",
-        "for n in 1 2 3; do echo \"#include <stdio.h>\nint f$n(void) { return printf(\\\"%d\\\", $n); }\" > g$n.c; gcc -c g$n.c; done; ar rc lib.a g1.o g2.o g3.o; ranlib lib.a",
+        "for n in 1 2 3; do echo \"#include <stdio.h>\nint f$n(void) { return printf(\\\"%d\\\", $n); }\" > g$n.c; gcc -fPIC -c g$n.c; done; gcc -shared -o lib.so g1.o g2.o g3.o; ar rc lib.a g1.o g2.o g3.o; ranlib lib.a",
     );
     run(
         "sqlite",
@@ -182,7 +182,7 @@ END
     );
     let record = run(
         "gdal",
-        "gdal_translate -q -of GTiff -outsize 400 400 -ot Byte <(:) x.tif 2>/dev/null || /usr/bin/python3 -c \"open('x.asc','w').write('ncols 200\\nnrows 200\\nxllcorner 0\\nyllcorner 0\\ncellsize 1\\n' + ('\\n'.join(' '.join(str(i*j%250) for i in range(200)) for j in range(200))))\"; gdal_translate -q -of GTiff x.asc y.tif; gdal_translate -q -co COMPRESS=DEFLATE y.tif z.tif; gdalinfo -checksum z.tif > info",
+        "/usr/bin/python3 -c \"open('x.asc','w').write('ncols 200\\nnrows 200\\nxllcorner 0\\nyllcorner 0\\ncellsize 1\\n' + ('\\n'.join(' '.join(str(i*j%250) for i in range(200)) for j in range(200))))\"; gdal_translate -q -of GTiff x.asc y.tif; gdal_translate -q -co COMPRESS=DEFLATE y.tif z.tif; gdalinfo -checksum z.tif > info",
     );
     assert_eq!(record["exit"], 0);
 }
@@ -232,10 +232,9 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert_eq!(pythons[1]["parent"], pythons[0]["pid"]);
     let written = |process: &Value| COUNTED.iter().map(|door| number(&process["io"][door]["write_bytes"])).sum::<u64>();
     assert_eq!((written(pythons[0]), written(pythons[1])), (1234, 70000));
-    assert!(
-        pythons.iter().all(|process| process["counted"] == "shim_cut_short" && process["ended_us"].is_u64()),
-        "{pythons:#?}"
-    );
+    let counted = (&pythons[0]["counted"], &pythons[1]["counted"]);
+    assert_eq!(counted, (&"shim_cut_short".into(), &"shim".into()), "killed, and gone on as bash");
+    assert!(pythons.iter().all(|process| process["ended_us"].is_u64()), "{pythons:#?}");
     // After its exec the child is another program's process with the same number.
     let bash = record["processes"]
         .as_array()
@@ -285,7 +284,7 @@ fn an_agent_that_is_replaced_goes_on_with_the_record() {
     assert_eq!(moved(&record, "dd", &COUNTED).1, 150_000, "{record:#}");
     assert_eq!(record["exit"], 0);
     let points = record["samples"]["points"].as_array().unwrap();
-    assert!(points.len() > 10 && points.windows(2).all(|two| number(&two[0]["at_us"]) <= number(&two[1]["at_us"])));
+    assert!(points.len() >= 2 && points.windows(2).all(|two| number(&two[0]["at_us"]) <= number(&two[1]["at_us"])));
 }
 
 #[test]

@@ -190,7 +190,7 @@ pub struct Fill {
 pub enum Counted {
     /// By the preload shim, to its end.
     Shim,
-    /// By the preload shim, until the process was killed or went on as something that we do not count (`exec` of a static program).
+    /// By the preload shim, until the process was killed or went on as something that does not count (`exec` of a static program).
     ShimCutShort,
     /// By the agent only, in the mount or at seccomp's stops: a static program, one without the shim.
     #[default]

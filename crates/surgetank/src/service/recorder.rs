@@ -41,6 +41,9 @@ const SHARE: u32 = 200;
 /// How often is written down how far it is.
 const NOTED_EVERY: Duration = Duration::from_secs(2);
 
+/// Place of hits of which it is not known on which tier they were.
+const IN_THE_TIERS: &str = "tiers";
+
 pub struct Recorder {
     namespace: Arc<Namespace>,
     drain: Arc<Drain>,
@@ -315,6 +318,13 @@ impl Recorder {
             record.files = files;
         }
         recording.processes.write_into(record);
+        // Nobody asked the agent for these.
+        let count = record.programs.iter().map(|program| program.io.shim.read_opens).sum();
+        record.events.retain(|event| event.place != IN_THE_TIERS);
+        if count > 0 {
+            let (place, reason) = (IN_THE_TIERS.into(), "opened there by programs themselves (preload shim)".into());
+            record.events.push(Event { kind: EventKind::Hit, place, reason, count, bytes: 0 });
+        }
     }
 
     fn sample(&self, recording: &mut Recording) {

@@ -62,7 +62,7 @@ impl Shelf {
                 }
                 opened => opened?,
             };
-            let mut text = serde_json::to_vec_pretty(record)?;
+            let mut text = serde_json::to_vec(record)?;
             text.push(b'\n');
             file.write_all(&text)?;
             fs::rename(&temporary, self.dir.join(name))

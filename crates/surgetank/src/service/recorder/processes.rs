@@ -89,16 +89,16 @@ impl Processes {
             let later_has = counted
                 .iter()
                 .any(|other| other.pid == one.pid && other.begun_ns > one.begun_ns && other.mount != Io::default());
-            let seen = if last_of_it || (has_mount && !later_has) { seen.remove(&one.pid) } else { None };
+            // It went on as a program that does not count: what the agent saw is that one's.
+            let left = |seen: &Seen| one.ended_ns == 0 && last_of_it && !is_named(seen, &one.program);
+            let is_its = last_of_it || (has_mount && !later_has);
+            let is_its = is_its && !seen.get(&one.pid).is_some_and(left);
+            let seen = if is_its { seen.remove(&one.pid) } else { None };
             let process = self.of_counted(one, next, seen, since, alive);
             self.settled.insert(one.slot);
             self.add(process);
         }
-        // Programs whose process goes on in another one that counts are not alone with the agent.
         for (pid, seen) in seen {
-            if counted.iter().any(|one| one.pid == pid) {
-                continue;
-            }
             self.add(of_seen(pid, seen, since));
         }
     }
@@ -129,7 +129,7 @@ impl Processes {
                 None if alive => None,
                 None => Some(since.of(Instant::now())),
             },
-            counted: if one.ended_ns != 0 || alive { How::Shim } else { How::ShimCutShort },
+            counted: if one.ended_ns != 0 || alive || next.is_some() { How::Shim } else { How::ShimCutShort },
             kernel,
             ..Process::default()
         };
@@ -198,6 +198,13 @@ impl Processes {
             std::cmp::Reverse(total.bytes() + total.estimated_read_bytes + total.estimated_write_bytes)
         });
     }
+}
+
+/// The kernel shortens names.
+fn is_named(seen: &Seen, program: &str) -> bool {
+    const NAME_BYTES_MAX: usize = 15;
+    let name = program.as_bytes();
+    name.get(..NAME_BYTES_MAX).unwrap_or(name) == seen.program.as_bytes()
 }
 
 fn of_seen(pid: u32, seen: Seen, since: &Since) -> Process {
@@ -281,7 +288,7 @@ mod tests {
     fn seen(pid: u32) -> Seen {
         let now = Instant::now();
         let (mediated, direct) = (Io::default(), Io::default());
-        Seen { run: RunId(1), pid, parent: 1, program: "seen".into(), begun: now, last: now, mediated, direct }
+        Seen { run: RunId(1), pid, parent: 1, program: "dd".into(), begun: now, last: now, mediated, direct }
     }
 
     fn since() -> Since {
@@ -309,6 +316,7 @@ mod tests {
         let [sh, sleep] = &record.processes[..] else { unreachable!() };
         assert_eq!((sh.program.as_str(), sh.ended_us, sh.io.shim.read_bytes), ("sh", Some(5), 1));
         assert_eq!(sh.kernel.map(|kernel| kernel.read_bytes), Some(10), "up to the exec");
+        assert_eq!(sh.counted, How::Shim);
         assert_eq!((sleep.counted, sleep.io.shim.write_bytes, sleep.kernel), (How::ShimCutShort, 2, None));
     }
 
@@ -358,6 +366,19 @@ mod tests {
         assert_eq!((process.counted, process.io.mediated.read_bytes), (How::Agent, 7));
         assert_eq!((process.io.passthrough_unseen.estimated_read_bytes, process.io.total().bytes()), (9, 7));
         assert_eq!(record.processes_total, 1);
+    }
+
+    #[test]
+    fn what_a_process_does_after_it_became_a_static_program_is_that_ones() {
+        let mut processes = Processes::default();
+        let mut agent = seen(NOBODY);
+        agent.program = "static".into();
+        agent.mediated.write_bytes = 7;
+        processes.gather(vec![counted(0, NOBODY, "bash", 1, 0)], HashMap::from([(NOBODY, agent)]), &since(), false);
+        let record = record(&mut processes);
+        let of =
+            |name: &str| record.programs.iter().find(|program| program.program == name).unwrap().io.total().write_bytes;
+        assert_eq!((of("bash"), of("static")), (0, 7));
     }
 
     #[test]
