@@ -276,6 +276,8 @@ fn program_names(text: &str) -> std::result::Result<Vec<String>, String> {
 pub(super) const STORE_SCHEMES: &[&str] = &[
     #[cfg(feature = "s3")]
     "s3",
+    #[cfg(feature = "gridfs")]
+    "mongodb",
     #[cfg(feature = "redis")]
     "redis",
     #[cfg(feature = "redis")]
@@ -302,6 +304,8 @@ fn store_place(text: &str) -> std::result::Result<Place, String> {
         ("file", _) => Err(format!("'{text}' names a host; a file URL has three slashes: file:///path")),
         #[cfg(feature = "s3")]
         ("s3", _) => understood(text, crate::store::s3::Place::parse(text).map(drop)),
+        #[cfg(feature = "gridfs")]
+        ("mongodb", _) => understood(text, crate::store::gridfs::Place::parse(text).map(drop)),
         #[cfg(feature = "redis")]
         ("redis" | "rediss", _) => understood(text, crate::store::redis::Place::parse(text).map(drop)),
         #[cfg(feature = "webhdfs")]
@@ -316,7 +320,7 @@ fn store_place(text: &str) -> std::result::Result<Place, String> {
     }
 }
 
-#[cfg(any(feature = "redis", feature = "s3", feature = "webhdfs"))]
+#[cfg(any(feature = "gridfs", feature = "redis", feature = "s3", feature = "webhdfs"))]
 fn understood(url: &str, parsed: crate::error::Result<()>) -> std::result::Result<Place, String> {
     let told = |Error { what, why, remedy, .. }: Error| {
         [what, why, remedy].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")

@@ -301,6 +301,8 @@ fn stores() {
         ("s3://", "s3://BUCKET"),
         ("redis://:hunter2@host", "REDISCLI_AUTH"),
         ("redis://host?prefx=x", "password_file, prefix"),
+        ("mongodb://me:hunter2@host/db", "MONGODB_PASSWORD"),
+        ("mongodb://host", "data base"),
         ("file://host/x", "three slashes"),
         ("file:///x%zz", "%25"),
         ("../absent", "mkdir -p"),
