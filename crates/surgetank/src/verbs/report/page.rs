@@ -41,6 +41,7 @@ pub fn render(record: &RunRecord, nonce: &str) -> String {
     out += &section("When", "What ran when", &timeline::figure(record));
     out += &section("Where", "Tiers and store over time", &series::figures(record));
     out += &tables::all(record);
+    out += &section("advice", "What would have helped", &advice(record));
     let _ = write!(
         out,
         "<footer>Surgetank {} · record {} · figures and their meaning: docs/report.md</footer>\n</main>\n<script nonce=\"{nonce}\">{SCRIPT}</script>\n</body>\n</html>\n",
@@ -135,6 +136,18 @@ fn verdict(record: &RunRecord) -> String {
     }
     out += "</div></div>\n";
     out
+}
+
+/// The model answers that; it needs to know the machine, which this page may not be read on.
+fn advice(record: &RunRecord) -> String {
+    if record.processes.is_empty() {
+        return String::new();
+    }
+    let id = shown(&record.id);
+    format!(
+        "<p class=\"note\">Other tiers, another mode, more or fewer tasks at a time: the model predicts what they would have changed, from this record and a calibration of the machine.</p>\n\
+         <pre class=\"command\">surgetank calibrate\nsurgetank report {id} --json &gt;run.json\nsurgetank advise run.json</pre>\n"
+    )
 }
 
 fn tiles(record: &RunRecord) -> String {
