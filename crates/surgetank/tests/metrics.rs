@@ -106,15 +106,18 @@ except urllib.error.HTTPError as error:
 
 /// Name → type and labels.
 fn families(text: &str) -> BTreeMap<String, (String, BTreeSet<String>)> {
-    let mut families = BTreeMap::new();
+    let mut families: BTreeMap<String, (String, BTreeSet<String>)> = BTreeMap::new();
     for line in text.lines() {
         if let Some(kind) = line.strip_prefix("# TYPE ") {
             let (name, kind) = kind.split_once(' ').unwrap();
             families.insert(name.to_owned(), (kind.to_owned(), BTreeSet::new()));
         } else if let Some((name, labels)) = line.split_once('{').filter(|_| !line.starts_with('#')) {
-            let labels =
-                labels.split('}').next().unwrap().split(',').map(|label| label.split('=').next().unwrap().to_owned());
-            families.get_mut(name).unwrap().1.extend(labels);
+            let known = &mut families.get_mut(name).unwrap().1;
+            let mut rest = labels;
+            while let Some((label, tail)) = rest.split_once("=\"") {
+                known.insert(label.to_owned());
+                rest = tail.split_once('"').map_or("", |(_, rest)| rest.trim_start_matches(','));
+            }
         }
     }
     families

@@ -3,6 +3,7 @@
 //! The danger it avoids: reading what somebody else put there. Only the state directory of this user is looked into, which its
 //! agents make 0700.
 
+pub mod page;
 pub mod text;
 
 use std::path::{Path, PathBuf};
@@ -24,8 +25,11 @@ pub struct ReportArgs {
     #[arg(long)]
     list: bool,
     /// The record itself; with --list, an array of all
-    #[arg(long)]
+    #[arg(long, conflicts_with = "html")]
     json: bool,
+    /// Write the run as a page for a browser there: one file, which needs nothing else
+    #[arg(long, value_name = "FILE", conflicts_with = "list")]
+    html: Option<PathBuf>,
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
 }
@@ -39,6 +43,13 @@ pub fn report(program: &Program<'_>, args: &ReportArgs) -> Outcome {
         return Ok(exit::OK);
     }
     let record = find(&records, &args.run, &state)?;
+    if let Some(file) = &args.html {
+        let cannot =
+            |why: std::io::Error| Error::new(format!("the page {} cannot be written", file.display())).why(why);
+        let page = page::render(&record, &page::fresh_nonce().map_err(cannot)?);
+        std::fs::write(file, page).map_err(cannot)?;
+        return Ok(exit::OK);
+    }
     words::print(&if args.json { json(&record)? } else { text::render(&record) });
     Ok(exit::OK)
 }

@@ -187,7 +187,8 @@ fn extras(out: &mut String, io: &Io) -> std::fmt::Result {
     Ok(())
 }
 
-fn slowed(out: &mut String, record: &RunRecord) -> std::fmt::Result {
+/// What cost the run time, a sentence each.
+pub fn slow(record: &RunRecord) -> Vec<String> {
     let store = &record.store_traffic;
     let mut said = Vec::new();
     if record.tail.undrained_bytes > 0 {
@@ -219,6 +220,11 @@ fn slowed(out: &mut String, record: &RunRecord) -> std::fmt::Result {
             bytes(process.io.mediated.bytes())
         ));
     }
+    said
+}
+
+fn slowed(out: &mut String, record: &RunRecord) -> std::fmt::Result {
+    let said = slow(record);
     if said.is_empty() {
         return Ok(());
     }
@@ -273,7 +279,7 @@ fn files(out: &mut String, record: &RunRecord) -> std::fmt::Result {
     Ok(())
 }
 
-fn micros(value: u64) -> String {
+pub fn micros(value: u64) -> String {
     match value {
         0..1000 => format!("{value} µs"),
         _ if value < 3_600_000_000 => millis(value / 1000),
