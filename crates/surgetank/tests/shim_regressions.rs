@@ -448,8 +448,5 @@ for d in range(20):
     os.close(directory)
 ",
     );
-    scene
-        .run(&[&SMALL[..], &["--rule", "**=keep"]].concat(), PYTHON)
-        .exits(0)
-        .prints("");
+    scene.run(&[&SMALL[..], &["--rule", "**=keep"]].concat(), PYTHON).exits(0).prints("");
 }
