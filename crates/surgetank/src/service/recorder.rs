@@ -36,7 +36,8 @@ use processes::Processes;
 /// From sample to sample at first.
 const INTERVAL: Duration = Duration::from_millis(100);
 const TICK: Duration = Duration::from_millis(100);
-/// Of the time, at most one part in so many goes into looking.
+/// Of the time, at most one part in so many goes into looking: of the processor's, for on a busy machine a look that waited for its
+/// turn would not be followed by another one for seconds.
 const SHARE: u32 = 200;
 /// How often is written down how far it is.
 const NOTED_EVERY: Duration = Duration::from_secs(2);
@@ -81,6 +82,12 @@ struct Totals {
     events: Vec<Event>,
 }
 
+/// Processor time of this thread.
+fn used() -> Duration {
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(used).unwrap_or_default()
+}
+
 impl Recorder {
     /// `again`: programs go on counting in the files of an earlier agent.
     pub fn start(
@@ -117,11 +124,11 @@ impl Recorder {
         let mut stop = lock(&self.stop);
         while !*stop {
             drop(stop);
-            let begun = clock::tick();
+            let begun = used();
             for recording in lock(&self.runs).values_mut() {
                 self.look(recording);
             }
-            let pause = TICK.max(begun.elapsed() * SHARE);
+            let pause = TICK.max(used().saturating_sub(begun) * SHARE);
             stop = lock(&self.stop);
             let until = clock::tick() + pause;
             while !*stop && clock::tick() < until {

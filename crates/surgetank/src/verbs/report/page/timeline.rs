@@ -36,9 +36,9 @@ pub fn figure(record: &RunRecord) -> String {
         let _ = write!(out, "<div title=\"{0}\"><span>{0}</span><small>{1}</small></div>", shown(name), shown(more));
     }
     let mark_us = record.command_ended_us.map(|at| at as f64);
-    let _ = write!(
+    let _ = writeln!(
         out,
-        "</div><svg class=\"curves\" height=\"{}\" role=\"img\" aria-label=\"when each task ran\">{}{rows}</svg></div>\n",
+        "</div><svg class=\"curves\" height=\"{}\" role=\"img\" aria-label=\"when each task ran\">{}{rows}</svg></div>",
         height + 22.0,
         time_axis(record.ended_us as f64, mark_us, height)
     );
