@@ -14,6 +14,7 @@ test: ## everything that CI checks, apart from lint
 	$(ENV) cargo nextest run --workspace
 	$(ENV) cargo nextest run -p surgetank-core --features schedules --test schedules
 	$(ENV) cargo test --quiet --workspace --doc
+	cd bench && python3 -m unittest --quiet suite.tests
 
 test-full: ## the same with long random searches, the shim under other glibcs, and the demonstration
 	scripts/setup test
@@ -41,10 +42,12 @@ fuzz: ## every decoder fuzzed for a minute: disk formats, configuration, sockets
 	scripts/setup test
 	$(ENV) scripts/fuzz
 
-bench: ## the figures of docs/performance.md, on this machine
-	scripts/setup demo
+bench: ## the figures of docs/performance.md, on this machine; two hours, `bench/run plan all` says of what
+	scripts/setup bench
+	scripts/setup test
 	cargo build --release --locked -p surgetank --bin surgetank --example doorbench --example slowfs
-	bench/figures
+	$(ENV) bench/run all
+	$(ENV) bench/run report
 
 lint: ## format, clippy, and the house's own rules
 	cargo fmt --all --check

@@ -40,7 +40,7 @@ static bool between_doors(int in, int out)
     return st_on(ST_ON_INDEX | ST_ON_PATHS) && (st_held(in, &held) || st_held(out, &held));
 }
 
-ST_WRAP(ssize_t, copy_file_range, int in, off_t *from, int out, off_t *to, size_t bytes, unsigned flags)
+static ssize_t copy_file_range_uncounted(int in, off_t *from, int out, off_t *to, size_t bytes, unsigned flags)
 {
     ssize_t (*next)(int, off_t *, int, off_t *, size_t, unsigned) = ST_NEXT(copy_file_range);
     int before = errno;
@@ -73,5 +73,14 @@ ST_WRAP(ssize_t, copy_file_range, int in, off_t *from, int out, off_t *to, size_
         return -1;
     }
     errno = before;
+    return copied;
+}
+
+ST_WRAP(ssize_t, copy_file_range, int in, off_t *from, int out, off_t *to, size_t bytes, unsigned flags)
+{
+    uint64_t begun = st_copy_begun(in, out);
+    ssize_t copied = copy_file_range_uncounted(in, from, out, to, bytes, flags);
+    if (begun)
+        st_counted_copy(in, out, begun, copied);
     return copied;
 }

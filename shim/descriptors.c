@@ -254,6 +254,7 @@ static int sync_descriptor(int result, int descriptor)
     {                                                                                       \
         int (*next)(int) = ST_NEXT(name);                                                 \
         int result = next ? next(descriptor) : result_of(st_sys(__NR_##name, descriptor)); \
+        st_counted_sync(descriptor);                                                        \
         return sync_descriptor(result, descriptor);                                         \
     }
 SYNC(fsync)

@@ -28,6 +28,7 @@ static bool refused_program(const char *path, bool search)
         if (refused_program(path, search))                                                      \
             return -1;                                                                          \
         int (*next)(const char *, TYPES) = ST_NEXT(name);                                     \
+        st_streams_leave();                                                                     \
         if (next)                                                                               \
             return next(path, ARGUMENTS);                                                       \
         errno = ENOSYS;                                                                         \

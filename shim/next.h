@@ -25,6 +25,11 @@
     X(truncate) X(truncate64) X(realpath) X(__realpath_chk) X(canonicalize_file_name)                                    \
     X(statfs) X(statfs64) X(statvfs) X(statvfs64) X(pathconf) X(ftok)                                                    \
     X(getxattr) X(lgetxattr) X(setxattr) X(lsetxattr) X(listxattr) X(llistxattr) X(removexattr) X(lremovexattr)         \
+    X(read) X(__read) X(write) X(__write) X(pread) X(pread64) X(__pread64) X(pwrite) X(pwrite64) X(__pwrite64)           \
+    X(__read_chk) X(__pread_chk) X(__pread64_chk) X(readv) X(writev) X(preadv) X(preadv64) X(pwritev) X(pwritev64)      \
+    X(preadv2) X(preadv64v2) X(pwritev2) X(pwritev64v2) X(sendfile) X(sendfile64) X(splice) X(mmap) X(mmap64)           \
+    X(close) X(__close) X(close_range) X(closefrom) X(dup2) X(dup3)                                                      \
+    X(wait) X(waitpid) X(wait3) X(wait4) X(system) X(fclose) X(fseek) X(fseeko) X(fseeko64) X(fsetpos) X(fsetpos64) X(rewind)                                           \
     X(inotify_add_watch) X(fanotify_mark) X(name_to_handle_at) X(bind) X(connect)
 
 enum st_next_number {

@@ -64,7 +64,7 @@ static int open_plain(struct st_place *place, int flags)
         sure = !st_sys_failed(st_sys_fstat((int)opened, &stat)) && stat.st_ino == record->backing_ino &&
                stat.st_dev == device.dev;
     if (sure)
-        return (int)opened;
+        return st_counted_open(place->from.domain, (int)opened, flags & ~O_CREAT);
     st_sys_close((int)opened);
     return ST_PASS;
 }
@@ -101,7 +101,7 @@ static int open_by_agent(struct st_place *place, int flags, mode_t mode)
         if ((flags & O_ACCMODE) != O_RDONLY)
             __atomic_store_n(&st_process.wrote, true, __ATOMIC_RELAXED);
         st_count(ST_OPEN_AGENT);
-        return opened;
+        return st_counted_open(domain, opened, flags);
     }
     if (answer > 0)
         return failed(answer);
@@ -287,6 +287,7 @@ static FILE *open_stream(const char *path, const char *mode, bool *pass)
     FILE *stream = stream_of(opened, mode);
     if (!stream)
         st_sys_close(opened);
+    st_stream_opened(stream, opened);
     return stream;
 }
 

@@ -233,11 +233,23 @@ PATH_CALL(char *, NULL, mkdtemp, LIST(char *), LIST(char *path), LIST(path), AT_
 PATH_CALL(FILE *, NULL, tmpfile, LIST(void), LIST(void), LIST(), AT_FDCWD, P_tmpdir)
 PATH_CALL(FILE *, NULL, tmpfile64, LIST(void), LIST(void), LIST(), AT_FDCWD, P_tmpdir)
 
-/* Streams: a stream that exists is opened anew by libc, on the mount. */
-FOLLOW_CALL(FILE *, NULL, freopen, LIST(const char *, const char *, FILE *), LIST(const char *path, const char *a, FILE *b),
-            LIST(path, a, b), AT_FDCWD, path)
-FOLLOW_CALL(FILE *, NULL, freopen64, LIST(const char *, const char *, FILE *),
-            LIST(const char *path, const char *a, FILE *b), LIST(path, a, b), AT_FDCWD, path)
+/* Streams: a stream that exists is opened anew by libc, on the mount, and its number means another file. */
+#define REOPENS(name)                                                               \
+    ST_WRAP(FILE *, name, const char *path, const char *mode, FILE *stream)       \
+    {                                                                               \
+        char text[ST_TEXT];                                                         \
+        path = st_through(path, text);                                              \
+        if (st_refused(AT_FDCWD, path))                                             \
+            return NULL;                                                            \
+        FILE *(*next)(const char *, const char *, FILE *) = ST_NEXT(name);        \
+        st_stream_closing(stream);                                                  \
+        FILE *opened = next ? next(path, mode, stream) : (unknown(), NULL);         \
+        if (opened && st_counting)                                                  \
+            st_stream_opened(opened, fileno(opened));                               \
+        return opened;                                                              \
+    }
+REOPENS(freopen)
+REOPENS(freopen64)
 PATH_CALL(FILE *, NULL, setmntent, LIST(const char *, const char *), LIST(const char *path, const char *a), LIST(path, a),
           AT_FDCWD, path)
 

@@ -96,11 +96,13 @@ FTS_OPEN(fts64_open)
 ST_WRAP(pid_t, fork, void)
 {
     pid_t (*next)(void) = ST_NEXT(fork);
+    st_streams_forking();
     pid_t child = next ? next() : failed(ENOSYS);
     if (child == 0) {
         st_self_forked();
         for (int which = 0; which < ST_COUNTS; which++)
             __atomic_store_n(&st_counts[which], 0, __ATOMIC_RELAXED); /* the parent reports its own */
+        st_counts_forked();
     }
     return child;
 }
@@ -114,6 +116,7 @@ ST_WRAP(int, daemon, int stay, int keep)
     st_base_moved();
     if (st_on(ST_ON_INDEX))
         st_self_forked();
+    st_counts_forked();
     return result;
 }
 

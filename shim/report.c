@@ -21,9 +21,17 @@ static char *put_count(char *to, enum st_count which, const char *text)
 
 __attribute__((destructor)) static void report(void)
 {
-    char line[512], name[64];
+    char line[768], name[64];
+    struct st_io total;
+    uint64_t reads = 0, writes = 0;
     if (!st_process.report)
         return;
+    st_streams_end();
+    st_counts_total(&total);
+    for (unsigned size = 0; size < ST_SIZES; size++) {
+        reads += total.read_sizes[size];
+        writes += total.write_sizes[size];
+    }
     strncpy(name, program_invocation_short_name, sizeof name - 1);
     name[sizeof name - 1] = 0;
     char *at = put(put(put(line, "surgetank: "), name), "[");
@@ -32,6 +40,13 @@ __attribute__((destructor)) static void report(void)
     at = put_count(at, ST_OPEN_AGENT, " from the agent, ");
     at = put_count(at, ST_OPEN_LEFT, " left to the mount; ");
     at = put_count(at, ST_STAT_INDEX, " stats from the index, ");
-    at = put_count(at, ST_STAT_LEFT, " left\n");
+    at = put_count(at, ST_STAT_LEFT, " left");
+    if (st_counting) {
+        at = put(st_write_number(put(at, "; "), total.read_bytes), " bytes read in ");
+        at = put(st_write_number(at, reads), " calls, ");
+        at = put(st_write_number(at, total.write_bytes), " written in ");
+        at = put(st_write_number(at, writes), "");
+    }
+    at = put(at, "\n");
     st_sys(__NR_write, 2, line, at - line);
 }

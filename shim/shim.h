@@ -7,6 +7,7 @@
 #include <stddef.h>
 
 #include "abi.h"
+#include "counts.h"
 #include "next.h"
 #include "sys.h"
 
@@ -96,12 +97,64 @@ void st_base_moving(void); /* around chdir */
 void st_base_moved(void);
 void st_base_never(void); /* the working directory may change behind our back: never believe a remembered one */
 
+/* ---- Counting (counts.c; streams.c for stdio). Of each descriptor: whose is it? */
+
+#define ST_KINDS 65536u /* descriptors from there on are not counted */
+#define ST_KIND_FOREIGN 1u
+#define ST_KIND_OURS 2u /* + domain * ST_IOS + ST_IO_PLAIN or ST_IO_MOUNT; 0: not known yet */
+extern uint8_t st_kinds[ST_KINDS];
+extern bool st_counting; /* only ever becomes true, in the constructor */
+void st_counts_map(unsigned domain, const char *path);
+void st_counts_start(char *const *arguments);
+void st_counts_forked(void); /* in the child of a fork that we saw */
+void st_counts_total(struct st_io *out);
+int st_counted_open(const struct st_domain *domain, int descriptor, int flags); /* returns the descriptor */
+void st_counted_sync(int descriptor);
+unsigned st_kind_learn(int descriptor);
+struct st_io *st_io_of(unsigned kind); /* NULL: not counted */
+uint64_t st_now_ns(void);
+
+static inline unsigned st_kind_of(int descriptor)
+{
+    if (!st_counting || (unsigned)descriptor >= ST_KINDS)
+        return ST_KIND_FOREIGN;
+    unsigned kind = __atomic_load_n(&st_kinds[descriptor], __ATOMIC_RELAXED);
+    return st_likely(kind) ? kind : st_kind_learn(descriptor);
+}
+
+static inline void st_kind_forget(int descriptor)
+{
+    if ((unsigned)descriptor < ST_KINDS && __atomic_load_n(&st_kinds[descriptor], __ATOMIC_RELAXED))
+        __atomic_store_n(&st_kinds[descriptor], 0, __ATOMIC_RELAXED);
+}
+
+static inline void st_add(uint64_t *to, uint64_t what)
+{
+    __atomic_fetch_add(to, what, __ATOMIC_RELAXED);
+}
+
+/* Around what moves bytes from one descriptor to another; 0: it is not counted. */
+uint64_t st_copy_begun(int in, int out);
+void st_counted_copy(int in, int out, uint64_t begun, long bytes);
+
+struct _IO_FILE;
+void st_streams_start(void);
+void st_streams_rebase(void); /* in a fork child: what is counted from here on is its own */
+void st_streams_end(void);
+void st_streams_forking(void);
+void st_streams_leave(void); /* before exec, which leaves what waits to be written behind */
+void st_streams_moved(int descriptor, bool before); /* around what puts another file under a standard stream */
+void st_streams_passed(int descriptor, uint64_t bytes); /* by read or write on it, not by stdio */
+void st_stream_opened(struct _IO_FILE *stream, int descriptor);
+void st_stream_closing(struct _IO_FILE *stream);
+
 extern uint8_t st_hints[ST_DESCRIPTORS]; /* 1: this directory was outside of all mounts */
 /* A descriptor that a call passed on has returned: what was known of its number is over. */
 static inline int st_fresh(int descriptor)
 {
     if ((unsigned)descriptor < ST_DESCRIPTORS && __atomic_load_n(&st_hints[descriptor], __ATOMIC_RELAXED))
         __atomic_store_n(&st_hints[descriptor], 0, __ATOMIC_RELAXED);
+    st_kind_forget(descriptor);
     return descriptor;
 }
 

@@ -148,7 +148,7 @@ static void start_domain(struct st_domain *domain, const char *index_path)
     st_sys_close(opened);
 }
 
-/* "INDEX<TAB>SOCKET<TAB>MOUNT", one a line; cut into strings in place. */
+/* "INDEX<TAB>SOCKET<TAB>MOUNT", one a line, and "<TAB>COUNTS" where there is such a file; cut into strings in place. */
 static void start_domains(char *lines)
 {
     while (lines && *lines && st_process.domain_count < ST_DOMAINS_MAX) {
@@ -161,11 +161,16 @@ static void start_domains(char *lines)
             struct st_domain *domain = &st_process.domains[st_process.domain_count++];
             *socket++ = 0;
             *mount++ = 0;
+            char *counts = strchr(mount, '\t');
+            if (counts)
+                *counts++ = 0;
             domain->socket = socket;
             domain->socket_bytes = (uint32_t)strlen(socket);
             domain->mount = mount;
             domain->mount_bytes = (uint32_t)strlen(mount);
             start_domain(domain, lines);
+            if (counts && domain->index)
+                st_counts_map((unsigned)(domain - st_process.domains), counts);
         }
         lines = end;
     }
@@ -174,7 +179,6 @@ static void start_domains(char *lines)
 __attribute__((constructor)) static void start(int count, char **arguments, char **environment)
 {
     (void)count;
-    (void)arguments;
     const char *lines = VARIABLE(environment, "SURGETANK_SHIM");
     if (!lines || !*lines || listed(VARIABLE(environment, "SURGETANK_PRELOAD"), ':', "0") ||
         listed(VARIABLE(environment, "SURGETANK_PRELOAD_SKIP"), ':', program_invocation_short_name))
@@ -200,4 +204,5 @@ __attribute__((constructor)) static void start(int count, char **arguments, char
     }
     st_process.report = listed(VARIABLE(environment, "SURGETANK_REPORT"), ':', "1");
     __atomic_store_n(&st_process.on, on, __ATOMIC_RELEASE);
+    st_counts_start(arguments);
 }

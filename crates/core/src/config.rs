@@ -8,13 +8,16 @@ mod file;
 pub mod key;
 mod load;
 pub mod machine;
+mod metrics;
 pub mod quantity;
 mod sea;
 pub mod tiers;
 
 pub use deadline::Deadline;
 pub use load::{Loaded, Surroundings};
+pub use metrics::TokenFile;
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -195,6 +198,11 @@ pub struct Config {
     /// Where the members of a group may ask for the status: of that to which the directory around it belongs.
     #[serde(default)]
     pub group_socket: Option<PathBuf>,
+    /// Where metrics are served, if they are.
+    #[serde(default)]
+    pub metrics: Option<SocketAddr>,
+    #[serde(default)]
+    pub metrics_token_file: TokenFile,
 }
 
 /// What the command line says; everything as it was typed.
@@ -230,10 +238,12 @@ pub struct Overrides {
     pub preload: Option<String>,
     pub preload_skip: Option<String>,
     pub group_socket: Option<String>,
+    pub metrics: Option<String>,
+    pub metrics_token_file: Option<String>,
 }
 
 impl Overrides {
-    fn scalars(&self) -> [(&'static str, &Option<String>); 22] {
+    fn scalars(&self) -> [(&'static str, &Option<String>); 24] {
         [
             ("store", &self.store),
             ("state", &self.state),
@@ -257,6 +267,8 @@ impl Overrides {
             ("preload", &self.preload),
             ("preload_skip", &self.preload_skip),
             ("group_socket", &self.group_socket),
+            ("metrics", &self.metrics),
+            ("metrics_token_file", &self.metrics_token_file),
         ]
     }
 

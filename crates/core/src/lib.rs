@@ -13,6 +13,7 @@ pub mod clock;
 pub mod config;
 pub mod drain;
 pub mod error;
+pub mod makespan;
 pub mod model;
 pub mod namespace;
 pub mod placement;

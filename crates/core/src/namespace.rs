@@ -17,6 +17,7 @@ mod early;
 mod evict;
 mod files;
 mod gone;
+mod happened;
 pub(crate) mod held;
 pub(crate) mod journal;
 mod listing;
@@ -35,6 +36,7 @@ mod survive;
 mod temporaries;
 pub mod tree;
 
+use crate::report::run::EventKind;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::os::fd::BorrowedFd;
@@ -105,6 +107,13 @@ pub struct Counters {
     pub spills: AtomicU64,
 }
 
+/// The last decision's reason as a sentence and in brief: most are like the one before.
+struct LastReason {
+    reason: crate::placement::Reason,
+    sentence: Arc<str>,
+    brief: Arc<str>,
+}
+
 pub struct Namespace {
     pub config: Config,
     pub rules: RuleSet,
@@ -147,7 +156,7 @@ pub struct Namespace {
     unsynced_came: Condvar,
     promises: files::Promises,
     gone_next: AtomicU32,
-    last_reason: Mutex<Option<(crate::placement::Reason, Arc<str>)>>,
+    last_reason: Mutex<Option<LastReason>>,
     pub(crate) unwritten: Mutex<Vec<crate::model::Change>>,
     pub(crate) troubles: Mutex<Vec<Noted>>,
     /// So many wait for everything.
@@ -156,6 +165,7 @@ pub struct Namespace {
     /// Runs whose command has ended: what they still queue is drained at once.
     pub(crate) ending: Mutex<HashSet<RunId>>,
     pub counters: Counters,
+    pub happened: happened::Happened,
     /// We check permissions ourselves (a mount without `default_permissions`).
     pub checks_permissions: bool,
     groups: Vec<u32>,
@@ -255,6 +265,7 @@ impl Namespace {
             end: deadline::End::default(),
             ending: Mutex::default(),
             counters: Counters::default(),
+            happened: happened::Happened::default(),
             checks_permissions,
             groups: rustix::process::getgroups().unwrap_or_default().iter().map(|gid| gid.as_raw()).collect(),
             started: clock::tick(),
@@ -460,6 +471,9 @@ impl Namespace {
     ) {
         let what = what.into();
         tracing::warn!(path, what, "noted");
+        if kept_as.is_some() {
+            self.happened.count(EventKind::Conflict, "store", "somebody else had changed it in the store", 0);
+        }
         let at_unix_seconds = clock::now().secs();
         let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
         // Bounded: what matters is in the queue too; this is the story around it.

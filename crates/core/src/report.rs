@@ -5,6 +5,8 @@
 //! The danger this file avoids: a summary that counts one thing and a verdict that judges another.
 
 mod audit;
+mod figures;
+pub mod run;
 
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -13,6 +15,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use audit::{Audit, Finding, Proven, TierCopy, Undrained, What};
+pub use figures::{DrainFigures, Figures, TierFigures};
 
 use crate::config::Survives;
 use crate::model::{Mode, RunId};

@@ -11,6 +11,8 @@ pub mod conformance;
 pub mod distant;
 mod extents;
 pub mod faulty;
+#[cfg(feature = "gridfs")]
+pub mod gridfs;
 #[cfg(any(feature = "s3", feature = "webhdfs"))]
 mod http;
 pub mod object;

@@ -465,6 +465,12 @@ fn credentials_that_are_wrong_or_missing() {
     let why = S3::open(wrong).unwrap_err().to_string();
     assert!(why.contains("AWS_ACCESS_KEY_ID"), "{why}");
 
+    // The answer has no word: it may be the name as well as anything else.
+    let mut strange = place(&server, "x");
+    strange.bucket = "No_Such.Bucket".into();
+    let why = S3::open(strange).unwrap_err().to_string();
+    assert!(why.contains("bucket's name"), "{why}");
+
     let mut missing = place(&server, "x");
     missing.bucket = "no-such-bucket".into();
     let why = S3::open(missing).unwrap_err().to_string();

@@ -20,6 +20,9 @@ struct Arguments {
     /// Let the kernel read and write the files itself.
     #[arg(long)]
     passthrough: bool,
+    /// Let the close of a writer wait until its data is on the device, as over NFS.
+    #[arg(long)]
+    flush_on_close: bool,
     /// How long the kernel may believe names and attributes, in milliseconds; 0 when SOURCE is changed beside the mount.
     #[arg(long, default_value_t = 1000)]
     ttl_ms: u64,
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         latency_metadata: Duration::from_micros(arguments.latency_us),
         passthrough: arguments.passthrough,
         ttl: Duration::from_millis(arguments.ttl_ms),
+        flush_on_close: arguments.flush_on_close,
     };
     match serve_mirror(&arguments.source, &arguments.mountpoint, options, arguments.faults) {
         Ok(()) => ExitCode::SUCCESS,

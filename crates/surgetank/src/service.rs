@@ -7,8 +7,10 @@ mod door;
 mod engine;
 mod guard;
 mod prefetcher;
+pub mod recorder;
 mod runs;
 pub mod stores;
+mod tally;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -56,9 +58,10 @@ impl Backend for Service {
             drain.stop();
             Error::new("prefetching could not be started").why(why)
         })?;
-        let filesystem = Arc::new(door::Door::new(namespace.clone(), false, only_ids(), Box::new(|| ())));
         let runs = Arc::new(runs::Runs::default());
-        Ok(Arc::new(engine::Served::new(namespace, drain, runs, filesystem, prefetcher, guard, None)))
+        let tally = Arc::new(tally::Tally::new(runs.clone()));
+        let filesystem = Arc::new(door::Door::new(namespace.clone(), false, only_ids(), tally, Box::new(|| ())));
+        Ok(Arc::new(engine::Served::new(namespace, drain, runs, filesystem, prefetcher, guard, None, None)))
     }
 
     fn audit(&self, opening: Opening, scrub: bool) -> Result<Audit> {
@@ -121,7 +124,8 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
         default_permissions: root,
         ..AttachOptions::default()
     };
-    let filesystem = Arc::new(door::Door::new(namespace.clone(), direct, only_ids(), on_lost));
+    let tally = Arc::new(tally::Tally::new(runs.clone()));
+    let filesystem = Arc::new(door::Door::new(namespace.clone(), direct, only_ids(), tally.clone(), on_lost));
     let options = Options { passthrough: direct, locks: true, readdirplus: Readdirplus::Auto, ..Options::default() };
     if afterlife.is_another() {
         shimdoor::disbelieve(namespace.key(), &state);
@@ -149,7 +153,18 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     let again = afterlife.is_another();
     let shim = namespace.config.preload.then(|| open_shim_door(&namespace, &state, &over, again)).flatten();
     let place = shim.as_ref().map(|door| ShimPlace { index: door.index().into(), socket: door.socket().into() });
-    let engine = Arc::new(engine::Served::new(namespace, drain, runs, filesystem.clone(), prefetcher, guard, None));
+    let index = shim.as_ref().map(shimdoor::Opened::index);
+    let recorder = recorder::Recorder::start(&namespace, &drain, tally, &state, index, again);
+    let engine = Arc::new(engine::Served::new(
+        namespace,
+        drain,
+        runs,
+        filesystem.clone(),
+        prefetcher,
+        guard,
+        None,
+        Some(recorder),
+    ));
     let survives = session.agreed().resends && afterlife.is_supervised();
     let mount = Box::new(OverMount { over, session, filesystem, shim });
     Ok(Running { engine, mount, shim: place, listeners: None, survives })
@@ -176,9 +191,19 @@ fn serve_calls(
     let place =
         namespace.config.preload.then(|| ShimPlace { index: shim.index().into(), socket: shim.socket().into() });
     // Counts nothing; the engine asks it.
-    let filesystem = Arc::new(door::Door::new(namespace.clone(), true, only_ids(), Box::new(|| ())));
-    let engine =
-        Arc::new(engine::Served::new(namespace, drain, runs, filesystem, prefetcher, guard, Some(calls.refusals())));
+    let tally = Arc::new(tally::Tally::new(runs.clone()));
+    let filesystem = Arc::new(door::Door::new(namespace.clone(), true, only_ids(), tally.clone(), Box::new(|| ())));
+    let recorder = recorder::Recorder::start(&namespace, &drain, tally, state, Some(shim.index()), false);
+    let engine = Arc::new(engine::Served::new(
+        namespace,
+        drain,
+        runs,
+        filesystem,
+        prefetcher,
+        guard,
+        Some(calls.refusals()),
+        Some(recorder),
+    ));
     let listeners = Listeners { socket, living: calls.living() };
     let mount = Box::new(NoMount { calls: Some(calls), shim: Some(shim) });
     Ok(Running { engine, mount, shim: place, listeners: Some(listeners), survives: false })

@@ -6,6 +6,7 @@
 
 pub mod abi;
 mod closings;
+pub mod counts;
 mod index;
 mod memory;
 mod server;

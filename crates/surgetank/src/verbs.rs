@@ -2,10 +2,14 @@
 //!
 //! A verb reads its arguments, talks to the agent over the socket and prints; it never touches files of the mount.
 
+pub mod advise;
+pub mod calibrate;
 pub mod doctor;
 pub mod gc;
+pub mod model;
 pub mod mount;
 pub mod plan;
+pub mod report;
 pub mod rescue;
 pub mod run;
 pub mod settings;
@@ -73,6 +77,8 @@ enum Verb {
     Umount(mount::UmountArgs),
     /// Tiers, queue, rates, runs, what is not durable yet
     Status(status::Args),
+    /// What happened in a run: where the bytes went, which programs did the I/O, what slowed it
+    Report(report::ReportArgs),
     /// Wait until all, or these paths, are durable
     Wait(wait::Args),
     /// Where a file is, in which state, by which rule and decision
@@ -101,6 +107,15 @@ enum Verb {
     Scavenge(rescue::ScavengeArgs),
     /// What this machine can do for Surgetank, and what to do about what it cannot
     Doctor(doctor::DoctorArgs),
+    /// Measure this machine's tiers, store and agent, for `model` and `advise`
+    Calibrate(calibrate::CalibrateArgs),
+    /// Predict how long a workload takes, on the store and in each mode
+    Model(model::ModelArgs),
+    /// Say whether to use Surgetank for a workload, and how
+    Advise(advise::AdviseArgs),
+    /// What `calibrate` times, in processes of its own
+    #[command(hide = true)]
+    Probe(calibrate::ProbeArgs),
     /// The agent itself; started by `run` and `mount`
     #[command(hide = true)]
     Agent,
@@ -125,6 +140,7 @@ pub fn main(program: &Program<'_>) -> u8 {
         Verb::Mount(args) => mount::mount(program, &args),
         Verb::Umount(args) => mount::umount(program, &args),
         Verb::Status(args) => status::status(program, &args),
+        Verb::Report(args) => report::report(program, &args),
         Verb::Wait(args) => wait::wait(program, &args),
         Verb::Why(args) => why::why(program, &args),
         Verb::Evict(args) => tend::evict(program, &args),
@@ -138,6 +154,10 @@ pub fn main(program: &Program<'_>) -> u8 {
         Verb::Fsck(args) => rescue::fsck(program, &args),
         Verb::Scavenge(args) => rescue::scavenge(program, &args),
         Verb::Doctor(args) => doctor::run(args).map_err(Failure::usage),
+        Verb::Calibrate(args) => calibrate::calibrate(program, &args),
+        Verb::Model(args) => model::model(&args),
+        Verb::Advise(args) => advise::advise(&args),
+        Verb::Probe(args) => calibrate::probe(&args),
         Verb::Agent => Ok(life::main(program.backend)),
     };
     outcome.unwrap_or_else(|failure| {

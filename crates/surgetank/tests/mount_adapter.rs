@@ -18,6 +18,7 @@ use std::sync::atomic::Ordering;
 
 use mounted::{Mounted, permitted};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, Timespec, Timestamps, XattrFlags};
+use surgetank::mount::mirror::MirrorOptions;
 
 /// What a scenario saw, line by line.
 #[derive(Default)]
@@ -484,5 +485,32 @@ fn passthrough_reads_and_writes_do_not_arrive() {
             assert!(writes >= 100, "{writes} writes of 100 came");
         }
         assert_eq!(fs::read(mounted.source().join("file")).unwrap().len(), 409_600);
+    }
+}
+
+/// As over NFS: what the device says to a writer's data, its close says. Readers' closes ask nobody.
+#[test]
+fn a_close_waits_for_the_device_where_it_should() {
+    if !permitted() {
+        return;
+    }
+    for (flush_on_close, passthrough) in [(false, true), (true, true), (true, false)] {
+        let options = MirrorOptions { passthrough, flush_on_close, ..MirrorOptions::default() };
+        let mounted = Mounted::serving(options, |mirror, source| {
+            fs::write(source.join("there"), "").unwrap();
+            fs::write(source.join("faults"), "fsync EIO").unwrap();
+            mirror.with_faults(source.join("faults"))
+        });
+        let closed = |flags: i32| {
+            let path = CString::new(mounted.path().join("there").into_os_string().into_encoded_bytes()).unwrap();
+            // SAFETY: the path ends in NUL, and the descriptor is this call's own.
+            unsafe {
+                let file = libc::open(path.as_ptr(), flags);
+                assert!(file >= 0, "{}", io::Error::last_os_error());
+                if libc::close(file) == 0 { None } else { io::Error::last_os_error().raw_os_error() }
+            }
+        };
+        assert_eq!(closed(libc::O_WRONLY), flush_on_close.then_some(libc::EIO), "a writer's close");
+        assert_eq!(closed(libc::O_RDONLY), None, "a reader's close");
     }
 }

@@ -7,11 +7,13 @@ mod s3_server;
 mod store_node;
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use s3_server::{BUCKET, S3Server};
+use s3_server::{ACCESS, BUCKET, S3Server, SECRET};
 use store_node::{LIMIT, Node, ends, told};
 
 fn command(node: &Node, server: &S3Server, options: &[&str], script: &str) -> Command {
@@ -418,6 +420,92 @@ fn a_file_written_over_while_it_waited_for_its_turn_stopped_the_drain() {
     assert_eq!(fs::metadata(files.join("a")).unwrap().len(), 3_000_000);
     assert_eq!(fs::read(files.join("b")).unwrap(), b"shorter\n");
     assert_eq!(fs::read(files.join("c")).unwrap(), b"shorter\n");
+}
+
+#[test]
+fn the_drain_keeps_below_its_rate() {
+    let Some(server) = S3Server::start() else { return };
+    let node = Node::new();
+    let slow = node.path("slow.toml");
+    fs::write(&slow, "drain_bytes_per_second_max = \"10MiB/s\"\n").unwrap();
+    // Of both kinds: sent whole, and in parts.
+    let script = "head -c 20000000 /dev/urandom >big; for n in 1 2 3 4 5; do head -c 2000000 /dev/urandom >f$n; done";
+    let begun = Instant::now();
+    run(&node, &server, &["--config", slow.to_str().unwrap()], script);
+    let (bytes, rate, ahead) = (30_000_000.0, f64::from(10 << 20), 0.1);
+    assert!(begun.elapsed().as_secs_f64() >= bytes / rate - ahead, "{:?}", begun.elapsed());
+}
+
+/// A service that lends credentials to a machine or a container: as AWS has it, and nothing but that.
+fn lender(asked: Arc<Mutex<Vec<String>>>) -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut head = BufReader::new(stream.try_clone().unwrap()).lines().map(Result::unwrap_or_default);
+            let line = head.next().unwrap_or_default();
+            let lines: Vec<String> = head.take_while(|line| !line.is_empty()).collect();
+            let may = |name: &str, value: &str| {
+                lines.iter().any(|line| line.to_ascii_lowercase() == format!("{name}: {value}"))
+            };
+            let keys = format!(
+                r#"{{"Code":"Success","AccessKeyId":"{ACCESS}","SecretAccessKey":"{SECRET}","Token":"","Expiration":"2099-01-01T00:00:00Z"}}"#
+            );
+            let answer = match line.split(' ').take(2).collect::<Vec<_>>()[..] {
+                ["PUT", "/latest/api/token"] => Some("a-token".to_owned()),
+                ["GET", path] if path.starts_with("/latest/") && !may("x-aws-ec2-metadata-token", "a-token") => None,
+                ["GET", "/latest/meta-data/iam/security-credentials/"] => Some("role".to_owned()),
+                ["GET", "/latest/meta-data/iam/security-credentials/role"] => Some(keys),
+                ["GET", "/container"] if may("authorization", "a-secret") => Some(keys),
+                _ => None,
+            };
+            asked.lock().unwrap().push(line);
+            let (status, body) = answer.map_or(("403 Forbidden", String::new()), |body| ("200 OK", body));
+            let head = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
+            let _ = stream.write_all((head + &body).as_bytes());
+        }
+    });
+    address
+}
+
+#[test]
+fn credentials_come_from_wherever_aws_has_them() {
+    let Some(server) = S3Server::start() else { return };
+    let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+    let lender = lender(Arc::clone(&asked));
+    let home = Node::new();
+    let profiles = home.path("profiles");
+    let keys = |name: &str, secret: &str| {
+        format!("[{name}]\naws_access_key_id = {ACCESS}\naws_secret_access_key = {secret}\n")
+    };
+    fs::write(&profiles, keys("default", "wrong-wrong-wrong") + &keys("lab", SECRET)).unwrap();
+    let profiles = profiles.to_str().unwrap().to_owned();
+    let container = format!("{lender}/container");
+    for (variables, word) in [
+        (vec![("AWS_SHARED_CREDENTIALS_FILE", profiles.as_str()), ("AWS_PROFILE", "lab")], ""),
+        (
+            vec![("AWS_CONTAINER_CREDENTIALS_FULL_URI", &container), ("AWS_CONTAINER_AUTHORIZATION_TOKEN", "a-secret")],
+            "/container",
+        ),
+        (vec![("AWS_EC2_METADATA_SERVICE_ENDPOINT", &lender)], "security-credentials/role"),
+    ] {
+        asked.lock().unwrap().clear();
+        let node = Node::new();
+        let mut command = node.command(&server.url("lent"), &[], "echo x >x; cat x");
+        command.env("HOME", node.path("state")).envs(variables.clone());
+        for unset in ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"] {
+            command.env_remove(unset);
+        }
+        assert_eq!(told(&command.output().unwrap()), "x\n", "{variables:?}");
+        let asked = asked.lock().unwrap();
+        assert_eq!(asked.is_empty(), word.is_empty(), "{variables:?}: {asked:?}");
+        assert!(asked.iter().any(|line| line.contains(word)) || word.is_empty(), "{asked:?}");
+        for place in fs::read_dir(node.path("state")).unwrap().flatten() {
+            let log = fs::read_to_string(place.path().join("agent.log")).unwrap_or_default();
+            assert!(!log.contains(SECRET) && !log.contains("a-secret"), "{log}");
+        }
+    }
 }
 
 /// Neither of the server nor of the agent: the attributes come with the names.

@@ -501,4 +501,25 @@ assert met
 ",
     );
     scene.run_held("lookup.missed:1000", &SMALL, PYTHON).exits(0);
+
+/// What mkdir answers has the directory's attributes, for an hour; nobody told the kernel of files that were made in it past
+/// it, and `tar` said "file changed as we read it".
+#[test]
+fn a_new_directory_kept_its_first_times_for_who_had_it_open() {
+    let Some(scene) = scene("shim_directory_times") else { return };
+    prepare(
+        "
+import os
+for d in range(20):
+    os.mkdir(f'd{d}')
+    for f in range(20):
+        open(f'd{d}/{f}', 'w').close()
+    directory = os.open(f'd{d}', os.O_RDONLY | os.O_DIRECTORY)
+    by_path, opened = os.stat(f'd{d}'), os.fstat(directory)
+    if (by_path.st_mtime_ns, by_path.st_ctime_ns) != (opened.st_mtime_ns, opened.st_ctime_ns):
+        print(f'd{d}', (by_path.st_mtime_ns - opened.st_mtime_ns) / 1e6, 'ms behind')
+    os.close(directory)
+",
+    );
+    scene.run(&[&SMALL[..], &["--rule", "**=keep"]].concat(), PYTHON).exits(0).prints("");
 }

@@ -3,18 +3,19 @@
 //! Every source is turned into a [`Draft`] by the same parsers, so a value means the same wherever it is written.
 //! `docs/configuration.md` has a row for each key; a test compares the two.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::deadline::deadline;
 use super::quantity::{duration, size_bytes};
-use super::{Authority, Compress, KeepAtExit, Pattern, RuleConfig, TierConfig, Way};
+use super::{Authority, Compress, KeepAtExit, Pattern, RuleConfig, TierConfig, TokenFile, Way, metrics};
 use crate::error::{Error, Result};
 use crate::model::{FsyncTarget, Mode};
 use crate::store::Verify;
 
 /// Keys with one value each, by the name they have in `surgetank.toml`.
-pub const SCALARS: [&str; 23] = [
+pub const SCALARS: [&str; 25] = [
     "over",
     "store",
     "state",
@@ -38,6 +39,8 @@ pub const SCALARS: [&str; 23] = [
     "preload",
     "preload_skip",
     "group_socket",
+    "metrics",
+    "metrics_token_file",
 ];
 /// Keys with a list.
 pub const LISTS: [&str; 2] = ["tiers", "rules"];
@@ -91,6 +94,9 @@ pub struct Draft {
     pub preload: Option<bool>,
     pub preload_skip: Option<Vec<String>>,
     pub group_socket: Option<Said<PathBuf>>,
+    /// `None`: nowhere, whatever a weaker source says.
+    pub metrics: Option<Said<Option<SocketAddr>>>,
+    pub metrics_token_file: Option<Said<TokenFile>>,
 }
 
 impl Draft {
@@ -107,6 +113,16 @@ impl Draft {
             "over" => self.over = path(text)?,
             "state" => self.state = path(text)?,
             "group_socket" => self.group_socket = path(text)?,
+            "metrics" => {
+                let value = metrics::address(text).map_err(refused)?;
+                self.metrics = Some(Said { value, origin: origin.clone() });
+            }
+            "metrics_token_file" => {
+                self.metrics_token_file = match text {
+                    "none" => Some(Said { value: TokenFile::Nobody, origin: origin.clone() }),
+                    _ => path(text)?.map(|said| Said { value: TokenFile::File(said.value), origin: said.origin }),
+                };
+            }
             "store" => {
                 self.store = match store_place(text).map_err(refused)? {
                     Place::Directory(text) => path(&text)?,
@@ -260,6 +276,8 @@ fn program_names(text: &str) -> std::result::Result<Vec<String>, String> {
 pub(super) const STORE_SCHEMES: &[&str] = &[
     #[cfg(feature = "s3")]
     "s3",
+    #[cfg(feature = "gridfs")]
+    "mongodb",
     #[cfg(feature = "redis")]
     "redis",
     #[cfg(feature = "redis")]
@@ -286,6 +304,8 @@ fn store_place(text: &str) -> std::result::Result<Place, String> {
         ("file", _) => Err(format!("'{text}' names a host; a file URL has three slashes: file:///path")),
         #[cfg(feature = "s3")]
         ("s3", _) => understood(text, crate::store::s3::Place::parse(text).map(drop)),
+        #[cfg(feature = "gridfs")]
+        ("mongodb", _) => understood(text, crate::store::gridfs::Place::parse(text).map(drop)),
         #[cfg(feature = "redis")]
         ("redis" | "rediss", _) => understood(text, crate::store::redis::Place::parse(text).map(drop)),
         #[cfg(feature = "webhdfs")]
@@ -300,7 +320,7 @@ fn store_place(text: &str) -> std::result::Result<Place, String> {
     }
 }
 
-#[cfg(any(feature = "redis", feature = "s3", feature = "webhdfs"))]
+#[cfg(any(feature = "gridfs", feature = "redis", feature = "s3", feature = "webhdfs"))]
 fn understood(url: &str, parsed: crate::error::Result<()>) -> std::result::Result<Place, String> {
     let told = |Error { what, why, remedy, .. }: Error| {
         [what, why, remedy].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
@@ -419,6 +439,8 @@ pub fn overlay(draft: &mut Draft, upper: Draft) {
         preload,
         preload_skip,
         group_socket,
+        metrics,
+        metrics_token_file,
     } = upper;
     fn put<T>(slot: &mut Option<T>, value: Option<T>) {
         if value.is_some() {
@@ -450,4 +472,6 @@ pub fn overlay(draft: &mut Draft, upper: Draft) {
     put(&mut draft.preload, preload);
     put(&mut draft.preload_skip, preload_skip);
     put(&mut draft.group_socket, group_socket);
+    put(&mut draft.metrics, metrics);
+    put(&mut draft.metrics_token_file, metrics_token_file);
 }

@@ -308,6 +308,7 @@ fn resolve(
         refuse_apart(&over, &store, machine)?;
     }
     let state = resolve_state(&draft, around, &over, &store)?;
+    let (metrics, metrics_token_file) = super::metrics::settled(&draft)?;
     let tiers = match draft.tiers {
         Some(said) => given_tiers(machine, said, &over, &store)?,
         None => {
@@ -359,6 +360,8 @@ fn resolve(
         preload: draft.preload.unwrap_or(true),
         preload_skip: draft.preload_skip.unwrap_or_default(),
         group_socket: draft.group_socket.map(|said| said.value),
+        metrics,
+        metrics_token_file,
     };
     Ok(Loaded { config, notes, files })
 }

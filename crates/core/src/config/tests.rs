@@ -125,6 +125,8 @@ fn every_key_in_every_source() {
         ("preload", "off"),
         ("preload_skip", "java, mpirun:perl"),
         ("group_socket", "{root}/group.sock"),
+        ("metrics", "[::1]:9464"),
+        ("metrics_token_file", "none"),
     ];
     let filled = |place: &Place, text: &str| {
         text.replace("{elsewhere}", &place.path("elsewhere").to_string_lossy())
@@ -134,7 +136,8 @@ fn every_key_in_every_source() {
         assert_eq!((&config.store, &config.over), (&place.path("elsewhere"), &place.path("empty")));
         assert_eq!((&config.state, &config.group_socket), (&place.path("state"), &Some(place.path("group.sock"))));
         assert_eq!((config.ordered, config.direct, config.verify), (false, false, Verify::Reread));
-        assert_eq!(config.door, Way::Seccomp);
+        assert_eq!((config.door, &config.metrics_token_file), (Way::Seccomp, &TokenFile::Nobody));
+        assert_eq!(config.metrics, Some("[::1]:9464".parse().expect("address")));
         assert_eq!((config.fsync, config.keep_at_exit), (Some(FsyncTarget::Store), KeepAtExit::Drain));
         assert_eq!((config.copy_up_bytes_max, config.dirty_bytes_max, config.drain_threads), (3 << 29, 10 << 30, 9));
         assert_eq!((config.drain_bytes_per_second_max, config.store_ttl.as_millis()), (5 << 20, 100));
@@ -196,6 +199,8 @@ fn every_key_in_every_source() {
         preload: value("preload"),
         preload_skip: value("preload_skip"),
         group_socket: value("group_socket"),
+        metrics: value("metrics"),
+        metrics_token_file: value("metrics_token_file"),
     };
     check(&place, &Config::load_in(&all, &place.around).expect("command line").config);
 }
@@ -296,6 +301,8 @@ fn stores() {
         ("s3://", "s3://BUCKET"),
         ("redis://:hunter2@host", "REDISCLI_AUTH"),
         ("redis://host?prefx=x", "password_file, prefix"),
+        ("mongodb://me:hunter2@host/db", "MONGODB_PASSWORD"),
+        ("mongodb://host", "data base"),
         ("file://host/x", "three slashes"),
         ("file:///x%zz", "%25"),
         ("../absent", "mkdir -p"),

@@ -412,6 +412,11 @@ impl Drain {
             if let Some(copied) = &copied {
                 self.counters.files.fetch_add(1, Ordering::Relaxed);
                 self.counters.bytes.fetch_add(copied.identity.size_bytes, Ordering::Relaxed);
+                if let Some(op) = tree.ops.get(&seq) {
+                    let path = tree.logical_path(id);
+                    let size_bytes = copied.identity.size_bytes;
+                    self.namespace.happened.durable(op.run, id, size_bytes, op.queued.elapsed(), path);
+                }
             }
             self.namespace.retire(&mut tree, &mut txn, seq, copied.as_ref(), &outcome.gone);
             let file = tree.get(id).is_some_and(|inode| inode.attr.kind == Kind::File && inode.replica.is_some());

@@ -8,6 +8,7 @@ use std::io;
 use crate::error::{Errno, Error, FsResult, Result};
 use crate::model::{Caller, FileId, Kind, Mode, StoreIdentity};
 use crate::placement::AskKind;
+use crate::report::run::EventKind;
 use crate::store::{Cred, StorePath};
 
 use super::Namespace;
@@ -135,6 +136,7 @@ impl Namespace {
         let charged = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
         device.add_used(i64::try_from(charged).unwrap_or(i64::MAX));
         device.counters().bytes_in.fetch_add(source.size_bytes, crate::sync::atomic::Ordering::Relaxed);
+        self.happened.count(EventKind::Fetched, device.tier_name(), "prefetched", source.size_bytes);
         if let Some(inode) = tree.get_mut(id) {
             inode.charged_bytes = charged;
             inode.prefetched = true;

@@ -1,6 +1,8 @@
 //! Making room. Only what the store has is ever evicted, except temporaries that their rule lets go when nobody has
 //! them open.
 
+use super::happened::without_figures;
+use crate::report::run::EventKind;
 use crate::sync::Arc;
 use crate::sync::atomic::Ordering;
 
@@ -113,6 +115,8 @@ impl Namespace {
             return 0;
         }
         let mut txn = Txn::default();
+        let place = self.tiers.device(device).tier_name();
+        self.happened.count(EventKind::Evicted, place, &without_figures(reason), inode.charged_bytes);
         let reason = tree.reason(reason);
         if let Some(inode) = tree.get_mut(id) {
             inode.placed = Some(reason);

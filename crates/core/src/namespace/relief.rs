@@ -5,6 +5,7 @@
 //! The danger it avoids: the out-of-memory killer, because the drain is slower than the programs take memory. What it cannot
 //! move is what programs write directly; that is freed when it is drained.
 
+use crate::report::run::EventKind;
 use crate::sync::PoisonError;
 use crate::sync::atomic::Ordering;
 use std::fs::File;
@@ -277,6 +278,7 @@ impl Namespace {
         drop(tree);
         from.add_used(-i64::try_from(charged).unwrap_or(i64::MAX));
         from.counters().spills_out.fetch_add(1, Ordering::Relaxed);
+        self.happened.count(EventKind::Spilled, from.tier_name(), "memory ran short", 0);
         self.counters.spills.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }

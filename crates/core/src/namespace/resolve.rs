@@ -307,6 +307,9 @@ impl Namespace {
 
     /// New attributes of a file that is the store's; a directory keeps what we did to it meanwhile.
     pub(super) fn refresh(&self, tree: &mut Tree, id: FileId, stat: &StoreStat) {
+        // Nobody's names but ours are seen in it, and in the store it changes when the drain gets to it: to programs that would
+        // be a directory that changes behind their back (tar gives up on one).
+        let complete = tree.dir(id).is_some_and(|dir| dir.complete);
         let Some(inode) = tree.get_mut(id) else {
             return;
         };
@@ -319,10 +322,14 @@ impl Namespace {
                 inode.attr.perm = stat.attr.perm;
                 inode.attr.uid = stat.attr.uid;
                 inode.attr.gid = stat.attr.gid;
+            }
+            if inode.set_meta.is_none() && !complete {
                 inode.attr.mtime = inode.attr.mtime.max(stat.attr.mtime);
                 inode.attr.ctime = inode.attr.ctime.max(stat.attr.ctime);
             }
-            inode.attr.size_bytes = stat.attr.size_bytes;
+            if !complete {
+                inode.attr.size_bytes = stat.attr.size_bytes;
+            }
             return;
         }
         inode.attr = Attr { ino: inode.attr.ino, ..stat.attr };

@@ -70,6 +70,49 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// Name of the tier, or `store`.
+    pub fn place(&self) -> &str {
+        match self {
+            Self::Tier { tier, .. } => tier,
+            Self::Store { .. } => "store",
+        }
+    }
+
+    /// The sentence without the figures of the single case, so that like ones can be counted together.
+    pub fn brief(&self) -> String {
+        let (mut brief, skipped) = match self {
+            Self::Tier { preferred, guarantee, skipped, .. } => {
+                let which = if *preferred { "preferred tier" } else { "fastest tier with room" };
+                let how = match guarantee {
+                    Guarantee::Reserved { basis: Basis::Hint, .. } => "reserved by hint or rule",
+                    Guarantee::Reserved { basis: Basis::History { .. }, .. } => {
+                        "reserved by what such files reached before"
+                    }
+                    Guarantee::Reserved { basis: Basis::Content, .. } => "reserved for its content",
+                    Guarantee::Ample { .. } => "room is ample",
+                    Guarantee::Mediated => "writes go through the agent",
+                };
+                (format!("{which}, {how}"), skipped)
+            }
+            Self::Store { skipped } => ("no tier can take it".to_owned(), skipped),
+        };
+        for (tier, skip) in skipped {
+            let why = match skip {
+                Skip::Sick => "is out of use",
+                Skip::Volatile => "does not outlive the node",
+                Skip::NoRoom { .. } => "has no room",
+                Skip::Undrained { .. } => "has too much undrained",
+                Skip::TooLate { .. } => "may be wiped before it is drained",
+                Skip::SpilledFrom => "is what it had to leave",
+            };
+            brief.push_str("; ");
+            brief.push_str(tier);
+            brief.push(' ');
+            brief.push_str(why);
+        }
+        brief
+    }
+
     /// Without digits that the sentence does not show, so that one decision is like the next and its sentence is known.
     pub fn rounded(mut self) -> Self {
         if let Self::Tier { free_bytes, guarantee, .. } = &mut self {
@@ -201,6 +244,15 @@ mod tests {
             "fastest tier with room: nvme has 3.1 GiB free, 12 MiB reserved because such files reached 6 MiB before \
              (5 seen); ram has 1000 B free of the 12 MiB wanted"
         );
+    }
+
+    #[test]
+    fn what_is_like_is_brief_in_the_same_words() {
+        let of =
+            |free_bytes| Reason::Store { skipped: vec![("ram".into(), Skip::NoRoom { free_bytes, wanted_bytes: 7 })] };
+        assert_eq!(of(1).brief(), of(2).brief());
+        assert_eq!(of(1).brief(), "no tier can take it; ram has no room");
+        assert_ne!(of(1).brief(), Reason::Store { skipped: Vec::new() }.brief());
     }
 
     #[test]

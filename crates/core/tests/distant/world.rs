@@ -92,6 +92,8 @@ impl World {
             preload: false,
             preload_skip: Vec::new(),
             group_socket: None,
+            metrics: None,
+            metrics_token_file: surgetank_core::config::TokenFile::Own,
         };
         change(&mut config);
         Self::begin(base, config, Arc::new(Bequest::new().unwrap()), false)

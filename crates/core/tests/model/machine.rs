@@ -129,6 +129,8 @@ pub fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Publish
         preload: false,
         preload_skip: Vec::new(),
         group_socket: None,
+        metrics: None,
+        metrics_token_file: surgetank_core::config::TokenFile::Own,
     };
     let root = rustix::fs::open(
         &config.store,

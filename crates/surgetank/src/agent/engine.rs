@@ -14,9 +14,10 @@ use surgetank_core::bequest::Bequest;
 use surgetank_core::config::Config;
 use surgetank_core::error::Result;
 use surgetank_core::model::RunId;
-use surgetank_core::report::{Audit, Prefetch, Progress, Scope, Status, Summary, Verdict, Visibility, Why};
+use surgetank_core::report::{Audit, Figures, Prefetch, Progress, Scope, Status, Summary, Verdict, Visibility, Why};
 
 use super::keep::Channel;
+use super::wire::Account;
 
 /// What serves one directory. Paths are relative to it.
 pub trait Engine: Send + Sync {
@@ -36,6 +37,8 @@ pub trait Engine: Send + Sync {
     /// What is not durable in the scope, and why. Open files that were written count as not durable.
     fn verdict(&self, scope: &Scope) -> Verdict;
     fn summary(&self, run: Option<RunId>) -> Summary;
+    /// For the metrics. Never waits for the store.
+    fn figures(&self) -> Figures;
     /// Frees the tier copies of a durable file, or of all below a directory; returns the bytes freed.
     fn evict(&self, path: &[u8]) -> Result<u64>;
     fn pin(&self, path: &[u8], on: bool) -> Result<()>;
@@ -48,6 +51,10 @@ pub trait Engine: Send + Sync {
     /// What `pid` and its descendants write from now on is this run's.
     fn register_run(&self, pid: u32) -> RunId;
     fn release_run(&self, run: RunId);
+    /// It is recorded from here on. `again`: an earlier agent had it.
+    fn record_run(&self, _run: RunId, _pid: u32, _command: &str, _again: bool) {}
+    /// How it ended.
+    fn account(&self, _run: RunId, _account: &Account) {}
     /// A run that an earlier agent had.
     fn restore_run(&self, run: RunId, pid: u32);
     /// Stops the drain and syncs the catalog. Called once, after the mount is gone.

@@ -17,6 +17,7 @@ use surgetank_core::report::Visibility;
 
 use super::life::Startup;
 use super::place::Place;
+use super::scrape::Port;
 use super::seclusion;
 use super::signals::Signals;
 use super::submounts::{self, Taken};
@@ -34,6 +35,8 @@ pub struct Ground {
     pub bare: Option<OwnedFd>,
     pub key: String,
     pub taken: Vec<Taken>,
+    /// Where metrics are served, if they are; every agent in turn answers there.
+    pub port: Option<Port>,
     /// Closes when whoever started us has joined or died.
     pub starter: BufReader<io::Stdin>,
     /// Holds the lock until the last process that has it ends.
@@ -58,6 +61,7 @@ impl Ground {
         Signals::ignore_broken_leases();
         raise_descriptor_limit();
 
+        let port = Port::of(&config)?;
         let user_before = namespace_inode("user").map_err(fail)?;
         let by_calls = wanted == Visibility::Private && way::by_calls(&config)?;
         let visibility = match wanted {
@@ -76,7 +80,21 @@ impl Ground {
             rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
         let taken = if may_mount && !by_calls { submounts::take(over)? } else { refuse_submounts(over)? };
         let key = place.identify(over)?;
-        Ok(Self { config, wanted, visibility, by_calls, place, user_namespace, store, bare, key, taken, starter, lock })
+        Ok(Self {
+            config,
+            wanted,
+            visibility,
+            by_calls,
+            place,
+            user_namespace,
+            store,
+            bare,
+            key,
+            taken,
+            port,
+            starter,
+            lock,
+        })
     }
 }
 

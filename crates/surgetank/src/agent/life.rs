@@ -29,8 +29,10 @@ use super::ground::{Ground, namespace_inode};
 use super::group::GroupSocket;
 use super::holders;
 use super::keep::Channel;
+use super::metrics;
 use super::parting::Parting;
 use super::place::{Card, Place};
+use super::scrape::Port;
 use super::signals::Signals;
 use super::socket::{self, Desk};
 use super::submounts::{self, Taken};
@@ -141,6 +143,8 @@ struct Agent {
     signals: Arc<Signals>,
     listener: UnixListener,
     group_socket: Option<GroupSocket>,
+    port: Option<Port>,
+    life: u32,
     /// Closes when whoever started us has joined or died; a later agent was started by nobody.
     starter: Option<BufReader<io::Stdin>>,
     channel: Option<Arc<Channel>>,
@@ -169,6 +173,7 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
         bare,
         key,
         mut taken,
+        port,
         starter,
         lock,
     } = ground;
@@ -287,6 +292,7 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
     };
     for (run, LeftRun { pid, command }) in left.into_iter().flat_map(|left| left.runs) {
         desk.engine.restore_run(run, pid);
+        desk.engine.record_run(run, pid, &command, true);
         desk.users.expect(RunStatus { run, pid, command, since_unix_seconds: desk.since_unix_seconds });
     }
     tracing::info!(over = %over.display(), ?visibility, life, "serving");
@@ -301,6 +307,8 @@ fn begin(backend: &dyn Backend, ground: Ground, inheritance: Option<Inheritance>
         signals: Arc::new(signals),
         listener,
         group_socket,
+        port,
+        life,
         starter: (life == 0).then_some(starter),
         channel,
         survives,
@@ -398,6 +406,11 @@ impl Agent {
         if let Some(socket) = &self.group_socket {
             let (listener, desk, gid) = (socket.listener.try_clone()?, Arc::clone(&self.desk), socket.gid);
             named("group socket").spawn(move || socket::serve(&listener, &desk, Some(gid)))?;
+        }
+
+        if let Some(port) = self.port.take() {
+            let (desk, life) = (Arc::clone(&self.desk), self.life);
+            named("metrics").spawn(move || port.serve(&|| metrics::text(&desk, life)))?;
         }
 
         let users = Arc::clone(&self.desk.users);

@@ -202,6 +202,13 @@ impl<'a> Client<'a> {
                 engine.begin_final_drain(&scope);
                 Answer::Done
             }
+            Request::Account(account) => {
+                let Some(run) = self.run else {
+                    return self.refuse(RefusalKind::Malformed, "this connection has not joined");
+                };
+                engine.account(run, &account);
+                Answer::Done
+            }
             Request::Release => {
                 let Some(run) = self.run.take() else {
                     return self.refuse(RefusalKind::Malformed, "this connection has not joined");
@@ -242,6 +249,7 @@ impl<'a> Client<'a> {
             None => self.desk.engine.register_run(pid),
         };
         self.desk.tell(&Record::Joined { run, pid, command: &command });
+        let (recorded, is_again) = (command.clone(), again.is_some());
         let status = RunStatus { run, pid, command, since_unix_seconds: clock::now().secs() };
         if !self.desk.users.join(status) {
             self.desk.engine.release_run(run);
@@ -249,6 +257,7 @@ impl<'a> Client<'a> {
             return self.refuse(RefusalKind::Leaving, "the agent is about to go");
         }
         tracing::info!(run = run.0, pid, "joined");
+        self.desk.engine.record_run(run, pid, &recorded, is_again);
         self.run = Some(run);
         self.say(&Answer::Joined { run })
     }

@@ -70,6 +70,8 @@ pub enum Request {
     Hasten {
         scope: Scope,
     },
+    /// How this connection's run ended, for its record.
+    Account(Account),
     /// This connection's run is over.
     Release,
     /// `surgetank umount`: drain, then leave. Progress lines, then a verdict and the end of the connection, or `busy`.
@@ -77,6 +79,16 @@ pub enum Request {
         #[serde(default)]
         timeout_ms: Option<u64>,
     },
+}
+
+/// What `surgetank run` knows of its end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Account {
+    pub command_exit: u8,
+    pub exit: u8,
+    pub reason: String,
+    /// The command ended so long ago.
+    pub ended_us_ago: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

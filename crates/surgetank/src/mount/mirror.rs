@@ -39,6 +39,8 @@ pub struct MirrorOptions {
     pub passthrough: bool,
     /// How long the kernel may believe names and attributes. Above zero, changes made beside the mirror show late.
     pub ttl: Duration,
+    /// A file's data is on the device when the close of a writer returns, as over NFS.
+    pub flush_on_close: bool,
 }
 
 /// How often reads and writes came to the mirror rather than to the kernel's passthrough.

@@ -11,6 +11,7 @@ use surgetank_core::error::FsResult;
 use surgetank_core::model::{Attr, Caller, FileId, FileLock, Kind, LockKind, LockRequest, Timestamp};
 use surgetank_core::namespace::{self, Found, Grant, Namespace};
 
+use super::tally::Tally;
 use crate::mount::filesystem::{FilePlace, ReleaseFlags};
 use crate::mount::{
     Agreed, Attributes, BackingId, DirectoryPlusSink, DirectorySink, Entry, Filesystem, Looked, Notifier, Opened,
@@ -27,6 +28,7 @@ pub struct Door {
     on_lost: Box<dyn Fn() + Send + Sync>,
     ending: AtomicBool,
     backings: Arc<Backings>,
+    tally: Arc<Tally>,
     pub requests: AtomicU64,
     pub service_nanos: AtomicU64,
 }
@@ -81,6 +83,7 @@ impl Door {
         namespace: Arc<Namespace>,
         direct: bool,
         only_ids: Option<(u32, u32)>,
+        tally: Arc<Tally>,
         on_lost: Box<dyn Fn() + Send + Sync>,
     ) -> Self {
         Self {
@@ -90,6 +93,7 @@ impl Door {
             on_lost,
             ending: AtomicBool::new(false),
             backings: Arc::default(),
+            tally,
             requests: AtomicU64::new(0),
             service_nanos: AtomicU64::new(0),
         }
@@ -351,12 +355,15 @@ impl Filesystem for Door {
         if let Some((_, opened)) = self.opened_before(flags) {
             return opened;
         }
+        let begun = Instant::now();
         self.change(|ns| {
             let opened = ns.open_file(caller, FileId(id), flags.bits() as i32)?;
             if kill_suidgid {
                 ns.clear_suidgid(FileId(id));
             }
-            Ok(self.opened(&opened, flags))
+            let opened = self.opened(&opened, flags);
+            self.tally.opened(caller.pid, opened.fh, opened.backing.is_some(), flags, false, begun.elapsed());
+            Ok(opened)
         })
     }
 
@@ -376,12 +383,15 @@ impl Filesystem for Door {
             let (found, opened) = self.namespace.opened_before(caller, about, flags.bits() as i32)?;
             return Ok((self.entry(&found), self.opened(&opened, flags)));
         }
+        let begun = Instant::now();
         self.change(|ns| {
             let (found, opened) = ns.create(caller, FileId(parent), name, perm, flags.bits() as i32)?;
             if kill_suidgid {
                 ns.clear_suidgid(found.id);
             }
-            Ok((self.entry(&found), self.opened(&opened, flags)))
+            let opened = self.opened(&opened, flags);
+            self.tally.opened(caller.pid, opened.fh, opened.backing.is_some(), flags, true, begun.elapsed());
+            Ok((self.entry(&found), opened))
         })
     }
 
@@ -390,31 +400,44 @@ impl Filesystem for Door {
             return Ok((self.namespace.made_before(id).map(|found| self.entry(&found))?, opened?));
         }
         self.serve(|ns| {
+            let begun = Instant::now();
             let (found, opened) = ns.create_unnamed(caller, FileId(parent), perm, flags.bits() as i32)?;
-            Ok((self.entry(&found), self.opened(&opened, flags)))
+            let opened = self.opened(&opened, flags);
+            self.tally.opened(caller.pid, opened.fh, opened.backing.is_some(), flags, true, begun.elapsed());
+            Ok((self.entry(&found), opened))
         })
     }
 
-    fn read(&self, _caller: &Caller, _id: u64, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
-        self.serve(|ns| ns.read(fh, offset, buffer))
+    fn read(&self, caller: &Caller, _id: u64, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
+        let begun = Instant::now();
+        let read = self.serve(|ns| ns.read(fh, offset, buffer));
+        if let Ok(bytes) = &read {
+            self.tally.read(caller.pid, *bytes, begun.elapsed());
+        }
+        read
     }
 
     fn write(
         &self,
-        _caller: &Caller,
+        caller: &Caller,
         id: u64,
         fh: u64,
         offset: u64,
         bytes: &[u8],
         flags: WriteFlags,
     ) -> FsResult<usize> {
-        self.serve(|ns| {
+        let begun = Instant::now();
+        let written = self.serve(|ns| {
             let count = ns.write(fh, offset, bytes, flags.open & libc::O_APPEND as u32 != 0)?;
             if flags.kill_suidgid {
                 ns.clear_suidgid(FileId(id));
             }
             Ok(count)
-        })
+        });
+        if let Ok(count) = &written {
+            self.tally.wrote(caller.pid, *count, begun.elapsed());
+        }
+        written
     }
 
     fn flush(&self, _caller: &Caller, id: u64, fh: u64, lock_owner: u64) -> FsResult<()> {
@@ -426,6 +449,10 @@ impl Filesystem for Door {
         // First: the next program may want the lock already, and a descriptor of ours that can write would keep the file from
         // being sealed.
         self.namespace.unlock_handle(FileId(id), fh);
+        if self.tally.is_estimated(fh) {
+            let size_bytes = self.namespace.getattr(FileId(id), Some(fh)).map_or(0, |answer| answer.attr.size_bytes);
+            self.tally.released(fh, size_bytes);
+        }
         self.change(|ns| ns.release(fh));
     }
 

@@ -12,17 +12,19 @@ use surgetank_core::model::{Mode, RunId};
 use surgetank_core::namespace::tree::State;
 use surgetank_core::namespace::{Namespace, Undurable};
 use surgetank_core::report::{
-    Audit, Conflict, DeadlineStatus, DeviceStatus, DrainStatus, DrainSummary, FileState, Health, MountSummary, NoRoom,
-    NotDurable, Oldest, PathText, Prefetch, Progress, Queue, ReplicaStatus, Scope, Status, Summary, TierStatus,
-    TierSummary, Trouble, Undelivered, Verdict, Why,
+    Audit, Conflict, DeadlineStatus, DeviceStatus, DrainFigures, DrainStatus, DrainSummary, Figures, FileState, Health,
+    MountSummary, NoRoom, NotDurable, Oldest, PathText, Prefetch, Progress, Queue, ReplicaStatus, Scope, Status,
+    Summary, TierFigures, TierStatus, TierSummary, Trouble, Undelivered, Verdict, Why,
 };
 use surgetank_core::store::StorePath;
 
 use super::door::Door;
 use super::guard::Guard;
 use super::prefetcher::Prefetcher;
+use super::recorder::Recorder;
 use super::runs::Runs;
 use crate::agent::engine::Engine;
+use crate::agent::wire::Account;
 use crate::seccomp::Refusals;
 
 pub struct Served {
@@ -37,6 +39,8 @@ pub struct Served {
     rate: Mutex<Rate>,
     /// Where there is no mount.
     refusals: Option<Arc<Refusals>>,
+    /// Where programs are served.
+    recorder: Option<Arc<Recorder>>,
 }
 
 #[derive(Clone, Copy)]
@@ -58,6 +62,7 @@ const RELEASE_PATIENCE: Duration = Duration::from_secs(2);
 const RATE_WINDOW: Duration = Duration::from_millis(500);
 
 impl Served {
+    #[expect(clippy::too_many_arguments, reason = "the parts of what is served, each once")]
     pub fn new(
         namespace: Arc<Namespace>,
         drain: Arc<Drain>,
@@ -66,9 +71,10 @@ impl Served {
         prefetcher: Prefetcher,
         guard: Option<Guard>,
         refusals: Option<Arc<Refusals>>,
+        recorder: Option<Arc<Recorder>>,
     ) -> Self {
         let rate = Mutex::new(Rate { at: Instant::now(), bytes: 0, per_second: 0 });
-        Self { namespace, drain, runs, door, prefetcher, guard, begun: Mutex::default(), rate, refusals }
+        Self { namespace, drain, runs, door, prefetcher, guard, begun: Mutex::default(), rate, refusals, recorder }
     }
 
     fn mark(&self) -> Mark {
@@ -312,6 +318,9 @@ impl Engine for Served {
         self.namespace.catch_up();
         let mark = self.mark();
         self.begun.lock().unwrap_or_else(PoisonError::into_inner).insert(scope.run, mark);
+        if let (Some(recorder), Some(run)) = (&self.recorder, scope.run) {
+            recorder.command_ended(run);
+        }
         self.drain.hurry();
         self.namespace.begin_final_drain(scope.run);
         // After that, so that what is sealed from now on is seen to when it is sealed.
@@ -429,6 +438,34 @@ impl Engine for Served {
         summary
     }
 
+    fn figures(&self) -> Figures {
+        let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let mut tiers: Vec<TierFigures> = Vec::new();
+        for device in self.namespace.tiers.devices() {
+            let index = tiers.iter().position(|tier| tier.name == device.tier_name()).unwrap_or_else(|| {
+                tiers.push(TierFigures { name: device.tier_name().to_owned(), ..TierFigures::default() });
+                tiers.len() - 1
+            });
+            let counters = device.counters();
+            tiers[index].evictions += load(&counters.evictions);
+            tiers[index].evicted_bytes += load(&counters.evicted_bytes);
+            tiers[index].errors += load(&counters.errors);
+        }
+        Figures {
+            status: self.status(),
+            summary: self.summary(None),
+            tiers,
+            drain: DrainFigures {
+                copied_bytes: load(&self.drain.counters.staged_bytes),
+                operations: load(&self.drain.counters.operations),
+                conflicts: load(&self.drain.counters.conflicts),
+            },
+            store_lookups: load(&self.namespace.counters.store_stats),
+            store_listings: load(&self.namespace.counters.store_lists),
+            events: self.namespace.happened.events(),
+        }
+    }
+
     fn evict(&self, path: &[u8]) -> Result<u64> {
         self.namespace.catch_up();
         let mut freed = 0;
@@ -472,7 +509,22 @@ impl Engine for Served {
         self.runs.restore(run, pid);
     }
 
+    fn record_run(&self, run: RunId, pid: u32, command: &str, again: bool) {
+        if let Some(recorder) = &self.recorder {
+            recorder.begin(run, pid, command, again);
+        }
+    }
+
+    fn account(&self, run: RunId, account: &Account) {
+        if let Some(recorder) = &self.recorder {
+            recorder.account(run, account);
+        }
+    }
+
     fn release_run(&self, run: RunId) {
+        if let Some(recorder) = &self.recorder {
+            recorder.finish(run, Some(self.verdict(&Scope::run(run))), Some(self.summary(Some(run))));
+        }
         self.runs.release(run);
     }
 
@@ -481,6 +533,9 @@ impl Engine for Served {
     }
 
     fn shutdown(&self) {
+        if let Some(recorder) = &self.recorder {
+            recorder.end();
+        }
         self.prefetcher.end();
         self.drain.stop();
         let all = self.namespace.finish();

@@ -11,7 +11,9 @@ use surgetank_core::config::Compress;
 use surgetank_core::config::Config;
 use surgetank_core::error::{Error, Result};
 use surgetank_core::rule::RuleSet;
-#[cfg(any(feature = "redis", feature = "s3"))]
+#[cfg(feature = "gridfs")]
+use surgetank_core::store::gridfs::{GridFs, Place as GridFsPlace};
+#[cfg(any(feature = "gridfs", feature = "redis", feature = "s3"))]
 use surgetank_core::store::object::{Abilities, ObjectStore, Objects};
 #[cfg(any(feature = "compress", feature = "dedup"))]
 use surgetank_core::store::packed::Packed;
@@ -42,6 +44,13 @@ pub fn ask_server(url: &str) -> Result<Answer> {
         let server = S3::open(S3Place::parse(url)?)?;
         return Ok(Answer { found: told(&server.abilities()), warnings: Vec::new() });
     }
+    #[cfg(feature = "gridfs")]
+    if is_gridfs(url) {
+        let server = GridFs::open(GridFsPlace::parse(url)?)?;
+        let kept = if server.is_replicated() { "most servers of its set" } else { "it alone" };
+        let found = format!("{}; what it acknowledges is in the journal of {kept}", told(&server.abilities()));
+        return Ok(Answer { found, warnings: Vec::new() });
+    }
     #[cfg(feature = "redis")]
     if is_redis(url) {
         let server = Redis::open(RedisPlace::parse(url)?)?;
@@ -64,7 +73,7 @@ fn not_here(url: &str) -> Error {
     Error::new(format!("the store {url} cannot be used")).why("this kind of store is not in this build")
 }
 
-#[cfg(any(feature = "redis", feature = "s3"))]
+#[cfg(any(feature = "gridfs", feature = "redis", feature = "s3"))]
 fn told(can: &Abilities) -> String {
     let word = |can: bool| if can { "yes" } else { "no" };
     format!(
@@ -73,6 +82,11 @@ fn told(can: &Abilities) -> String {
         word(can.checksums),
         word(can.uploads_in_parts)
     )
+}
+
+#[cfg(feature = "gridfs")]
+fn is_gridfs(url: &str) -> bool {
+    url.starts_with("mongodb://")
 }
 
 #[cfg(feature = "redis")]
@@ -160,7 +174,7 @@ fn open_as_it_is(root: Option<OwnedFd>, config: &Config, state: &Path) -> Result
     if let Some(root) = root {
         return Ok(Arc::new(PosixStore::new(root, format!("file://{shown}")).map_err(|why| refused(&why))?));
     }
-    #[cfg(any(feature = "redis", feature = "s3"))]
+    #[cfg(any(feature = "gridfs", feature = "redis", feature = "s3"))]
     let tree_of = |server: Arc<dyn Objects>| -> Result<Arc<dyn Store>> {
         let store = ObjectStore::new(server, &state.join("uploads"), config.verify, config.store_ttl);
         Ok(Arc::new(store.map_err(|why| refused(&why))?))
@@ -168,6 +182,10 @@ fn open_as_it_is(root: Option<OwnedFd>, config: &Config, state: &Path) -> Result
     #[cfg(feature = "s3")]
     if let Some(url) = config.store_url().filter(|url| url.starts_with("s3://")) {
         return tree_of(Arc::new(S3::open(S3Place::parse(url)?)?));
+    }
+    #[cfg(feature = "gridfs")]
+    if let Some(url) = config.store_url().filter(|url| is_gridfs(url)) {
+        return tree_of(Arc::new(GridFs::open(GridFsPlace::parse(url)?)?));
     }
     #[cfg(feature = "redis")]
     if let Some(url) = config.store_url().filter(|url| is_redis(url)) {
@@ -191,23 +209,34 @@ pub struct Abandoned {
 pub fn abandoned(url: &str, older_than: Duration, looking: bool) -> Result<Vec<Abandoned>> {
     #[cfg(feature = "s3")]
     if url.starts_with("s3://") {
-        let server = S3::open(S3Place::parse(url)?)?;
-        let failed = |why| Error::new(format!("{} cannot be cleaned up", server.describe())).why(why);
-        let before = surgetank_core::clock::now().nanos - i64::try_from(older_than.as_nanos()).unwrap_or(i64::MAX);
-        let mut given_up = Vec::new();
-        for upload in server.uploads("").map_err(failed)? {
-            if upload.begun_nanos > before {
-                continue;
-            }
-            if !looking {
-                server.abort(&upload.key, &upload.id).map_err(failed)?;
-            }
-            let begun_unix_seconds = upload.begun_nanos.div_euclid(1_000_000_000);
-            given_up.push(Abandoned { path: upload.key, begun_unix_seconds });
-        }
-        return Ok(given_up);
+        return given_up(&S3::open(S3Place::parse(url)?)?, older_than, looking);
     }
+    #[cfg(feature = "gridfs")]
+    if is_gridfs(url) {
+        return given_up(&GridFs::open(GridFsPlace::parse(url)?)?, older_than, looking);
+    }
+    // (What is begun on a Redis goes by itself.)
     Ok(Vec::new())
+}
+
+#[cfg(any(feature = "gridfs", feature = "s3"))]
+fn given_up(server: &dyn Objects, older_than: Duration, looking: bool) -> Result<Vec<Abandoned>> {
+    let failed = |why| Error::new(format!("{} cannot be cleaned up", server.describe())).why(why);
+    let before = surgetank_core::clock::now().nanos - i64::try_from(older_than.as_nanos()).unwrap_or(i64::MAX);
+    let mut given_up = Vec::new();
+    for upload in server.uploads("").map_err(failed)? {
+        if upload.begun_nanos > before {
+            continue;
+        }
+        if !looking {
+            server.abort(&upload.key, &upload.id).map_err(failed)?;
+        }
+        let begun_unix_seconds = upload.begun_nanos.div_euclid(1_000_000_000);
+        // What was killed before it said what it was about.
+        let path = if upload.key.is_empty() { "(chunks of no file)".to_owned() } else { upload.key };
+        given_up.push(Abandoned { path, begun_unix_seconds });
+    }
+    Ok(given_up)
 }
 
 /// Deduplicated content that nobody refers to any more, and that nobody has begun to for so long; removes it unless only
@@ -302,13 +331,19 @@ impl Address {
                 let path = percent_encoding::percent_decode_str(path).collect();
                 (format!("s3://{bucket}?{query}"), path)
             }
-            #[cfg(feature = "redis")]
-            Some((scheme @ ("redis" | "rediss"), rest)) => {
+            #[cfg(any(feature = "gridfs", feature = "redis"))]
+            Some((scheme @ ("mongodb" | "redis" | "rediss"), rest)) => {
                 let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
                 let mut parts = place.splitn(3, '/');
                 let (host, db) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
                 let root = format!("{scheme}://{host}/{db}?{query}");
-                RedisPlace::parse(&root)?;
+                match scheme {
+                    #[cfg(feature = "gridfs")]
+                    "mongodb" => drop(GridFsPlace::parse(&root)?),
+                    #[cfg(feature = "redis")]
+                    "redis" | "rediss" => drop(RedisPlace::parse(&root)?),
+                    _ => return Err(not_here(&root)),
+                }
                 (root, percent_encoding::percent_decode_str(parts.next().unwrap_or_default()).collect())
             }
             #[cfg(feature = "webhdfs")]
@@ -358,7 +393,7 @@ impl Address {
             let opened = rustix::fs::open(&path, flags, rustix::fs::Mode::empty()).map_err(|why| refused(&why))?;
             return Ok(Arc::new(PosixStore::new(opened, path.display().to_string()).map_err(|why| refused(&why))?));
         }
-        #[cfg(any(feature = "redis", feature = "s3"))]
+        #[cfg(any(feature = "gridfs", feature = "redis", feature = "s3"))]
         let tree_of = |server: Arc<dyn Objects>| -> Result<Arc<dyn Store>> {
             let store = ObjectStore::new(server, state, how.unwrap_or(Verify::Cache), LISTING_TTL);
             let store = store.map_err(|why| Error::new(format!("{} cannot be used", state.display())).why(why))?;
@@ -371,6 +406,10 @@ impl Address {
             place.prefix = if name.is_empty() { String::new() } else { format!("{name}/") };
             let server = if how.is_some() { S3::open(place)? } else { S3::open_to_read(place)? };
             return tree_of(Arc::new(server));
+        }
+        #[cfg(feature = "gridfs")]
+        if is_gridfs(root) {
+            return tree_of(Arc::new(GridFs::open(GridFsPlace::parse(root)?)?));
         }
         #[cfg(feature = "redis")]
         if is_redis(root) {
@@ -427,6 +466,12 @@ mod tests {
             let root = "redis://host:7000/2?prefix=p".to_owned();
             assert_eq!(parsed("redis://host:7000/2/a/b?prefix=p"), (root, "a/b".into(), false));
             assert!(Address::parse("redis://host/a/b").is_err() && Address::parse("redis://u:p@host/0").is_err());
+        }
+        #[cfg(feature = "gridfs")]
+        {
+            let root = "mongodb://me@host:7000/db?bucket=b".to_owned();
+            assert_eq!(parsed("mongodb://me@host:7000/db/a/b/?bucket=b"), (root, "a/b".into(), true));
+            assert!(Address::parse("mongodb://host").is_err() && Address::parse("mongodb://u:p@host/db").is_err());
         }
     }
 }

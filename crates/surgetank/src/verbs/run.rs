@@ -28,7 +28,7 @@ use super::settings::Settings;
 use super::{Failure, Outcome, Program, words};
 use crate::agent::client::{self, Connection, Dialed, Joined};
 use crate::agent::signals::{self, Signals};
-use crate::agent::wire::{Answer, Request};
+use crate::agent::wire::{Account, Answer, Request};
 use child::Stillborn;
 use final_drain::Drained;
 use offspring::Change;
@@ -104,7 +104,7 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
     };
     surgetank_core::crash_point!("run.joined");
     let spawned = loop {
-        let variables = preload::variables(&session.config, &session.agent.hello);
+        let variables = preload::variables(&session.config, &session.agent.hello, session.run);
         match child::spawn(&session.args.command, &cwd, &session.agent, &session.signals, &variables) {
             // Killed since it greeted us: the next one has the same namespaces.
             Err(Stillborn::Ours(_)) if !session.agent_lost && session.has_another_agent()? => {}
@@ -418,7 +418,6 @@ impl Run {
         }
         let drain_ms = millis(self.ended.elapsed());
         let summary = self.summary();
-        let last = matches!(self.agent.ask(&Request::Release), Ok(Answer::Released { last: true }));
         detached &= left_running.is_empty();
         let facts = account::Facts {
             command_exit,
@@ -430,6 +429,15 @@ impl Run {
             detached,
         };
         let (exit, reason) = account::decide(&facts);
+        let told = Account {
+            command_exit,
+            exit,
+            reason: reason.into(),
+            ended_us_ago: u64::try_from(self.ended.elapsed().as_micros()).unwrap_or(u64::MAX),
+        };
+        // Only for the record: an agent that is gone has none.
+        let _ = self.agent.ask(&Request::Account(told));
+        let last = matches!(self.agent.ask(&Request::Release), Ok(Answer::Released { last: true }));
         self.tell(&facts, summary.as_ref(), drain_ms, reason);
         // What it does in the end (unmount, catalog) is part of the run: a script may remove the tiers next.
         if last && !gave_up && !timed_out && left_running.is_empty() {

@@ -71,6 +71,12 @@ pub struct Settings {
     /// Where members of a group may ask for the status: the group of the directory it is in
     #[arg(long, value_name = "PATH")]
     pub group_socket: Option<String>,
+    /// Serve metrics for Prometheus there, while the agent lives: a port of 127.0.0.1, or IP:PORT
+    #[arg(long, value_name = "ADDR")]
+    pub metrics: Option<String>,
+    /// The token that who reads them has to show, or none [default: one is made in the state directory]
+    #[arg(long, value_name = "FILE", help_heading = "Tuning")]
+    pub metrics_token_file: Option<String>,
     /// When the job ends: 2h30m from now, a point in time, or none [default: SLURM_JOB_END_TIME]
     #[arg(long, value_name = "WHEN")]
     pub deadline: Option<String>,
@@ -115,6 +121,8 @@ impl Settings {
             ("--direct", self.direct.is_some()),
             ("--door", self.door.is_some()),
             ("--group-socket", self.group_socket.is_some()),
+            ("--metrics", self.metrics.is_some()),
+            ("--metrics-token-file", self.metrics_token_file.is_some()),
             ("--quiet-period", self.quiet_period.is_some()),
             ("--sync-after", self.sync_after.is_some()),
             ("--copy-up-bytes-max", self.copy_up_bytes_max.is_some()),
@@ -153,6 +161,8 @@ impl Settings {
             preload: if self.no_preload { Some("false".to_owned()) } else { self.preload },
             preload_skip: self.preload_skip,
             group_socket: self.group_socket,
+            metrics: self.metrics,
+            metrics_token_file: self.metrics_token_file,
         }
     }
 }

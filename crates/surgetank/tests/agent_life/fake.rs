@@ -154,6 +154,10 @@ impl Engine for FakeEngine {
         Summary::default()
     }
 
+    fn figures(&self) -> Figures {
+        Figures { status: self.status(), ..Figures::default() }
+    }
+
     fn evict(&self, path: &[u8]) -> Result<u64> {
         self.why(path).map(|_| 4096)
     }
@@ -216,5 +220,7 @@ pub fn configure(settings: &Settings) -> Result<Config> {
         preload: false,
         preload_skip: Vec::new(),
         group_socket: None,
+        metrics: None,
+        metrics_token_file: surgetank_core::config::TokenFile::Own,
     })
 }

@@ -28,15 +28,20 @@ pub struct Mounted {
 
 impl Mounted {
     pub fn new(passthrough: bool) -> Self {
+        let options = MirrorOptions { passthrough, ttl: Duration::from_secs(60), ..MirrorOptions::default() };
+        Self::serving(options, |mirror, _| mirror)
+    }
+
+    /// `prepared` has the mirror before it serves, and the directory that it shows.
+    pub fn serving(options: MirrorOptions, prepared: impl FnOnce(Mirror, &Path) -> Mirror) -> Self {
         // The kernel has taken the caller's umask off already; ours would do so again.
         static UMASK: Once = Once::new();
         UMASK.call_once(|| {
             rustix::process::umask(rustix::fs::Mode::empty());
         });
         let source = tempfile::tempdir().unwrap();
-        let ttl = Duration::from_secs(60);
-        let options = MirrorOptions { latency_metadata: Duration::ZERO, passthrough, ttl };
-        let mirror = Arc::new(Mirror::new(source.path(), options).unwrap());
+        let mirror = Arc::new(prepared(Mirror::new(source.path(), options).unwrap(), source.path()));
+        let passthrough = options.passthrough;
         let place = Place::new(&mirror, &Options { passthrough, ..Options::default() });
         assert_eq!(place.session.agreed().passthrough, passthrough, "passthrough was not granted");
         Self { source, place, mirror }

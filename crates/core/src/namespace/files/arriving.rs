@@ -5,6 +5,7 @@
 //! for them), and a file that its readers lose because it was deleted or replaced meanwhile (the drain waits for the rest
 //! of it, and tries again as long as it tries anything again).
 
+use crate::report::run::EventKind;
 use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, PoisonError};
 use std::io;
@@ -215,6 +216,8 @@ impl Namespace {
         open.take_arrival();
         self.charge_arriving(device, -i64::try_from(arrival.end()).unwrap_or(i64::MAX));
         self.tiers.device(device).counters().bytes_in.fetch_add(arrival.size_bytes, Ordering::Relaxed);
+        let place = self.tiers.device(device).tier_name();
+        self.happened.count(EventKind::Fetched, place, "opened while only the store had it", arrival.size_bytes);
         true
     }
 

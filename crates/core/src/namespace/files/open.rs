@@ -1,5 +1,6 @@
 //! Open and release. Decides for an inode whether it is direct or mediated.
 
+use crate::report::run::EventKind;
 use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -300,6 +301,7 @@ impl Namespace {
             drop(tree);
             if !writes {
                 device.counters().hits.fetch_add(1, Ordering::Relaxed);
+                self.happened.count(EventKind::Hit, device.tier_name(), "opened for reading", size_bytes);
             }
             let content = Content { file: Arc::new(file), lies: Lies::Tier(device.id()), writable: writes && !direct };
             return self.engage(id, content, Wanted { via, writes, direct }, charged_bytes);
@@ -317,6 +319,7 @@ impl Namespace {
         if truncates && !in_place {
             return self.open_placed(id, None, 0, via);
         }
+        self.happened.count(EventKind::Miss, "store", "only the store had it", size_bytes);
         if !self.store.features().plain_files {
             return match self.open_distant(id, writes, via)? {
                 Some(open) => Ok(open),

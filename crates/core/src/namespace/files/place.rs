@@ -1,6 +1,7 @@
 //! Placing: a new version's plain file is made where placement says, under a hidden name as long as it has content to
 //! be copied first, and becomes the inode's replica only when it is complete (`adopt`).
 
+use crate::report::run::EventKind;
 use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, PoisonError};
 
@@ -10,10 +11,10 @@ use crate::placement::{self, Ask, AskKind, DirtyRoom, Expected, Place};
 use crate::store::verdict::{self, Verdict};
 use crate::store::{Cred, StorePath};
 
-use super::super::Namespace;
 use super::super::content::{Content, Lies};
 use super::super::journal::Txn;
 use super::super::tree::{Name, PlainId, Tree};
+use super::super::{LastReason, Namespace};
 use super::{LEFT_TO_THE_MOUNT, Via};
 
 /// A new version's plain file, before it is bound to an inode.
@@ -284,11 +285,15 @@ impl Namespace {
         let reason = reason.rounded();
         let mut last = self.last_reason.lock().unwrap_or_else(PoisonError::into_inner);
         match &*last {
-            Some((known, words)) if *known == reason => words.clone(),
+            Some(last) if last.reason == reason => {
+                self.happened.count(EventKind::Placed, reason.place(), &last.brief, 0);
+                last.sentence.clone()
+            }
             _ => {
-                let words: Arc<str> = reason.to_string().into();
-                *last = Some((reason, words.clone()));
-                words
+                let (sentence, brief): (Arc<str>, Arc<str>) = (reason.to_string().into(), reason.brief().into());
+                self.happened.count(EventKind::Placed, reason.place(), &brief, 0);
+                *last = Some(LastReason { reason, sentence: sentence.clone(), brief });
+                sentence
             }
         }
     }

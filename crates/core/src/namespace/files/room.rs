@@ -1,6 +1,7 @@
 //! Room for mediated writes: charged as the file grows, and when a device is full the file moves to the
 //! next tier under the writer, who never notices. The last place is a temporary in the store itself.
 
+use crate::report::run::EventKind;
 use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, PoisonError};
 use std::fs::File;
@@ -145,6 +146,8 @@ impl Namespace {
         }
         self.counters.spills.fetch_add(1, Ordering::Relaxed);
         self.tiers.device(from).counters().spills_out.fetch_add(1, Ordering::Relaxed);
+        let place = self.tiers.device(from).tier_name();
+        self.happened.count(EventKind::Spilled, place, "it grew and the tier had no room for more", charged);
         self.tiers.device(from).add_used(-i64::try_from(charged).unwrap_or(i64::MAX));
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Sealing: after the last writer closed and nobody can write any more, the content is a version, and
 //! what its rule says happens to it.
 
+use super::super::happened::Seen;
 use crate::sync::PoisonError;
 use crate::sync::atomic::Ordering;
 use std::os::fd::AsRawFd;
@@ -92,6 +93,7 @@ impl Namespace {
                 counters.bytes_in.fetch_add(size_bytes, Ordering::Relaxed);
             }
             if let Some(path) = tree.logical_path(id) {
+                self.tell_sealed(&tree, id, &path, &content.lies);
                 self.history.lock().unwrap_or_else(PoisonError::into_inner).observe(&path, size_bytes);
             }
         }
@@ -114,6 +116,25 @@ impl Namespace {
         if queued {
             self.nudge();
         }
+    }
+
+    fn tell_sealed(&self, tree: &Tree, id: FileId, path: &[u8], lies: &Lies) {
+        let Some(inode) = tree.get(id) else { return };
+        let size_bytes = inode.attr.size_bytes;
+        let seen = || Seen {
+            path: path.to_vec(),
+            size_bytes,
+            mode: self.decide(path).mode,
+            place: match lies {
+                Lies::Tier(device) => self.tiers.device(*device).tier_name().into(),
+                Lies::Store | Lies::StoreTemporary | Lies::Arriving => "store".into(),
+            },
+            placement: inode.placed.clone().unwrap_or_else(|| "".into()),
+            sealed: crate::clock::tick(),
+            durable: None,
+            versions: 1,
+        };
+        self.happened.sealed(inode.run, id, seen, size_bytes);
     }
 
     /// What the device really holds replaces what was charged on the way.

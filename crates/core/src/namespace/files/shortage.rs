@@ -1,6 +1,7 @@
 //! No room is left anywhere: the writer waits until the drain, or a person, has made some, and gets the error when that
 //! takes too long. Nothing is held meanwhile but what makes others of the same file wait too.
 
+use crate::report::run::EventKind;
 use crate::sync::PoisonError;
 use std::time::{Duration, Instant};
 
@@ -125,6 +126,7 @@ impl Namespace {
             short.list.retain(|one| one.number != number);
         } else if let Some(one) = short.list.iter_mut().find(|one| one.number == number) {
             one.refused = true;
+            self.happened.count(EventKind::NoRoom, "store", "the tiers were full and the store took no more", 0);
         }
     }
 

@@ -313,6 +313,8 @@ impl Namespace {
             inode.attr.size_bytes = DIR_BYTES;
             inode.attr.blocks = DIR_BYTES / 512;
         }
+        // The answer has its attributes.
+        inode.tell();
         tree.insert(id, inode);
         tree.bind(dir, &name, |entry| entry.set_logical(Some(id)));
         let mut txn = Txn::default();

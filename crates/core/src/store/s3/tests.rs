@@ -325,6 +325,33 @@ fn a_refusal_before_the_body_was_read_is_heard() {
     assert_eq!(store.counters().tries_again, 0);
 }
 
+/// Nobody could say which version it is.
+#[test]
+fn an_object_without_an_etag_is_an_error() {
+    let server = Scripted::with(|_| say(200, "last-modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n", "x"));
+    let store = server.store();
+    assert_eq!(store.head("k").unwrap_err().raw_os_error(), Some(libc::EIO));
+    assert!(put(&store, b"x", When::Always).is_err(), "what was put could not be told from what others put");
+}
+
+#[test]
+fn requests_keep_below_their_rate() {
+    let server = Scripted::with(|_| head_of(b"x", "a"));
+    let mut place = server.unasked().0.place.clone();
+    place.requests_per_second = Some(20);
+    let store = S3::new(place).unwrap();
+    store.0.abilities.set(ABLE).unwrap();
+    let begun = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..3).for_each(|_| drop(store.head("k").unwrap())));
+        }
+    });
+    assert_eq!(server.heard().len(), 12);
+    // The first one goes at once.
+    assert!(begun.elapsed() >= Duration::from_millis(11 * 50), "{:?}", begun.elapsed());
+}
+
 #[test]
 fn credentials_that_expired_are_looked_for_again() {
     // Somebody renews them between the first request and the second.

@@ -76,8 +76,9 @@ impl Mirror {
             opens.count += 1;
             opens.backing
         };
-        // Writes were written through: nothing is left for a flush.
-        Opened { fh: self.keep(node, file), backing, no_flush: true, ..Opened::default() }
+        // Writes were written through: a flush is for those only whose close waits for the device.
+        let no_flush = !(self.options.flush_on_close && may_write(&file));
+        Opened { fh: self.keep(node, file), backing, no_flush, ..Opened::default() }
     }
 
     fn reopen(&self, node: &Node, flags: OFlags) -> FsResult<OwnedFd> {
@@ -122,6 +123,10 @@ impl Mirror {
 fn handle_to_path(file: &OwnedFd) -> FsResult<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     Ok(rustix::fs::open(descriptor_path(file.as_fd()), flags, Mode::empty())?)
+}
+
+fn may_write(file: &OwnedFd) -> bool {
+    rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags.intersects(OFlags::WRONLY | OFlags::RDWR))
 }
 
 /// The server's own descriptor: it writes at the offsets it is told, through the page cache.
@@ -357,6 +362,13 @@ impl Filesystem for Mirror {
         {
             tracing::warn!(%error, "the kernel did not let go of a backing file");
         }
+    }
+
+    /// Asked for only with [`MirrorOptions::flush_on_close`].
+    ///
+    /// [`MirrorOptions::flush_on_close`]: super::MirrorOptions::flush_on_close
+    fn flush(&self, _: &Caller, _: u64, fh: u64, _: u64) -> FsResult<()> {
+        self.sync(&*self.handle(fh)?, true, Op::Fsync)
     }
 
     fn fsync(&self, _: &Caller, _: u64, fh: u64, data_only: bool) -> FsResult<()> {

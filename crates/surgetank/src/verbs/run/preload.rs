@@ -13,8 +13,10 @@ use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
 use surgetank_core::config::Config;
+use surgetank_core::model::RunId;
 
 use crate::agent::wire::Hello;
+use crate::shimdoor::counts;
 
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libsurgetank.so"));
 
@@ -24,7 +26,7 @@ const SKIP: &str = "SURGETANK_PRELOAD_SKIP";
 const LOADER: &str = "LD_PRELOAD";
 
 /// Variables for the command; none where the shim is switched off or cannot be.
-pub fn variables(config: &Config, hello: &Hello) -> Vec<(&'static str, OsString)> {
+pub fn variables(config: &Config, hello: &Hello, run: RunId) -> Vec<(&'static str, OsString)> {
     let Some(shim) = hello.shim.as_ref().filter(|_| config.preload) else {
         return Vec::new();
     };
@@ -40,14 +42,24 @@ pub fn variables(config: &Config, hello: &Hello) -> Vec<(&'static str, OsString)
             return Vec::new();
         }
     };
-    let mut mounts = env::var_os(MOUNTS).unwrap_or_default().into_vec();
+    let mounts = env::var_os(MOUNTS).unwrap_or_default().into_vec();
     let ours = parts.map(OsStr::as_bytes).join(&b'\t');
-    if !mounts.split(|byte| *byte == b'\n').any(|line| line == ours) {
-        if !mounts.is_empty() {
-            mounts.push(b'\n');
-        }
-        mounts.extend_from_slice(&ours);
+    // (A run around this one over the same directory has another place to count.)
+    let of_others: Vec<&[u8]> = mounts
+        .split(|byte| *byte == b'\n')
+        .filter(|line| {
+            !line.is_empty()
+                && **line != *ours
+                && !line.strip_prefix(&*ours).is_some_and(|rest| rest.starts_with(b"\t"))
+        })
+        .collect();
+    let mut mounts = of_others.join(&b'\n');
+    if !mounts.is_empty() {
+        mounts.push(b'\n');
     }
+    mounts.extend_from_slice(&ours);
+    mounts.push(b'\t');
+    mounts.extend_from_slice(counts::path_of(shim.index.as_path(), run.0).as_os_str().as_bytes());
     let mut variables = vec![(MOUNTS, OsString::from_vec(mounts)), (LOADER, preloaded(library.as_os_str()))];
     if !config.preload_skip.is_empty() {
         variables.push((SKIP, config.preload_skip.join(":").into()));

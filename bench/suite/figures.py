@@ -1,0 +1,39 @@
+"""Figures of a record: what is told of a cell in tables, plots and claims."""
+
+from suite.statistics import Ratio, paired_ratio
+
+MIB = 1 << 20
+
+
+def of(cell: dict, variant: str) -> list[dict]:
+    return sorted((run for run in cell["runs"] if run["variant"] == variant), key=lambda run: run["round"])
+
+
+def seconds(cell: dict, variant: str) -> list[float]:
+    return [run["seconds"] for run in of(cell, variant)]
+
+
+def faster(cell: dict, variant: str, than: str) -> Ratio | None:
+    """How many times as fast as the other, where both were measured."""
+    ours, theirs = seconds(cell, variant), seconds(cell, than)
+    return paired_ratio(theirs, ours) if ours and theirs and variant != than else None
+
+
+def bound(record: dict, cell: dict) -> float | None:
+    """How many times as fast as the store in-memory could be at most, if nothing but the store took time. (It reads and writes
+    at the same time, each at its rate.)"""
+    if not record["store"]["simulated"] or cell["cache"] == "warm":
+        return None
+    return max(cell["read_mib"], cell["written_mib"]) / max(cell["read_mib"], cell["final_mib"])
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def least_tail_s(record: dict, cell: dict, run: dict) -> float | None:
+    """What the store takes at least for what it was given after the command's end: bytes at the measured bandwidth, and two latencies."""
+    if not record["store"]["simulated"] or not run.get("tail_bytes"):
+        return None
+    measured = [one for one in record["calibrations"] if one["before"] == cell["name"]][0]
+    return run["tail_bytes"] / MIB / measured["write_mib_s"] + 2 * record["store"]["preset"]["latency_us"] / 1e6

@@ -1,0 +1,40 @@
+"""N tasks at a time that read a file each, and then write one each (PerSSD, Figures 5 to 7), which N more read: fio's own
+figures while they do, and what is left for the drain when the last one ends. By hand is what the tier lets through."""
+
+from pathlib import Path
+
+from suite.items.cell import MIB, PYTHON, Cell, Item
+from suite.variants import Workload
+
+PROGRAM = Path(__file__).resolve().parents[1] / "programs/tasks"
+
+
+def workload(count: int, file_mib: int) -> Workload:
+    def prepare(directory: Path) -> None:
+        (directory / "input").mkdir()
+        for number in range(count):
+            (directory / f"input/{number}").write_bytes(bytes([number]) * (file_mib * MIB))
+
+    return Workload(
+        name=f"tasks-{count}x{file_mib}",
+        prepare=prepare,
+        command=(PYTHON, str(PROGRAM), str(count), str(file_mib)),
+        inputs=("input",),
+        finals=("output",),
+        temporaries=(),
+        read_mib=count * file_mib,
+        written_mib=count * file_mib,
+        final_mib=count * file_mib,
+        moved_mib=3 * count * file_mib,
+    )
+
+
+def cells(mode: str) -> list[Cell]:
+    sizes = {"smoke": [(4, 2)], "headline": [(4, 32)]}.get(mode, [(4, 32), (8, 16), (16, 8), (32, 8), (64, 8)])
+    return [
+        Cell("tasks", f"{count} tasks of {size} MiB", workload(count, size), ("store", "copy-all", "by-hand"), "lustre-busy", parameters={"tasks": count, "file_mib": size})
+        for count, size in sizes
+    ]
+
+
+ITEM = Item("tasks", cells)

@@ -1,0 +1,106 @@
+"""The suite's own decisions: run with `cd bench && python3 -m unittest suite.tests`."""
+
+import copy
+import sys
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "testbed"))
+
+from suite import claims, plots, report
+from suite.command import same_work
+from suite.figures import faster
+from suite.records import faults
+from suite.statistics import paired_ratio
+from suite.testbed import Refused
+
+
+def run(variant: str, number: int, seconds: float, **others: object) -> dict:
+    found = {
+        "variant": variant, "round": number, "seconds": seconds, "tail_s": 0.1, "load_before": 0.2, "memory_peak_bytes": 1,
+        "cpu_s": {"tasks": 1.0, "agent": 0.0, "server": 0.1}, "durable_files": 1, "durable_bytes": 1 << 20, "finals": 1, "finals_crc32": "00000001",
+    }  # fmt: skip
+    return found | others
+
+
+def record(rounds: int = 10, ours: float = 2.0, theirs: float = 8.0) -> dict:
+    runs = [one for number in range(rounds) for one in (run("store", number, theirs + number / 100), run("in-memory", number, ours))]
+    return {
+        "schema": 1, "item": "incrementation", "mode": "headline", "series": "idle", "command": "bench/run x", "began": "2026-11-24T00:00:00+00:00",
+        "ended": "2026-11-24T00:00:01+00:00", "git": {"commit": "abc", "changed": False},
+        "machine": {"cores": 2, "memory_bytes": 1, "kernel": "6", "processor": "x", "cgroup": "v1", "root": True},
+        "versions": {"surgetank": "surgetank 0"},
+        "store": {"name": "lustre-busy", "simulated": True, "preset": {"bandwidth_mib_s": 50, "latency_us": 500}},
+        "calibrations": [{"at": "t", "before": "10 iterations", "write_mib_s": 50.0, "read_mib_s": 50.0, "stat_us": 600}],
+        "cells": [{
+            "name": "10 iterations", "cache": "cold", "memory_limit_bytes": 1, "tier_bytes": 1, "parameters": {"iterations": 10}, "read_mib": 32,
+            "written_mib": 320, "final_mib": 32, "moved_mib": 640, "compute_s": 0, "runs": runs,
+        }],
+    }  # fmt: skip
+
+
+class Statistics(unittest.TestCase):
+    def test_rounds_stay_together(self) -> None:
+        # A machine that slows down by ten hits both of a round: the ratio is sure all the same.
+        ratio = paired_ratio([2.0, 20.0, 4.0], [1.0, 10.0, 2.0])
+        self.assertEqual((ratio.median, ratio.low, ratio.high), (2.0, 2.0, 2.0))
+
+    def test_the_interval_is_around_the_median_and_the_same_each_time(self) -> None:
+        values = [1.0, 1.2, 0.8, 1.1, 0.9, 1.3, 0.7, 1.0, 1.05, 0.95]
+        first, again = (paired_ratio(values, [1.0] * len(values)) for _ in range(2))
+        self.assertEqual(first, again)
+        self.assertTrue(0.7 < first.low < first.median < first.high < 1.3, first)
+
+
+class Schema(unittest.TestCase):
+    def test_a_record_of_the_harness_is_of_it(self) -> None:
+        self.assertEqual(faults(record()), [])
+
+    def test_what_is_missing_wrong_or_unknown_is_named(self) -> None:
+        for change, said in (
+            (lambda r: r["cells"][0]["runs"][3].pop("seconds"), "record.cells[0].runs[3]: seconds is missing"),
+            (lambda r: r["machine"].update(cores=True), "record.machine.cores: True is not of type integer"),
+            (lambda r: r.update(mode="quick"), "record.mode: 'quick' is none of ['smoke', 'headline', 'full']"),
+            (lambda r: r["git"].update(branch="x"), "record.git: branch is not known"),
+        ):
+            wrong = copy.deepcopy(record())
+            change(wrong)
+            self.assertEqual(faults(wrong), [said])
+
+
+class Fairness(unittest.TestCase):
+    def cell(self) -> object:
+        return type("Cell", (), {"name": "cell"})
+
+    def test_other_results_are_refused(self) -> None:
+        with self.assertRaises(Refused):
+            same_work(self.cell(), [run("store", 0, 1.0), run("in-memory", 0, 1.0, finals_crc32="00000002")])
+
+    def test_bytes_must_be_equal_where_the_promise_is(self) -> None:
+        less = run("copy-all", 0, 1.0, durable_bytes=1)
+        with self.assertRaises(Refused):
+            same_work(self.cell(), [run("store", 0, 1.0), less])
+        same_work(self.cell(), [run("store", 0, 1.0), {**less, "variant": "in-memory"}])
+
+
+class Report(unittest.TestCase):
+    def test_a_page_changes_with_its_records_and_only_between_the_marks(self) -> None:
+        text = f"before\n{report.BEGIN}\nobsolete\n{report.END}\nafter\n"
+        page = report.page(text, [record()])
+        self.assertTrue(page.startswith("before\n") and page.endswith("after\n") and "obsolete" not in page)
+        self.assertEqual(report.page(page, [record()]), page)
+        self.assertNotEqual(report.page(page, [record(ours=2.5)]), page)
+
+    def test_a_claim_that_is_missed_says_so(self) -> None:
+        self.assertEqual(claims.in_memory([record(ours=2.0)])[0][-1], "✓")
+        self.assertEqual(claims.in_memory([record(ours=4.0)])[0][-1], "✗")
+        self.assertEqual(faster(record(ours=4.0)["cells"][0], "in-memory", "by-hand"), None)
+
+    def test_a_plot_is_named_by_its_numbers(self) -> None:
+        one, other = ([{**record(), "store": {**record()["store"], "name": name}} for name in names] for names in (("a", "b"), ("a", "c")))
+        self.assertNotEqual(report.drawn_from(one), report.drawn_from(other))
+        self.assertEqual(plots.wanted([]), {})
+
+
+if __name__ == "__main__":
+    unittest.main()

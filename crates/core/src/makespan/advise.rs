@@ -1,0 +1,97 @@
+//! Which mode, which tiers of which size, how many processes: the fastest prediction of all that may be asked for, and whether it is
+//! worth it. Pure: the same machine and workload get the same advice.
+
+use serde::Serialize;
+
+use super::machine::Calibration;
+use super::predict::{Prediction, predict};
+use super::simulate::{Mode, Setup};
+use super::workload::Workload;
+
+/// What the user leaves to us, and what not.
+#[derive(Debug, Clone)]
+pub struct Question {
+    pub nodes: usize,
+    /// Numbers of tasks at a time to choose from.
+    pub processes: Vec<usize>,
+    pub modes: Vec<Mode>,
+    /// Caps, in the calibration's order of tiers.
+    pub tier_bytes: Vec<u64>,
+    pub page_cache: bool,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct Advice {
+    pub use_surgetank: bool,
+    pub why: String,
+    /// Makespan on the store ÷ with Surgetank, both with their best number of processes.
+    pub gain: f64,
+    pub gain_lower: f64,
+    pub gain_upper: f64,
+    pub store: Prediction,
+    pub best: Prediction,
+    /// Best of each mode.
+    pub considered: Vec<Prediction>,
+}
+
+/// Below this the estimate's own error is larger than the gain.
+pub const GAIN_MIN: f64 = 1.1;
+/// A smaller tier, or fewer processes, are preferred when they cost less than this.
+const AS_GOOD: f64 = 1.02;
+const TIER_STEP_BYTES: u64 = 64 << 20;
+
+/// `None`: no mode or number of processes to choose from.
+pub fn advise(machine: &Calibration, workload: &Workload, question: &Question) -> Option<Advice> {
+    let store = best_of(machine, workload, question, Mode::Store)?;
+    let modes = question.modes.iter().filter(|mode| **mode != Mode::Store);
+    let considered: Vec<Prediction> = modes.filter_map(|&mode| best_of(machine, workload, question, mode)).collect();
+    let best = frugal(considered.iter())?.clone();
+    let gain = store.estimate_s / best.estimate_s;
+    let use_surgetank = gain >= GAIN_MIN;
+    let why = if use_surgetank {
+        format!("on the store alone the limit is {}; there it is {}", store.bottleneck, best.bottleneck)
+    } else {
+        format!(
+            "the gain would be {gain:.2} ×, less than the estimate is sure of: even then the limit is {}",
+            best.bottleneck
+        )
+    };
+    Some(Advice {
+        use_surgetank,
+        why,
+        gain,
+        gain_lower: store.lower_s / best.upper_s,
+        gain_upper: store.upper_s / best.lower_s,
+        best,
+        considered,
+        store,
+    })
+}
+
+fn best_of(machine: &Calibration, workload: &Workload, question: &Question, mode: Mode) -> Option<Prediction> {
+    let mut found = Vec::new();
+    for &processes in &question.processes {
+        let setup = Setup {
+            nodes: question.nodes,
+            tier_bytes: question.tier_bytes.clone(),
+            page_cache: question.page_cache,
+            ..Setup::new(machine, mode, processes)
+        };
+        found.push(predict(machine, workload, &setup));
+    }
+    let best = frugal(found.iter())?.clone();
+    if mode == Mode::Store {
+        return Some(best);
+    }
+    // What was never used of a tier need not be asked for.
+    let smaller = best.outcome.tier_peak_bytes.iter().zip(&best.setup.tier_bytes);
+    let tier_bytes = smaller.map(|(peak, cap)| peak.next_multiple_of(TIER_STEP_BYTES).min(*cap)).collect();
+    let tight = predict(machine, workload, &Setup { tier_bytes, ..best.setup.clone() });
+    Some(if tight.estimate_s <= best.estimate_s * AS_GOOD { tight } else { best })
+}
+
+/// The first that is as good as the best: they come in the order in which they ask for more.
+fn frugal<'a>(predictions: impl Iterator<Item = &'a Prediction> + Clone) -> Option<&'a Prediction> {
+    let best_s = predictions.clone().map(|prediction| prediction.estimate_s).reduce(f64::min)?;
+    predictions.into_iter().find(|prediction| prediction.estimate_s <= best_s * AS_GOOD)
+}

@@ -1,0 +1,78 @@
+//! A prediction: lower bound, estimate, upper bound, and what takes the time.
+
+use serde::Serialize;
+
+use super::bounds;
+use super::machine::Calibration;
+use super::simulate::{self, Outcome, Setup};
+use super::workload::Workload;
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Prediction {
+    pub setup: Setup,
+    /// No schedule is faster, at the best rates that were measured.
+    pub lower_s: f64,
+    pub estimate_s: f64,
+    /// At the worst rates that were measured, with half of the memory for the page cache, tasks and drain one after the other.
+    pub upper_s: f64,
+    pub bottleneck: String,
+    pub outcome: Outcome,
+}
+
+/// Busy for more of the makespan than this, a resource is what has to be faster.
+const BOTTLENECK_BUSY: f64 = 0.6;
+
+pub fn predict(machine: &Calibration, workload: &Workload, setup: &Setup) -> Prediction {
+    let (fastest, slowest) = (machine.at_spread(1.0), machine.at_spread(-1.0));
+    let outcome = simulate::run(machine, workload, setup);
+    let estimate_s = outcome.makespan_s;
+    // What programs need of the memory nobody told: between nothing, as in the estimate, and half.
+    let mut worst = Calibration { memory_bytes: machine.memory_bytes / 2, ..slowest.clone() };
+    // How tasks, write-back and drain interleave is decided by the kernel: between perfectly, and not at all.
+    worst.store.dirty_bytes = 0;
+    let apart = Setup { drain_last: true, ..setup.clone() };
+    let worst_s = simulate::run(&worst, workload, &apart).makespan_s;
+    let limits = bounds::bounds(&fastest, &slowest, workload, setup);
+    Prediction {
+        setup: setup.clone(),
+        lower_s: limits.lower_s.min(estimate_s),
+        estimate_s,
+        upper_s: worst_s.min(limits.upper_s).max(estimate_s),
+        bottleneck: bottleneck(&outcome),
+        outcome,
+    }
+}
+
+fn bottleneck(outcome: &Outcome) -> String {
+    if let Some(busiest) = outcome.uses.first().filter(|busiest| busiest.busy >= BOTTLENECK_BUSY) {
+        return format!("{} ({:.0} % busy)", busiest.resource, 100.0 * busiest.busy);
+    }
+    let longest = outcome.spent.iter().max_by(|a, b| a.1.total_cmp(&b.1));
+    match longest {
+        Some((cause, seconds)) => format!(
+            "no resource: tasks wait one after the other, mostly for {} ({:.0} %)",
+            words(*cause),
+            100.0 * seconds / outcome.makespan_s
+        ),
+        None => "nothing".to_owned(),
+    }
+}
+
+/// How a cause is called in a sentence.
+pub fn words(cause: simulate::Cause) -> &'static str {
+    use simulate::Cause;
+    match cause {
+        Cause::Start => "the agent's start",
+        Cause::ReadStore => "reading the store",
+        Cause::WriteStore => "writing the store",
+        Cause::ReadTier => "reading tiers",
+        Cause::WriteTier => "writing tiers",
+        Cause::PageCache => "the page cache",
+        Cause::StoreOperations => "operations of the store",
+        Cause::AgentOperations => "operations of the agent",
+        Cause::Compute => "computing",
+        Cause::Wait => "waiting tasks",
+        Cause::DirtyLimit => "room for undrained bytes",
+        Cause::LastDrain => "the last drain",
+    }
+}

@@ -1,0 +1,164 @@
+//! A recorded run (`STATE/KEY/runs/ID.json`, docs/report.md) as a workload: what programs did, to be played on another machine.
+//!
+//! The record tells of each process when it lived and what it moved, not which files: so a task is a process that moved something, it
+//! waits for those that had ended when it began, and what is read is shared between the store and what those have written in the
+//! proportion that the whole run had. Time that a process did not spend in I/O counts as computing. Only the fields that are used are read.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{Fate, FileSet, Step, Task, Workload};
+use crate::error::{Error, Result};
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Record {
+    id: String,
+    processes: Vec<Process>,
+    processes_total: u64,
+    ended_us: u64,
+    store_traffic: StoreTraffic,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct StoreTraffic {
+    out_bytes: u64,
+    in_bytes: u64,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Process {
+    pid: u32,
+    parent: u32,
+    program: String,
+    begun_us: u64,
+    ended_us: Option<u64>,
+    io: std::collections::BTreeMap<String, Io>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Io {
+    read_opens: u64,
+    write_opens: u64,
+    read_bytes: u64,
+    write_bytes: u64,
+    mapped_bytes: u64,
+    estimated_read_bytes: u64,
+    estimated_write_bytes: u64,
+    read_us: u64,
+    write_us: u64,
+    sync_us: u64,
+    open_us: u64,
+}
+
+impl Process {
+    fn sum(&self, of: impl Fn(&Io) -> u64) -> u64 {
+        self.io.values().map(of).sum()
+    }
+    fn read_bytes(&self) -> u64 {
+        self.sum(|io| io.read_bytes + io.estimated_read_bytes + io.mapped_bytes)
+    }
+    fn write_bytes(&self) -> u64 {
+        self.sum(|io| io.write_bytes + io.estimated_write_bytes)
+    }
+    fn io_us(&self) -> u64 {
+        self.sum(|io| io.read_us + io.write_us + io.sync_us + io.open_us)
+    }
+}
+
+pub fn workload(value: Value) -> Result<Workload> {
+    let record: Record = serde_json::from_value(value)
+        .map_err(|error| Error::new("the record of a run is not understood").why(error))?;
+    let mut moved: Vec<&Process> =
+        record.processes.iter().filter(|process| process.read_bytes() + process.write_bytes() > 0).collect();
+    if moved.is_empty() {
+        return Err(Error::new("no process of the recorded run moved anything")
+            .remedy("record a run with the preload shim, or describe the workload by hand (docs/model.md)"));
+    }
+    moved.sort_by_key(|process| (process.begun_us, process.pid));
+    let ended = |process: &Process| process.ended_us.unwrap_or(record.ended_us);
+    let read: u64 = moved.iter().map(|process| process.read_bytes()).sum();
+    let written: u64 = moved.iter().map(|process| process.write_bytes()).sum();
+    let share = |part: u64, whole: u64| if whole == 0 { 0.0 } else { (part as f64 / whole as f64).min(1.0) };
+    let from_store = share(record.store_traffic.in_bytes, read);
+    let to_store = share(record.store_traffic.out_bytes, written);
+
+    let mut made = Workload { name: record.id.clone(), tasks: Vec::new(), sets: Vec::new() };
+    let mut outputs: Vec<Option<usize>> = Vec::new();
+    for (number, process) in moved.iter().enumerate() {
+        let over: Vec<usize> = (0..number).filter(|&other| ended(moved[other]) <= process.begun_us).collect();
+        // Who was over before one of those began is waited for by that one.
+        let latest = over.iter().map(|&other| moved[other].begun_us).max().unwrap_or(0);
+        let after: Vec<usize> = over.into_iter().filter(|&other| ended(moved[other]) > latest).collect();
+        let part = |bytes: u64, share: f64| (bytes as f64 * share) as u64;
+        let mut step = Step::default();
+        let inputs = part(process.read_bytes(), from_store);
+        let opens = process.sum(|io| io.read_opens).max(1);
+        step.reads.extend(add(&mut made, "in", number, opens, inputs, Fate::Input));
+        let mut left = process.read_bytes() - inputs;
+        for output in after.iter().filter_map(|&other| outputs[other]) {
+            if left > 0 {
+                step.reads.push(output);
+                left = left.saturating_sub(made.sets[output].bytes);
+            }
+        }
+        // A parent that waits for its children computes nothing of its own.
+        let waits = record.processes.iter().any(|child| child.parent == process.pid);
+        let lived_us = ended(process).saturating_sub(process.begun_us);
+        step.cpu_s = if waits { 0.0 } else { lived_us.saturating_sub(process.io_us()) as f64 * 1e-6 };
+        let files = process.sum(|io| io.write_opens).max(1);
+        let kept = part(process.write_bytes(), to_store);
+        let intermediate = add(&mut made, "work", number, files, process.write_bytes() - kept, Fate::Intermediate);
+        let last = add(&mut made, "out", number, files, kept, Fate::Final);
+        step.writes.extend(intermediate.iter().chain(&last));
+        outputs.push(intermediate.or(last));
+        made.tasks.push(Task { stage: process.program.clone(), cores: 1.0, steps: vec![step], after });
+    }
+    if record.processes_total > record.processes.len() as u64 {
+        made.name = format!("{} ({} of {} processes)", made.name, record.processes.len(), record.processes_total);
+    }
+    Ok(made)
+}
+
+fn add(made: &mut Workload, what: &str, number: usize, files: u64, bytes: u64, fate: Fate) -> Option<usize> {
+    (bytes > 0).then(|| {
+        made.sets.push(FileSet { name: format!("{what}/{number}"), files, bytes, fate });
+        made.sets.len() - 1
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Fate, Workload};
+
+    const RECORD: &str = r#"{"format": 1, "id": "20261124-1", "ended_us": 9000000, "processes_total": 4,
+        "store_traffic": {"in_bytes": 100, "out_bytes": 50},
+        "processes": [
+            {"pid": 1, "program": "sh", "begun_us": 0, "io": {}},
+            {"pid": 2, "parent": 1, "program": "cut", "begun_us": 0, "ended_us": 2000000,
+             "io": {"shim": {"read_bytes": 100, "read_opens": 2, "write_bytes": 80, "write_opens": 4, "read_us": 500000}}},
+            {"pid": 3, "parent": 1, "program": "cut", "begun_us": 100, "ended_us": 2500000, "io": {"mediated": {"write_bytes": 20, "write_opens": 1}}},
+            {"pid": 4, "parent": 1, "program": "join", "begun_us": 3000000, "io": {"shim": {"read_bytes": 100, "read_opens": 5}}}]}"#;
+
+    #[test]
+    fn processes_that_moved_something_are_tasks() {
+        let workload = Workload::parse(RECORD).unwrap();
+        assert_eq!(workload.tasks.iter().map(|task| task.stage.as_str()).collect::<Vec<_>>(), ["cut", "cut", "join"]);
+        assert_eq!(workload.tasks[2].after, [0, 1]);
+        assert_eq!(workload.tasks[0].steps[0].cpu_s, 1.5);
+        let totals = workload.totals();
+        // Half of what was read came from the store, half of what was written went there.
+        assert_eq!((totals.input_bytes, totals.intermediate_bytes, totals.final_bytes), (100, 50, 50));
+        let read = &workload.tasks[2].steps[0].reads;
+        assert!(read.iter().any(|&set| workload.sets[set].fate == Fate::Intermediate), "{workload:?}");
+    }
+
+    #[test]
+    fn a_run_without_any_is_an_error() {
+        let said = Workload::parse(r#"{"format": 1, "id": "x", "processes": [], "store_traffic": {}}"#).unwrap_err();
+        assert!(said.to_string().contains("moved anything"));
+    }
+}

@@ -1,0 +1,539 @@
+//! The record of a run: what happened in it, as the agent writes it down when the run is over (`STATE/KEY/runs/ID.json`)
+//! and as `surgetank report` renders it. docs/report.md describes it for users.
+//!
+//! Every moment is in microseconds since the run began (`…_us`, monotonic clock); `begun_unix_us` anchors them. A list
+//! that could be as long as the run is large is bounded and says what was left out. What is an estimate stands in a field of
+//! its own that says so, never in a sum with what was counted. The danger this file avoids: a second renderer that reads
+//! a field in another sense; so every field says what is counted, and whose.
+
+use serde::{Deserialize, Serialize};
+
+use super::{PathText, Summary, Verdict};
+use crate::config::Survives;
+use crate::model::{Mode, RunId};
+
+/// Of the record. Fields are added without a new number; a reader takes what it does not find as empty.
+pub const FORMAT: u32 = 1;
+/// Samples in a record at most: when there are as many, every second one is dropped and the interval doubles.
+pub const SAMPLES_MAX: usize = 600;
+/// Processes in a record at most, those that moved most bytes; all of them are in `programs`.
+pub const PROCESSES_MAX: usize = 1000;
+/// Files in a record at most.
+pub const FILES_MAX: usize = 100;
+/// Characters of a command line at most.
+pub const COMMAND_CHARS_MAX: usize = 1000;
+
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RunRecord {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// Of Surgetank.
+    pub version: String,
+    /// Name of the record, `YYYYMMDD-HHMMSS-N` (UTC): what `surgetank report` is asked for. In the order of time.
+    pub id: String,
+    pub run: RunId,
+    pub host: String,
+    /// Shortened to [`COMMAND_CHARS_MAX`].
+    pub command: String,
+    /// The directory that was served.
+    pub directory: PathText,
+    /// Path or URL, without anything secret.
+    pub store: String,
+    pub begun_unix_us: i64,
+    /// When the command had ended; `None`: not known (the run was killed, or detached).
+    pub command_ended_us: Option<u64>,
+    /// When the run was over, its final drain included.
+    pub ended_us: u64,
+    /// The command's, as a shell would give it.
+    pub command_exit: Option<u8>,
+    /// Of `surgetank run` itself.
+    pub exit: Option<u8>,
+    /// Why `exit` is not `command_exit`; empty when it is, or when neither is known.
+    pub reason: String,
+    pub verdict: Option<Verdict>,
+    /// Of the agent since it started, as in `--json`.
+    pub summary: Option<Summary>,
+    /// How many agents served the run: more than 1 when one was killed and another took over. What the earlier ones had
+    /// counted in the mount since they last wrote it down (every few seconds) is then missing in the figures.
+    pub agents: u32,
+    /// Other runs over the same directory while this one ran: `tiers`, `store`, `events` and `samples` are the
+    /// agent's and have theirs too; `processes`, `programs` and `files` are this run's alone.
+    pub runs_beside: u32,
+    pub tiers: Vec<TierRecord>,
+    pub store_traffic: StoreTraffic,
+    /// What the engine decided or met, by kind, place and reason.
+    pub events: Vec<Event>,
+    pub samples: Samples,
+    /// In the order of their start.
+    pub processes: Vec<Process>,
+    /// How many processes there were, those that are not in `processes` included.
+    pub processes_total: u64,
+    /// All processes, by the name of their program; those that moved most bytes first.
+    pub programs: Vec<Program>,
+    /// The largest and the slowest, [`FILES_MAX`] at most.
+    pub files: Vec<File>,
+    /// How many files the run wrote that were closed.
+    pub files_total: u64,
+    pub tail: Tail,
+}
+
+/// One tier, over the run: its counters' growth from the run's begin to its end.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TierRecord {
+    pub name: String,
+    pub cap_bytes: u64,
+    pub survives: Option<Survives>,
+    pub devices: Vec<PathText>,
+    /// Files placed here.
+    pub files: u64,
+    /// Written to it by programs (as far as the agent sees it: the size at the close of what was written directly) and copied to it.
+    pub in_bytes: u64,
+    /// Read from it by the drain and by mediated reads.
+    pub out_bytes: u64,
+    /// Opens answered from here.
+    pub hits: u64,
+    /// Files that had to leave in the middle of a write.
+    pub spills: u64,
+    pub used_bytes_max: u64,
+    pub dirty_bytes_max: u64,
+}
+
+/// Between the agent and the store, over the run.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StoreTraffic {
+    /// Files and bytes made durable.
+    pub out_files: u64,
+    pub out_bytes: u64,
+    /// Bytes fetched: opens that no tier answered, prefetched files, mediated reads of the store.
+    pub in_files: u64,
+    pub in_bytes: u64,
+    /// Time in which the queue was not empty, and the rate over it.
+    pub busy_us: u64,
+    pub out_bytes_per_second: u64,
+    /// Tries that failed and were made again.
+    pub failures: u64,
+    /// Copies that verification threw away.
+    pub corrupt: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EventKind {
+    /// A new or overwritten file was given this place.
+    Placed,
+    /// A file was opened that a tier had.
+    Hit,
+    /// A file was opened that only the store had, and was read there.
+    Miss,
+    /// A file was brought from the store into a tier.
+    Fetched,
+    /// A file had to leave its place in the middle of a write.
+    Spilled,
+    Evicted,
+    /// Somebody else had changed the store's file: both are kept.
+    Conflict,
+    /// A writer for whom there was no room anywhere.
+    NoRoom,
+}
+
+/// How often one thing happened for one reason.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    pub kind: EventKind,
+    /// Tier, or `store`.
+    pub place: String,
+    /// In a few words, without the figures of the single case, so that like ones are counted together. Of `placement::Reason`
+    /// where placement decided.
+    pub reason: String,
+    pub count: u64,
+    /// Of the files concerned, where known when it happened.
+    pub bytes: u64,
+}
+
+/// The state of tiers and queue over time. `points[i]` was taken at `points[i].at_us`; a point is the state at that moment, not an average.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Samples {
+    pub interval_us: u64,
+    /// Names of the tiers, in the order of `Sample::tiers`.
+    pub tiers: Vec<String>,
+    pub points: Vec<Sample>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sample {
+    pub at_us: u64,
+    pub tiers: Vec<Fill>,
+    /// What waits for the store: files, renames, deletes …
+    pub queue_operations: u64,
+    pub queue_bytes: u64,
+    /// Made durable since the run began; the rate between two points is the difference over the time.
+    pub drained_bytes: u64,
+    /// Fetched from the store since the run began.
+    pub fetched_bytes: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Fill {
+    pub used_bytes: u64,
+    pub dirty_bytes: u64,
+}
+
+/// How the figures of a process came about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Counted {
+    /// By the preload shim, to its end.
+    Shim,
+    /// By the preload shim, until the process was killed or went on as something that does not count (`exec` of a static program).
+    ShimCutShort,
+    /// By the agent only, in the mount or at seccomp's stops: a static program, one without the shim.
+    #[default]
+    Agent,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Process {
+    pub pid: u32,
+    /// 0: not known.
+    pub parent: u32,
+    /// Name of the executable, without its directory.
+    pub program: String,
+    /// Shortened; empty where nobody saw it.
+    pub command: String,
+    /// The first sign of it that we have. A process that calls `exec` is one entry a program.
+    pub begun_us: u64,
+    /// The last sign; `None`: it outlived the run.
+    pub ended_us: Option<u64>,
+    pub counted: Counted,
+    /// In the directory.
+    pub io: Doors,
+    /// Everything that this process did anywhere, as the kernel counts it (`/proc/PID/io`), where it could be read.
+    pub kernel: Option<Kernel>,
+}
+
+/// All processes of one program.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Program {
+    pub program: String,
+    pub processes: u64,
+    /// Sum of the times from their begin to their end.
+    pub lived_us: u64,
+    pub io: Doors,
+    /// Of those of which it is known.
+    pub kernel: Option<Kernel>,
+}
+
+/// I/O in the directory, by the way it went. A request is in one of them only.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Doors {
+    /// On descriptors that the preload shim handed out: straight on the tier, counted in the program.
+    pub shim: Io,
+    /// On files of the mount that the kernel reads and writes itself, counted in programs that have the shim.
+    pub passthrough: Io,
+    /// The same in programs without the shim: nobody counts the requests. Opens are counted; the bytes are an estimate
+    /// (`estimated_read_bytes`, `estimated_write_bytes`).
+    pub passthrough_unseen: Io,
+    /// By the agent, request for request.
+    pub mediated: Io,
+    /// On descriptors that the seccomp door handed out, where there is no mount: as `passthrough_unseen`.
+    pub seccomp: Io,
+}
+
+/// What was done through one door. Counted, unless a field's name says that it is an estimate.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Io {
+    /// Successful opens for reading only.
+    pub read_opens: u64,
+    /// Successful opens for writing, those that made the file included.
+    pub write_opens: u64,
+    /// Those that were asked to make the file if need be.
+    pub create_opens: u64,
+    /// Bytes that read calls returned and write calls took.
+    pub read_bytes: u64,
+    pub write_bytes: u64,
+    pub read_calls: u64,
+    pub write_calls: u64,
+    /// fsync, fdatasync, msync and the like.
+    pub sync_calls: u64,
+    /// Bytes of the files that were mapped (mmap): what the program touched of them is not known, and is in no other figure.
+    pub mapped_bytes: u64,
+    pub map_calls: u64,
+    /// By bytes that the call moved.
+    pub read_sizes: Sizes,
+    pub write_sizes: Sizes,
+    /// Time in the calls above, from outside: read, write, sync; and in opens. Sampled where requests are small.
+    pub read_us: u64,
+    pub write_us: u64,
+    pub sync_us: u64,
+    pub open_us: u64,
+    /// Of files that nobody could count requests of: their size at the close, once an open for reading or for writing.
+    pub estimated_read_bytes: u64,
+    pub estimated_write_bytes: u64,
+}
+
+/// Histogram of request sizes by powers of two: entry 0 counts requests of 0 bytes, entry n those of 2ⁿ⁻¹ to 2ⁿ−1.
+/// Zeros at the end are left out.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Sizes(pub Vec<u64>);
+
+/// `/proc/PID/io`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Kernel {
+    /// rchar, wchar: through read and write calls, whatever they were on.
+    pub read_bytes: u64,
+    pub write_bytes: u64,
+    pub read_calls: u64,
+    pub write_calls: u64,
+    /// read_bytes, write_bytes: caused to be read from and written to block devices.
+    pub device_read_bytes: u64,
+    pub device_write_bytes: u64,
+}
+
+/// A file that the run wrote.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct File {
+    pub path: PathText,
+    pub size_bytes: u64,
+    /// How often it was closed after having been written.
+    pub versions: u64,
+    pub mode: Mode,
+    /// Where it was put: a tier's name, or `store`.
+    pub place: String,
+    /// Why there, as `surgetank why` says it.
+    pub placement: String,
+    /// When its last version was closed.
+    pub sealed_us: u64,
+    /// When that was in the store; `None`: it never was (kept, removed, deleted or not yet).
+    pub durable_us: Option<u64>,
+    /// With `--trace`.
+    pub access: Option<Access>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pattern {
+    /// Each request begins where the one before ended.
+    #[default]
+    Sequential,
+    /// At one distance from one to the next, which is not their length.
+    Strided,
+    Random,
+}
+
+/// How a file was read or written, from the trace.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Access {
+    pub reads: Stretch,
+    pub writes: Stretch,
+    /// Requests that found no room in the trace.
+    pub dropped: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Stretch {
+    pub pattern: Pattern,
+    pub requests: u64,
+    pub bytes: u64,
+    /// The most frequent distance between the beginnings of two requests that follow each other.
+    pub stride_bytes: i64,
+    /// Distinct bytes.
+    pub covered_bytes: u64,
+    /// Of the file's size, 0 to 100.
+    pub coverage_percent: f64,
+    /// Bytes moved for each distinct byte: 1 is once.
+    pub repeats: f64,
+}
+
+/// From the end of the command to the last durable byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Tail {
+    pub elapsed_us: u64,
+    /// What was left to drain when the command ended.
+    pub undrained_files: u64,
+    pub undrained_bytes: u64,
+    pub undrained_operations: u64,
+}
+
+impl Sizes {
+    pub fn add(&mut self, bytes: u64) {
+        self.add_many((u64::BITS - bytes.leading_zeros()) as usize, 1);
+    }
+
+    /// `count` more in entry `class`.
+    pub fn add_many(&mut self, class: usize, count: u64) {
+        if count == 0 {
+            return;
+        }
+        if self.0.len() <= class {
+            self.0.resize(class + 1, 0);
+        }
+        if let Some(entry) = self.0.get_mut(class) {
+            *entry += count;
+        }
+    }
+
+    pub fn total(&self) -> u64 {
+        self.0.iter().sum()
+    }
+
+    fn join(&mut self, other: &Self) {
+        for (class, count) in other.0.iter().enumerate() {
+            self.add_many(class, *count);
+        }
+    }
+}
+
+impl Io {
+    pub fn join(&mut self, other: &Self) {
+        self.read_opens += other.read_opens;
+        self.write_opens += other.write_opens;
+        self.create_opens += other.create_opens;
+        self.read_bytes += other.read_bytes;
+        self.write_bytes += other.write_bytes;
+        self.read_calls += other.read_calls;
+        self.write_calls += other.write_calls;
+        self.sync_calls += other.sync_calls;
+        self.mapped_bytes += other.mapped_bytes;
+        self.map_calls += other.map_calls;
+        self.read_sizes.join(&other.read_sizes);
+        self.write_sizes.join(&other.write_sizes);
+        self.read_us += other.read_us;
+        self.write_us += other.write_us;
+        self.sync_us += other.sync_us;
+        self.open_us += other.open_us;
+        self.estimated_read_bytes += other.estimated_read_bytes;
+        self.estimated_write_bytes += other.estimated_write_bytes;
+    }
+
+    /// Bytes counted, reads and writes.
+    pub fn bytes(&self) -> u64 {
+        self.read_bytes + self.write_bytes
+    }
+
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Doors {
+    pub fn all(&self) -> [(&'static str, &Io); 5] {
+        [
+            ("shim", &self.shim),
+            ("passthrough", &self.passthrough),
+            ("passthrough, uncounted", &self.passthrough_unseen),
+            ("mediated", &self.mediated),
+            ("seccomp", &self.seccomp),
+        ]
+    }
+
+    pub fn join(&mut self, other: &Self) {
+        self.shim.join(&other.shim);
+        self.passthrough.join(&other.passthrough);
+        self.passthrough_unseen.join(&other.passthrough_unseen);
+        self.mediated.join(&other.mediated);
+        self.seccomp.join(&other.seccomp);
+    }
+
+    /// Everything that was counted or estimated, whichever way it went.
+    pub fn total(&self) -> Io {
+        let mut total = Io::default();
+        for (_, io) in self.all() {
+            total.join(io);
+        }
+        total
+    }
+}
+
+impl Kernel {
+    pub fn join(&mut self, other: &Self) {
+        self.read_bytes += other.read_bytes;
+        self.write_bytes += other.write_bytes;
+        self.read_calls += other.read_calls;
+        self.write_calls += other.write_calls;
+        self.device_read_bytes += other.device_read_bytes;
+        self.device_write_bytes += other.device_write_bytes;
+    }
+}
+
+impl Samples {
+    /// Takes a point; where there is no room, every second one goes and they are half as dense from here on.
+    pub fn push(&mut self, point: Sample) {
+        if self.points.len() >= SAMPLES_MAX {
+            let mut nth = 0_usize;
+            self.points.retain(|_| {
+                nth += 1;
+                nth % 2 == 1
+            });
+            self.interval_us = self.interval_us.saturating_mul(2);
+        }
+        self.points.push(point);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_classed_by_powers_of_two() {
+        let mut sizes = Sizes::default();
+        for bytes in [0, 1, 2, 3, 4, 4096, 4096, 4095] {
+            sizes.add(bytes);
+        }
+        assert_eq!(sizes.0, [1, 1, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2]);
+        assert_eq!(sizes.total(), 8);
+    }
+
+    #[test]
+    fn samples_stay_bounded_and_cover_the_whole_run() {
+        let mut samples = Samples { interval_us: 100, ..Samples::default() };
+        let mut at_us = 0;
+        for _ in 0..5 * SAMPLES_MAX {
+            samples.push(Sample { at_us, ..Sample::default() });
+            at_us += samples.interval_us;
+        }
+        assert!(samples.points.len() <= SAMPLES_MAX && samples.points.len() > SAMPLES_MAX / 2 - 1);
+        assert_eq!(samples.points.first().map(|point| point.at_us), Some(0));
+        assert!(samples.points.is_sorted_by_key(|point| point.at_us));
+        let widest = samples.points.windows(2).map(|two| two[1].at_us - two[0].at_us).max();
+        assert_eq!(widest, Some(samples.interval_us), "no gap is wider than the interval says");
+    }
+
+    #[test]
+    fn a_record_with_fields_missing_or_new_is_read() {
+        let record: RunRecord = serde_json::from_str(r#"{"format":1,"id":"x","invented_later":[1]}"#).unwrap();
+        assert_eq!((record.format, record.id.as_str()), (1, "x"));
+        let json = serde_json::to_string(&record).unwrap();
+        assert_eq!(serde_json::from_str::<RunRecord>(&json).unwrap(), record);
+    }
+
+    #[test]
+    fn doors_are_added_up_and_stay_apart() {
+        let mut one = Doors::default();
+        one.shim.read_bytes = 5;
+        one.shim.read_sizes.add(5);
+        let mut two = Doors::default();
+        two.mediated.write_bytes = 7;
+        two.seccomp.estimated_read_bytes = 11;
+        one.join(&two);
+        assert_eq!((one.shim.read_bytes, one.mediated.write_bytes), (5, 7));
+        let total = one.total();
+        assert_eq!((total.bytes(), total.estimated_read_bytes, total.read_sizes.total()), (12, 11, 1));
+    }
+}

@@ -1,0 +1,146 @@
+//! The document of a file: what the standard says stands in it, and what of ours stands in `metadata.surgetank`.
+//!
+//! An etag names one version: the file's id, and a sum of all else that changes with it (its length, its date, and a number
+//! that is drawn anew whenever our words change).
+
+use super::bson::{Document, Id, Value, fields};
+use super::failure::Failure;
+use super::server::{hex, unhex};
+use crate::store::checksum;
+use crate::store::object::{Object, Words};
+
+/// The standard's. (Servers that put a hundred chunks into one answer, however long they are, have clients that choke on it.) A
+/// part of an upload is a whole number of them, and so is what is read at a time.
+pub const CHUNK_BYTES: u64 = 255 << 10;
+const OURS: &str = "surgetank";
+/// As an id in an etag; strangers may have any.
+const ID_BYTES_MAX: usize = 512;
+
+/// A version of a file that a server has.
+#[derive(Debug, Clone, PartialEq)]
+pub struct File {
+    pub id: Value,
+    pub filename: String,
+    pub size_bytes: u64,
+    pub chunk_bytes: u64,
+    pub date_millis: i64,
+    /// With what others put there.
+    pub metadata: Document,
+}
+
+impl File {
+    /// `None`: what nobody can read, or name.
+    pub fn of(document: &Document) -> Option<Self> {
+        let size_bytes = u64::try_from(document.number("length")?).ok()?;
+        let chunk_bytes = u64::try_from(document.number("chunkSize")?).ok()?;
+        let id = document.get("_id")?.clone();
+        let date_millis = match document.get("uploadDate") {
+            Some(Value::Date(millis)) => *millis,
+            _ => 0,
+        };
+        let usable = (1..=1 << 30).contains(&chunk_bytes) && id.bytes().len() <= ID_BYTES_MAX;
+        usable.then_some(())?;
+        let filename = document.text("filename")?.to_owned();
+        let metadata = document.document("metadata").cloned().unwrap_or_default();
+        Some(Self { id, filename, size_bytes, chunk_bytes, date_millis, metadata })
+    }
+
+    pub fn new(id: Id, filename: String, size_bytes: u64, metadata: Document) -> Self {
+        Self { id: id.into(), filename, size_bytes, chunk_bytes: CHUNK_BYTES, date_millis: 0, metadata }
+    }
+
+    pub fn document(&self) -> Document {
+        let number = |bytes: u64| Value::Long(i64::try_from(bytes).unwrap_or(i64::MAX));
+        fields! {
+            "_id": &self.id, "filename": self.filename.as_str(), "length": number(self.size_bytes),
+            "chunkSize": Value::Int(i32::try_from(self.chunk_bytes).unwrap_or(i32::MAX)),
+            "uploadDate": Value::Date(self.date_millis), "metadata": self.metadata.clone(),
+        }
+    }
+
+    pub fn etag(&self) -> String {
+        let drawn = self.metadata.document(OURS).and_then(|ours| ours.text("version")).unwrap_or_default();
+        let rest = format!("{}:{}:{drawn}", self.size_bytes, self.date_millis);
+        format!("{}.{:016x}", hex(&self.id.bytes()), checksum::of_bytes(rest.as_bytes()))
+    }
+
+    /// Without the prefix.
+    pub fn object(&self, prefix: &str) -> Option<Object> {
+        let ours = self.metadata.document(OURS);
+        let word = |(name, value): &(String, Value)| Some((name.clone(), value.as_text()?.to_owned()));
+        let words = ours.and_then(|ours| ours.document("words"));
+        let crc = ours.and_then(|ours| ours.text("crc64nvme"));
+        Some(Object {
+            key: self.filename.strip_prefix(prefix)?.to_owned(),
+            size_bytes: self.size_bytes,
+            etag: self.etag(),
+            modified_nanos: self.date_millis.saturating_mul(1_000_000),
+            words: Some(words.map(|words| words.0.iter().filter_map(word).collect()).unwrap_or_default()),
+            crc64nvme: crc.and_then(|crc| u64::from_str_radix(crc, 16).ok()),
+        })
+    }
+}
+
+/// What stands in `metadata`, beside what others put there.
+pub fn metadata(mut beside: Document, words: &Words, crc64nvme: Option<u64>, version: &Id) -> Document {
+    let words = Document(words.iter().map(|(name, value)| (name.clone(), value.as_str().into())).collect());
+    let mut ours = fields! { "words": words, "version": hex(version) };
+    if let Some(crc) = crc64nvme {
+        ours = ours.with("crc64nvme", format!("{crc:016x}"));
+    }
+    beside.set(OURS, ours.into());
+    beside
+}
+
+pub fn words_of(document: &Document) -> Words {
+    let word = |(name, value): &(String, Value)| Some((name.clone(), value.as_text()?.to_owned()));
+    document.0.iter().filter_map(word).collect()
+}
+
+/// The id of the file that an etag names.
+pub fn id_of(etag: &str) -> Result<Value, Failure> {
+    let (id, _) = etag.split_once('.').ok_or_else(Failure::condition)?;
+    Value::of_bytes(&unhex(id).ok_or_else(Failure::condition)?).map_err(|_| Failure::condition())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_a_document_and_back() {
+        let words = Words::from([("mode".to_owned(), "0644".to_owned())]);
+        let metadata = metadata(fields! { "theirs": 7 }, &words, Some(5), &[1; 12]);
+        let file = File::new([9; 12], "p/a".into(), 1 << 40, metadata);
+        assert_eq!(File::of(&file.document()).unwrap(), file);
+        let object = file.object("p/").unwrap();
+        assert_eq!((object.key.as_str(), object.size_bytes, object.crc64nvme), ("a", 1 << 40, Some(5)));
+        assert_eq!(object.words, Some(words));
+        assert_eq!(id_of(&object.etag).unwrap(), file.id);
+        for changed in [
+            File { size_bytes: 1, ..file.clone() },
+            File { date_millis: 1, ..file.clone() },
+            File { metadata: Document::default(), ..file.clone() },
+        ] {
+            assert_ne!(changed.etag(), file.etag());
+        }
+    }
+
+    #[test]
+    fn what_others_put_there() {
+        let theirs = fields! {
+            "_id": "a name", "filename": "x", "length": Value::Double(5.0), "chunkSize": 261_120,
+            "uploadDate": Value::Date(1_700_000_000_000), "md5": "…", "metadata": Value::Null,
+        };
+        let object = File::of(&theirs).unwrap().object("").unwrap();
+        assert_eq!((object.size_bytes, object.words, object.crc64nvme), (5, Some(Words::new()), None));
+        assert_eq!(object.modified_nanos, 1_700_000_000_000_000_000);
+        assert_eq!(id_of(&object.etag).unwrap(), Value::from("a name"));
+        for (name, value) in [("length", Value::Int(-1)), ("chunkSize", Value::Int(0)), ("filename", Value::Null)] {
+            assert_eq!(File::of(&theirs.clone().with(name, &value)), None, "{name}");
+        }
+        for etag in ["", "x.y", "07.0", "0.0", "0123456789abcdef"] {
+            assert!(id_of(etag).is_err(), "{etag}");
+        }
+    }
+}

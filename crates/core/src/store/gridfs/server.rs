@@ -1,0 +1,259 @@
+//! One server's data base, by the few commands that GridFS needs. Everything that is written is waited for: most servers of a
+//! set have it, in their journals.
+
+use std::io;
+
+use super::bson::{Document, Id, Value, fields};
+use super::failure::{Failure, Meaning};
+use super::place::Place;
+use super::wire::{Command, Hello, Wire};
+use crate::error::{Errno, Error};
+use crate::sync::{OnceLock, PoisonError};
+
+/// Documents of a page of an answer.
+const BATCH: i32 = 1000;
+
+/// What collections the store has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Files,
+    Chunks,
+    /// Uploads that are under way, and their parts.
+    Uploads,
+    Parts,
+    /// Names that somebody changes just now.
+    Locks,
+}
+
+/// How sure a write is when it is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sure {
+    Durable,
+    /// For what is worth nothing after the server's death.
+    Seen,
+}
+
+pub struct Server {
+    pub place: Place,
+    pub wire: Wire,
+    hello: OnceLock<Hello>,
+    indexed: OnceLock<()>,
+    indexing: crate::sync::Mutex<()>,
+}
+
+impl Server {
+    pub fn new(place: Place) -> Result<Self, Error> {
+        let wire = Wire::new(&place)?;
+        Ok(Self {
+            place,
+            wire,
+            hello: OnceLock::new(),
+            indexed: OnceLock::new(),
+            indexing: crate::sync::Mutex::default(),
+        })
+    }
+
+    /// Asked once; a failure to ask is not remembered.
+    pub fn hello(&self) -> Result<&Hello, Failure> {
+        if let Some(hello) = self.hello.get() {
+            return Ok(hello);
+        }
+        let hello = self.wire.hello()?;
+        // Is this ours to look into?
+        self.find(Kind::Files, fields! { "filename": self.filename("") }, None, Some(1))?;
+        Ok(self.hello.get_or_init(|| hello))
+    }
+
+    pub fn filename(&self, key: &str) -> String {
+        format!("{}{key}", self.place.prefix)
+    }
+
+    fn collection(&self, kind: Kind) -> String {
+        let name = match kind {
+            Kind::Files => "files",
+            Kind::Chunks => "chunks",
+            Kind::Uploads => "surgetank.uploads",
+            Kind::Parts => "surgetank.parts",
+            Kind::Locks => "surgetank.locks",
+        };
+        format!("{}.{name}", self.place.bucket)
+    }
+
+    fn sure(sure: Sure) -> Document {
+        match sure {
+            Sure::Durable => fields! { "w": "majority", "j": true },
+            Sure::Seen => fields! { "w": 1 },
+        }
+    }
+
+    fn command(&self, name: &str, kind: Kind) -> Document {
+        Document::default().with(name, self.collection(kind))
+    }
+
+    fn ask(&self, body: Document) -> Result<Document, Failure> {
+        self.wire.ask(&body.with("$db", self.place.db.as_str()).into())
+    }
+
+    /// All that match, or so many of them.
+    pub fn find(
+        &self,
+        kind: Kind,
+        filter: Document,
+        sort: Option<Document>,
+        limit: Option<i32>,
+    ) -> Result<Vec<Document>, Failure> {
+        self.find_fields(kind, filter, sort, limit, None)
+    }
+
+    pub fn find_fields(
+        &self,
+        kind: Kind,
+        filter: Document,
+        sort: Option<Document>,
+        limit: Option<i32>,
+        fields: Option<Document>,
+    ) -> Result<Vec<Document>, Failure> {
+        let mut body = self.command("find", kind).with("filter", filter);
+        if let Some(sort) = sort {
+            body = body.with("sort", sort);
+        }
+        if let Some(fields) = fields {
+            body = body.with("projection", fields);
+        }
+        let body = match limit {
+            Some(limit) => body.with("limit", limit).with("batchSize", limit).with("singleBatch", true),
+            None => body.with("batchSize", BATCH),
+        };
+        let mut found = Vec::new();
+        self.pages(kind, body, &mut |page| {
+            found.extend(page);
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    pub fn aggregate(
+        &self,
+        kind: Kind,
+        steps: Vec<Value>,
+        each: &mut dyn FnMut(Vec<Document>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let body =
+            self.command("aggregate", kind).with("pipeline", steps).with("cursor", fields! { "batchSize": BATCH });
+        self.pages(kind, body, each)
+    }
+
+    fn pages(
+        &self,
+        kind: Kind,
+        body: Document,
+        each: &mut dyn FnMut(Vec<Document>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let mut answer = self.ask(body)?;
+        let mut which = "firstBatch";
+        loop {
+            let Some(Value::Document(mut cursor)) = answer.take("cursor") else { return Err(Failure::garbled()) };
+            let id = cursor.number("id").unwrap_or(0);
+            let Some(Value::Array(page)) = cursor.take(which) else { return Err(Failure::garbled()) };
+            each(
+                page.into_iter()
+                    .filter_map(|value| if let Value::Document(one) = value { Some(one) } else { None })
+                    .collect(),
+            )?;
+            if id == 0 {
+                return Ok(());
+            }
+            let more = fields! { "getMore": Value::Long(id) };
+            answer = self.ask(more.with("collection", self.collection(kind)).with("batchSize", BATCH))?;
+            which = "nextBatch";
+        }
+    }
+
+    /// Each is tried, whatever becomes of the others.
+    pub fn insert(&self, kind: Kind, documents: Vec<Document>, sure: Sure) -> Result<(), Failure> {
+        self.index()?;
+        let body = self.command("insert", kind).with("ordered", false).with("writeConcern", Self::sure(sure));
+        let body = body.with("$db", self.place.db.as_str());
+        self.wire.ask(&Command { body, documents: Some(("documents", documents)) }).map(drop)
+    }
+
+    /// What is there under the id already is ours: an answer was lost.
+    pub fn insert_ours(&self, kind: Kind, document: Document, sure: Sure) -> Result<(), Failure> {
+        match self.insert(kind, vec![document], sure) {
+            Err(why) if why.meaning == Meaning::Twice => Ok(()),
+            other => other,
+        }
+    }
+
+    /// The first that matches. Returns how many did.
+    pub fn update(&self, kind: Kind, filter: Document, change: Document, upsert: bool) -> Result<i64, Failure> {
+        let update = fields! { "q": filter, "u": change, "upsert": upsert };
+        let body = self.command("update", kind).with("updates", vec![update.into()]);
+        let answer = self.ask(body.with("writeConcern", Self::sure(Sure::Durable)))?;
+        Ok(answer.number("n").unwrap_or(0))
+    }
+
+    /// All that match. Returns how many did.
+    pub fn delete(&self, kind: Kind, filter: Document, sure: Sure) -> Result<i64, Failure> {
+        let delete = fields! { "q": filter, "limit": 0 };
+        let body = self.command("delete", kind).with("deletes", vec![delete.into()]);
+        Ok(self.ask(body.with("writeConcern", Self::sure(sure)))?.number("n").unwrap_or(0))
+    }
+
+    /// Those that the standard wants, before the first write.
+    fn index(&self) -> Result<(), Failure> {
+        if self.indexed.get().is_some() {
+            return Ok(());
+        }
+        let _one = self.indexing.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.indexed.get().is_some() {
+            return Ok(());
+        }
+        let index = |kind: Kind, keys: Document, name: &str, unique: bool| {
+            let index = fields! { "key": keys, "name": name };
+            let index = if unique { index.with("unique", true) } else { index };
+            self.ask(self.command("createIndexes", kind).with("indexes", vec![index.into()])).map(drop)
+        };
+        index(Kind::Files, fields! { "filename": 1, "uploadDate": 1 }, "filename_1_uploadDate_1", false)?;
+        index(Kind::Chunks, fields! { "files_id": 1, "n": 1 }, "files_id_1_n_1", true)?;
+        index(Kind::Parts, fields! { "upload": 1 }, "upload_1", false)?;
+        self.indexed.get_or_init(|| ());
+        Ok(())
+    }
+
+    /// For whoever asked: the errno, and what the server said to the log.
+    pub fn report(&self, key: &str, why: Failure) -> io::Error {
+        if why.meaning != Meaning::Condition && !why.is(Errno::NOENT) {
+            tracing::warn!("{}: {key}: {why}", self.place);
+        }
+        why.into_io(key)
+    }
+}
+
+/// The second it is made in, as everybody's have it, and chance.
+pub fn new_id() -> Result<Id, Failure> {
+    let mut id = [0; 12];
+    rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
+        .map_err(|why| Failure::ours(why, "no random numbers"))?;
+    let seconds = u32::try_from(crate::clock::now().secs()).unwrap_or(u32::MAX);
+    id[..4].copy_from_slice(&seconds.to_be_bytes());
+    Ok(id)
+}
+
+pub fn begun_nanos(id: &Id) -> i64 {
+    i64::from(u32::from_be_bytes([id[0], id[1], id[2], id[3]])) * 1_000_000_000
+}
+
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+pub fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digits = text.as_bytes();
+    let pair = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    if digits.len().is_multiple_of(2) && digits.iter().all(u8::is_ascii_hexdigit) {
+        digits.chunks(2).map(pair).collect()
+    } else {
+        None
+    }
+}

@@ -1,0 +1,494 @@
+//! Writes the record of each run: looks at tiers and queue now and then, gathers what processes counted, and when the run is over
+//! puts it into `STATE/KEY/runs/`.
+//!
+//! ```text
+//! join ─► begun ─► (tick: gather processes that are over, take a sample, write down how far it is) … ─► finished ─► runs/ID.json
+//! ```
+//! An agent that takes over goes on with what was written down. The danger this file avoids: a run that is slower, or
+//! fails, because of its record. Looking costs at most one part in 200 of the time, and what cannot be written is told in the log.
+
+mod keep;
+mod processes;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use std::sync::atomic::Ordering;
+use surgetank_core::clock;
+use surgetank_core::drain::Drain;
+use surgetank_core::model::RunId;
+use surgetank_core::namespace::Namespace;
+use surgetank_core::report::run::{
+    COMMAND_CHARS_MAX, Event, EventKind, FORMAT, Fill, RunRecord, Sample, StoreTraffic, TierRecord,
+};
+use surgetank_core::report::{PathText, Summary, Verdict};
+
+use super::tally::Tally;
+use crate::agent::wire::Account;
+use crate::shimdoor::counts::{self, Counts};
+use keep::Shelf;
+pub use keep::{RUNS, read, records_in};
+use processes::Processes;
+
+/// From sample to sample at first.
+const INTERVAL: Duration = Duration::from_millis(100);
+const TICK: Duration = Duration::from_millis(100);
+/// Of the time, at most one part in so many goes into looking: of the processor's, for on a busy machine a look that waited for its
+/// turn would not be followed by another one for seconds.
+const SHARE: u32 = 200;
+/// How often is written down how far it is.
+const NOTED_EVERY: Duration = Duration::from_secs(2);
+
+/// Place of hits of which it is not known on which tier they were.
+const IN_THE_TIERS: &str = "tiers";
+
+pub struct Recorder {
+    namespace: Arc<Namespace>,
+    drain: Arc<Drain>,
+    tally: Arc<Tally>,
+    shelf: Shelf,
+    /// Of the shim's door: the runs' files lie beside it.
+    index: Option<PathBuf>,
+    runs: Mutex<BTreeMap<RunId, Recording>>,
+    stop: Mutex<bool>,
+    stopped: Condvar,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Recording {
+    record: RunRecord,
+    begun: Instant,
+    /// The same, as programs read the clock.
+    begun_ns: u64,
+    base: Totals,
+    /// What earlier agents had counted.
+    before: Totals,
+    counts: Option<Counts>,
+    processes: Processes,
+    next_sample: Instant,
+    next_note: Instant,
+    last_look: Instant,
+    queue_was_busy: bool,
+}
+
+/// Counters of the agent, at one moment, or their growth.
+#[derive(Default, Clone)]
+struct Totals {
+    tiers: Vec<TierRecord>,
+    store: StoreTraffic,
+    events: Vec<Event>,
+}
+
+/// Processor time of this thread.
+fn used() -> Duration {
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(used).unwrap_or_default()
+}
+
+impl Recorder {
+    /// `again`: programs go on counting in the files of an earlier agent.
+    pub fn start(
+        namespace: &Arc<Namespace>,
+        drain: &Arc<Drain>,
+        tally: Arc<Tally>,
+        state: &Path,
+        index: Option<PathBuf>,
+        again: bool,
+    ) -> Arc<Self> {
+        if let Some(index) = index.as_ref().filter(|_| !again) {
+            counts::sweep(index);
+        }
+        let recorder = Arc::new(Self {
+            namespace: Arc::clone(namespace),
+            drain: Arc::clone(drain),
+            tally,
+            shelf: Shelf::new(state),
+            index,
+            runs: Mutex::default(),
+            stop: Mutex::new(false),
+            stopped: Condvar::new(),
+            thread: Mutex::default(),
+        });
+        let works = Arc::clone(&recorder);
+        match std::thread::Builder::new().name("recorder".into()).spawn(move || works.work()) {
+            Ok(thread) => *lock(&recorder.thread) = Some(thread),
+            Err(why) => tracing::warn!(%why, "runs are recorded without what happens on the way"),
+        }
+        recorder
+    }
+
+    fn work(&self) {
+        let mut stop = lock(&self.stop);
+        while !*stop {
+            drop(stop);
+            let begun = used();
+            for recording in lock(&self.runs).values_mut() {
+                self.look(recording);
+            }
+            let pause = TICK.max(used().saturating_sub(begun) * SHARE);
+            stop = lock(&self.stop);
+            let until = clock::tick() + pause;
+            while !*stop && clock::tick() < until {
+                let left = until.saturating_duration_since(clock::tick());
+                stop = self.stopped.wait_timeout(stop, left).unwrap_or_else(PoisonError::into_inner).0;
+            }
+        }
+    }
+
+    pub fn end(&self) {
+        *lock(&self.stop) = true;
+        self.stopped.notify_all();
+        if let Some(thread) = lock(&self.thread).take() {
+            drop(thread.join());
+        }
+        // Those that never said that they are over; another agent does not come any more.
+        let left: Vec<RunId> = lock(&self.runs).keys().copied().collect();
+        for run in left {
+            self.finish(run, None, None);
+        }
+    }
+
+    /// A run has come, or has come again.
+    pub fn begin(&self, run: RunId, pid: u32, command: &str, again: bool) {
+        let mut runs = lock(&self.runs);
+        if runs.contains_key(&run) {
+            return;
+        }
+        let file = self.index.as_ref().map(|index| counts::path_of(index, run.0));
+        let counts = file.and_then(|path| {
+            let made = if again { Counts::take_over(&path) } else { Counts::create(&path) };
+            made.inspect_err(|why| tracing::warn!(%why, path = %path.display(), "programs of this run do not count"))
+                .ok()
+        });
+        let noted = if again { self.shelf.noted(run) } else { None };
+        let begun_before = noted.as_ref().map(|record| Duration::from_micros(record.ended_us));
+        let (now, now_ns) = (clock::tick(), monotonic_ns());
+        let unix_us = clock::now().nanos / 1000;
+        let mut record = noted.unwrap_or_default();
+        let since = match begun_before {
+            // The wall clock is the only one that both agents know.
+            Some(_) => Duration::from_micros(u64::try_from(unix_us - record.begun_unix_us).unwrap_or(0)),
+            None => Duration::ZERO,
+        };
+        let begun = now.checked_sub(since).unwrap_or(now);
+        if begun_before.is_none() {
+            record.format = FORMAT;
+            record.version = env!("CARGO_PKG_VERSION").into();
+            record.begun_unix_us = unix_us;
+            record.id = keep::name_of(unix_us / 1_000_000, pid);
+            record.run = run;
+            record.host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+            record.command = command.chars().take(COMMAND_CHARS_MAX).collect();
+            record.directory = self.namespace.config.over.as_path().into();
+            record.store = self.namespace.store.describe();
+            record.samples.interval_us = micros(INTERVAL);
+        }
+        record.agents += 1;
+        let before = Totals {
+            tiers: std::mem::take(&mut record.tiers),
+            store: std::mem::take(&mut record.store_traffic),
+            events: std::mem::take(&mut record.events),
+        };
+        let processes = Processes::of(&mut record);
+        for other in runs.values_mut() {
+            other.record.runs_beside += 1;
+        }
+        record.runs_beside += u32::try_from(runs.len()).unwrap_or(u32::MAX);
+        self.namespace.happened.begin(run);
+        self.tally.want();
+        let recording = Recording {
+            record,
+            begun,
+            begun_ns: now_ns.saturating_sub(u64::try_from(since.as_nanos()).unwrap_or(0)),
+            base: self.totals(),
+            before,
+            counts,
+            processes,
+            next_sample: now,
+            next_note: now,
+            last_look: now,
+            queue_was_busy: false,
+        };
+        runs.insert(run, recording);
+    }
+
+    /// The command has ended, and the final drain begins.
+    pub fn command_ended(&self, run: RunId) {
+        let waiting = self.namespace.waiting();
+        if let Some(recording) = lock(&self.runs).get_mut(&run) {
+            let at_us = micros(recording.begun.elapsed());
+            recording.record.command_ended_us = Some(at_us);
+            let tail = &mut recording.record.tail;
+            tail.undrained_files = waiting.files;
+            tail.undrained_bytes = waiting.bytes;
+            tail.undrained_operations = waiting.operations;
+        }
+    }
+
+    /// What `surgetank run` says of it.
+    pub fn account(&self, run: RunId, account: &Account) {
+        if let Some(recording) = lock(&self.runs).get_mut(&run) {
+            let record = &mut recording.record;
+            record.command_exit = Some(account.command_exit);
+            record.exit = Some(account.exit);
+            record.reason.clone_from(&account.reason);
+            let since_us = micros(recording.begun.elapsed());
+            record.command_ended_us = Some(since_us.saturating_sub(account.ended_us_ago));
+        }
+    }
+
+    pub fn finish(&self, run: RunId, verdict: Option<Verdict>, summary: Option<Summary>) {
+        let Some(mut recording) = lock(&self.runs).remove(&run) else { return };
+        self.gather(&mut recording, true);
+        self.sample(&mut recording);
+        self.bring_up_to_date(&mut recording);
+        let Recording { mut record, counts, .. } = recording;
+        record.verdict = verdict;
+        record.summary = summary;
+        record.tail.elapsed_us = record.command_ended_us.map_or(0, |at| record.ended_us.saturating_sub(at));
+        self.namespace.happened.end(run);
+        self.tally.want_no_more();
+        if let Err(why) = self.shelf.put(&record) {
+            tracing::warn!(%why, run = run.0, "the record of a run could not be written");
+        }
+        self.shelf.forget_noted(run);
+        if let Some(counts) = counts {
+            counts.remove();
+        }
+    }
+
+    fn look(&self, recording: &mut Recording) {
+        let now = clock::tick();
+        self.gather(recording, false);
+        if now >= recording.next_sample {
+            self.sample(recording);
+            recording.next_sample = now + Duration::from_micros(recording.record.samples.interval_us);
+        }
+        if now >= recording.next_note {
+            self.bring_up_to_date(recording);
+            // A full disk is no reason for anything.
+            if let Err(why) = self.shelf.note(&recording.record) {
+                tracing::debug!(%why, "how far a run is could not be written down");
+            }
+            // From here on they are written down: their slots are others'.
+            if let Some(counts) = &recording.counts {
+                recording.processes.free(counts);
+            }
+            recording.next_note = now + NOTED_EVERY.max(now.elapsed() * SHARE);
+        }
+    }
+
+    fn gather(&self, recording: &mut Recording, all: bool) {
+        let run = recording.record.run;
+        let since = processes::Since { begun: recording.begun, begun_ns: recording.begun_ns };
+        let seen = self.tally.take(run, |pid| all || !processes::is_alive(pid));
+        let counted = recording.counts.as_ref().map(Counts::look).unwrap_or_default();
+        if let Some(counts) = &recording.counts {
+            counts.grow(counted.len());
+        }
+        recording.processes.gather(counted, seen, &since, all);
+        if all {
+            recording.processes.lost += recording.counts.as_ref().map_or(0, |counts| u64::from(counts.lost()));
+        }
+    }
+
+    fn bring_up_to_date(&self, recording: &mut Recording) {
+        let now = self.totals().since(&recording.base).and(&recording.before);
+        let record = &mut recording.record;
+        let busy_us = record.store_traffic.busy_us;
+        let highest: Vec<(u64, u64)> =
+            record.tiers.iter().map(|tier| (tier.used_bytes_max, tier.dirty_bytes_max)).collect();
+        record.tiers = now.tiers;
+        for (tier, (used, dirty)) in record.tiers.iter_mut().zip(highest) {
+            tier.used_bytes_max = tier.used_bytes_max.max(used);
+            tier.dirty_bytes_max = tier.dirty_bytes_max.max(dirty);
+        }
+        for point in &record.samples.points {
+            for (tier, fill) in record.tiers.iter_mut().zip(&point.tiers) {
+                tier.used_bytes_max = tier.used_bytes_max.max(fill.used_bytes);
+                tier.dirty_bytes_max = tier.dirty_bytes_max.max(fill.dirty_bytes);
+            }
+        }
+        record.store_traffic = now.store;
+        record.store_traffic.busy_us = busy_us;
+        record.store_traffic.out_bytes_per_second =
+            (record.store_traffic.out_bytes * 1_000_000).checked_div(busy_us).unwrap_or(0);
+        record.events = now.events;
+        record.ended_us = micros(recording.begun.elapsed());
+        let (total, files) = self.namespace.happened.files(record.run, recording.begun);
+        // (After another agent took over: what it saw.)
+        if !files.is_empty() || record.agents <= 1 {
+            record.files_total = total;
+            record.files = files;
+        }
+        recording.processes.write_into(record);
+        // Nobody asked the agent for these.
+        let count = record.programs.iter().map(|program| program.io.shim.read_opens).sum();
+        record.events.retain(|event| event.place != IN_THE_TIERS);
+        if count > 0 {
+            let (place, reason) = (IN_THE_TIERS.into(), "opened there by programs themselves (preload shim)".into());
+            record.events.push(Event { kind: EventKind::Hit, place, reason, count, bytes: 0 });
+        }
+    }
+
+    fn sample(&self, recording: &mut Recording) {
+        let tiers = self.tiers();
+        let waiting = self.namespace.waiting();
+        let now = self.totals_of_store();
+        let record = &mut recording.record;
+        let queued = waiting.files + waiting.operations > 0;
+        if queued || recording.queue_was_busy {
+            record.store_traffic.busy_us += micros(recording.last_look.elapsed());
+        }
+        recording.queue_was_busy = queued;
+        recording.last_look = clock::tick();
+        record.samples.tiers = tiers.iter().map(|tier| tier.0.clone()).collect();
+        record.samples.push(Sample {
+            at_us: micros(recording.begun.elapsed()),
+            tiers: tiers.into_iter().map(|tier| tier.1).collect(),
+            queue_operations: waiting.files + waiting.operations,
+            queue_bytes: waiting.bytes,
+            drained_bytes: recording.before.store.out_bytes
+                + now.out_bytes.saturating_sub(recording.base.store.out_bytes),
+            fetched_bytes: recording.before.store.in_bytes + now.in_bytes.saturating_sub(recording.base.store.in_bytes),
+        });
+    }
+
+    fn tiers(&self) -> Vec<(String, Fill)> {
+        let mut tiers: Vec<(String, Fill)> = Vec::new();
+        for device in self.namespace.tiers.devices() {
+            let (used_bytes, dirty_bytes) = (device.view().used_bytes, self.namespace.dirty_bytes_of(device));
+            match tiers.iter_mut().find(|(name, _)| name == device.tier_name()) {
+                Some((_, fill)) => {
+                    fill.used_bytes += used_bytes;
+                    fill.dirty_bytes += dirty_bytes;
+                }
+                None => tiers.push((device.tier_name().to_owned(), Fill { used_bytes, dirty_bytes })),
+            }
+        }
+        tiers
+    }
+
+    fn totals(&self) -> Totals {
+        let mut tiers: Vec<TierRecord> = Vec::new();
+        for device in self.namespace.tiers.devices() {
+            let counters = device.counters();
+            let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+            let at = match tiers.iter().position(|tier| tier.name == device.tier_name()) {
+                Some(at) => at,
+                None => {
+                    let name = device.tier_name().to_owned();
+                    tiers.push(TierRecord { name, survives: Some(device.survives()), ..TierRecord::default() });
+                    tiers.len() - 1
+                }
+            };
+            if let Some(tier) = tiers.get_mut(at) {
+                tier.cap_bytes += device.view().cap_bytes;
+                tier.devices.push(PathText::from(device.path()));
+                tier.files += load(&counters.files);
+                tier.in_bytes += load(&counters.bytes_in);
+                tier.out_bytes += load(&counters.bytes_out);
+                tier.hits += load(&counters.hits);
+                tier.spills += load(&counters.spills_out);
+            }
+        }
+        Totals { tiers, store: self.totals_of_store(), events: self.namespace.happened.events() }
+    }
+
+    fn totals_of_store(&self) -> StoreTraffic {
+        let counters = &self.drain.counters;
+        let fetched: Vec<Event> =
+            self.namespace.happened.events().into_iter().filter(|event| event.kind == EventKind::Fetched).collect();
+        StoreTraffic {
+            out_files: counters.files.load(Ordering::Relaxed),
+            out_bytes: counters.bytes.load(Ordering::Relaxed),
+            in_files: fetched.iter().map(|event| event.count).sum(),
+            in_bytes: fetched.iter().map(|event| event.bytes).sum(),
+            failures: counters.failures.load(Ordering::Relaxed),
+            corrupt: counters.corrupt.load(Ordering::Relaxed),
+            ..StoreTraffic::default()
+        }
+    }
+}
+
+impl Totals {
+    /// The growth since `base`.
+    fn since(mut self, base: &Self) -> Self {
+        for tier in &mut self.tiers {
+            if let Some(base) = base.tiers.iter().find(|base| base.name == tier.name) {
+                tier.files = tier.files.saturating_sub(base.files);
+                tier.in_bytes = tier.in_bytes.saturating_sub(base.in_bytes);
+                tier.out_bytes = tier.out_bytes.saturating_sub(base.out_bytes);
+                tier.hits = tier.hits.saturating_sub(base.hits);
+                tier.spills = tier.spills.saturating_sub(base.spills);
+            }
+        }
+        let (store, from) = (&mut self.store, &base.store);
+        store.out_files = store.out_files.saturating_sub(from.out_files);
+        store.out_bytes = store.out_bytes.saturating_sub(from.out_bytes);
+        store.in_files = store.in_files.saturating_sub(from.in_files);
+        store.in_bytes = store.in_bytes.saturating_sub(from.in_bytes);
+        store.failures = store.failures.saturating_sub(from.failures);
+        store.corrupt = store.corrupt.saturating_sub(from.corrupt);
+        for event in &mut self.events {
+            if let Some(base) = base.events.iter().find(|base| is_like(base, event)) {
+                event.count = event.count.saturating_sub(base.count);
+                event.bytes = event.bytes.saturating_sub(base.bytes);
+            }
+        }
+        self.events.retain(|event| event.count > 0);
+        self
+    }
+
+    /// Together with what earlier agents had.
+    fn and(mut self, before: &Self) -> Self {
+        for tier in &mut self.tiers {
+            if let Some(before) = before.tiers.iter().find(|before| before.name == tier.name) {
+                tier.files += before.files;
+                tier.in_bytes += before.in_bytes;
+                tier.out_bytes += before.out_bytes;
+                tier.hits += before.hits;
+                tier.spills += before.spills;
+                tier.used_bytes_max = tier.used_bytes_max.max(before.used_bytes_max);
+                tier.dirty_bytes_max = tier.dirty_bytes_max.max(before.dirty_bytes_max);
+            }
+        }
+        let (store, from) = (&mut self.store, &before.store);
+        store.out_files += from.out_files;
+        store.out_bytes += from.out_bytes;
+        store.in_files += from.in_files;
+        store.in_bytes += from.in_bytes;
+        store.failures += from.failures;
+        store.corrupt += from.corrupt;
+        for earlier in &before.events {
+            match self.events.iter_mut().find(|event| is_like(event, earlier)) {
+                Some(event) => {
+                    event.count += earlier.count;
+                    event.bytes += earlier.bytes;
+                }
+                None => self.events.push(earlier.clone()),
+            }
+        }
+        self
+    }
+}
+
+fn is_like(a: &Event, b: &Event) -> bool {
+    a.kind == b.kind && a.place == b.place && a.reason == b.reason
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+}

@@ -1,0 +1,395 @@
+//! The processes of a run: what they counted themselves and what the agent saw of them, put together when they are over.
+//!
+//! A request is in one door's figures only (`report::run::Doors`). What a program counted on descriptors of the mount was read
+//! and written by the kernel, unless the agent mediated it: where it did all of the process's, the program's figures stand, as
+//! they are what it asked for; where it did some, its own figures are taken off. The danger this file avoids: counting the same
+//! byte twice.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Instant;
+
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+use surgetank_core::report::run::{Counted as How, Io, Kernel, PROCESSES_MAX, Process, Program, RunRecord};
+
+use crate::service::tally::Seen;
+use crate::shimdoor::counts::{Counted, Counts};
+
+/// A program's name that a process gave itself.
+const PROGRAMS_MAX: usize = 1000;
+
+/// When a run began, by both readings of the one clock.
+pub struct Since {
+    pub begun: Instant,
+    pub begun_ns: u64,
+}
+
+impl Since {
+    fn of_ns(&self, at_ns: u64) -> u64 {
+        at_ns.saturating_sub(self.begun_ns) / 1000
+    }
+    fn of(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.begun).as_micros()).unwrap_or(u64::MAX)
+    }
+}
+
+#[derive(Default)]
+pub struct Processes {
+    list: Vec<Process>,
+    total: u64,
+    programs: BTreeMap<String, Program>,
+    /// What children had done that their parents have waited for: the kernel adds it to the parents'.
+    children: HashMap<u32, Kernel>,
+    /// Slots of processes that are in `list`, to be given away when that is written down.
+    settled: HashSet<usize>,
+    /// Found no slot.
+    pub lost: u64,
+}
+
+pub fn is_alive(pid: u32) -> bool {
+    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return false };
+    !matches!(test_kill_process(pid), Err(Errno::SRCH))
+}
+
+impl Processes {
+    /// Those that are written down already.
+    pub fn of(record: &mut RunRecord) -> Self {
+        let programs = std::mem::take(&mut record.programs);
+        Self {
+            list: std::mem::take(&mut record.processes),
+            total: record.processes_total,
+            programs: programs.into_iter().map(|program| (program.program.clone(), program)).collect(),
+            ..Self::default()
+        }
+    }
+
+    /// Takes in processes that are over; `all`: the others as they are, too.
+    pub fn gather(&mut self, mut counted: Vec<Counted>, mut seen: HashMap<u32, Seen>, since: &Since, all: bool) {
+        counted.retain(|one| !self.settled.contains(&one.slot));
+        counted.sort_by_key(|one| one.begun_ns);
+        let mut next_of: HashMap<u32, &Counted> = HashMap::new();
+        let mut over: Vec<(&Counted, Option<&Counted>, bool)> = Vec::new();
+        // From the end: the next program of the same process is known by then.
+        for one in counted.iter().rev() {
+            let next = next_of.insert(one.pid, one);
+            let alive = next.is_none() && is_alive(one.pid);
+            if all || !alive {
+                over.push((one, next, alive));
+            }
+        }
+        // Children come before their parents.
+        over.sort_by_key(|(one, next, _)| match next {
+            Some(next) => next.begun_ns,
+            None if one.ended_ns == 0 => u64::MAX,
+            None => one.ended_ns,
+        });
+        for (one, next, alive) in over {
+            let last_of_it = next.is_none();
+            let has_mount = one.mount != Io::default();
+            let later_has = counted
+                .iter()
+                .any(|other| other.pid == one.pid && other.begun_ns > one.begun_ns && other.mount != Io::default());
+            // It went on as a program that does not count: what the agent saw is that one's.
+            let left = |seen: &Seen| one.ended_ns == 0 && last_of_it && !is_named(seen, &one.program);
+            let is_its = last_of_it || (has_mount && !later_has);
+            let is_its = is_its && !seen.get(&one.pid).is_some_and(left);
+            let seen = if is_its { seen.remove(&one.pid) } else { None };
+            let process = self.of_counted(one, next, seen, since, alive);
+            self.settled.insert(one.slot);
+            self.add(process);
+        }
+        for (pid, seen) in seen {
+            self.add(of_seen(pid, seen, since));
+        }
+    }
+
+    fn of_counted(
+        &mut self,
+        one: &Counted,
+        next: Option<&Counted>,
+        seen: Option<Seen>,
+        since: &Since,
+        alive: bool,
+    ) -> Process {
+        let ended_ns = if one.ended_ns != 0 { Some(one.ended_ns) } else { next.map(|next| next.begun_ns) };
+        let kernel_end = one.kernel_ended;
+        let of_children = if kernel_end.is_some() { self.children.remove(&one.pid) } else { None };
+        let kernel = kernel_end.map(|end| less(&end, &of_children.unwrap_or_default()));
+        if let (Some(end), None) = (kernel_end, next) {
+            self.children.entry(one.parent).or_default().join(&end);
+        }
+        let mut process = Process {
+            pid: one.pid,
+            parent: one.parent,
+            program: one.program.clone(),
+            command: one.command.clone(),
+            begun_us: since.of_ns(one.begun_ns),
+            ended_us: match ended_ns {
+                Some(at) => Some(since.of_ns(at)),
+                None if alive => None,
+                None => Some(since.of(Instant::now())),
+            },
+            counted: if one.ended_ns != 0 || alive || next.is_some() { How::Shim } else { How::ShimCutShort },
+            kernel,
+            ..Process::default()
+        };
+        process.io.shim = one.plain.clone();
+        let mut mount = one.mount.clone();
+        match seen {
+            None => process.io.passthrough = mount,
+            Some(seen) => {
+                let (mediated, direct) = (&seen.mediated, &seen.direct);
+                let opens_directly = direct.read_opens + direct.write_opens > 0;
+                if mediated.is_empty() {
+                    take_opens(&mut mount, direct);
+                    process.io.passthrough = mount;
+                } else if !opens_directly && mount != Io::default() {
+                    take_opens(&mut mount, mediated);
+                    process.io.mediated = mount;
+                } else {
+                    process.io.mediated = mediated.clone();
+                    take_off(&mut mount, mediated);
+                    take_opens(&mut mount, direct);
+                    process.io.passthrough = mount;
+                }
+            }
+        }
+        process
+    }
+
+    fn add(&mut self, process: Process) {
+        self.total += 1;
+        let full = self.programs.len() >= PROGRAMS_MAX && !self.programs.contains_key(&process.program);
+        let name = if full { "(others)" } else { process.program.as_str() };
+        let program = self
+            .programs
+            .entry(name.to_owned())
+            .or_insert_with(|| Program { program: name.to_owned(), ..Program::default() });
+        program.processes += 1;
+        program.lived_us += process.ended_us.unwrap_or(process.begun_us).saturating_sub(process.begun_us);
+        program.io.join(&process.io);
+        if let Some(kernel) = &process.kernel {
+            program.kernel.get_or_insert_default().join(kernel);
+        }
+        self.list.push(process);
+        if self.list.len() >= 2 * PROCESSES_MAX {
+            self.shorten();
+        }
+    }
+
+    fn shorten(&mut self) {
+        self.list.sort_by_key(|process| std::cmp::Reverse(weight(process)));
+        self.list.truncate(PROCESSES_MAX);
+    }
+
+    /// Gives the slots of those that are over to others.
+    pub fn free(&mut self, counts: &Counts) {
+        self.settled.drain().for_each(|slot| counts.free(slot));
+    }
+
+    pub fn write_into(&mut self, record: &mut RunRecord) {
+        self.shorten();
+        record.processes = self.list.clone();
+        record.processes.sort_by_key(|process| process.begun_us);
+        record.processes_total = self.total + self.lost;
+        record.programs = self.programs.values().cloned().collect();
+        record.programs.sort_by_key(|program| {
+            let total = program.io.total();
+            std::cmp::Reverse(total.bytes() + total.estimated_read_bytes + total.estimated_write_bytes)
+        });
+    }
+}
+
+/// The kernel shortens names.
+fn is_named(seen: &Seen, program: &str) -> bool {
+    const NAME_BYTES_MAX: usize = 15;
+    let name = program.as_bytes();
+    name.get(..NAME_BYTES_MAX).unwrap_or(name) == seen.program.as_bytes()
+}
+
+fn of_seen(pid: u32, seen: Seen, since: &Since) -> Process {
+    let mut process = Process {
+        pid,
+        parent: seen.parent,
+        program: seen.program,
+        begun_us: since.of(seen.begun),
+        ended_us: (!is_alive(pid)).then(|| since.of(seen.last)),
+        counted: How::Agent,
+        ..Process::default()
+    };
+    process.io.mediated = seen.mediated;
+    process.io.passthrough_unseen = seen.direct;
+    process
+}
+
+/// What decides who stays in a list that is too long.
+fn weight(process: &Process) -> (u64, u64) {
+    let total = process.io.total();
+    let bytes = total.bytes() + total.estimated_read_bytes + total.estimated_write_bytes;
+    (bytes, process.ended_us.unwrap_or(u64::MAX).saturating_sub(process.begun_us))
+}
+
+fn take_opens(to: &mut Io, from: &Io) {
+    to.read_opens = from.read_opens;
+    to.write_opens = from.write_opens;
+    to.create_opens = from.create_opens;
+    to.open_us = from.open_us;
+}
+
+fn take_off(from: &mut Io, what: &Io) {
+    from.read_bytes = from.read_bytes.saturating_sub(what.read_bytes);
+    from.write_bytes = from.write_bytes.saturating_sub(what.write_bytes);
+    from.read_calls = from.read_calls.saturating_sub(what.read_calls);
+    from.write_calls = from.write_calls.saturating_sub(what.write_calls);
+    from.read_us = from.read_us.saturating_sub(what.read_us);
+    from.write_us = from.write_us.saturating_sub(what.write_us);
+    for (sizes, less) in [(&mut from.read_sizes, &what.read_sizes), (&mut from.write_sizes, &what.write_sizes)] {
+        for (size, less) in sizes.0.iter_mut().zip(&less.0) {
+            *size = size.saturating_sub(*less);
+        }
+    }
+}
+
+fn less(whole: &Kernel, part: &Kernel) -> Kernel {
+    Kernel {
+        read_bytes: whole.read_bytes.saturating_sub(part.read_bytes),
+        write_bytes: whole.write_bytes.saturating_sub(part.write_bytes),
+        read_calls: whole.read_calls.saturating_sub(part.read_calls),
+        write_calls: whole.write_calls.saturating_sub(part.write_calls),
+        device_read_bytes: whole.device_read_bytes.saturating_sub(part.device_read_bytes),
+        device_write_bytes: whole.device_write_bytes.saturating_sub(part.device_write_bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use surgetank_core::model::RunId;
+
+    use super::*;
+
+    const NOBODY: u32 = 999_999_999;
+
+    fn counted(slot: usize, pid: u32, program: &str, begun_ns: u64, ended_ns: u64) -> Counted {
+        Counted {
+            slot,
+            pid,
+            parent: 1,
+            begun_ns,
+            ended_ns,
+            plain: Io::default(),
+            mount: Io::default(),
+            kernel_ended: (ended_ns != 0).then(Kernel::default),
+            program: program.into(),
+            command: program.into(),
+        }
+    }
+
+    fn seen(pid: u32) -> Seen {
+        let now = Instant::now();
+        let (mediated, direct) = (Io::default(), Io::default());
+        Seen { run: RunId(1), pid, parent: 1, program: "dd".into(), begun: now, last: now, mediated, direct }
+    }
+
+    fn since() -> Since {
+        Since { begun: Instant::now(), begun_ns: 0 }
+    }
+
+    fn record(processes: &mut Processes) -> RunRecord {
+        let mut record = RunRecord::default();
+        processes.write_into(&mut record);
+        record
+    }
+
+    #[test]
+    fn exec_makes_two_programs_of_one_process_and_a_kill_cuts_short() {
+        let mut processes = Processes::default();
+        let mut shell = counted(0, NOBODY, "sh", 1000, 0);
+        shell.plain.read_bytes = 1;
+        let mut killed = counted(1, NOBODY, "sleep", 5000, 0);
+        killed.plain.write_bytes = 2;
+        processes.gather(vec![killed.clone(), shell.clone()], HashMap::new(), &since(), false);
+        processes.gather(vec![killed, shell], HashMap::new(), &since(), true);
+        let record = record(&mut processes);
+        assert_eq!(record.processes.len(), 2, "each once");
+        let [sh, sleep] = &record.processes[..] else { unreachable!() };
+        assert_eq!((sh.program.as_str(), sh.ended_us, sh.io.shim.read_bytes), ("sh", Some(5), 1));
+        assert_eq!(sh.kernel, None, "the kernel counts the process on");
+        assert_eq!(sh.counted, How::Shim);
+        assert_eq!((sleep.counted, sleep.io.shim.write_bytes, sleep.kernel), (How::ShimCutShort, 2, None));
+    }
+
+    #[test]
+    fn what_children_did_is_not_their_parents_too() {
+        let mut processes = Processes::default();
+        let end = |bytes| Some(Kernel { read_bytes: bytes, ..Kernel::default() });
+        let parent = Counted { kernel_ended: end(100), ..counted(0, NOBODY, "make", 1, 900) };
+        let child = Counted { kernel_ended: end(70), parent: NOBODY, ..counted(1, NOBODY - 1, "cc", 2, 800) };
+        processes.gather(vec![parent, child], HashMap::new(), &since(), false);
+        let record = record(&mut processes);
+        let of = |name: &str| record.programs.iter().find(|program| program.program == name).unwrap().kernel.unwrap();
+        assert_eq!((of("make").read_bytes, of("cc").read_bytes), (30, 70));
+    }
+
+    #[test]
+    fn a_byte_is_counted_in_one_door() {
+        let of = |mount_bytes: u64, mediated_bytes: u64, direct_opens: u64| {
+            let mut processes = Processes::default();
+            let mut one = counted(0, NOBODY, "dd", 1, 2);
+            one.mount.write_bytes = mount_bytes;
+            let mut agent = seen(NOBODY);
+            agent.mediated.write_bytes = mediated_bytes;
+            agent.mediated.write_opens = u64::from(mediated_bytes > 0);
+            agent.direct.write_opens = direct_opens;
+            agent.direct.estimated_write_bytes = 5 * direct_opens;
+            processes.gather(vec![one], HashMap::from([(NOBODY, agent)]), &since(), false);
+            let io = record(&mut processes).processes.remove(0).io;
+            assert!(io.passthrough_unseen.is_empty(), "no estimate where it was counted");
+            assert_eq!(io.passthrough.write_opens, direct_opens);
+            (io.passthrough.write_bytes, io.mediated.write_bytes)
+        };
+        assert_eq!(of(100, 0, 1), (100, 0), "the kernel did it all");
+        assert_eq!(of(100, 90, 0), (0, 100), "the agent did it all: what the program asked for stands");
+        assert_eq!(of(100, 40, 1), (60, 40));
+    }
+
+    #[test]
+    fn a_program_without_the_shim_is_known_by_what_the_agent_saw() {
+        let mut processes = Processes::default();
+        let mut agent = seen(NOBODY);
+        agent.mediated.read_bytes = 7;
+        agent.direct.estimated_read_bytes = 9;
+        processes.gather(Vec::new(), HashMap::from([(NOBODY, agent)]), &since(), false);
+        let record = record(&mut processes);
+        let process = &record.processes[0];
+        assert_eq!((process.counted, process.io.mediated.read_bytes), (How::Agent, 7));
+        assert_eq!((process.io.passthrough_unseen.estimated_read_bytes, process.io.total().bytes()), (9, 7));
+        assert_eq!(record.processes_total, 1);
+    }
+
+    #[test]
+    fn what_a_process_does_after_it_became_a_static_program_is_that_ones() {
+        let mut processes = Processes::default();
+        let mut agent = seen(NOBODY);
+        agent.program = "static".into();
+        agent.mediated.write_bytes = 7;
+        processes.gather(vec![counted(0, NOBODY, "bash", 1, 0)], HashMap::from([(NOBODY, agent)]), &since(), false);
+        let record = record(&mut processes);
+        let of =
+            |name: &str| record.programs.iter().find(|program| program.program == name).unwrap().io.total().write_bytes;
+        assert_eq!((of("bash"), of("static")), (0, 7));
+    }
+
+    #[test]
+    fn of_too_many_processes_those_that_moved_most_are_kept_and_all_are_counted() {
+        let mut processes = Processes::default();
+        for at in 0..3 * PROCESSES_MAX as u64 {
+            let mut one = counted(at as usize, NOBODY - at as u32, "true", 1 + at, 2 + at);
+            one.plain.read_bytes = at;
+            processes.gather(vec![one], HashMap::new(), &since(), false);
+        }
+        let record = record(&mut processes);
+        assert_eq!((record.processes.len(), record.processes_total), (PROCESSES_MAX, 3 * PROCESSES_MAX as u64));
+        assert_eq!(record.programs[0].processes, 3 * PROCESSES_MAX as u64);
+        assert!(record.processes.iter().all(|process| process.io.shim.read_bytes >= 2 * PROCESSES_MAX as u64));
+    }
+}

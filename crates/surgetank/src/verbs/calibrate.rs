@@ -1,0 +1,249 @@
+//! `surgetank calibrate`: what this machine's tiers, its store and our agent can do, measured in under a minute.
+//!
+//! ```text
+//! room? ─► scratch directories ─► each tier, the store: streams, names ─► an agent over a scratch directory: doors, drain ─► JSON
+//! ```
+//! Every place gets a directory `.surgetank-calibrate-PID` that is removed at the end; one that a killed calibration left is removed by
+//! the next. Nothing is written where a quarter of the room would not do. The danger: figures of the page cache instead of the device;
+//! what is read cold was dropped from it before, and where that is not allowed a note says so.
+
+mod doors;
+mod places;
+mod probe;
+pub mod rounds;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use surgetank_core::clock;
+use surgetank_core::config::machine::Machine;
+use surgetank_core::config::quantity::show_bytes;
+use surgetank_core::config::tiers::cap_bytes;
+use surgetank_core::error::{Error, Result};
+use surgetank_core::makespan::machine::{Calibration, SCHEMA};
+
+use super::settings::Settings;
+use super::{Failure, Outcome, Program, exit, words};
+
+pub use probe::{ProbeArgs, probe};
+
+/// Measure this machine's tiers, store and agent, for `model` and `advise`
+#[derive(Debug, Args)]
+pub struct CalibrateArgs {
+    /// A tier and its devices, as for `run`; may be given several times [default: found]
+    #[arg(long = "tier", value_name = "NAME=PATH[,PATH…][:SIZE]")]
+    tiers: Vec<String>,
+    /// Directory of the store [default: the current directory]
+    #[arg(long, value_name = "DIR")]
+    store: Option<PathBuf>,
+    /// Where the calibration goes [default: ~/.cache/surgetank/calibration.json]
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Print the calibration as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Where `model` and `advise` look when they are not told.
+pub fn default_file() -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")))?;
+    Some(cache.join("surgetank/calibration.json"))
+}
+
+pub fn calibrate(program: &Program<'_>, args: &CalibrateArgs) -> Outcome {
+    let store = args.store.clone().unwrap_or_else(|| PathBuf::from("."));
+    if store.to_str().is_some_and(|text| text.contains("://")) {
+        return Err(Failure::usage(
+            Error::new(format!("{} is on a server; only a directory is measured", store.display()))
+                .remedy("measure with a directory, then edit the figures of `store` in the file (docs/model.md)"),
+        ));
+    }
+    let store = fs::canonicalize(&store).map_err(|error| {
+        Failure::usage(Error::new(format!("the store {} can't be looked at", store.display())).why(error))
+    })?;
+    let settings = Settings { over: Some(store.clone()), tiers: args.tiers.clone(), ..Settings::default() };
+    let config = (program.configure)(&settings).map_err(Failure::usage)?;
+    let out = args.out.clone().or_else(default_file);
+
+    let machine = Machine::default();
+    let load_before = load_average();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut notes = Vec::new();
+    if config.tiers.is_empty() {
+        notes.push("no tier was found or given: only the store was measured".to_owned());
+    }
+    let mut tiers = Vec::new();
+    for tier in &config.tiers {
+        for (number, path) in tier.paths.iter().enumerate() {
+            let found = room(&machine, path)?;
+            // A cap is the whole tier's: its devices share it equally.
+            let cap = tier.cap_bytes.map_or(found.cap, |cap| (cap / tier.paths.len() as u64).min(found.cap));
+            let name = if number == 0 { tier.name.clone() } else { format!("{}+{number}", tier.name) };
+            tiers.push(places::measure(&name, path, found.in_memory, cap, cores, &mut notes)?);
+        }
+    }
+    let found = room(&machine, &store)?;
+    let measured = places::measure("store", &store, found.in_memory, found.cap, cores, &mut notes)?;
+    let agent = doors::measure(&config, &store, &measured, cores, &mut notes)?;
+    let load_after = load_average();
+    if load_before > 0.5 * cores as f64 {
+        notes.push(format!(
+            "others were busy (load {load_before:.1} on {cores} cores): measure again on a quiet machine"
+        ));
+    }
+    let calibration = Calibration {
+        schema: SCHEMA,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        taken_at_s: std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs()),
+        host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        load_before,
+        load_after,
+        cores: cores as f64,
+        memory_bytes: memory_bytes(&machine),
+        store: measured,
+        tiers,
+        agent,
+        notes,
+    };
+    let text = serde_json::to_string_pretty(&calibration)
+        .map_err(|error| Error::new("the calibration can't be written as JSON").why(error))?;
+    if let Some(out) = &out {
+        write(out, &text)?;
+    }
+    if args.json {
+        words::print(&format!("{text}\n"));
+    } else {
+        words::print(&shown(&calibration, out.as_deref()));
+    }
+    Ok(exit::OK)
+}
+
+fn write(out: &Path, text: &str) -> Result<()> {
+    let failed = |error| {
+        Error::new(format!("the calibration can't be written to {}", out.display()))
+            .why(error)
+            .remedy("give another file with --out")
+    };
+    if let Some(parent) = out.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        fs::create_dir_all(parent).map_err(failed)?;
+    }
+    fs::write(out, format!("{text}\n")).map_err(failed)
+}
+
+struct Room {
+    in_memory: bool,
+    cap: u64,
+}
+
+fn room(machine: &Machine, path: &Path) -> Result<Room> {
+    let look = || -> std::io::Result<Room> {
+        Ok(Room { in_memory: machine.file_system(path)?.is_memory(), cap: cap_bytes(machine, path)? })
+    };
+    look().map_err(|error| Error::new(format!("{} can't be looked at", path.display())).why(error))
+}
+
+fn memory_bytes(machine: &Machine) -> u64 {
+    let available = machine.memory().map_or(1 << 30, |memory| memory.available_bytes);
+    machine.memory_limit().map_or(available, |limit| available.min(limit.room_bytes))
+}
+
+fn load_average() -> f64 {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or(0.0)
+}
+
+/// For people.
+fn shown(calibration: &Calibration, out: Option<&Path>) -> String {
+    let rate = |bps: f64| format!("{}/s", show_bytes(bps as u64));
+    let micros = |seconds: f64| format!("{:.0} µs", seconds * 1e6);
+    let mut lines = vec![format!(
+        "{:10} {:>13} {:>13} {:>13} {:>13} {:>9} {:>9} {:>9}",
+        "", "read", "write", "read, all", "write, all", "create", "open", "fsync"
+    )];
+    for place in calibration.tiers.iter().chain([&calibration.store]) {
+        lines.push(format!(
+            "{:10} {:>13} {:>13} {:>13} {:>13} {:>9} {:>9} {:>9}",
+            place.name,
+            rate(place.read.one_bps),
+            rate(place.write.one_bps),
+            rate(place.read.all_bps),
+            rate(place.write.all_bps),
+            micros(place.operations.create_s),
+            micros(place.operations.open_s),
+            micros(place.operations.fsync_s),
+        ));
+    }
+    let agent = &calibration.agent;
+    for (name, door) in [("shim", agent.shim), ("mount", agent.mount)] {
+        if let Some(door) = door {
+            lines.push(format!(
+                "{name:10} create {}, open {}, open of a file that only the store has {}, {:.0} creations a second at most",
+                micros(door.create_s),
+                micros(door.open_s),
+                micros(door.open_store_s),
+                door.per_second
+            ));
+        }
+    }
+    lines.push(format!(
+        "drain      {}, {:.2} s of a core a GiB; a small file {} ({} of a core)",
+        rate(agent.drain_bps),
+        agent.drain_cpu_s_per_byte * (1u64 << 30) as f64,
+        micros(agent.drain_file_s),
+        micros(agent.drain_file_cpu_s)
+    ));
+    lines.push(format!(
+        "store      writers may be {} ahead; the agent takes {:.0} ms to start and end",
+        show_bytes(calibration.store.dirty_bytes),
+        agent.start_s * 1e3
+    ));
+    lines.extend(calibration.notes.iter().map(|note| format!("note: {note}")));
+    lines.extend(out.map(|out| format!("written to {}", out.display())));
+    lines.join("\n") + "\n"
+}
+
+/// A directory of our own that is gone when this is.
+pub(super) struct Scratch {
+    pub path: PathBuf,
+}
+
+const SCRATCH: &str = ".surgetank-calibrate-";
+
+impl Scratch {
+    pub fn new(below: &Path) -> Result<Self> {
+        remove_left_behind(below);
+        let path = below.join(format!("{SCRATCH}{}", std::process::id()));
+        fs::create_dir(&path).map_err(|error| {
+            Error::new(format!("no directory can be made in {}", below.display()))
+                .why(error)
+                .remedy("give a tier or a store that is yours to write")
+        })?;
+        Ok(Self { path })
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// Of calibrations that were killed.
+fn remove_left_behind(below: &Path) {
+    for entry in fs::read_dir(below).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| name.strip_prefix(SCRATCH)).and_then(|pid| pid.parse::<u32>().ok());
+        if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Seconds since `begun`.
+pub(super) fn since(begun: std::time::Instant) -> f64 {
+    clock::tick().duration_since(begun).as_secs_f64()
+}

@@ -1,0 +1,170 @@
+//! `surgetank probe`: what is timed, in a process of its own, as programs are. Started by `calibrate` only.
+//!
+//! A probe gets ready, says so, and begins when it is told, so that several begin together. It prints its measurement as JSON.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead, Read, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+use surgetank_core::clock;
+use surgetank_core::error::Error;
+
+use super::rounds;
+use super::since;
+use crate::verbs::{Outcome, exit, words};
+
+#[derive(Debug, Args)]
+pub struct ProbeArgs {
+    /// A `Probe`, or rounds of them, as JSON
+    what: String,
+    /// It is rounds
+    #[arg(long)]
+    rounds: bool,
+    /// State root of the agent whose processor time is told, too
+    #[arg(long)]
+    agent: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Probe {
+    /// Sequentially; with `sync` until it is on the device.
+    Write {
+        path: PathBuf,
+        bytes: u64,
+        sync: bool,
+    },
+    Read {
+        path: PathBuf,
+    },
+    /// New files of 4 KiB.
+    Create {
+        dir: PathBuf,
+        files: u64,
+    },
+    /// Opened, their first bytes read, closed.
+    Open {
+        dir: PathBuf,
+        files: u64,
+    },
+    Stat {
+        dir: PathBuf,
+        files: u64,
+    },
+    Unlink {
+        dir: PathBuf,
+        files: u64,
+    },
+    /// New files, each synced; only the syncs are timed.
+    Sync {
+        dir: PathBuf,
+        files: u64,
+    },
+    /// Until all is in the store (`surgetank wait`).
+    Durable {
+        over: PathBuf,
+        state: PathBuf,
+    },
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Measured {
+    /// Until programs go on.
+    pub wall_s: f64,
+    /// Of a synced write: the sync alone.
+    pub sync_s: f64,
+    /// Core time of this process.
+    pub cpu_s: f64,
+}
+
+const PIECE_BYTES: usize = 1 << 20;
+const SMALL_BYTES: usize = 4096;
+
+pub fn probe(args: &ProbeArgs) -> Outcome {
+    let wrong = |error: serde_json::Error| Error::new("the probe is not understood").why(error);
+    let failed = |error: io::Error| Error::new(format!("the probe {} failed", args.what)).why(error);
+    let answer = if args.rounds {
+        let rounds: Vec<Vec<Probe>> = serde_json::from_str(&args.what).map_err(wrong)?;
+        serde_json::to_string(&rounds::play(&rounds, args.agent.as_deref()).map_err(failed)?)
+    } else {
+        let probe: Probe = serde_json::from_str(&args.what).map_err(wrong)?;
+        words::print("ready\n");
+        let mut line = String::new();
+        io::stdin().lock().read_line(&mut line).map_err(failed)?;
+        serde_json::to_string(&measure(&probe).map_err(failed)?)
+    };
+    words::print(&format!("{}\n", answer.map_err(wrong)?));
+    Ok(exit::OK)
+}
+
+fn cpu_s() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
+fn measure(probe: &Probe) -> io::Result<Measured> {
+    let mut buffer = vec![0u8; PIECE_BYTES];
+    // Not zeros, which a file system may leave out, and touched before the clock runs.
+    for (at, byte) in buffer.iter_mut().enumerate() {
+        *byte = (at.wrapping_mul(2_654_435_761) >> 7) as u8;
+    }
+    let (begun, cpu_before) = (clock::tick(), cpu_s());
+    let mut wall_s = None;
+    let mut sync_s = 0.0;
+    match probe {
+        Probe::Write { path, bytes, sync } => {
+            let mut file = File::create(path)?;
+            let mut left = *bytes;
+            while left > 0 {
+                let piece = left.min(PIECE_BYTES as u64) as usize;
+                file.write_all(&buffer[..piece])?;
+                left -= piece as u64;
+            }
+            if *sync {
+                let syncing = clock::tick();
+                file.sync_all()?;
+                sync_s = since(syncing);
+            }
+        }
+        Probe::Read { path } => {
+            let mut file = File::open(path)?;
+            while file.read(&mut buffer)? > 0 {}
+        }
+        Probe::Create { dir, files } => each(dir, *files, |path| {
+            OpenOptions::new().write(true).create_new(true).open(path)?.write_all(&buffer[..SMALL_BYTES])
+        })?,
+        Probe::Open { dir, files } => {
+            each(dir, *files, |path| File::open(path)?.read_exact(&mut buffer[..SMALL_BYTES]))?;
+        }
+        Probe::Stat { dir, files } => each(dir, *files, |path| fs::metadata(path).map(drop))?,
+        Probe::Unlink { dir, files } => each(dir, *files, |path| fs::remove_file(path))?,
+        Probe::Sync { dir, files } => {
+            each(dir, *files, |path| {
+                let mut file = File::create(path)?;
+                file.write_all(&buffer[..SMALL_BYTES])?;
+                let syncing = clock::tick();
+                file.sync_all()?;
+                sync_s += since(syncing);
+                Ok(())
+            })?;
+            wall_s = Some(sync_s);
+        }
+        Probe::Durable { over, state } => {
+            let done = std::process::Command::new(std::env::current_exe()?)
+                .args(["wait", "--quiet", "--state"])
+                .arg(state)
+                .arg(over)
+                .status()?;
+            if !done.success() {
+                return Err(io::Error::other("`surgetank wait` says that not all is durable"));
+            }
+        }
+    }
+    Ok(Measured { wall_s: wall_s.unwrap_or_else(|| since(begun)), sync_s, cpu_s: cpu_s() - cpu_before })
+}
+
+fn each(dir: &Path, files: u64, mut what: impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
+    (0..files).try_for_each(|number| what(&dir.join(format!("f{number}"))))
+}

@@ -1,0 +1,389 @@
+//! The record of a run says what its programs did: byte for byte what strace saw of them, whoever they are and however they end.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+
+mod scene;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use scene::{MIB, Scene};
+use serde_json::Value;
+
+/// Files are known to be small, so whoever writes one has it directly.
+const SMALL: [&str; 2] = ["--config", "/mnt/small.toml"];
+
+fn scene(name: &str) -> Option<Scene> {
+    let mut scene = Scene::new(name)?;
+    scene.tier("fast", 512);
+    fs::write("/mnt/small.toml", "[[rules]]\nmatch = \"**\"\nsize = \"16M\"\n").unwrap();
+    Some(scene)
+}
+
+/// The newest record.
+#[track_caller]
+fn record(scene: &Scene) -> Value {
+    scene.verb("report", &["--json"]).exits(0).json()
+}
+
+fn records(scene: &Scene) -> Vec<Value> {
+    scene.verb("report", &["--list", "--json"]).exits(0).json().as_array().unwrap().clone()
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))
+}
+
+/// Bytes read and written by processes of that name (all: ""), in these doors.
+fn moved(record: &Value, program: &str, doors: &[&str]) -> (u64, u64) {
+    let mut sum = (0, 0);
+    for process in record["processes"].as_array().unwrap() {
+        if program.is_empty() || process["program"] == program {
+            for door in doors {
+                sum.0 += number(&process["io"][door]["read_bytes"]);
+                sum.1 += number(&process["io"][door]["write_bytes"]);
+            }
+        }
+    }
+    sum
+}
+
+const COUNTED: [&str; 3] = ["shim", "passthrough", "mediated"];
+
+/// What strace saw (`-ff -y`, one file a process) on files below these directories.
+fn traced(logs: &Path, below: &[&str]) -> (u64, u64) {
+    let mut sum = (0, 0);
+    for log in fs::read_dir(logs).unwrap().flatten() {
+        for line in fs::read_to_string(log.path()).unwrap().lines() {
+            let (Some((call, rest)), Some((_, answer))) = (line.split_once('('), line.rsplit_once(" = ")) else {
+                continue;
+            };
+            let Ok(bytes) = answer.split_whitespace().next().unwrap_or("").parse::<u64>() else { continue };
+            let paths: Vec<&str> =
+                rest.split('<').skip(1).filter_map(|part| part.split_once('>')).map(|part| part.0).collect();
+            let ours = |at: usize| paths.get(at).is_some_and(|path| below.iter().any(|dir| path.starts_with(dir)));
+            let (reads, writes) = match call.trim() {
+                "read" | "pread64" | "readv" | "preadv" | "preadv2" => (ours(0), false),
+                "write" | "pwrite64" | "writev" | "pwritev" | "pwritev2" => (false, ours(0)),
+                "sendfile" => (ours(1), ours(0)),
+                "copy_file_range" | "splice" => (ours(0), ours(1)),
+                _ => continue,
+            };
+            sum.0 += if reads { bytes } else { 0 };
+            sum.1 += if writes { bytes } else { 0 };
+        }
+    }
+    sum
+}
+
+/// Runs the script with strace around it and compares.
+#[track_caller]
+fn is_as_traced(scene: &Scene, name: &str, script: &str) -> Value {
+    let logs = PathBuf::from(format!("/mnt/trace-{name}"));
+    fs::create_dir(&logs).unwrap();
+    fs::write("/mnt/script.sh", format!("set -eu\n{script}")).unwrap();
+    let calls =
+        "read,pread64,readv,preadv,preadv2,write,pwrite64,writev,pwritev,pwritev2,sendfile,copy_file_range,splice";
+    let traced_run = format!(
+        "exec strace -ff -y -s 0 -e trace={calls} -e signal=none -o {}/log bash /mnt/script.sh",
+        logs.display()
+    );
+    scene.run(&SMALL, &traced_run).exits(0);
+    let record = record(scene);
+    let told = moved(&record, "", &COUNTED);
+    let true_bytes = traced(&logs, &["/mnt/tier-fast/", "/mnt/project/"]);
+    assert!(true_bytes.0 + true_bytes.1 > 0, "{name}: strace saw nothing");
+    for (what, told, is) in [("read", told.0, true_bytes.0), ("written", told.1, true_bytes.1)] {
+        let off = told.abs_diff(is);
+        println!("{name}: {what}: recorded {told}, strace {is}");
+        assert!(off * 100 <= is, "{name}: {what}: recorded {told}, strace saw {is}\n{:#}", record["programs"]);
+    }
+    record
+}
+
+#[test]
+fn byte_totals_are_what_strace_saw() {
+    let Some(scene) = scene("report_bytes") else { return };
+    let run = |name: &str, script: &str| is_as_traced(&scene, name, script);
+    let record = run(
+        "dd",
+        "dd if=/dev/zero of=a bs=64k count=40 status=none; dd if=a of=b bs=4k status=none; dd if=b of=/dev/null bs=1M status=none",
+    );
+    let dd = record["programs"].as_array().unwrap().iter().find(|program| program["program"] == "dd").unwrap();
+    assert_eq!(dd["processes"], 3);
+    // 40 reads or writes of 64 KiB are in class 17: 2^16 to 2^17 - 1.
+    assert!(
+        number(&dd["io"]["shim"]["write_sizes"][17])
+            + number(&dd["io"]["passthrough"]["write_sizes"].get(17).cloned().unwrap_or(0.into()))
+            >= 40,
+        "{dd:#}"
+    );
+    run(
+        "cp-cat",
+        "mkdir d; head -c 3000000 /dev/urandom > d/a; cp d/a d/b; cp -a d e; cat d/a e/b > d/c; cmp d/a e/b; sha256sum d/* > sums; wc -l < sums",
+    );
+    run(
+        "tar",
+        "mkdir t; for n in $(seq 50); do head -c $((n * 997)) /dev/urandom > t/$n; done; tar -cf t.tar t; mkdir u; tar -xf t.tar -C u; gzip -k t.tar; rm -r t u",
+    );
+    run(
+        "streams",
+        r#"cat > s.c <<'END'
+#include <stdio.h>
+#include <stdlib.h>
+int main(void) {
+    char b[1000];
+    FILE *f = fopen("s.out", "w");
+    for (int n = 0; n < 5000; n++) fprintf(f, "line %d\n", n);
+    fclose(f);
+    f = fopen("s.out", "r+");
+    fseek(f, 20000, SEEK_SET); if (!fread(b, 1, 100, f)) return 1;
+    fseek(f, 100, SEEK_SET); fwrite(b, 1, 100, f);
+    fclose(f);
+    f = fopen("s.out", "r");
+    while (fgets(b, sizeof b, f)) {}
+    rewind(f); while (fread(b, 1, sizeof b, f) == sizeof b) {}
+    fclose(f);
+    f = fopen("s.out", "a"); fputs("at the end\n", f);
+    printf("to stdout, left to exit\n");
+    exit(0); /* f is never closed */
+}
+END
+gcc -o s s.c; ./s > s.said; ./s >> s.said; wc -c s.out s.said"#,
+    );
+    run(
+        "gcc",
+        "for n in 1 2 3; do echo \"#include <stdio.h>\nint f$n(void) { return printf(\\\"%d\\\", $n); }\" > g$n.c; gcc -fPIC -c g$n.c; done; gcc -shared -o lib.so g1.o g2.o g3.o; ar rc lib.a g1.o g2.o g3.o; ranlib lib.a",
+    );
+    run(
+        "sqlite",
+        "sqlite3 x.db 'create table t(a, b); insert into t select value, hex(randomblob(200)) from generate_series(1, 3000); create index i on t(b);' && sqlite3 x.db 'select count(*), max(length(b)) from t' > q",
+    );
+    run(
+        "python",
+        r#"cat > p.py <<'END'
+import array, json, mmap, os, shutil
+array.array('d', range(100000)).tofile(open('p.bin', 'wb'))
+json.dump(list(range(20000)), open('p.json', 'w'))
+assert len(json.load(open('p.json'))) == 20000
+fd = os.open('p.vec', os.O_RDWR | os.O_CREAT)
+os.writev(fd, [b'a' * 1000, b'b' * 3000]); os.pwrite(fd, b'c' * 500, 9000); os.preadv(fd, [bytearray(2000)], 100)
+os.close(fd)
+with open('p.bin', 'r+b') as f:
+    m = mmap.mmap(f.fileno(), 0); m[0:4] = b'abcd'; m.close()
+shutil.copyfile('p.bin', 'p.copy')
+pid = os.fork()
+if pid == 0:
+    open('p.child', 'wb').write(b'x' * 12345); os._exit(0)
+os.waitpid(pid, 0)
+END
+/usr/bin/python3 p.py"#,
+    );
+    // Children that write to the shell's own standard output, streams that are inherited, moved and left to the end.
+    run(
+        "shells",
+        r#"cat > v.py <<'END'
+import subprocess
+print('parent one', flush=True)
+subprocess.run(['sh', '-c', 'echo child; cat /etc/passwd'], stdout=open('v.child', 'w'))
+subprocess.run(['true'], stdout=subprocess.DEVNULL)
+print('parent two' * 1000)
+END
+/usr/bin/python3 v.py > v.out; /usr/bin/python3 v.py | cat > v.piped
+awk 'BEGIN { for (i = 0; i < 3000; i++) print i > "v.awk"; system("echo q"); print "end" }' > v.said
+sort v.awk > v.sorted; (echo a; cat v.awk; printf b) > v.mixed; sed -i s/1/2/ v.mixed"#,
+    );
+    let record = run(
+        "gdal",
+        "/usr/bin/python3 -c \"open('x.asc','w').write('ncols 200\\nnrows 200\\nxllcorner 0\\nyllcorner 0\\ncellsize 1\\n' + ('\\n'.join(' '.join(str(i*j%250) for i in range(200)) for j in range(200))))\"; gdal_translate -q -of GTiff x.asc y.tif; gdal_translate -q -co COMPRESS=DEFLATE y.tif z.tif; gdalinfo -checksum z.tif > info",
+    );
+    assert_eq!(record["exit"], 0);
+}
+
+#[test]
+fn a_static_program_is_told_by_estimate_and_never_as_counted() {
+    let Some(scene) = scene("report_static") else { return };
+    fs::write("/mnt/w.c", "#include <fcntl.h>\n#include <unistd.h>\nint main(void) { static char b[100000]; int f = open(\"out\", O_CREAT | O_WRONLY, 0644); for (int n = 0; n < 30; n++) if (write(f, b, sizeof b) < 0) return 1; return close(f); }\n").unwrap();
+    scene::succeed(std::process::Command::new("gcc").args(["-static", "-o", "/mnt/w", "/mnt/w.c"]));
+    scene.run(&SMALL, "/mnt/w").exits(0);
+    let record = record(&scene);
+    let process = record["processes"].as_array().unwrap().iter().find(|process| process["program"] == "w").unwrap();
+    assert_eq!(process["counted"], "agent");
+    let io = &process["io"];
+    let (mediated, estimated) =
+        (number(&io["mediated"]["write_bytes"]), number(&io["passthrough_unseen"]["estimated_write_bytes"]));
+    assert_eq!(mediated + estimated, 3_000_000, "{io:#}");
+    assert_eq!(number(&io["passthrough_unseen"]["write_bytes"]), 0);
+    assert_eq!(number(&io["mediated"]["create_opens"]) + number(&io["passthrough_unseen"]["create_opens"]), 1);
+}
+
+#[test]
+fn what_a_killed_program_did_is_there_and_a_fork_counts_for_itself() {
+    let Some(scene) = scene("report_killed") else { return };
+    fs::write(
+        "/mnt/p.py",
+        "
+import os, signal
+f = os.open('parent', os.O_CREAT | os.O_WRONLY)
+os.write(f, b'p' * 1000)
+pid = os.fork()
+if pid == 0:
+    os.write(f, b'c' * 70000)
+    os.execv('/bin/bash', ['bash', '-c', 'head -c 5000 /dev/zero; kill -9 $$'])
+os.waitpid(pid, 0)
+os.write(f, b'p' * 234)
+os.kill(os.getpid(), signal.SIGKILL)
+",
+    )
+    .unwrap();
+    scene.run(&SMALL, "/usr/bin/python3 /mnt/p.py || true").exits(0);
+    let record = record(&scene);
+    let pythons: Vec<&Value> =
+        record["processes"].as_array().unwrap().iter().filter(|process| process["program"] == "python3").collect();
+    assert_eq!(pythons.len(), 2, "{record:#}");
+    assert_ne!(pythons[0]["pid"], pythons[1]["pid"]);
+    assert_eq!(pythons[1]["parent"], pythons[0]["pid"]);
+    let written = |process: &Value| COUNTED.iter().map(|door| number(&process["io"][door]["write_bytes"])).sum::<u64>();
+    assert_eq!((written(pythons[0]), written(pythons[1])), (1234, 70000));
+    let counted = (&pythons[0]["counted"], &pythons[1]["counted"]);
+    assert_eq!(counted, (&"shim_cut_short".into(), &"shim".into()), "killed, and gone on as bash");
+    assert!(pythons.iter().all(|process| process["ended_us"].is_u64()), "{pythons:#?}");
+    // After its exec the child is another program's process with the same number.
+    let bash = record["processes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|process| process["pid"] == pythons[1]["pid"] && process["program"] == "bash");
+    assert!(bash.is_some(), "{record:#}");
+    // The last kill was the command's own end for the shell around it.
+    assert_eq!(record["command_exit"], 0);
+}
+
+#[test]
+fn two_runs_at_once_are_kept_apart() {
+    let Some(scene) = scene("report_two") else { return };
+    fs::write("/mnt/w.sh", "dd if=/dev/zero of=$1 bs=1000 count=$2 status=none; touch /mnt/$1.done; while [ ! -e /mnt/$3.done ]; do sleep 0.05; done").unwrap();
+    let one = scene.start(&SMALL, "bash /mnt/w.sh one 111 two");
+    scene.await_served();
+    let two = scene.start(&SMALL, "bash /mnt/w.sh two 222 one");
+    one.ends().exits(0);
+    two.ends().exits(0);
+    let mut written: Vec<u64> = records(&scene).iter().map(|record| moved(record, "dd", &COUNTED).1).collect();
+    written.sort_unstable();
+    assert_eq!(written, [111_000, 222_000]);
+    assert!(records(&scene).iter().all(|record| record["runs_beside"] == 1));
+}
+
+#[test]
+fn an_agent_that_is_replaced_goes_on_with_the_record() {
+    let Some(scene) = scene("report_replaced") else { return };
+    let script = "dd if=/dev/zero of=a bs=1000 count=100 status=none; touch /mnt/first; while [ ! -e /mnt/go ]; do sleep 0.05; done; dd if=/dev/zero of=b bs=1000 count=50 status=none";
+    let run = scene.start(&SMALL, script);
+    scene::eventually("the first half", || Path::new("/mnt/first").exists());
+    // What it had counted by now is written down every two seconds.
+    let noted = || {
+        fs::read_dir(&scene.state).into_iter().flatten().flatten().any(|place| {
+            let text = fs::read_to_string(place.path().join("runs/now-1.json")).unwrap_or_default();
+            text.contains("\"dd\"")
+        })
+    };
+    scene::eventually("it is noted", noted);
+    scene.replace_agent();
+    scene.await_served();
+    fs::write("/mnt/go", "").unwrap();
+    run.ends().exits(0);
+    let record = record(&scene);
+    assert_eq!(record["agents"], 2);
+    assert_eq!(moved(&record, "dd", &COUNTED).1, 150_000, "{record:#}");
+    assert_eq!(record["exit"], 0);
+    let points = record["samples"]["points"].as_array().unwrap();
+    assert!(points.len() >= 2 && points.windows(2).all(|two| number(&two[0]["at_us"]) <= number(&two[1]["at_us"])));
+}
+
+#[test]
+fn a_failed_run_has_a_record_that_says_so_and_only_its_user_reads_it() {
+    let Some(scene) = Scene::of_user("report_user").map(|mut scene| {
+        scene.tier("fast", 64);
+        scene
+    }) else {
+        return;
+    };
+    scene.run(&[], "echo one > f; exit 7").exits(7);
+    let record = record(&scene);
+    assert_eq!((&record["command_exit"], &record["exit"]), (&Value::from(7), &Value::from(7)));
+    assert_eq!(record["verdict"]["not_durable"]["total"], 0);
+    let mut files = BTreeMap::new();
+    for place in fs::read_dir(&scene.state).unwrap().flatten() {
+        for file in fs::read_dir(place.path().join("runs")).into_iter().flatten().flatten() {
+            files.insert(file.path(), fs::metadata(file.path()).unwrap().permissions().mode() & 0o777);
+        }
+    }
+    assert_eq!(files.values().collect::<Vec<_>>(), [&0o600], "{files:?}");
+    let mut other = std::process::Command::new("setpriv");
+    other
+        .args(["--reuid", "1234", "--regid", "1234", "--clear-groups", "--", "/mnt/surgetank", "report", "--state"])
+        .arg(&scene.state);
+    let told = other.output().unwrap();
+    assert!(!told.status.success() && told.stdout.is_empty(), "{told:?}");
+}
+
+#[test]
+fn a_state_directory_that_is_full_does_not_fail_the_run() {
+    let Some(mut scene) = scene("report_full") else { return };
+    scene.state = scene.tmpfs("small-state", 24);
+    fs::set_permissions(&scene.state, fs::Permissions::from_mode(0o700)).unwrap();
+    let script = "dd if=/dev/zero of=/mnt/small-state/filler bs=64k status=none 2>/dev/null || true; sleep 3; rm -f /mnt/small-state/filler; dd if=/dev/zero of=a bs=1000 count=100 status=none";
+    scene.run(&SMALL, script).exits(0);
+    assert_eq!(fs::metadata(scene.path("a")).unwrap().len(), 100_000);
+    // And one where the records cannot be put at all.
+    for place in fs::read_dir(&scene.state).unwrap().flatten() {
+        if place.path().join("runs").is_dir() {
+            fs::remove_dir_all(place.path().join("runs")).unwrap();
+            fs::write(place.path().join("runs"), "in the way").unwrap();
+        }
+    }
+    scene.run(&SMALL, "echo more > b").exits(0);
+    assert_eq!(scene.read("b"), b"more\n");
+}
+
+#[test]
+fn spills_evictions_and_hits_have_their_reasons() {
+    let Some(mut scene) = Scene::new("report_reasons") else { return };
+    scene.tier("fast", 8);
+    let mut big = scene::noise(3, 3 * MIB);
+    big.truncate(3 * MIB as usize);
+    fs::write(scene.path("old"), &big).unwrap();
+    let script = "cat old > copy; cat copy copy > twice; dd if=/dev/zero of=grows bs=64k count=200 status=none; cat twice > /dev/null";
+    scene.run(&[], script).exits(0);
+    let record = record(&scene);
+    let of = |kind: &str| -> u64 {
+        record["events"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|event| event["kind"] == kind)
+            .map(|event| number(&event["count"]))
+            .sum()
+    };
+    assert!(of("placed") >= 3 && of("miss") >= 1, "{:#}", record["events"]);
+    assert!(
+        of("spilled") + record["events"].to_string().matches("has no room").count() as u64 >= 1,
+        "{:#}",
+        record["events"]
+    );
+    assert!(
+        record["files"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|file| file["path"] == "grows" && file["size_bytes"] == 200 * 65536)
+    );
+    let text = scene.verb("report", &[]).exits(0).stdout;
+    for part in
+        ["where the bytes went", "who did it", "what was decided, and why", "fast", "dd", "everything is in the store"]
+    {
+        assert!(text.contains(part), "{part}:\n{text}");
+    }
+    assert!(text.lines().count() < 60, "{text}");
+}

@@ -1,0 +1,12 @@
+//! What a server that speaks as MongoDB does answers, and URLs of such: nothing of it may stop us.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use surgetank_core::store::gridfs;
+
+fuzz_target!(|bytes: &[u8]| {
+    gridfs::read_answer(bytes);
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        let _ = gridfs::Place::parse(text);
+    }
+});

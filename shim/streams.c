@@ -1,0 +1,356 @@
+/* stdio reads and writes inside libc, unseen: what a stream moved is what its descriptor's position moved, seeks taken
+ * off, and what still waits to be written. Looked at when it is closed, moved, or the program ends. Danger avoided: counting
+ * twice what a program reads or writes itself on the descriptor under a standard stream.
+ */
+#define _GNU_SOURCE
+#include "shim.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdio_ext.h>
+#include <sys/types.h>
+
+#define STREAMS 128u
+#define PROBES 8u
+
+struct stream {
+    FILE *file; /* NULL: free */
+    int descriptor;
+    uint64_t passed;   /* by read and write on the descriptor since `position` */
+    /* Counted up to there: the descriptor's position, and where a program that writes goes on. Between two seeks a stream is
+     * only read or only written, as the standard wants it. */
+    int64_t position, logical;
+    int64_t buffered; /* when a seek begins: libc has the file's content from here to `position` */
+};
+static struct stream streams[STREAMS];
+static struct stream standard[3];
+
+/* (In a sandbox no system call of ours may be made.) */
+static int64_t position_of(int descriptor)
+{
+    if (!st_on(ST_ON_INDEX))
+        return -1;
+    long at = st_sys(__NR_lseek, descriptor, 0, SEEK_CUR);
+    return st_sys_failed(at) ? -1 : at;
+}
+
+static struct stream *find(FILE *file, bool make)
+{
+    unsigned from = (unsigned)((uintptr_t)file >> 4);
+    for (unsigned which = 0; which < 3; which++)
+        if (standard[which].file == file)
+            return &standard[which];
+    for (unsigned probe = 0; probe < PROBES; probe++) {
+        struct stream *stream = &streams[(from + probe) % STREAMS];
+        if (__atomic_load_n(&stream->file, __ATOMIC_ACQUIRE) == file)
+            return stream;
+    }
+    for (unsigned probe = 0; make && probe < PROBES; probe++) {
+        struct stream *stream = &streams[(from + probe) % STREAMS];
+        FILE *free = NULL;
+        if (__atomic_compare_exchange_n(&stream->file, &free, file, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+            return stream;
+    }
+    return NULL;
+}
+
+/* Where the program goes on, or -1. Who holds the stream's lock is not waited for: the program may be ending. */
+static int64_t logical_of(FILE *file)
+{
+    int before = errno;
+    int64_t at = -1;
+    if (ftrylockfile(file) == 0) {
+        at = ftello(file);
+        funlockfile(file);
+    }
+    errno = before;
+    return at;
+}
+
+/* Counts up to now; `flushed`: and what waits to be written, as it is going to be. */
+static void account(struct stream *stream, bool flushed)
+{
+    struct st_io *io = st_io_of(st_kind_of(stream->descriptor));
+    int64_t now = io ? position_of(stream->descriptor) : -1;
+    uint64_t passed = __atomic_exchange_n(&stream->passed, 0, __ATOMIC_RELAXED);
+    if (now < 0)
+        return;
+    bool writes = __fwriting(stream->file) != 0;
+    int64_t pending = writes ? (int64_t)__fpending(stream->file) : 0, to = now + pending;
+    /* What was read ahead is given back only when it writes. */
+    if (pending && __freadable(stream->file)) {
+        int64_t logical = logical_of(stream->file);
+        to = logical >= 0 ? logical : to;
+    }
+    to -= flushed ? 0 : pending;
+    int64_t bytes = to - (writes ? stream->logical : stream->position) - (int64_t)passed;
+    /* A standard stream whose buffer was never made was never used: others share its descriptor. */
+    bool used = stream->file && (stream->descriptor > 2 || __fbufsize(stream->file) != 0);
+    stream->position = stream->logical = to;
+    if (bytes <= 0 || !used)
+        return;
+    st_add(writes ? &io->write_bytes : &io->read_bytes, (uint64_t)bytes);
+    st_add(writes ? &io->stream_write_bytes : &io->stream_read_bytes, (uint64_t)bytes);
+}
+
+void st_stream_opened(FILE *file, int descriptor)
+{
+    if (!st_counting || !file || st_kind_of(descriptor) < ST_KIND_OURS)
+        return;
+    struct stream *stream = find(file, true);
+    if (!stream)
+        return;
+    stream->descriptor = descriptor;
+    stream->passed = 0;
+    stream->position = stream->logical = position_of(descriptor);
+}
+
+/* One that was opened by the mount is not known: it began at the front. */
+static struct stream *known(FILE *file)
+{
+    struct stream *stream = find(file, false);
+    if (stream)
+        return stream;
+    int before = errno, descriptor = fileno(file);
+    errno = before;
+    if (descriptor < 0 || st_kind_of(descriptor) < ST_KIND_OURS || !(stream = find(file, true)))
+        return NULL;
+    stream->descriptor = descriptor;
+    stream->passed = 0;
+    stream->position = stream->logical = 0;
+    return stream;
+}
+
+void st_stream_closing(FILE *file)
+{
+    if (!st_counting || !file)
+        return;
+    struct stream *stream = known(file);
+    int descriptor = stream ? stream->descriptor : -1;
+    if (!stream) {
+        int before = errno;
+        descriptor = fileno(file);
+        errno = before;
+    } else {
+        account(stream, true);
+        if (stream < standard || stream >= standard + 3)
+            __atomic_store_n(&stream->file, NULL, __ATOMIC_RELEASE);
+    }
+    if (descriptor >= 0)
+        st_kind_forget(descriptor);
+}
+
+static void begin_standard(int number, FILE *file)
+{
+    struct stream *stream = &standard[number];
+    stream->descriptor = number;
+    stream->passed = 0;
+    stream->position = stream->logical = st_kind_of(number) >= ST_KIND_OURS ? position_of(number) : 0;
+    stream->file = file;
+}
+
+void st_streams_start(void)
+{
+    begin_standard(0, stdin);
+    begin_standard(1, stdout);
+    begin_standard(2, stderr);
+}
+
+void st_streams_rebase(void)
+{
+    for (unsigned at = 0; at < STREAMS + 3; at++) {
+        struct stream *stream = at < STREAMS ? &streams[at] : &standard[at - STREAMS];
+        if (!stream->file || st_kind_of(stream->descriptor) < ST_KIND_OURS)
+            continue;
+        stream->passed = 0;
+        stream->position = stream->logical = position_of(stream->descriptor);
+    }
+}
+
+void st_streams_end(void)
+{
+    for (unsigned at = 0; at < STREAMS + 3; at++) {
+        struct stream *stream = at < STREAMS ? &streams[at] : &standard[at - STREAMS];
+        if (stream->file)
+            account(stream, true);
+    }
+}
+
+/* A vfork child has its parent's memory and other descriptors. */
+static bool is_vforked(void)
+{
+    int pid;
+    return st_self(&pid) == ST_SELF_VFORKED;
+}
+
+void st_streams_leave(void)
+{
+    if (!st_counting || is_vforked())
+        return;
+    for (unsigned at = 0; at < STREAMS + 3; at++) {
+        struct stream *stream = at < STREAMS ? &streams[at] : &standard[at - STREAMS];
+        if (stream->file)
+            account(stream, false);
+    }
+}
+
+void st_streams_moved(int descriptor, bool before)
+{
+    struct stream *stream = &standard[descriptor];
+    if (!stream->file || is_vforked())
+        return;
+    if (before)
+        account(stream, true);
+    else
+        begin_standard(descriptor, stream->file);
+}
+
+void st_streams_passed(int descriptor, uint64_t bytes)
+{
+    if (descriptor >= 0 && descriptor <= 2)
+        __atomic_fetch_add(&standard[descriptor].passed, bytes, __ATOMIC_RELAXED);
+}
+
+/* ---- What programs call. */
+
+ST_WRAP(int, fclose, FILE *file)
+{
+    int (*next)(FILE *) = ST_NEXT(fclose);
+    st_stream_closing(file);
+    if (next)
+        return next(file);
+    errno = ENOSYS;
+    return EOF;
+}
+
+ST_WRAP(FILE *, fdopen, int descriptor, const char *mode)
+{
+    FILE *(*next)(int, const char *) = ST_NEXT(fdopen);
+    FILE *file = NULL;
+    if (next)
+        file = next(descriptor, mode);
+    else
+        errno = ENOSYS;
+    st_stream_opened(file, descriptor);
+    return file;
+}
+
+/* A seek to where the buffer has the file's content moves nothing; another one goes to the beginning of a block, and reads at
+ * least up to where the program wants to be. */
+static struct stream *seeking(FILE *file)
+{
+    struct stream *stream = st_counting && file ? known(file) : NULL;
+    if (!stream)
+        return NULL;
+    account(stream, true);
+    /* (What was written is flushed, and not kept; before its first seek libc does not know where it is.) */
+    bool has = !__fwriting(file) && file->_IO_read_base && file->_offset >= 0;
+    stream->buffered = stream->position - (has ? file->_IO_read_end - file->_IO_buf_base : 0);
+    return stream;
+}
+
+static void sought(struct stream *stream)
+{
+    int64_t now = stream ? position_of(stream->descriptor) : -1;
+    if (now < 0)
+        return;
+    FILE *file = stream->file;
+    int64_t logical = logical_of(file);
+    struct st_io *io = st_io_of(st_kind_of(stream->descriptor));
+    bool had_it = stream->buffered < stream->position && logical >= stream->buffered && logical <= stream->position;
+    int64_t read = file->_IO_read_end - file->_IO_read_base, block = (int64_t)__fbufsize(file);
+    struct stat stat;
+    /* Beyond the file's end it has read in vain, and thrown that away. */
+    if (io && !had_it && read == 0 && logical > 0 && block > 0 && logical % block && __freadable(file) &&
+        !st_sys_failed(st_sys_fstat(stream->descriptor, &stat)) && stat.st_size < logical)
+        read = stat.st_size - (logical - logical % block);
+    if (io && logical >= 0 && !had_it && read > 0) {
+        st_add(&io->read_bytes, (uint64_t)read);
+        st_add(&io->stream_read_bytes, (uint64_t)read);
+    }
+    stream->position = now;
+    stream->logical = logical >= 0 ? logical : now;
+}
+
+#define SEEKS(result, name, failure, TYPES, PARAMETERS, ARGUMENTS)                    \
+    ST_WRAP(result, name, FILE *file, PARAMETERS)                                   \
+    {                                                                                  \
+        result (*next)(FILE *, TYPES) = ST_NEXT(name);                               \
+        struct stream *stream = seeking(file);                                         \
+        if (!next) {                                                                   \
+            errno = ENOSYS;                                                            \
+            return failure;                                                            \
+        }                                                                              \
+        result answer = next(file, ARGUMENTS);                                         \
+        sought(stream);                                                                \
+        return answer;                                                                 \
+    }
+#define LIST(...) __VA_ARGS__
+SEEKS(int, fseek, -1, LIST(long, int), LIST(long at, int whence), LIST(at, whence))
+SEEKS(int, fseeko, -1, LIST(off_t, int), LIST(off_t at, int whence), LIST(at, whence))
+SEEKS(int, fseeko64, -1, LIST(off64_t, int), LIST(off64_t at, int whence), LIST(at, whence))
+SEEKS(int, fsetpos, -1, const void *, const void *at, at)
+SEEKS(int, fsetpos64, -1, const void *, const void *at, at)
+
+ST_WRAP(void, rewind, FILE *file)
+{
+    void (*next)(FILE *) = ST_NEXT(rewind);
+    struct stream *stream = seeking(file);
+    if (next)
+        next(file);
+    sought(stream);
+}
+
+/* ---- Children write to the same standard streams: what they moved, between fork and wait, is theirs. */
+
+void st_streams_forking(void)
+{
+    for (unsigned which = 0; st_counting && which < 3; which++)
+        if (standard[which].file && !is_vforked())
+            account(&standard[which], false);
+}
+
+static void waited(void)
+{
+    for (unsigned which = 0; st_counting && which < 3; which++) {
+        struct stream *stream = &standard[which];
+        if (!stream->file || st_kind_of(stream->descriptor) < ST_KIND_OURS || is_vforked())
+            continue;
+        stream->passed = 0;
+        stream->position = stream->logical = position_of(stream->descriptor);
+    }
+}
+
+#define WAITS(name, TYPES, PARAMETERS, ARGUMENTS)             \
+    ST_WRAP(pid_t, name, PARAMETERS)                        \
+    {                                                          \
+        pid_t (*next)(TYPES) = ST_NEXT(name);                \
+        pid_t child = -1;                                      \
+        if (next)                                              \
+            child = next(ARGUMENTS);                           \
+        else                                                   \
+            errno = ENOSYS;                                    \
+        if (child > 0)                                         \
+            waited();                                          \
+        return child;                                          \
+    }
+WAITS(wait, void *, void *status, status)
+WAITS(waitpid, LIST(pid_t, void *, int), LIST(pid_t pid, void *status, int options), LIST(pid, status, options))
+WAITS(wait3, LIST(void *, int, void *), LIST(void *status, int options, void *usage), LIST(status, options, usage))
+WAITS(wait4, LIST(pid_t, void *, int, void *), LIST(pid_t pid, void *status, int options, void *usage),
+      LIST(pid, status, options, usage))
+
+ST_WRAP(int, system, const char *line)
+{
+    int (*next)(const char *) = ST_NEXT(system);
+    st_streams_forking();
+    if (!next) {
+        errno = ENOSYS;
+        return -1;
+    }
+    int status = next(line);
+    int before = errno;
+    waited();
+    errno = before;
+    return status;
+}
