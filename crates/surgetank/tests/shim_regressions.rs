@@ -501,6 +501,7 @@ assert met
 ",
     );
     scene.run_held("lookup.missed:1000", &SMALL, PYTHON).exits(0);
+}
 
 /// What mkdir answers has the directory's attributes, for an hour; nobody told the kernel of files that were made in it past
 /// it, and `tar` said "file changed as we read it".
