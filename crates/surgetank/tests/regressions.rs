@@ -595,17 +595,3 @@ fn a_very_long_command_line_started_agents_for_ever() {
     command.current_dir(&scene.over);
     Running::of(command).ends().exits(0);
 }
-
-/// The drain's own changes in the store's directory were taken for somebody else's.
-#[test]
-fn draining_moved_the_times_of_a_new_directory() {
-    let Some(scene) = prepare("directory_times") else { return };
-    let script = "mkdir d; for n in $(seq 20); do echo $n >d/$n; done
-        before=$(stat -c '%Y %Z %.9Y %.9Z' d); sleep 0.2
-        /mnt/surgetank wait --state /mnt/state >/dev/null; sleep 0.2
-        stat d/1 >/dev/null; after=$(stat -c '%Y %Z %.9Y %.9Z' d)
-        [ \"$before\" = \"$after\" ] && echo same || echo \"$before, after the drain $after\"";
-    for door in [&[][..], &["--no-preload"]] {
-        scene.run(&[door, &["--store-ttl", "0s"]].concat(), &format!("rm -rf d; {script}")).exits(0).prints("same\n");
-    }
-}

@@ -116,10 +116,10 @@ mod tests {
         let dir = state.path().join(RUNS);
         let mut names = records_in(&dir).unwrap();
         names.sort();
-        assert_eq!((names.len(), names[0].as_str()), (KEPT_MAX, "20261125-100007-4711.json"));
+        assert_eq!((names.len(), names[0].as_str()), (KEPT_MAX, "20261124-220007-4711.json"));
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&dir), mode(&dir.join(&names[0]))), (0o700, 0o600));
-        assert_eq!(read(&dir.join(&names[0])).unwrap().id, "20261125-100007-4711");
+        assert_eq!(read(&dir.join(&names[0])).unwrap().id, "20261124-220007-4711");
         assert!(shelf.noted(RunId(0)).is_some());
         shelf.forget_noted(RunId(0));
         assert!(shelf.noted(RunId(0)).is_none());
