@@ -57,7 +57,8 @@ for n in range(10):
     std::fs::write("/mnt/program.py", program).unwrap();
     let ended = scene.run(&SMALL, &format!("{HEAD}SURGETANK_REPORT=1 exec /usr/bin/python3 /mnt/program.py")).exits(0);
     let line = ended.stderr.lines().find(|line| line.contains(" opens from the index")).unwrap().to_owned();
-    let numbers: Vec<u32> = line.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect();
+    let calls: String = line.split("; ").take(2).collect();
+    let numbers: Vec<u32> = calls.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect();
     // pid (behind the program's name, which has a digit), opens: index, agent, mount; stats: index, mount.
     let [.., index, agent, _, stats, _] = numbers[..] else { panic!("{line}") };
     assert!(index >= 10 && agent == 10 && stats >= 20, "{line}");
