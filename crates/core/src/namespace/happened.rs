@@ -173,7 +173,6 @@ impl Happened {
             placement: seen.placement.to_string(),
             sealed_us: since(seen.sealed),
             durable_us: seen.durable.map(since),
-            access: None,
         });
         (files.total, shown.collect())
     }

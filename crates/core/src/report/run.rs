@@ -318,45 +318,6 @@ pub struct File {
     pub sealed_us: u64,
     /// When that was in the store; `None`: it never was (kept, removed, deleted or not yet).
     pub durable_us: Option<u64>,
-    /// With `--trace`.
-    pub access: Option<Access>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Pattern {
-    /// Each request begins where the one before ended.
-    #[default]
-    Sequential,
-    /// At one distance from one to the next, which is not their length.
-    Strided,
-    Random,
-}
-
-/// How a file was read or written, from the trace.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Access {
-    pub reads: Stretch,
-    pub writes: Stretch,
-    /// Requests that found no room in the trace.
-    pub dropped: u64,
-}
-
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Stretch {
-    pub pattern: Pattern,
-    pub requests: u64,
-    pub bytes: u64,
-    /// The most frequent distance between the beginnings of two requests that follow each other.
-    pub stride_bytes: i64,
-    /// Distinct bytes.
-    pub covered_bytes: u64,
-    /// Of the file's size, 0 to 100.
-    pub coverage_percent: f64,
-    /// Bytes moved for each distinct byte: 1 is once.
-    pub repeats: f64,
 }
 
 /// From the end of the command to the last durable byte.
