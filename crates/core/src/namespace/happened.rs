@@ -72,8 +72,10 @@ impl Happened {
 
     pub fn count(&self, kind: EventKind, place: &str, reason: &str, bytes: u64) {
         let mut inner = self.inner();
-        let full = inner.events.len() >= REASONS_MAX;
-        let key = (kind, Arc::from(place), Arc::from(if full { "other reasons" } else { reason }));
+        let mut key: (EventKind, Arc<str>, Arc<str>) = (kind, place.into(), reason.into());
+        if inner.events.len() >= REASONS_MAX && !inner.events.contains_key(&key) {
+            key.2 = "other reasons".into();
+        }
         let count = inner.events.entry(key).or_default();
         count.count += 1;
         count.bytes += bytes;
