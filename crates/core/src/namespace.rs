@@ -63,7 +63,7 @@ pub use files::{Grant, LEFT_TO_THE_MOUNT, Opened, STORE_TO_BE_ASKED, Short};
 pub(crate) use files::{HIDDEN_PREFIX, KEPT_FOR};
 use held::InodeGuard;
 pub use listing::Listed;
-pub use questions::{Stuck, Undurable, Waiting, Where};
+pub use questions::{Queued, Stuck, Undurable, Waiting, Where};
 pub(crate) use recover::{ORPHANS, Worth, is_damage, went_down, went_down_with, worth};
 pub use recover::{keep_copy, unproven_name};
 pub use shown::{Shim, Shown};

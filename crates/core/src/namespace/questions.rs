@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::config::Survives;
 use crate::model::{FileId, Kind, Mode, OpKind, RunId};
+use crate::report::Scope;
 
 use super::Namespace;
 use super::tree::{Inode, Op, PlainId, Progress, State, Tree};
@@ -61,6 +62,15 @@ pub struct Undurable {
     /// A file's content; otherwise an operation on names or attributes.
     pub is_content: bool,
     pub operation: String,
+}
+
+/// What waits in the queue, in figures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Queued {
+    pub files: u64,
+    pub bytes: u64,
+    /// On names or attributes.
+    pub operations: u64,
 }
 
 impl std::fmt::Display for State {
@@ -213,6 +223,26 @@ impl Namespace {
             }
             _ => String::new(),
         }
+    }
+
+    /// How much is queued, for who asks again and again while the queue is carried out: no words are made of it while the tree
+    /// is locked.
+    pub fn queued(&self, scope: &Scope) -> Queued {
+        let tree = self.tree();
+        let mut queued = Queued::default();
+        for op in tree.ops.values() {
+            let mine = scope.run.is_none_or(|run| op.run == run || op.run == RunId(0));
+            if !mine || !(scope.paths.is_empty() || scope.covers(&self.op_path(&tree, op))) {
+                continue;
+            }
+            if matches!(op.kind, OpKind::Publish { .. }) {
+                queued.files += 1;
+                queued.bytes += tree.get(op.file()).map_or(0, |inode| inode.attr.size_bytes);
+            } else {
+                queued.operations += 1;
+            }
+        }
+        queued
     }
 
     /// What should be in the store and is not: of one run, or of all. `open_too`: files still open count.

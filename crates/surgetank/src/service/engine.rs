@@ -10,7 +10,7 @@ use surgetank_core::drain::Drain;
 use surgetank_core::error::{Error, Result};
 use surgetank_core::model::{Mode, RunId};
 use surgetank_core::namespace::tree::State;
-use surgetank_core::namespace::{Namespace, Undurable};
+use surgetank_core::namespace::{Namespace, Queued, Undurable};
 use surgetank_core::report::{
     Audit, Conflict, DeadlineStatus, DeviceStatus, DrainFigures, DrainStatus, DrainSummary, Figures, FileState, Health,
     MountSummary, NoRoom, NotDurable, Oldest, PathText, Prefetch, Progress, Queue, ReplicaStatus, Scope, Status,
@@ -59,6 +59,8 @@ struct Rate {
 
 /// A file that is open for longer after its run ended is held by somebody.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(2);
+/// Between two looks at what is left, so many times as long as one takes.
+const LOOK_REST: u32 = 20;
 const RATE_WINDOW: Duration = Duration::from_millis(500);
 
 impl Served {
@@ -98,8 +100,8 @@ impl Served {
         rate.per_second
     }
 
-    fn undurable(&self, scope: &Scope, open_too: bool) -> Vec<Undurable> {
-        let mut list = self.namespace.undurable(scope.run, open_too);
+    fn undurable(&self, scope: &Scope) -> Vec<Undurable> {
+        let mut list = self.namespace.undurable(scope.run, true);
         list.retain(|one| scope.covers(&one.path));
         list
     }
@@ -286,18 +288,18 @@ impl Engine for Served {
         let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner).get(&scope.run).copied();
         // Looked at first: what is sealed just now is found among what is left.
         let releasing = self.is_releasing(scope, begun);
-        let left = self.undurable(scope, false);
+        let left = self.namespace.queued(scope);
         let now = self.mark();
         let since = begun.unwrap_or(now);
         Progress {
-            undrained_files: left.iter().filter(|one| one.is_content).count() as u64,
-            undrained_bytes: left.iter().map(|one| one.bytes).sum(),
-            undrained_operations: left.iter().filter(|one| !one.is_content).count() as u64,
+            undrained_files: left.files,
+            undrained_bytes: left.bytes,
+            undrained_operations: left.operations,
             done_files: now.files - since.files,
             done_bytes: now.bytes - since.bytes,
             bytes_per_second: self.bytes_per_second(),
             trouble: self.trouble(),
-            settled: ((left.is_empty() && self.namespace.lingering_none()) || self.drain.settled(scope.run))
+            settled: ((left == Queued::default() && self.namespace.lingering_none()) || self.drain.settled(scope.run))
                 && !releasing,
         }
     }
@@ -305,11 +307,16 @@ impl Engine for Served {
     fn await_settled(&self, scope: &Scope, at_most: Duration) -> Progress {
         let until = Instant::now() + at_most;
         loop {
+            let begun = Instant::now();
             let progress = self.progress(scope);
+            let rest = begun.elapsed() * LOOK_REST;
             let left = until.saturating_duration_since(Instant::now());
             if progress.settled || left.is_zero() {
                 return progress;
             }
+            // To look at a long queue keeps the drain waiting, which changes it thousands of times.
+            std::thread::sleep(left.min(rest));
+            let left = until.saturating_duration_since(Instant::now());
             self.namespace.wait_change(left.min(Duration::from_millis(50)));
         }
     }
@@ -343,7 +350,7 @@ impl Engine for Served {
     fn verdict(&self, scope: &Scope) -> Verdict {
         self.namespace.catch_up();
         let mut verdict = Verdict::default();
-        for one in self.undurable(scope, true) {
+        for one in self.undurable(scope) {
             if one.is_content {
                 verdict.not_durable.push(NotDurable {
                     path: PathText(one.path),
