@@ -245,8 +245,8 @@ impl Namespace {
         queued
     }
 
-    /// What should be in the store and is not: of one run, or of all. `open_too`: files still open count.
-    pub fn undurable(&self, run: Option<RunId>, open_too: bool) -> Vec<Undurable> {
+    /// What should be in the store and is not: of one run, or of all. Files still open count.
+    pub fn undurable(&self, run: Option<RunId>) -> Vec<Undurable> {
         let tree = self.tree();
         let mut list = Vec::new();
         let mut behind: Option<String> = None;
@@ -277,38 +277,36 @@ impl Namespace {
                 behind = Some(String::from_utf8_lossy(&self.op_path(&tree, op)).into_owned());
             }
         }
-        if open_too {
-            for (id, path) in self.forgotten(&tree, run) {
+        for (id, path) in self.forgotten(&tree, run) {
+            list.push(Undurable {
+                why: String::from(
+                    "it is not in the store and nothing is queued: a fault of surgetank, please report it",
+                ),
+                safe_in: self.safe_in(&tree, id),
+                bytes: tree.get(id).map_or(0, |inode| inode.attr.size_bytes),
+                is_content: true,
+                operation: String::new(),
+                path,
+            });
+        }
+        for (id, inode) in tree.iter() {
+            // What an earlier run left is everybody's.
+            let others = |inode: &Inode| {
+                run.is_some_and(|run| inode.run != run) && (inode.handles > 0 || self.absence(&tree, id).is_none())
+            };
+            if inode.sealed || inode.logical.is_none() || others(inode) {
+                continue;
+            }
+            let path = tree.logical_path(id).unwrap_or_default();
+            if Self::drained(self.mode_for(&tree, id, &path)) {
                 list.push(Undurable {
-                    why: String::from(
-                        "it is not in the store and nothing is queued: a fault of surgetank, please report it",
-                    ),
+                    why: self.absence(&tree, id).unwrap_or_else(|| String::from("still open for writing")),
                     safe_in: self.safe_in(&tree, id),
-                    bytes: tree.get(id).map_or(0, |inode| inode.attr.size_bytes),
+                    bytes: self.attr_of(id, inode).size_bytes,
                     is_content: true,
                     operation: String::new(),
                     path,
                 });
-            }
-            for (id, inode) in tree.iter() {
-                // What an earlier run left is everybody's.
-                let others = |inode: &Inode| {
-                    run.is_some_and(|run| inode.run != run) && (inode.handles > 0 || self.absence(&tree, id).is_none())
-                };
-                if inode.sealed || inode.logical.is_none() || others(inode) {
-                    continue;
-                }
-                let path = tree.logical_path(id).unwrap_or_default();
-                if Self::drained(self.mode_for(&tree, id, &path)) {
-                    list.push(Undurable {
-                        why: self.absence(&tree, id).unwrap_or_else(|| String::from("still open for writing")),
-                        safe_in: self.safe_in(&tree, id),
-                        bytes: self.attr_of(id, inode).size_bytes,
-                        is_content: true,
-                        operation: String::new(),
-                        path,
-                    });
-                }
             }
         }
         list

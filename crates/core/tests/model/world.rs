@@ -325,12 +325,7 @@ impl World {
 
     fn hang(&self) -> String {
         let namespace = self.namespace();
-        format!(
-            "the drain hangs: {:?}; {:?}; {:?}",
-            namespace.stuck(),
-            namespace.waiting(),
-            namespace.undurable(None, true)
-        )
+        format!("the drain hangs: {:?}; {:?}; {:?}", namespace.stuck(), namespace.waiting(), namespace.undurable(None))
     }
 
     /// Waits until the drain has nothing left to do.

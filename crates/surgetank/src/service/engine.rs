@@ -101,7 +101,7 @@ impl Served {
     }
 
     fn undurable(&self, scope: &Scope) -> Vec<Undurable> {
-        let mut list = self.namespace.undurable(scope.run, true);
+        let mut list = self.namespace.undurable(scope.run);
         list.retain(|one| scope.covers(&one.path));
         list
     }
