@@ -66,6 +66,21 @@ impl Node {
     }
 }
 
+/// A test that fails tells what the agents had to say and who still runs: its own words are seldom enough.
+impl Drop for Node {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        for place in fs::read_dir(self.path("state")).into_iter().flatten().flatten() {
+            let log = fs::read(place.path().join("agent.log")).unwrap_or_default();
+            eprintln!("{}:\n{}", place.path().display(), String::from_utf8_lossy(&log));
+        }
+        let running = Command::new("ps").args(["-eo", "pid,ppid,stat,wchan:24,etimes,args"]).output();
+        eprintln!("{}", running.map(|seen| String::from_utf8_lossy(&seen.stdout).into_owned()).unwrap_or_default());
+    }
+}
+
 #[track_caller]
 pub fn told(output: &Output) -> String {
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
