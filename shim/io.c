@@ -1,6 +1,6 @@
 /* Reading, writing and mapping: passed on, and counted where the descriptor is one of the run's files. Danger avoided: cost
  * for anybody else's descriptors, which is one look at a table; and a descriptor's number that is believed after its file was
- * closed. Large requests are timed all, small ones one in sixteen.
+ * closed. Large requests and vectors are timed all, small ones one in sixteen.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -64,11 +64,8 @@ static void moved(const struct request *request, bool write, int descriptor, lon
         st_streams_passed(descriptor, (uint64_t)bytes);
 }
 
-static size_t vector_bytes(const struct iovec *vector, int count)
-{
-    /* Only to choose how it is timed: what the kernel would refuse is not looked at. */
-    return (uintptr_t)vector >= 4096 && count > 0 ? vector[0].iov_len * (size_t)count : 0;
-}
+/* A vector may lie where there is nothing, which only the kernel may find out; so all calls with one are timed. */
+#define VECTOR_BYTES TIMED_BYTES
 
 #define LIST(...) __VA_ARGS__
 #define COUNTED(type, name, write, wanted, TYPES, PARAMETERS, ARGUMENTS, raw)                          \
@@ -118,13 +115,13 @@ PREADS_CHECKED(__pread_chk)
 PREADS_CHECKED(__pread64_chk)
 
 #define VECTORS(name, write, number) \
-    COUNTED(ssize_t, name, write, vector_bytes(vector, count), LIST(const struct iovec *, int), \
+    COUNTED(ssize_t, name, write, VECTOR_BYTES, LIST(const struct iovec *, int), \
             LIST(const struct iovec *vector, int count), LIST(vector, count), st_sys(number, descriptor, vector, count))
 VECTORS(readv, false, __NR_readv)
 VECTORS(writev, true, __NR_writev)
 /* The kernel takes the place as two halves. */
 #define PLACED(name, write, number) \
-    COUNTED(ssize_t, name, write, vector_bytes(vector, count), LIST(const struct iovec *, int, off_t), \
+    COUNTED(ssize_t, name, write, VECTOR_BYTES, LIST(const struct iovec *, int, off_t), \
             LIST(const struct iovec *vector, int count, off_t at), LIST(vector, count, at), \
             st_sys(number, descriptor, vector, count, at, 0))
 PLACED(preadv, false, __NR_preadv)
@@ -133,7 +130,7 @@ PLACED(pwritev, true, __NR_pwritev)
 PLACED(pwritev64, true, __NR_pwritev)
 #ifdef __NR_preadv2
 #define PLACED_2(name, write, number) \
-    COUNTED(ssize_t, name, write, vector_bytes(vector, count), LIST(const struct iovec *, int, off_t, int), \
+    COUNTED(ssize_t, name, write, VECTOR_BYTES, LIST(const struct iovec *, int, off_t, int), \
             LIST(const struct iovec *vector, int count, off_t at, int flags), LIST(vector, count, at, flags), \
             st_sys(number, descriptor, vector, count, at, 0, flags))
 PLACED_2(preadv2, false, __NR_preadv2)

@@ -1,6 +1,8 @@
 /* stdio reads and writes inside libc, unseen: what a stream moved is what its descriptor's position moved, seeks taken
- * off, and what still waits to be written. Looked at when it is closed, moved, or the program ends. Danger avoided: counting
- * twice what a program reads or writes itself on the descriptor under a standard stream.
+ * off, and what still waits to be written. Looked at when it is closed, moved, or the program ends. Dangers avoided: counting
+ * twice what a program reads or writes itself on the descriptor under a stream; and touching a FILE that another thread
+ * closes. One that is not the caller's own argument, nor one of libc's three, is read as a file would be (/proc/self/mem),
+ * which gives an error where there is nothing, and what was read counts only if the stream is still the same afterwards.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -11,19 +13,23 @@
 #include <sys/types.h>
 
 #define STREAMS 128u
+#define ALL_STREAMS (STREAMS + 3u)
 #define PROBES 8u
+#define TAKEN ((FILE *)1)
+#define APPENDING 0x1000 /* libc's own: flushed to the file's end, wherever its position is */
 
 struct stream {
-    FILE *file; /* NULL: free */
+    FILE *file; /* NULL: free; TAKEN: about to be in use */
+    uint32_t turn; /* grows each time that it is another stream's */
     int descriptor;
     uint64_t passed;   /* by read and write on the descriptor since `position` */
-    /* Counted up to there: the descriptor's position, and where a program that writes goes on. Between two seeks a stream is
-     * only read or only written, as the standard wants it. */
+    /* Counted up to there: the descriptor's position, and where a program that writes goes on. Between two seeks a stream is only read or only written, as the standard wants it. */
     int64_t position, logical;
     int64_t buffered; /* when a seek begins: libc has the file's content from here to `position` */
 };
-static struct stream streams[STREAMS];
-static struct stream standard[3];
+static struct stream streams[ALL_STREAMS];
+static struct stream *const standard = streams + STREAMS; /* the last three, whose FILEs are never freed */
+static uint32_t open_streams; /* of the others */
 
 /* (In a sandbox no system call of ours may be made.) */
 static int64_t position_of(int descriptor)
@@ -34,7 +40,14 @@ static int64_t position_of(int descriptor)
     return st_sys_failed(at) ? -1 : at;
 }
 
-static struct stream *find(FILE *file, bool make)
+/* A vfork child has its parent's memory and other descriptors. */
+static bool is_own(void)
+{
+    int pid;
+    return st_self(&pid) == ST_SELF_OWN;
+}
+
+static struct stream *find(FILE *file)
 {
     unsigned from = (unsigned)((uintptr_t)file >> 4);
     for (unsigned which = 0; which < 3; which++)
@@ -45,79 +58,130 @@ static struct stream *find(FILE *file, bool make)
         if (__atomic_load_n(&stream->file, __ATOMIC_ACQUIRE) == file)
             return stream;
     }
-    for (unsigned probe = 0; make && probe < PROBES; probe++) {
+    return NULL;
+}
+
+/* One to fill, which nobody looks at before `publish`. */
+static struct stream *claim(FILE *file)
+{
+    unsigned from = (unsigned)((uintptr_t)file >> 4);
+    for (unsigned probe = 0; probe < PROBES; probe++) {
         struct stream *stream = &streams[(from + probe) % STREAMS];
         FILE *free = NULL;
-        if (__atomic_compare_exchange_n(&stream->file, &free, file, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+        if (__atomic_compare_exchange_n(&stream->file, &free, TAKEN, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
+            __atomic_fetch_add(&open_streams, 1, __ATOMIC_RELAXED);
             return stream;
+        }
     }
     return NULL;
 }
 
-/* Where the program goes on, or -1. Who holds the stream's lock is not waited for: the program may be ending. */
-static int64_t logical_of(FILE *file)
+static void publish(struct stream *stream, FILE *file)
 {
-    int before = errno;
-    int64_t at = -1;
-    if (ftrylockfile(file) == 0) {
-        at = ftello(file);
-        funlockfile(file);
-    }
-    errno = before;
-    return at;
+    __atomic_fetch_add(&stream->turn, 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&stream->file, file, __ATOMIC_RELEASE);
 }
 
-/* Counts up to now; `flushed`: and what waits to be written, as it is going to be. */
-static void account(struct stream *stream, bool flushed)
+/* ---- What a FILE says */
+
+struct look {
+    bool writes, used;
+    int64_t pending; /* waits to be written */
+    int64_t ahead;   /* negative: was read ahead, and is given back before that is written */
+};
+
+/* `file` may be a copy, and of anything: nothing that it points to is followed unless it is the program's own. */
+static struct look look_at(FILE *file, bool own)
 {
+    int64_t room = file->_IO_buf_end - file->_IO_buf_base, pending = file->_IO_write_ptr - file->_IO_write_base;
+    int64_t ahead = file->_flags & APPENDING ? 0 : file->_IO_write_base - file->_IO_read_end;
+    struct look look = {.writes = __fwriting(file) != 0, .used = room != 0 || file->_mode > 0};
+    if (look.writes && file->_mode > 0)
+        look.pending = own ? (int64_t)__fpending(file) : 0;
+    else if (look.writes && pending > 0 && pending <= room)
+        look.pending = pending;
+    if (look.pending && file->_mode <= 0 && ahead < 0 && ahead >= -room && __freadable(file))
+        look.ahead = ahead;
+    return look;
+}
+
+static int open_memory(void)
+{
+    if (!st_on(ST_ON_INDEX))
+        return -1;
+    long opened = st_sys(__NR_openat, AT_FDCWD, "/proc/self/mem", O_RDONLY | O_CLOEXEC, 0, 0, ST_OWN_CALL);
+    return st_sys_failed(opened) ? -1 : (int)opened;
+}
+
+/* Counts up to now; `flushed`: and what waits to be written, as it is going to be. `own`: the caller's argument, or NULL. */
+static void account(struct stream *stream, FILE *own, int memory, bool flushed)
+{
+    FILE *file = __atomic_load_n(&stream->file, __ATOMIC_ACQUIRE), copy;
+    uint32_t turn = __atomic_load_n(&stream->turn, __ATOMIC_ACQUIRE);
+    if (!file || file == TAKEN)
+        return;
+    if (!own && stream >= standard)
+        own = file;
+    if (!own && (memory < 0 || st_sys(__NR_pread64, memory, &copy, sizeof copy, file) != (long)sizeof copy))
+        return;
+    struct look look = look_at(own ? own : &copy, own != NULL);
     struct st_io *io = st_io_of(st_kind_of(stream->descriptor));
     int64_t now = io ? position_of(stream->descriptor) : -1;
-    uint64_t passed = __atomic_exchange_n(&stream->passed, 0, __ATOMIC_RELAXED);
-    if (now < 0)
+    if (now < 0 || (!own && copy._fileno != stream->descriptor) ||
+        __atomic_load_n(&stream->file, __ATOMIC_ACQUIRE) != file || __atomic_load_n(&stream->turn, __ATOMIC_ACQUIRE) != turn)
         return;
-    bool writes = __fwriting(stream->file) != 0;
-    int64_t pending = writes ? (int64_t)__fpending(stream->file) : 0, to = now + pending;
-    /* What was read ahead is given back only when it writes. */
-    if (pending && __freadable(stream->file)) {
-        int64_t logical = logical_of(stream->file);
-        to = logical >= 0 ? logical : to;
-    }
-    to -= flushed ? 0 : pending;
-    int64_t bytes = to - (writes ? stream->logical : stream->position) - (int64_t)passed;
+    uint64_t passed = __atomic_exchange_n(&stream->passed, 0, __ATOMIC_RELAXED);
+    int64_t to = now + look.ahead + (flushed ? look.pending : 0);
+    int64_t bytes = to - (look.writes ? stream->logical : stream->position) - (int64_t)passed;
     /* A standard stream whose buffer was never made was never used: others share its descriptor. */
-    bool used = stream->file && (stream->descriptor > 2 || __fbufsize(stream->file) != 0);
+    bool used = look.used || stream < standard;
     stream->position = stream->logical = to;
     if (bytes <= 0 || !used)
         return;
-    st_add(writes ? &io->write_bytes : &io->read_bytes, (uint64_t)bytes);
-    st_add(writes ? &io->stream_write_bytes : &io->stream_read_bytes, (uint64_t)bytes);
+    st_add(look.writes ? &io->write_bytes : &io->read_bytes, (uint64_t)bytes);
+    st_add(look.writes ? &io->stream_write_bytes : &io->stream_read_bytes, (uint64_t)bytes);
+}
+
+static void account_all(bool flushed)
+{
+    bool others = __atomic_load_n(&open_streams, __ATOMIC_RELAXED) != 0;
+    int memory = others ? open_memory() : -1;
+    for (unsigned at = others ? 0 : STREAMS; at < ALL_STREAMS; at++)
+        account(&streams[at], NULL, memory, flushed);
+    if (memory >= 0)
+        st_sys_close(memory);
+}
+
+static void begin(struct stream *stream, int descriptor, int64_t position)
+{
+    stream->descriptor = descriptor;
+    stream->passed = 0;
+    stream->position = stream->logical = position;
 }
 
 void st_stream_opened(FILE *file, int descriptor)
 {
     if (!st_counting || !file || st_kind_of(descriptor) < ST_KIND_OURS)
         return;
-    struct stream *stream = find(file, true);
-    if (!stream)
+    struct stream *stream = find(file);
+    if (!stream && !(stream = claim(file)))
         return;
-    stream->descriptor = descriptor;
-    stream->passed = 0;
-    stream->position = stream->logical = position_of(descriptor);
+    begin(stream, descriptor, position_of(descriptor));
+    publish(stream, file);
 }
 
 /* One that was opened by the mount is not known: it began at the front. */
 static struct stream *known(FILE *file)
 {
-    struct stream *stream = find(file, false);
+    struct stream *stream = find(file);
     if (stream)
         return stream;
     int before = errno, descriptor = fileno(file);
     errno = before;
-    if (descriptor < 0 || st_kind_of(descriptor) < ST_KIND_OURS || !(stream = find(file, true)))
+    if (descriptor < 0 || st_kind_of(descriptor) < ST_KIND_OURS || !(stream = claim(file)))
         return NULL;
-    stream->descriptor = descriptor;
-    stream->passed = 0;
-    stream->position = stream->logical = 0;
+    begin(stream, descriptor, 0);
+    publish(stream, file);
     return stream;
 }
 
@@ -132,9 +196,11 @@ void st_stream_closing(FILE *file)
         descriptor = fileno(file);
         errno = before;
     } else {
-        account(stream, true);
-        if (stream < standard || stream >= standard + 3)
+        account(stream, file, -1, true);
+        if (stream < standard) {
             __atomic_store_n(&stream->file, NULL, __ATOMIC_RELEASE);
+            __atomic_fetch_sub(&open_streams, 1, __ATOMIC_RELAXED);
+        }
     }
     if (descriptor >= 0)
         st_kind_forget(descriptor);
@@ -142,11 +208,8 @@ void st_stream_closing(FILE *file)
 
 static void begin_standard(int number, FILE *file)
 {
-    struct stream *stream = &standard[number];
-    stream->descriptor = number;
-    stream->passed = 0;
-    stream->position = stream->logical = st_kind_of(number) >= ST_KIND_OURS ? position_of(number) : 0;
-    stream->file = file;
+    begin(&standard[number], number, st_kind_of(number) >= ST_KIND_OURS ? position_of(number) : 0);
+    publish(&standard[number], file);
 }
 
 void st_streams_start(void)
@@ -158,51 +221,33 @@ void st_streams_start(void)
 
 void st_streams_rebase(void)
 {
-    for (unsigned at = 0; at < STREAMS + 3; at++) {
-        struct stream *stream = at < STREAMS ? &streams[at] : &standard[at - STREAMS];
-        if (!stream->file || st_kind_of(stream->descriptor) < ST_KIND_OURS)
-            continue;
-        stream->passed = 0;
-        stream->position = stream->logical = position_of(stream->descriptor);
+    for (unsigned at = 0; at < ALL_STREAMS; at++) {
+        struct stream *stream = &streams[at];
+        if (stream->file && stream->file != TAKEN && st_kind_of(stream->descriptor) >= ST_KIND_OURS)
+            begin(stream, stream->descriptor, position_of(stream->descriptor));
     }
 }
 
 void st_streams_end(void)
 {
-    for (unsigned at = 0; at < STREAMS + 3; at++) {
-        struct stream *stream = at < STREAMS ? &streams[at] : &standard[at - STREAMS];
-        if (stream->file)
-            account(stream, true);
-    }
-}
-
-/* A vfork child has its parent's memory and other descriptors. */
-static bool is_vforked(void)
-{
-    int pid;
-    return st_self(&pid) == ST_SELF_VFORKED;
+    if (is_own())
+        account_all(true);
 }
 
 void st_streams_leave(void)
 {
-    if (!st_counting || is_vforked())
-        return;
-    for (unsigned at = 0; at < STREAMS + 3; at++) {
-        struct stream *stream = at < STREAMS ? &streams[at] : &standard[at - STREAMS];
-        if (stream->file)
-            account(stream, false);
-    }
+    if (st_counting && is_own())
+        account_all(false);
 }
 
 void st_streams_moved(int descriptor, bool before)
 {
-    struct stream *stream = &standard[descriptor];
-    if (!stream->file || is_vforked())
+    if (!is_own())
         return;
     if (before)
-        account(stream, true);
+        account(&standard[descriptor], NULL, -1, true);
     else
-        begin_standard(descriptor, stream->file);
+        begin_standard(descriptor, standard[descriptor].file);
 }
 
 void st_streams_passed(int descriptor, uint64_t bytes)
@@ -242,19 +287,31 @@ static struct stream *seeking(FILE *file)
     struct stream *stream = st_counting && file ? known(file) : NULL;
     if (!stream)
         return NULL;
-    account(stream, true);
+    account(stream, file, -1, true);
     /* (What was written is flushed, and not kept; before its first seek libc does not know where it is.) */
     bool has = !__fwriting(file) && file->_IO_read_base && file->_offset >= 0;
     stream->buffered = stream->position - (has ? file->_IO_read_end - file->_IO_buf_base : 0);
     return stream;
 }
 
-static void sought(struct stream *stream)
+/* Where the program goes on, or -1. Who holds the stream's lock is not waited for. */
+static int64_t logical_of(FILE *file)
+{
+    int before = errno;
+    int64_t at = -1;
+    if (ftrylockfile(file) == 0) {
+        at = ftello(file);
+        funlockfile(file);
+    }
+    errno = before;
+    return at;
+}
+
+static void sought(struct stream *stream, FILE *file)
 {
     int64_t now = stream ? position_of(stream->descriptor) : -1;
     if (now < 0)
         return;
-    FILE *file = stream->file;
     int64_t logical = logical_of(file);
     struct st_io *io = st_io_of(st_kind_of(stream->descriptor));
     bool had_it = stream->buffered < stream->position && logical >= stream->buffered && logical <= stream->position;
@@ -282,7 +339,7 @@ static void sought(struct stream *stream)
             return failure;                                                            \
         }                                                                              \
         result answer = next(file, ARGUMENTS);                                         \
-        sought(stream);                                                                \
+        sought(stream, file);                                                                \
         return answer;                                                                 \
     }
 #define LIST(...) __VA_ARGS__
@@ -298,7 +355,7 @@ ST_WRAP(void, rewind, FILE *file)
     struct stream *stream = seeking(file);
     if (next)
         next(file);
-    sought(stream);
+    sought(stream, file);
 }
 
 /* ---- Children write to the same standard streams: what they moved, between fork and wait, is theirs. */
@@ -306,18 +363,16 @@ ST_WRAP(void, rewind, FILE *file)
 void st_streams_forking(void)
 {
     for (unsigned which = 0; st_counting && which < 3; which++)
-        if (standard[which].file && !is_vforked())
-            account(&standard[which], false);
+        if (is_own())
+            account(&standard[which], NULL, -1, false);
 }
 
 static void waited(void)
 {
     for (unsigned which = 0; st_counting && which < 3; which++) {
         struct stream *stream = &standard[which];
-        if (!stream->file || st_kind_of(stream->descriptor) < ST_KIND_OURS || is_vforked())
-            continue;
-        stream->passed = 0;
-        stream->position = stream->logical = position_of(stream->descriptor);
+        if (st_kind_of(stream->descriptor) >= ST_KIND_OURS && is_own())
+            begin(stream, stream->descriptor, position_of(stream->descriptor));
     }
 }
 

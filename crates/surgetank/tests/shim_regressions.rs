@@ -524,3 +524,127 @@ for d in range(20):
     );
     scene.run(&[&SMALL[..], &["--rule", "**=keep"]].concat(), PYTHON).exits(0).prints("");
 }
+
+/// Compiles a C program into /mnt.
+fn compiled(name: &str, source: &str) -> String {
+    let (path, code) = (format!("/mnt/{name}"), format!("/mnt/{name}.c"));
+    fs::write(&code, source).unwrap();
+    scene::succeed(std::process::Command::new("gcc").args(["-O1", "-w", "-pthread", "-o", &path, &code]));
+    path
+}
+
+/// Who was counting at the program's end looked into a stream that another thread was closing: the program died, and what
+/// it had printed was lost.
+#[test]
+fn a_stream_that_was_closed_by_another_thread_at_the_end_killed_the_program() {
+    let Some(scene) = scene("shim_stream_threads") else { return };
+    prepare("");
+    let program = compiled(
+        "threads",
+        r#"
+#include <malloc.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+static void *opens_and_closes(void *number) {
+    char name[64];
+    snprintf(name, sizeof name, "q%ld", (long)number);
+    for (;;) {
+        FILE *file = fopen(name, "r");
+        if (file) { fgetc(file); fclose(file); }
+    }
+}
+int main(int count, char **words) {
+    pthread_t thread;
+    for (long at = 0; at < 4; at++) {
+        char name[64];
+        snprintf(name, sizeof name, "q%ld", at);
+        FILE *file = fopen(name, "w");
+        fputs("hello", file);
+        fclose(file);
+    }
+    for (long at = 0; at < 4; at++) pthread_create(&thread, 0, opens_and_closes, (void *)at);
+    usleep(1000 + atoi(words[2]) * 37);
+    printf("result\n");
+    if (words[1][0] == 'x') { fflush(stdout); execl("/bin/true", "true", (char *)0); }
+    exit(0);
+}
+"#,
+    );
+    let script = format!(
+        "for at in $(seq 150); do for how in exit x; do said=$({program} $how $at) || {{ echo \"$how: $?\"; exit 1; }}
+         [ \"$said\" = result ] || {{ echo \"$how: lost\"; exit 1; }}; done; done"
+    );
+    scene.run(&SMALL, &script).exits(0).prints("");
+}
+
+/// And one that is nowhere any more, because its memory was given back behind libc's back.
+#[test]
+fn a_stream_whose_memory_is_gone_killed_the_program_at_its_end() {
+    let Some(scene) = scene("shim_stream_gone") else { return };
+    prepare("");
+    let program = compiled(
+        "gone",
+        r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <malloc.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+int main(int count, char **words) {
+    mallopt(M_MMAP_THRESHOLD, 64);
+    FILE *file = fopen("f", "w");
+    fputs("hello", file);
+    int (*past_the_shim)(FILE *) = dlsym(dlopen("libc.so.6", RTLD_LAZY), "fclose");
+    past_the_shim(file);
+    open("g", O_CREAT | O_WRONLY, 0600);
+    if (words[1][0] == 'x') execl("/bin/true", "true", (char *)0);
+    return 0;
+}
+"#,
+    );
+    scene.run(&SMALL, &format!("{program} exit; {program} x")).exits(0).prints("");
+    scene.holds("f", b"hello");
+}
+
+/// The first of the buffers was looked at before the kernel could say that there are none.
+#[test]
+fn a_vector_that_lies_nowhere_killed_the_program_instead_of_being_refused() {
+    let Some(scene) = scene("shim_vector_nowhere") else { return };
+    prepare("");
+    let program = compiled(
+        "vectors",
+        r#"
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
+#define REFUSED(call) if (errno = 0, (call) != -1 || errno != EFAULT) return printf("%s: %d\n", #call, errno), 1;
+int main(void) {
+    int file = open("v", O_CREAT | O_RDWR, 0600);
+    if (pwrite(file, "x", 1, 0) != 1) return 2;
+    const struct iovec *nowhere = mmap(0, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REFUSED(readv(file, nowhere, 3))
+    REFUSED(writev(file, nowhere, 3))
+    REFUSED(preadv(file, nowhere, 3, 0))
+    REFUSED(pwritev(file, nowhere, 3, 0))
+    REFUSED(preadv64(file, nowhere, 3, 0))
+    REFUSED(pwritev64(file, nowhere, 3, 0))
+    REFUSED(preadv2(file, nowhere, 3, 0, 0))
+    REFUSED(pwritev2(file, nowhere, 3, 0, 0))
+    REFUSED(preadv64v2(file, nowhere, 3, -1, 0))
+    REFUSED(pwritev64v2(file, nowhere, 3, -1, 0))
+    return 0;
+}
+"#,
+    );
+    scene.run(&SMALL, &program).exits(0).prints("");
+}
