@@ -305,10 +305,14 @@ static FILE *open_stream(const char *path, const char *mode, bool *pass)
                 return stream;                                            \
         }                                                                 \
         FILE *(*next)(const char *, const char *) = ST_NEXT(name);      \
+        FILE *stream = NULL;                                              \
         if (next)                                                         \
-            return next(path, mode);                                      \
-        errno = ENOSYS;                                                   \
-        return NULL;                                                      \
+            stream = next(path, mode);                                    \
+        else                                                              \
+            errno = ENOSYS;                                               \
+        if (stream && st_counting)                                        \
+            st_stream_opened(stream, st_fresh(fileno(stream)));           \
+        return stream;                                                    \
     }
 
 FOPEN(fopen)

@@ -22,8 +22,10 @@ struct stream {
     FILE *file; /* NULL: free; TAKEN: about to be in use */
     uint32_t turn; /* grows each time that it is another stream's */
     int descriptor;
+    bool appends;
     uint64_t passed;   /* by read and write on the descriptor since `position` */
-    /* Counted up to there: the descriptor's position, and where a program that writes goes on. Between two seeks a stream is only read or only written, as the standard wants it. */
+    /* Counted up to there: the descriptor's position, and where a program that writes goes on (if it appends: the
+     * file's end). Between two seeks a stream is only read or only written, as the standard wants it. */
     int64_t position, logical;
     int64_t buffered; /* when a seek begins: libc has the file's content from here to `position` */
 };
@@ -131,11 +133,14 @@ static void account(struct stream *stream, FILE *own, int memory, bool flushed)
         __atomic_load_n(&stream->file, __ATOMIC_ACQUIRE) != file || __atomic_load_n(&stream->turn, __ATOMIC_ACQUIRE) != turn)
         return;
     uint64_t passed = __atomic_exchange_n(&stream->passed, 0, __ATOMIC_RELAXED);
-    int64_t to = now + look.ahead + (flushed ? look.pending : 0);
+    /* Who appends has its descriptor anywhere until it writes. */
+    bool at_end = look.writes && stream->appends && now == stream->position;
+    int64_t to = (at_end ? stream->logical : now + look.ahead) + (flushed ? look.pending : 0);
     int64_t bytes = to - (look.writes ? stream->logical : stream->position) - (int64_t)passed;
     /* A standard stream whose buffer was never made was never used: others share its descriptor. */
     bool used = look.used || stream < standard;
-    stream->position = stream->logical = to;
+    stream->position = look.writes && stream->appends ? now : to;
+    stream->logical = look.writes || !stream->appends ? to : stream->logical;
     if (bytes <= 0 || !used)
         return;
     st_add(look.writes ? &io->write_bytes : &io->read_bytes, (uint64_t)bytes);
@@ -152,11 +157,22 @@ static void account_all(bool flushed)
         st_sys_close(memory);
 }
 
-static void begin(struct stream *stream, int descriptor, int64_t position)
+static int64_t end_of(int descriptor, int64_t otherwise)
 {
+    struct stat stat;
+    return st_sys_failed(st_sys_fstat(descriptor, &stat)) ? otherwise : stat.st_size;
+}
+
+/* What it moves is counted from here on. */
+static void begin(struct stream *stream, int descriptor)
+{
+    int64_t now = position_of(descriptor);
+    long flags = now < 0 ? 0 : st_sys(__NR_fcntl, descriptor, F_GETFL);
+    stream->appends = !st_sys_failed(flags) && (flags & O_APPEND);
     stream->descriptor = descriptor;
     stream->passed = 0;
-    stream->position = stream->logical = position;
+    stream->position = now;
+    stream->logical = stream->appends ? end_of(descriptor, now) : now;
 }
 
 void st_stream_opened(FILE *file, int descriptor)
@@ -166,11 +182,11 @@ void st_stream_opened(FILE *file, int descriptor)
     struct stream *stream = find(file);
     if (!stream && !(stream = claim(file)))
         return;
-    begin(stream, descriptor, position_of(descriptor));
+    begin(stream, descriptor);
     publish(stream, file);
 }
 
-/* One that was opened by the mount is not known: it began at the front. */
+/* One that nobody has seen being opened: it began at the front. */
 static struct stream *known(FILE *file)
 {
     struct stream *stream = find(file);
@@ -180,7 +196,9 @@ static struct stream *known(FILE *file)
     errno = before;
     if (descriptor < 0 || st_kind_of(descriptor) < ST_KIND_OURS || !(stream = claim(file)))
         return NULL;
-    begin(stream, descriptor, 0);
+    begin(stream, descriptor);
+    if (!stream->appends)
+        stream->position = stream->logical = 0;
     publish(stream, file);
     return stream;
 }
@@ -208,7 +226,9 @@ void st_stream_closing(FILE *file)
 
 static void begin_standard(int number, FILE *file)
 {
-    begin(&standard[number], number, st_kind_of(number) >= ST_KIND_OURS ? position_of(number) : 0);
+    standard[number].descriptor = number;
+    if (st_kind_of(number) >= ST_KIND_OURS)
+        begin(&standard[number], number);
     publish(&standard[number], file);
 }
 
@@ -224,7 +244,7 @@ void st_streams_rebase(void)
     for (unsigned at = 0; at < ALL_STREAMS; at++) {
         struct stream *stream = &streams[at];
         if (stream->file && stream->file != TAKEN && st_kind_of(stream->descriptor) >= ST_KIND_OURS)
-            begin(stream, stream->descriptor, position_of(stream->descriptor));
+            begin(stream, stream->descriptor);
     }
 }
 
@@ -326,7 +346,7 @@ static void sought(struct stream *stream, FILE *file)
         st_add(&io->stream_read_bytes, (uint64_t)read);
     }
     stream->position = now;
-    stream->logical = logical >= 0 ? logical : now;
+    stream->logical = stream->appends ? end_of(stream->descriptor, now) : logical >= 0 ? logical : now;
 }
 
 #define SEEKS(result, name, failure, TYPES, PARAMETERS, ARGUMENTS)                    \
@@ -372,7 +392,7 @@ static void waited(void)
     for (unsigned which = 0; st_counting && which < 3; which++) {
         struct stream *stream = &standard[which];
         if (st_kind_of(stream->descriptor) >= ST_KIND_OURS && is_own())
-            begin(stream, stream->descriptor, position_of(stream->descriptor));
+            begin(stream, stream->descriptor);
     }
 }
 

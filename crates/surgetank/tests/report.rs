@@ -201,6 +201,39 @@ sort v.awk > v.sorted; (echo a; cat v.awk; printf b) > v.mixed; sed -i s/1/2/ v.
     assert_eq!(record["exit"], 0);
 }
 
+/// A descriptor that appends is at the front until it writes, and at the end from there on: all of the file was counted.
+#[test]
+fn what_a_file_had_before_it_was_appended_to_was_counted_as_written() {
+    let Some(scene) = scene("report_append") else { return };
+    is_as_traced(
+        &scene,
+        "append",
+        r#"cat > a.c <<'END'
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+int main(int count, char **words) {
+    char b[1000];
+    FILE *f = fopen("log", "a+");
+    fputs("not read\n", f); fclose(f);
+    f = fopen("log", "a+");
+    if (!fread(b, 1, sizeof b, f)) return 1;
+    fseek(f, 0, SEEK_CUR); fputs("read before\n", f); fflush(f); fputs("and again\n", f);
+    fseek(f, 100, SEEK_SET); if (!fread(b, 1, 10, f)) return 1;
+    fclose(f);
+    int d = open("log", O_WRONLY | O_APPEND);
+    f = fdopen(d, "w"); fputs("by descriptor\n", f); if (write(d, b, 10) != 10) return 1; fclose(f);
+    f = fopen("log", "a"); fputs("left to exit\n", f);
+    return 0;
+}
+END
+gcc -o a a.c; head -c 4000000 /dev/zero > log
+for n in $(seq 20); do echo "line $n" >> log; done
+{ echo one; sh -c 'echo two'; /bin/echo three; (echo four); } >> log
+./a; ./a >> log; stdbuf -o0 printf '%s\n' five >> log; exec >> log; echo six; (echo seven); cat a.c; echo eight"#,
+    );
+}
+
 #[test]
 fn a_static_program_is_told_by_estimate_and_never_as_counted() {
     let Some(scene) = scene("report_static") else { return };
