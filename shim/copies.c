@@ -81,6 +81,6 @@ ST_WRAP(ssize_t, copy_file_range, int in, off_t *from, int out, off_t *to, size_
     uint64_t begun = st_copy_begun(in, out);
     ssize_t copied = copy_file_range_uncounted(in, from, out, to, bytes, flags);
     if (begun)
-        st_counted_copy(in, out, begun, copied);
+        st_counted_copy(in, from, out, to, begun, copied);
     return copied;
 }

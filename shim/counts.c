@@ -229,12 +229,27 @@ static unsigned learn(int descriptor)
     return ST_KIND_FOREIGN;
 }
 
+/* A vfork child has its parent's memory and other descriptors: what it finds out is not written down. */
+static bool is_vforked(void)
+{
+    int pid;
+    return st_self(&pid) == ST_SELF_VFORKED;
+}
+
 unsigned st_kind_learn(int descriptor)
 {
     unsigned kind = learn(descriptor);
-    if (kind)
+    if (kind && !is_vforked())
         __atomic_store_n(&st_kinds[descriptor], (uint8_t)kind, __ATOMIC_RELAXED);
     return kind;
+}
+
+void st_kind_over(int descriptor, bool still_open)
+{
+    if (is_vforked())
+        return;
+    st_streams_over(descriptor, still_open);
+    __atomic_store_n(&st_kinds[descriptor], 0, __ATOMIC_RELAXED);
 }
 
 struct st_io *st_io_of(unsigned kind)
@@ -252,7 +267,9 @@ int st_counted_open(const struct st_domain *domain, int descriptor, int flags)
     if (!st_counting || (unsigned)descriptor >= ST_KINDS)
         return descriptor;
     unsigned kind = ST_KIND_OURS + (unsigned)(domain - st_process.domains) * ST_IOS + ST_IO_PLAIN;
-    __atomic_store_n(&st_kinds[descriptor], (uint8_t)kind, __ATOMIC_RELAXED);
+    st_fresh(descriptor);
+    if (!is_vforked())
+        __atomic_store_n(&st_kinds[descriptor], (uint8_t)kind, __ATOMIC_RELAXED);
     struct st_io *io = st_io_of(kind);
     if (io) {
         st_add((flags & O_ACCMODE) == O_RDONLY ? &io->read_opens : &io->write_opens, 1);

@@ -48,6 +48,8 @@ static struct request begin(struct st_io *io, bool write, size_t bytes)
     return request;
 }
 
+/* `descriptor`: whose position that moved, or none's. */
+#define NONE (-1)
 static void moved(const struct request *request, bool write, int descriptor, long bytes)
 {
     struct st_io *io = request->io;
@@ -60,7 +62,7 @@ static void moved(const struct request *request, bool write, int descriptor, lon
     unsigned class = bytes ? 64u - (unsigned)__builtin_clzll((uint64_t)bytes) : 0;
     st_add(&(write ? io->write_sizes : io->read_sizes)[class < ST_SIZES ? class : ST_SIZES - 1], 1);
     st_add(write ? &io->write_bytes : &io->read_bytes, (uint64_t)bytes);
-    if (descriptor <= 2)
+    if (descriptor != NONE)
         st_streams_passed(descriptor, (uint64_t)bytes);
 }
 
@@ -68,7 +70,7 @@ static void moved(const struct request *request, bool write, int descriptor, lon
 #define VECTOR_BYTES TIMED_BYTES
 
 #define LIST(...) __VA_ARGS__
-#define COUNTED(type, name, write, wanted, TYPES, PARAMETERS, ARGUMENTS, raw)                          \
+#define COUNTED(type, name, write, moves, wanted, TYPES, PARAMETERS, ARGUMENTS, raw)                   \
     ST_WRAP(type, name, int descriptor, PARAMETERS)                                                  \
     {                                                                                                   \
         type (*next)(int, TYPES) = ST_NEXT(name);                                                     \
@@ -77,51 +79,51 @@ static void moved(const struct request *request, bool write, int descriptor, lon
             return next ? next(descriptor, ARGUMENTS) : (type)result_of(raw);                           \
         struct request request = begin(st_io_of(kind), write, wanted);                                  \
         type result = next ? next(descriptor, ARGUMENTS) : (type)result_of(raw);                        \
-        moved(&request, write, descriptor, result);                                                     \
+        moved(&request, write, moves, result);                                                          \
         return result;                                                                                  \
     }
 
 #define READS(name) \
-    COUNTED(ssize_t, name, false, bytes, LIST(void *, size_t), LIST(void *to, size_t bytes), LIST(to, bytes), \
+    COUNTED(ssize_t, name, false, descriptor, bytes, LIST(void *, size_t), LIST(void *to, size_t bytes), LIST(to, bytes), \
             st_sys(__NR_read, descriptor, to, bytes))
 READS(read)
 READS(__read)
 #define WRITES(name) \
-    COUNTED(ssize_t, name, true, bytes, LIST(const void *, size_t), LIST(const void *from, size_t bytes), LIST(from, bytes), \
+    COUNTED(ssize_t, name, true, descriptor, bytes, LIST(const void *, size_t), LIST(const void *from, size_t bytes), LIST(from, bytes), \
             st_sys(__NR_write, descriptor, from, bytes))
 WRITES(write)
 WRITES(__write)
 #define PREADS(name) \
-    COUNTED(ssize_t, name, false, bytes, LIST(void *, size_t, off_t), LIST(void *to, size_t bytes, off_t at), \
+    COUNTED(ssize_t, name, false, NONE, bytes, LIST(void *, size_t, off_t), LIST(void *to, size_t bytes, off_t at), \
             LIST(to, bytes, at), st_sys(__NR_pread64, descriptor, to, bytes, at))
 PREADS(pread)
 PREADS(pread64)
 PREADS(__pread64)
 #define PWRITES(name) \
-    COUNTED(ssize_t, name, true, bytes, LIST(const void *, size_t, off_t), LIST(const void *from, size_t bytes, off_t at), \
+    COUNTED(ssize_t, name, true, NONE, bytes, LIST(const void *, size_t, off_t), LIST(const void *from, size_t bytes, off_t at), \
             LIST(from, bytes, at), st_sys(__NR_pwrite64, descriptor, from, bytes, at))
 PWRITES(pwrite)
 PWRITES(pwrite64)
 PWRITES(__pwrite64)
 
 /* Checked by libc itself, which ends the program where `room` is too small. */
-COUNTED(ssize_t, __read_chk, false, bytes, LIST(void *, size_t, size_t), LIST(void *to, size_t bytes, size_t room),
+COUNTED(ssize_t, __read_chk, false, descriptor, bytes, LIST(void *, size_t, size_t), LIST(void *to, size_t bytes, size_t room),
         LIST(to, bytes, room), ((void)room, st_sys(__NR_read, descriptor, to, bytes)))
 #define PREADS_CHECKED(name) \
-    COUNTED(ssize_t, name, false, bytes, LIST(void *, size_t, off_t, size_t), \
+    COUNTED(ssize_t, name, false, NONE, bytes, LIST(void *, size_t, off_t, size_t), \
             LIST(void *to, size_t bytes, off_t at, size_t room), LIST(to, bytes, at, room), \
             ((void)room, st_sys(__NR_pread64, descriptor, to, bytes, at)))
 PREADS_CHECKED(__pread_chk)
 PREADS_CHECKED(__pread64_chk)
 
 #define VECTORS(name, write, number) \
-    COUNTED(ssize_t, name, write, VECTOR_BYTES, LIST(const struct iovec *, int), \
+    COUNTED(ssize_t, name, write, descriptor, VECTOR_BYTES, LIST(const struct iovec *, int), \
             LIST(const struct iovec *vector, int count), LIST(vector, count), st_sys(number, descriptor, vector, count))
 VECTORS(readv, false, __NR_readv)
 VECTORS(writev, true, __NR_writev)
 /* The kernel takes the place as two halves. */
 #define PLACED(name, write, number) \
-    COUNTED(ssize_t, name, write, VECTOR_BYTES, LIST(const struct iovec *, int, off_t), \
+    COUNTED(ssize_t, name, write, NONE, VECTOR_BYTES, LIST(const struct iovec *, int, off_t), \
             LIST(const struct iovec *vector, int count, off_t at), LIST(vector, count, at), \
             st_sys(number, descriptor, vector, count, at, 0))
 PLACED(preadv, false, __NR_preadv)
@@ -130,7 +132,7 @@ PLACED(pwritev, true, __NR_pwritev)
 PLACED(pwritev64, true, __NR_pwritev)
 #ifdef __NR_preadv2
 #define PLACED_2(name, write, number) \
-    COUNTED(ssize_t, name, write, VECTOR_BYTES, LIST(const struct iovec *, int, off_t, int), \
+    COUNTED(ssize_t, name, write, at == -1 ? descriptor : NONE, VECTOR_BYTES, LIST(const struct iovec *, int, off_t, int), \
             LIST(const struct iovec *vector, int count, off_t at, int flags), LIST(vector, count, at, flags), \
             st_sys(number, descriptor, vector, count, at, 0, flags))
 PLACED_2(preadv2, false, __NR_preadv2)
@@ -141,12 +143,12 @@ PLACED_2(pwritev64v2, true, __NR_pwritev2)
 
 /* ---- From one descriptor to another: a read of the one and a write of the other, both in the call's time. */
 
-void st_counted_copy(int in, int out, uint64_t begun, long bytes)
+void st_counted_copy(int in, const void *from_place, int out, const void *to_place, uint64_t begun, long bytes)
 {
     struct st_io *from = st_io_of(st_kind_of(in)), *to = st_io_of(st_kind_of(out));
     struct request reading = {from, begun, begun != 0}, writing = {to, begun, begun != 0};
-    moved(&reading, false, in, bytes);
-    moved(&writing, true, out, bytes);
+    moved(&reading, false, from_place ? NONE : in, bytes);
+    moved(&writing, true, to_place ? NONE : out, bytes);
 }
 
 uint64_t st_copy_begun(int in, int out)
@@ -161,7 +163,7 @@ uint64_t st_copy_begun(int in, int out)
         uint64_t begun = st_copy_begun(in, out);                                                             \
         ssize_t sent = next ? next(out, in, from, bytes) : result_of(st_sys(__NR_sendfile, out, in, from, bytes)); \
         if (begun)                                                                                           \
-            st_counted_copy(in, out, begun, sent);                                                           \
+            st_counted_copy(in, from, out, NULL, begun, sent);                                               \
         return sent;                                                                                         \
     }
 SENDFILE(sendfile)
@@ -174,7 +176,7 @@ ST_WRAP(ssize_t, splice, int in, off64_t *from, int out, off64_t *to, size_t byt
     ssize_t moved_bytes = next ? next(in, from, out, to, bytes, flags)
                                : result_of(st_sys(__NR_splice, in, from, out, to, bytes, flags));
     if (begun)
-        st_counted_copy(in, out, begun, moved_bytes);
+        st_counted_copy(in, from, out, to, begun, moved_bytes);
     return moved_bytes;
 }
 
@@ -239,26 +241,40 @@ ST_WRAP(void, closefrom, int first)
 ST_WRAP(int, dup2, int from, int to)
 {
     int (*next)(int, int) = ST_NEXT(dup2);
-    bool stream = st_counting && (unsigned)to <= 2 && from != to;
-    if (stream)
-        st_streams_moved(to, true);
+    unsigned stream = from != to ? st_streams_on(to) : ST_NO_STREAM;
     if (from != to)
         st_kind_forget(to);
     int result = next ? next(from, to) : (int)result_of(st_sys(__NR_dup3, from, to, 0));
-    if (stream)
-        st_streams_moved(to, false);
+    if (stream != ST_NO_STREAM)
+        st_streams_again(stream, to);
     return result;
 }
 
 ST_WRAP(int, dup3, int from, int to, int flags)
 {
     int (*next)(int, int, int) = ST_NEXT(dup3);
-    bool stream = st_counting && (unsigned)to <= 2 && from != to;
-    if (stream)
-        st_streams_moved(to, true);
-    st_kind_forget(to);
+    unsigned stream = from != to ? st_streams_on(to) : ST_NO_STREAM;
+    if (from != to)
+        st_kind_forget(to);
     int result = next ? next(from, to, flags) : (int)result_of(st_sys(__NR_dup3, from, to, flags));
-    if (stream)
-        st_streams_moved(to, false);
+    if (stream != ST_NO_STREAM)
+        st_streams_again(stream, to);
     return result;
 }
+
+/* ---- A position that the program moves under a stream */
+
+#define LSEEKS(name)                                                                                         \
+    ST_WRAP(off_t, name, int descriptor, off_t at, int whence)                                             \
+    {                                                                                                        \
+        off_t (*next)(int, off_t, int) = ST_NEXT(name);                                                    \
+        long before = -1;                                                                                    \
+        if (st_unlikely(st_has_stream(descriptor)) && st_on(ST_ON_INDEX))                                    \
+            before = st_sys(__NR_lseek, descriptor, 0, SEEK_CUR);                                            \
+        off_t now = next ? next(descriptor, at, whence) : result_of(st_sys(__NR_lseek, descriptor, at, whence)); \
+        if (before >= 0 && now >= 0 && now != before)                                                        \
+            st_streams_shifted(descriptor, now - before);                                                    \
+        return now;                                                                                          \
+    }
+LSEEKS(lseek)
+LSEEKS(lseek64)

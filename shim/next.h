@@ -28,9 +28,11 @@
     X(read) X(__read) X(write) X(__write) X(pread) X(pread64) X(__pread64) X(pwrite) X(pwrite64) X(__pwrite64)           \
     X(__read_chk) X(__pread_chk) X(__pread64_chk) X(readv) X(writev) X(preadv) X(preadv64) X(pwritev) X(pwritev64)      \
     X(preadv2) X(preadv64v2) X(pwritev2) X(pwritev64v2) X(sendfile) X(sendfile64) X(splice) X(mmap) X(mmap64)           \
-    X(close) X(__close) X(close_range) X(closefrom) X(dup2) X(dup3)                                                      \
+    X(close) X(__close) X(close_range) X(closefrom) X(dup2) X(dup3) X(lseek) X(lseek64)                                  \
     X(wait) X(waitpid) X(wait3) X(wait4) X(system) X(fclose) X(fseek) X(fseeko) X(fseeko64) X(fsetpos) X(fsetpos64) X(rewind)                                           \
-    X(inotify_add_watch) X(fanotify_mark) X(name_to_handle_at) X(bind) X(connect)
+    X(dup) X(fcntl) X(fcntl64) X(__fcntl) X(socket) X(socketpair) X(accept) X(accept4) X(pipe) X(pipe2)                 \
+    X(epoll_create) X(epoll_create1) X(eventfd) X(memfd_create) X(timerfd_create) X(signalfd) X(inotify_init)           \
+    X(inotify_init1) X(inotify_add_watch) X(fanotify_mark) X(name_to_handle_at) X(bind) X(connect)
 
 enum st_next_number {
 #define ST_NEXT_NUMBER(name) ST_N_##name,

@@ -218,17 +218,23 @@ GLOB(glob)
 GLOB(glob64)
 
 /* Temporary files */
-PATH_CALL(int, -1, mkstemp, LIST(char *), LIST(char *path), LIST(path), AT_FDCWD, path)
-PATH_CALL(int, -1, mkstemp64, LIST(char *), LIST(char *path), LIST(path), AT_FDCWD, path)
-#define MKTEMP1(name) PATH_CALL(int, -1, name, LIST(char *, int), LIST(char *path, int a), LIST(path, a), AT_FDCWD, path)
-MKTEMP1(mkostemp)
-MKTEMP1(mkostemp64)
-MKTEMP1(mkstemps)
-MKTEMP1(mkstemps64)
-#define MKTEMP2(name) \
-    PATH_CALL(int, -1, name, LIST(char *, int, int), LIST(char *path, int a, int b), LIST(path, a, b), AT_FDCWD, path)
-MKTEMP2(mkostemps)
-MKTEMP2(mkostemps64)
+#define TEMPORARY(name, TYPES, PARAMETERS, ARGUMENTS)                 \
+    ST_WRAP(int, name, char *path PARAMETERS)                       \
+    {                                                                 \
+        if (st_refused(AT_FDCWD, path))                               \
+            return -1;                                                \
+        int (*next)(char *TYPES) = ST_NEXT(name);                   \
+        return next ? st_fresh(next(path ARGUMENTS)) : (int)unknown(); \
+    }
+#define AND(...) , __VA_ARGS__
+TEMPORARY(mkstemp, , , )
+TEMPORARY(mkstemp64, , , )
+TEMPORARY(mkostemp, AND(int), AND(int a), AND(a))
+TEMPORARY(mkostemp64, AND(int), AND(int a), AND(a))
+TEMPORARY(mkstemps, AND(int), AND(int a), AND(a))
+TEMPORARY(mkstemps64, AND(int), AND(int a), AND(a))
+TEMPORARY(mkostemps, AND(int, int), AND(int a, int b), AND(a, b))
+TEMPORARY(mkostemps64, AND(int, int), AND(int a, int b), AND(a, b))
 PATH_CALL(char *, NULL, mkdtemp, LIST(char *), LIST(char *path), LIST(path), AT_FDCWD, path)
 PATH_CALL(FILE *, NULL, tmpfile, LIST(void), LIST(void), LIST(), AT_FDCWD, P_tmpdir)
 PATH_CALL(FILE *, NULL, tmpfile64, LIST(void), LIST(void), LIST(), AT_FDCWD, P_tmpdir)

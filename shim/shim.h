@@ -111,6 +111,7 @@ void st_counts_total(struct st_io *out);
 int st_counted_open(const struct st_domain *domain, int descriptor, int flags); /* returns the descriptor */
 void st_counted_sync(int descriptor);
 unsigned st_kind_learn(int descriptor);
+void st_kind_over(int descriptor, bool still_open);
 struct st_io *st_io_of(unsigned kind); /* NULL: not counted */
 uint64_t st_now_ns(void);
 
@@ -122,9 +123,13 @@ static inline unsigned st_kind_of(int descriptor)
     return st_likely(kind) ? kind : st_kind_learn(descriptor);
 }
 
+/* The number is about to mean another file. */
 static inline void st_kind_forget(int descriptor)
 {
-    if ((unsigned)descriptor < ST_KINDS && __atomic_load_n(&st_kinds[descriptor], __ATOMIC_RELAXED))
+    unsigned kind = (unsigned)descriptor < ST_KINDS ? __atomic_load_n(&st_kinds[descriptor], __ATOMIC_RELAXED) : 0;
+    if (st_unlikely(kind >= ST_KIND_OURS))
+        st_kind_over(descriptor, true);
+    else if (kind)
         __atomic_store_n(&st_kinds[descriptor], 0, __ATOMIC_RELAXED);
 }
 
@@ -135,7 +140,8 @@ static inline void st_add(uint64_t *to, uint64_t what)
 
 /* Around what moves bytes from one descriptor to another; 0: it is not counted. */
 uint64_t st_copy_begun(int in, int out);
-void st_counted_copy(int in, int out, uint64_t begun, long bytes);
+/* A place: where the caller said from or to where; NULL: the descriptor's position, which has moved. */
+void st_counted_copy(int in, const void *from_place, int out, const void *to_place, uint64_t begun, long bytes);
 
 struct _IO_FILE;
 void st_streams_start(void);
@@ -143,8 +149,21 @@ void st_streams_rebase(void); /* in a fork child: what is counted from here on i
 void st_streams_end(void);
 void st_streams_forking(void);
 void st_streams_leave(void); /* before exec, which leaves what waits to be written behind */
-void st_streams_moved(int descriptor, bool before); /* around what puts another file under a standard stream */
 void st_streams_passed(int descriptor, uint64_t bytes); /* by read or write on it, not by stdio */
+void st_streams_shifted(int descriptor, int64_t by);    /* its position, by lseek */
+void st_streams_over(int descriptor, bool still_open);  /* its number is about to mean, or means, another file */
+/* Around what puts another file under a stream, which goes on there; ST_NO_STREAM: there is none. */
+#define ST_NO_STREAM (~0u)
+#define ST_STANDARD 128u /* the first of the standard streams */
+unsigned st_streams_on(int descriptor);
+void st_streams_again(unsigned which, int descriptor);
+#define ST_STREAM_DIRECT 255u
+extern uint8_t st_stream_marks[ST_KINDS];
+static inline bool st_has_stream(int descriptor)
+{
+    unsigned mark = (unsigned)descriptor < ST_KINDS ? __atomic_load_n(&st_stream_marks[descriptor], __ATOMIC_RELAXED) : 0;
+    return mark && mark != ST_STREAM_DIRECT;
+}
 void st_stream_opened(struct _IO_FILE *stream, int descriptor);
 void st_stream_closing(struct _IO_FILE *stream);
 
@@ -154,7 +173,15 @@ static inline int st_fresh(int descriptor)
 {
     if ((unsigned)descriptor < ST_DESCRIPTORS && __atomic_load_n(&st_hints[descriptor], __ATOMIC_RELAXED))
         __atomic_store_n(&st_hints[descriptor], 0, __ATOMIC_RELAXED);
-    st_kind_forget(descriptor);
+    if ((unsigned)descriptor >= ST_KINDS)
+        return descriptor;
+    unsigned kind = __atomic_load_n(&st_kinds[descriptor], __ATOMIC_RELAXED);
+    if (st_unlikely(kind >= ST_KIND_OURS))
+        st_kind_over(descriptor, false); /* it was closed behind our back */
+    else if (kind)
+        __atomic_store_n(&st_kinds[descriptor], 0, __ATOMIC_RELAXED);
+    if (st_unlikely((unsigned)descriptor <= 2))
+        st_streams_again((unsigned)descriptor + ST_STANDARD, descriptor);
     return descriptor;
 }
 

@@ -12,7 +12,7 @@
 #include <stdio_ext.h>
 #include <sys/types.h>
 
-#define STREAMS 128u
+#define STREAMS ST_STANDARD
 #define ALL_STREAMS (STREAMS + 3u)
 #define PROBES 8u
 #define TAKEN ((FILE *)1)
@@ -32,6 +32,32 @@ struct stream {
 static struct stream streams[ALL_STREAMS];
 static struct stream *const standard = streams + STREAMS; /* the last three, whose FILEs are never freed */
 static uint32_t open_streams; /* of the others */
+
+/* Of each descriptor: its stream's number + 1; what a stream knows of a descriptor that is not marked so is over. */
+#define DIRECT ST_STREAM_DIRECT /* none, and the program has moved its position */
+uint8_t st_stream_marks[ST_KINDS];
+
+static void mark(int descriptor, unsigned what)
+{
+    if ((unsigned)descriptor < ST_KINDS)
+        __atomic_store_n(&st_stream_marks[descriptor], (uint8_t)what, __ATOMIC_RELAXED);
+}
+
+static unsigned marked(int descriptor)
+{
+    return (unsigned)descriptor < ST_KINDS ? __atomic_load_n(&st_stream_marks[descriptor], __ATOMIC_RELAXED) : 0;
+}
+
+static bool has_descriptor(const struct stream *stream)
+{
+    return marked(stream->descriptor) == (unsigned)(stream - streams) + 1;
+}
+
+static struct stream *stream_on(int descriptor)
+{
+    unsigned which = marked(descriptor);
+    return which && which <= ALL_STREAMS ? &streams[which - 1] : NULL;
+}
 
 /* (In a sandbox no system call of ours may be made.) */
 static int64_t position_of(int descriptor)
@@ -120,7 +146,7 @@ static void account(struct stream *stream, FILE *own, int memory, bool flushed)
 {
     FILE *file = __atomic_load_n(&stream->file, __ATOMIC_ACQUIRE), copy;
     uint32_t turn = __atomic_load_n(&stream->turn, __ATOMIC_ACQUIRE);
-    if (!file || file == TAKEN)
+    if (!file || file == TAKEN || !has_descriptor(stream))
         return;
     if (!own && stream >= standard)
         own = file;
@@ -130,7 +156,8 @@ static void account(struct stream *stream, FILE *own, int memory, bool flushed)
     struct st_io *io = st_io_of(st_kind_of(stream->descriptor));
     int64_t now = io ? position_of(stream->descriptor) : -1;
     if (now < 0 || (!own && copy._fileno != stream->descriptor) ||
-        __atomic_load_n(&stream->file, __ATOMIC_ACQUIRE) != file || __atomic_load_n(&stream->turn, __ATOMIC_ACQUIRE) != turn)
+        !has_descriptor(stream) || __atomic_load_n(&stream->file, __ATOMIC_ACQUIRE) != file ||
+        __atomic_load_n(&stream->turn, __ATOMIC_ACQUIRE) != turn)
         return;
     uint64_t passed = __atomic_exchange_n(&stream->passed, 0, __ATOMIC_RELAXED);
     /* Who appends has its descriptor anywhere until it writes. */
@@ -173,20 +200,35 @@ static void begin(struct stream *stream, int descriptor)
     stream->passed = 0;
     stream->position = now;
     stream->logical = stream->appends ? end_of(descriptor, now) : now;
+    mark(descriptor, (unsigned)(stream - streams) + 1);
+}
+
+static void account_on(int descriptor)
+{
+    struct stream *stream = stream_on(descriptor);
+    int memory = stream && stream < standard ? open_memory() : -1;
+    if (stream)
+        account(stream, NULL, memory, false);
+    if (memory >= 0)
+        st_sys_close(memory);
 }
 
 void st_stream_opened(FILE *file, int descriptor)
 {
-    if (!st_counting || !file || st_kind_of(descriptor) < ST_KIND_OURS)
+    if (!st_counting || !file || st_kind_of(descriptor) < ST_KIND_OURS || !is_own())
         return;
     struct stream *stream = find(file);
-    if (!stream && !(stream = claim(file)))
+    account_on(descriptor);
+    if (!stream && !(stream = claim(file))) {
+        /* At its close it is known only if it began at the front. */
+        mark(descriptor, position_of(descriptor) ? DIRECT : 0);
         return;
+    }
     begin(stream, descriptor);
     publish(stream, file);
 }
 
-/* One that nobody has seen being opened: it began at the front. */
+/* One that nobody has seen being opened: it began at the front, and only stdio has moved it. */
 static struct stream *known(FILE *file)
 {
     struct stream *stream = find(file);
@@ -194,7 +236,8 @@ static struct stream *known(FILE *file)
         return stream;
     int before = errno, descriptor = fileno(file);
     errno = before;
-    if (descriptor < 0 || st_kind_of(descriptor) < ST_KIND_OURS || !(stream = claim(file)))
+    if (descriptor < 0 || st_kind_of(descriptor) < ST_KIND_OURS || marked(descriptor) || !is_own() ||
+        !(stream = claim(file)))
         return NULL;
     begin(stream, descriptor);
     if (!stream->appends)
@@ -208,13 +251,12 @@ void st_stream_closing(FILE *file)
     if (!st_counting || !file)
         return;
     struct stream *stream = known(file);
-    int descriptor = stream ? stream->descriptor : -1;
-    if (!stream) {
-        int before = errno;
-        descriptor = fileno(file);
-        errno = before;
-    } else {
+    int before = errno, descriptor = fileno(file);
+    errno = before;
+    if (stream && is_own()) {
         account(stream, file, -1, true);
+        if (has_descriptor(stream))
+            mark(stream->descriptor, 0);
         if (stream < standard) {
             __atomic_store_n(&stream->file, NULL, __ATOMIC_RELEASE);
             __atomic_fetch_sub(&open_streams, 1, __ATOMIC_RELAXED);
@@ -224,11 +266,11 @@ void st_stream_closing(FILE *file)
         st_kind_forget(descriptor);
 }
 
-static void begin_standard(int number, FILE *file)
+static void begin_standard(unsigned number, FILE *file)
 {
-    standard[number].descriptor = number;
-    if (st_kind_of(number) >= ST_KIND_OURS)
-        begin(&standard[number], number);
+    standard[number].descriptor = (int)number;
+    if (st_kind_of((int)number) >= ST_KIND_OURS)
+        begin(&standard[number], (int)number);
     publish(&standard[number], file);
 }
 
@@ -241,11 +283,9 @@ void st_streams_start(void)
 
 void st_streams_rebase(void)
 {
-    for (unsigned at = 0; at < ALL_STREAMS; at++) {
-        struct stream *stream = &streams[at];
-        if (stream->file && stream->file != TAKEN && st_kind_of(stream->descriptor) >= ST_KIND_OURS)
-            begin(stream, stream->descriptor);
-    }
+    for (unsigned at = 0; at < ALL_STREAMS; at++)
+        if (has_descriptor(&streams[at]))
+            begin(&streams[at], streams[at].descriptor);
 }
 
 void st_streams_end(void)
@@ -260,20 +300,50 @@ void st_streams_leave(void)
         account_all(false);
 }
 
-void st_streams_moved(int descriptor, bool before)
+unsigned st_streams_on(int descriptor)
 {
-    if (!is_own())
+    struct stream *stream = stream_on(descriptor);
+    if (stream)
+        return (unsigned)(stream - streams);
+    return (unsigned)descriptor <= 2 ? STREAMS + (unsigned)descriptor : ST_NO_STREAM;
+}
+
+void st_streams_again(unsigned which, int descriptor)
+{
+    struct stream *stream = &streams[which];
+    if (!st_counting || st_kind_of(descriptor) < ST_KIND_OURS || !is_own())
         return;
-    if (before)
-        account(&standard[descriptor], NULL, -1, true);
-    else
-        begin_standard(descriptor, standard[descriptor].file);
+    FILE *file = __atomic_load_n(&stream->file, __ATOMIC_ACQUIRE);
+    if (file && file != TAKEN && (stream >= standard || stream->descriptor == descriptor))
+        begin(stream, descriptor);
+}
+
+void st_streams_over(int descriptor, bool still_open)
+{
+    if (!marked(descriptor))
+        return;
+    if (still_open && is_own())
+        account_on(descriptor);
+    mark(descriptor, 0);
 }
 
 void st_streams_passed(int descriptor, uint64_t bytes)
 {
-    if (descriptor >= 0 && descriptor <= 2)
-        __atomic_fetch_add(&standard[descriptor].passed, bytes, __ATOMIC_RELAXED);
+    struct stream *stream = stream_on(descriptor);
+    if (stream)
+        __atomic_fetch_add(&stream->passed, bytes, __ATOMIC_RELAXED);
+    else if (!marked(descriptor))
+        mark(descriptor, DIRECT);
+}
+
+void st_streams_shifted(int descriptor, int64_t by)
+{
+    struct stream *stream = stream_on(descriptor);
+    if (!stream)
+        return;
+    __atomic_fetch_add(&stream->position, by, __ATOMIC_RELAXED);
+    if (!stream->appends)
+        __atomic_fetch_add(&stream->logical, by, __ATOMIC_RELAXED);
 }
 
 /* ---- What programs call. */
@@ -305,7 +375,7 @@ ST_WRAP(FILE *, fdopen, int descriptor, const char *mode)
 static struct stream *seeking(FILE *file)
 {
     struct stream *stream = st_counting && file ? known(file) : NULL;
-    if (!stream)
+    if (!stream || !has_descriptor(stream))
         return NULL;
     account(stream, file, -1, true);
     /* (What was written is flushed, and not kept; before its first seek libc does not know where it is.) */
@@ -383,7 +453,7 @@ ST_WRAP(void, rewind, FILE *file)
 void st_streams_forking(void)
 {
     for (unsigned which = 0; st_counting && which < 3; which++)
-        if (is_own())
+        if (has_descriptor(&standard[which]) && is_own())
             account(&standard[which], NULL, -1, false);
 }
 
@@ -391,7 +461,7 @@ static void waited(void)
 {
     for (unsigned which = 0; st_counting && which < 3; which++) {
         struct stream *stream = &standard[which];
-        if (st_kind_of(stream->descriptor) >= ST_KIND_OURS && is_own())
+        if (has_descriptor(stream) && is_own())
             begin(stream, stream->descriptor);
     }
 }

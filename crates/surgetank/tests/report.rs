@@ -234,6 +234,131 @@ for n in $(seq 20); do echo "line $n" >> log; done
     );
 }
 
+/// C++ opens a FILE and then reads and writes its descriptor by itself: both were counted.
+#[test]
+fn what_a_program_moved_on_the_descriptor_under_a_stream_was_counted_twice() {
+    let Some(scene) = scene("report_under") else { return };
+    is_as_traced(
+        &scene,
+        "under",
+        r#"cat > c.cc <<'END'
+#include <fstream>
+#include <string>
+int main() {
+    std::string line(1000, 'x');
+    { std::ofstream out("c.out"); for (int n = 0; n < 3000; n++) out << line << '\n'; }
+    std::ifstream in("c.out");
+    for (int n = 0; n < 50; n++) { in.seekg(n * 20000); std::getline(in, line); }
+    in.seekg(0); while (std::getline(in, line)) {}
+    std::fstream both("c.out"); both.seekg(500); both.get(); both.seekp(2000000); both << "here";
+    std::ofstream("c.out", std::ios::app) << "at the end";
+}
+END
+cat > u.c <<'END'
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+#include <sys/uio.h>
+int main(void) {
+    static char b[200000];
+    FILE *f = fopen("u.out", "w+");
+    fputs("before\n", f); fflush(f);
+    for (int n = 0; n < 10; n++) if (write(fileno(f), b, sizeof b) < 0) return 1;
+    fputs("after\n", f); fflush(f);
+    if (pwrite(fileno(f), b, 1000, 0) < 0) return 1;
+    rewind(f); lseek(fileno(f), 0, SEEK_SET); if (read(fileno(f), b, sizeof b) < 0) return 1;
+    fclose(f);
+    f = fopen("hole", "w"); lseek(fileno(f), 1l << 30, SEEK_SET); fputc('x', f); fclose(f);
+    f = fopen("closed", "w"); fputs("flushed\n", f); fflush(f); close(fileno(f));
+    /* Its number is another file's now. */
+    int d = open("other", O_CREAT | O_WRONLY, 0600); if (write(d, b, sizeof b) < 0) return 1;
+    printf("by stdio\n"); fflush(stdout); if (write(1, "by hand\n", 8) < 0 || pwrite(1, "by stdio\n", 9, 0) < 0) return 1;
+    return 0;
+}
+END
+g++ -o c c.cc; gcc -w -o u u.c; ./c; ./u > u.said"#,
+    );
+}
+
+/// What waited to be written went to another file than the one in which it was counted, too.
+#[test]
+fn what_waited_to_be_written_when_its_descriptor_became_another_file_was_counted_twice() {
+    let Some(scene) = scene("report_moved") else { return };
+    is_as_traced(
+        &scene,
+        "moved",
+        r#"cat > m.c <<'END'
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+int main(void) {
+    for (int n = 0; n < 500; n++) printf("hello");
+    dup2(open("m.two", O_CREAT | O_WRONLY, 0600), 1);
+    for (int n = 0; n < 500; n++) printf("world");
+    FILE *f = fopen("m.three", "w");
+    for (int n = 0; n < 500; n++) fputs("hello", f);
+    dup2(open("m.four", O_CREAT | O_WRONLY, 0600), fileno(f));
+    for (int n = 0; n < 500; n++) fputs("world", f);
+    fclose(f);
+    fflush(stdout); close(1); open("m.five", O_CREAT | O_WRONLY, 0600); printf("number one again\n");
+    return 0;
+}
+END
+gcc -w -o /mnt/m m.c; rm m.c; /mnt/m > m.one"#,
+    );
+}
+
+/// Numbers of descriptors that were closed past libc, as node does, were believed to be the files that had them.
+#[test]
+fn pipes_and_sockets_with_the_number_of_a_file_were_counted_as_its_bytes() {
+    let Some(scene) = scene("report_numbers") else { return };
+    is_as_traced(
+        &scene,
+        "numbers",
+        r#"cat > /mnt/n.c <<'END'
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static char b[100000];
+static void moves(int from, int to, int times) {
+    for (int n = 0; n < times; n++) if (write(to, b, 50000) != 50000 || read(from, b, 50000) != 50000) exit(1);
+    syscall(SYS_close, from); syscall(SYS_close, to);
+}
+static void leaves_numbers(void) {
+    int files[8];
+    for (int n = 0; n < 8; n++) { files[n] = open("numbers", O_CREAT | O_WRONLY, 0600); if (write(files[n], b, 10) != 10) exit(1); }
+    for (int n = 0; n < 8; n++) syscall(SYS_close, files[n]);
+}
+int main(void) {
+    int two[2];
+    leaves_numbers(); pipe(two); moves(two[0], two[1], 20);
+    leaves_numbers(); pipe2(two, O_CLOEXEC); moves(two[0], two[1], 20);
+    leaves_numbers(); socketpair(AF_UNIX, SOCK_STREAM, 0, two); moves(two[0], two[1], 20);
+    leaves_numbers(); syscall(SYS_pipe2, two, 0); two[1] = fcntl(two[1], F_DUPFD, 5); two[0] = dup(two[0]); moves(two[0], two[1], 20);
+    leaves_numbers(); long one = 1; int e = eventfd(0, 0); for (int n = 0; n < 1000; n++) if (write(e, &one, 8) != 8) return 1;
+    /* A child that has its parent's memory opens a file over its parent's number, and the other way round. */
+    pipe(two); dup2(two[1], 90); if (write(90, b, 1) != 1) return 1;
+    int kept = open("kept", O_CREAT | O_WRONLY, 0600); dup2(kept, 91); if (write(91, b, 1000) != 1000) return 1;
+    FILE *f = fopen("stream", "w"); fputs("stream", f);
+    if (!vfork()) { dup2(open("vforked", O_CREAT | O_WRONLY, 0600), 90); write(90, b, 100); close(91); close(fileno(f)); _exit(0); }
+    wait(0);
+    moves(two[0], 90, 20);
+    if (write(91, b, 1000) != 1000) return 1;
+    fclose(f);
+    return 0;
+}
+END
+gcc -w -O1 -o /mnt/n /mnt/n.c; /mnt/n"#,
+    );
+}
+
 #[test]
 fn a_static_program_is_told_by_estimate_and_never_as_counted() {
     let Some(scene) = scene("report_static") else { return };
