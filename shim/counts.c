@@ -180,14 +180,15 @@ static bool has_moved(const struct st_slot *slot)
     return bytes != 0;
 }
 
-__attribute__((destructor)) static void end(void)
+void st_counts_end(bool flushed)
 {
-    if (!st_counting)
+    /* Who never had a slot has nothing to say: a child of a fork that we did not see, or one that came when all were taken. */
+    if (!st_counting || !__atomic_load_n(&own->claimed, __ATOMIC_ACQUIRE))
         return;
-    st_streams_end();
+    st_streams_end(flushed);
     for (unsigned domain = 0; domain < st_process.domain_count; domain++) {
         struct st_slot *slot = files[domain] ? slot_of(domain) : NULL;
-        /* A vfork child that ends by exit: the slot is its parent's. */
+        /* A vfork child: the slot is its parent's. */
         if (!slot || !st_on(ST_ON_INDEX) || slot->pid != (uint32_t)st_sys_getpid())
             continue;
         /* It costs tens of microseconds, so only those pay who have read or written something. */
@@ -195,6 +196,11 @@ __attribute__((destructor)) static void end(void)
             kernel_counts(slot->kernel_ended);
         __atomic_store_n(&slot->ended_ns, st_now_ns(), __ATOMIC_RELEASE);
     }
+}
+
+__attribute__((destructor)) static void end(void)
+{
+    st_counts_end(true);
 }
 
 /* ---- Whose is a descriptor? */

@@ -120,6 +120,22 @@ ST_WRAP(int, daemon, int stay, int keep)
     return result;
 }
 
+/* ---- Ends without destructors: that it was one is noted. What waits in streams to be written is left behind. */
+
+#define ENDS(name)                                                        \
+    __attribute__((noreturn)) ST_WRAP(void, name, int status)           \
+    {                                                                     \
+        void (*next)(int) = ST_NEXT(name);                              \
+        st_counts_end(false);                                             \
+        if (next)                                                         \
+            next(status);                                                 \
+        for (;;)                                                          \
+            st_sys(__NR_exit_group, status);                              \
+    }
+ENDS(_exit)
+ENDS(_Exit)
+ENDS(quick_exit)
+
 /* ---- Users and groups: an identity that stays what it is changes nothing. */
 
 struct identity {

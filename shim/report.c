@@ -26,7 +26,7 @@ __attribute__((destructor)) static void report(void)
     uint64_t reads = 0, writes = 0;
     if (!st_process.report)
         return;
-    st_streams_end();
+    st_streams_end(true);
     st_counts_total(&total);
     for (unsigned size = 0; size < ST_SIZES; size++) {
         reads += total.read_sizes[size];

@@ -107,6 +107,7 @@ extern bool st_counting; /* only ever becomes true, in the constructor */
 void st_counts_map(unsigned domain, const char *path);
 void st_counts_start(char *const *arguments);
 void st_counts_forked(void); /* in the child of a fork that we saw */
+void st_counts_end(bool flushed); /* the process is about to end, and what waits in streams to be written is; or is not */
 void st_counts_total(struct st_io *out);
 int st_counted_open(const struct st_domain *domain, int descriptor, int flags); /* returns the descriptor */
 void st_counted_sync(int descriptor);
@@ -146,7 +147,7 @@ void st_counted_copy(int in, const void *from_place, int out, const void *to_pla
 struct _IO_FILE;
 void st_streams_start(void);
 void st_streams_rebase(void); /* in a fork child: what is counted from here on is its own */
-void st_streams_end(void);
+void st_streams_end(bool flushed);
 void st_streams_forking(void);
 void st_streams_leave(void); /* before exec, which leaves what waits to be written behind */
 void st_streams_passed(int descriptor, uint64_t bytes); /* by read or write on it, not by stdio */

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdio_ext.h>
+#include <sys/mman.h>
 #include <sys/types.h>
 
 #define STREAMS ST_STANDARD
@@ -28,10 +29,13 @@ struct stream {
      * file's end). Between two seeks a stream is only read or only written, as the standard wants it. */
     int64_t position, logical;
     int64_t buffered; /* when a seek begins: libc has the file's content from here to `position` */
+    bool inherited;   /* of a parent, or by a child: its position moves for all of them */
+    int64_t seen;     /* of what all of them have accounted for */
 };
 static struct stream streams[ALL_STREAMS];
 static struct stream *const standard = streams + STREAMS; /* the last three, whose FILEs are never freed */
 static uint32_t open_streams; /* of the others */
+static int64_t *family; /* of each stream, what a process and its fork children have accounted for since it was inherited; NULL: none */
 
 /* Of each descriptor: its stream's number + 1; what a stream knows of a descriptor that is not marked so is over. */
 #define DIRECT ST_STREAM_DIRECT /* none, and the program has moved its position */
@@ -110,6 +114,20 @@ static void publish(struct stream *stream, FILE *file)
     __atomic_store_n(&stream->file, file, __ATOMIC_RELEASE);
 }
 
+static int64_t of_family(const struct stream *stream)
+{
+    return family ? __atomic_load_n(&family[stream - streams], __ATOMIC_RELAXED) : 0;
+}
+
+/* Of what its position says the others have to take off what is accounted for here. */
+static void tell_family(struct stream *stream, int64_t bytes)
+{
+    if (!stream->inherited || !family)
+        return;
+    __atomic_fetch_add(&family[stream - streams], bytes, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&stream->seen, bytes, __ATOMIC_RELAXED);
+}
+
 /* ---- What a FILE says */
 
 struct look {
@@ -141,6 +159,14 @@ static int open_memory(void)
     return st_sys_failed(opened) ? -1 : (int)opened;
 }
 
+static bool copied(const struct stream *stream, int memory, FILE *copy)
+{
+    FILE *file = __atomic_load_n(&stream->file, __ATOMIC_ACQUIRE);
+    return file && file != TAKEN && memory >= 0 &&
+           st_sys(__NR_pread64, memory, copy, sizeof *copy, file) == (long)sizeof *copy &&
+           copy->_fileno == stream->descriptor;
+}
+
 /* Counts up to now; `flushed`: and what waits to be written, as it is going to be. `own`: the caller's argument, or NULL. */
 static void account(struct stream *stream, FILE *own, int memory, bool flushed)
 {
@@ -150,26 +176,31 @@ static void account(struct stream *stream, FILE *own, int memory, bool flushed)
         return;
     if (!own && stream >= standard)
         own = file;
-    if (!own && (memory < 0 || st_sys(__NR_pread64, memory, &copy, sizeof copy, file) != (long)sizeof copy))
+    if (!own && !copied(stream, memory, &copy))
         return;
     struct look look = look_at(own ? own : &copy, own != NULL);
     struct st_io *io = st_io_of(st_kind_of(stream->descriptor));
     int64_t now = io ? position_of(stream->descriptor) : -1;
-    if (now < 0 || (!own && copy._fileno != stream->descriptor) ||
-        !has_descriptor(stream) || __atomic_load_n(&stream->file, __ATOMIC_ACQUIRE) != file ||
+    if (now < 0 || !has_descriptor(stream) || __atomic_load_n(&stream->file, __ATOMIC_ACQUIRE) != file ||
         __atomic_load_n(&stream->turn, __ATOMIC_ACQUIRE) != turn)
         return;
-    uint64_t passed = __atomic_exchange_n(&stream->passed, 0, __ATOMIC_RELAXED);
     /* Who appends has its descriptor anywhere until it writes. */
     bool at_end = look.writes && stream->appends && now == stream->position;
     int64_t to = (at_end ? stream->logical : now + look.ahead) + (flushed ? look.pending : 0);
-    int64_t bytes = to - (look.writes ? stream->logical : stream->position) - (int64_t)passed;
+    int64_t passed = (int64_t)__atomic_load_n(&stream->passed, __ATOMIC_RELAXED);
+    int64_t others = stream->inherited ? of_family(stream) - stream->seen : 0;
+    int64_t bytes = to - (look.writes ? stream->logical : stream->position) - passed - others;
+    if (bytes < 0 && stream->inherited)
+        return; /* another one is ending, and has accounted for what it is about to write */
+    __atomic_fetch_sub(&stream->passed, (uint64_t)passed, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&stream->seen, others, __ATOMIC_RELAXED);
     /* A standard stream whose buffer was never made was never used: others share its descriptor. */
     bool used = look.used || stream < standard;
     stream->position = look.writes && stream->appends ? now : to;
     stream->logical = look.writes || !stream->appends ? to : stream->logical;
     if (bytes <= 0 || !used)
         return;
+    tell_family(stream, bytes);
     st_add(look.writes ? &io->write_bytes : &io->read_bytes, (uint64_t)bytes);
     st_add(look.writes ? &io->stream_write_bytes : &io->stream_read_bytes, (uint64_t)bytes);
 }
@@ -198,6 +229,7 @@ static void begin(struct stream *stream, int descriptor)
     stream->appends = !st_sys_failed(flags) && (flags & O_APPEND);
     stream->descriptor = descriptor;
     stream->passed = 0;
+    stream->seen = of_family(stream);
     stream->position = now;
     stream->logical = stream->appends ? end_of(descriptor, now) : now;
     mark(descriptor, (unsigned)(stream - streams) + 1);
@@ -224,6 +256,7 @@ void st_stream_opened(FILE *file, int descriptor)
         mark(descriptor, position_of(descriptor) ? DIRECT : 0);
         return;
     }
+    stream->inherited = false;
     begin(stream, descriptor);
     publish(stream, file);
 }
@@ -239,6 +272,7 @@ static struct stream *known(FILE *file)
     if (descriptor < 0 || st_kind_of(descriptor) < ST_KIND_OURS || marked(descriptor) || !is_own() ||
         !(stream = claim(file)))
         return NULL;
+    stream->inherited = false;
     begin(stream, descriptor);
     if (!stream->appends)
         stream->position = stream->logical = 0;
@@ -276,6 +310,8 @@ static void begin_standard(unsigned number, FILE *file)
 
 void st_streams_start(void)
 {
+    long page = st_sys(__NR_mmap, 0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    family = st_sys_failed(page) ? NULL : (int64_t *)page;
     begin_standard(0, stdin);
     begin_standard(1, stdout);
     begin_standard(2, stderr);
@@ -283,15 +319,19 @@ void st_streams_start(void)
 
 void st_streams_rebase(void)
 {
-    for (unsigned at = 0; at < ALL_STREAMS; at++)
-        if (has_descriptor(&streams[at]))
-            begin(&streams[at], streams[at].descriptor);
+    for (unsigned at = 0; at < ALL_STREAMS; at++) {
+        struct stream *stream = &streams[at];
+        if (has_descriptor(stream) && stream->inherited)
+            stream->passed = 0;
+        else if (has_descriptor(stream))
+            begin(stream, stream->descriptor);
+    }
 }
 
-void st_streams_end(void)
+void st_streams_end(bool flushed)
 {
     if (is_own())
-        account_all(true);
+        account_all(flushed);
 }
 
 void st_streams_leave(void)
@@ -314,8 +354,10 @@ void st_streams_again(unsigned which, int descriptor)
     if (!st_counting || st_kind_of(descriptor) < ST_KIND_OURS || !is_own())
         return;
     FILE *file = __atomic_load_n(&stream->file, __ATOMIC_ACQUIRE);
-    if (file && file != TAKEN && (stream >= standard || stream->descriptor == descriptor))
-        begin(stream, descriptor);
+    if (!file || file == TAKEN || (stream < standard && stream->descriptor != descriptor))
+        return;
+    stream->inherited = false;
+    begin(stream, descriptor);
 }
 
 void st_streams_over(int descriptor, bool still_open)
@@ -330,10 +372,12 @@ void st_streams_over(int descriptor, bool still_open)
 void st_streams_passed(int descriptor, uint64_t bytes)
 {
     struct stream *stream = stream_on(descriptor);
-    if (stream)
+    if (stream) {
         __atomic_fetch_add(&stream->passed, bytes, __ATOMIC_RELAXED);
-    else if (!marked(descriptor))
+        tell_family(stream, (int64_t)bytes);
+    } else if (!marked(descriptor)) {
         mark(descriptor, DIRECT);
+    }
 }
 
 void st_streams_shifted(int descriptor, int64_t by)
@@ -341,6 +385,7 @@ void st_streams_shifted(int descriptor, int64_t by)
     struct stream *stream = stream_on(descriptor);
     if (!stream)
         return;
+    tell_family(stream, by);
     __atomic_fetch_add(&stream->position, by, __ATOMIC_RELAXED);
     if (!stream->appends)
         __atomic_fetch_add(&stream->logical, by, __ATOMIC_RELAXED);
@@ -415,6 +460,7 @@ static void sought(struct stream *stream, FILE *file)
         st_add(&io->read_bytes, (uint64_t)read);
         st_add(&io->stream_read_bytes, (uint64_t)read);
     }
+    tell_family(stream, now - stream->position);
     stream->position = now;
     stream->logical = stream->appends ? end_of(stream->descriptor, now) : logical >= 0 ? logical : now;
 }
@@ -448,22 +494,31 @@ ST_WRAP(void, rewind, FILE *file)
     sought(stream, file);
 }
 
-/* ---- Children write to the same standard streams: what they moved, between fork and wait, is theirs. */
+/* ---- Children have the same streams and descriptors. Fork children account for theirs in common; what programs that they
+ * became, or that were spawned, moved on standard streams between fork and wait is theirs.
+ */
 
 void st_streams_forking(void)
 {
-    for (unsigned which = 0; st_counting && which < 3; which++)
-        if (has_descriptor(&standard[which]) && is_own())
-            account(&standard[which], NULL, -1, false);
+    bool any = false;
+    for (unsigned at = 0; st_counting && at < ALL_STREAMS; at++)
+        any = any || has_descriptor(&streams[at]);
+    if (!any || !is_own())
+        return;
+    account_all(false);
+    for (unsigned at = 0; at < ALL_STREAMS; at++) {
+        if (has_descriptor(&streams[at]) && !streams[at].inherited) {
+            streams[at].seen = of_family(&streams[at]);
+            streams[at].inherited = true;
+        }
+    }
 }
 
 static void waited(void)
 {
-    for (unsigned which = 0; st_counting && which < 3; which++) {
-        struct stream *stream = &standard[which];
-        if (has_descriptor(stream) && is_own())
-            begin(stream, stream->descriptor);
-    }
+    for (unsigned which = 0; st_counting && which < 3; which++)
+        if (has_descriptor(&standard[which]) && is_own())
+            begin(&standard[which], (int)which);
 }
 
 #define WAITS(name, TYPES, PARAMETERS, ARGUMENTS)             \

@@ -359,6 +359,80 @@ gcc -w -O1 -o /mnt/n /mnt/n.c; /mnt/n"#,
     );
 }
 
+/// A stream that a child inherits has one position for both, and each counted what the other wrote.
+#[test]
+fn what_a_child_wrote_to_a_stream_of_its_parents_was_counted_in_both() {
+    let Some(scene) = scene("report_inherited") else { return };
+    is_as_traced(
+        &scene,
+        "inherited",
+        r#"cat > i.c <<'END'
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static char b[100000];
+int main(void) {
+    FILE *f = fopen("one", "w"), *kept = fopen("kept", "w");
+    fwrite(b, 1, sizeof b, f); fflush(f);
+    for (int n = 0; n < 3; n++) { if (!fork()) { fwrite(b, 1, sizeof b, f); exit(0); } wait(0); }
+    for (int n = 0; n < 3; n++) { if (!fork()) { fwrite(b, 1, 50000, f); fflush(f); fclose(kept); _exit(0); } wait(0); }
+    fwrite(b, 1, sizeof b, f); fclose(f);
+    /* And one that the parent alone goes on with, while there is a child. */
+    for (int n = 0; n < 3; n++) {
+        if (!fork()) { usleep(20000); _exit(0); }
+        fwrite(b, 1, 70000, kept);
+    }
+    while (wait(0) > 0) {}
+    fwrite(b, 1, 70000, kept);
+    return 0;
+}
+END
+gcc -w -o i i.c; ./i"#,
+    );
+}
+
+/// A program that ends with _exit, as every dash does, was told of as killed, and what its streams had moved was not counted.
+#[test]
+fn an_end_by_exit_without_destructors_was_taken_for_a_kill() {
+    let Some(scene) = scene("report_exit") else { return };
+    let record = is_as_traced(
+        &scene,
+        "exit",
+        r#"cat > /mnt/e.c <<'END'
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static char b[100000];
+int main(void) {
+    void (*ends[3])(int) = {_exit, _Exit, quick_exit};
+    for (int n = 0; n < 3; n++) {
+        FILE *f = fopen("flushed", "w");
+        if (!fork()) {
+            f = fopen("by-child", "w"); fwrite(b, 1, sizeof b, f); fflush(f); fputs("never written", f);
+            ends[n](0);
+        }
+        wait(0);
+        if (!vfork()) ends[n](0);
+        wait(0);
+        fwrite(b, 1, sizeof b, f); fclose(f);
+    }
+    FILE *f = fopen("flushed", "w"); fwrite(b, 1, sizeof b, f); fflush(f); fputs("never written", f);
+    _exit(0);
+}
+END
+gcc -w -o /mnt/e /mnt/e.c; /mnt/e; dash -c 'echo a > f; (echo b > g); cat f g > h'"#,
+    );
+    let processes = record["processes"].as_array().unwrap();
+    assert!(processes.iter().filter(|process| process["program"] == "e").count() == 4, "{record:#}");
+    assert!(processes.iter().any(|process| process["program"] == "dash"), "{record:#}");
+    // (strace tries out what the kernel can, with children that it kills.)
+    let is_cut = |process: &&Value| process["counted"] == "shim_cut_short" && process["program"] != "strace";
+    let cut: Vec<&Value> = processes.iter().filter(is_cut).collect();
+    assert!(cut.is_empty(), "{cut:#?}");
+}
+
 #[test]
 fn a_static_program_is_told_by_estimate_and_never_as_counted() {
     let Some(scene) = scene("report_static") else { return };

@@ -167,7 +167,10 @@ fn programs(out: &mut String, record: &RunRecord) -> std::fmt::Result {
     }
     let cut = record.processes.iter().filter(|process| process.counted == Counted::ShimCutShort).count();
     if cut > 0 {
-        writeln!(out, "  {cut} processes were killed or became others: what stdio had not told then is not counted")?;
+        writeln!(
+            out,
+            "  {cut} processes were killed, or went on as programs that do not count: what stdio moved in them may be missing"
+        )?;
     }
     Ok(())
 }

@@ -197,7 +197,7 @@ fn ways(record: &RunRecord) -> String {
     if cut > 0 {
         let _ = writeln!(
             out,
-            "<p class=\"note\">{cut} processes were killed or became others: what stdio had not told then is not counted.</p>"
+            "<p class=\"note\">{cut} processes were killed, or went on as programs that do not count: what stdio moved in them may be missing.</p>"
         );
     }
     out
