@@ -89,8 +89,8 @@ static void moved(const struct request *request, bool write, int descriptor, lon
 READS(read)
 READS(__read)
 #define WRITES(name) \
-    COUNTED(ssize_t, name, true, descriptor, bytes, LIST(const void *, size_t), LIST(const void *from, size_t bytes), LIST(from, bytes), \
-            st_sys(__NR_write, descriptor, from, bytes))
+    COUNTED(ssize_t, name, true, descriptor, bytes, LIST(const void *, size_t), LIST(const void *from, size_t bytes), \
+            LIST(from, bytes), st_sys(__NR_write, descriptor, from, bytes))
 WRITES(write)
 WRITES(__write)
 #define PREADS(name) \

@@ -35,7 +35,8 @@ struct stream {
 static struct stream streams[ALL_STREAMS];
 static struct stream *const standard = streams + STREAMS; /* the last three, whose FILEs are never freed */
 static uint32_t open_streams; /* of the others */
-static int64_t *family; /* of each stream, what a process and its fork children have accounted for since it was inherited; NULL: none */
+/* Of each stream, what a process and its fork children have accounted for, in a page that they share; NULL: none yet. */
+static int64_t *family;
 
 /* Of each descriptor: its stream's number + 1; what a stream knows of a descriptor that is not marked so is over. */
 #define DIRECT ST_STREAM_DIRECT /* none, and the program has moved its position */
@@ -310,8 +311,6 @@ static void begin_standard(unsigned number, FILE *file)
 
 void st_streams_start(void)
 {
-    long page = st_sys(__NR_mmap, 0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    family = st_sys_failed(page) ? NULL : (int64_t *)page;
     begin_standard(0, stdin);
     begin_standard(1, stdout);
     begin_standard(2, stderr);
@@ -498,6 +497,17 @@ ST_WRAP(void, rewind, FILE *file)
  * became, or that were spawned, moved on standard streams between fork and wait is theirs.
  */
 
+static void share(void)
+{
+    int64_t *none = NULL;
+    if (__atomic_load_n(&family, __ATOMIC_ACQUIRE))
+        return;
+    long page = st_sys(__NR_mmap, 0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (!st_sys_failed(page) && !__atomic_compare_exchange_n(&family, &none, (int64_t *)page, false, __ATOMIC_ACQ_REL,
+                                                             __ATOMIC_ACQUIRE))
+        st_sys(__NR_munmap, page, 4096);
+}
+
 void st_streams_forking(void)
 {
     bool any = false;
@@ -506,6 +516,7 @@ void st_streams_forking(void)
     if (!any || !is_own())
         return;
     account_all(false);
+    share();
     for (unsigned at = 0; at < ALL_STREAMS; at++) {
         if (has_descriptor(&streams[at]) && !streams[at].inherited) {
             streams[at].seen = of_family(&streams[at]);
