@@ -235,7 +235,9 @@ static unsigned learn(int descriptor)
     return ST_KIND_FOREIGN;
 }
 
-/* A vfork child has its parent's memory and other descriptors: what it finds out is not written down. */
+/* A vfork child has its parent's memory and other descriptors: what it finds out is not written down, but for what would only
+ * make the parent count less (asking costs a system call, which nobody else's descriptors should).
+ */
 static bool is_vforked(void)
 {
     int pid;
@@ -245,7 +247,7 @@ static bool is_vforked(void)
 unsigned st_kind_learn(int descriptor)
 {
     unsigned kind = learn(descriptor);
-    if (kind && !is_vforked())
+    if (kind == ST_KIND_FOREIGN || (kind && !is_vforked()))
         __atomic_store_n(&st_kinds[descriptor], (uint8_t)kind, __ATOMIC_RELAXED);
     return kind;
 }

@@ -361,11 +361,10 @@ void st_streams_again(unsigned which, int descriptor)
 
 void st_streams_over(int descriptor, bool still_open)
 {
-    if (!marked(descriptor))
-        return;
-    if (still_open && is_own())
+    if (still_open && stream_on(descriptor) && is_own())
         account_on(descriptor);
-    mark(descriptor, 0);
+    if (marked(descriptor))
+        mark(descriptor, 0);
 }
 
 void st_streams_passed(int descriptor, uint64_t bytes)

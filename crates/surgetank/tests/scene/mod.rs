@@ -11,6 +11,7 @@
 
 mod agents;
 pub mod group;
+pub mod record;
 pub mod server;
 
 use std::collections::BTreeMap;

@@ -1,0 +1,362 @@
+//! Counting for the report, in other people's programs: what was counted twice, or harmed the program, once.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+
+mod scene;
+
+use std::fs;
+
+use scene::record::{SMALL, is_as_traced, small_scene as scene};
+use serde_json::Value;
+
+/// A descriptor that appends is at the front until it writes, and at the end from there on: all of the file was counted.
+#[test]
+fn what_a_file_had_before_it_was_appended_to_was_counted_as_written() {
+    let Some(scene) = scene("report_append") else { return };
+    is_as_traced(
+        &scene,
+        "append",
+        r#"cat > a.c <<'END'
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+int main(int count, char **words) {
+    char b[1000];
+    FILE *f = fopen("log", "a+");
+    fputs("not read\n", f); fclose(f);
+    f = fopen("log", "a+");
+    if (!fread(b, 1, sizeof b, f)) return 1;
+    fseek(f, 0, SEEK_CUR); fputs("read before\n", f); fflush(f); fputs("and again\n", f);
+    fseek(f, 100, SEEK_SET); if (!fread(b, 1, 10, f)) return 1;
+    fclose(f);
+    int d = open("log", O_WRONLY | O_APPEND);
+    f = fdopen(d, "w"); fputs("by descriptor\n", f); if (write(d, b, 10) != 10) return 1; fclose(f);
+    f = fopen("log", "a"); fputs("left to exit\n", f);
+    return 0;
+}
+END
+gcc -o a a.c; head -c 4000000 /dev/zero > log
+for n in $(seq 20); do echo "line $n" >> log; done
+{ echo one; sh -c 'echo two'; /bin/echo three; (echo four); } >> log
+./a; ./a >> log; stdbuf -o0 printf '%s\n' five >> log; exec >> log; echo six; (echo seven); cat a.c; echo eight"#,
+    );
+}
+
+/// C++ opens a FILE and then reads and writes its descriptor by itself: both were counted.
+#[test]
+fn what_a_program_moved_on_the_descriptor_under_a_stream_was_counted_twice() {
+    let Some(scene) = scene("report_under") else { return };
+    is_as_traced(
+        &scene,
+        "under",
+        r#"cat > c.cc <<'END'
+#include <fstream>
+#include <string>
+int main() {
+    std::string line(1000, 'x');
+    { std::ofstream out("c.out"); for (int n = 0; n < 3000; n++) out << line << '\n'; }
+    std::ifstream in("c.out");
+    for (int n = 0; n < 50; n++) { in.seekg(n * 20000); std::getline(in, line); }
+    in.seekg(0); while (std::getline(in, line)) {}
+    std::fstream both("c.out"); both.seekg(500); both.get(); both.seekp(2000000); both << "here";
+    std::ofstream("c.out", std::ios::app) << "at the end";
+}
+END
+cat > u.c <<'END'
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+#include <sys/uio.h>
+int main(void) {
+    static char b[200000];
+    FILE *f = fopen("u.out", "w+");
+    fputs("before\n", f); fflush(f);
+    for (int n = 0; n < 10; n++) if (write(fileno(f), b, sizeof b) < 0) return 1;
+    fputs("after\n", f); fflush(f);
+    if (pwrite(fileno(f), b, 1000, 0) < 0) return 1;
+    rewind(f); lseek(fileno(f), 0, SEEK_SET); if (read(fileno(f), b, sizeof b) < 0) return 1;
+    fclose(f);
+    f = fopen("hole", "w"); lseek(fileno(f), 1l << 30, SEEK_SET); fputc('x', f); fclose(f);
+    f = fopen("closed", "w"); fputs("flushed\n", f); fflush(f); close(fileno(f));
+    /* Its number is another file's now. */
+    int d = open("other", O_CREAT | O_WRONLY, 0600); if (write(d, b, sizeof b) < 0) return 1;
+    printf("by stdio\n"); fflush(stdout); if (write(1, "by hand\n", 8) < 0 || pwrite(1, "by stdio\n", 9, 0) < 0) return 1;
+    return 0;
+}
+END
+g++ -o c c.cc; gcc -w -o u u.c; ./c; ./u > u.said"#,
+    );
+}
+
+/// What waited to be written went to another file than the one in which it was counted, too.
+#[test]
+fn what_waited_to_be_written_when_its_descriptor_became_another_file_was_counted_twice() {
+    let Some(scene) = scene("report_moved") else { return };
+    is_as_traced(
+        &scene,
+        "moved",
+        r#"cat > m.c <<'END'
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+int main(void) {
+    for (int n = 0; n < 500; n++) printf("hello");
+    dup2(open("m.two", O_CREAT | O_WRONLY, 0600), 1);
+    for (int n = 0; n < 500; n++) printf("world");
+    FILE *f = fopen("m.three", "w");
+    for (int n = 0; n < 500; n++) fputs("hello", f);
+    dup2(open("m.four", O_CREAT | O_WRONLY, 0600), fileno(f));
+    for (int n = 0; n < 500; n++) fputs("world", f);
+    fclose(f);
+    fflush(stdout); close(1); open("m.five", O_CREAT | O_WRONLY, 0600); printf("number one again\n");
+    return 0;
+}
+END
+gcc -w -o /mnt/m m.c; rm m.c; /mnt/m > m.one"#,
+    );
+}
+
+/// Numbers of descriptors that were closed past libc, as node does, were believed to be the files that had them.
+#[test]
+fn pipes_and_sockets_with_the_number_of_a_file_were_counted_as_its_bytes() {
+    let Some(scene) = scene("report_numbers") else { return };
+    is_as_traced(
+        &scene,
+        "numbers",
+        r#"cat > /mnt/n.c <<'END'
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static char b[100000];
+static void moves(int from, int to, int times) {
+    for (int n = 0; n < times; n++) if (write(to, b, 50000) != 50000 || read(from, b, 50000) != 50000) exit(1);
+    syscall(SYS_close, from); syscall(SYS_close, to);
+}
+static void leaves_numbers(void) {
+    int files[8];
+    for (int n = 0; n < 8; n++) { files[n] = open("numbers", O_CREAT | O_WRONLY, 0600); if (write(files[n], b, 10) != 10) exit(1); }
+    for (int n = 0; n < 8; n++) syscall(SYS_close, files[n]);
+}
+int main(void) {
+    int two[2];
+    leaves_numbers(); pipe(two); moves(two[0], two[1], 20);
+    leaves_numbers(); pipe2(two, O_CLOEXEC); moves(two[0], two[1], 20);
+    leaves_numbers(); socketpair(AF_UNIX, SOCK_STREAM, 0, two); moves(two[0], two[1], 20);
+    leaves_numbers(); syscall(SYS_pipe2, two, 0); two[1] = fcntl(two[1], F_DUPFD, 5); two[0] = dup(two[0]); moves(two[0], two[1], 20);
+    leaves_numbers(); long one = 1; int e = eventfd(0, 0); for (int n = 0; n < 1000; n++) if (write(e, &one, 8) != 8) return 1;
+    /* A child that has its parent's memory opens a file over its parent's number, and the other way round. */
+    pipe(two); dup2(two[1], 90); if (write(90, b, 1) != 1) return 1;
+    int kept = open("kept", O_CREAT | O_WRONLY, 0600); dup2(kept, 91); if (write(91, b, 1000) != 1000) return 1;
+    FILE *f = fopen("stream", "w"); fputs("stream", f);
+    if (!vfork()) { dup2(open("vforked", O_CREAT | O_WRONLY, 0600), 90); write(90, b, 100); close(91); close(fileno(f)); _exit(0); }
+    wait(0);
+    moves(two[0], 90, 20);
+    if (write(91, b, 1000) != 1000) return 1;
+    fclose(f);
+    return 0;
+}
+END
+gcc -w -O1 -o /mnt/n /mnt/n.c; /mnt/n"#,
+    );
+}
+
+/// A stream that a child inherits has one position for both, and each counted what the other wrote.
+#[test]
+fn what_a_child_wrote_to_a_stream_of_its_parents_was_counted_in_both() {
+    let Some(scene) = scene("report_inherited") else { return };
+    is_as_traced(
+        &scene,
+        "inherited",
+        r#"cat > i.c <<'END'
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static char b[100000];
+int main(void) {
+    FILE *f = fopen("one", "w"), *kept = fopen("kept", "w");
+    fwrite(b, 1, sizeof b, f); fflush(f);
+    for (int n = 0; n < 3; n++) { if (!fork()) { fwrite(b, 1, sizeof b, f); exit(0); } wait(0); }
+    for (int n = 0; n < 3; n++) { if (!fork()) { fwrite(b, 1, 50000, f); fflush(f); fclose(kept); _exit(0); } wait(0); }
+    fwrite(b, 1, sizeof b, f); fclose(f);
+    /* And one that the parent alone goes on with, while there is a child. */
+    for (int n = 0; n < 3; n++) {
+        if (!fork()) { usleep(20000); _exit(0); }
+        fwrite(b, 1, 70000, kept);
+    }
+    while (wait(0) > 0) {}
+    fwrite(b, 1, 70000, kept);
+    return 0;
+}
+END
+gcc -w -o i i.c; ./i"#,
+    );
+}
+
+/// A program that ends with _exit, as every dash does, was told of as killed, and what its streams had moved was not counted.
+#[test]
+fn an_end_by_exit_without_destructors_was_taken_for_a_kill() {
+    let Some(scene) = scene("report_exit") else { return };
+    let record = is_as_traced(
+        &scene,
+        "exit",
+        r#"cat > /mnt/e.c <<'END'
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static char b[100000];
+int main(void) {
+    void (*ends[3])(int) = {_exit, _Exit, quick_exit};
+    for (int n = 0; n < 3; n++) {
+        FILE *f = fopen("flushed", "w");
+        if (!fork()) {
+            f = fopen("by-child", "w"); fwrite(b, 1, sizeof b, f); fflush(f); fputs("never written", f);
+            ends[n](0);
+        }
+        wait(0);
+        if (!vfork()) ends[n](0);
+        wait(0);
+        fwrite(b, 1, sizeof b, f); fclose(f);
+    }
+    FILE *f = fopen("flushed", "w"); fwrite(b, 1, sizeof b, f); fflush(f); fputs("never written", f);
+    _exit(0);
+}
+END
+gcc -w -o /mnt/e /mnt/e.c; /mnt/e; dash -c 'echo a > f; (echo b > g); cat f g > h'"#,
+    );
+    let processes = record["processes"].as_array().unwrap();
+    assert!(processes.iter().filter(|process| process["program"] == "e").count() == 4, "{record:#}");
+    assert!(processes.iter().any(|process| process["program"] == "dash"), "{record:#}");
+    // (strace tries out what the kernel can, with children that it kills.)
+    let is_cut = |process: &&Value| process["counted"] == "shim_cut_short" && process["program"] != "strace";
+    let cut: Vec<&Value> = processes.iter().filter(is_cut).collect();
+    assert!(cut.is_empty(), "{cut:#?}");
+}
+
+/// Compiles a C program into /mnt.
+fn compiled(name: &str, source: &str) -> String {
+    let (path, code) = (format!("/mnt/{name}"), format!("/mnt/{name}.c"));
+    fs::write(&code, source).unwrap();
+    scene::succeed(std::process::Command::new("gcc").args(["-O1", "-w", "-pthread", "-o", &path, &code]));
+    path
+}
+
+/// Who was counting at the program's end looked into a stream that another thread was closing: the program died, and what
+/// it had printed was lost.
+#[test]
+fn a_stream_that_was_closed_by_another_thread_at_the_end_killed_the_program() {
+    let Some(scene) = scene("shim_stream_threads") else { return };
+    let program = compiled(
+        "threads",
+        r#"
+#include <malloc.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+static void *opens_and_closes(void *number) {
+    char name[64];
+    snprintf(name, sizeof name, "q%ld", (long)number);
+    for (;;) {
+        FILE *file = fopen(name, "r");
+        if (file) { fgetc(file); fclose(file); }
+    }
+}
+int main(int count, char **words) {
+    pthread_t thread;
+    for (long at = 0; at < 4; at++) {
+        char name[64];
+        snprintf(name, sizeof name, "q%ld", at);
+        FILE *file = fopen(name, "w");
+        fputs("hello", file);
+        fclose(file);
+    }
+    for (long at = 0; at < 4; at++) pthread_create(&thread, 0, opens_and_closes, (void *)at);
+    usleep(1000 + atoi(words[2]) * 37);
+    printf("result\n");
+    if (words[1][0] == 'x') { fflush(stdout); execl("/bin/true", "true", (char *)0); }
+    exit(0);
+}
+"#,
+    );
+    let script = format!(
+        "for at in $(seq 150); do for how in exit x; do said=$({program} $how $at) || {{ echo \"$how: $?\"; exit 1; }}
+         [ \"$said\" = result ] || {{ echo \"$how: lost\"; exit 1; }}; done; done"
+    );
+    scene.run(&SMALL, &script).exits(0).prints("");
+}
+
+/// And one that is nowhere any more, because its memory was given back behind libc's back.
+#[test]
+fn a_stream_whose_memory_is_gone_killed_the_program_at_its_end() {
+    let Some(scene) = scene("shim_stream_gone") else { return };
+    let program = compiled(
+        "gone",
+        r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <malloc.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+int main(int count, char **words) {
+    mallopt(M_MMAP_THRESHOLD, 64);
+    FILE *file = fopen("f", "w");
+    fputs("hello", file);
+    int (*past_the_shim)(FILE *) = dlsym(dlopen("libc.so.6", RTLD_LAZY), "fclose");
+    past_the_shim(file);
+    open("g", O_CREAT | O_WRONLY, 0600);
+    if (words[1][0] == 'x') execl("/bin/true", "true", (char *)0);
+    return 0;
+}
+"#,
+    );
+    scene.run(&SMALL, &format!("{program} exit; {program} x")).exits(0).prints("");
+    scene.holds("f", b"hello");
+}
+
+/// The first of the buffers was looked at before the kernel could say that there are none.
+#[test]
+fn a_vector_that_lies_nowhere_killed_the_program_instead_of_being_refused() {
+    let Some(scene) = scene("shim_vector_nowhere") else { return };
+    let program = compiled(
+        "vectors",
+        r#"
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
+#define REFUSED(call) if (errno = 0, (call) != -1 || errno != EFAULT) return printf("%s: %d\n", #call, errno), 1;
+int main(void) {
+    int file = open("v", O_CREAT | O_RDWR, 0600);
+    if (pwrite(file, "x", 1, 0) != 1) return 2;
+    const struct iovec *nowhere = mmap(0, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REFUSED(readv(file, nowhere, 3))
+    REFUSED(writev(file, nowhere, 3))
+    REFUSED(preadv(file, nowhere, 3, 0))
+    REFUSED(pwritev(file, nowhere, 3, 0))
+    REFUSED(preadv64(file, nowhere, 3, 0))
+    REFUSED(pwritev64(file, nowhere, 3, 0))
+    REFUSED(preadv2(file, nowhere, 3, 0, 0))
+    REFUSED(pwritev2(file, nowhere, 3, 0, 0))
+    REFUSED(preadv64v2(file, nowhere, 3, -1, 0))
+    REFUSED(pwritev64v2(file, nowhere, 3, -1, 0))
+    return 0;
+}
+"#,
+    );
+    scene.run(&SMALL, &program).exits(0).prints("");
+}

@@ -1,0 +1,99 @@
+//! The record of a run in tests: what it says was moved, and what strace saw of the same run.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::Scene;
+
+/// Files are known to be small, so whoever writes one has it directly.
+pub const SMALL: [&str; 2] = ["--config", "/mnt/small.toml"];
+
+pub fn small_scene(name: &str) -> Option<Scene> {
+    let mut scene = Scene::new(name)?;
+    scene.tier("fast", 512);
+    fs::write("/mnt/small.toml", "[[rules]]\nmatch = \"**\"\nsize = \"16M\"\n").unwrap();
+    Some(scene)
+}
+
+/// The newest record.
+#[track_caller]
+pub fn record(scene: &Scene) -> Value {
+    scene.verb("report", &["--json"]).exits(0).json()
+}
+
+pub fn records(scene: &Scene) -> Vec<Value> {
+    scene.verb("report", &["--list", "--json"]).exits(0).json().as_array().unwrap().clone()
+}
+
+pub fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))
+}
+
+/// Bytes read and written by processes of that name (all: ""), in these doors.
+pub fn moved(record: &Value, program: &str, doors: &[&str]) -> (u64, u64) {
+    let mut sum = (0, 0);
+    for process in record["processes"].as_array().unwrap() {
+        if program.is_empty() || process["program"] == program {
+            for door in doors {
+                sum.0 += number(&process["io"][door]["read_bytes"]);
+                sum.1 += number(&process["io"][door]["write_bytes"]);
+            }
+        }
+    }
+    sum
+}
+
+pub const COUNTED: [&str; 3] = ["shim", "passthrough", "mediated"];
+
+/// What strace saw (`-ff -y`, one file a process) on files below these directories.
+pub fn traced(logs: &Path, below: &[&str]) -> (u64, u64) {
+    let mut sum = (0, 0);
+    for log in fs::read_dir(logs).unwrap().flatten() {
+        for line in fs::read_to_string(log.path()).unwrap().lines() {
+            let (Some((call, rest)), Some((_, answer))) = (line.split_once('('), line.rsplit_once(" = ")) else {
+                continue;
+            };
+            let Ok(bytes) = answer.split_whitespace().next().unwrap_or("").parse::<u64>() else { continue };
+            let paths: Vec<&str> =
+                rest.split('<').skip(1).filter_map(|part| part.split_once('>')).map(|part| part.0).collect();
+            let ours = |at: usize| paths.get(at).is_some_and(|path| below.iter().any(|dir| path.starts_with(dir)));
+            let (reads, writes) = match call.trim() {
+                "read" | "pread64" | "readv" | "preadv" | "preadv2" => (ours(0), false),
+                "write" | "pwrite64" | "writev" | "pwritev" | "pwritev2" => (false, ours(0)),
+                "sendfile" => (ours(1), ours(0)),
+                "copy_file_range" | "splice" => (ours(0), ours(1)),
+                _ => continue,
+            };
+            sum.0 += if reads { bytes } else { 0 };
+            sum.1 += if writes { bytes } else { 0 };
+        }
+    }
+    sum
+}
+
+/// Runs the script with strace around it and compares.
+#[track_caller]
+pub fn is_as_traced(scene: &Scene, name: &str, script: &str) -> Value {
+    let logs = PathBuf::from(format!("/mnt/trace-{name}"));
+    fs::create_dir(&logs).unwrap();
+    fs::write("/mnt/script.sh", format!("set -eu\n{script}")).unwrap();
+    let calls =
+        "read,pread64,readv,preadv,preadv2,write,pwrite64,writev,pwritev,pwritev2,sendfile,copy_file_range,splice";
+    let traced_run = format!(
+        "exec strace -ff -y -s 0 -e trace={calls} -e signal=none -o {}/log bash /mnt/script.sh",
+        logs.display()
+    );
+    scene.run(&SMALL, &traced_run).exits(0);
+    let record = record(scene);
+    let told = moved(&record, "", &COUNTED);
+    let true_bytes = traced(&logs, &["/mnt/tier-fast/", "/mnt/project/"]);
+    assert!(true_bytes.0 + true_bytes.1 > 0, "{name}: strace saw nothing");
+    for (what, told, is) in [("read", told.0, true_bytes.0), ("written", told.1, true_bytes.1)] {
+        let off = told.abs_diff(is);
+        println!("{name}: {what}: recorded {told}, strace {is}");
+        assert!(off * 100 <= is, "{name}: {what}: recorded {told}, strace saw {is}\n{:#}", record["programs"]);
+    }
+    record
+}
