@@ -258,7 +258,7 @@ impl Drain {
             true => self.expects(tree, file).unwrap_or(Expect::Unknown),
             false => self.expectation(tree, over, at),
         };
-        let in_turn = || turn.map_or(Ok(()), |turn| turn());
+        let in_turn = || turn.map_or(Ok(()), |turn| turn.wait());
         if !self.is_as_known(owner, &path, expect)? {
             in_turn()?;
             let ours = self.published_before(one.seq, owner, &path)?;

@@ -22,7 +22,7 @@ use super::attributes::{carry_over, identity_of, is_denied, subject};
 use super::beneath::{Pinned, Place, open_file_at, pin_at, without_atime};
 use crate::model::StoreIdentity;
 use crate::store::checksum::checksum;
-use crate::store::{Cred, Meta, StorePath};
+use crate::store::{Cred, Meta, StorePath, TakesTurn, Turn};
 
 /// How often a name that comes and goes under our hands is looked at again.
 const ATTEMPTS_MAX: u32 = 8;
@@ -35,6 +35,7 @@ impl PosixStore {
         path: &StorePath,
         meta: &Meta,
         another: bool,
+        turn: Option<Turn<'_>>,
     ) -> io::Result<StoreIdentity> {
         let act = |operation: &dyn Fn() -> io::Result<()>| self.identity.act(who, operation);
         let (from, staged) = self.identity.act(who, || {
@@ -49,9 +50,13 @@ impl PosixStore {
             // Children that were staged inside have moved its times.
             self.finish_dir(who, &staged, meta)?;
         }
+        turn.map_or(Ok(()), TakesTurn::wait)?;
+        // (What the file is there is asked for while the next one is renamed.)
+        let shown = || turn.into_iter().for_each(TakesTurn::pass);
         for _ in 0..ATTEMPTS_MAX {
             match act(&|| self.rename_new(&from, &to)) {
                 Ok(()) => {
+                    shown();
                     crash_point!("store.published");
                     return self.identity_at(who, &to);
                 }
@@ -87,6 +92,7 @@ impl PosixStore {
             self.counters.renames.add(1);
             crash_point!("store.replace");
             act(&|| Ok(renameat(&from.dir, from.name, &to.dir, to.name)?))?;
+            shown();
             crash_point!("store.replaced");
             return self.identity_at(who, &to);
         }
