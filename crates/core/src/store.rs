@@ -337,6 +337,17 @@ pub trait Store: Send + Sync {
         turn.wait()?;
         self.publish(who, temporary, path, meta)
     }
+    /// As `publish` or `publish_in_turn`, where nothing has the name. EEXIST: something has, or it is not known; it has to be
+    /// looked at. (Where each look is a request of its own, new files spare it.)
+    fn publish_absent(
+        &self,
+        _who: Cred,
+        _temporary: &StorePath,
+        _path: &StorePath,
+        _turn: Option<Turn<'_>>,
+    ) -> io::Result<StoreIdentity> {
+        Err(rustix::io::Errno::EXIST.into())
+    }
     /// A file instead of another one that has the name: an atomic rename, nothing of the other one stays, and its further
     /// names keep it.
     fn replace(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity>;

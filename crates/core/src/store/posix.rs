@@ -35,6 +35,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use crate::sync::atomic::AtomicBool;
+
 use super::checksum::checksum;
 use super::{
     Cred, Expect, Features, Gate, Meta, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Turn, Verify, at_once,
@@ -57,6 +59,8 @@ pub struct PosixStore {
     file_system: Option<FileSystem>,
     /// What is no local file system asks a server about each name, and syncs each file by itself.
     at_once: usize,
+    /// It knows only renames that replace.
+    replaces: AtomicBool,
     counters: Counters,
 }
 
@@ -77,6 +81,7 @@ impl PosixStore {
             root,
             identity: Identity::of_this_agent()?,
             copier: Copier::new(),
+            replaces: AtomicBool::new(false),
             at_once: if file_system.is_some() { 1 } else { AT_ONCE },
             file_system,
             counters: Counters::default(),
@@ -402,6 +407,16 @@ impl Store for PosixStore {
         turn: Turn<'_>,
     ) -> io::Result<StoreIdentity> {
         self.publish_at(who, temporary, path, meta, false, Some(turn))
+    }
+
+    fn publish_absent(
+        &self,
+        who: Cred,
+        temporary: &StorePath,
+        path: &StorePath,
+        turn: Option<Turn<'_>>,
+    ) -> io::Result<StoreIdentity> {
+        self.publish_absent_at(who, temporary, path, turn)
     }
 
     fn replace(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity> {

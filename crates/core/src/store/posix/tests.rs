@@ -375,6 +375,15 @@ fn a_file_passes_its_turn_as_soon_as_it_shows() {
         assert_eq!(*turn.1.lock().unwrap(), [before, true]);
         assert_eq!(fs::read(&at).unwrap(), version);
     }
+    fs::remove_file(&at).unwrap();
+    let turn = Watched(&at, std::sync::Mutex::default());
+    let (temporary, _) = staged(&store, "f", &source(b"new"), &meta(0o644));
+    store.publish_absent(me(), &temporary, &path("f"), Some(&turn)).unwrap();
+    assert_eq!(*turn.1.lock().unwrap(), [false, true]);
+    let (temporary, _) = staged(&store, "f", &source(b"two"), &meta(0o644));
+    assert_eq!(errno(store.publish_absent(me(), &temporary, &path("f"), None)), libc::EEXIST);
+    assert_eq!(fs::read(&at).unwrap(), b"new");
+    store.publish(me(), &temporary, &path("f"), &meta(0o644)).unwrap();
     struct Refused;
     impl crate::store::TakesTurn for Refused {
         fn wait(&self) -> io::Result<()> {
