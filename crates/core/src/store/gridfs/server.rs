@@ -141,7 +141,9 @@ impl Server {
         }
         // (Of several the server may send some, and the rest when it is asked for more.)
         let body = match limit {
-            Some(limit) => body.with("limit", limit).with("batchSize", limit).with("singleBatch", limit == 1),
+            Some(1) => body.with("limit", 1).with("batchSize", 1).with("singleBatch", true),
+            // (One more: then all servers see that it is the end.)
+            Some(limit) => body.with("limit", limit).with("batchSize", limit.saturating_add(1)),
             None => body.with("batchSize", BATCH),
         };
         self.all(kind, &body, &Some)
