@@ -37,7 +37,6 @@ mod trouble;
 mod uploads;
 mod wire;
 
-use std::cell::Cell;
 use std::io::{self, Read};
 use std::ops::Range;
 
@@ -45,6 +44,7 @@ use self::bson::{Document, Id};
 use self::failure::Failure;
 use self::files::{File, OURS};
 pub use self::place::{Limits, Place};
+use self::publishing::Publication;
 use self::server::{Server, new_id};
 use self::uploads::PART_BYTES;
 pub use self::wire::Counts;
@@ -99,10 +99,16 @@ impl GridFs {
     }
 
     /// Whether it was published is known, or everything stays.
-    fn publish_or_give_up(&self, key: &str, file: File, id: &Id, when: When<'_>) -> Result<String, Failure> {
-        let sent = Cell::new(false);
-        self.0.publish(key, file, when, &sent).inspect_err(|why| {
-            if !sent.get() || why.is_undone() {
+    fn publish_or_give_up(
+        &self,
+        key: &str,
+        file: File,
+        when: When<'_>,
+        (id, is_upload): (&Id, bool),
+    ) -> Result<String, Failure> {
+        let how = Publication { is_upload, ..Publication::default() };
+        self.0.publish(key, file, when, &how).inspect_err(|why| {
+            if !how.is_sent.get() || why.is_undone() {
                 self.0.give_up(id);
             }
         })
@@ -197,7 +203,7 @@ impl Objects for GridFs {
         self.0.send(key, &id, 0, body, crc64nvme).inspect_err(|_| self.0.give_up(&id))?;
         let metadata = Document::default().with(OURS, files::ours(words, Some(crc64nvme), &id));
         let file = File::new(id, self.0.filename(key), body.len(), metadata);
-        self.reported(key, self.publish_or_give_up(key, file, &id, when))
+        self.reported(key, self.publish_or_give_up(key, file, when, (&id, false)))
     }
 
     fn copy(&self, from: &str, etag: Option<&str>, to: &str, words: Option<&Words>) -> io::Result<String> {
@@ -224,9 +230,9 @@ impl Objects for GridFs {
         self.copy_bytes(&source, &id, to).inspect_err(|_| self.0.give_up(&id))?;
         let file = File::new(id, self.0.filename(to), source.size_bytes, metadata);
         let file = File { beside: source.beside.clone(), ..file };
-        let etag = self.reported(to, self.publish_or_give_up(to, file, &id, When::Always))?;
+        let etag = self.reported(to, self.publish_or_give_up(to, file, When::Always, (&id, is_long)))?;
         if is_long {
-            self.reported(to, self.0.end(&id))?;
+            self.reported(to, self.0.forget_upload(&id))?;
         }
         Ok(etag)
     }
@@ -260,8 +266,8 @@ impl Objects for GridFs {
             let size_bytes = uploads::whole(&begun, parts, crc64nvme)?;
             let metadata = Document::default().with(OURS, files::ours(&begun.words, Some(crc64nvme), &begun.id));
             let file = File::new(begun.id, self.0.filename(key), size_bytes, metadata);
-            let etag = self.0.publish(key, file, when, &Cell::default())?;
-            self.0.end(&begun.id)?;
+            let etag = self.0.publish(key, file, when, &Publication { is_upload: true, ..Publication::default() })?;
+            self.0.forget_upload(&begun.id)?;
             Ok(etag)
         };
         self.reported(key, complete())

@@ -8,8 +8,17 @@ use super::failure::Failure;
 use super::files::{File, OURS, id_of};
 use super::locks::Held;
 use super::server::{Kind, Server, Sure, hex};
+use super::uploads::no_such_upload;
 use crate::error::Errno;
 use crate::store::object::When;
+
+#[derive(Default)]
+pub struct Publication {
+    /// Has a document among the uploads.
+    pub is_upload: bool,
+    /// It may show, whatever comes back.
+    pub is_sent: Cell<bool>,
+}
 
 impl Server {
     /// All that have the name, the one that counts first.
@@ -42,9 +51,9 @@ impl Server {
         there.map(drop).ok_or_else(Failure::condition)
     }
 
-    /// Shows it, if what is there is what is to be. Returns its etag. `sent`: it may show, whatever comes back.
-    pub fn publish(&self, key: &str, file: File, when: When<'_>, sent: &Cell<bool>) -> Result<String, Failure> {
-        self.alone_with(key, |held| self.publish_alone(held, key, file, when, sent))
+    /// Shows it, if what is there is what is to be. Returns its etag.
+    pub fn publish(&self, key: &str, file: File, when: When<'_>, how: &Publication) -> Result<String, Failure> {
+        self.alone_with(key, |held| self.publish_alone(held, key, file, when, how))
     }
 
     fn publish_alone(
@@ -53,7 +62,7 @@ impl Server {
         key: &str,
         mut file: File,
         when: When<'_>,
-        sent: &Cell<bool>,
+        how: &Publication,
     ) -> Result<String, Failure> {
         let there = self.versions(key)?;
         let holds = match when {
@@ -68,10 +77,12 @@ impl Server {
             if !self.confirm(Kind::Files, &ours.id, ours.filename.as_str().into())? {
                 return Err(Failure::condition());
             }
-            self.remove_versions(&there[at + 1..])?;
-            if ours.id != file.id {
+            if ours.id == file.id {
+                self.is_whole(&file, how)?;
+            } else {
                 self.remove_chunks(&file.id)?;
             }
+            self.remove_versions(&there[at + 1..])?;
             return Ok(ours.etag());
         }
         if !holds {
@@ -80,14 +91,24 @@ impl Server {
         let now = crate::clock::now().nanos.div_euclid(1_000_000);
         // Readers take the youngest for the newest.
         file.date_millis = there.first().map_or(now, |there| now.max(there.date_millis.saturating_add(1)));
-        sent.set(true);
+        how.is_sent.set(true);
         self.insert_ours(Kind::Files, file.document(), Some(held.until()))?;
         if !held.is_sure() && self.newest(key)?.is_none_or(|newest| newest.id != file.id) {
             self.remove_version(&file.id)?;
             return Err(Failure::condition());
         }
+        self.is_whole(&file, how)?;
         self.remove_versions(&there)?;
         Ok(file.etag())
+    }
+
+    /// Who gave the upload up (`abort`) either sees the file, or we see that he did, before anything else goes.
+    fn is_whole(&self, file: &File, how: &Publication) -> Result<(), Failure> {
+        if how.is_upload && self.find(Kind::Uploads, fields! { "_id": &file.id }, None, Some(1))?.is_empty() {
+            self.remove_version(&file.id)?;
+            return Err(no_such_upload());
+        }
+        Ok(())
     }
 
     /// Other words for the same bytes.

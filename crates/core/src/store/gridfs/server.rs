@@ -304,8 +304,11 @@ impl Server {
             let index = if unique { index.with("unique", true) } else { index };
             let made = self.ask(self.command("createIndexes", kind).with("indexes", vec![index.into()]));
             match made {
-                Err(why) if !why.again && !self.has_index(kind, &keys, unique)? => Err(why),
-                Err(why) if why.again => Err(why),
+                // (Twice: what is there cannot have it. That is not about what is to be written.)
+                Err(why) if why.again || !self.has_index(kind, &keys, unique).unwrap_or(false) => Err(Failure {
+                    meaning: if why.meaning == Meaning::Twice { Meaning::Errno(Errno::IO) } else { why.meaning },
+                    ..why
+                }),
                 _ => Ok(()),
             }
         };

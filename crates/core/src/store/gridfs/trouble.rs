@@ -503,9 +503,10 @@ fn a_copy_that_takes_longer_than_gc_waits_is_whole_or_an_error() {
         }
         Does::Pass
     });
+    put(&store, "g", b"is to be replaced", When::Absent).unwrap();
     scripted.store().copy("f", None, "g", None).unwrap_err();
     assert_eq!(*seen.lock().unwrap(), ["g"], "it has a name");
-    assert_eq!(store.head("g").unwrap(), None);
+    assert_eq!(get(&store, "g"), b"is to be replaced");
     assert!(get(&store, "f") == content);
     store.copy("f", None, "g", None).unwrap();
     assert!(get(&store, "g") == content);

@@ -28,7 +28,7 @@ pub struct Begun {
     pub parts: Vec<Part>,
 }
 
-fn no_such_upload() -> Failure {
+pub fn no_such_upload() -> Failure {
     Failure::ours(Errno::NOENT, "no such upload")
 }
 
@@ -110,19 +110,10 @@ impl Server {
         self.delete(Kind::Uploads, fields! { "_id": *id }, Sure::Durable).map(drop)
     }
 
-    /// What was begun is a file now. Who gave it up meanwhile (`abort`) has seen the file, or we see that he did.
-    pub fn end(&self, id: &Id) -> Result<(), Failure> {
-        if self.find(Kind::Uploads, fields! { "_id": *id }, None, Some(1))?.is_empty() {
-            self.remove_version(&(*id).into())?;
-            return Err(no_such_upload());
-        }
-        self.forget_upload(id)
-    }
-
     /// Absent is fine. What became a file stays one.
     pub fn abort(&self, id: &str) -> Result<(), Failure> {
         let id = parsed(id)?;
-        // First: whoever makes a file of it looks for this when he has (`end`).
+        // First: whoever makes a file of it looks for this when he has (`is_whole`).
         self.delete(Kind::Uploads, fields! { "_id": id }, Sure::Durable)?;
         if self.find(Kind::Files, fields! { "_id": id }, None, Some(1))?.is_empty() {
             self.remove_chunks(&id.into())?;
