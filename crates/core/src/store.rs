@@ -265,6 +265,10 @@ pub trait Store: Send + Sync {
     fn glance(&self, who: Cred, path: &StorePath) -> io::Result<StoreStat> {
         self.told(who, path).unwrap_or_else(|| self.stat(who, path))
     }
+    /// Something that is there and that no listing shows, because it has no name that a path can be; the first that was found.
+    fn hidden(&self) -> io::Result<Option<String>> {
+        Ok(None)
+    }
     /// Entries without `.` and `..`; our own temporaries are included only when `temporaries`.
     fn list(&self, who: Cred, path: &StorePath, temporaries: bool) -> io::Result<Vec<StoreEntry>>;
     fn read_link(&self, who: Cred, path: &StorePath) -> io::Result<Box<[u8]>>;

@@ -205,6 +205,33 @@ fn an_agent_that_is_killed_leaves_nothing_half_done() {
     nothing_else_stays(&server);
 }
 
+#[test]
+fn what_a_listing_cannot_name_hides_nothing_and_stops_gc() {
+    let Some(server) = MongoServer::start() else { return };
+    server.client_put("p/d/aa", b"a");
+    server.client_put("p/d/zz", b"z");
+    server.client(&["odd", "p/d/mm"]);
+    for nth in 0..3 {
+        server.client_put(&format!("p/d//{nth}"), b"x");
+    }
+    assert_eq!(run(&Node::new(), &server, "ls d").trim_end(), "aa\nzz");
+    run(&Node::new(), &server, "mv d e");
+    assert_eq!(run(&Node::new(), &server, "cat e/aa e/zz"), "az");
+    // A file refers to content; so may what nobody can name.
+    let node = Node::new();
+    let rule = node.path("rule.toml");
+    fs::write(&rule, "[[rules]]\nmatch = \"*.h5\"\ndedup = true\n").unwrap();
+    let options = ["--config", rule.to_str().unwrap()];
+    let dedup = |script: &str| told(&command(&Node::new(), &server, &options, script).output().unwrap());
+    dedup("head -c 200000 /dev/urandom >x.h5");
+    dedup("rm x.h5");
+    let mut gc = Command::new(env!("CARGO_BIN_EXE_surgetank"));
+    gc.args(["gc", "--unused-for", "0s", "--store", &server.url("p/"), "--over"]).arg(node.path("over"));
+    let text = failed(&gc.output().unwrap());
+    assert!(text.contains("nothing was removed"), "{text}");
+    assert!(names(&server).iter().any(|name| name.starts_with(".surgetank-blobs")), "{:?}", names(&server));
+}
+
 fn failed(output: &Output) -> String {
     assert!(!output.status.success(), "it must not work");
     String::from_utf8_lossy(&output.stderr).into_owned()

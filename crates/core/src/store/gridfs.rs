@@ -27,9 +27,13 @@ mod locks;
 mod place;
 mod publishing;
 mod scram;
+#[cfg(test)]
+mod scripted;
 mod server;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod trouble;
 mod uploads;
 mod wire;
 
@@ -38,8 +42,9 @@ use std::ops::Range;
 
 use self::bson::{Document, Id};
 use self::failure::Failure;
-use self::files::File;
+use self::files::{File, OURS};
 pub use self::place::{Limits, Place};
+use self::publishing::Publication;
 use self::server::{Server, new_id};
 use self::uploads::PART_BYTES;
 pub use self::wire::Counts;
@@ -93,30 +98,43 @@ impl GridFs {
         done.map_err(|why| self.0.report(key, why))
     }
 
+    /// Whether it was published is known, or everything stays.
+    fn publish_or_give_up(
+        &self,
+        key: &str,
+        file: File,
+        when: When<'_>,
+        (id, is_upload): (&Id, bool),
+    ) -> Result<String, Failure> {
+        let how = Publication { is_upload, ..Publication::default() };
+        self.0.publish(key, file, when, &how).inspect_err(|why| {
+            if !how.is_sent.get() || why.is_undone() {
+                self.0.give_up(id);
+            }
+        })
+    }
+
     /// Under another name, through us: no server copies chunks.
-    fn copy_bytes(&self, from: &File, to: &str) -> io::Result<Id> {
-        let id = self.reported(to, new_id())?;
-        let copy = || -> io::Result<()> {
-            let mut sum = Checksum::default();
-            let mut start = 0;
-            while start < from.size_bytes {
-                let range = start..from.size_bytes.min(start + READ_BYTES);
-                let bytes = self.reported(&from.filename, self.0.piece(from, range.clone()))?;
-                sum.bytes(&bytes);
-                let own = crate::store::checksum::of_bytes(&bytes);
-                self.0.send(to, &id, start / files::CHUNK_BYTES, &bytes.as_slice(), own)?;
-                start = range.end;
+    fn copy_bytes(&self, from: &File, id: &Id, to: &str) -> io::Result<()> {
+        let mut sum = Checksum::default();
+        let mut start = 0;
+        while start < from.size_bytes {
+            let range = start..from.size_bytes.min(start + READ_BYTES);
+            let bytes = self.reported(&from.filename, self.0.piece(from, range.clone()))?;
+            sum.bytes(&bytes);
+            let own = crate::store::checksum::of_bytes(&bytes);
+            self.0.send(to, id, start / files::CHUNK_BYTES, &bytes.as_slice(), own)?;
+            start = range.end;
+        }
+        // All of it was of this version.
+        self.reported(&from.filename, self.0.still(from))?;
+        match from.object("").and_then(|object| object.crc64nvme) {
+            Some(known) if known != sum.value() => {
+                let why = Failure::checksum("what is to be copied does not have its checksum");
+                self.reported(&from.filename, Err(why))
             }
-            match from.object("").and_then(|object| object.crc64nvme) {
-                Some(known) if known != sum.value() => {
-                    let why = Failure::checksum("what is to be copied does not have its checksum");
-                    self.reported(&from.filename, Err(why))
-                }
-                _ => Ok(()),
-            }
-        };
-        copy().inspect_err(|_| self.0.throw_away(&id))?;
-        Ok(id)
+            _ => Ok(()),
+        }
     }
 }
 
@@ -164,8 +182,9 @@ impl Objects for GridFs {
         if range.end > file.size_bytes {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let mut reading =
-            Reading { store: self.clone(), key: key.to_owned(), file, piece: io::Cursor::default(), rest: range };
+        let is_whole = range.end - range.start <= READ_BYTES;
+        let (key, piece) = (key.to_owned(), io::Cursor::default());
+        let mut reading = Reading { store: self.clone(), key, file, is_whole, piece, rest: range };
         // What is wrong is told now.
         reading.go_on()?;
         Ok(Box::new(reading))
@@ -181,40 +200,41 @@ impl Objects for GridFs {
 
     fn put(&self, key: &str, body: &dyn Body, crc64nvme: u64, words: &Words, when: When<'_>) -> io::Result<String> {
         let id = self.reported(key, new_id())?;
-        let send = || {
-            self.0.send(key, &id, 0, body, crc64nvme)?;
-            let metadata = files::metadata(Document::default(), words, Some(crc64nvme), &id);
-            let file = File::new(id, self.0.filename(key), body.len(), metadata);
-            self.reported(key, self.0.publish(key, file, when))
-        };
-        send().inspect_err(|why| {
-            // Otherwise nobody knows whether it was published.
-            if super::object::is_condition_failed(why) || why.kind() == io::ErrorKind::InvalidData {
-                self.0.throw_away(&id);
-            }
-        })
+        self.0.send(key, &id, 0, body, crc64nvme).inspect_err(|_| self.0.give_up(&id))?;
+        let metadata = Document::default().with(OURS, files::ours(words, Some(crc64nvme), &id));
+        let file = File::new(id, self.0.filename(key), body.len(), metadata);
+        self.reported(key, self.publish_or_give_up(key, file, when, (&id, false)))
     }
 
     fn copy(&self, from: &str, etag: Option<&str>, to: &str, words: Option<&Words>) -> io::Result<String> {
         let version = self.reported(to, new_id())?;
-        let changed = |file: &File| {
+        let ours = |file: &File| {
             let (own, crc64nvme) = file.object("").map_or((None, None), |object| (object.words, object.crc64nvme));
-            let words = words.cloned().or(own).unwrap_or_default();
-            let metadata = files::metadata(file.metadata.clone(), &words, crc64nvme, &version);
-            File { metadata, ..file.clone() }
+            files::ours(&words.cloned().or(own).unwrap_or_default(), crc64nvme, &version)
         };
         if from == to {
-            return self.reported(to, self.0.reword(to, etag, changed));
+            return self.reported(to, self.0.reword(to, etag, ours));
         }
         let source = self.reported(from, self.0.newest(from))?;
         let source = source.ok_or_else(|| io::Error::from(Errno::NOENT))?;
         if etag.is_some_and(|etag| source.etag() != etag) {
             return Err(super::object::condition_failed(from));
         }
-        let id = self.copy_bytes(&source, to)?;
-        let metadata = changed(&source).metadata;
+        let metadata = self.reported(from, source.metadata().cloned())?.with(OURS, ours(&source));
+        let id = self.reported(to, new_id())?;
+        // Chunks that belong to nothing for long are taken away (`uploads`).
+        let is_long = source.size_bytes > READ_BYTES;
+        if is_long {
+            self.reported(to, self.0.begin_copy(to, &id))?;
+        }
+        self.copy_bytes(&source, &id, to).inspect_err(|_| self.0.give_up(&id))?;
         let file = File::new(id, self.0.filename(to), source.size_bytes, metadata);
-        self.reported(to, self.0.publish(to, file, When::Always))
+        let file = File { beside: source.beside.clone(), ..file };
+        let etag = self.reported(to, self.publish_or_give_up(to, file, When::Always, (&id, is_long)))?;
+        if is_long {
+            self.reported(to, self.0.forget_upload(&id))?;
+        }
+        Ok(etag)
     }
 
     fn delete(&self, key: &str) -> io::Result<()> {
@@ -244,9 +264,9 @@ impl Objects for GridFs {
         let complete = || {
             let begun = self.0.upload(id)?;
             let size_bytes = uploads::whole(&begun, parts, crc64nvme)?;
-            let metadata = files::metadata(Document::default(), &begun.words, Some(crc64nvme), &begun.id);
+            let metadata = Document::default().with(OURS, files::ours(&begun.words, Some(crc64nvme), &begun.id));
             let file = File::new(begun.id, self.0.filename(key), size_bytes, metadata);
-            let etag = self.0.publish(key, file, when)?;
+            let etag = self.0.publish(key, file, when, &Publication { is_upload: true, ..Publication::default() })?;
             self.0.forget_upload(&begun.id)?;
             Ok(etag)
         };
@@ -255,6 +275,10 @@ impl Objects for GridFs {
 
     fn abort(&self, key: &str, id: &str) -> io::Result<()> {
         self.reported(key, self.0.abort(id))
+    }
+
+    fn hidden(&self) -> io::Result<Option<String>> {
+        self.reported("", self.0.hidden())
     }
 
     fn uploads(&self, prefix: &str) -> io::Result<Vec<Upload>> {
@@ -267,6 +291,8 @@ struct Reading {
     store: GridFs,
     key: String,
     file: File,
+    /// In one piece, right after the look at the version.
+    is_whole: bool,
     piece: io::Cursor<Vec<u8>>,
     rest: Range<u64>,
 }
@@ -275,6 +301,9 @@ impl Reading {
     fn go_on(&mut self) -> io::Result<()> {
         let next = self.rest.start..self.rest.end.min(self.rest.start + READ_BYTES);
         let bytes = self.store.reported(&self.key, self.store.0.piece(&self.file, next.clone()))?;
+        if !self.is_whole {
+            self.store.reported(&self.key, self.store.0.still(&self.file))?;
+        }
         (self.piece, self.rest.start) = (io::Cursor::new(bytes), next.end);
         Ok(())
     }

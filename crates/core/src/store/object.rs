@@ -184,6 +184,10 @@ impl Store for ObjectStore {
         self.told(who, path).unwrap_or_else(|| patiently(|| self.stat_now(path)))
     }
 
+    fn hidden(&self) -> io::Result<Option<String>> {
+        self.server.hidden()
+    }
+
     fn list(&self, _who: Cred, path: &StorePath, temporaries: bool) -> io::Result<Vec<StoreEntry>> {
         let mut entries = patiently(|| self.entries(path))?;
         if temporaries {

@@ -3,6 +3,7 @@
 usage: client.py URL BUCKET COMMAND …   (URL names the data base)
     put NAME FILE         get NAME FILE       list        rename NAME TO    delete NAME    count COLLECTION
     fill PREFIX COUNT     (empty files in ten directories)       lock NAME
+    odd NAME              (a file whose name is a list)
     tomorrow NAME         (its clock is ahead)
     retire NAME SECONDS   (the ids of the chunks of a name's file are as if it had been begun so long ago, and its document is gone)
 """
@@ -36,6 +37,9 @@ elif command == "fill":
     names = [f"{words[0]}{n % 10}/{n:05}" for n in range(int(words[1]))]
     make = lambda name: {"filename": name, "length": 0, "chunkSize": 261120, "uploadDate": now}
     db[bucket].files.insert_many([make(name) for name in names])
+elif command == "odd":
+    now = datetime.datetime.now(datetime.timezone.utc)
+    db[bucket].files.insert_one({"filename": [words[0]], "length": 0, "chunkSize": 261120, "uploadDate": now})
 elif command == "lock":
     db[bucket].surgetank.locks.insert_one({"_id": words[0], "by": bson.ObjectId()})
 elif command == "tomorrow":

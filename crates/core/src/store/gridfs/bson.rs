@@ -93,7 +93,7 @@ impl Document {
 
     /// The document that the bytes begin with, and what follows it.
     pub fn read(bytes: &[u8]) -> Result<(Self, &[u8]), Failure> {
-        let (fields, rest) = fields_of(bytes, 0)?;
+        let (fields, rest) = fields_of(bytes, &mut Budget::default())?;
         Ok((Self(fields), rest))
     }
 }
@@ -126,7 +126,7 @@ impl Value {
     /// The other way round.
     pub fn of_bytes(bytes: &[u8]) -> Result<Self, Failure> {
         let (kind, bytes) = bytes.split_first().ok_or_else(Failure::garbled)?;
-        match value(*kind, bytes, 0)? {
+        match value(*kind, bytes, &mut Budget::default())? {
             (value, []) => Ok(value),
             _ => Err(Failure::garbled()),
         }
@@ -226,6 +226,9 @@ fn body(out: &mut Vec<u8>, value: &Value) {
 
 /// No server keeps deeper ones.
 const DEPTH_MAX: u32 = 200;
+/// A field may be two bytes there and is a hundred times as many here. (The longest answer, 16 MiB, of a thousand files with
+/// thousands of attributes has fewer.)
+const FIELDS_MAX: u32 = 1 << 20;
 
 fn take(bytes: &[u8], count: usize) -> Result<(&[u8], &[u8]), Failure> {
     bytes.split_at_checked(count).ok_or_else(Failure::garbled)
@@ -254,10 +257,20 @@ fn name(bytes: &[u8]) -> Result<(String, &[u8]), Failure> {
 
 type Fields = Vec<(String, Value)>;
 
-fn fields_of(bytes: &[u8], depth: u32) -> Result<(Fields, &[u8]), Failure> {
-    if depth > DEPTH_MAX {
-        return Err(Failure::garbled());
+/// What is left of what one answer may cost.
+struct Budget {
+    depth: u32,
+    fields: u32,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self { depth: DEPTH_MAX, fields: FIELDS_MAX }
     }
+}
+
+fn fields_of<'a>(bytes: &'a [u8], budget: &mut Budget) -> Result<(Fields, &'a [u8]), Failure> {
+    budget.depth = budget.depth.checked_sub(1).ok_or_else(Failure::garbled)?;
     let (whole, _) = size(bytes)?;
     let (own, rest) = take(bytes, whole)?;
     let mut left = own.get(4..).ok_or_else(Failure::garbled)?;
@@ -265,17 +278,20 @@ fn fields_of(bytes: &[u8], depth: u32) -> Result<(Fields, &[u8]), Failure> {
     loop {
         let (kind, after) = left.split_first().ok_or_else(Failure::garbled)?;
         if *kind == 0 {
+            budget.depth += 1;
             return if after.is_empty() { Ok((fields, rest)) } else { Err(Failure::garbled()) };
         }
+        let too_many = || Failure::ours(crate::error::Errno::IO, "the server's answer has too many fields");
+        budget.fields = budget.fields.checked_sub(1).ok_or_else(too_many)?;
         let (name, after) = name(after)?;
-        let (value, after) = value(*kind, after, depth + 1)?;
+        let (value, after) = value(*kind, after, budget)?;
         fields.push((name, value));
         left = after;
     }
 }
 
-fn value(kind: u8, bytes: &[u8], depth: u32) -> Result<(Value, &[u8]), Failure> {
-    let other = |count: usize| -> Result<(Value, &[u8]), Failure> {
+fn value<'a>(kind: u8, bytes: &'a [u8], budget: &mut Budget) -> Result<(Value, &'a [u8]), Failure> {
+    let other = |count: usize| -> Result<(Value, &'a [u8]), Failure> {
         let (own, rest) = take(bytes, count)?;
         Ok((Value::Other(kind, own.to_vec()), rest))
     };
@@ -296,11 +312,11 @@ fn value(kind: u8, bytes: &[u8], depth: u32) -> Result<(Value, &[u8]), Failure> 
             }
         }
         0x03 => {
-            let (fields, rest) = fields_of(bytes, depth)?;
+            let (fields, rest) = fields_of(bytes, budget)?;
             (Value::Document(Document(fields)), rest)
         }
         0x04 => {
-            let (fields, rest) = fields_of(bytes, depth)?;
+            let (fields, rest) = fields_of(bytes, budget)?;
             (Value::Array(fields.into_iter().map(|(_, value)| value).collect()), rest)
         }
         0x05 => {

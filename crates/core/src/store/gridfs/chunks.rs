@@ -74,14 +74,25 @@ impl Server {
         Err(Failure::ours(Errno::AGAIN, "somebody else sends chunks of the same file"))
     }
 
-    /// Bytes of a version. What of it is not there any more was taken away or replaced meanwhile.
+    /// Bytes of a version. Where its chunks are not as they should be, it was taken away or replaced meanwhile, or is damaged.
     pub fn piece(&self, file: &File, range: Range<u64>) -> Result<Vec<u8>, Failure> {
+        match self.chunks(file, range) {
+            Err(why) if why.is_damage() => {
+                self.still(file)?;
+                Err(why)
+            }
+            read => read,
+        }
+    }
+
+    fn chunks(&self, file: &File, range: Range<u64>) -> Result<Vec<u8>, Failure> {
         let (first, behind) = (range.start / file.chunk_bytes, range.end.div_ceil(file.chunk_bytes));
         let filter = fields! { "files_id": &file.id, "n": fields! { "$gte": number(first)?, "$lt": number(behind)? } };
         let fields = fields! { "n": 1, "data": 1 };
-        let found = self.find_fields(Kind::Chunks, filter, Some(fields! { "n": 1 }), None, Some(fields))?;
+        let limit = i32::try_from(behind - first).ok();
+        let found = self.find_fields(Kind::Chunks, filter, Some(fields! { "n": 1 }), limit, Some(fields))?;
         if found.len() as u64 != behind - first {
-            return Err(Failure::condition());
+            return Err(Failure::damaged());
         }
         let mut bytes = Vec::with_capacity(usize::try_from(range.end - range.start).unwrap_or(0));
         for (nth, chunk) in (first..).zip(&found) {
@@ -93,7 +104,7 @@ impl Server {
                 {
                     data
                 }
-                _ => return Err(Failure::ours(Errno::IO, "the chunks of the file are damaged")),
+                _ => return Err(Failure::damaged()),
             };
             let within = |at: u64| usize::try_from(at.saturating_sub(start).min(size)).unwrap_or(0);
             bytes.extend_from_slice(&data[within(range.start)..within(range.end)]);

@@ -38,6 +38,16 @@ impl Failure {
         Self { meaning: Meaning::Condition, ..Self::ours(Errno::EXIST, "the condition does not hold") }
     }
 
+    /// Whoever holds a name must not change it any more.
+    pub fn too_slow() -> Self {
+        Self::ours(Errno::AGAIN, "the server is so slow that somebody else may change the name meanwhile")
+    }
+
+    /// What is there is no longer what it was, and is nothing that could be.
+    pub fn damaged() -> Self {
+        Self::ours(Errno::IO, "the chunks of the file are damaged")
+    }
+
     pub fn checksum(message: &str) -> Self {
         Self { meaning: Meaning::Checksum, ..Self::ours(Errno::IO, message) }
     }
@@ -95,11 +105,22 @@ impl Failure {
     /// `key` as the caller names it.
     pub fn into_io(self, key: &str) -> io::Error {
         match self.meaning {
+            // The errno alone would say nothing.
+            Meaning::Errno(Errno::IO) | Meaning::Twice => io::Error::other(format!("{key}: {self}")),
             Meaning::Errno(errno) => errno.into(),
             Meaning::Condition => super::super::object::condition_failed(key),
             Meaning::Checksum => io::Error::new(io::ErrorKind::InvalidData, format!("{key}: {self}")),
-            Meaning::Twice => Errno::EXIST.into(),
         }
+    }
+
+    /// `damaged`
+    pub fn is_damage(&self) -> bool {
+        self.is(Errno::IO) && self.message == Self::damaged().message
+    }
+
+    /// For certain nothing was published.
+    pub fn is_undone(&self) -> bool {
+        matches!(self.meaning, Meaning::Condition | Meaning::Checksum | Meaning::Twice)
     }
 
     pub fn is(&self, errno: Errno) -> bool {

@@ -2,17 +2,20 @@
 //! another, and no third, can only be seen to by whoever changes the name alone.
 //!
 //! A lock is a document whose id is the name. **Its holder may die**: whoever sees the same one hold it for `Limits::hold`, by his
-//! own clock, takes it away. The danger: a holder that lives and is slow. He does not begin to publish when half of that time
-//! is over; what then still may happen is that his request is on its way for longer than the other half.
+//! own clock, takes it away (also one that does not say whose it is). The danger: a holder that lives and is slow. He sends
+//! nothing, and nothing again, when half of that time is over; what then still may happen is that his request is on its way
+//! for longer than the other half. Whose answer came so late looks whether somebody else was there meanwhile.
 
 use std::time::Instant;
 
-use super::bson::fields;
+use super::bson::{Value, fields};
 use super::failure::{Failure, Meaning};
 use super::server::{Kind, Server, Sure, new_id};
 use crate::error::Errno;
 
 const PAUSE: std::time::Duration = std::time::Duration::from_millis(2);
+/// Whoever waits for longer than so many holders could have died is told so.
+const HOLDS_MAX: u32 = 10;
 
 pub struct Held {
     since: Instant,
@@ -20,12 +23,14 @@ pub struct Held {
 }
 
 impl Held {
-    /// There is time enough to publish.
-    pub fn in_time(&self) -> Result<(), Failure> {
-        if self.since.elapsed() < self.limit / 2 {
-            return Ok(());
-        }
-        Err(Failure::ours(Errno::AGAIN, "the server is so slow that somebody else may change the name meanwhile"))
+    /// Until then a change of the name may be sent.
+    pub fn until(&self) -> Instant {
+        self.since + self.limit / 2
+    }
+
+    /// Nobody else can have it yet.
+    pub fn is_sure(&self) -> bool {
+        crate::clock::tick().saturating_duration_since(self.since) < self.limit
     }
 }
 
@@ -44,7 +49,7 @@ impl Server {
 
     fn take(&self, filename: &str, me: super::bson::Id) -> Result<Held, Failure> {
         let limit = self.place.limits.hold;
-        let mut seen = None;
+        let (begun, mut seen) = (crate::clock::tick(), None);
         let mut pause = PAUSE;
         loop {
             let since = crate::clock::tick();
@@ -54,19 +59,24 @@ impl Server {
                 Err(_) => {}
             }
             let found = self.find(Kind::Locks, fields! { "_id": filename }, None, Some(1))?;
-            let Some(by) = found.first().and_then(|lock| lock.get("by")).cloned() else { continue };
+            // (Null is also what does not say.)
+            let by = found.first().map(|lock| lock.get("by").cloned().unwrap_or(Value::Null));
             // An answer was lost.
-            if by == me.into() {
+            if by == Some(me.into()) {
                 return Ok(Held { since, limit });
             }
-            match &seen {
-                Some((same, first)) if *same == by => {
+            match (&seen, by) {
+                (_, None) => seen = None,
+                (Some((same, first)), Some(by)) if *same == by => {
                     if crate::clock::tick().saturating_duration_since(*first) >= limit {
                         tracing::warn!("{}: whoever changed {filename} is no more", self.place);
                         self.delete(Kind::Locks, fields! { "_id": filename, "by": &by }, Sure::Seen)?;
                     }
                 }
-                _ => seen = Some((by, crate::clock::tick())),
+                (_, Some(by)) => seen = Some((by, crate::clock::tick())),
+            }
+            if crate::clock::tick().saturating_duration_since(begun) >= limit * HOLDS_MAX {
+                return Err(Failure::ours(Errno::AGAIN, "others have held the name all the time"));
             }
             crate::sync::thread::sleep(pause);
             pause = (pause * 2).min(100 * PAUSE);

@@ -41,6 +41,8 @@ pub struct Limits {
     pub connect: Duration,
     /// Nothing moves.
     pub progress: Duration,
+    /// One try, from its first byte to the answer's last.
+    pub request: Duration,
     pub tries: u32,
     /// After the first try; the next ones three times as long each, and all of it is an upper bound (jitter).
     pub pause: Duration,
@@ -55,6 +57,7 @@ impl Default for Limits {
         Self {
             connect: Duration::from_secs(5),
             progress: Duration::from_secs(60),
+            request: Duration::from_secs(300),
             tries: 5,
             pause: Duration::from_millis(100),
             all_tries: Duration::from_secs(10),
@@ -98,7 +101,7 @@ impl Place {
             user: user.filter(|user| !user.is_empty()),
             auth_source: "admin".to_owned(),
             password_file: None,
-            tls: false,
+            tls: query.split('&').any(|pair| pair.starts_with("tlsCAFile=")),
             authority_file: None,
             limits: Limits::default(),
         };
@@ -120,6 +123,9 @@ impl Place {
                 // Without its value: who knows what it was meant to be.
                 _ => return Err(wrong(&format!("{key} is not known; known are {}", KEYS.join(", ")))),
             }
+        }
+        if place.authority_file.is_some() && !place.tls {
+            return Err(wrong("tlsCAFile names whom TLS trusts, and tls=false is without TLS"));
         }
         Ok(place)
     }
@@ -196,8 +202,15 @@ mod tests {
     }
 
     #[test]
+    fn who_names_an_authority_wants_tls() {
+        assert!(Place::parse("mongodb://host/db?tlsCAFile=/ca.pem").unwrap().tls, "all went in the clear");
+        assert!(!Place::parse("mongodb://host/db?tls=false").unwrap().tls);
+    }
+
+    #[test]
     fn what_is_refused_says_why() {
         for (url, word) in [
+            ("mongodb://host/db?tls=false&tlsCAFile=/ca.pem", "tlsCAFile"),
             ("mongodb://me:hunter2@host/db", "MONGODB_PASSWORD"),
             ("mongodb://host/db?password=hunter2", "MONGODB_PASSWORD"),
             ("mongodb://host", "data base"),

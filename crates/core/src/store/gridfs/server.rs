@@ -2,6 +2,7 @@
 //! set have it, in their journals.
 
 use std::io;
+use std::time::Instant;
 
 use super::bson::{Document, Id, Value, fields};
 use super::failure::{Failure, Meaning};
@@ -12,6 +13,9 @@ use crate::sync::{OnceLock, PoisonError};
 
 /// Documents of a page of an answer.
 const BATCH: i32 = 1000;
+/// One after the other, of one answer.
+const EMPTY_PAGES_MAX: u32 = 100;
+const CURSOR_NOT_FOUND: i64 = 43;
 
 /// What collections the store has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,6 +117,18 @@ impl Server {
         limit: Option<i32>,
         fields: Option<Document>,
     ) -> Result<Vec<Document>, Failure> {
+        self.find_behind(kind, filter, sort, (0, limit), fields)
+    }
+
+    /// Without the first `skip` of them.
+    pub fn find_behind(
+        &self,
+        kind: Kind,
+        filter: Document,
+        sort: Option<Document>,
+        (skip, limit): (usize, Option<i32>),
+        fields: Option<Document>,
+    ) -> Result<Vec<Document>, Failure> {
         let mut body = self.command("find", kind).with("filter", filter);
         if let Some(sort) = sort {
             body = body.with("sort", sort);
@@ -120,76 +136,150 @@ impl Server {
         if let Some(fields) = fields {
             body = body.with("projection", fields);
         }
+        if skip > 0 {
+            body = body.with("skip", Value::Long(i64::try_from(skip).unwrap_or(i64::MAX)));
+        }
+        // (Of several the server may send some, and the rest when it is asked for more.)
         let body = match limit {
-            Some(limit) => body.with("limit", limit).with("batchSize", limit).with("singleBatch", true),
+            Some(1) => body.with("limit", 1).with("batchSize", 1).with("singleBatch", true),
+            // (One more: then all servers see that it is the end.)
+            Some(limit) => body.with("limit", limit).with("batchSize", limit.saturating_add(1)),
             None => body.with("batchSize", BATCH),
         };
-        let mut found = Vec::new();
-        self.pages(kind, body, &mut |page| {
-            found.extend(page);
-            Ok(())
-        })?;
-        Ok(found)
+        self.all(kind, &body, &Some)
     }
 
-    pub fn aggregate(
+    /// Of all documents of a collection, these fields, and what is made of them.
+    pub fn find_some<T>(
+        &self,
+        kind: Kind,
+        fields: Document,
+        of: &dyn Fn(Document) -> Option<T>,
+    ) -> Result<Vec<T>, Failure> {
+        let body = self.command("find", kind).with("filter", Document::default());
+        self.all(kind, &body.with("projection", fields).with("batchSize", BATCH), of)
+    }
+
+    pub fn aggregate<T>(
         &self,
         kind: Kind,
         steps: Vec<Value>,
-        each: &mut dyn FnMut(Vec<Document>) -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
+        of: &dyn Fn(Document) -> Option<T>,
+    ) -> Result<Vec<T>, Failure> {
         let body =
             self.command("aggregate", kind).with("pipeline", steps).with("cursor", fields! { "batchSize": BATCH });
-        self.pages(kind, body, each)
+        self.all(kind, &body, of)
     }
 
-    fn pages(
+    /// A page that was asked for and did not come is not told again: then all is asked for anew.
+    fn all<T>(&self, kind: Kind, body: &Document, of: &dyn Fn(Document) -> Option<T>) -> Result<Vec<T>, Failure> {
+        let limit = body.number("limit").and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
+        let mut nth = 1;
+        loop {
+            let mut answer = self.ask(body.clone())?;
+            match self.pages(kind, &mut answer, limit, of) {
+                Err(why) if (why.again || why.code == CURSOR_NOT_FOUND) && nth < self.place.limits.tries => {
+                    tracing::debug!(nth, "asked anew: {why}");
+                    nth += 1;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    fn pages<T>(
         &self,
         kind: Kind,
-        body: Document,
-        each: &mut dyn FnMut(Vec<Document>) -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
-        let mut answer = self.ask(body)?;
-        let mut which = "firstBatch";
+        answer: &mut Document,
+        limit: usize,
+        of: &dyn Fn(Document) -> Option<T>,
+    ) -> Result<Vec<T>, Failure> {
+        let (mut found, mut which, mut empty) = (Vec::new(), "firstBatch", 0);
         loop {
             let Some(Value::Document(mut cursor)) = answer.take("cursor") else { return Err(Failure::garbled()) };
             let id = cursor.number("id").unwrap_or(0);
             let Some(Value::Array(page)) = cursor.take(which) else { return Err(Failure::garbled()) };
-            each(
-                page.into_iter()
-                    .filter_map(|value| if let Value::Document(one) = value { Some(one) } else { None })
-                    .collect(),
-            )?;
+            empty = if page.is_empty() { empty + 1 } else { 0 };
+            if empty > EMPTY_PAGES_MAX {
+                return Err(Failure::garbled());
+            }
+            let documents = page.into_iter().filter_map(|value| match value {
+                Value::Document(one) => of(one),
+                _ => None,
+            });
+            found.extend(documents);
+            if found.len() > limit {
+                return Err(Failure::garbled());
+            }
             if id == 0 {
-                return Ok(());
+                return Ok(found);
             }
             let more = fields! { "getMore": Value::Long(id) };
-            answer = self.ask(more.with("collection", self.collection(kind)).with("batchSize", BATCH))?;
+            let more = more.with("collection", self.collection(kind)).with("batchSize", BATCH);
+            let body = more.with("$db", self.place.db.as_str());
+            *answer = self.wire.ask(&Command { once: true, ..body.into() })?;
             which = "nextBatch";
         }
     }
 
     /// Each is tried, whatever becomes of the others.
     pub fn insert(&self, kind: Kind, documents: Vec<Document>, sure: Sure) -> Result<(), Failure> {
+        self.insert_until(kind, documents, sure, None)
+    }
+
+    fn insert_until(
+        &self,
+        kind: Kind,
+        documents: Vec<Document>,
+        sure: Sure,
+        until: Option<Instant>,
+    ) -> Result<(), Failure> {
         self.index()?;
         let body = self.command("insert", kind).with("ordered", false).with("writeConcern", Self::sure(sure));
         let body = body.with("$db", self.place.db.as_str());
-        self.wire.ask(&Command { body, documents: Some(("documents", documents)) }).map(drop)
+        self.wire.ask(&Command { body, documents: Some(("documents", documents)), once: false, until }).map(drop)
     }
 
-    /// What is there under the id already is ours: an answer was lost.
-    pub fn insert_ours(&self, kind: Kind, document: Document, sure: Sure) -> Result<(), Failure> {
-        match self.insert(kind, vec![document], sure) {
-            Err(why) if why.meaning == Meaning::Twice => Ok(()),
+    /// What is there under the id already is ours: an answer was lost. (Something else may be in the way as well: an index
+    /// that wants names to be unique.)
+    pub fn insert_ours(&self, kind: Kind, document: Document, until: Option<Instant>) -> Result<(), Failure> {
+        let id = document.get("_id").cloned().unwrap_or(Value::Null);
+        let filename = document.get("filename").cloned().unwrap_or(Value::Null);
+        match self.insert_until(kind, vec![document], Sure::Durable, until) {
+            Err(why) if why.meaning == Meaning::Twice => {
+                if self.confirm(kind, &id, filename)? {
+                    Ok(())
+                } else {
+                    Err(why)
+                }
+            }
             other => other,
         }
     }
 
+    /// It is there, and durable: a change that changes nothing is answered when most servers have all that was before it.
+    pub fn confirm(&self, kind: Kind, id: &Value, filename: Value) -> Result<bool, Failure> {
+        let same = fields! { "$set": fields! { "filename": &filename } };
+        Ok(self.update(kind, fields! { "_id": id, "filename": &filename }, same, false)? > 0)
+    }
+
     /// The first that matches. Returns how many did.
     pub fn update(&self, kind: Kind, filter: Document, change: Document, upsert: bool) -> Result<i64, Failure> {
+        self.update_until(kind, filter, change, upsert, None)
+    }
+
+    pub fn update_until(
+        &self,
+        kind: Kind,
+        filter: Document,
+        change: Document,
+        upsert: bool,
+        until: Option<Instant>,
+    ) -> Result<i64, Failure> {
         let update = fields! { "q": filter, "u": change, "upsert": upsert };
         let body = self.command("update", kind).with("updates", vec![update.into()]);
-        let answer = self.ask(body.with("writeConcern", Self::sure(Sure::Durable)))?;
+        let body = body.with("writeConcern", Self::sure(Sure::Durable)).with("$db", self.place.db.as_str());
+        let answer = self.wire.ask(&Command { until, ..body.into() })?;
         Ok(answer.number("n").unwrap_or(0))
     }
 
@@ -210,15 +300,35 @@ impl Server {
             return Ok(());
         }
         let index = |kind: Kind, keys: Document, name: &str, unique: bool| {
-            let index = fields! { "key": keys, "name": name };
+            let index = fields! { "key": keys.clone(), "name": name };
             let index = if unique { index.with("unique", true) } else { index };
-            self.ask(self.command("createIndexes", kind).with("indexes", vec![index.into()])).map(drop)
+            let made = self.ask(self.command("createIndexes", kind).with("indexes", vec![index.into()]));
+            match made {
+                // (Twice: what is there cannot have it. That is not about what is to be written.)
+                Err(why) if why.again || !self.has_index(kind, &keys, unique).unwrap_or(false) => Err(Failure {
+                    meaning: if why.meaning == Meaning::Twice { Meaning::Errno(Errno::IO) } else { why.meaning },
+                    ..why
+                }),
+                _ => Ok(()),
+            }
         };
         index(Kind::Files, fields! { "filename": 1, "uploadDate": 1 }, "filename_1_uploadDate_1", false)?;
         index(Kind::Chunks, fields! { "files_id": 1, "n": 1 }, "files_id_1_n_1", true)?;
         index(Kind::Parts, fields! { "upload": 1 }, "upload_1", false)?;
         self.indexed.get_or_init(|| ());
         Ok(())
+    }
+
+    /// Under any name.
+    fn has_index(&self, kind: Kind, keys: &Document, unique: bool) -> Result<bool, Failure> {
+        let numbers = |keys: &Document| -> Vec<(String, Option<i64>)> {
+            keys.0.iter().map(|(name, order)| (name.clone(), order.as_number())).collect()
+        };
+        let known = self.all(kind, &self.command("listIndexes", kind), &Some)?;
+        Ok(known.iter().any(|index| {
+            let is_unique = index.get("unique") == Some(&Value::Bool(true));
+            index.document("key").is_some_and(|own| numbers(own) == numbers(keys)) && (is_unique || !unique)
+        }))
     }
 
     /// For whoever asked: the errno, and what the server said to the log.

@@ -28,7 +28,7 @@ pub struct Begun {
     pub parts: Vec<Part>,
 }
 
-fn no_such_upload() -> Failure {
+pub fn no_such_upload() -> Failure {
     Failure::ours(Errno::NOENT, "no such upload")
 }
 
@@ -60,8 +60,14 @@ impl Server {
         let id = new_id()?;
         let words = Document(words.iter().map(|(name, value)| (name.clone(), value.as_str().into())).collect());
         let upload = fields! { "_id": id, "filename": self.filename(key), "words": words };
-        self.insert_ours(Kind::Uploads, upload, Sure::Durable)?;
+        self.insert_ours(Kind::Uploads, upload, None)?;
         Ok(hex(&id))
+    }
+
+    /// Says of a copy that somebody is at it.
+    pub fn begin_copy(&self, key: &str, id: &Id) -> Result<(), Failure> {
+        let upload = fields! { "_id": *id, "filename": self.filename(key), "words": Document::default() };
+        self.insert_ours(Kind::Uploads, upload, None)
     }
 
     pub fn part(&self, (key, id): (&str, &str), number: u32, body: &dyn Body, crc64nvme: u64) -> io::Result<Part> {
@@ -107,6 +113,8 @@ impl Server {
     /// Absent is fine. What became a file stays one.
     pub fn abort(&self, id: &str) -> Result<(), Failure> {
         let id = parsed(id)?;
+        // First: whoever makes a file of it looks for this when he has (`is_whole`).
+        self.delete(Kind::Uploads, fields! { "_id": id }, Sure::Durable)?;
         if self.find(Kind::Files, fields! { "_id": id }, None, Some(1))?.is_empty() {
             self.remove_chunks(&id.into())?;
         }
@@ -134,13 +142,9 @@ impl Server {
 
     /// Files that have chunks of ours, and are no files.
     fn orphans(&self) -> Result<Vec<Id>, Failure> {
-        let mut ids = Vec::new();
-        self.aggregate(Kind::Chunks, vec![fields! { "$group": fields! { "_id": "$files_id" } }.into()], &mut |page| {
-            ids.extend(
-                page.iter().filter_map(|one| if let Some(Value::Id(id)) = one.get("_id") { Some(*id) } else { None }),
-            );
-            Ok(())
-        })?;
+        let group = fields! { "$group": fields! { "_id": "$files_id" } };
+        let id = |one: Document| if let Some(Value::Id(id)) = one.get("_id") { Some(*id) } else { None };
+        let ids = self.aggregate(Kind::Chunks, vec![group.into()], &id)?;
         let mut orphans = Vec::new();
         for some in ids.chunks(TOGETHER) {
             let any_of = || fields! { "$in": some.iter().map(|id| Value::Id(*id)).collect::<Vec<_>>() };

@@ -1,7 +1,7 @@
 //! Connections, and what goes over them: one message (OP_MSG) there, one back.
 //!
 //! A connection is one thread's while it asks; whatever goes wrong on it, it is thrown away. A message can be sent again:
-//! everything in it may be done twice. Each carries a CRC-32C, which the server compares before it does anything. (Not over TLS,
+//! everything in it may be done twice (but for `Command::once`). Each carries a CRC-32C, which the server compares before it does anything. (Not over TLS,
 //! which sums by itself.)
 //!
 //! The danger: a server that is there and is no longer the one that is written to. It is asked when a connection is made, and
@@ -9,7 +9,7 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crc_fast::CrcAlgorithm;
 use rustls::pki_types::pem::PemObject;
@@ -65,11 +65,15 @@ impl Counters {
 pub struct Command {
     pub body: Document,
     pub documents: Option<(&'static str, Vec<Document>)>,
+    /// A second time it would be something else.
+    pub once: bool,
+    /// It is not sent after that.
+    pub until: Option<Instant>,
 }
 
 impl From<Document> for Command {
     fn from(body: Document) -> Self {
-        Self { body, documents: None }
+        Self { body, documents: None, once: false, until: None }
     }
 }
 
@@ -109,12 +113,55 @@ fn sum_of(bytes: &[u8]) -> [u8; 4] {
     (sum as u32).to_le_bytes()
 }
 
+/// A socket that is patient for so long at a time, and for so long in all.
+struct Timed {
+    socket: TcpStream,
+    progress: Duration,
+    until: Instant,
+}
+
+impl Timed {
+    fn patience(&self) -> std::io::Result<Option<Duration>> {
+        let left = self.until.saturating_duration_since(crate::clock::tick());
+        if left.is_zero() {
+            return Err(std::io::ErrorKind::TimedOut.into());
+        }
+        Ok(Some(left.min(self.progress)))
+    }
+}
+
+impl Read for Timed {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        self.socket.set_read_timeout(self.patience()?)?;
+        self.socket.read(buffer)
+    }
+}
+
+impl Write for Timed {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.socket.set_write_timeout(self.patience()?)?;
+        self.socket.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.socket.flush()
+    }
+}
+
 enum Stream {
-    Plain(TcpStream),
-    Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
+    Plain(Timed),
+    Tls(Box<StreamOwned<ClientConnection, Timed>>),
 }
 
 impl Stream {
+    fn begin(&mut self, limit: Duration) {
+        let timed = match self {
+            Self::Plain(stream) => stream,
+            Self::Tls(stream) => &mut stream.sock,
+        };
+        timed.until = crate::clock::tick() + limit;
+    }
+
     fn ask(&mut self, message: &[u8]) -> std::io::Result<Vec<u8>> {
         match self {
             Self::Plain(stream) => exchange(stream, message),
@@ -178,11 +225,12 @@ impl Wire {
         let limits = &self.place.limits;
         let (mut pause, mut nth) = (limits.pause, 1);
         loop {
-            let why = match self.ask_once(&message) {
+            let why = match self.ask_once(&message, command.until) {
                 Ok(answer) => return Ok(answer),
                 Err(why) => why,
             };
-            if !why.again || nth >= limits.tries || begun.elapsed() >= limits.all_tries {
+            let is_last = command.once || nth >= limits.tries || begun.elapsed() >= limits.all_tries;
+            if !why.again || is_last {
                 return Err(why);
             }
             tracing::debug!(nth, "another try: {why}");
@@ -192,13 +240,17 @@ impl Wire {
         }
     }
 
-    fn ask_once(&self, message: &[u8]) -> Result<Document, Failure> {
+    fn ask_once(&self, message: &[u8], until: Option<Instant>) -> Result<Document, Failure> {
         let idle = self.idle().pop();
         let mut stream = match idle {
             Some(stream) => stream,
             None => self.connect()?,
         };
+        if until.is_some_and(|until| crate::clock::tick() >= until) {
+            return Err(Failure::too_slow());
+        }
         self.counters.requests.fetch_add(1, Ordering::Relaxed);
+        stream.begin(self.place.limits.request);
         let answer = stream.ask(message).map_err(|why| {
             // What is idle beside a connection that broke is broken as well, as a rule: each would cost a try.
             self.idle().clear();
@@ -222,15 +274,14 @@ impl Wire {
     fn connect(&self) -> Result<Stream, Failure> {
         self.counters.connections.fetch_add(1, Ordering::Relaxed);
         let Place { host, port, limits, .. } = &self.place;
-        let plain = || -> std::io::Result<TcpStream> {
+        let plain = || -> std::io::Result<Timed> {
             let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, format!("{host} has no address"));
             for address in (host.as_str(), *port).to_socket_addrs()? {
                 match TcpStream::connect_timeout(&address, limits.connect) {
                     Ok(stream) => {
                         stream.set_nodelay(true)?;
-                        stream.set_read_timeout(Some(limits.progress))?;
-                        stream.set_write_timeout(Some(limits.progress))?;
-                        return Ok(stream);
+                        let until = crate::clock::tick() + limits.request;
+                        return Ok(Timed { socket: stream, progress: limits.progress, until });
                     }
                     Err(why) => last = why,
                 }
@@ -330,9 +381,11 @@ fn answer_of(bytes: &[u8]) -> Result<Document, Failure> {
         Value::Document(told) => Some(failed(told)),
         _ => None,
     });
-    let why = errors.max_by_key(|why| (why.meaning != super::failure::Meaning::Twice, !why.again));
+    let weight = |why: &Failure| (why.meaning != super::failure::Meaning::Twice, !why.again);
+    let why = errors.max_by_key(weight);
+    // What is there already may be what most servers do not have yet.
     let not_kept = answer.document("writeConcernError").map(failed);
-    match why.or(not_kept) {
+    match why.into_iter().chain(not_kept).max_by_key(weight) {
         Some(why) => Err(why),
         None => Ok(answer),
     }
@@ -399,12 +452,17 @@ mod tests {
         assert!(failed.is(crate::error::Errno::NOSPC), "{failed}");
         let not_kept = fields! { "ok": 1, "writeConcernError": fields! { "code": 64, "errmsg": "waiting for replication timed out" } };
         assert!(answer(&not_kept).unwrap_err().again, "it is not durable");
+        let both = errors(vec![fields! { "code": 11000, "errmsg": "E11000" }.into()])
+            .with("writeConcernError", not_kept.get("writeConcernError").unwrap());
+        assert!(answer(&both).unwrap_err().again, "nor is what is there already");
+        let both = both.with("writeErrors", vec![fields! { "code": 14031, "errmsg": "full" }.into()]);
+        assert!(answer(&both).unwrap_err().is(crate::error::Errno::NOSPC), "no other try helps");
     }
 
     #[test]
     fn a_message_has_its_length_and_its_sum() {
         let command =
-            Command { body: fields! { "insert": "x" }, documents: Some(("documents", vec![fields! { "a": 1 }])) };
+            Command { documents: Some(("documents", vec![fields! { "a": 1 }])), ..fields! { "insert": "x" }.into() };
         let message = command.message(true);
         assert_eq!(message[..4], number(message.len()));
         let (text, sum) = message.split_at(message.len() - 4);

@@ -166,6 +166,10 @@ pub trait Objects: Send + Sync {
     fn complete(&self, key: &str, id: &str, parts: &[Part], crc64nvme: u64, when: When<'_>) -> io::Result<String>;
     /// Absent is fine.
     fn abort(&self, key: &str, id: &str) -> io::Result<()>;
+    /// Something that is there and that no listing shows, because it has no name that a path can be; the first that was found.
+    fn hidden(&self) -> io::Result<Option<String>> {
+        Ok(None)
+    }
     /// All uploads below `prefix` that are under way.
     fn uploads(&self, prefix: &str) -> io::Result<Vec<Upload>>;
 

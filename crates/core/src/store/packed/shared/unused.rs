@@ -73,6 +73,10 @@ pub fn collect(store: &dyn Store, who: Cred, unused_for: Duration, dry_run: bool
         let why = "files came, went or moved in the store while it was looked through: nothing was removed";
         return Err(io::Error::new(io::ErrorKind::ResourceBusy, why));
     }
+    if let Some(what) = store.hidden()? {
+        let why = format!("no path leads to {what}: what it refers to is not known, nothing was removed");
+        return Err(damaged(why));
+    }
     for one in old {
         if !dry_run {
             // It may be young again.
