@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::advise;
 use super::machine::{Agent, Calibration, Door, Operations, Place, SCHEMA, Stream};
 use super::predict::predict;
 use super::sea::{self, Lustre, Node, Traffic};
@@ -256,6 +257,33 @@ fn the_parts_of_the_makespan_are_the_makespan() {
         same(outcome.spent.iter().map(|(_, seconds)| seconds).sum(), outcome.makespan_s);
         assert!(outcome.uses.iter().all(|used| used.busy <= 1.0 + 1e-6), "{outcome:?}");
     }
+}
+
+fn advice(workload: &Workload, machine: &Calibration) -> advise::Advice {
+    let question = advise::Question {
+        nodes: 1,
+        processes: vec![1, 2],
+        modes: vec![Mode::InMemory, Mode::Move, Mode::CopyAll],
+        tier_bytes: machine.tiers.iter().map(|tier| tier.room_bytes).collect(),
+        page_cache: true,
+    };
+    advise::advise(machine, workload, &question).unwrap()
+}
+
+/// Followed, `keep` for files that are all results had left them out of the store.
+#[test]
+fn results_are_never_advised_to_stay_out_of_the_store() {
+    let machine = real();
+    let results = Workload::parse("[[stage]]\nname='a'\ntasks=4\nbytes_in='64M'\nbytes_out='64M'\ncpu_s=0.1").unwrap();
+    let told = advice(&results, &machine);
+    assert!(told.considered.iter().all(|prediction| prediction.setup.mode != Mode::InMemory), "{told:?}");
+    // With a little that may stay out, and nothing gained by it: as good, and everything is in the store.
+    let text = "[[stage]]\nname='a'\ntasks=4\nbytes_out=4096\n[[stage]]\nname='b'\ntasks=4\nreads=['a']\nbytes_out='64M'\ncpu_s=1";
+    let told = advice(&Workload::parse(text).unwrap(), &machine);
+    let in_memory = told.considered.iter().find(|prediction| prediction.setup.mode == Mode::InMemory).unwrap();
+    assert!(in_memory.estimate_s <= told.best.estimate_s * 1.02);
+    assert_eq!(told.best.setup.mode, Mode::CopyAll);
+    assert_eq!(advice(&incrementation(8, 6, 32, 0.0), &machine).best.setup.mode, Mode::InMemory);
 }
 
 /// Everything that may be different from one prediction to the next.
