@@ -61,6 +61,7 @@ impl Subject {
         let mut machine = Calibration::parse(&text)?;
         if let Some(memory) = &self.memory {
             machine.memory_bytes = size_bytes(memory).map_err(|why| Error::new("--memory").why(why))?;
+            machine.check().map_err(|why| Error::new(format!("--memory {memory}")).why(why))?;
         }
         let tier_bytes = caps(&machine, &self.tiers)?;
         let workload = Workload::load(&self.workload)?;
