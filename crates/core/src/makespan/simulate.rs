@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use serde::Serialize;
 
 use super::fluid::{self, Flow};
-use super::machine::{Calibration, Door};
+use super::machine::{Calibration, Door, Place};
 use super::workload::{Fate, Workload};
 use memory::{Buffer, PageCache};
 use place::{Places, Where};
@@ -283,6 +283,9 @@ pub fn run(machine: &Calibration, workload: &Workload, setup: &Setup) -> Outcome
     simulation.outcome()
 }
 
+/// Who may be less ahead of a device than this part of what is written is as good as not ahead, and each of the many times at which
+/// he fills that little would be an event.
+const AHEAD_PART_LEAST: f64 = 5e-5;
 /// Below this a flow has ended: a billionth of what it was, or a nanosecond of its pace.
 const NOTHING_S: f64 = 1e-9;
 
@@ -302,9 +305,15 @@ impl<'a> Simulation<'a> {
         }
         let waits_for: Vec<usize> = workload.tasks.iter().map(|task| task.after.len()).collect();
         let with_tiers = setup.mode != Mode::Store;
+        let totals = workload.totals();
+        let ahead_least = (totals.intermediate_bytes as f64 + totals.final_bytes as f64) * AHEAD_PART_LEAST;
+        let ahead = |place: &Place| match place.dirty_bytes as f64 {
+            bytes if setup.page_cache && bytes >= ahead_least => bytes,
+            _ => 0.0,
+        };
         let buffers = (0..setup.nodes)
             .flat_map(|_| machine.tiers.iter().chain([&machine.store]))
-            .map(|place| Buffer::new(if setup.page_cache { place.dirty_bytes as f64 } else { 0.0 }))
+            .map(|place| Buffer::new(ahead(place)))
             .collect();
         Self {
             used: vec![0.0; resources.capacities.len()],

@@ -286,6 +286,17 @@ fn results_are_never_advised_to_stay_out_of_the_store() {
     assert_eq!(advice(&incrementation(8, 6, 32, 0.0), &machine).best.setup.mode, Mode::InMemory);
 }
 
+/// A cache of a byte fills and takes again for every byte: the answer took longer than the workload.
+#[test]
+fn a_write_back_cache_of_a_byte_is_none() {
+    let with = |dirty_bytes: u64| {
+        let mut machine = real();
+        machine.store.dirty_bytes = dirty_bytes;
+        estimate(&machine, &incrementation(8, 6, 32, 0.0), &Setup::new(&machine, Mode::Store, 2))
+    };
+    assert_eq!(with(1), with(0));
+}
+
 /// Everything that may be different from one prediction to the next.
 #[derive(Debug, Clone)]
 struct Any {
