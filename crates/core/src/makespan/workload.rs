@@ -189,9 +189,10 @@ impl Workload {
             intermediate_bytes: of(Fate::Intermediate),
             final_bytes: of(Fate::Final),
             files_written: sum(&mut self.sets.iter().filter(|set| set.fate != Fate::Input).map(|set| set.files)),
-            files_read: sum(
-                &mut steps().flat_map(|step| &step.reads).filter_map(|&set| self.sets.get(set)).map(|set| set.files),
-            ),
+            files_read: sum(&mut steps()
+                .flat_map(|step| &step.reads)
+                .filter_map(|&set| self.sets.get(set))
+                .map(|set| set.files)),
             cpu_s: steps().map(|step| step.cpu_s).sum(),
         }
     }

@@ -309,7 +309,8 @@ impl Recorder {
         });
         let over = recording.processes.gather(counted.unwrap_or_default(), seen, &since, all);
         recording.record.counting_ended |= recording.counts.as_ref().is_some_and(Counts::is_nameless);
-        recording.processes.lost = recording.counts.as_ref().map_or(recording.processes.lost, |counts| counts.lost().into());
+        recording.processes.lost =
+            recording.counts.as_ref().map_or(recording.processes.lost, |counts| counts.lost().into());
         over
     }
 
@@ -332,8 +333,7 @@ impl Recorder {
         }
         record.store_traffic = now.store;
         record.store_traffic.busy_us = busy_us;
-        record.store_traffic.out_bytes_per_second =
-            per_second(record.store_traffic.out_bytes, busy_us);
+        record.store_traffic.out_bytes_per_second = per_second(record.store_traffic.out_bytes, busy_us);
         record.events = now.events;
         record.ended_us = micros(recording.begun.elapsed());
         let (total, files) = self.namespace.happened.files(record.run, recording.begun);

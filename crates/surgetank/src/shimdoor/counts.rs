@@ -101,7 +101,8 @@ impl Counted {
     /// holds that somebody wrote into.
     pub fn is_possible(&self, now_ns: u64) -> bool {
         let lived_ns = now_ns.saturating_sub(self.begun_ns);
-        let in_time = self.begun_ns <= now_ns && (self.ended_ns == 0 || (self.begun_ns..=now_ns).contains(&self.ended_ns));
+        let in_time =
+            self.begun_ns <= now_ns && (self.ended_ns == 0 || (self.begun_ns..=now_ns).contains(&self.ended_ns));
         let is_few = |count: u64| count <= lived_ns.saturating_mul(CALLS_PER_NS_MAX);
         let is_little = |bytes: u64| bytes <= lived_ns.saturating_mul(BYTES_PER_NS_MAX);
         let can_be = |io: &Io| {
@@ -111,12 +112,19 @@ impl Counted {
                 && is_little(io.read_bytes)
                 && is_little(io.write_bytes)
                 && io.mapped_bytes <= io.map_calls.saturating_mul(MAPPED_BYTES_MAX)
-                && [io.read_us, io.write_us].iter().all(|us| us.saturating_mul(1000) <= lived_ns.saturating_mul(THREADS_MAX))
+                && [io.read_us, io.write_us]
+                    .iter()
+                    .all(|us| us.saturating_mul(1000) <= lived_ns.saturating_mul(THREADS_MAX))
         };
         // What a parent has waited for is in the kernel's figures.
-        let kernel_can_be = |kernel: &Kernel| kernel.read_bytes < SUM_MAX && kernel.write_bytes < SUM_MAX
-            && kernel.read_calls < SUM_MAX && kernel.write_calls < SUM_MAX
-            && kernel.device_read_bytes < SUM_MAX && kernel.device_write_bytes < SUM_MAX;
+        let kernel_can_be = |kernel: &Kernel| {
+            kernel.read_bytes < SUM_MAX
+                && kernel.write_bytes < SUM_MAX
+                && kernel.read_calls < SUM_MAX
+                && kernel.write_calls < SUM_MAX
+                && kernel.device_read_bytes < SUM_MAX
+                && kernel.device_write_bytes < SUM_MAX
+        };
         self.pid <= PID_MAX
             && in_time
             && can_be(&self.plain)

@@ -172,9 +172,9 @@ pub fn model(args: &ModelArgs) -> Outcome {
     if args.subject.json {
         let text = serde_json::to_string_pretty(&answer)
             .map_err(|error| Error::new("the prediction can't be written as JSON").why(error))?;
-        words::print(&format!("{text}\n"));
+        words::print(&format!("{text}\n"))?;
     } else {
-        words::print(&shown(&loaded, &answer));
+        words::print(&shown(&loaded, &answer))?;
     }
     Ok(exit::OK)
 }

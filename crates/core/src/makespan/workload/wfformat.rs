@@ -128,7 +128,9 @@ pub fn workload(value: Value) -> Result<Workload> {
         let runtime_s = run.map_or(0.0, |run| run.runtime_in_seconds);
         let average = run.and_then(|run| run.average_cpu).map_or(1.0, |percent| percent / 100.0);
         // A product of two that are wrong may look right.
-        for (what, value, most) in [("runtimeInSeconds", runtime_s, TIME_S_MAX), ("avgCPU", 100.0 * average, PERCENT_MAX)] {
+        for (what, value, most) in
+            [("runtimeInSeconds", runtime_s, TIME_S_MAX), ("avgCPU", 100.0 * average, PERCENT_MAX)]
+        {
             if !(0.0..=most).contains(&value) {
                 return Err(Error::new(format!("{what} of task {} is {value}", task.id))
                     .why(format!("it is from 0 to {most}"))
@@ -217,10 +219,14 @@ mod tests {
     #[test]
     fn negative_times_are_refused_also_where_their_product_is_positive() {
         let said = |text: &str| Workload::parse(text).unwrap_err().to_string();
-        let both = TWO.replace("\"runtimeInSeconds\": 4, \"avgCPU\": 150", "\"runtimeInSeconds\": -5, \"avgCPU\": -100");
+        let both =
+            TWO.replace("\"runtimeInSeconds\": 4, \"avgCPU\": 150", "\"runtimeInSeconds\": -5, \"avgCPU\": -100");
         assert!(said(&both).contains("runtimeInSeconds of task a_ID1 is -5"), "{}", said(&both));
         assert!(said(&TWO.replace("150", "-100")).contains("avgCPU of task a_ID1 is -100"));
-        assert!(said(&TWO.replace("\"sizeInBytes\": 20", "\"sizeInBytes\": 18446744073709551615")).contains("its bytes are"));
+        assert!(
+            said(&TWO.replace("\"sizeInBytes\": 20", "\"sizeInBytes\": 18446744073709551615"))
+                .contains("its bytes are")
+        );
     }
 
     #[test]

@@ -77,8 +77,11 @@ impl Processes {
 
     /// Takes in processes that are over; `all`: the others as they are, too. How many that were.
     pub fn gather(&mut self, counted: Vec<Counted>, mut seen: HashMap<u32, Seen>, since: &Since, all: bool) -> usize {
-        let mut counted: Vec<Counted> =
-            counted.into_iter().filter(|one| !self.settled.contains(&one.slot)).map(|one| believed(one, since)).collect();
+        let mut counted: Vec<Counted> = counted
+            .into_iter()
+            .filter(|one| !self.settled.contains(&one.slot))
+            .map(|one| believed(one, since))
+            .collect();
         counted.sort_by_key(|one| one.begun_ns);
         let mut next_of: HashMap<u32, &Counted> = HashMap::new();
         let mut over: Vec<(&Counted, Option<&Counted>, bool)> = Vec::new();
@@ -219,9 +222,7 @@ impl Processes {
         record.processes_lost = self.lost;
         record.processes_disbelieved = self.disbelieved;
         record.programs = self.programs.values().cloned().collect();
-        record.programs.sort_by_key(|program| {
-            std::cmp::Reverse(all_bytes(&program.io.total()))
-        });
+        record.programs.sort_by_key(|program| std::cmp::Reverse(all_bytes(&program.io.total())));
     }
 }
 
@@ -304,7 +305,8 @@ mod tests {
 
     use super::*;
 
-    const NOBODY: u32 = 999_999_999;
+    /// The largest there can be: alive only after four million others.
+    const NOBODY: u32 = 1 << 22;
 
     fn counted(slot: usize, pid: u32, program: &str, begun_ns: u64, ended_ns: u64) -> Counted {
         Counted {

@@ -140,7 +140,10 @@ pub fn uncounted(record: &RunRecord) -> Vec<String> {
         ));
     }
     if record.counting_ended {
-        lines.push("a program cut off or removed the memory that processes count in: what they did afterwards is not below".into());
+        lines.push(
+            "a program cut off or removed the memory that processes count in: what they did afterwards is not below"
+                .into(),
+        );
     }
     lines
 }

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use surgetank_core::report::run::{Counted, Doors, EventKind, Io, RunRecord, Sizes};
 use surgetank_core::report::{Listing, PathText};
 
-use super::markup::{number, shown, table, word};
 use super::super::text::uncounted;
+use super::markup::{number, shown, table, word};
 use super::section;
 use crate::verbs::report::text::micros;
 use crate::verbs::words::{bytes, count};
