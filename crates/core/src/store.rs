@@ -177,12 +177,12 @@ pub struct Features {
     pub directories: bool,
     /// A rename is one step. If not, a crash may leave a file under both names.
     pub atomic_renames: bool,
-    /// So many files may be published at the same time, where order does not matter.
+    /// Each request takes its time there: so many files are settled, compared and published at the same time.
     pub publications_at_once: usize,
 }
 
 impl Features {
-    /// Of a file system.
+    /// Of a local file system.
     pub const POSIX: Self =
         Self { plain_files: true, hard_links: true, directories: true, atomic_renames: true, publications_at_once: 1 };
 }
@@ -222,8 +222,21 @@ impl Savings {
     }
 }
 
-/// Returns when all that has to be in the store before is there. An error: something of it will not be.
-pub type Turn<'a> = &'a (dyn Fn() -> io::Result<()> + Sync);
+/// The order in which what is published at the same time shows.
+pub trait TakesTurn: Sync {
+    /// Returns when all that has to be in the store before is there. An error: something of it will not be.
+    fn wait(&self) -> io::Result<()>;
+    /// It shows: what is left to be done keeps nobody waiting. To be called in its turn.
+    fn pass(&self) {}
+}
+
+impl<F: Fn() -> io::Result<()> + Sync> TakesTurn for F {
+    fn wait(&self) -> io::Result<()> {
+        self()
+    }
+}
+
+pub type Turn<'a> = &'a dyn TakesTurn;
 
 /// One directory tree that keeps what is durable. Paths are relative to its root; no operation follows a symlink or leaves the root.
 pub trait Store: Send + Sync {
@@ -321,8 +334,19 @@ pub trait Store: Send + Sync {
         meta: &Meta,
         turn: Turn<'_>,
     ) -> io::Result<StoreIdentity> {
-        turn()?;
+        turn.wait()?;
         self.publish(who, temporary, path, meta)
+    }
+    /// As `publish` or `publish_in_turn`, where nothing has the name. EEXIST: something has, or it is not known; it has to be
+    /// looked at. (Where each look is a request of its own, new files spare it.)
+    fn publish_absent(
+        &self,
+        _who: Cred,
+        _temporary: &StorePath,
+        _path: &StorePath,
+        _turn: Option<Turn<'_>>,
+    ) -> io::Result<StoreIdentity> {
+        Err(rustix::io::Errno::EXIST.into())
     }
     /// A file instead of another one that has the name: an atomic rename, nothing of the other one stays, and its further
     /// names keep it.

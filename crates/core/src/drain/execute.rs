@@ -258,7 +258,15 @@ impl Drain {
             true => self.expects(tree, file).unwrap_or(Expect::Unknown),
             false => self.expectation(tree, over, at),
         };
-        let in_turn = || turn.map_or(Ok(()), |turn| turn());
+        let in_turn = || turn.map_or(Ok(()), |turn| turn.wait());
+        let new = !is_again && over.is_none() && !self.is_doubtful(one.seq) && !self.is_spill(file, &staged);
+        if new && expect(&self.namespace.tree()) == Expect::Absent {
+            match self.as_owner(owner, |who| store.publish_absent(who, &temporary, &path, turn)) {
+                Err(why) if why.raw_os_error() == Some(libc::EEXIST) => {}
+                Err(why) => return Err(why),
+                Ok(identity) => return Ok(self.published(one.kind, at, identity, &staged)),
+            }
+        }
         if !self.is_as_known(owner, &path, expect)? {
             in_turn()?;
             let ours = self.published_before(one.seq, owner, &path)?;

@@ -10,7 +10,7 @@ use crate::model::{CONFLICT_INFIX, FileId, Kind, Mode, OpKind, Prepared, RunId, 
 use crate::namespace::content::Lies;
 use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Op, Progress, Tree};
-use crate::store::{Cred, Staged, StorePath, at_once};
+use crate::store::{Cred, Staged, StorePath, TakesTurn, at_once};
 
 use super::Drain;
 use super::execute::Done;
@@ -136,7 +136,7 @@ impl Drain {
                 return Ok(());
             }
             let turn = turns.of(index);
-            match self.execute(seq, Some(&|| turn.wait())) {
+            match self.execute(seq, Some(&turn)) {
                 Ok(outcome) => {
                     say(seq, Ok(outcome));
                     turn.pass();
@@ -250,18 +250,25 @@ impl Drain {
                 self.restage(small[0].seq, &why);
                 bad = Some(small[0].seq);
             }
-            for one in small.iter().filter(|one| !one.is_written) {
-                if bad.is_some() {
-                    break;
-                }
+            let compared: Vec<&Small> = small.iter().filter(|one| !one.is_written && bad.is_none()).collect();
+            let different = crate::sync::Mutex::new(Vec::new());
+            let at_once_max = self.namespace.store.features().publications_at_once;
+            // (What is behind one that differs is compared the next time; the answers are in `different`.)
+            let _ = at_once(compared.len(), at_once_max, &|index| {
+                let (one, how) = (compared[index], self.namespace.config.verify);
                 let verified = self.as_owner(one.owner, |who| {
-                    self.namespace.store.verify(who, &one.path, &one.staged, self.namespace.config.verify, &|_| Ok(()))
+                    self.namespace.store.verify(who, &one.path, &one.staged, how, &|_| Ok(()))
                 });
-                if let Err(why) = verified {
-                    self.found_corrupt(&why);
-                    self.restage(one.seq, &why);
-                    bad = Some(one.seq);
-                }
+                verified.map_err(|why| {
+                    different.lock().unwrap_or_else(PoisonError::into_inner).push((index, why));
+                    std::io::ErrorKind::InvalidData.into()
+                })
+            });
+            let different = different.into_inner().unwrap_or_else(PoisonError::into_inner);
+            if let Some((index, why)) = different.into_iter().min_by_key(|(index, _)| *index) {
+                self.found_corrupt(&why);
+                self.restage(compared[index].seq, &why);
+                bad = Some(compared[index].seq);
             }
         }
         let mut tree = self.namespace.tree();

@@ -247,7 +247,7 @@ impl Drain {
             let why = format!("its plain file has {is} bytes, and had {was} when it was closed");
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
-        if job.size_bytes < LARGE_BYTES {
+        if job.size_bytes < LARGE_BYTES && store.features().publications_at_once == 1 {
             return Ok((staged, false));
         }
         self.as_owner(job.owner, |who| {

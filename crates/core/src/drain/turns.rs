@@ -6,6 +6,8 @@
 use std::io;
 
 use crate::error::Errno;
+use crate::store::TakesTurn;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 #[derive(Default)]
@@ -31,12 +33,12 @@ pub(super) struct Turns {
 pub(super) struct Ticket<'a> {
     turns: &'a Turns,
     number: usize,
-    passed: bool,
+    passed: AtomicBool,
 }
 
 impl Turns {
     pub fn of(&self, number: usize) -> Ticket<'_> {
-        Ticket { turns: self, number, passed: false }
+        Ticket { turns: self, number, passed: AtomicBool::new(false) }
     }
 
     fn door(&self, number: usize) -> &Condvar {
@@ -48,9 +50,9 @@ impl Turns {
     }
 }
 
-impl Ticket<'_> {
-    /// Until all before it are done. ECANCELED: one of them will not be.
-    pub fn wait(&self) -> io::Result<()> {
+impl TakesTurn for Ticket<'_> {
+    /// Until all before it show. ECANCELED: one of them will not.
+    fn wait(&self) -> io::Result<()> {
         let mut state = self.turns.state();
         while state.next < self.number && state.failed.is_none_or(|failed| failed > self.number) {
             state = self.turns.door(self.number).wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -58,13 +60,10 @@ impl Ticket<'_> {
         if state.next >= self.number { Ok(()) } else { Err(Errno::CANCELED.into()) }
     }
 
-    pub fn has_come(&self) -> bool {
-        self.turns.state().next >= self.number
-    }
-
-    /// To be called in its turn.
-    pub fn pass(mut self) {
-        self.passed = true;
+    fn pass(&self) {
+        if self.passed.swap(true, Ordering::Relaxed) {
+            return;
+        }
         let mut state = self.turns.state();
         state.next = state.next.max(self.number + 1);
         let next = state.next;
@@ -73,9 +72,15 @@ impl Ticket<'_> {
     }
 }
 
+impl Ticket<'_> {
+    pub fn has_come(&self) -> bool {
+        self.turns.state().next >= self.number
+    }
+}
+
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        if !self.passed {
+        if !*self.passed.get_mut() {
             let mut state = self.turns.state();
             state.failed = Some(state.failed.map_or(self.number, |failed| failed.min(self.number)));
             drop(state);

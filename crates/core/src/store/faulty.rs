@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::{
-    Cred, Expect, Features, Gate, Meta, Source, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Verify,
+    Cred, Expect, Features, Gate, Meta, Source, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Turn, Verify,
 };
 use crate::error::Errno;
 use crate::model::{Kind, StoreIdentity};
@@ -334,6 +334,16 @@ impl<S: Store> Store for Faulty<S> {
             }
             failure => Self::meet(failure, || self.inner.publish(who, temporary, path, meta)),
         }
+    }
+    fn publish_absent(
+        &self,
+        who: Cred,
+        temporary: &StorePath,
+        path: &StorePath,
+        turn: Option<Turn<'_>>,
+    ) -> io::Result<StoreIdentity> {
+        let publish = || self.inner.publish_absent(who, temporary, path, turn);
+        self.run(Operation::Publish, &[path, temporary], publish)
     }
     fn replace(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity> {
         self.run(Operation::Publish, &[path, temporary], || self.inner.replace(who, temporary, path, meta))

@@ -128,7 +128,7 @@ impl Read for Feeder<'_> {
         let turn = self.body.last_byte_waits().filter(|_| count > 0 && self.at + count as u64 == self.body.len());
         if count > 1 && turn.is_some() {
             count -= 1;
-        } else if let Some(Err(why)) = turn.map(|turn| turn()) {
+        } else if let Some(Err(why)) = turn.map(|turn| turn.wait()) {
             self.failed = Some(why);
             return Err(io::Error::other("its turn will not come"));
         }

@@ -157,7 +157,10 @@ impl Store for Packed {
     }
 
     fn features(&self) -> Features {
-        Features { plain_files: false, hard_links: false, atomic_renames: false, ..self.inner.features() }
+        let inner = self.inner.features();
+        // (Of a file system one after the other: there what a file is behind goes only after it was renamed into place.)
+        let publications_at_once = if inner.plain_files { 1 } else { inner.publications_at_once };
+        Features { plain_files: false, hard_links: false, atomic_renames: false, publications_at_once, ..inner }
     }
 
     fn savings(&self) -> Option<Savings> {

@@ -35,8 +35,12 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use crate::sync::atomic::AtomicBool;
+
 use super::checksum::checksum;
-use super::{Cred, Expect, Gate, Meta, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Verify};
+use super::{
+    Cred, Expect, Features, Gate, Meta, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Turn, Verify, at_once,
+};
 use crate::model::{Kind, STORE_TEMPORARY_PREFIX, StoreIdentity};
 use attributes::{Xattrs, attr_of, identity_of, is_denied, read_xattrs, subject};
 use beneath::{Place, Root, open_file_at, without_atime};
@@ -53,8 +57,15 @@ pub struct PosixStore {
     identity: Identity,
     copier: Copier,
     file_system: Option<FileSystem>,
+    /// What is no local file system asks a server about each name, and syncs each file by itself.
+    at_once: usize,
+    /// It knows only renames that replace.
+    replaces: AtomicBool,
     counters: Counters,
 }
+
+/// Requests to a file server that are under way together.
+const AT_ONCE: usize = 16;
 
 impl PosixStore {
     /// `root` is a handle of the directory (`O_PATH` will do), taken before anything was mounted over it.
@@ -70,6 +81,8 @@ impl PosixStore {
             root,
             identity: Identity::of_this_agent()?,
             copier: Copier::new(),
+            replaces: AtomicBool::new(false),
+            at_once: if file_system.is_some() { 1 } else { AT_ONCE },
             file_system,
             counters: Counters::default(),
         })
@@ -163,6 +176,10 @@ impl PosixStore {
 impl Store for PosixStore {
     fn describe(&self) -> String {
         self.label.clone()
+    }
+
+    fn features(&self) -> Features {
+        Features { publications_at_once: self.at_once, ..Features::POSIX }
     }
 
     fn stat(&self, who: Cred, path: &StorePath) -> io::Result<StoreStat> {
@@ -285,7 +302,7 @@ impl Store for PosixStore {
         if let Some(whole) = whole {
             whole.sync(&self.counters)?;
         }
-        paths.iter().try_for_each(|path| self.settle_one(who, path, whole.is_some()))
+        at_once(paths.len(), self.at_once, &|index| self.settle_one(who, &paths[index], whole.is_some()))
     }
 
     fn verify(&self, who: Cred, path: &StorePath, staged: &Staged, how: Verify, gate: Gate<'_>) -> io::Result<()> {
@@ -378,11 +395,32 @@ impl Store for PosixStore {
     }
 
     fn publish(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity> {
-        self.publish_at(who, temporary, path, meta, false)
+        self.publish_at(who, temporary, path, meta, false, None)
+    }
+
+    fn publish_in_turn(
+        &self,
+        who: Cred,
+        temporary: &StorePath,
+        path: &StorePath,
+        meta: &Meta,
+        turn: Turn<'_>,
+    ) -> io::Result<StoreIdentity> {
+        self.publish_at(who, temporary, path, meta, false, Some(turn))
+    }
+
+    fn publish_absent(
+        &self,
+        who: Cred,
+        temporary: &StorePath,
+        path: &StorePath,
+        turn: Option<Turn<'_>>,
+    ) -> io::Result<StoreIdentity> {
+        self.publish_absent_at(who, temporary, path, turn)
     }
 
     fn replace(&self, who: Cred, temporary: &StorePath, path: &StorePath, meta: &Meta) -> io::Result<StoreIdentity> {
-        self.publish_at(who, temporary, path, meta, true)
+        self.publish_at(who, temporary, path, meta, true, None)
     }
 
     fn rename(&self, who: Cred, from: &StorePath, to: &StorePath) -> io::Result<()> {

@@ -265,7 +265,7 @@ impl Port {
                 let mut client = Client { stream, until: clock::tick() + PATIENCE, state: State::Asking { head } };
                 if client.advance(self.token.as_deref(), metrics) {
                     if clients.len() == CONNECTIONS_MAX {
-                        drop(clients.swap_remove(unlucky(&clients)));
+                        drop(clients.swap_remove(unlucky(clients)));
                     }
                     clients.push(client);
                 }

@@ -56,12 +56,14 @@ impl Kind {
 
 pub struct Ground {
     pub kind: Kind,
+    /// A directory that is drained to as to one of a file server: several requests at a time.
+    remote: bool,
     server: Option<S3Server>,
 }
 
 impl Ground {
     /// `None`: it cannot be had here (never under CI). `aside`: for what the options name.
-    pub fn new(kind: Kind, aside: &Path, options: &mut Vec<String>) -> Option<Self> {
+    pub fn new(kind: Kind, seed: u64, aside: &Path, options: &mut Vec<String>) -> Option<Self> {
         let mut server = None;
         match kind {
             Kind::Directory => {}
@@ -76,12 +78,16 @@ impl Ground {
                 server = Some(started);
             }
         }
-        Some(Self { kind, server })
+        let remote = kind != Kind::Objects && Dice::new(seed ^ 0x4e65).below(2) == 0;
+        Some(Self { kind, remote, server })
     }
 
     pub fn arm(&self, command: &mut Command) {
         if let Some(server) = &self.server {
             command.envs(server.environment());
+        }
+        if self.remote {
+            command.env("SURGETANK_STORE_IS_REMOTE", "1");
         }
     }
 

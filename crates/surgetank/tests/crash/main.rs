@@ -177,7 +177,7 @@ impl Scene {
         // A dice of its own: what a seed means stays.
         let alone = Dice::new(seed ^ 0x5afe).below(3) == 0;
         let segment_bytes = SEGMENT_BYTES[Dice::new(seed ^ 0xf01d).below(2) as usize];
-        let ground = Ground::new(kind, aside.path(), &mut options)?;
+        let ground = Ground::new(kind, seed, aside.path(), &mut options)?;
         let kept = (disk, memory, aside);
         Some(Self { seed, ground, kept, store, state, manifests, options, direct, alone, segment_bytes })
     }

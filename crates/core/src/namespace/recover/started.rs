@@ -95,7 +95,7 @@ impl Namespace {
             }
         }
         let (mut looked, mut done) = (Looked::new(), None);
-        let is_server = self.store.features().publications_at_once > 1;
+        let is_server = !self.store.features().plain_files && self.store.features().publications_at_once > 1;
         for _ in 0..if is_server { LOOKS_MAX } else { 1 } {
             if is_server {
                 crate::sync::thread::sleep(LATE);

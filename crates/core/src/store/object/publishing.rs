@@ -83,7 +83,7 @@ impl ObjectStore {
         self.marked()?;
         let before = found.as_ref().and_then(|found| found.as_ref()).map(|(_, words)| words);
         let sent = if waiting.kind == Kind::Directory {
-            turn.map_or(Ok(()), |turn| turn()).and_then(|()| self.bring_dir(&waiting, path))
+            turn.map_or(Ok(()), |turn| turn.wait()).and_then(|()| self.bring_dir(&waiting, path))
         } else {
             self.send(&waiting, path, before, when, turn).and_then(|etag| self.read_back(&waiting, path, before, etag))
         };
@@ -163,7 +163,7 @@ impl ObjectStore {
     ) -> io::Result<String> {
         match &waiting.content {
             Content::Uploaded { key, upload, parts, .. } if key.as_bytes() == path.0 => {
-                turn.map_or(Ok(()), |turn| turn())?;
+                turn.map_or(Ok(()), |turn| turn.wait())?;
                 self.server.complete(key, upload, parts, waiting.checksum, when)
             }
             // It has another name since. What was sent before is given up with its temporary.
@@ -192,7 +192,7 @@ impl ObjectStore {
                 self.server.put(key, &InTurn { body, turn }, waiting.checksum, &words, when)
             }
             turn => {
-                turn.map_or(Ok(()), |turn| turn())?;
+                turn.map_or(Ok(()), |turn| turn.wait())?;
                 self.server.put(key, body, waiting.checksum, &words, when)
             }
         };
@@ -206,7 +206,7 @@ impl ObjectStore {
                 put(&body)
             }
             Content::Uploaded { file, parts, .. } => {
-                turn.map_or(Ok(()), |turn| turn())?;
+                turn.map_or(Ok(()), |turn| turn.wait())?;
                 let part_bytes = parts.first().map_or(waiting.size_bytes, |part| part.size_bytes);
                 let upload = self.server.begin(key, &words)?;
                 let sent = self.send_again((key, &upload), file, waiting.size_bytes, part_bytes);

@@ -22,7 +22,8 @@ use super::attributes::{carry_over, identity_of, is_denied, subject};
 use super::beneath::{Pinned, Place, open_file_at, pin_at, without_atime};
 use crate::model::StoreIdentity;
 use crate::store::checksum::checksum;
-use crate::store::{Cred, Meta, StorePath};
+use crate::store::{Cred, Meta, StorePath, TakesTurn, Turn};
+use crate::sync::atomic::Ordering;
 
 /// How often a name that comes and goes under our hands is looked at again.
 const ATTEMPTS_MAX: u32 = 8;
@@ -35,6 +36,7 @@ impl PosixStore {
         path: &StorePath,
         meta: &Meta,
         another: bool,
+        turn: Option<Turn<'_>>,
     ) -> io::Result<StoreIdentity> {
         let act = |operation: &dyn Fn() -> io::Result<()>| self.identity.act(who, operation);
         let (from, staged) = self.identity.act(who, || {
@@ -49,9 +51,13 @@ impl PosixStore {
             // Children that were staged inside have moved its times.
             self.finish_dir(who, &staged, meta)?;
         }
+        turn.map_or(Ok(()), TakesTurn::wait)?;
+        // (What the file is there is asked for while the next one is renamed.)
+        let shown = || turn.into_iter().for_each(TakesTurn::pass);
         for _ in 0..ATTEMPTS_MAX {
             match act(&|| self.rename_new(&from, &to)) {
                 Ok(()) => {
+                    shown();
                     crash_point!("store.published");
                     return self.identity_at(who, &to);
                 }
@@ -87,10 +93,46 @@ impl PosixStore {
             self.counters.renames.add(1);
             crash_point!("store.replace");
             act(&|| Ok(renameat(&from.dir, from.name, &to.dir, to.name)?))?;
+            shown();
             crash_point!("store.replaced");
             return self.identity_at(who, &to);
         }
         Err(io::Error::new(io::ErrorKind::WouldBlock, "another file comes and goes under the name"))
+    }
+
+    /// One rename, which fails where somebody has the name; where there is no such rename, EEXIST as well.
+    pub(super) fn publish_absent_at(
+        &self,
+        who: Cred,
+        temporary: &StorePath,
+        path: &StorePath,
+        turn: Option<Turn<'_>>,
+    ) -> io::Result<StoreIdentity> {
+        if self.replaces.load(Ordering::Relaxed) {
+            return Err(Errno::EXIST.into());
+        }
+        let from = self.identity.act(who, || {
+            let from = self.root.place(temporary)?;
+            // (What is remembered of it is renewed before the directory is locked for the rename.)
+            pin_at(&from)?;
+            Ok(from)
+        })?;
+        let to = self.identity.act(who, || self.root.place_beside(&from, temporary, path))?;
+        turn.map_or(Ok(()), TakesTurn::wait)?;
+        self.identity.act(who, || {
+            match renameat_with(&from.dir, from.name, &to.dir, to.name, RenameFlags::NOREPLACE) {
+                // (A look that is not forced past this node's memory, as in `rename_new`, would not do here.)
+                Err(Errno::INVAL | Errno::NOSYS) => {
+                    self.replaces.store(true, Ordering::Relaxed);
+                    Err(Errno::EXIST.into())
+                }
+                renamed => Ok(renamed?),
+            }
+        })?;
+        self.counters.renames.add(1);
+        turn.into_iter().for_each(TakesTurn::pass);
+        crash_point!("store.published");
+        self.identity_at(who, &to)
     }
 
     /// EEXIST when the name is taken, also where the file system knows only the rename that replaces.

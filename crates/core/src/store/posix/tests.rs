@@ -350,3 +350,55 @@ fn a_handle_of_a_file_is_no_store() {
     let file: OwnedFd = tempfile::tempfile().unwrap().into();
     assert_eq!(errno(PosixStore::new(file, String::new())), libc::ENOTDIR);
 }
+
+/// A file's turn ends with its rename; it used to last until the server had also been asked what became of it.
+#[test]
+fn a_file_passes_its_turn_as_soon_as_it_shows() {
+    struct Watched<'a>(&'a Path, std::sync::Mutex<Vec<bool>>);
+    impl crate::store::TakesTurn for Watched<'_> {
+        fn wait(&self) -> io::Result<()> {
+            self.1.lock().unwrap().push(self.0.exists());
+            Ok(())
+        }
+        fn pass(&self) {
+            self.1.lock().unwrap().push(self.0.exists());
+        }
+    }
+    let plain = Plain::new();
+    let dir = plain.dir();
+    let (store, at) = (store_at(&dir), dir.join("f"));
+    for version in [b"one".as_slice(), b"two"] {
+        let before = at.exists();
+        let (temporary, _) = staged(&store, "f", &source(version), &meta(0o644));
+        let turn = Watched(&at, std::sync::Mutex::default());
+        store.publish_in_turn(me(), &temporary, &path("f"), &meta(0o644), &turn).unwrap();
+        assert_eq!(*turn.1.lock().unwrap(), [before, true]);
+        assert_eq!(fs::read(&at).unwrap(), version);
+    }
+    fs::remove_file(&at).unwrap();
+    let turn = Watched(&at, std::sync::Mutex::default());
+    let (temporary, _) = staged(&store, "f", &source(b"new"), &meta(0o644));
+    store.publish_absent(me(), &temporary, &path("f"), Some(&turn)).unwrap();
+    assert_eq!(*turn.1.lock().unwrap(), [false, true]);
+    let (temporary, _) = staged(&store, "f", &source(b"two"), &meta(0o644));
+    assert_eq!(errno(store.publish_absent(me(), &temporary, &path("f"), None)), libc::EEXIST);
+    assert_eq!(fs::read(&at).unwrap(), b"new");
+    store.publish(me(), &temporary, &path("f"), &meta(0o644)).unwrap();
+    struct Refused;
+    impl crate::store::TakesTurn for Refused {
+        fn wait(&self) -> io::Result<()> {
+            Err(Errno::CANCELED.into())
+        }
+    }
+    let (temporary, _) = staged(&store, "f", &source(b"three"), &meta(0o644));
+    assert!(store.publish_in_turn(me(), &temporary, &path("f"), &meta(0o644), &Refused).is_err());
+    assert_eq!(fs::read(&at).unwrap(), b"two");
+    assert!(store.stat(me(), &temporary).is_ok());
+}
+
+#[test]
+fn several_requests_at_a_time_where_each_goes_to_somebody_else() {
+    assert_eq!(Plain::new().posix().features().publications_at_once, 1);
+    // (Of what is no local file system this is always at hand.)
+    assert!(store_at(Path::new("/proc")).features().publications_at_once > 1);
+}
