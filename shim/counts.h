@@ -2,10 +2,10 @@
  * process. `crates/surgetank/src/shimdoor/counts.rs` is the same in Rust; a test compares the two. docs/report.md says what
  * is counted and what is not.
  *
- * Slots below `usable` are allocated, so touching them cannot fail; the agent allocates more. A process takes a slot by
+ * Slots below `usable` are allocated before the file has a reader, so touching them cannot fail. A process takes a slot by
  * changing its state from FREE to LIVE and adds to it without locks; the agent reads it at any time and, when the process is over
  * or the slot is DONE, empties it and sets it FREE. Programs can write what they want here: the agent believes no number
- * enough to be hurt by it.
+ * enough to be hurt by it, and does not map the file, which they could cut off under it.
  */
 #ifndef SURGETANK_COUNTS_H
 #define SURGETANK_COUNTS_H

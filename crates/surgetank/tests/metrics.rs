@@ -161,6 +161,8 @@ fn a_run_is_seen_by_prometheus() {
         served.value("surgetank_deadline_timestamp_seconds") > served.value("surgetank_start_time_seconds") + 7000.0
     );
     assert!(served.value("process_resident_memory_bytes") > MIB as f64);
+    // A copy may have been made again.
+    assert!(served.value("surgetank_tier_read_bytes_total{tier=\"fast\"}") >= (3 * MIB + 1) as f64);
     let hits = served.value("surgetank_tier_hits_total{tier=\"fast\"}")
         + served.value("surgetank_opens_total{way=\"direct\"}");
     assert!(hits > 0.0);
@@ -232,6 +234,15 @@ fn every_query_of_the_dashboard_names(families: &BTreeMap<String, (String, BTree
     assert!(queries.len() > 20 && named.len() > 15, "{} queries, {} metrics", queries.len(), named.len());
 }
 
+/// It grew with every version of a file that was closed, and never fell.
+#[test]
+fn files_on_a_tier_are_those_that_are_there() {
+    let Some(mut served) = prepare(Scene::new("metrics_gauge")) else { return };
+    served.begin(&[], "for i in 1 2 3 4 5; do echo $i >again; done; echo gone >gone; rm gone");
+    eventually("the one that is there", || served.value("surgetank_tier_files{tier=\"fast\"}") == 1.0);
+    served.end();
+}
+
 #[test]
 fn the_next_agent_answers_at_the_same_port() {
     let Some(mut served) = prepare(Scene::new("metrics_survive")) else { return };
@@ -291,6 +302,27 @@ fn whoever_asks_wrongly_keeps_nobody_out() {
     let descriptors = || served.value("process_open_fds");
     drop(idle);
     eventually("their descriptors are closed", || descriptors() < 100.0);
+    served.end();
+}
+
+/// The oldest was let go first: 32 new connections between a scraper's own and its request, and it had no answer, each time.
+#[test]
+fn a_flood_of_connections_does_not_choose_who_goes() {
+    let Some(mut served) = prepare(Scene::new("metrics_flood")) else { return };
+    served.begin(&[], "echo one >a");
+    let request = format!("GET /metrics HTTP/1.1\r\nAuthorization: Bearer {}\r\n\r\n", served.token());
+    let connect = || TcpStream::connect(("127.0.0.1", served.port)).unwrap();
+    let mut held: Vec<TcpStream> = Vec::new();
+    // By chance it is still there with one in four.
+    let answered = (0..60).any(|_| {
+        let mut scraper = connect();
+        held.extend((0..45).map(|_| connect()));
+        std::thread::sleep(Duration::from_millis(50));
+        let mut text = String::new();
+        let asked = scraper.write_all(request.as_bytes()).and_then(|()| scraper.read_to_string(&mut text));
+        asked.is_ok() && text.starts_with("HTTP/1.1 200 ")
+    });
+    assert!(answered);
     served.end();
 }
 

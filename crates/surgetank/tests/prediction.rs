@@ -113,14 +113,33 @@ fn what_cannot_be_read_is_said_with_exit_code_2() {
     };
     assert!(said("[[stage]]\nname='a'\ntasks=1\nbite_out='1M'", &["model"]).contains("bite_out"));
     assert!(said(MUCH_IO, &["advise", "--tier", "gold:1G"]).contains("no tier gold"));
-    let mut broken = calibration();
-    broken["store"]["write"]["all_bps"] = json!(0.0);
-    fs::write(dir.join("broken.json"), broken.to_string()).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_surgetank"));
-    let done =
-        command.current_dir(&dir).args(["model", "workload.toml", "--calibration", "broken.json"]).output().unwrap();
-    assert_eq!(done.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&done.stderr).contains("write of store"), "{done:?}");
+    // Each made I/O free, the answer negative, endless or not a number, or ended the program.
+    for (at, value, named) in [
+        ("/store/write/all_bps", json!(0.0), "write.all_bps of store"),
+        ("/store/read/one_bps", json!(1e-300), "read.one_bps of store is"),
+        ("/store/total_read_bps", json!(0.0), "total_read_bps of store"),
+        ("/store/total_write_bps", json!(-5.0), "total_write_bps of store is -5, it must be from 1 to"),
+        ("/store/dirty_bytes", json!(1u64 << 62), "dirty_bytes of store"),
+        ("/tiers/0/operations/per_second", json!(0.0), "operations.per_second of tiers[0] (ram)"),
+        ("/agent/start_s", json!(-3.0), "agent.start_s"),
+        ("/agent/mount/create_cpu_s", json!(-1.0), "agent.mount.create_cpu_s"),
+        ("/cores", json!(1e300), "cores is"),
+    ] {
+        let mut broken = calibration();
+        match broken.pointer_mut(at) {
+            Some(figure) => *figure = value,
+            None => broken["store"][at.rsplit('/').next().unwrap()] = value,
+        }
+        fs::write(dir.join("broken.json"), broken.to_string()).unwrap();
+        for verb in ["model", "advise"] {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_surgetank"));
+            let words = [verb, "workload.toml", "--calibration", "broken.json"];
+            let done = command.current_dir(&dir).args(words).output().unwrap();
+            assert_eq!(done.status.code(), Some(2), "{at}: {done:?}");
+            assert!(String::from_utf8_lossy(&done.stderr).contains(named), "{at}: {done:?}");
+        }
+    }
+    assert!(said("[[stage]]\nname='a'\ntasks=1000000000000", &["model"]).contains("too large"));
     fs::remove_dir_all(dir).unwrap();
 }
 

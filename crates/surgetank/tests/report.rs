@@ -170,6 +170,86 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert_eq!(record["command_exit"], 0);
 }
 
+fn processes_of(record: &Value, program: &str) -> u64 {
+    let programs = record["programs"].as_array().unwrap();
+    programs.iter().find(|told| told["program"] == program).map_or(0, |told| number(&told["processes"]))
+}
+
+/// Of 600 at once 231 found no slot to count in, and nobody was told.
+#[test]
+fn hundreds_of_processes_at_once_are_counted_each() {
+    let Some(scene) = scene("report_burst") else { return };
+    scene.run(&SMALL, "for i in $(seq 600); do sleep 3 & done; wait").exits(0);
+    let record = record(&scene);
+    assert_eq!(processes_of(&record, "sleep"), 600);
+    assert_eq!(record["processes_lost"], 0);
+}
+
+/// Two at a time, thousands one after the other: their slots were given away every two seconds only.
+#[test]
+fn thousands_of_short_processes_are_counted_each() {
+    let Some(scene) = scene("report_many") else { return };
+    scene.run(&SMALL, "for i in $(seq 4000); do /bin/true; done").exits(0);
+    let record = record(&scene);
+    assert_eq!(processes_of(&record, "true"), 4000);
+    assert_eq!(record["processes_lost"], 0);
+}
+
+/// The recorder ended, or the record had 1.8e19 bytes.
+#[test]
+fn a_program_that_writes_over_what_it_counted_is_not_believed() {
+    let Some(scene) = scene("report_liar") else { return };
+    fs::write(
+        "/mnt/liar.py",
+        "
+import mmap, os
+path = next(line.split()[-1] for line in open('/proc/self/maps') if '.counts-' in line)
+slots = mmap.mmap(os.open(path, os.O_RDWR), 0)
+slots[20480:20480 + 40 * 2256] = b'\\xff' * (40 * 2256)
+",
+    )
+    .unwrap();
+    let script = "/usr/bin/python3 /mnt/liar.py; sleep 3; dd if=/dev/zero of=after bs=1000 count=7 status=none";
+    scene.run(&SMALL, script).exits(0);
+    let record = record(&scene);
+    assert_eq!((number(&record["agents"]), &record["exit"]), (1, &0.into()), "{record:#}");
+    assert!(number(&record["processes_disbelieved"]) > 0, "{record:#}");
+    assert_eq!(moved(&record, "dd", &COUNTED).1, 7000, "who came later is counted: {record:#}");
+    assert!(moved(&record, "", &COUNTED).1 < 1 << 30);
+    let told = scene.verb("report", &[]).exits(0).stdout;
+    assert!(told.contains("impossible"), "{told}");
+}
+
+/// The agent had it mapped, and died of it (SIGBUS).
+#[test]
+fn a_program_that_cuts_off_what_it_counts_in_ends_no_agent() {
+    let Some(scene) = scene("report_cut") else { return };
+    let script = "echo kept > kept; truncate -s 0 \"$(grep -o '/[^ ]*[.]counts-[0-9]*' /proc/self/maps | head -n 1)\"; sleep 1; exit 0";
+    // (Its programs have it mapped, and may die of that.)
+    scene.run(&SMALL, script);
+    let record = record(&scene);
+    assert_eq!((&record["agents"], &record["counting_ended"]), (&1.into(), &true.into()), "{record:#}");
+    scene.holds("kept", b"kept\n");
+}
+
+#[test]
+fn an_answer_that_cannot_be_written_is_a_failure() {
+    let Some(scene) = scene("report_full") else { return };
+    scene.run(&SMALL, "echo one >a").exits(0);
+    for (to, code) in [("/dev/full", 1), ("/dev/null", 0)] {
+        for words in [&["--list"][..], &[], &["--json"]] {
+            let mut command = scene.surgetank(&["report", "--state", scene.state.to_str().unwrap()]);
+            let out = fs::File::options().write(true).open(to).unwrap();
+            let done = command.args(words).stdout(out).stderr(std::process::Stdio::piped()).output().unwrap();
+            let said = String::from_utf8_lossy(&done.stderr).into_owned();
+            assert_eq!(done.status.code(), Some(code), "{to} {words:?}: {said}");
+            assert_eq!(said.contains("cannot be written to standard output"), code == 1, "{said}");
+        }
+    }
+    let help = scene.verb("report", &["--help"]).exits(0).stdout;
+    assert_eq!(help.matches("[default: last]").count(), 1, "{help}");
+}
+
 #[test]
 fn two_runs_at_once_are_kept_apart() {
     let Some(scene) = scene("report_two") else { return };

@@ -5,6 +5,7 @@ use crate::sync::{Arc, PoisonError};
 use std::io;
 
 use crate::model::{FileId, OpKind, Seq};
+use crate::namespace::content::Lies;
 use crate::namespace::tree::{Inode, Name, Op, Progress};
 use crate::store::{Cred, Meta, StorePath};
 
@@ -215,8 +216,14 @@ impl Drain {
                 Some(open) => Some(open.content()),
                 None => self.namespace.content_of(job.id),
             };
+            let mut read_from = None;
             let file = match content {
-                Some(content) => content.file,
+                Some(content) => {
+                    if let Lies::Tier(device) = content.lies {
+                        read_from = Some(self.namespace.tiers.device(device).counters());
+                    }
+                    content.file
+                }
                 // Begun before a crash and deleted since: later operations need it there, to take it away again.
                 None if self.is_nameless(job.id) => {
                     tracing::info!(path = %job.path, "nothing is left of a deleted file: an empty one is published, until its turn to go");
@@ -225,7 +232,14 @@ impl Drain {
                 None => return Err(io::Error::from_raw_os_error(libc::ENOENT)),
             };
             self.namespace.expect_temporaries_in(job.dir);
-            self.as_owner(job.owner, |who| store.stage_file(who, &job.path, &job.bound, &file, &job.meta, &gate))?
+            let counted = |bytes: u64| {
+                gate(bytes)?;
+                if let Some(counters) = read_from {
+                    counters.bytes_out.fetch_add(bytes, Ordering::Relaxed);
+                }
+                Ok(())
+            };
+            self.as_owner(job.owner, |who| store.stage_file(who, &job.path, &job.bound, &file, &job.meta, &counted))?
         };
         // Somebody has been at the plain file: what is left of it shall not replace what the store has.
         if job.sealed && !job.eager && !self.is_nameless(job.id) && staged.identity.size_bytes != job.size_bytes {

@@ -30,7 +30,7 @@ pub struct Advice {
     pub gain_upper: f64,
     pub store: Prediction,
     pub best: Prediction,
-    /// Best of each mode.
+    /// Best of each mode, those that leave the most in the store first.
     pub considered: Vec<Prediction>,
 }
 
@@ -43,8 +43,8 @@ const TIER_STEP_BYTES: u64 = 64 << 20;
 /// `None`: no mode or number of processes to choose from.
 pub fn advise(machine: &Calibration, workload: &Workload, question: &Question) -> Option<Advice> {
     let store = best_of(machine, workload, question, Mode::Store)?;
-    let modes = question.modes.iter().filter(|mode| **mode != Mode::Store);
-    let considered: Vec<Prediction> = modes.filter_map(|&mode| best_of(machine, workload, question, mode)).collect();
+    let considered: Vec<Prediction> =
+        safest_first(workload, &question.modes).filter_map(|mode| best_of(machine, workload, question, mode)).collect();
     let best = frugal(considered.iter())?.clone();
     let gain = store.estimate_s / best.estimate_s;
     let use_surgetank = gain >= GAIN_MIN;
@@ -66,6 +66,16 @@ pub fn advise(machine: &Calibration, workload: &Workload, question: &Question) -
         considered,
         store,
     })
+}
+
+/// In the order in which less of what is written ends in the store. Without intermediate files there is nothing to keep out of it:
+/// whoever followed that advice would keep results out.
+fn safest_first(workload: &Workload, modes: &[Mode]) -> impl Iterator<Item = Mode> {
+    let has_intermediate = workload.totals().intermediate_bytes > 0;
+    let asked: Vec<Mode> = modes.to_vec();
+    [Mode::CopyAll, Mode::Move, Mode::InMemory]
+        .into_iter()
+        .filter(move |mode| asked.contains(mode) && (*mode != Mode::InMemory || has_intermediate))
 }
 
 fn best_of(machine: &Calibration, workload: &Workload, question: &Question, mode: Mode) -> Option<Prediction> {
@@ -90,7 +100,7 @@ fn best_of(machine: &Calibration, workload: &Workload, question: &Question, mode
     Some(if tight.estimate_s <= best.estimate_s * AS_GOOD { tight } else { best })
 }
 
-/// The first that is as good as the best: they come in the order in which they ask for more.
+/// The first that is as good as the best: they come in the order in which they ask for more, of the machine or of the user.
 fn frugal<'a>(predictions: impl Iterator<Item = &'a Prediction> + Clone) -> Option<&'a Prediction> {
     let best_s = predictions.clone().map(|prediction| prediction.estimate_s).reduce(f64::min)?;
     predictions.into_iter().find(|prediction| prediction.estimate_s <= best_s * AS_GOOD)

@@ -98,6 +98,9 @@ fn edges(machine: &Calibration, workload: &Workload, setup: &Setup, pace: &Pace)
     (if spills { 0.0 } else { finite(before) }, finite(after))
 }
 
+/// Changes of stage times tasks: more, and to look for barriers takes longer than the simulation. The bound is lower without them.
+const BARRIERS_SOUGHT_MAX: usize = 100_000_000;
+
 /// Indices at which everything after waits, by whatever chain, for everything before; with both ends.
 fn barriers(workload: &Workload) -> Vec<usize> {
     let tasks = &workload.tasks;
@@ -106,6 +109,10 @@ fn barriers(workload: &Workload) -> Vec<usize> {
         for &before in &task.after {
             last_follower[before] = number;
         }
+    }
+    let stages = tasks.windows(2).filter(|two| two[0].stage != two[1].stage).count();
+    if stages.saturating_mul(tasks.len()) > BARRIERS_SOUGHT_MAX {
+        return vec![0, tasks.len()];
     }
     let mut found = vec![0];
     for at in 1..tasks.len() {

@@ -3,6 +3,7 @@
 //! Written by `surgetank calibrate`, read by `model` and `advise`; a person may edit it, so it is plain JSON and every figure is a
 //! field. `None` means "not measured", never zero.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -140,44 +141,30 @@ impl Calibration {
         Ok(calibration)
     }
 
-    /// Zero or negative rates would have the simulation divide by them.
-    fn check(&self) -> Result<(), String> {
-        if !(self.cores >= 1.0 && self.cores.is_finite()) {
-            return Err(format!("{} cores", self.cores));
-        }
-        for place in self.tiers.iter().chain([&self.store]) {
-            for (what, stream) in [
-                ("read", place.read),
-                ("write", place.write),
-                ("cached_read", place.cached_read),
-                ("cached_write", place.cached_write),
-            ] {
-                let positive = stream.one_bps > 0.0 && stream.all_bps > 0.0 && stream.cpu_s_per_byte >= 0.0;
-                if !positive || !(0.0..=10.0).contains(&stream.spread) {
-                    return Err(format!("{what} of {} is {stream:?}", place.name));
-                }
-            }
-            let operations = &place.operations;
-            let times = [
-                operations.create_s,
-                operations.open_s,
-                operations.stat_s,
-                operations.unlink_s,
-                operations.fsync_s,
-                operations.cpu_s,
-            ];
-            if !(operations.per_second > 0.0 && times.iter().all(|time| *time >= 0.0)) {
-                return Err(format!("operations of {} are {operations:?}", place.name));
-            }
+    /// Every figure that the simulation computes with lies where its sums and quotients stay finite. What is wrong is named as
+    /// it stands in the file.
+    pub fn check(&self) -> Result<(), String> {
+        within("cores", self.cores, 1.0..=CORES_MAX)?;
+        whole("memory_bytes", self.memory_bytes)?;
+        self.store.check("store")?;
+        for (number, tier) in self.tiers.iter().enumerate() {
+            tier.check(&format!("tiers[{number}] ({})", tier.name))?;
         }
         let agent = &self.agent;
-        for door in agent.shim.iter().chain(&agent.mount) {
-            if !(door.per_second > 0.0 && door.create_s >= 0.0 && door.open_s >= 0.0 && door.open_store_s >= 0.0) {
-                return Err(format!("the agent's door is {door:?}"));
+        for (name, door) in [("shim", &agent.shim), ("mount", &agent.mount)] {
+            if let Some(door) = door {
+                door.check(&format!("agent.{name}"))?;
             }
         }
-        if !(agent.drain_bps > 0.0 && agent.drain_file_s >= 0.0 && agent.quiet_s >= 0.0) {
-            return Err(format!("the drain is {agent:?}"));
+        rate("agent.drain_bps", agent.drain_bps)?;
+        for (name, seconds) in [
+            ("start_s", agent.start_s),
+            ("drain_file_s", agent.drain_file_s),
+            ("drain_file_cpu_s", agent.drain_file_cpu_s),
+            ("drain_cpu_s_per_byte", agent.drain_cpu_s_per_byte),
+            ("quiet_s", agent.quiet_s),
+        ] {
+            time(&format!("agent.{name}"), seconds)?;
         }
         Ok(())
     }
@@ -197,4 +184,84 @@ impl Calibration {
         machine.agent.drain_bps *= (1.0 + direction * write).max(0.1);
         machine
     }
+}
+
+impl Place {
+    fn check(&self, what: &str) -> Result<(), String> {
+        whole(&format!("room_bytes of {what}"), self.room_bytes)?;
+        whole(&format!("dirty_bytes of {what}"), self.dirty_bytes)?;
+        for (name, stream) in [
+            ("read", self.read),
+            ("write", self.write),
+            ("cached_read", self.cached_read),
+            ("cached_write", self.cached_write),
+        ] {
+            rate(&format!("{name}.one_bps of {what}"), stream.one_bps)?;
+            rate(&format!("{name}.all_bps of {what}"), stream.all_bps)?;
+            time(&format!("{name}.cpu_s_per_byte of {what}"), stream.cpu_s_per_byte)?;
+            within(&format!("{name}.spread of {what}"), stream.spread, 0.0..=SPREAD_MAX)?;
+        }
+        for (name, total) in [("total_read_bps", self.total_read_bps), ("total_write_bps", self.total_write_bps)] {
+            total.map_or(Ok(()), |total| rate(&format!("{name} of {what}"), total))?;
+        }
+        let operations = &self.operations;
+        for (name, seconds) in [
+            ("create_s", operations.create_s),
+            ("open_s", operations.open_s),
+            ("stat_s", operations.stat_s),
+            ("unlink_s", operations.unlink_s),
+            ("fsync_s", operations.fsync_s),
+            ("cpu_s", operations.cpu_s),
+        ] {
+            time(&format!("operations.{name} of {what}"), seconds)?;
+        }
+        within(&format!("operations.per_second of {what}"), operations.per_second, PER_SECOND)
+    }
+}
+
+impl Door {
+    fn check(&self, what: &str) -> Result<(), String> {
+        for (name, seconds) in [
+            ("create_s", self.create_s),
+            ("create_cpu_s", self.create_cpu_s),
+            ("open_s", self.open_s),
+            ("open_cpu_s", self.open_cpu_s),
+            ("open_store_s", self.open_store_s),
+            ("open_store_cpu_s", self.open_store_cpu_s),
+        ] {
+            time(&format!("{what}.{name}"), seconds)?;
+        }
+        within(&format!("{what}.per_second"), self.per_second, PER_SECOND)
+    }
+}
+
+const CORES_MAX: f64 = 65_536.0;
+/// 8 PiB.
+const BYTES_MAX: u64 = 1 << 53;
+/// From a byte a second to a million times what memory does.
+const RATE_BPS: RangeInclusive<f64> = 1.0..=1e18;
+/// From one in a quarter of an hour.
+const PER_SECOND: RangeInclusive<f64> = 0.001..=1e15;
+/// Eleven days, for one operation.
+const TIME_S: RangeInclusive<f64> = 0.0..=1e6;
+const SPREAD_MAX: f64 = 10.0;
+
+/// NaN is in no range.
+fn within(what: &str, value: f64, range: RangeInclusive<f64>) -> Result<(), String> {
+    if range.contains(&value) {
+        return Ok(());
+    }
+    Err(format!("{what} is {value}, it must be from {} to {}", range.start(), range.end()))
+}
+
+fn whole(what: &str, bytes: u64) -> Result<(), String> {
+    if bytes <= BYTES_MAX { Ok(()) } else { Err(format!("{what} is {bytes}, it must be at most {BYTES_MAX}")) }
+}
+
+fn rate(what: &str, bps: f64) -> Result<(), String> {
+    within(what, bps, RATE_BPS)
+}
+
+fn time(what: &str, seconds: f64) -> Result<(), String> {
+    within(what, seconds, TIME_S)
 }

@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use serde::Serialize;
 
 use super::fluid::{self, Flow};
-use super::machine::{Calibration, Door};
+use super::machine::{Calibration, Door, Place};
 use super::workload::{Fate, Workload};
 use memory::{Buffer, PageCache};
 use place::{Places, Where};
@@ -75,6 +75,9 @@ pub struct Setup {
     pub dirty_bytes_max: u64,
     /// Whether what was read or written before may be in the page cache.
     pub page_cache: bool,
+    /// Between the starts of the first tasks. Equal tasks that begin at the same instant stay in step for ever, all reading and then
+    /// all writing while half of the store rests, until the least difference between them parts them; no real ones stay in step.
+    pub apart_s: f64,
     /// The drain begins when the last task has ended: for the upper bound.
     pub drain_last: bool,
 }
@@ -90,10 +93,14 @@ impl Setup {
             drain_threads: 4,
             dirty_bytes_max: machine.memory_bytes / 4,
             page_cache: true,
+            apart_s: APART_S,
             drain_last: false,
         }
     }
 }
+
+/// About what it takes to start a program.
+const APART_S: f64 = 1e-3;
 
 /// What a moment was spent on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -259,6 +266,8 @@ pub(super) struct Simulation<'a> {
     door: Option<Door>,
     resources: Resources,
     now_s: f64,
+    /// When the first tasks start.
+    began_s: f64,
     active: Vec<Active>,
     running: Vec<Option<Running>>,
     free_slots: Vec<usize>,
@@ -283,6 +292,9 @@ pub fn run(machine: &Calibration, workload: &Workload, setup: &Setup) -> Outcome
     simulation.outcome()
 }
 
+/// Who may be less ahead of a device than this part of what is written is as good as not ahead, and each of the many times at which
+/// he fills that little would be an event.
+const AHEAD_PART_LEAST: f64 = 5e-5;
 /// Below this a flow has ended: a billionth of what it was, or a nanosecond of its pace.
 const NOTHING_S: f64 = 1e-9;
 
@@ -302,9 +314,16 @@ impl<'a> Simulation<'a> {
         }
         let waits_for: Vec<usize> = workload.tasks.iter().map(|task| task.after.len()).collect();
         let with_tiers = setup.mode != Mode::Store;
+        let began_s = if with_tiers { machine.agent.start_s } else { 0.0 };
+        let totals = workload.totals();
+        let ahead_least = (totals.intermediate_bytes as f64 + totals.final_bytes as f64) * AHEAD_PART_LEAST;
+        let ahead = |place: &Place| match place.dirty_bytes as f64 {
+            bytes if setup.page_cache && bytes >= ahead_least => bytes,
+            _ => 0.0,
+        };
         let buffers = (0..setup.nodes)
             .flat_map(|_| machine.tiers.iter().chain([&machine.store]))
-            .map(|place| Buffer::new(if setup.page_cache { place.dirty_bytes as f64 } else { 0.0 }))
+            .map(|place| Buffer::new(ahead(place)))
             .collect();
         Self {
             used: vec![0.0; resources.capacities.len()],
@@ -314,7 +333,8 @@ impl<'a> Simulation<'a> {
             ready: (0..workload.tasks.len()).filter(|&task| waits_for[task] == 0).collect(),
             free_slots: vec![setup.processes; setup.nodes],
             left: workload.tasks.len(),
-            now_s: if with_tiers { machine.agent.start_s } else { 0.0 },
+            now_s: began_s,
+            began_s,
             spent: vec![0.0; CAUSES.len()],
             tasks_s: 0.0,
             cached_bytes: 0.0,

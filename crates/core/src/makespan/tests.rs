@@ -1,7 +1,10 @@
 //! The simulation against Sea's equations where those hold, and against what must be true of every prediction.
 
 use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
 
+use super::advise;
 use super::machine::{Agent, Calibration, Door, Operations, Place, SCHEMA, Stream};
 use super::predict::predict;
 use super::sea::{self, Lustre, Node, Traffic};
@@ -164,7 +167,7 @@ fn without_cache_the_store_is_equation_1() {
     let machine = bare(8.0, 0.0, 0.0);
     for processes in [1, 4] {
         let workload = incrementation(4, 3, 64, 0.0);
-        let setup = Setup { page_cache: false, ..Setup::new(&machine, Mode::Store, processes) };
+        let setup = Setup { page_cache: false, apart_s: 0.0, ..Setup::new(&machine, Mode::Store, processes) };
         let moved = traffic(4.0, 3.0, 64.0);
         let read = moved.input + moved.intermediate;
         let written = moved.intermediate + moved.output;
@@ -182,7 +185,8 @@ fn with_endless_cache_the_tasks_on_the_store_are_equation_5() {
     machine.store.write = stream(0.001);
     let workload = incrementation(4, 3, 64, 0.0);
     let (lustre, node) = as_sea(&machine, 4.0, 64.0 * MIB);
-    let outcome = simulate::run(&machine, &workload, &Setup::new(&machine, Mode::Store, 4));
+    let setup = Setup { apart_s: 0.0, ..Setup::new(&machine, Mode::Store, 4) };
+    let outcome = simulate::run(&machine, &workload, &setup);
     same(outcome.tasks_s, sea::lustre_cached(&traffic(4.0, 3.0, 64.0), &lustre, &node));
 }
 
@@ -258,6 +262,44 @@ fn the_parts_of_the_makespan_are_the_makespan() {
     }
 }
 
+fn advice(workload: &Workload, machine: &Calibration) -> advise::Advice {
+    let question = advise::Question {
+        nodes: 1,
+        processes: vec![1, 2],
+        modes: vec![Mode::InMemory, Mode::Move, Mode::CopyAll],
+        tier_bytes: machine.tiers.iter().map(|tier| tier.room_bytes).collect(),
+        page_cache: true,
+    };
+    advise::advise(machine, workload, &question).unwrap()
+}
+
+/// Followed, `keep` for files that are all results had left them out of the store.
+#[test]
+fn results_are_never_advised_to_stay_out_of_the_store() {
+    let machine = real();
+    let results = Workload::parse("[[stage]]\nname='a'\ntasks=4\nbytes_in='64M'\nbytes_out='64M'\ncpu_s=0.1").unwrap();
+    let told = advice(&results, &machine);
+    assert!(told.considered.iter().all(|prediction| prediction.setup.mode != Mode::InMemory), "{told:?}");
+    // With a little that may stay out, and nothing gained by it: as good, and everything is in the store.
+    let text = "[[stage]]\nname='a'\ntasks=4\nbytes_out=4096\n[[stage]]\nname='b'\ntasks=4\nreads=['a']\nbytes_out='64M'\ncpu_s=1";
+    let told = advice(&Workload::parse(text).unwrap(), &machine);
+    let in_memory = told.considered.iter().find(|prediction| prediction.setup.mode == Mode::InMemory).unwrap();
+    assert!(in_memory.estimate_s <= told.best.estimate_s * 1.02);
+    assert_eq!(told.best.setup.mode, Mode::CopyAll);
+    assert_eq!(advice(&incrementation(8, 6, 32, 0.0), &machine).best.setup.mode, Mode::InMemory);
+}
+
+/// A cache of a byte fills and takes again for every byte: the answer took longer than the workload.
+#[test]
+fn a_write_back_cache_of_a_byte_is_none() {
+    let with = |dirty_bytes: u64| {
+        let mut machine = real();
+        machine.store.dirty_bytes = dirty_bytes;
+        estimate(&machine, &incrementation(8, 6, 32, 0.0), &Setup::new(&machine, Mode::Store, 2))
+    };
+    assert_eq!(with(1), with(0));
+}
+
 /// Everything that may be different from one prediction to the next.
 #[derive(Debug, Clone)]
 struct Any {
@@ -307,6 +349,60 @@ fn any() -> impl Strategy<Value = Any> {
     })
 }
 
+/// Estimates of the same cases each time, with one cap of the first tier and with another, as the second's part of the first.
+fn compared(machine: &Calibration, cases: usize, caps: impl Fn(&Any, f64) -> (u64, u64)) -> Vec<f64> {
+    let mut runner = TestRunner::deterministic();
+    let mut drawn = || (any(), 1.0..8.0f64).new_tree(&mut runner).unwrap().current();
+    let mut parts = Vec::new();
+    while parts.len() < cases {
+        let (any, factor) = drawn();
+        let (workload, setup) = (any.workload(), any.setup(machine));
+        let (one, other) = caps(&any, factor);
+        let with = |bytes| estimate(machine, &workload, &Setup { tier_bytes: vec![bytes, 0], ..setup.clone() });
+        parts.push(with(other) / with(one));
+    }
+    parts.sort_by(f64::total_cmp);
+    parts
+}
+
+/// A byte took the opens of a whole set off the store, and it parted equal tasks that were in step otherwise: a tenth faster.
+#[test]
+fn a_tier_of_a_byte_is_no_better_than_none() {
+    // (A little worse it may be: a task goes to the node that has the byte.)
+    let parts = compared(&real(), 150, |_, _| (0, 1));
+    assert!(parts.iter().all(|part| (0.99..1.05).contains(part)), "{:?}", (parts.first(), parts.last()));
+    // All reading, then all writing: in step the store took 391 s.
+    let text = "[[stage]]\nname='a'\ntasks=32\nbytes_in='64M'\nbytes_out='256M'\ncpu_s=1\n[[stage]]\nname='b'\ntasks=32\nreads=['a']\nbytes_out='16M'\ncpu_s=1";
+    let workload = Workload::parse(text).unwrap();
+    let machine = real();
+    let with = |bytes: u64| {
+        estimate(&machine, &workload, &Setup { tier_bytes: vec![bytes, 0], ..Setup::new(&machine, Mode::CopyAll, 2) })
+    };
+    assert!((with(1) / with(0) - 1.0).abs() < 0.01, "{} {}", with(0), with(1));
+    // Opens go by the share that the tier has.
+    let text =
+        "[[stage]]\nname='a'\ntasks=1\nfiles_out=20000\nbytes_out='20M'\n[[stage]]\nname='b'\ntasks=1\nreads=['a']";
+    let workload = Workload::parse(text).unwrap();
+    let with = |bytes: u64| {
+        estimate(&machine, &workload, &Setup { tier_bytes: vec![bytes, 0], ..Setup::new(&machine, Mode::InMemory, 1) })
+    };
+    assert!((with(1) / with(0) - 1.0).abs() < 0.01, "{} {}", with(0), with(1));
+    assert!(with(10 << 20) < 0.8 * with(0) && with(20 << 20) < 0.8 * with(10 << 20));
+}
+
+/// But for a drain that is slower than the store: what goes by a tier then takes longer to be there.
+#[test]
+fn a_larger_tier_is_seldom_and_never_much_slower() {
+    let mut machine = real();
+    machine.agent.drain_bps = 1e12;
+    (machine.agent.drain_file_s, machine.agent.quiet_s) = (0.0, 0.0);
+    let parts = compared(&machine, 150, |any, factor| (any.ram_mib << 20, (any.ram_mib as f64 * factor * MIB) as u64));
+    // A file leaves as a whole when it is durable, so a little more room can come at the wrong moment.
+    let slower = parts.iter().filter(|part| **part > 1.01).count();
+    assert!(slower <= parts.len() / 50, "{slower} of {}", parts.len());
+    assert!(parts.last().is_some_and(|most| *most < 1.10), "{parts:?}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
@@ -335,8 +431,8 @@ proptest! {
         faster.agent.drain_bps *= factor;
         let (workload, setup) = (any.workload(), any.setup(&machine));
         let (slow, fast) = (estimate(&machine, &workload, &setup), estimate(&faster, &workload, &setup));
-        // A schedule may turn out unluckily (Graham's anomalies): by a task's step at most, here by 2 %.
-        prop_assert!(fast <= slow * 1.02, "{slow} s, with {factor} times the bandwidth {fast} s");
+        // A schedule may turn out unluckily (Graham's anomalies): by a task's step at most, here by 3 %.
+        prop_assert!(fast <= slow * 1.03, "{slow} s, with {factor} times the bandwidth {fast} s");
         let closed = |machine: &Calibration| super::bounds::bounds(machine, machine, &workload, &setup);
         prop_assert!(closed(&faster).lower_s <= closed(&machine).lower_s * (1.0 + 1e-9));
         prop_assert!(closed(&faster).upper_s <= closed(&machine).upper_s * (1.0 + 1e-9));

@@ -75,6 +75,12 @@ pub struct Totals {
 
 /// More tasks than this and the simulation would take minutes.
 const TASKS_MAX: usize = 200_000;
+/// 31 years.
+pub(super) const TIME_S_MAX: f64 = 1e9;
+/// 1 EiB: of all sets together, and of what is read of them. Sums stay far from their type's end.
+const BYTES_MAX: u64 = 1 << 60;
+const FILES_MAX: u64 = 1 << 48;
+const CORES: std::ops::RangeInclusive<f64> = 0.01..=65_536.0;
 
 impl Workload {
     /// Of a file: a description in TOML or JSON, a WfFormat 1.5 instance, a recorded run. What it is is seen by its content.
@@ -116,17 +122,35 @@ impl Workload {
         if self.tasks.len() > TASKS_MAX {
             return Err(format!("it has {} tasks, at most {TASKS_MAX} can be simulated", self.tasks.len()));
         }
+        let totals = self.totals();
+        let bytes = [totals.input_bytes, totals.intermediate_bytes, totals.final_bytes];
+        for (what, sum, most) in [
+            ("bytes", bytes.into_iter().fold(0, u64::saturating_add), BYTES_MAX),
+            ("files", totals.files_written.saturating_add(totals.files_read), FILES_MAX),
+        ] {
+            if sum > most {
+                return Err(format!("its {what} are {sum} together, at most {most} can be simulated"));
+            }
+        }
         let mut writer = vec![None; self.sets.len()];
         for (number, task) in self.tasks.iter().enumerate() {
-            if !(task.cores > 0.0 && task.cores.is_finite()) {
-                return Err(format!("a task of {} computes on {} cores", task.stage, task.cores));
+            if !CORES.contains(&task.cores) {
+                return Err(format!(
+                    "a task of {} computes on {} cores (cores is {} to {})",
+                    task.stage,
+                    task.cores,
+                    CORES.start(),
+                    CORES.end()
+                ));
             }
             if let Some(late) = task.after.iter().find(|&&before| before >= number) {
                 return Err(format!("task {number} ({}) waits for task {late}, which comes later", task.stage));
             }
             for step in &task.steps {
-                if !(step.cpu_s >= 0.0 && step.cpu_s.is_finite() && step.wait_s >= 0.0 && step.wait_s.is_finite()) {
-                    return Err(format!("a task of {} computes for {} s", task.stage, step.cpu_s));
+                for (name, seconds) in [("cpu_s", step.cpu_s), ("wait_s", step.wait_s)] {
+                    if !(0.0..=TIME_S_MAX).contains(&seconds) {
+                        return Err(format!("{name} of a task of {} is {seconds} (0 to {TIME_S_MAX} s)", task.stage));
+                    }
                 }
                 if let Some(&early) = step.reads.iter().find(|&&set| {
                     self.sets.get(set).is_some_and(|files| files.fate != Fate::Input) && writer[set].is_none()
@@ -155,15 +179,20 @@ impl Workload {
     }
 
     pub fn totals(&self) -> Totals {
-        let of = |fate: Fate| self.sets.iter().filter(|set| set.fate == fate).map(|set| set.bytes).sum();
+        // (Before they are checked they may be anything.)
+        let sum = |figures: &mut dyn Iterator<Item = u64>| figures.fold(0, u64::saturating_add);
+        let of = |fate: Fate| sum(&mut self.sets.iter().filter(|set| set.fate == fate).map(|set| set.bytes));
         let steps = || self.tasks.iter().flat_map(|task| &task.steps);
         Totals {
             tasks: self.tasks.len(),
             input_bytes: of(Fate::Input),
             intermediate_bytes: of(Fate::Intermediate),
             final_bytes: of(Fate::Final),
-            files_written: self.sets.iter().filter(|set| set.fate != Fate::Input).map(|set| set.files).sum(),
-            files_read: steps().flat_map(|step| &step.reads).map(|&set| self.sets[set].files).sum(),
+            files_written: sum(&mut self.sets.iter().filter(|set| set.fate != Fate::Input).map(|set| set.files)),
+            files_read: sum(&mut steps()
+                .flat_map(|step| &step.reads)
+                .filter_map(|&set| self.sets.get(set))
+                .map(|set| set.files)),
             cpu_s: steps().map(|step| step.cpu_s).sum(),
         }
     }

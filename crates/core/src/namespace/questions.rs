@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::config::Survives;
-use crate::model::{FileId, Kind, Mode, OpKind, RunId};
+use crate::model::{DeviceId, FileId, Kind, Mode, OpKind, RunId};
 use crate::report::Scope;
 
 use super::Namespace;
@@ -425,6 +425,11 @@ impl Namespace {
             }
         }
         waiting
+    }
+
+    /// How many files lie on each device now.
+    pub fn files_on_devices(&self) -> foldhash::HashMap<DeviceId, u64> {
+        self.tree().files_on_devices()
     }
 
     pub fn dirty_bytes_of(&self, device: &crate::tier::Device) -> u64 {

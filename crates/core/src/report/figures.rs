@@ -23,6 +23,8 @@ pub struct Figures {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TierFigures {
     pub name: String,
+    /// That are there now.
+    pub files: u64,
     pub evictions: u64,
     pub evicted_bytes: u64,
     /// Calls of a device that failed.

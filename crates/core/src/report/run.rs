@@ -69,6 +69,12 @@ pub struct RunRecord {
     pub processes: Vec<Process>,
     /// How many processes there were, those that are not in `processes` included.
     pub processes_total: u64,
+    /// Of these, processes of which nothing is known: they came when no slot to count in was free.
+    pub processes_lost: u64,
+    /// Processes whose own figures were impossible, because a program wrote over them: what the agent saw of them is all there is.
+    pub processes_disbelieved: u64,
+    /// A program has cut off or removed the memory that processes count in: what they did afterwards is not known.
+    pub counting_ended: bool,
     /// All processes, by the name of their program; those that moved most bytes first.
     pub programs: Vec<Program>,
     /// The largest and the slowest, [`FILES_MAX`] at most.
@@ -331,6 +337,11 @@ pub struct Tail {
     pub undrained_operations: u64,
 }
 
+/// Programs count for themselves, in memory of theirs: a sum of what they say must not be what stops the one who adds up.
+fn add(to: &mut u64, more: u64) {
+    *to = to.saturating_add(more);
+}
+
 impl Sizes {
     pub fn add(&mut self, bytes: u64) {
         self.add_many((u64::BITS - bytes.leading_zeros()) as usize, 1);
@@ -345,12 +356,12 @@ impl Sizes {
             self.0.resize(class + 1, 0);
         }
         if let Some(entry) = self.0.get_mut(class) {
-            *entry += count;
+            *entry = entry.saturating_add(count);
         }
     }
 
     pub fn total(&self) -> u64 {
-        self.0.iter().sum()
+        self.0.iter().fold(0, |sum, count| sum.saturating_add(*count))
     }
 
     fn join(&mut self, other: &Self) {
@@ -362,29 +373,29 @@ impl Sizes {
 
 impl Io {
     pub fn join(&mut self, other: &Self) {
-        self.read_opens += other.read_opens;
-        self.write_opens += other.write_opens;
-        self.create_opens += other.create_opens;
-        self.read_bytes += other.read_bytes;
-        self.write_bytes += other.write_bytes;
-        self.read_calls += other.read_calls;
-        self.write_calls += other.write_calls;
-        self.sync_calls += other.sync_calls;
-        self.mapped_bytes += other.mapped_bytes;
-        self.map_calls += other.map_calls;
+        add(&mut self.read_opens, other.read_opens);
+        add(&mut self.write_opens, other.write_opens);
+        add(&mut self.create_opens, other.create_opens);
+        add(&mut self.read_bytes, other.read_bytes);
+        add(&mut self.write_bytes, other.write_bytes);
+        add(&mut self.read_calls, other.read_calls);
+        add(&mut self.write_calls, other.write_calls);
+        add(&mut self.sync_calls, other.sync_calls);
+        add(&mut self.mapped_bytes, other.mapped_bytes);
+        add(&mut self.map_calls, other.map_calls);
         self.read_sizes.join(&other.read_sizes);
         self.write_sizes.join(&other.write_sizes);
-        self.read_us += other.read_us;
-        self.write_us += other.write_us;
-        self.sync_us += other.sync_us;
-        self.open_us += other.open_us;
-        self.estimated_read_bytes += other.estimated_read_bytes;
-        self.estimated_write_bytes += other.estimated_write_bytes;
+        add(&mut self.read_us, other.read_us);
+        add(&mut self.write_us, other.write_us);
+        add(&mut self.sync_us, other.sync_us);
+        add(&mut self.open_us, other.open_us);
+        add(&mut self.estimated_read_bytes, other.estimated_read_bytes);
+        add(&mut self.estimated_write_bytes, other.estimated_write_bytes);
     }
 
     /// Bytes counted, reads and writes.
     pub fn bytes(&self) -> u64 {
-        self.read_bytes + self.write_bytes
+        self.read_bytes.saturating_add(self.write_bytes)
     }
 
     pub fn is_empty(&self) -> bool {
@@ -423,12 +434,12 @@ impl Doors {
 
 impl Kernel {
     pub fn join(&mut self, other: &Self) {
-        self.read_bytes += other.read_bytes;
-        self.write_bytes += other.write_bytes;
-        self.read_calls += other.read_calls;
-        self.write_calls += other.write_calls;
-        self.device_read_bytes += other.device_read_bytes;
-        self.device_write_bytes += other.device_write_bytes;
+        add(&mut self.read_bytes, other.read_bytes);
+        add(&mut self.write_bytes, other.write_bytes);
+        add(&mut self.read_calls, other.read_calls);
+        add(&mut self.write_calls, other.write_calls);
+        add(&mut self.device_read_bytes, other.device_read_bytes);
+        add(&mut self.device_write_bytes, other.device_write_bytes);
     }
 }
 
@@ -482,6 +493,17 @@ mod tests {
         assert_eq!((record.format, record.id.as_str()), (1, "x"));
         let json = serde_json::to_string(&record).unwrap();
         assert_eq!(serde_json::from_str::<RunRecord>(&json).unwrap(), record);
+    }
+
+    #[test]
+    fn figures_that_are_too_large_stay_so_and_stop_nobody() {
+        let mut io = Io { read_bytes: u64::MAX, write_bytes: 1, ..Io::default() };
+        io.read_sizes.add_many(3, u64::MAX);
+        io.join(&io.clone());
+        assert_eq!((io.read_bytes, io.bytes(), io.read_sizes.total()), (u64::MAX, u64::MAX, u64::MAX));
+        let mut kernel = Kernel { read_calls: u64::MAX, ..Kernel::default() };
+        kernel.join(&kernel.clone());
+        assert_eq!(kernel.read_calls, u64::MAX);
     }
 
     #[test]

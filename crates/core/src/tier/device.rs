@@ -29,13 +29,14 @@ use crate::model::DeviceId;
 /// How long a refusal by quota keeps newcomers away; then it is tried again.
 const QUOTA_BELIEVED: Duration = Duration::from_secs(10);
 
-/// What happened on a device since the agent started; `files` is how many there are now.
+/// What happened on a device since the agent started.
 #[derive(Debug, Default)]
 pub struct DeviceCounters {
+    /// Versions of files that were closed here.
     pub files: AtomicU64,
     /// Written to the device by programs, spills, copies up and prefetches.
     pub bytes_in: AtomicU64,
-    /// Read from the device.
+    /// Read from the device by the drain and by mediated reads.
     pub bytes_out: AtomicU64,
     /// Opens that found the file here.
     pub hits: AtomicU64,

@@ -71,7 +71,7 @@ fn tiers(text: &mut Text, figures: &Figures) {
     }
 
     text.gauge("surgetank_tier_files", "Files on the tier.");
-    figures.summary.tiers.iter().for_each(|tier| text.labelled(&[("tier", &tier.name)], tier.files));
+    figures.tiers.iter().for_each(|tier| text.labelled(&[("tier", &tier.name)], tier.files));
     let summary = |text: &mut Text, name: &str, help: &str, value: fn(&TierSummary) -> u64| {
         text.counter(name, help);
         figures.summary.tiers.iter().for_each(|tier| text.labelled(&[("tier", &tier.name)], value(tier)));

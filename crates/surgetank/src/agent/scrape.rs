@@ -7,10 +7,10 @@
 //! over from another waits in the same queue. The token stays as it was then, too.
 //!
 //! The dangers it avoids: one who asks nothing, sends without end or never reads keeps others out (whatever is not done
-//! in [`PATIENCE`] is closed, and where there are too many, the one that has been here longest); a stranger of the same machine learns what a user's
+//! in [`PATIENCE`] is closed, and where there are too many, one of them by chance: with any order among them, who floods the port
+//! would choose who goes); a stranger of the same machine learns what a user's
 //! run does (without the token nothing is told, not even which path exists, and nothing is computed).
 
-use std::collections::VecDeque;
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -234,7 +234,7 @@ impl Port {
 
     /// Answers until the process ends. `metrics` is asked once for each answer.
     pub fn serve(&self, metrics: &dyn Fn() -> String) {
-        let mut clients: VecDeque<Client> = VecDeque::new();
+        let mut clients: Vec<Client> = Vec::new();
         loop {
             let now = clock::tick();
             let next = clients.iter().map(|client| client.until.saturating_duration_since(now)).min();
@@ -258,16 +258,16 @@ impl Port {
         }
     }
 
-    fn accept(&self, clients: &mut VecDeque<Client>, metrics: &dyn Fn() -> String) {
+    fn accept(&self, clients: &mut Vec<Client>, metrics: &dyn Fn() -> String) {
         match self.listener.accept().and_then(|(stream, _)| stream.set_nonblocking(true).map(|()| stream)) {
             Ok(stream) => {
                 let head = Vec::new();
                 let mut client = Client { stream, until: clock::tick() + PATIENCE, state: State::Asking { head } };
                 if client.advance(self.token.as_deref(), metrics) {
                     if clients.len() == CONNECTIONS_MAX {
-                        clients.pop_front();
+                        drop(clients.swap_remove(unlucky(clients)));
                     }
-                    clients.push_back(client);
+                    clients.push(client);
                 }
             }
             Err(error) if is_waiting(&error) || error.kind() == ErrorKind::ConnectionAborted => {}
@@ -277,6 +277,20 @@ impl Port {
                 std::thread::sleep(Duration::from_millis(50));
             }
         }
+    }
+}
+
+/// Who makes room: by chance among those who are not being answered, if there are any.
+fn unlucky(clients: &[Client]) -> usize {
+    let mut bytes = [0_u8; 8];
+    // Where there is no chance to be had it is the newest but for a few: the oldest is who a flood would put out.
+    let drawn = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    let drawn = drawn.map_or(usize::MAX, |_| usize::from_ne_bytes(bytes));
+    let is_answered = |client: &Client| matches!(client.state, State::Answering { .. });
+    let others: Vec<usize> = (0..clients.len()).filter(|&at| !is_answered(&clients[at])).collect();
+    match others.len() {
+        0 => drawn % clients.len().max(1),
+        many => others[drawn % many],
     }
 }
 

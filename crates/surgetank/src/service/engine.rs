@@ -448,12 +448,14 @@ impl Engine for Served {
     fn figures(&self) -> Figures {
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let mut tiers: Vec<TierFigures> = Vec::new();
+        let files = self.namespace.files_on_devices();
         for device in self.namespace.tiers.devices() {
             let index = tiers.iter().position(|tier| tier.name == device.tier_name()).unwrap_or_else(|| {
                 tiers.push(TierFigures { name: device.tier_name().to_owned(), ..TierFigures::default() });
                 tiers.len() - 1
             });
             let counters = device.counters();
+            tiers[index].files += files.get(&device.id()).copied().unwrap_or(0);
             tiers[index].evictions += load(&counters.evictions);
             tiers[index].evicted_bytes += load(&counters.evicted_bytes);
             tiers[index].errors += load(&counters.errors);

@@ -5,7 +5,9 @@
 //! join ─► begun ─► (tick: gather processes that are over, take a sample, write down how far it is) … ─► finished ─► runs/ID.json
 //! ```
 //! An agent that takes over goes on with what was written down. The danger this file avoids: a run that is slower, or
-//! fails, because of its record. Looking costs at most one part in 200 of the time, and what cannot be written is told in the log.
+//! fails, because of its record: looking costs at most one part in 200 of the time (more only where processes come and go by the
+//! thousand), and what cannot be written is told in the log. And processes that find no slot to count in, because those of others
+//! that are over still have them: slots are given away when they may get few, before it is written down what was in them.
 
 mod keep;
 mod processes;
@@ -39,6 +41,9 @@ const TICK: Duration = Duration::from_millis(100);
 /// Of the time, at most one part in so many goes into looking: of the processor's, for on a busy machine a look that waited for its
 /// turn would not be followed by another one for seconds.
 const SHARE: u32 = 200;
+/// Slots of processes that are over are given away at the latest when they are one in so many; and it is looked again before that many
+/// more can be over.
+const FREED_FROM: usize = 4;
 /// How often is written down how far it is.
 const NOTED_EVERY: Duration = Duration::from_secs(2);
 
@@ -71,6 +76,7 @@ struct Recording {
     next_sample: Instant,
     next_note: Instant,
     last_look: Instant,
+    last_gathered: Instant,
     queue_was_busy: bool,
 }
 
@@ -124,11 +130,11 @@ impl Recorder {
         let mut stop = lock(&self.stop);
         while !*stop {
             drop(stop);
-            let begun = used();
+            let mut pause = Pause::default();
             for recording in lock(&self.runs).values_mut() {
-                self.look(recording);
+                pause = pause.and(self.look(recording));
             }
-            let pause = TICK.max(used().saturating_sub(begun) * SHARE);
+            let pause = pause.length();
             stop = lock(&self.stop);
             let until = clock::tick() + pause;
             while !*stop && clock::tick() < until {
@@ -210,6 +216,7 @@ impl Recorder {
             next_sample: now,
             next_note: now,
             last_look: now,
+            last_gathered: now,
             queue_was_busy: false,
         };
         runs.insert(run, recording);
@@ -260,39 +267,51 @@ impl Recorder {
         }
     }
 
-    fn look(&self, recording: &mut Recording) {
-        let now = clock::tick();
-        self.gather(recording, false);
+    fn look(&self, recording: &mut Recording) -> Pause {
+        let (now, begun) = (clock::tick(), used());
+        let over = self.gather(recording, false);
+        let since_last = now.saturating_duration_since(std::mem::replace(&mut recording.last_gathered, now));
         if now >= recording.next_sample {
             self.sample(recording);
             recording.next_sample = now + Duration::from_micros(recording.record.samples.interval_us);
         }
+        // Writing down has its own share.
+        let mut pause = Pause { looking: used().saturating_sub(begun), most: None };
         if now >= recording.next_note {
             self.bring_up_to_date(recording);
             // A full disk is no reason for anything.
             if let Err(why) = self.shelf.note(&recording.record) {
                 tracing::debug!(%why, "how far a run is could not be written down");
             }
-            // From here on they are written down: their slots are others'.
-            if let Some(counts) = &recording.counts {
-                recording.processes.free(counts);
-            }
             recording.next_note = now + NOTED_EVERY.max(now.elapsed() * SHARE);
+            // From here on they are written down: their slots are others'.
+            recording.free();
         }
+        if let Some(counts) = &recording.counts {
+            let usable = counts.usable();
+            if recording.processes.settled().len() >= usable / FREED_FROM {
+                recording.free();
+            }
+            pause.most = lasts(usable / FREED_FROM, over, since_last);
+        }
+        pause
     }
 
-    fn gather(&self, recording: &mut Recording, all: bool) {
+    /// How many processes were over.
+    fn gather(&self, recording: &mut Recording, all: bool) -> usize {
         let run = recording.record.run;
         let since = processes::Since { begun: recording.begun, begun_ns: recording.begun_ns };
         let seen = self.tally.take(run, |pid| all || !processes::is_alive(pid));
-        let counted = recording.counts.as_ref().map(Counts::look).unwrap_or_default();
-        if let Some(counts) = &recording.counts {
-            counts.grow(counted.len());
-        }
-        recording.processes.gather(counted, seen, &since, all);
-        if all {
-            recording.processes.lost += recording.counts.as_ref().map_or(0, |counts| u64::from(counts.lost()));
-        }
+        let counted = recording.counts.as_ref().map(|counts| counts.look(recording.processes.settled()));
+        let counted = counted.transpose().unwrap_or_else(|why| {
+            recording.count_no_more(&why);
+            None
+        });
+        let over = recording.processes.gather(counted.unwrap_or_default(), seen, &since, all);
+        recording.record.counting_ended |= recording.counts.as_ref().is_some_and(Counts::is_nameless);
+        recording.processes.lost =
+            recording.counts.as_ref().map_or(recording.processes.lost, |counts| counts.lost().into());
+        over
     }
 
     fn bring_up_to_date(&self, recording: &mut Recording) {
@@ -314,8 +333,7 @@ impl Recorder {
         }
         record.store_traffic = now.store;
         record.store_traffic.busy_us = busy_us;
-        record.store_traffic.out_bytes_per_second =
-            (record.store_traffic.out_bytes * 1_000_000).checked_div(busy_us).unwrap_or(0);
+        record.store_traffic.out_bytes_per_second = per_second(record.store_traffic.out_bytes, busy_us);
         record.events = now.events;
         record.ended_us = micros(recording.begun.elapsed());
         let (total, files) = self.namespace.happened.files(record.run, recording.begun);
@@ -326,7 +344,8 @@ impl Recorder {
         }
         recording.processes.write_into(record);
         // Nobody asked the agent for these.
-        let count = record.programs.iter().map(|program| program.io.shim.read_opens).sum();
+        let opens = record.programs.iter().map(|program| program.io.shim.read_opens);
+        let count = opens.fold(0, u64::saturating_add);
         record.events.retain(|event| event.place != IN_THE_TIERS);
         if count > 0 {
             let (place, reason) = (IN_THE_TIERS.into(), "opened there by programs themselves (preload shim)".into());
@@ -412,6 +431,55 @@ impl Recorder {
             ..StoreTraffic::default()
         }
     }
+}
+
+impl Recording {
+    /// Slots of processes that were taken in are others' from here on.
+    fn free(&mut self) {
+        let freed = self.counts.as_ref().map_or(Ok(()), |counts| self.processes.free(counts));
+        if let Err(why) = freed {
+            self.count_no_more(&why);
+        }
+    }
+
+    /// A program has cut the file off: it is in memory that is theirs.
+    fn count_no_more(&mut self, why: &std::io::Error) {
+        tracing::warn!(%why, run = self.record.run.0, "a program spoilt the memory that processes of this run count in: they are no longer counted");
+        self.record.counting_ended = true;
+        if let Some(counts) = self.counts.take() {
+            counts.remove();
+        }
+    }
+}
+
+/// Until the next look.
+#[derive(Default)]
+struct Pause {
+    /// Processor time that this look took.
+    looking: Duration,
+    /// By then slots would be getting few.
+    most: Option<Duration>,
+}
+
+impl Pause {
+    fn and(self, other: Self) -> Self {
+        let most = [self.most, other.most].into_iter().flatten().min();
+        Self { looking: self.looking + other.looking, most }
+    }
+
+    fn length(&self) -> Duration {
+        TICK.max((self.looking * SHARE).min(self.most.unwrap_or(Duration::MAX)))
+    }
+}
+
+/// How long so many slots last at the pace at which processes ended.
+fn lasts(slots: usize, over: usize, in_time: Duration) -> Option<Duration> {
+    (over > 0).then(|| in_time.mul_f64(slots as f64 / over as f64))
+}
+
+fn per_second(bytes: u64, in_us: u64) -> u64 {
+    let rate = (u128::from(bytes) * 1_000_000).checked_div(in_us.into()).unwrap_or(0);
+    u64::try_from(rate).unwrap_or(u64::MAX)
 }
 
 impl Totals {

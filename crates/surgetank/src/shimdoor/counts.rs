@@ -1,21 +1,21 @@
 //! What programs count of themselves: one file in shared memory a run, a slot a process (`shim/counts.h` in C; a test
 //! compares the two).
 //!
-//! Programs may write anything into it, at any time: numbers are read once, and no length or index is taken from there.
-//! The danger it avoids: a program that dies of a slot without memory behind it (SIGBUS), so slots are allocated before
-//! they may be used.
+//! Programs may write anything into it, at any time, and cut it off: it is theirs. So the agent never maps it, it reads and
+//! writes it like any other file; numbers are read once, no length or index is taken from there, and what no process can have
+//! done is not believed ([`Counted::is_possible`]).
+//! The danger it avoids: an agent, or a program, that dies of a slot without memory behind it (SIGBUS); for programs slots are
+//! allocated before they may be used.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::mem::{offset_of, size_of};
-use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{Ordering, fence};
 
 use rustix::fs::FallocateFlags;
-use rustix::mm::{MapFlags, ProtFlags};
 use surgetank_core::report::run::{Io, Kernel, Sizes};
 
 pub const MAGIC: u64 = 0x544e_434b_4e41_5453;
@@ -29,8 +29,8 @@ pub const COMMAND_BYTES: usize = 512;
 pub const FREE: u32 = 0;
 pub const LIVE: u32 = 1;
 pub const DONE: u32 = 2;
-/// Slots that are there from the beginning, and how many come when they are getting few.
-const FIRST: usize = 256;
+/// So few slots are still worth it where there is no room for [`SLOTS_MAX`] (9 MB).
+const SLOTS_MIN: usize = 256;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -92,16 +92,63 @@ pub struct Counted {
     pub kernel_ended: Option<Kernel>,
     pub program: String,
     pub command: String,
+    /// Its figures were impossible, and are taken out.
+    pub disbelieved: bool,
 }
+
+impl Counted {
+    /// Whether a process can have done this between its begin and `now_ns`. Far above what any machine does, far below what a slot
+    /// holds that somebody wrote into.
+    pub fn is_possible(&self, now_ns: u64) -> bool {
+        let lived_ns = now_ns.saturating_sub(self.begun_ns);
+        let in_time =
+            self.begun_ns <= now_ns && (self.ended_ns == 0 || (self.begun_ns..=now_ns).contains(&self.ended_ns));
+        let is_few = |count: u64| count <= lived_ns.saturating_mul(CALLS_PER_NS_MAX);
+        let is_little = |bytes: u64| bytes <= lived_ns.saturating_mul(BYTES_PER_NS_MAX);
+        let can_be = |io: &Io| {
+            [io.read_opens, io.write_opens, io.create_opens, io.read_calls, io.write_calls, io.sync_calls, io.map_calls]
+                .into_iter()
+                .all(is_few)
+                && is_little(io.read_bytes)
+                && is_little(io.write_bytes)
+                && io.mapped_bytes <= io.map_calls.saturating_mul(MAPPED_BYTES_MAX)
+                && [io.read_us, io.write_us]
+                    .iter()
+                    .all(|us| us.saturating_mul(1000) <= lived_ns.saturating_mul(THREADS_MAX))
+        };
+        // What a parent has waited for is in the kernel's figures.
+        let kernel_can_be = |kernel: &Kernel| {
+            kernel.read_bytes < SUM_MAX
+                && kernel.write_bytes < SUM_MAX
+                && kernel.read_calls < SUM_MAX
+                && kernel.write_calls < SUM_MAX
+                && kernel.device_read_bytes < SUM_MAX
+                && kernel.device_write_bytes < SUM_MAX
+        };
+        self.pid <= PID_MAX
+            && in_time
+            && can_be(&self.plain)
+            && can_be(&self.mount)
+            && self.kernel_ended.as_ref().is_none_or(kernel_can_be)
+    }
+}
+
+/// A thousand cores, each in a call of 30 ns.
+const CALLS_PER_NS_MAX: u64 = 32;
+/// Not of memory's bandwidth: calls that share extents move 2 GiB in microseconds.
+const BYTES_PER_NS_MAX: u64 = 1 << 20;
+/// The address space.
+const MAPPED_BYTES_MAX: u64 = 1 << 57;
+const THREADS_MAX: u64 = 1 << 16;
+const SUM_MAX: u64 = 1 << 62;
+/// The kernel's own limit.
+const PID_MAX: u32 = 1 << 22;
 
 pub struct Counts {
-    base: NonNull<u8>,
     file: File,
     path: PathBuf,
+    usable: usize,
 }
-
-// SAFETY: the mapping belongs to this value alone in the process; shared words are atomic, slots are copied out.
-unsafe impl Send for Counts {}
 
 /// The file of a run, beside the index.
 pub fn path_of(index: &Path, run: u32) -> PathBuf {
@@ -129,18 +176,19 @@ impl Counts {
             _ => {}
         }
         let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(path)?;
-        let made = file.set_len(FILE_BYTES as u64).and_then(|()| Self::provide(&file, 0, FIRST)).and_then(|()| {
-            let counts = Self::map(file, path)?;
-            let head = counts.head();
-            // SAFETY: the header is mapped and nobody else knows the file before it is named to a program.
-            unsafe {
-                (&raw mut (*head).magic).write(MAGIC);
-                (&raw mut (*head).layout).write(LAYOUT);
-                (&raw mut (*head).slot_bytes).write(size_of::<RawSlot>() as u32);
+        let made = (|| {
+            file.set_len(FILE_BYTES as u64)?;
+            let usable = provide(&file)?;
+            for (offset, bytes) in [
+                (offset_of!(Head, magic), &MAGIC.to_ne_bytes()[..]),
+                (offset_of!(Head, layout), &LAYOUT.to_ne_bytes()),
+                (offset_of!(Head, slot_bytes), &(size_of::<RawSlot>() as u32).to_ne_bytes()),
+                (offset_of!(Head, usable), &(usable as u32).to_ne_bytes()),
+            ] {
+                file.write_all_at(bytes, offset as u64)?;
             }
-            counts.word(offset_of!(Head, usable)).store(FIRST as u32, Ordering::Release);
-            Ok(counts)
-        });
+            Ok(Self { file, path: path.to_path_buf(), usable })
+        })();
         made.inspect_err(|_| drop(std::fs::remove_file(path)))
     }
 
@@ -150,72 +198,42 @@ impl Counts {
         if file.metadata()?.len() != FILE_BYTES as u64 {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        Self::map(file, path)
-    }
-
-    /// Memory for slots from `from` to `to`, and for the header.
-    fn provide(file: &File, from: usize, to: usize) -> io::Result<()> {
-        let (start, end) = (SLOTS_OFFSET + from * size_of::<RawSlot>(), SLOTS_OFFSET + to * size_of::<RawSlot>());
-        let start = if from == 0 { 0 } else { start };
-        Ok(rustix::fs::fallocate(file, FallocateFlags::empty(), start as u64, (end - start) as u64)?)
-    }
-
-    fn map(file: File, path: &Path) -> io::Result<Self> {
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping at an address that the kernel chooses.
-        let base =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), FILE_BYTES, access, MapFlags::SHARED, file.as_fd(), 0) }?;
-        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, file, path: path.to_path_buf() })
-    }
-
-    fn head(&self) -> *mut Head {
-        self.base.as_ptr().cast()
-    }
-
-    fn word(&self, offset: usize) -> &AtomicU32 {
-        debug_assert!(offset + 4 <= size_of::<Head>());
-        // SAFETY: an aligned word of the header, which is mapped as long as `self` lives.
-        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
-    }
-
-    fn state(&self, slot: usize) -> &AtomicU32 {
-        self.word(offset_of!(Head, states) + 4 * slot)
-    }
-
-    fn usable(&self) -> usize {
+        let usable = word_in(&head_of(&file)?, offset_of!(Head, usable)) as usize;
         // (What programs may have made of it.)
-        (self.word(offset_of!(Head, usable)).load(Ordering::Acquire) as usize).min(SLOTS_MAX)
+        Ok(Self { file, path: path.to_path_buf(), usable: usable.min(SLOTS_MAX) })
     }
 
     /// Processes that found no slot.
     pub fn lost(&self) -> u32 {
-        self.word(offset_of!(Head, lost)).load(Ordering::Relaxed)
+        head_of(&self.file).map_or(0, |head| word_in(&head, offset_of!(Head, lost)))
     }
 
-    /// All slots that somebody has.
-    pub fn look(&self) -> Vec<Counted> {
-        let usable = self.usable();
-        (0..usable)
-            .filter(|slot| self.state(*slot).load(Ordering::Acquire) != FREE)
-            .filter_map(|slot| self.read(slot))
-            .collect()
+    pub fn usable(&self) -> usize {
+        self.usable
     }
 
-    fn slot_at(&self, slot: usize) -> *mut RawSlot {
-        debug_assert!(slot < SLOTS_MAX);
-        // SAFETY: within the mapping.
-        unsafe { self.base.as_ptr().add(SLOTS_OFFSET + slot * size_of::<RawSlot>()).cast() }
-    }
-
-    fn read(&self, slot: usize) -> Option<Counted> {
-        // SAFETY: the slot is mapped and allocated; it holds plain numbers and bytes, of which any value is one. Programs
-        // write meanwhile: what is read may be of different moments, never invalid.
-        let raw = unsafe { self.slot_at(slot).read_volatile() };
-        if raw.pid == 0 {
-            return None;
+    /// All slots that somebody has, but for those in `known`. An error: the file is not what it was.
+    pub fn look(&self, known: &HashSet<usize>) -> io::Result<Vec<Counted>> {
+        let head = head_of(&self.file)?;
+        let mut found = Vec::new();
+        for slot in 0..self.usable {
+            if word_in(&head, offset_of!(Head, states) + 4 * slot) != FREE && !known.contains(&slot) {
+                found.extend(self.read(slot)?);
+            }
         }
-        Some(Counted {
+        Ok(found)
+    }
+
+    fn read(&self, slot: usize) -> io::Result<Option<Counted>> {
+        let mut bytes = [0_u8; size_of::<RawSlot>()];
+        self.file.read_exact_at(&mut bytes, slot_offset(slot))?;
+        // SAFETY: as many bytes as a slot has, which holds plain numbers and bytes only: any value is one. Programs write while
+        // they are read: what is read may be of different moments, never invalid.
+        let raw = unsafe { bytes.as_ptr().cast::<RawSlot>().read_unaligned() };
+        if raw.pid == 0 {
+            return Ok(None);
+        }
+        Ok(Some(Counted {
             slot,
             pid: raw.pid,
             parent: raw.parent,
@@ -226,23 +244,21 @@ impl Counts {
             kernel_ended: raw.kernel_ended.iter().any(|count| *count != 0).then(|| kernel_of(&raw.kernel_ended)),
             program: text_of(&raw.program),
             command: text_of(&raw.command),
-        })
+            disbelieved: false,
+        }))
     }
 
     /// The process is over: somebody else may have the slot.
-    pub fn free(&self, slot: usize) {
-        // SAFETY: as in `read`; its process does not write any more.
-        unsafe { self.slot_at(slot).write_bytes(0, 1) };
-        self.state(slot).store(FREE, Ordering::Release);
+    pub fn free(&self, slot: usize) -> io::Result<()> {
+        self.file.write_all_at(&[0; size_of::<RawSlot>()], slot_offset(slot))?;
+        // Whoever finds it free finds it empty.
+        fence(Ordering::SeqCst);
+        self.file.write_all_at(&FREE.to_ne_bytes(), (offset_of!(Head, states) + 4 * slot) as u64)
     }
 
-    /// More slots where they are getting few.
-    pub fn grow(&self, taken: usize) {
-        let usable = self.usable();
-        let more = (2 * usable).clamp(FIRST, SLOTS_MAX);
-        if 2 * taken >= usable && more > usable && Self::provide(&self.file, usable, more).is_ok() {
-            self.word(offset_of!(Head, usable)).store(more as u32, Ordering::Release);
-        }
+    /// Processes to come do not find it any more: somebody removed its name.
+    pub fn is_nameless(&self) -> bool {
+        self.file.metadata().is_ok_and(|file| file.nlink() == 0)
     }
 
     pub fn remove(&self) {
@@ -250,11 +266,32 @@ impl Counts {
     }
 }
 
-impl Drop for Counts {
-    fn drop(&mut self) {
-        // SAFETY: nothing of ours points into the mapping any more.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), FILE_BYTES) };
+fn slot_offset(slot: usize) -> u64 {
+    (SLOTS_OFFSET + slot * size_of::<RawSlot>()) as u64
+}
+
+/// Memory for the header and as many slots as there is room for, all of them if there is; how many they are.
+fn provide(file: &File) -> io::Result<usize> {
+    let mut slots = SLOTS_MAX;
+    loop {
+        match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, slot_offset(slots)) {
+            Ok(()) => return Ok(slots),
+            Err(why) if slots <= SLOTS_MIN => return Err(why.into()),
+            Err(_) => slots /= 2,
+        }
     }
+}
+
+fn head_of(file: &File) -> io::Result<Vec<u8>> {
+    let mut head = vec![0; size_of::<Head>()];
+    file.read_exact_at(&mut head, 0)?;
+    Ok(head)
+}
+
+fn word_in(head: &[u8], offset: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&head[offset..offset + 4]);
+    u32::from_ne_bytes(word)
 }
 
 fn text_of(bytes: &[u8]) -> String {
@@ -348,45 +385,101 @@ mod tests {
         assert!(size_of::<Head>() <= SLOTS_OFFSET);
     }
 
+    /// A process, as programs write it.
+    fn write(counts: &Counts, slot: usize, raw: &RawSlot, state: u32) {
+        // SAFETY: its bytes; there is no padding between its numbers.
+        let bytes = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(raw).cast::<u8>(), size_of::<RawSlot>()) };
+        counts.file.write_all_at(bytes, slot_offset(slot)).unwrap();
+        counts.file.write_all_at(&state.to_ne_bytes(), (offset_of!(Head, states) + 4 * slot) as u64).unwrap();
+    }
+
+    fn empty() -> RawSlot {
+        // SAFETY: numbers, of which 0 is one.
+        unsafe { std::mem::zeroed() }
+    }
+
     #[test]
     fn a_slot_is_read_and_given_away_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = path_of(&dir.path().join("index"), 3);
         let counts = Counts::create(&path).unwrap();
-        assert!(counts.look().is_empty());
-        // SAFETY: the slot is mapped, and this test is its only writer.
-        unsafe {
-            let slot = counts.slot_at(5);
-            (*slot).pid = 77;
-            (*slot).io[0].read_sizes[13] = 2;
-            (*slot).io[0].read_bytes = 8192;
-            (&mut (*slot).program)[..3].copy_from_slice(b"cat");
-            (&mut (*slot).command)[..9].copy_from_slice(b"cat\0a b\0c");
-        }
-        counts.state(5).store(LIVE, Ordering::Release);
+        let none = HashSet::new();
+        assert!(counts.look(&none).unwrap().is_empty());
+        let mut raw = RawSlot { pid: 77, ..empty() };
+        raw.io[0].read_sizes[13] = 2;
+        raw.io[0].read_bytes = 8192;
+        raw.program[..3].copy_from_slice(b"cat");
+        raw.command[..9].copy_from_slice(b"cat\0a b\0c");
+        write(&counts, 5, &raw, LIVE);
         let again = Counts::take_over(&path).unwrap();
-        let seen = again.look();
+        let seen = again.look(&none).unwrap();
         assert_eq!((seen.len(), seen[0].pid, seen[0].program.as_str()), (1, 77, "cat"));
         assert_eq!((seen[0].plain.read_bytes, seen[0].plain.read_calls), (8192, 2));
         assert_eq!(seen[0].command, "cat a b c");
-        again.free(5);
-        assert!(counts.look().is_empty());
+        assert!(again.look(&HashSet::from([5])).unwrap().is_empty());
+        again.free(5).unwrap();
+        assert!(counts.look(&none).unwrap().is_empty());
         sweep(&dir.path().join("index"));
         assert!(!path.exists());
     }
 
+    /// Of 256 slots that doubled now and then, 600 processes at once found 369.
     #[test]
-    fn slots_come_when_they_get_few_and_never_beyond_the_end() {
+    fn all_slots_are_there_from_the_beginning() {
         let dir = tempfile::tempdir().unwrap();
         let counts = Counts::create(&dir.path().join("c")).unwrap();
-        counts.grow(1);
-        assert_eq!(counts.usable(), FIRST);
-        for _ in 0..10 {
-            counts.grow(SLOTS_MAX);
-        }
         assert_eq!(counts.usable(), SLOTS_MAX);
-        counts.word(offset_of!(Head, usable)).store(u32::MAX, Ordering::Relaxed);
-        assert_eq!(counts.usable(), SLOTS_MAX, "what a program wrote there is not believed");
-        assert!(counts.look().is_empty());
+        let head = head_of(&counts.file).unwrap();
+        assert_eq!(word_in(&head, offset_of!(Head, usable)) as usize, SLOTS_MAX);
+        counts.file.write_all_at(&[0xff; 8], offset_of!(Head, usable) as u64).unwrap();
+        let again = Counts::take_over(&dir.path().join("c")).unwrap();
+        assert_eq!(again.usable(), SLOTS_MAX, "what a program wrote there is not believed");
+        assert!(again.look(&HashSet::new()).unwrap().is_empty());
+    }
+
+    /// A mapped file would have ended the agent (SIGBUS).
+    #[test]
+    fn a_file_that_a_program_cuts_off_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c");
+        let counts = Counts::create(&path).unwrap();
+        write(&counts, 4000, &RawSlot { pid: 77, ..empty() }, LIVE);
+        File::options().write(true).open(&path).unwrap().set_len(SLOTS_OFFSET as u64 + 100).unwrap();
+        assert!(counts.look(&HashSet::new()).is_err());
+        File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+        assert!(counts.look(&HashSet::new()).is_err());
+        assert_eq!(counts.lost(), 0);
+    }
+
+    #[test]
+    fn what_a_program_wrote_over_its_slot_is_impossible() {
+        let dir = tempfile::tempdir().unwrap();
+        let counts = Counts::create(&dir.path().join("c")).unwrap();
+        const SECOND_NS: u64 = 1_000_000_000;
+        let possible = |raw: &RawSlot| {
+            write(&counts, 0, raw, LIVE);
+            counts.look(&HashSet::new()).unwrap().remove(0).is_possible(100 * SECOND_NS)
+        };
+        let plain = RawSlot { pid: 77, begun_ns: 90 * SECOND_NS, ..empty() };
+        let with = |change: &dyn Fn(&mut RawSlot)| {
+            let mut raw = plain;
+            change(&mut raw);
+            possible(&raw)
+        };
+        assert!(with(&|raw| raw.io[1].write_bytes = 200 << 30), "20 GB a second");
+        assert!(with(&|raw| raw.io[0].read_sizes[1] = 1_000_000_000));
+        assert!(with(&|raw| raw.ended_ns = 95 * SECOND_NS));
+        assert!(!with(&|raw| raw.io[0].read_bytes = u64::MAX / 2));
+        assert!(!with(&|raw| raw.io[1].write_sizes[3] = u64::MAX));
+        assert!(!with(&|raw| raw.io[1].read_ns = u64::MAX));
+        assert!(!with(&|raw| raw.io[0].mapped_bytes = 1));
+        assert!(!with(&|raw| raw.ended_ns = 80 * SECOND_NS));
+        assert!(!with(&|raw| raw.begun_ns = 101 * SECOND_NS));
+        assert!(!with(&|raw| raw.pid = u32::MAX));
+        assert!(!with(&|raw| raw.kernel_ended[2] = u64::MAX));
+        let mut all = [0xff_u8; size_of::<RawSlot>()];
+        all[100] = 1;
+        // SAFETY: any bytes are a slot.
+        assert!(!possible(&unsafe { all.as_ptr().cast::<RawSlot>().read_unaligned() }));
     }
 }

@@ -48,9 +48,9 @@ pub fn advise(args: &AdviseArgs) -> Outcome {
     if args.subject.json {
         let mut value = serde_json::to_value(&advice).map_err(unwritten)?;
         value["command"] = command.into();
-        words::print(&format!("{}\n", serde_json::to_string_pretty(&value).map_err(unwritten)?));
+        words::print(&format!("{}\n", serde_json::to_string_pretty(&value).map_err(unwritten)?))?;
     } else {
-        words::print(&shown(&advice, command.as_deref()));
+        words::print(&shown(&advice, command.as_deref()))?;
     }
     Ok(exit::OK)
 }

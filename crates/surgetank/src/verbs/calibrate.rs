@@ -115,9 +115,9 @@ pub fn calibrate(program: &Program<'_>, args: &CalibrateArgs) -> Outcome {
         write(out, &text)?;
     }
     if args.json {
-        words::print(&format!("{text}\n"));
+        words::print(&format!("{text}\n"))?;
     } else {
-        words::print(&shown(&calibration, out.as_deref()));
+        words::print(&shown(&calibration, out.as_deref()))?;
     }
     Ok(exit::OK)
 }

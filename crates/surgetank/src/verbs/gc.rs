@@ -51,24 +51,24 @@ pub fn gc(program: &Program<'_>, args: &GcArgs) -> Outcome {
         found.content = stores::unused(&config, Duration::from_millis(args.unused_for), args.dry_run)?;
     }
     if args.json {
-        words::print(&(serde_json::to_string_pretty(&found).map_err(|why| Error::new("JSON").why(why))? + "\n"));
+        words::print(&(serde_json::to_string_pretty(&found).map_err(|why| Error::new("JSON").why(why))? + "\n"))?;
         return Ok(exit::OK);
     }
     let age = |then: i64| words::seconds(u64::try_from(clock::now().secs() - then).unwrap_or(0));
     for one in &found.uploads {
-        words::print(&format!("{}  begun {} ago\n", one.path, age(one.begun_unix_seconds)));
+        words::print(&format!("{}  begun {} ago\n", one.path, age(one.begun_unix_seconds)))?;
     }
     let would = if args.dry_run { "would be " } else { "" };
-    words::print(&format!("{} uploads {would}given up\n", words::count(found.uploads.len() as u64)));
+    words::print(&format!("{} uploads {would}given up\n", words::count(found.uploads.len() as u64)))?;
     #[cfg(feature = "dedup")]
     {
         let blobs = &found.content.blobs;
         for one in blobs {
             let (size, age) = (words::bytes(one.size_bytes), age(one.used_unix_seconds));
-            words::print(&format!("{}  {size}, not referred to for {age}\n", one.path));
+            words::print(&format!("{}  {size}, not referred to for {age}\n", one.path))?;
         }
         let total = words::bytes(blobs.iter().map(|one| one.size_bytes).sum());
-        words::print(&format!("{} contents, {total}, {would}removed\n", words::count(blobs.len() as u64)));
+        words::print(&format!("{} contents, {total}, {would}removed\n", words::count(blobs.len() as u64)))?;
     }
     Ok(exit::OK)
 }

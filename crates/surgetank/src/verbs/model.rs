@@ -61,6 +61,7 @@ impl Subject {
         let mut machine = Calibration::parse(&text)?;
         if let Some(memory) = &self.memory {
             machine.memory_bytes = size_bytes(memory).map_err(|why| Error::new("--memory").why(why))?;
+            machine.check().map_err(|why| Error::new(format!("--memory {memory}")).why(why))?;
         }
         let tier_bytes = caps(&machine, &self.tiers)?;
         let workload = Workload::load(&self.workload)?;
@@ -171,9 +172,9 @@ pub fn model(args: &ModelArgs) -> Outcome {
     if args.subject.json {
         let text = serde_json::to_string_pretty(&answer)
             .map_err(|error| Error::new("the prediction can't be written as JSON").why(error))?;
-        words::print(&format!("{text}\n"));
+        words::print(&format!("{text}\n"))?;
     } else {
-        words::print(&shown(&loaded, &answer));
+        words::print(&shown(&loaded, &answer))?;
     }
     Ok(exit::OK)
 }

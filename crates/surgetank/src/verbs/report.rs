@@ -18,7 +18,7 @@ use crate::service::recorder::{RUNS, read, records_in};
 
 #[derive(Debug, clap::Args)]
 pub struct ReportArgs {
-    /// Name of the run, or the beginning of it, as --list shows it [default: last]
+    /// Name of the run, or the beginning of it, as --list shows it
     #[arg(value_name = "RUN", default_value = "last")]
     run: String,
     /// Runs that are recorded, the newest last
@@ -39,7 +39,7 @@ pub fn report(program: &Program<'_>, args: &ReportArgs) -> Outcome {
     let records = records(&state)?;
     if args.list {
         let read: Vec<RunRecord> = records.iter().filter_map(|(_, path)| read(path).ok()).collect();
-        words::print(&if args.json { json(&read)? } else { text::list(&read) });
+        words::print(&if args.json { json(&read)? } else { text::list(&read) })?;
         return Ok(exit::OK);
     }
     let record = find(&records, &args.run, &state)?;
@@ -50,7 +50,7 @@ pub fn report(program: &Program<'_>, args: &ReportArgs) -> Outcome {
         std::fs::write(file, page).map_err(cannot)?;
         return Ok(exit::OK);
     }
-    words::print(&if args.json { json(&record)? } else { text::render(&record) });
+    words::print(&if args.json { json(&record)? } else { text::render(&record) })?;
     Ok(exit::OK)
 }
 

@@ -231,12 +231,12 @@ fn tell(audit: &Audit, json: bool, over: &Path) -> Outcome {
         audit.findings.len(),
         words::count(audit.undrained.len() as u64),
     );
-    words::print(&text);
+    words::print(&text)?;
     Ok(code)
 }
 
 fn print_json(value: &impl serde::Serialize) -> Result<()> {
-    words::print(&(serde_json::to_string_pretty(value).map_err(|why| Error::new("JSON").why(why))? + "\n"));
+    words::print(&(serde_json::to_string_pretty(value).map_err(|why| Error::new("JSON").why(why))? + "\n"))?;
     Ok(())
 }
 
@@ -300,7 +300,7 @@ fn list_or_copy(undrained: &[Undrained], args: &ScavengeArgs, over: &Path) -> Ou
         None => format!("not in the store {}", over.display()),
     };
     let sum = format!("{} files, {}: {end}\n", words::count(undrained.len() as u64), words::bytes(total));
-    words::print(&(undrained.iter().map(line).collect::<String>() + &sum));
+    words::print(&(undrained.iter().map(line).collect::<String>() + &sum))?;
     Ok(exit::OK)
 }
 

@@ -113,14 +113,14 @@ pub fn stage(program: &Program<'_>, args: &StageArgs) -> Outcome {
         Ok(()) if report.failed.is_empty() && report.left_files == 0 => exit::OK,
         Ok(()) => exit::NOT_DURABLE,
     };
-    tell(&report, args, course.why_stopped());
+    tell(&report, args, course.why_stopped())?;
     carried.map(|()| report.exit)
 }
 
-fn tell(report: &Report, args: &StageArgs, stopped: Option<&str>) {
+fn tell(report: &Report, args: &StageArgs, stopped: Option<&str>) -> Result<()> {
     if args.json {
         // (A report of numbers and texts: it can be written.)
-        words::print(&(serde_json::to_string_pretty(report).unwrap_or_default() + "\n"));
+        words::print(&(serde_json::to_string_pretty(report).unwrap_or_default() + "\n"))?;
     }
     for failed in &report.failed {
         eprintln!("surgetank: {}: {}", failed.path, failed.why);
@@ -140,8 +140,9 @@ fn tell(report: &Report, args: &StageArgs, stopped: Option<&str>) {
         if report.present_files > 0 {
             line.push_str(&format!("; {} were there already", words::count(report.present_files)));
         }
-        words::print(&(line + "\n"));
+        words::print(&(line + "\n"))?;
     }
+    Ok(())
 }
 
 fn pairs(args: &StageArgs) -> Result<Vec<Pair>> {

@@ -47,12 +47,12 @@ pub fn status(program: &Program<'_>, args: &Args) -> Outcome {
         }
     };
     if args.json {
-        words::print(&(serde_json::to_string_pretty(&told).map_err(|error| Error::new("JSON").why(error))? + "\n"));
+        words::print(&(serde_json::to_string_pretty(&told).map_err(|error| Error::new("JSON").why(error))? + "\n"))?;
     } else if told.is_empty() {
-        words::print("no agent of yours is running\n");
+        words::print("no agent of yours is running\n")?;
     } else {
         let texts: Vec<String> = told.iter().map(text).collect();
-        words::print(&texts.join("\n"));
+        words::print(&texts.join("\n"))?;
     }
     Ok(exit::OK)
 }

@@ -32,13 +32,13 @@ fn each(
     program: &Program<'_>,
     args: &PathsArgs,
     request: impl Fn(PathText) -> Request,
-    mut heard: impl FnMut(&Path, &Answer),
+    mut heard: impl FnMut(&Path, &Answer) -> Result<(), Error>,
 ) -> Outcome {
     let mut code = exit::OK;
     for path in &args.paths {
         let mut agent = agent_of(program, &Settings::of_state(args.state.as_ref()), path)?;
         match agent.relative(path).and_then(|relative| agent.ask(&request(relative))) {
-            Ok(answer) => heard(path, &answer),
+            Ok(answer) => heard(path, &answer)?,
             Err(error) => {
                 eprintln!("surgetank: {error}");
                 code = exit::FAILED;
@@ -55,14 +55,15 @@ pub fn evict(program: &Program<'_>, args: &PathsArgs) -> Outcome {
         |path| Request::Evict { path },
         |path, answer| {
             if let Answer::Evicted { bytes } = answer {
-                words::print(&format!("{}: {} freed\n", path.display(), words::bytes(*bytes)));
+                words::print(&format!("{}: {} freed\n", path.display(), words::bytes(*bytes)))?;
             }
+            Ok(())
         },
     )
 }
 
 pub fn pin(program: &Program<'_>, args: &PathsArgs, on: bool) -> Outcome {
-    each(program, args, |path| Request::Pin { path, on }, |_, _| {})
+    each(program, args, |path| Request::Pin { path, on }, |_, _| Ok(()))
 }
 
 #[derive(Debug, clap::Args)]
@@ -90,7 +91,7 @@ pub fn prefetch(program: &Program<'_>, args: &PrefetchArgs) -> Outcome {
     match agent.ask(&Request::Prefetch { patterns })? {
         Answer::Prefetching(begun) => {
             let files = words::count(begun.files);
-            words::print(&format!("{files} files, {} on their way\n", words::bytes(begun.bytes)));
+            words::print(&format!("{files} files, {} on their way\n", words::bytes(begun.bytes)))?;
             Ok(exit::OK)
         }
         other => Err(agent.confused(&other).into()),

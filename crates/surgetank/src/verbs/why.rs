@@ -24,9 +24,11 @@ pub fn why(program: &Program<'_>, args: &Args) -> Outcome {
     let path = agent.relative(&args.path)?;
     match agent.ask(&Request::Why { path })? {
         Answer::Why(why) if args.json => {
-            words::print(&(serde_json::to_string_pretty(&*why).map_err(|error| Error::new("JSON").why(error))? + "\n"));
+            words::print(
+                &(serde_json::to_string_pretty(&*why).map_err(|error| Error::new("JSON").why(error))? + "\n"),
+            )?;
         }
-        Answer::Why(why) => words::print(&text(&why)),
+        Answer::Why(why) => words::print(&text(&why))?,
         other => return Err(agent.confused(&other).into()),
     }
     Ok(exit::OK)

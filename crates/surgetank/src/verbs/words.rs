@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::path::Path;
 
+use surgetank_core::error::Error;
 use surgetank_core::report::{Holder, Listing, Verdict};
 
 pub fn bytes(value: u64) -> String {
@@ -84,9 +85,15 @@ pub fn holder_lines(holders: &[Holder]) -> Vec<String> {
         .collect()
 }
 
-/// To stdout. A reader that has seen enough (`| head`) is no failure.
-pub fn print(text: &str) {
-    let _ = io::stdout().write_all(text.as_bytes());
+/// To stdout. A reader that has seen enough (`| head`) is no failure; an answer that did not arrive whole is one.
+pub fn print(text: &str) -> Result<(), Error> {
+    let mut out = io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(why) if why.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Error::new("the answer cannot be written to standard output").why(why))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// To stderr, under our name.

@@ -61,7 +61,10 @@ impl Simulation<'_> {
                 self.running.push(None);
                 self.running.len() - 1
             });
-            let todo = self.program(task);
+            let mut todo = self.program(task);
+            if self.now_s <= self.began_s {
+                todo.push_front(Todo::flow(Cause::Start, Flow::new(slot as f64 * self.setup.apart_s, 1.0)));
+            }
             self.running[slot] = Some(Running { task, node, todo, held: false });
             self.go_on(slot);
         }
@@ -192,8 +195,11 @@ impl Simulation<'_> {
         if parts.is_empty() {
             parts.push((Where::Store, self.workload.sets[set].bytes as f64));
         }
-        let from_tier = parts.iter().any(|(place, _)| matches!(place, Where::Tier { .. }));
-        let mut todo = vec![self.opening(node, files, from_tier)];
+        let in_tiers: f64 = parts.iter().filter(|(place, _)| *place != Where::Store).map(|(_, bytes)| bytes).sum();
+        let whole: f64 = parts.iter().map(|(_, bytes)| bytes).sum();
+        // A set's files are alike: what a tier has of the bytes it has of the files, and no more of them are opened there.
+        let here = if whole > 0.0 { files * in_tiers / whole } else { 0.0 };
+        let mut todo = self.opening(node, here, files - here);
         let in_cache = self.caches[node].has(set);
         let mut over_cache = 0.0;
         for (place, bytes) in parts {
@@ -226,24 +232,22 @@ impl Simulation<'_> {
         todo
     }
 
-    fn opening(&self, node: usize, files: f64, from_tier: bool) -> Todo {
-        let operations = &self.machine.store.operations;
+    /// Opening files that tiers have, and others.
+    fn opening(&self, node: usize, in_tiers: f64, in_store: f64) -> Vec<Todo> {
+        let Some(door) = &self.door else {
+            return vec![self.store_operations(node, in_tiers + in_store, self.machine.store.operations.open_s)];
+        };
         let cores = self.resources.own(node, CORES);
-        match &self.door {
-            None => self.store_operations(node, files, operations.open_s),
-            Some(door) => {
-                let (each_s, cpu_s) =
-                    if from_tier { (door.open_s, door.open_cpu_s) } else { (door.open_store_s, door.open_store_cpu_s) };
-                if each_s <= 0.0 {
-                    return Todo::flow(Cause::AgentOperations, Flow::new(0.0, 1.0));
-                }
-                let mut flow = Flow::new(files, 1.0 / each_s).using(cores, cpu_s);
-                if !from_tier {
-                    flow = flow.using(STORE_OPERATIONS, 1.0);
-                }
-                Todo::flow(Cause::AgentOperations, flow)
-            }
+        let mut todo = Vec::new();
+        if in_tiers > 0.0 && door.open_s > 0.0 {
+            let flow = Flow::new(in_tiers, 1.0 / door.open_s).using(cores, door.open_cpu_s);
+            todo.push(Todo::flow(Cause::AgentOperations, flow));
         }
+        if in_store > 0.0 && door.open_store_s > 0.0 {
+            let flow = Flow::new(in_store, 1.0 / door.open_store_s).using(cores, door.open_store_cpu_s);
+            todo.push(Todo::flow(Cause::AgentOperations, flow.using(STORE_OPERATIONS, 1.0)));
+        }
+        todo
     }
 
     fn store_operations(&self, node: usize, files: f64, each_s: f64) -> Todo {

@@ -96,6 +96,36 @@ pub fn refused(error: impl std::fmt::Display) -> Error {
         .remedy("docs/model.md lists the keys; examples/workloads/ has descriptions that work")
 }
 
+/// Of what is made of a description. Its own text may be short and ask for anything: it is counted before it is made.
+const STEPS_MAX: u64 = 500_000;
+/// Reads and waits of tasks for tasks.
+const EDGES_MAX: u64 = 5_000_000;
+
+/// Refuses a stage before memory goes into it.
+fn is_small_enough(stage: &Stage, tasks_before: usize, sources: &[&Written], asked: &mut (u64, u64)) -> Result<()> {
+    let (tasks, iterations) = (stage.tasks as u64, stage.iterations as u64);
+    let part = |source: &&Written| {
+        let sets = source.sets.len() as u64;
+        if stage.reads_all { sets } else { sets / tasks + 2 }
+    };
+    let waits = if stage.barrier { tasks_before as u64 } else { 0 };
+    let each = sources.iter().map(part).fold(waits + 1, u64::saturating_add);
+    asked.0 = asked.0.saturating_add(tasks.saturating_mul(iterations));
+    asked.1 = asked.1.saturating_add(tasks.saturating_mul(each));
+    let refused = |what: &str, count: u64, most: u64| {
+        Error::new(format!("the workload is too large: with stage {} it has {count} {what}", stage.name))
+            .why(format!("at most {most} can be simulated"))
+            .remedy("describe a smaller one of the same kind: fewer tasks or iterations, with more bytes each")
+    };
+    if asked.0 > STEPS_MAX {
+        return Err(refused("steps (tasks × iterations)", asked.0, STEPS_MAX));
+    }
+    if asked.1 > EDGES_MAX {
+        return Err(refused("reads and waits of its tasks", asked.1, EDGES_MAX));
+    }
+    Ok(())
+}
+
 /// What a stage has written: one entry a task, the sets of its last step.
 struct Written {
     name: String,
@@ -106,15 +136,22 @@ struct Written {
 pub fn workload(described: Description) -> Result<Workload> {
     let mut made = Workload { name: described.name, tasks: Vec::new(), sets: Vec::new() };
     let mut before: Vec<Written> = Vec::new();
+    let mut asked = (0, 0);
     for stage in &described.stage {
         let read_later = described.stage.iter().any(|later| later.reads.contains(&stage.name));
-        let written = add(&mut made, stage, &before, read_later)?;
+        let written = add(&mut made, stage, &before, read_later, &mut asked)?;
         before.push(written);
     }
     Ok(made)
 }
 
-fn add(made: &mut Workload, stage: &Stage, before: &[Written], read_later: bool) -> Result<Written> {
+fn add(
+    made: &mut Workload,
+    stage: &Stage,
+    before: &[Written],
+    read_later: bool,
+    asked: &mut (u64, u64),
+) -> Result<Written> {
     if stage.tasks == 0 || stage.iterations == 0 {
         return Err(
             Error::new(format!("stage {} has no tasks", stage.name)).remedy("tasks and iterations are at least 1")
@@ -130,6 +167,7 @@ fn add(made: &mut Workload, stage: &Stage, before: &[Written], read_later: bool)
                 .remedy("stages stand in the order in which they run")
         })?);
     }
+    is_small_enough(stage, made.tasks.len(), &sources, asked)?;
     let fate = if stage.keep_out.unwrap_or(!read_later) { Fate::Final } else { Fate::Intermediate };
     let shared = (stage.shared_in && stage.bytes_in.0 > 0).then(|| input(made, stage, "shared"));
     let everybody = made.tasks.len();
@@ -237,6 +275,20 @@ mod tests {
         assert_eq!(of(text).totals().intermediate_bytes, 7);
         let kept = text.replacen("bytes_out=7", "bytes_out=7\nkeep_out=true", 1);
         assert_eq!(of(&kept).totals().final_bytes, 16);
+    }
+
+    /// It took all of the memory, or did not end.
+    #[test]
+    fn a_huge_description_is_refused_before_it_is_made() {
+        let said = |text: &str| Workload::parse(text).unwrap_err().to_string();
+        assert!(said("[[stage]]\nname='a'\ntasks=1000000000000").contains("1000000000000 steps"));
+        assert!(said("[[stage]]\nname='a'\ntasks=2\niterations=1000000000").contains("2000000000 steps"));
+        let both = i64::MAX;
+        assert!(said(&format!("[[stage]]\nname='a'\ntasks={both}\niterations={both}")).contains("too large"));
+        let stage = |name: &str, more: &str| format!("[[stage]]\nname='{name}'\ntasks=40000\nbytes_out=1\n{more}\n");
+        assert!(said(&(stage("a", "") + &stage("b", "barrier=true"))).contains("reads and waits"));
+        assert!(said(&(stage("a", "") + &stage("b", "reads=['a']\nreads_all=true"))).contains("reads and waits"));
+        assert_eq!(of(&(stage("a", "") + &stage("b", "reads=['a']"))).tasks.len(), 80_000);
     }
 
     #[test]

@@ -56,32 +56,44 @@ struct Io {
 
 impl Process {
     fn sum(&self, of: impl Fn(&Io) -> u64) -> u64 {
-        self.io.values().map(of).sum()
+        total(self.io.values().map(of))
     }
     fn read_bytes(&self) -> u64 {
-        self.sum(|io| io.read_bytes + io.estimated_read_bytes + io.mapped_bytes)
+        self.sum(|io| total([io.read_bytes, io.estimated_read_bytes, io.mapped_bytes]))
     }
     fn write_bytes(&self) -> u64 {
-        self.sum(|io| io.write_bytes + io.estimated_write_bytes)
+        self.sum(|io| total([io.write_bytes, io.estimated_write_bytes]))
     }
     fn io_us(&self) -> u64 {
-        self.sum(|io| io.read_us + io.write_us + io.sync_us + io.open_us)
+        self.sum(|io| total([io.read_us, io.write_us, io.sync_us, io.open_us]))
     }
 }
+
+/// Figures of a file that anybody may have edited: what is too much is refused later, by [`Workload::check`].
+fn total(figures: impl IntoIterator<Item = u64>) -> u64 {
+    figures.into_iter().fold(0, u64::saturating_add)
+}
+
+/// Each is compared with each. A record keeps far fewer.
+const PROCESSES_MAX: usize = 10_000;
 
 pub fn workload(value: Value) -> Result<Workload> {
     let record: Record = serde_json::from_value(value)
         .map_err(|error| Error::new("the record of a run is not understood").why(error))?;
-    let mut moved: Vec<&Process> =
-        record.processes.iter().filter(|process| process.read_bytes() + process.write_bytes() > 0).collect();
+    if record.processes.len() > PROCESSES_MAX {
+        return Err(Error::new(format!("the recorded run has {} processes", record.processes.len()))
+            .why(format!("at most {PROCESSES_MAX} are read; a record that Surgetank wrote has fewer")));
+    }
+    let moves = |process: &&Process| process.read_bytes() > 0 || process.write_bytes() > 0;
+    let mut moved: Vec<&Process> = record.processes.iter().filter(moves).collect();
     if moved.is_empty() {
         return Err(Error::new("no process of the recorded run moved anything")
             .remedy("record a run with the preload shim, or describe the workload by hand (docs/model.md)"));
     }
     moved.sort_by_key(|process| (process.begun_us, process.pid));
     let ended = |process: &Process| process.ended_us.unwrap_or(record.ended_us);
-    let read: u64 = moved.iter().map(|process| process.read_bytes()).sum();
-    let written: u64 = moved.iter().map(|process| process.write_bytes()).sum();
+    let read = total(moved.iter().map(|process| process.read_bytes()));
+    let written = total(moved.iter().map(|process| process.write_bytes()));
     let share = |part: u64, whole: u64| if whole == 0 { 0.0 } else { (part as f64 / whole as f64).min(1.0) };
     let from_store = share(record.store_traffic.in_bytes, read);
     let to_store = share(record.store_traffic.out_bytes, written);

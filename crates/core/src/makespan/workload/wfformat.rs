@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Fate, FileSet, Step, Task, Workload};
+use super::{Fate, FileSet, Step, TIME_S_MAX, Task, Workload};
 use crate::error::{Error, Result};
 
 #[derive(Deserialize)]
@@ -71,6 +71,9 @@ struct Executed {
     average_cpu: Option<f64>,
 }
 
+/// All of 65,536 cores.
+const PERCENT_MAX: f64 = 6_553_600.0;
+
 pub fn workload(value: Value) -> Result<Workload> {
     let instance: Instance = serde_json::from_value(value).map_err(|error| {
         Error::new("the WfFormat instance is not understood").why(error).remedy("WfFormat 1.5 is read: wfcommons.org")
@@ -124,6 +127,16 @@ pub fn workload(value: Value) -> Result<Workload> {
         let run = executed.get(task.id.as_str());
         let runtime_s = run.map_or(0.0, |run| run.runtime_in_seconds);
         let average = run.and_then(|run| run.average_cpu).map_or(1.0, |percent| percent / 100.0);
+        // A product of two that are wrong may look right.
+        for (what, value, most) in
+            [("runtimeInSeconds", runtime_s, TIME_S_MAX), ("avgCPU", 100.0 * average, PERCENT_MAX)]
+        {
+            if !(0.0..=most).contains(&value) {
+                return Err(Error::new(format!("{what} of task {} is {value}", task.id))
+                    .why(format!("it is from 0 to {most}"))
+                    .remedy("correct the instance, or leave it out where it was not recorded"));
+            }
+        }
         let mut after: Vec<usize> = task.parents.iter().filter_map(|id| position.get(id.as_str()).copied()).collect();
         // A file says who comes first, too, where the instance does not.
         after.extend(reads.iter().filter_map(|set| writer.get(set).copied()));
@@ -201,6 +214,19 @@ mod tests {
     fn a_circle_is_an_error() {
         let circle = TWO.replace(r#""parents": []"#, r#""parents": ["b_ID2"]"#);
         assert!(Workload::parse(&circle).unwrap_err().to_string().contains("circle"));
+    }
+
+    #[test]
+    fn negative_times_are_refused_also_where_their_product_is_positive() {
+        let said = |text: &str| Workload::parse(text).unwrap_err().to_string();
+        let both =
+            TWO.replace("\"runtimeInSeconds\": 4, \"avgCPU\": 150", "\"runtimeInSeconds\": -5, \"avgCPU\": -100");
+        assert!(said(&both).contains("runtimeInSeconds of task a_ID1 is -5"), "{}", said(&both));
+        assert!(said(&TWO.replace("150", "-100")).contains("avgCPU of task a_ID1 is -100"));
+        assert!(
+            said(&TWO.replace("\"sizeInBytes\": 20", "\"sizeInBytes\": 18446744073709551615"))
+                .contains("its bytes are")
+        );
     }
 
     #[test]

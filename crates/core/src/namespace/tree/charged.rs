@@ -24,6 +24,15 @@ impl Tree {
         self.clean_bytes.get(&device).is_some_and(|clean| *clean > 0)
     }
 
+    /// How many files have their plain file on each device.
+    pub fn files_on_devices(&self) -> super::HashMap<DeviceId, u64> {
+        let mut files = super::HashMap::default();
+        for PlainId { device, .. } in self.inodes.values().filter_map(|inode| inode.replica) {
+            *files.entry(device).or_insert(0) += 1;
+        }
+        files
+    }
+
     /// What comes from the store, or goes again half-way, is not undrained either.
     pub fn arriving(&mut self, device: DeviceId, bytes: i64) {
         let count = self.arriving_bytes.entry(device).or_insert(0);

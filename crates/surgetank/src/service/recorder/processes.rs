@@ -3,9 +3,10 @@
 //! A request is in one door's figures only (`report::run::Doors`). What a program counted on descriptors of the mount was read
 //! and written by the kernel, unless the agent mediated it: where it did all of the process's, the program's figures stand, as
 //! they are what it asked for; where it did some, its own figures are taken off. The danger this file avoids: counting the same
-//! byte twice.
+//! byte twice; and a figure that no process can have counted, which is left out and told.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io;
 use std::time::Instant;
 
 use rustix::io::Errno;
@@ -25,6 +26,9 @@ pub struct Since {
 }
 
 impl Since {
+    fn now_ns(&self) -> u64 {
+        self.begun_ns.saturating_add(u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
     fn of_ns(&self, at_ns: u64) -> u64 {
         at_ns.saturating_sub(self.begun_ns) / 1000
     }
@@ -44,6 +48,8 @@ pub struct Processes {
     settled: HashSet<usize>,
     /// Found no slot.
     pub lost: u64,
+    /// Said of themselves what cannot be.
+    disbelieved: u64,
 }
 
 pub fn is_alive(pid: u32) -> bool {
@@ -57,15 +63,25 @@ impl Processes {
         let programs = std::mem::take(&mut record.programs);
         Self {
             list: std::mem::take(&mut record.processes),
-            total: record.processes_total,
+            total: record.processes_total.saturating_sub(record.processes_lost),
+            disbelieved: record.processes_disbelieved,
             programs: programs.into_iter().map(|program| (program.program.clone(), program)).collect(),
             ..Self::default()
         }
     }
 
-    /// Takes in processes that are over; `all`: the others as they are, too.
-    pub fn gather(&mut self, mut counted: Vec<Counted>, mut seen: HashMap<u32, Seen>, since: &Since, all: bool) {
-        counted.retain(|one| !self.settled.contains(&one.slot));
+    /// Slots whose processes are taken in already.
+    pub fn settled(&self) -> &HashSet<usize> {
+        &self.settled
+    }
+
+    /// Takes in processes that are over; `all`: the others as they are, too. How many that were.
+    pub fn gather(&mut self, counted: Vec<Counted>, mut seen: HashMap<u32, Seen>, since: &Since, all: bool) -> usize {
+        let mut counted: Vec<Counted> = counted
+            .into_iter()
+            .filter(|one| !self.settled.contains(&one.slot))
+            .map(|one| believed(one, since))
+            .collect();
         counted.sort_by_key(|one| one.begun_ns);
         let mut next_of: HashMap<u32, &Counted> = HashMap::new();
         let mut over: Vec<(&Counted, Option<&Counted>, bool)> = Vec::new();
@@ -77,18 +93,20 @@ impl Processes {
                 over.push((one, next, alive));
             }
         }
+        let on_mount = counted.iter().filter(|one| one.mount != Io::default());
+        // (In the order of their begin: the last one stays.)
+        let last_on_mount: HashMap<u32, u64> = on_mount.map(|one| (one.pid, one.begun_ns)).collect();
         // Children come before their parents.
         over.sort_by_key(|(one, next, _)| match next {
             Some(next) => next.begun_ns,
             None if one.ended_ns == 0 => u64::MAX,
             None => one.ended_ns,
         });
+        let taken = over.len();
         for (one, next, alive) in over {
             let last_of_it = next.is_none();
             let has_mount = one.mount != Io::default();
-            let later_has = counted
-                .iter()
-                .any(|other| other.pid == one.pid && other.begun_ns > one.begun_ns && other.mount != Io::default());
+            let later_has = last_on_mount.get(&one.pid).is_some_and(|begun_ns| *begun_ns > one.begun_ns);
             // It went on as a program that does not count: what the agent saw is that one's.
             let left = |seen: &Seen| one.ended_ns == 0 && last_of_it && !is_named(seen, &one.program);
             let is_its = last_of_it || (has_mount && !later_has);
@@ -96,11 +114,13 @@ impl Processes {
             let seen = if is_its { seen.remove(&one.pid) } else { None };
             let process = self.of_counted(one, next, seen, since, alive);
             self.settled.insert(one.slot);
+            self.disbelieved += u64::from(one.disbelieved);
             self.add(process);
         }
         for (pid, seen) in seen {
             self.add(of_seen(pid, seen, since));
         }
+        taken
     }
 
     fn of_counted(
@@ -129,7 +149,13 @@ impl Processes {
                 None if alive => None,
                 None => Some(since.of(Instant::now())),
             },
-            counted: if one.ended_ns != 0 || alive || next.is_some() { How::Shim } else { How::ShimCutShort },
+            counted: if one.disbelieved {
+                How::Agent
+            } else if one.ended_ns != 0 || alive || next.is_some() {
+                How::Shim
+            } else {
+                How::ShimCutShort
+            },
             kernel,
             ..Process::default()
         };
@@ -166,7 +192,8 @@ impl Processes {
             .entry(name.to_owned())
             .or_insert_with(|| Program { program: name.to_owned(), ..Program::default() });
         program.processes += 1;
-        program.lived_us += process.ended_us.unwrap_or(process.begun_us).saturating_sub(process.begun_us);
+        let lived_us = process.ended_us.unwrap_or(process.begun_us).saturating_sub(process.begun_us);
+        program.lived_us = program.lived_us.saturating_add(lived_us);
         program.io.join(&process.io);
         if let Some(kernel) = &process.kernel {
             program.kernel.get_or_insert_default().join(kernel);
@@ -183,8 +210,8 @@ impl Processes {
     }
 
     /// Gives the slots of those that are over to others.
-    pub fn free(&mut self, counts: &Counts) {
-        self.settled.drain().for_each(|slot| counts.free(slot));
+    pub fn free(&mut self, counts: &Counts) -> io::Result<()> {
+        self.settled.drain().try_for_each(|slot| counts.free(slot))
     }
 
     pub fn write_into(&mut self, record: &mut RunRecord) {
@@ -192,12 +219,20 @@ impl Processes {
         record.processes = self.list.clone();
         record.processes.sort_by_key(|process| process.begun_us);
         record.processes_total = self.total + self.lost;
+        record.processes_lost = self.lost;
+        record.processes_disbelieved = self.disbelieved;
         record.programs = self.programs.values().cloned().collect();
-        record.programs.sort_by_key(|program| {
-            let total = program.io.total();
-            std::cmp::Reverse(total.bytes() + total.estimated_read_bytes + total.estimated_write_bytes)
-        });
+        record.programs.sort_by_key(|program| std::cmp::Reverse(all_bytes(&program.io.total())));
     }
+}
+
+/// Without its figures, where they are impossible.
+fn believed(one: Counted, since: &Since) -> Counted {
+    if one.is_possible(since.now_ns()) {
+        return one;
+    }
+    let (plain, mount) = (Io::default(), Io::default());
+    Counted { disbelieved: true, begun_ns: since.begun_ns, ended_ns: 0, plain, mount, kernel_ended: None, ..one }
 }
 
 /// The kernel shortens names.
@@ -222,11 +257,14 @@ fn of_seen(pid: u32, seen: Seen, since: &Since) -> Process {
     process
 }
 
+fn all_bytes(io: &Io) -> u64 {
+    io.bytes().saturating_add(io.estimated_read_bytes).saturating_add(io.estimated_write_bytes)
+}
+
 /// What decides who stays in a list that is too long.
 fn weight(process: &Process) -> (u64, u64) {
     let total = process.io.total();
-    let bytes = total.bytes() + total.estimated_read_bytes + total.estimated_write_bytes;
-    (bytes, process.ended_us.unwrap_or(u64::MAX).saturating_sub(process.begun_us))
+    (all_bytes(&total), process.ended_us.unwrap_or(u64::MAX).saturating_sub(process.begun_us))
 }
 
 fn take_opens(to: &mut Io, from: &Io) {
@@ -267,7 +305,8 @@ mod tests {
 
     use super::*;
 
-    const NOBODY: u32 = 999_999_999;
+    /// The largest there can be: alive only after four million others.
+    const NOBODY: u32 = 1 << 22;
 
     fn counted(slot: usize, pid: u32, program: &str, begun_ns: u64, ended_ns: u64) -> Counted {
         Counted {
@@ -281,6 +320,7 @@ mod tests {
             kernel_ended: (ended_ns != 0).then(Kernel::default),
             program: program.into(),
             command: program.into(),
+            disbelieved: false,
         }
     }
 
@@ -291,7 +331,8 @@ mod tests {
     }
 
     fn since() -> Since {
-        Since { begun: Instant::now(), begun_ns: 0 }
+        let begun = Instant::now();
+        Since { begun: begun.checked_sub(std::time::Duration::from_secs(9)).unwrap_or(begun), begun_ns: 0 }
     }
 
     fn record(processes: &mut Processes) -> RunRecord {
@@ -316,6 +357,26 @@ mod tests {
         assert_eq!(sh.kernel, None, "the kernel counts the process on");
         assert_eq!(sh.counted, How::Shim);
         assert_eq!((sleep.counted, sleep.io.shim.write_bytes, sleep.kernel), (How::ShimCutShort, 2, None));
+    }
+
+    /// One wrote 2⁶⁴ − 1 into its slot: the recorder stopped, or the record had 1.8e19 bytes.
+    #[test]
+    fn impossible_figures_of_a_process_are_left_out_and_told() {
+        let mut processes = Processes::default();
+        let mut liar = counted(0, NOBODY, "liar", 1000, 0);
+        liar.plain.write_bytes = u64::MAX;
+        liar.plain.write_sizes.add_many(3, u64::MAX);
+        let mut honest = counted(1, NOBODY - 1, "honest", 2000, 3000);
+        honest.plain.write_bytes = 7;
+        let mut agent = seen(NOBODY);
+        agent.program = "liar".into();
+        agent.mediated.write_bytes = 5;
+        processes.gather(vec![liar, honest], HashMap::from([(NOBODY, agent)]), &since(), false);
+        let record = record(&mut processes);
+        assert_eq!((record.processes_total, record.processes_disbelieved), (2, 1));
+        let of = |name: &str| record.processes.iter().find(|process| process.program == name).unwrap();
+        assert_eq!((of("liar").counted, of("liar").io.total().write_bytes), (How::Agent, 5));
+        assert_eq!((of("honest").counted, of("honest").io.total().write_bytes), (How::Shim, 7));
     }
 
     #[test]

@@ -90,12 +90,12 @@ pub fn probe(args: &ProbeArgs) -> Outcome {
         serde_json::to_string(&rounds::play(&rounds, args.agent.as_deref()).map_err(failed)?)
     } else {
         let probe: Probe = serde_json::from_str(&args.what).map_err(wrong)?;
-        words::print("ready\n");
+        words::print("ready\n")?;
         let mut line = String::new();
         io::stdin().lock().read_line(&mut line).map_err(failed)?;
         serde_json::to_string(&measure(&probe).map_err(failed)?)
     };
-    words::print(&format!("{}\n", answer.map_err(wrong)?));
+    words::print(&format!("{}\n", answer.map_err(wrong)?))?;
     Ok(exit::OK)
 }
 

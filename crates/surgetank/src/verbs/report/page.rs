@@ -155,7 +155,7 @@ fn tiles(record: &RunRecord) -> String {
     record.programs.iter().for_each(|program| all.join(&program.io));
     let io = all.total();
     let rate = record.store_traffic.out_bytes_per_second;
-    let in_io = io.read_us + io.write_us + io.sync_us + io.open_us;
+    let in_io = [io.write_us, io.sync_us, io.open_us].into_iter().fold(io.read_us, u64::saturating_add);
     let tiles = [
         (
             "elapsed",

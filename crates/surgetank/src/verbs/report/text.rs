@@ -124,8 +124,35 @@ fn traffic(out: &mut String, record: &RunRecord) -> std::fmt::Result {
     )
 }
 
+/// What is wanting in the figures of programs.
+pub fn uncounted(record: &RunRecord) -> Vec<String> {
+    let mut lines = Vec::new();
+    if record.processes_lost > 0 {
+        lines.push(format!(
+            "{} of the processes were not counted: too many came at once, and what they did is not below",
+            count(record.processes_lost)
+        ));
+    }
+    if record.processes_disbelieved > 0 {
+        lines.push(format!(
+            "{} of the processes gave figures that are impossible (a program wrote over them): below is what the agent saw of those",
+            count(record.processes_disbelieved)
+        ));
+    }
+    if record.counting_ended {
+        lines.push(
+            "a program cut off or removed the memory that processes count in: what they did afterwards is not below"
+                .into(),
+        );
+    }
+    lines
+}
+
 fn programs(out: &mut String, record: &RunRecord) -> std::fmt::Result {
     writeln!(out, "\nwho did it ({} processes)", count(record.processes_total))?;
+    for line in uncounted(record) {
+        writeln!(out, "  {line}")?;
+    }
     writeln!(
         out,
         "  {:<18} {:>6} {:>10} {:>10} {:>8} {:>8} {:>9} {:>9}  {:>21}",
@@ -179,7 +206,7 @@ fn extras(out: &mut String, io: &Io) -> std::fmt::Result {
     if io.map_calls > 0 {
         writeln!(out, "    and mapped {} in {} maps", bytes(io.mapped_bytes), count(io.map_calls))?;
     }
-    if io.estimated_read_bytes + io.estimated_write_bytes > 0 {
+    if io.estimated_read_bytes > 0 || io.estimated_write_bytes > 0 {
         writeln!(
             out,
             "    and by an estimate (sizes of files, nobody counted): read {}, written {}",

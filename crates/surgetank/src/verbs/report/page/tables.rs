@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use surgetank_core::report::run::{Counted, Doors, EventKind, Io, RunRecord, Sizes};
 use surgetank_core::report::{Listing, PathText};
 
+use super::super::text::uncounted;
 use super::markup::{number, shown, table, word};
 use super::section;
 use crate::verbs::report::text::micros;
@@ -177,7 +178,7 @@ fn ways(record: &RunRecord) -> String {
     let columns = [&[("way", false)][..], &IO_COLUMNS].concat();
     let mut out = table("ways-table", &columns, &rows);
     let total = all.total();
-    if total.estimated_read_bytes + total.estimated_write_bytes > 0 {
+    if total.estimated_read_bytes > 0 || total.estimated_write_bytes > 0 {
         let _ = writeln!(
             out,
             "<p class=\"note\">Beside that, by an estimate (sizes of files; nobody counted the requests): read {}, written {}.</p>",
@@ -308,7 +309,10 @@ fn processes(record: &RunRecord) -> String {
         })
         .collect();
     let mut out = folded("processes-table", &columns, &rows);
-    let left = record.processes_total.saturating_sub(record.processes.len() as u64);
+    for line in uncounted(record) {
+        let _ = writeln!(out, "<p class=\"note\">{line}.</p>");
+    }
+    let left = record.processes_total.saturating_sub(record.processes_lost + record.processes.len() as u64);
     if left > 0 {
         let _ = writeln!(
             out,
