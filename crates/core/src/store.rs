@@ -185,6 +185,13 @@ impl Features {
     /// Of a local file system.
     pub const POSIX: Self =
         Self { plain_files: true, hard_links: true, directories: true, atomic_renames: true, publications_at_once: 1 };
+
+    /// A file system that is not a local one: each file is synced by itself. (What packs files, or sends them to a server of
+    /// objects, makes many of them durable together.)
+    #[must_use]
+    pub fn syncs_each_file(&self) -> bool {
+        self.plain_files && self.publications_at_once > 1
+    }
 }
 
 /// What compressing and deduplicating saved and cost, since the agent began.

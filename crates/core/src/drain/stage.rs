@@ -12,7 +12,7 @@ use crate::store::{Cred, Meta, StorePath};
 use super::Drain;
 
 /// Files from this size on are synced and compared by the thread that copied them, so that others go on meanwhile;
-/// smaller ones in batches.
+/// smaller ones in batches, where a batch costs less than each of them by itself.
 const LARGE_BYTES: u64 = 8 << 20;
 
 /// How long something waits whose directory is not in its place yet.
@@ -247,7 +247,7 @@ impl Drain {
             let why = format!("its plain file has {is} bytes, and had {was} when it was closed");
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
-        if job.size_bytes < LARGE_BYTES && store.features().publications_at_once == 1 {
+        if job.size_bytes < LARGE_BYTES && !store.features().syncs_each_file() {
             return Ok((staged, false));
         }
         self.as_owner(job.owner, |who| {

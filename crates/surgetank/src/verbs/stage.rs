@@ -113,8 +113,13 @@ pub fn stage(program: &Program<'_>, args: &StageArgs) -> Outcome {
         Ok(()) if report.failed.is_empty() && report.left_files == 0 => exit::OK,
         Ok(()) => exit::NOT_DURABLE,
     };
-    tell(&report, args, course.why_stopped())?;
-    carried.map(|()| report.exit)
+    let told = tell(&report, args, course.why_stopped());
+    carried?;
+    // (What is not durable matters more than an answer that could not be written.)
+    if report.exit == exit::OK {
+        told?;
+    }
+    Ok(report.exit)
 }
 
 fn tell(report: &Report, args: &StageArgs, stopped: Option<&str>) -> Result<()> {
