@@ -234,7 +234,7 @@ fn a_program_that_cuts_off_what_it_counts_in_ends_no_agent() {
 
 #[test]
 fn an_answer_that_cannot_be_written_is_a_failure() {
-    let Some(scene) = scene("report_full") else { return };
+    let Some(scene) = scene("report_unwritable") else { return };
     scene.run(&SMALL, "echo one >a").exits(0);
     for (to, code) in [("/dev/full", 1), ("/dev/null", 0)] {
         for words in [&["--list"][..], &[], &["--json"]] {

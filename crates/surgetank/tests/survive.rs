@@ -402,7 +402,7 @@ END
 /// A program that waits for the answer to its open when the agent is killed gets it from the next one.
 #[test]
 fn a_program_that_waits_in_open_goes_on() {
-    let Some(mut scene) = Scene::new("survive-waits") else { return };
+    let Some(mut scene) = Scene::new("survive-waits-in-open") else { return };
     scene.tier("ram", 64);
     let mut command = scene.run_command(&[FAST, &["--no-preload"]].concat(), "echo x >f; cat f");
     command.env("SURGETANK_HOLD", "tier.created:60000");

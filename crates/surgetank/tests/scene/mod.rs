@@ -91,6 +91,15 @@ impl Ended {
     }
 }
 
+/// Two tests that share a name would clear each other's directories away. Held until the process ends.
+fn hold_name(behind: &Path) {
+    let lock = File::create(behind.with_extension("lock")).unwrap();
+    // Of the process, not of the descriptor: a test may set a scene of the same name up once more.
+    let held = rustix::fs::fcntl_lock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+    assert!(held.is_ok(), "another test has the scene {}", behind.display());
+    std::mem::forget(lock);
+}
+
 impl Scene {
     /// `None` where tests may not mount. One scene a test, named after it.
     pub fn new(name: &str) -> Option<Self> {
@@ -103,6 +112,7 @@ impl Scene {
         unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }.unwrap();
         mount(&["--make-rprivate", "/"]);
         let behind = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("scene-{name}"));
+        hold_name(&behind);
         end_marked(&behind);
         if behind.exists() {
             fs::remove_dir_all(&behind).unwrap();

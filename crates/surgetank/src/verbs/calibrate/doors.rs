@@ -154,7 +154,10 @@ impl Stage<'_> {
         let (small, large) = (self.over.join("small"), self.over.join("large"));
         fs::create_dir(&small)?;
         fs::create_dir(&large)?;
-        let bytes = ((store.write.all_bps * DRAIN_S) as u64 / LARGE_FILES).clamp(4 << 20, LARGE_BYTES_MAX);
+        let tiers = &self.config.tiers;
+        let held = tiers.iter().map(held_bytes).sum::<u64>() / LARGE_FILES;
+        let most = if tiers.is_empty() { LARGE_BYTES_MAX } else { LARGE_BYTES_MAX.min(held) };
+        let bytes = ((store.write.all_bps * DRAIN_S) as u64 / LARGE_FILES).min(most).max(4 << 20);
         let durable = || vec![Probe::Durable { over: self.over.clone(), state: self.state.clone() }];
         let mut rounds = vec![vec![Probe::Create { dir: small, files: FILES }], durable()];
         for number in 0..LARGE_FILES {
@@ -182,6 +185,12 @@ impl Stage<'_> {
             quiet_s,
         })
     }
+}
+
+/// All of them together fit: a direct writer that outruns the agent would get the device's ENOSPC, not be measured.
+fn held_bytes(tier: &TierConfig) -> u64 {
+    let free = tier.paths.iter().filter_map(|path| rustix::fs::statvfs(path).ok()).map(|fs| fs.f_bavail * fs.f_frsize);
+    free.sum::<u64>().min(tier.cap_bytes.unwrap_or(u64::MAX))
 }
 
 fn tier_option(tier: &TierConfig) -> String {

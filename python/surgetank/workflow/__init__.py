@@ -1,0 +1,1 @@
+"""Workflows: import a description, derive patterns, lifetimes and hints, run, replay, record (docs/workflows.md)."""

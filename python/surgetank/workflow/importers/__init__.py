@@ -1,0 +1,1 @@
+"""From a description in an engine's own language to the one graph (`surgetank.workflow.graph`)."""

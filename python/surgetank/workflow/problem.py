@@ -1,0 +1,30 @@
+"""What goes wrong, in the words of the command line: what failed, where, why, what to try."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class Problem(Exception):
+    """A description, plan or run that cannot be used; `str()` is what the user sees.
+
+    `where` is a file or `FILE:LINE`; `code` the exit code (2: the input is wrong, 1: we or the machine failed,
+    3: something is not durable), as in docs/exit-codes.md.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | Path | None = None,
+        why: object = None,
+        remedy: str | None = None,
+        code: int = 2,
+    ) -> None:
+        self.what, self.where, self.why, self.remedy, self.code = what, where, why, remedy, code
+        lines = [what if where is None else f"{where}: {what}"]
+        if why is not None:
+            lines.append(f"  why:  {why}")
+        if remedy is not None:
+            lines.append(f"  try:  {remedy}")
+        super().__init__("\n".join(lines))
