@@ -6,7 +6,8 @@ made: names are unique, every file of a task is listed, nobody writes what anoth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
@@ -187,3 +188,35 @@ class Workflow:
                     found.add(child)
                     waiting.append(child)
         return found
+
+
+def name_files(workflow: Workflow, final: Iterable[str], temporary: Iterable[str]) -> None:
+    """Marks what the user names by globs (as in the shell: `*` crosses no slash, `**` does); final is stronger. A glob that
+    names nothing is a mistake and said."""
+    for globs, mark in ((temporary, "temporary"), (final, "final")):
+        for glob in globs:
+            matches = _matcher(glob)
+            found = [file for path, file in workflow.files.items() if matches(path)]
+            if not found:
+                raise Problem(f"no file of the workflow matches {glob!r}", where=workflow.source)
+            for file in found:
+                file.final, file.temporary = mark == "final", mark == "temporary"
+
+
+def _matcher(glob: str) -> Callable[[str], object]:
+    """A function that tells whether a path matches."""
+    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[!?(?:\][^\]]*|[^\]!][^\]]*)\])", glob)
+    meaning = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    written = []
+    for part in parts:
+        if part in meaning:
+            written.append(meaning[part])
+        elif part.startswith("[") and part.endswith("]"):
+            inside = part[1:-1].replace("\\", "\\\\").replace("[", "\\[")
+            written.append("[" + ("^" + inside[1:] if inside.startswith("!") else inside.replace("^", "\\^", 1)) + "]")
+        else:
+            written.append(re.escape(part))
+    try:
+        return re.compile("".join(written), re.DOTALL).fullmatch
+    except re.error as error:
+        raise Problem(f"{glob!r} is not a glob", why=error) from None

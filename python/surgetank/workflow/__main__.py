@@ -1,0 +1,7 @@
+"""`python -m surgetank.workflow`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())
