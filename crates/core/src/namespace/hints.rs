@@ -14,7 +14,7 @@ use foldhash::HashMap;
 
 use crate::error::{Errno, Fault, FsResult};
 use crate::hint::{ATTRIBUTE_PREFIX, Advice, Hints, Name};
-use crate::model::{FileId, HintRecord, Hinted, Image, Kind, Mode};
+use crate::model::{FileId, HintRecord, Hinted, Image, Mode};
 use crate::rule::Decision;
 
 use super::Namespace;
@@ -131,7 +131,7 @@ impl Tree {
     /// Every hint that the file has, the nearest first, with the directory that it is of.
     fn each_hint(&self, id: FileId, mut heard: impl FnMut(Option<FileId>, &Hints)) {
         let Some(inode) = self.get(id).filter(|_| self.hints.any) else { return };
-        if let Some(own) = self.hints_of(id).filter(|_| !inode.is_dir()) {
+        if let Some(own) = self.hints_of(id) {
             heard(None, own);
         }
         // What the store had was not made below any.
@@ -193,7 +193,7 @@ impl Namespace {
         let mut nearer = Advice::default();
         tree.each_hint(id, |dir, hints| {
             let of = dir.map_or_else(
-                || "of the file".to_owned(),
+                || if tree.dir(id).is_some() { "of the directory itself" } else { "of the file" }.to_owned(),
                 |dir| match tree.logical_path(dir) {
                     Some(path) if !path.is_empty() => format!("of the directory {}", String::from_utf8_lossy(&path)),
                     _ => "of the directory that is served".to_owned(),
@@ -383,10 +383,10 @@ impl Namespace {
         if wants {
             then.wanted.push(path.clone());
         }
-        if inode.attr.kind != Kind::File || !inode.sealed {
+        if !inode.sealed {
             return;
         }
-        if inode.dirty() {
+        if inode.is_dir() || inode.dirty() {
             self.rules_changed(tree, txn, id);
             self.retime(tree, txn, id, &path);
         } else if inode.replica.is_some() && self.decided(tree, id, &path).mode == Mode::Move {

@@ -9,7 +9,9 @@ use tempfile::TempDir;
 
 use super::super::segment::is_segment;
 use super::*;
-use crate::model::{Attr, EntryRecord, FileId, FileRecord, HintRecord, Hinted, Kind, OpKind, OpRecord, RunId, Seq, Timestamp};
+use crate::model::{
+    Attr, EntryRecord, FileId, FileRecord, HintRecord, Hinted, Kind, OpKind, OpRecord, RunId, Seq, Timestamp,
+};
 
 const SMALL: Options = Options { segment_bytes_max: 1 << 10, snapshot_cache_bytes: 1 << 20 };
 
