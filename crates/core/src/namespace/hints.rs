@@ -14,7 +14,7 @@ use foldhash::HashMap;
 
 use crate::error::{Errno, Fault, FsResult};
 use crate::hint::{ATTRIBUTE_PREFIX, Advice, Hints, Name};
-use crate::model::{FileId, HintRecord, Hinted, Image, Mode};
+use crate::model::{FileId, HintRecord, Hinted, Image, Mode, Seq};
 use crate::rule::Decision;
 
 use super::Namespace;
@@ -396,15 +396,26 @@ impl Namespace {
 
     /// What waits for the store is due sooner or later than it was.
     fn retime(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, path: &[u8]) {
-        let Some(seq) = tree.get(id).and_then(|inode| inode.publish) else { return };
+        let Some(inode) = tree.get(id) else { return };
+        let (publish, set_meta) = (inode.publish, inode.set_meta);
         let last = self.is_last(&self.decided(tree, id, path));
-        let Some(op) = tree.ops.get_mut(&seq).filter(|op| op.last != last) else { return };
         if !last {
-            op.last = false;
-            let places = super::tree::places(&op.kind);
-            txn.op(seq);
-            places.into_iter().for_each(|(dir, _)| self.hasten_dirs(tree, txn, dir, false));
-        } else if !tree.in_store(id) && self.take_back(tree, txn, id, seq) {
+            // Its further names come behind it.
+            let linked = publish.filter(|_| !inode.is_dir() && inode.attr.links > 1);
+            let links = linked.into_iter().flat_map(|seq| tree.ops.range(seq..)).filter(|(_, op)| op.file() == id);
+            let own: Vec<Seq> = links.map(|(seq, _)| *seq).chain(publish).chain(set_meta).collect();
+            for seq in own {
+                let Some(op) = tree.ops.get_mut(&seq).filter(|op| op.last) else { continue };
+                op.last = false;
+                let places = super::tree::places(&op.kind);
+                txn.op(seq);
+                places.into_iter().for_each(|(dir, _)| self.hasten_dirs(tree, txn, dir, false));
+            }
+        } else if let Some(seq) = publish
+            && tree.ops.get(&seq).is_some_and(|op| !op.last)
+            && !tree.in_store(id)
+            && self.take_back(tree, txn, id, seq)
+        {
             // At the end of the queue, where nothing builds on it.
             self.queue_publish(tree, txn, id);
         }
