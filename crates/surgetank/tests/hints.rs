@@ -5,7 +5,7 @@ mod scene;
 
 use std::fmt::Write;
 use std::fs;
-use std::path::PathBuf;
+use std::path::Path;
 
 use scene::{Scene, eventually};
 use serde_json::Value;
@@ -342,6 +342,6 @@ fn thousands_of_paths_are_told_in_a_few_requests() {
     assert_eq!(scene.tier_files().iter().filter(|path| is_part(path)).count(), 1, "what is kept, not the temporary");
 }
 
-fn is_part(path: &PathBuf) -> bool {
+fn is_part(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("part-"))
 }

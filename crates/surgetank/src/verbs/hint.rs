@@ -112,7 +112,7 @@ fn of_words(words: &[OsString]) -> Outcome<Vec<Said>> {
     };
     let mut hints = BTreeMap::new();
     let mut paths = words.iter();
-    while let Some((name, value)) = paths.as_slice().first().and_then(|word| split(word)) {
+    while let Some((name, value)) = paths.as_slice().first().and_then(split) {
         check(&name, &value).map_err(&usage)?;
         hints.insert(name, value);
         paths.next();
