@@ -23,7 +23,7 @@ pub use log::{LogCatalog, Options};
 pub use record::{Decoded, decode};
 
 use crate::error::Result;
-use crate::model::{Change, EntryRecord, FileId, FileRecord, Image, OpRecord, Seq};
+use crate::model::{Change, EntryRecord, FileId, FileRecord, HintRecord, Hinted, Image, OpRecord, Seq};
 
 /// Position in the log; grows with every commit. Positions of failed commits are left out, never given out twice
 /// while the catalog is open.
@@ -37,6 +37,7 @@ pub enum Loaded {
     Entry(FileId, Box<[u8]>, EntryRecord),
     Op(Seq, OpRecord),
     Counter(String, u64),
+    Hints(Hinted, HintRecord),
 }
 
 impl Loaded {
@@ -46,6 +47,7 @@ impl Loaded {
             Self::Entry(dir, name, record) => image.entries.push((dir, name, record)),
             Self::Op(seq, record) => drop(image.ops.insert(seq, record)),
             Self::Counter(name, value) => drop(image.counters.insert(name, value)),
+            Self::Hints(of, record) => drop(image.hints.insert(of, record)),
         }
     }
 }
@@ -73,13 +75,14 @@ pub trait Catalog: Send + Sync {
         Ok(())
     }
     /// The same as [`load`](Self::load), one thing at a time: files by id, then entries by directory and name, then
-    /// operations by sequence, then counters. For a million files, where a whole [`Image`] would triple the memory.
+    /// operations by sequence, then counters, then hints. For a million files, where a whole [`Image`] would triple the memory.
     fn load_into(&self, take: &mut dyn FnMut(Loaded)) -> Result<()> {
         let image = self.load()?;
         image.files.into_iter().for_each(|(id, record)| take(Loaded::File(id, Box::new(record))));
         image.entries.into_iter().for_each(|(dir, name, record)| take(Loaded::Entry(dir, name, record)));
         image.ops.into_iter().for_each(|(seq, record)| take(Loaded::Op(seq, record)));
         image.counters.into_iter().for_each(|(name, value)| take(Loaded::Counter(name, value)));
+        image.hints.into_iter().for_each(|(of, record)| take(Loaded::Hints(of, record)));
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Surgetank's core: everything that decides and remembers, without a mount or a process around it.
 //!
 //! Imports point one way (see `ARCHITECTURE.md`):
-//! `drain → namespace → {placement, report} → {catalog, store} → {tier, rule} → {model, config, clock, error}`.
+//! `drain → namespace → {placement, report} → {catalog, store} → {tier, rule, hint} → {model, config, clock, error}`.
 
 #[macro_use]
 pub mod crash;
@@ -13,6 +13,7 @@ pub mod clock;
 pub mod config;
 pub mod drain;
 pub mod error;
+pub mod hint;
 pub mod makespan;
 pub mod model;
 pub mod namespace;

@@ -6,7 +6,10 @@ pub mod record;
 
 pub use attr::{Attr, Kind, Timestamp};
 pub use lock::{FileLock, LockKind, LockRequest};
-pub use record::{Change, EntryRecord, FileRecord, Image, OpKind, OpRecord, Prepared, Replica, StoreIdentity, Xattrs};
+pub use record::{
+    Change, EntryRecord, FileRecord, HintRecord, Hinted, Image, OpKind, OpRecord, Prepared, Replica, StoreIdentity,
+    Xattrs,
+};
 
 use serde::{Deserialize, Serialize};
 

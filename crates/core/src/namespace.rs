@@ -19,6 +19,7 @@ mod files;
 mod gone;
 mod happened;
 pub(crate) mod held;
+mod hints;
 pub(crate) mod journal;
 mod listing;
 mod locks;
@@ -35,6 +36,7 @@ mod shown;
 mod survive;
 mod temporaries;
 pub mod tree;
+mod xattrs;
 
 use crate::report::run::EventKind;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -62,6 +64,7 @@ pub use early::Real;
 pub use files::{Grant, LEFT_TO_THE_MOUNT, Opened, STORE_TO_BE_ASKED, Short};
 pub(crate) use files::{HIDDEN_PREFIX, KEPT_FOR};
 use held::InodeGuard;
+pub use hints::Given;
 pub use listing::Listed;
 pub use questions::{Queued, Stuck, Undurable, Waiting, Where};
 pub(crate) use recover::{ORPHANS, Worth, is_damage, went_down, went_down_with, worth};
@@ -149,6 +152,7 @@ pub struct Namespace {
     run_of: OnceLock<RunOf>,
     interrupted: OnceLock<fn() -> bool>,
     waits_long: OnceLock<fn()>,
+    prefetcher: OnceLock<Box<dyn Fn(Vec<u8>) + Send + Sync>>,
     history: Mutex<History>,
     /// Files whose last writer closed while something still held them writable: tried again. Their `Open` stays.
     lingering: Mutex<Vec<files::Lingering>>,
@@ -252,6 +256,7 @@ impl Namespace {
             run_of: OnceLock::new(),
             interrupted: OnceLock::new(),
             waits_long: OnceLock::new(),
+            prefetcher: OnceLock::new(),
             history: Mutex::new(History::new()),
             lingering: Mutex::default(),
             unsynced: Mutex::default(),
@@ -356,15 +361,18 @@ impl Namespace {
         Cred { uid: caller.uid, gid: caller.gid }
     }
 
-    /// What the rules say of a path.
+    /// What the rules say of a path, whatever hints say.
     pub fn decide(&self, path: &[u8]) -> Decision {
         self.rules.decide(path)
     }
-    /// What is done with this very file or link. Its rule says so, with two exceptions: what the store has under the
+    /// What is done with this very file or link. Its rule (or hint) says so, with two exceptions: what the store has under the
     /// name is no temporary, so a new version of it is brought there instead of being thrown away at the end; and links
     /// and special files have no content that could be kept on a tier, they are made in the store as directories are.
     pub(crate) fn mode_for(&self, tree: &Tree, id: FileId, path: &[u8]) -> Mode {
-        let ruled = self.decide(path).mode;
+        self.mode_as(tree, id, self.decided(tree, id, path).mode)
+    }
+    /// The same, where that has been asked.
+    pub(crate) fn mode_as(&self, tree: &Tree, id: FileId, ruled: Mode) -> Mode {
         let Some(inode) = tree.get(id) else {
             return ruled;
         };

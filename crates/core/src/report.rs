@@ -8,6 +8,7 @@ mod audit;
 mod figures;
 pub mod run;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -361,12 +362,29 @@ pub struct Why {
     pub mode: Mode,
     /// Which rule decided the mode, and where that rule is written.
     pub rule: String,
+    /// Every hint that it has, the nearest first, and what became of it.
+    #[serde(default)]
+    pub hints: Vec<String>,
     /// Why it lies where it lies.
     pub placement: String,
     pub replicas: Vec<ReplicaStatus>,
     pub store_path: PathText,
     pub pinned: bool,
     pub trouble: Option<Trouble>,
+}
+
+/// What a workflow says of one file or directory, in the words of [`crate::hint`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HintOf {
+    pub path: PathText,
+    pub hints: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusedHint {
+    pub path: PathText,
+    pub why: String,
 }
 
 /// How far the drain is. "Done" counts since the final drain of the scope began.

@@ -2,7 +2,7 @@
 //!
 //! Every attribute of a [`Decision`] is settled by itself: the rule with the highest [`Authority`] that says something
 //! about it wins; within one authority the longest matching pattern wins, then the later one. `prefetch` and `pin` are
-//! given by any rule that asks for them.
+//! given by any rule that asks for them. Hints ([`crate::hint`]) stand between what is built in and what somebody wrote.
 //!
 //! Regular expressions come from Sea's lists only. They are weaker than globs of the same authority, and among
 //! themselves Sea's own table decides instead of the length: listed for flushing → copy, for eviction → remove,
@@ -17,6 +17,7 @@ use crate::sync::Arc;
 
 use crate::config::{Authority, Compress, Pattern, RuleConfig, Timing};
 use crate::error::{Error, Result};
+use crate::hint::Advice;
 use crate::model::{FsyncTarget, Mode};
 use matcher::Matcher;
 
@@ -53,14 +54,19 @@ pub struct Decision {
     pub reason: Reason,
 }
 
-/// Points at the rule that decided (and, for Sea's `move`, at the second one). Costs nothing to make.
+/// Points at the rule that decided (and, for Sea's `move`, at the second one), or says that a hint did. Costs nothing to make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Reason {
     rule: Option<u16>,
     with: Option<u16>,
+    hint: bool,
 }
 
 impl Reason {
+    pub fn is_hint(self) -> bool {
+        self.hint
+    }
+
     /// Position in [`RuleSet::rules`]; `None` when no rule matched.
     pub fn rule(self) -> Option<usize> {
         self.rule.map(usize::from)
@@ -89,6 +95,11 @@ impl RuleSet {
 
     /// What happens to the file `path` (relative to the directory that is served, any bytes).
     pub fn decide(&self, path: &[u8]) -> Decision {
+        self.decide_hinted(path, &Advice::default())
+    }
+
+    /// The same, with what hints say of it. They are heard after every rule that somebody wrote.
+    pub fn decide_hinted(&self, path: &[u8], advice: &Advice) -> Decision {
         let mut decision = Decision {
             mode: Mode::default(),
             timing: Timing::default(),
@@ -106,8 +117,14 @@ impl RuleSet {
         let mut dedup = None;
         self.matcher.each_match(path, |id| {
             let Ranked { config, tier } = &self.rules[usize::from(id)];
-            mode.hear(id, config);
-            timing = timing.or(config.timing);
+            // What is built in says mode and timing only.
+            let written = config.authority > Authority::Hint;
+            if written || advice.mode.is_none() {
+                mode.hear(id, config);
+            }
+            if written || advice.timing.is_none() {
+                timing = timing.or(config.timing);
+            }
             decision.fsync = decision.fsync.or(config.fsync);
             decision.size_bytes = decision.size_bytes.or(config.size_bytes);
             if decision.tier.is_none() {
@@ -118,9 +135,18 @@ impl RuleSet {
             decision.compress = decision.compress.or(config.compress);
             dedup = dedup.or(config.dedup);
         });
-        decision.timing = timing.unwrap_or_default();
+        decision.timing = timing.or(advice.timing).unwrap_or_default();
+        decision.size_bytes = decision.size_bytes.or(advice.size_bytes);
+        if decision.tier.is_none() {
+            decision.tier.clone_from(&advice.tier);
+        }
+        decision.prefetch |= advice.prefetch == Some(true);
+        decision.pin |= advice.pin == Some(true);
         decision.dedup = dedup.unwrap_or(false);
-        (decision.mode, decision.reason) = mode.outcome();
+        (decision.mode, decision.reason) = match (mode.outcome(), advice.mode) {
+            ((_, Reason { rule: None, .. }), Some(mode)) => (mode, Reason { hint: true, ..Reason::default() }),
+            (outcome, _) => outcome,
+        };
         decision
     }
 
@@ -131,6 +157,7 @@ impl RuleSet {
             format!("rule '{}' ({})", spelled(config), config.origin)
         };
         match (reason.rule, reason.with) {
+            (None, _) if reason.hint => "a hint".to_owned(),
             (None, _) => "no rule matches; everything is copied unless a rule says otherwise".to_owned(),
             (Some(rule), None) => words(rule),
             (Some(rule), Some(with)) => format!("{} together with {}", words(rule), words(with)),
@@ -140,7 +167,7 @@ impl RuleSet {
     /// Every rule that matches `path`, strongest first, in words.
     pub fn explain(&self, path: &[u8]) -> Vec<String> {
         let mut lines = Vec::new();
-        self.matcher.each_match(path, |id| lines.push(self.why(Reason { rule: Some(id), with: None })));
+        self.matcher.each_match(path, |id| lines.push(self.why(Reason { rule: Some(id), ..Reason::default() })));
         lines
     }
 
@@ -223,12 +250,12 @@ impl ModeVote {
     }
 
     fn outcome(self) -> (Mode, Reason) {
-        let because = |rule| Reason { rule: Some(rule), with: None };
+        let because = |rule| Reason { rule: Some(rule), ..Reason::default() };
         match self {
             Self { settled: Some((mode, id)), .. } => (mode, because(id)),
             Self { moved: Some(id), .. } => (Mode::Move, because(id)),
             Self { flushed: Some(flush), evicted: Some(evict), .. } => {
-                (Mode::Move, Reason { rule: Some(flush), with: Some(evict) })
+                (Mode::Move, Reason { rule: Some(flush), with: Some(evict), hint: false })
             }
             Self { flushed: Some(id), .. } => (Mode::Copy, because(id)),
             Self { evicted: Some(id), .. } => (Mode::Remove, because(id)),

@@ -112,13 +112,26 @@ fn over_a_store_without_plain_files_too() {
     });
 }
 
+/// What is kept back by hints, or called a temporary, is all in the store when the workflow wants it.
+#[test]
+fn with_hints_all_is_in_the_store_that_is_wanted_there() {
+    search_in(operation::hinted_steps(STEPS_MAX), &|terms| Terms {
+        fsync: surgetank_core::model::FsyncTarget::Tier,
+        ..terms
+    });
+}
+
 fn search(change: &dyn Fn(Terms) -> Terms) {
+    search_in(operation::steps(STEPS_MAX), change);
+}
+
+fn search_in(steps: impl Strategy<Value = Vec<Step>>, change: &dyn Fn(Terms) -> Terms) {
     let seed = seed();
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let config = Config { failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
-    let strategy = (world::terms(), operation::steps(STEPS_MAX));
+    let strategy = (world::terms(), steps);
     for case in 0..cases() {
         let (terms, steps) = strategy.new_tree(&mut runner).unwrap().current();
         let terms = change(terms);

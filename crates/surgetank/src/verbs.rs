@@ -6,6 +6,7 @@ pub mod advise;
 pub mod calibrate;
 pub mod doctor;
 pub mod gc;
+pub mod hint;
 pub mod model;
 pub mod mount;
 pub mod plan;
@@ -91,6 +92,8 @@ enum Verb {
     Unpin(tend::PathsArgs),
     /// Bring files into the tiers before they are asked for
     Prefetch(tend::PrefetchArgs),
+    /// Tell what a workflow knows of its files, there or yet to be made: NAME=VALUE… PATH…
+    Hint(hint::Args),
     /// See what others changed in the store from now on, however long it is believed
     Refresh(tend::RefreshArgs),
     /// Give up uploads that were begun on a server and that nobody goes on with
@@ -147,6 +150,7 @@ pub fn main(program: &Program<'_>) -> u8 {
         Verb::Pin(args) => tend::pin(program, &args, true),
         Verb::Unpin(args) => tend::pin(program, &args, false),
         Verb::Prefetch(args) => tend::prefetch(program, &args),
+        Verb::Hint(args) => hint::hint(program, &args),
         Verb::Refresh(args) => tend::refresh(program, &args),
         Verb::Gc(args) => gc::gc(program, &args),
         Verb::StageIn(args) | Verb::StageOut(args) => stage::stage(program, &args),

@@ -134,11 +134,15 @@ impl Stage {
             words.push("--".to_owned());
         }
         words.extend(["bash".to_owned(), "-c".to_owned(), format!("{PRELUDE}{}", block.script)]);
+        // Examples ask the program under test.
+        let ours = Path::new(env!("CARGO_BIN_EXE_surgetank")).parent().unwrap().to_path_buf();
+        let path = std::env::var_os("PATH").unwrap();
+        let paths = std::iter::once(ours).chain(std::env::split_paths(&path));
         Command::new(&words[0])
             .args(&words[1..])
             .current_dir(self.project.path())
             .env_clear()
-            .env("PATH", std::env::var_os("PATH").unwrap())
+            .env("PATH", std::env::join_paths(paths).unwrap())
             .env("HOME", self.scratch.path())
             .env("SCRATCH", self.scratch.path())
             .env("LC_ALL", "C.UTF-8")

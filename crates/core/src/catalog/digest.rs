@@ -13,7 +13,7 @@ use super::Lsn;
 use super::directory::DATA_IS_SAFE;
 use super::segment::{Segment, Step};
 use crate::error::{Error, Result};
-use crate::model::{Change, EntryRecord, FileId, OpRecord, Seq};
+use crate::model::{Change, EntryRecord, FileId, HintRecord, Hinted, OpRecord, Seq};
 
 /// Where the postcard bytes of a `FileRecord` lie.
 #[derive(Debug, Clone, Copy)]
@@ -31,6 +31,7 @@ pub(super) struct Digest {
     pub entries: BTreeMap<(FileId, Box<[u8]>), Option<EntryRecord>>,
     pub ops: BTreeMap<Seq, Option<OpRecord>>,
     pub counters: BTreeMap<String, u64>,
+    pub hints: BTreeMap<Hinted, Option<HintRecord>>,
 }
 
 impl Digest {
@@ -83,6 +84,12 @@ impl Digest {
                 }
                 Change::PutCounter(name, value) => {
                     self.counters.insert(name, value);
+                }
+                Change::PutHints(of, record) => {
+                    self.hints.insert(of, Some(record));
+                }
+                Change::DropHints(of) => {
+                    self.hints.insert(of, None);
                 }
             }
             rest = after;

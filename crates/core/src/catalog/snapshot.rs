@@ -12,14 +12,14 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use redb::backends::FileBackend;
-use redb::{Builder, Database, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::{Builder, Database, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, TableError};
 use serde::de::DeserializeOwned;
 
 use super::digest::{Digest, KEEP_A_COPY, Span};
 use super::directory::{DATA_IS_SAFE, TEMPORARY_EXTENSION, other_format};
 use super::{Loaded, Lsn};
 use crate::error::{Error, Result};
-use crate::model::{FileId, Seq};
+use crate::model::{FileId, Hinted, Seq};
 
 const FORMAT: u64 = 3;
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
@@ -27,6 +27,8 @@ const FILES: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("files");
 const ENTRIES: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("entries");
 const OPS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("ops");
 const COUNTERS: TableDefinition<'_, &str, u64> = TableDefinition::new("counters");
+/// Not there in what was made before there were hints.
+const HINTS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("hints");
 
 pub(super) struct Snapshot {
     path: PathBuf,
@@ -124,7 +126,8 @@ impl Snapshot {
             let below = below.map(ReadableDatabase::begin_read).transpose()?;
             files(below.as_ref(), digest, take)?;
             entries(below.as_ref(), digest, take)?;
-            ops_and_counters(below.as_ref(), digest, take)
+            ops_and_counters(below.as_ref(), digest, take)?;
+            hints(below.as_ref(), digest, take)
         };
         read().map_err(|error| self.failed("read", error))
     }
@@ -190,6 +193,14 @@ fn apply(database: &Database, digest: &Digest, last: Lsn) -> Result<(), redb::Er
         let mut counters = write.open_table(COUNTERS)?;
         for (name, number) in &digest.counters {
             counters.insert(&**name, number)?;
+        }
+        let mut hints = write.open_table(HINTS)?;
+        for (of, record) in &digest.hints {
+            let key = bytes(of)?;
+            match record {
+                Some(record) => drop(hints.insert(&*key, &*bytes(record)?)?),
+                None => drop(hints.remove(&*key)?),
+            }
         }
         let mut meta = write.open_table(META)?;
         meta.insert("format", FORMAT)?;
@@ -274,6 +285,26 @@ fn ops_and_counters(below: Option<&ReadTransaction>, digest: &Digest, take: Take
         }
     }
     counters.into_iter().for_each(|(name, number)| take(Loaded::Counter(name, number)));
+    Ok(())
+}
+
+fn hints(below: Option<&ReadTransaction>, digest: &Digest, take: Take<'_>) -> Result<(), redb::Error> {
+    let mut hints = BTreeMap::new();
+    match below.map(|below| below.open_table(HINTS)) {
+        None | Some(Err(TableError::TableDoesNotExist(_))) => {}
+        Some(table) => {
+            for row in table?.iter()? {
+                let (key, bytes) = row?;
+                hints.insert(value::<Hinted>("hint", key.value())?, Some(value("hint", bytes.value())?));
+            }
+        }
+    }
+    hints.extend(digest.hints.iter().map(|(of, record)| (of.clone(), record.clone())));
+    for (of, record) in hints {
+        if let Some(record) = record {
+            take(Loaded::Hints(of, record));
+        }
+    }
     Ok(())
 }
 

@@ -429,7 +429,7 @@ impl Drain {
             let file = tree.get(id).is_some_and(|inode| inode.attr.kind == Kind::File && inode.replica.is_some());
             if file
                 && let Some(path) = tree.logical_path(id)
-                && self.namespace.decide(&path).mode == Mode::Move
+                && self.namespace.decided(&tree, id, &path).mode == Mode::Move
             {
                 moved.push(id);
             }

@@ -101,6 +101,18 @@ pub struct FileRecord {
     pub run: RunId,
 }
 
+/// What hints were given for.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Hinted {
+    File(FileId),
+    /// Whatever has this name, now or later.
+    Path(Box<[u8]>),
+}
+
+/// Hints by their names, as they were given. Of a directory all that were ever: each time with the first number of the
+/// files that they hold for.
+pub type HintRecord = Vec<(FileId, BTreeMap<Box<str>, Box<str>>)>;
+
 /// One name in one directory; an absent record means "ask the store".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EntryRecord {
@@ -199,6 +211,8 @@ pub enum Change {
     DropOp(Seq),
     /// A number kept by name: highest id given out, run counter, …
     PutCounter(String, u64),
+    PutHints(Hinted, HintRecord),
+    DropHints(Hinted),
 }
 
 /// All that the catalog remembers, as loaded at start.
@@ -208,4 +222,5 @@ pub struct Image {
     pub entries: Vec<(FileId, Box<[u8]>, EntryRecord)>,
     pub ops: BTreeMap<Seq, OpRecord>,
     pub counters: BTreeMap<String, u64>,
+    pub hints: BTreeMap<Hinted, HintRecord>,
 }

@@ -13,7 +13,7 @@ use crate::store::{Cred, StorePath};
 
 use super::Namespace;
 use super::content::Lies;
-use super::files::hidden_name;
+use super::files::{Wish, hidden_name};
 use super::journal::Txn;
 use super::tree::Tree;
 
@@ -25,6 +25,7 @@ struct Source {
     owner: Cred,
     identity: Option<StoreIdentity>,
     perm: u32,
+    wish: Wish,
 }
 
 /// What was brought in.
@@ -74,7 +75,7 @@ impl Namespace {
         // An id of its own, and so a hidden name of its own: the file itself may be placed meanwhile.
         let copy = self.tree().new_id();
         let kind = AskKind::Prefetch { bytes: source.size_bytes };
-        let placed = match self.place(&source.path, copy, kind, Mode::Copy, source.perm, super::files::Via::Mount) {
+        let placed = match self.place(&source.path, copy, kind, &source.wish, source.perm, super::files::Via::Mount) {
             Err(fault) if fault.errno == Errno::NOSPC => return Ok(Some(0)),
             other => other.map_err(|why| failed(&why))?,
         };
@@ -173,8 +174,10 @@ impl Namespace {
         if !wanted {
             return None;
         }
+        let path = tree.logical_path(id)?;
         Some(Source {
-            path: tree.logical_path(id)?,
+            wish: Wish { mode: Mode::Copy, ..self.wish(tree, id, &path) },
+            path,
             store_path: tree.applied_path(id)?,
             size_bytes: inode.attr.size_bytes,
             owner: inode.cred(),
@@ -198,6 +201,17 @@ impl Namespace {
             }
         }
         done
+    }
+
+    /// What a hint wants brought in: a file, or all below a directory. What the store does not have is passed over.
+    pub fn prefetch_hinted(&self, path: &[u8], stop: &(dyn Fn() -> bool + Sync)) {
+        for id in self.files_below(path).unwrap_or_default() {
+            match self.prefetch(id, stop) {
+                _ if stop() => return,
+                Ok(_) => {}
+                Err(why) => tracing::warn!(path = %String::from_utf8_lossy(path), %why, "not prefetched"),
+            }
+        }
     }
 
     /// One directory, or a file named by a rule outright.

@@ -2,13 +2,12 @@
 //! written directly is asked for its size and times each time.
 
 use crate::sync::{Arc, MutexGuard, PoisonError};
-use std::collections::BTreeMap;
 use std::io;
 use std::time::Duration;
 
 use crate::clock;
 use crate::error::{Errno, FsResult};
-use crate::model::{Attr, Caller, FileId, Kind, OpKind, RunId, Timestamp, Xattrs};
+use crate::model::{Attr, Caller, FileId, Kind, OpKind, RunId, Timestamp};
 use crate::store::{Cred, Meta, Space, StorePath};
 
 use super::Namespace;
@@ -37,12 +36,6 @@ pub struct Attributes {
     pub attr: Attr,
     pub ttl: Duration,
 }
-
-const XATTR_NAME_BYTES_MAX: usize = 255;
-const XATTR_VALUE_BYTES_MAX: usize = 65536;
-/// Linux's flags of setxattr.
-const CREATE: i32 = 1;
-const REPLACE: i32 = 2;
 
 /// The attributes of a file that was written in its plain file. The plain file's permissions are the file's with the owner's
 /// right to read and write; until there is a version, programs that have it by the shim change them, and the access time,
@@ -296,7 +289,7 @@ impl Namespace {
 
     /// Attributes reach the store with the content, or by an operation of their own when the content is there already.
     /// (Not an owner who is to change: a new version of another's file leaves him in place, as a write would.)
-    fn queue_meta(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, run: RunId, gives_away: bool) {
+    pub(super) fn queue_meta(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, run: RunId, gives_away: bool) {
         let last = |inode: &Inode| inode.publish.and_then(|seq| tree.ops.get(&seq)).is_some_and(|op| op.last);
         let last = tree.get(id).is_some_and(last);
         self.queue_meta_behind(tree, txn, id, run, gives_away, last);
@@ -432,128 +425,6 @@ impl Namespace {
             (path, owner, Meta { perm: attr.perm | 0o700, uid: attr.uid, gid: attr.gid, times, xattrs: None })
         };
         self.store.set_meta(self.own_cred(owner), &path, Kind::Directory, &meta).is_ok()
-    }
-
-    // ---- extended attributes
-
-    /// The attributes as they are, from the store where we have none of our own.
-    fn xattrs_of(&self, id: FileId) -> FsResult<Xattrs> {
-        let asked = self.asked_of_it(id, || {
-            let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
-            let (path, who) = {
-                let tree = self.tree();
-                let inode = tree.get(id).ok_or(Errno::STALE)?;
-                if let Some(xattrs) = inode.extra.as_ref().and_then(|extra| extra.xattrs.as_ref()) {
-                    return Ok(xattrs.clone());
-                }
-                match tree.applied_path(id) {
-                    Some(path) if !matches!(inode.attr.kind, Kind::Symlink) => (path, inode.cred()),
-                    _ => return Ok(BTreeMap::new()),
-                }
-            };
-            Ok(self.store.xattrs(self.own_cred(who), &path)?)
-        });
-        match asked {
-            Err(fault) if fault.errno == Errno::OPNOTSUPP => Ok(BTreeMap::new()),
-            other => other,
-        }
-    }
-
-    /// Virtual attributes: location and state, not listed (so `cp -a` does not copy them).
-    fn virtual_xattr(&self, id: FileId, name: &[u8]) -> Option<Vec<u8>> {
-        let what = name.strip_prefix(b"user.surgetank.")?;
-        let answer = self.where_is(id)?;
-        match what {
-            b"location" => Some(answer.location.into_bytes()),
-            b"state" => Some(answer.state.to_string().into_bytes()),
-            b"tier" => Some(answer.tier.into_bytes()),
-            _ => None,
-        }
-    }
-
-    pub fn getxattr(&self, id: FileId, name: &[u8]) -> FsResult<Vec<u8>> {
-        if !name.starts_with(b"user.") {
-            // (Who lists a directory asks once where there are no labels, and for every file where one of them has none.)
-            let absent = name.starts_with(b"security.") && name != b"security.selinux";
-            return Err(if absent { Errno::NODATA } else { Errno::OPNOTSUPP }.into());
-        }
-        if let Some(value) = self.virtual_xattr(id, name) {
-            return Ok(value);
-        }
-        let value = self.xattrs_of(id)?.remove(name).ok_or(Errno::NODATA)?;
-        Ok(value.into_vec())
-    }
-
-    pub fn listxattr(&self, id: FileId) -> FsResult<Vec<u8>> {
-        let mut list = Vec::new();
-        for name in self.xattrs_of(id)?.keys() {
-            list.extend_from_slice(name);
-            list.push(0);
-        }
-        Ok(list)
-    }
-
-    pub fn setxattr(&self, caller: &Caller, id: FileId, name: &[u8], value: &[u8], flags: i32) -> FsResult<()> {
-        self.may_set_xattr(caller, id, name)?;
-        if name.len() > XATTR_NAME_BYTES_MAX || value.len() > XATTR_VALUE_BYTES_MAX {
-            return Err(Errno::RANGE.into());
-        }
-        let mut xattrs = self.xattrs_of(id)?;
-        let present = xattrs.contains_key(name);
-        if flags & CREATE != 0 && present {
-            return Err(Errno::EXIST.into());
-        }
-        if flags & REPLACE != 0 && !present {
-            return Err(Errno::NODATA.into());
-        }
-        xattrs.insert(Box::from(name), Box::from(value));
-        self.store_xattrs(caller, id, xattrs)
-    }
-
-    pub fn removexattr(&self, caller: &Caller, id: FileId, name: &[u8]) -> FsResult<()> {
-        self.may_set_xattr(caller, id, name)?;
-        let mut xattrs = self.xattrs_of(id)?;
-        if xattrs.remove(name).is_none() {
-            return Err(Errno::NODATA.into());
-        }
-        self.store_xattrs(caller, id, xattrs)
-    }
-
-    fn may_set_xattr(&self, caller: &Caller, id: FileId, name: &[u8]) -> FsResult<()> {
-        let attr = self.tree().get(id).ok_or(Errno::STALE)?.attr;
-        if !name.starts_with(b"user.") {
-            return Err(Errno::OPNOTSUPP.into());
-        }
-        // No store takes it, and the drain would stop there.
-        if name == b"user." {
-            return Err(Errno::INVAL.into());
-        }
-        if matches!(name, b"user.surgetank.location" | b"user.surgetank.state" | b"user.surgetank.tier") {
-            return Err(Errno::PERM.into());
-        }
-        if !matches!(attr.kind, Kind::File | Kind::Directory) {
-            return Err(Errno::PERM.into());
-        }
-        // Everybody's directory, of which nobody may say what it is.
-        if self.checks_permissions && attr.kind == Kind::Directory && attr.perm & 0o1000 != 0 {
-            self.permit_owner(caller, &attr)?;
-        }
-        self.permit(caller, &attr, 2)
-    }
-
-    fn store_xattrs(&self, caller: &Caller, id: FileId, xattrs: Xattrs) -> FsResult<()> {
-        let mut tree = self.tree();
-        let mut txn = Txn::default();
-        self.own(&mut tree, &mut txn, id);
-        let inode = tree.get_mut(id).ok_or(Errno::STALE)?;
-        inode.extra_mut().xattrs = Some(xattrs);
-        inode.attr.ctime = clock::now();
-        self.queue_meta(&mut tree, &mut txn, id, self.run(caller), false);
-        txn.carried_out(id);
-        self.commit(&tree, txn);
-        drop(tree);
-        self.nudge();
-        Ok(())
     }
 
     pub fn readlink(&self, id: FileId) -> FsResult<Box<[u8]>> {

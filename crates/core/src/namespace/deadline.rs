@@ -232,7 +232,10 @@ impl Namespace {
     }
 
     fn count_kept(&self) {
-        if self.config.rules.iter().all(|rule| !matches!(rule.mode, Some(Mode::Keep | Mode::Remove))) {
+        let rules = self.config.rules.iter();
+        if rules.into_iter().all(|rule| !matches!(rule.mode, Some(Mode::Keep | Mode::Remove)))
+            && !self.tree().hints.any()
+        {
             return;
         }
         let mut counted = self.end.kept_counted.lock().unwrap_or_else(PoisonError::into_inner);

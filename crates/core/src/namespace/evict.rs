@@ -35,7 +35,7 @@ impl Namespace {
             tree.iter()
                 .filter(|(_, inode)| inode.replica.is_some_and(|plain| plain.device == device))
                 .map(|(id, inode)| {
-                    let decision = tree.logical_path(id).map(|path| self.decide(&path));
+                    let decision = tree.logical_path(id).map(|path| self.decided(&tree, id, &path));
                     Candidate {
                         id,
                         bytes: inode.charged_bytes,
@@ -88,10 +88,10 @@ impl Namespace {
         Ok(self.evict_locked(id, reason, false))
     }
 
-    /// Pinned by a person (`surgetank pin`) or by a rule.
+    /// Pinned by a person (`surgetank pin`), a rule or a hint.
     pub(crate) fn pinned(&self, tree: &Tree, id: FileId) -> bool {
         tree.get(id).is_some_and(|inode| inode.pinned)
-            || tree.logical_path(id).is_some_and(|path| self.decide(&path).pin)
+            || tree.logical_path(id).is_some_and(|path| self.decided(tree, id, &path).pin)
     }
 
     /// The inode's lock is held.
@@ -275,6 +275,7 @@ impl Namespace {
         if left || queued {
             // It may have to wait long: until the store is back, or for the next run.
             self.sync_closed(true);
+            self.end_hints();
             self.forget_what_the_store_has();
             return false;
         }

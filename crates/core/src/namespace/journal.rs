@@ -4,7 +4,7 @@
 use crate::sync::PoisonError;
 use std::time::Duration;
 
-use crate::model::{Change, FileId, OpKind, Prepared, RunId, Seq};
+use crate::model::{Change, FileId, Hinted, OpKind, Prepared, RunId, Seq};
 
 use super::Namespace;
 use super::tree::{Inode, Name, Place, PlainId, Progress, Tree};
@@ -17,6 +17,7 @@ pub(crate) struct Txn {
     dropped: Vec<FileId>,
     counters: Vec<(String, u64)>,
     gone: Vec<PlainId>,
+    hints: Vec<Hinted>,
     /// The request that this thread serves is carried out with this; it is about that file.
     carried_out: Option<FileId>,
 }
@@ -39,6 +40,9 @@ impl Txn {
     /// This plain file is removed once the catalog does not name it any more.
     pub fn gone(&mut self, plain: Option<PlainId>) {
         self.gone.extend(plain);
+    }
+    pub fn hints(&mut self, of: Hinted) {
+        self.hints.push(of);
     }
     /// Should it come again, it is answered and not carried out once more.
     pub fn carried_out(&mut self, id: FileId) {
@@ -65,6 +69,9 @@ impl Namespace {
                 break;
             };
             if !already {
+                if inode.said().is_some() {
+                    txn.hints(Hinted::File(at));
+                }
                 txn.entry(parent, &name);
                 let more = inode.extra.as_ref().map(|extra| extra.more_names.clone()).unwrap_or_default();
                 for (dir, name) in more {
@@ -286,6 +293,15 @@ impl Namespace {
             }
         }
         changes.extend(txn.dropped.iter().map(|id| Change::DropFile(*id)));
+        if tree.hints.any() {
+            changes.extend(txn.dropped.iter().map(|id| Change::DropHints(Hinted::File(*id))));
+        }
+        for of in txn.hints {
+            match tree.hint_record(&of) {
+                Some(record) => changes.push(Change::PutHints(of, record)),
+                None => changes.push(Change::DropHints(of)),
+            }
+        }
         for (dir, name) in &txn.entries {
             changes.push(match tree.entry_record(*dir, name) {
                 Some(record) => Change::PutEntry(*dir, Box::from(&**name), record),

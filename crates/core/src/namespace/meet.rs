@@ -105,7 +105,7 @@ impl Namespace {
             inode.identity = None;
             if let Some(own) = inode.dir.as_mut() {
                 own.complete = true;
-                let last = self.is_last(&self.decide(&path));
+                let last = self.is_last(&self.decided(&tree, id, &path));
                 let kind = OpKind::Publish { file: id, dir, name: Box::from(&*name), over: None };
                 let seq = self.queue(&mut tree, &mut txn, kind, RunId(0), last, 0);
                 if let Some(inode) = tree.get_mut(id) {

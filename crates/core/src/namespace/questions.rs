@@ -21,6 +21,8 @@ pub struct Where {
     pub tier: String,
     pub mode: Mode,
     pub rule: String,
+    /// Every hint that it has, and whether a rule says otherwise.
+    pub hints: Vec<String>,
     /// Placement's reason.
     pub placed: String,
     pub version: u32,
@@ -106,9 +108,15 @@ impl Namespace {
         let tree = self.tree();
         let inode = tree.get(id)?;
         let path = tree.logical_path(id)?;
-        let decision = self.decide(&path);
-        let mode = self.mode_for(&tree, id, &path);
+        let decision = self.decided(&tree, id, &path);
+        let mode = self.mode_as(&tree, id, decision.mode);
+        let hints = self.hints_in_words(&tree, id, &decision);
         let mut rule = self.rules.why(decision.reason);
+        if decision.reason.is_hint()
+            && let Some(hint) = hints.iter().find(|hint| hint.starts_with("mode=") || hint.starts_with("Replication="))
+        {
+            rule = format!("hint {hint}");
+        }
         if mode != decision.mode {
             rule.push_str(if inode.attr.kind == Kind::File {
                 ", but the store has a file of this name already: it is no temporary"
@@ -149,6 +157,7 @@ impl Namespace {
             tier,
             mode,
             rule,
+            hints,
             placed: inode.placed.as_deref().unwrap_or_default().to_owned(),
             version: inode.version,
             durable_version: inode.durable,

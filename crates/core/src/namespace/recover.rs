@@ -48,6 +48,7 @@ impl Namespace {
         let (ids, strange) = self.take_up_devices(&image)?;
         self.take_up_doubt(&image);
         if image.files.is_empty() && image.ops.is_empty() {
+            self.take_up_hints(&mut image);
             let gone = super::gone::remembered(&image);
             let walked = self.match_tiers(&strange, &gone, &image, damage.is_some());
             self.remember_boot(&image, &walked);
@@ -135,6 +136,7 @@ impl Namespace {
         }
         // Every name that is hidden only while an operation waits was written down with it; stale ones go.
         drop(tree);
+        self.take_up_hints(&mut image);
         crash_point!("recover.loaded");
         self.settle_started()?;
         if damage.is_some() {

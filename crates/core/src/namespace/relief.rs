@@ -12,13 +12,13 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use crate::model::{DeviceId, FileId, Mode, Seq};
+use crate::model::{DeviceId, FileId, Seq};
 use crate::placement::AskKind;
 use crate::tier::{Device, POLL_PERIOD};
 
 use super::Namespace;
 use super::content::Lies;
-use super::files::{Given, SpilledBy, copy_with_attributes};
+use super::files::{Given, SpilledBy, Wish, copy_with_attributes};
 use super::journal::Txn;
 use super::tree::{Inode, PlainId, Progress, Tree};
 
@@ -26,7 +26,7 @@ use super::tree::{Inode, PlainId, Progress, Tree};
 struct Found {
     path: Vec<u8>,
     plain: PlainId,
-    mode: Mode,
+    wish: Wish,
     perm: u32,
     version: u32,
     epoch: u32,
@@ -131,7 +131,7 @@ impl Namespace {
         let free = inode.sealed && inode.dirty() && waits && !self.opens().contains_key(&id);
         let pinned = self.pinned(&tree, id);
         (free && !pinned).then(|| Found {
-            mode: self.mode_for(&tree, id, &path),
+            wish: self.wish(&tree, id, &path),
             path,
             plain,
             perm: inode.attr.perm,
@@ -203,11 +203,11 @@ impl Namespace {
         let source = from.open(&found.path, false)?;
         let have_bytes = source.metadata()?.len();
         let kind = AskKind::Spill { have_bytes, want_bytes: 0, from: from.id() };
-        let placed = self.place(&found.path, id, kind, found.mode, found.perm, super::files::Via::Mount)?;
+        let placed = self.place(&found.path, id, kind, &found.wish, found.perm, super::files::Via::Mount)?;
         let unwanted = match placed.content.lies {
             Lies::Tier(to) => self.tiers.device(to).in_memory(),
             // What shall not be in the store does not come there either because memory is short.
-            _ => !Self::drained(found.mode),
+            _ => !Self::drained(found.wish.mode),
         };
         let copied = match unwanted {
             true => Ok(None),

@@ -274,6 +274,12 @@ impl Namespace {
             entry.set_logical(Some(id));
             entry.set_planned(Some(id));
         });
+        if tree.hints.any()
+            && let Some(path) = tree.child_path(dir, name)
+        {
+            // (It is not in the catalog, and said again of whoever comes by that name.)
+            self.named(tree, &mut super::journal::Txn::default(), id, &path);
+        }
         id
     }
 

@@ -108,6 +108,7 @@ pub struct Extra {
     pub xattrs: Option<Xattrs>,
     /// The content lies in a temporary in the store: this name in this directory.
     pub spill: Option<Place>,
+    pub hints: Option<Box<super::hints::Said>>,
 }
 
 /// What the file's life is at (DESIGN.md, "The life of a file").
@@ -236,6 +237,9 @@ impl Inode {
     pub fn spill(&self) -> Option<&Place> {
         self.extra.as_ref().and_then(|extra| extra.spill.as_ref())
     }
+    pub fn said(&self) -> Option<&super::hints::Said> {
+        self.extra.as_ref().and_then(|extra| extra.hints.as_deref())
+    }
     pub fn cred(&self) -> Cred {
         Cred { uid: self.attr.uid, gid: self.attr.gid }
     }
@@ -277,6 +281,7 @@ pub struct Tree {
     pub reverted: Vec<FileId>,
     /// Publications that were taken back although the store may have carried them out, only that its answer was lost.
     pub doubts: HashMap<FileId, crate::model::Prepared>,
+    pub hints: super::hints::Known,
 }
 
 impl Tree {
@@ -303,6 +308,7 @@ impl Tree {
             device_numbers: HashMap::default(),
             before: HashMap::default(),
             doubts: HashMap::default(),
+            hints: super::hints::Known::default(),
         }
     }
 

@@ -123,6 +123,40 @@ fn attributes_are_settled_one_by_one() {
     assert_eq!((git.mode, git.timing, git.tier.as_deref()), (Mode::Copy, Timing::Last, Some("nvme")));
 }
 
+/// Built in < hint < whatever somebody wrote, and each attribute by itself.
+#[test]
+fn a_hint_is_stronger_than_what_is_built_in_and_weaker_than_a_rule() {
+    let advice = Advice {
+        mode: Some(Mode::Keep),
+        timing: Some(Timing::Soon),
+        size_bytes: Some(7),
+        tier: Some("ram".into()),
+        pin: Some(true),
+        prefetch: None,
+    };
+    let told =
+        |rules: &[RuleConfig], path: &str| RuleSet::new(rules).expect("rules").decide_hinted(path.as_bytes(), &advice);
+    for path in ["a.dat", ".git/index"] {
+        let decision = told(&[], path);
+        assert_eq!(
+            (decision.mode, decision.timing, decision.size_bytes),
+            (Mode::Keep, Timing::Soon, Some(7)),
+            "{path}"
+        );
+        assert!(decision.reason.is_hint() && decision.pin && decision.tier.as_deref() == Some("ram"));
+    }
+    for authority in [Authority::Project, Authority::CommandLine, Authority::Site] {
+        let decision = told(&[rule("*.dat=move", authority)], "a.dat");
+        assert!(!decision.reason.is_hint());
+        assert_eq!((decision.mode, decision.size_bytes), (Mode::Move, Some(7)), "what the rule leaves open");
+    }
+    // Sea's own table decides late, and is a rule all the same.
+    let lists = [sea(r".*\.dat", Mode::Copy, ".sea_flushlist:1"), sea(r".*", Mode::Keep, ".sea_flushlist")];
+    assert_eq!(told(&lists, "a.dat").mode, Mode::Copy);
+    let unhinted = RuleSet::new(&[]).expect("rules").decide_hinted(b".git/index", &Advice::default());
+    assert_eq!((unhinted.timing, unhinted.reason.is_hint()), (Timing::Last, false));
+}
+
 #[test]
 fn defaults_lose_nothing() {
     let set = RuleSet::new(&[]).expect("rules");

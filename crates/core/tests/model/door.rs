@@ -41,7 +41,7 @@ struct Slot {
 
 pub struct Mounted {
     pub namespace: Arc<Namespace>,
-    caller: Caller,
+    pub caller: Caller,
     slots: [Option<Slot>; SLOTS],
     /// References that the kernel holds.
     lookups: HashMap<FileId, u64>,

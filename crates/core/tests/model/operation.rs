@@ -177,6 +177,14 @@ pub enum Event {
     KillDrain {
         steps: u64,
     },
+    /// A workflow says what becomes of a file or name; until everything shall be in the store.
+    Hint {
+        path: String,
+        mode: &'static str,
+        timing: &'static str,
+        /// As an attribute, where there is such a file.
+        attribute: bool,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -269,6 +277,28 @@ pub fn event() -> impl Strategy<Value = Event> {
         2 => Just(Event::Kill),
         2 => (0..40_u64).prop_map(|steps| Event::KillDrain { steps }),
     ]
+}
+
+fn hint() -> impl Strategy<Value = Event> {
+    let mode = prop::sample::select(vec!["keep", "copy", "move", "remove"]);
+    let timing = prop::sample::select(vec!["soon", "last"]);
+    let of = prop_oneof![1 => Just(String::new()), 9 => path()];
+    (of, mode, timing, any::<bool>()).prop_map(|(path, mode, timing, attribute)| Event::Hint {
+        path,
+        mode,
+        timing,
+        attribute,
+    })
+}
+
+/// Programs, what happens around them, and what their workflow says of it.
+pub fn hinted_steps(at_most: usize) -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        12 => operation().prop_map(Step::Do),
+        2 => event().prop_map(Step::Happens),
+        4 => hint().prop_map(Step::Happens),
+    ];
+    prop::collection::vec(step, 1..=at_most)
 }
 
 /// Programs and what happens around them.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use surgetank_core::drain::Drain;
-use surgetank_core::model::FsyncTarget;
+use surgetank_core::model::{Caller, FsyncTarget};
 use surgetank_core::namespace::Namespace;
 
 use crate::disk::{self, Scratch};
@@ -116,6 +116,7 @@ pub struct World {
     inodes: HashMap<usize, u64>,
     /// Another agent took up: directories may have lost count of their links.
     restarted: bool,
+    hinted: bool,
     published: Published,
     wrong: Arc<Wrong>,
 }
@@ -137,6 +138,7 @@ impl World {
             fuse,
             inodes: HashMap::new(),
             restarted: false,
+            hinted: false,
             published,
             wrong,
         };
@@ -148,6 +150,10 @@ impl World {
 
     pub fn namespace(&self) -> &Arc<Namespace> {
         &self.mounted.as_ref().unwrap().namespace
+    }
+
+    fn caller(&self) -> Caller {
+        self.mounted.as_ref().unwrap().caller
     }
 
     fn mounted(&mut self) -> &mut Mounted {
@@ -239,11 +245,11 @@ impl World {
     fn paths_of(&self, node: usize) -> Vec<String> {
         fn walk(reference: &Reference, at: usize, path: &str, node: usize, found: &mut Vec<String>) {
             for (name, child) in &reference.nodes[&at].children {
-                let below = if path.is_empty() { name.clone() } else { format!("{path}/{name}") };
+                let path = below(path, name);
                 if *child == node {
-                    found.push(below.clone());
+                    found.push(path.clone());
                 }
-                walk(reference, *child, &below, node, found);
+                walk(reference, *child, &path, node, found);
             }
         }
         let mut found = Vec::new();
@@ -287,13 +293,22 @@ impl World {
                 self.stop_drain();
                 self.restart()
             }
+            Event::Hint { path, mode, timing, attribute } => {
+                self.hinted = true;
+                self.hint(path, &[("mode", mode), ("timing", timing)], *attribute)
+            }
             Event::BrokenOff => until(|| self.wrong.broken_off.load(Ordering::SeqCst) > 0),
             Event::Held => until(|| self.wrong.held.load(Ordering::SeqCst)),
             Event::KillDrain { steps } => {
                 self.fuse.light(*steps);
                 self.start_drain();
-                let until = Instant::now() + crate::PATIENCE;
+                // What is hinted to come last waits for longer than we do.
+                let patience = if self.hinted { Duration::from_millis(100) } else { crate::PATIENCE };
+                let until = Instant::now() + patience;
                 while !self.fuse.blown() && self.namespace().busy(None) {
+                    if Instant::now() > until && self.hinted {
+                        break;
+                    }
                     if Instant::now() > until {
                         return Err(self.hang());
                     }
@@ -328,8 +343,48 @@ impl World {
         format!("the drain hangs: {:?}; {:?}; {:?}", namespace.stuck(), namespace.waiting(), namespace.undurable(None))
     }
 
+    fn hint(&mut self, path: &str, hints: &[(&str, &str)], attribute: bool) -> Result<(), String> {
+        let known = self.namespace().find(path.as_bytes()).ok().filter(|_| attribute);
+        let is_link = self.reference.find(path).is_ok_and(|node| self.reference.nodes[&node].kind == Kind::Symlink);
+        if let (Some(id), false) = (known, is_link) {
+            for (name, value) in hints {
+                let name = format!("user.surgetank.hint.{name}");
+                let set = self.namespace().setxattr(&self.caller(), id, name.as_bytes(), value.as_bytes(), 0);
+                set.map_err(|why| why.to_string())?;
+                let got = self.namespace().getxattr(id, name.as_bytes()).map_err(|why| why.to_string())?;
+                if got != value.as_bytes() {
+                    return Err(format!("{path}: {name} is {got:?}, not {value}"));
+                }
+            }
+            return Ok(());
+        }
+        let hints = hints.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        match self.namespace().hint(&[(path.as_bytes(), &hints)]).pop() {
+            Some((_, why)) => Err(why),
+            None => Ok(()),
+        }
+    }
+
+    /// All that was kept back is wanted in the store.
+    fn want_all(&mut self) -> Result<(), String> {
+        let mut paths = Vec::new();
+        let mut todo = vec![(String::new(), crate::reference::ROOT)];
+        while let Some((path, node)) = todo.pop() {
+            let children = &self.reference.nodes[&node].children;
+            todo.extend(children.iter().map(|(name, child)| (below(&path, name), *child)));
+            paths.push(path);
+        }
+        for path in paths {
+            self.hint(&path, &[("mode", "copy"), ("timing", "soon")], false)?;
+        }
+        Ok(())
+    }
+
     /// Waits until the drain has nothing left to do.
     pub fn settle(&mut self) -> Result<(), String> {
+        if self.hinted {
+            self.want_all()?;
+        }
         self.start_drain();
         let until = Instant::now() + crate::PATIENCE;
         while self.namespace().busy(None) {
@@ -352,11 +407,7 @@ impl World {
                     self.operate(&Operation::List { path: path.clone() })
                         .map_err(|why| format!("then listing {path}: {why}"))?;
                     let names = self.reference.nodes[&id].children.keys();
-                    todo.extend(names.map(
-                        |name| {
-                            if path.is_empty() { name.clone() } else { format!("{path}/{name}") }
-                        },
-                    ));
+                    todo.extend(names.map(|name| below(&path, name)));
                 }
                 Kind::File => {
                     let want = self.reference.nodes[&id].content.clone();
@@ -450,6 +501,10 @@ impl Drop for World {
     fn drop(&mut self) {
         self.stop_drain();
     }
+}
+
+fn below(path: &str, name: &str) -> String {
+    if path.is_empty() { name.to_owned() } else { format!("{path}/{name}") }
 }
 
 fn until(is_so: impl Fn() -> bool) -> Result<(), String> {

@@ -14,7 +14,9 @@ use surgetank_core::bequest::Bequest;
 use surgetank_core::config::Config;
 use surgetank_core::error::Result;
 use surgetank_core::model::RunId;
-use surgetank_core::report::{Audit, Figures, Prefetch, Progress, Scope, Status, Summary, Verdict, Visibility, Why};
+use surgetank_core::report::{
+    Audit, Figures, HintOf, Listing, Prefetch, Progress, RefusedHint, Scope, Status, Summary, Verdict, Visibility, Why,
+};
 
 use super::keep::Channel;
 use super::wire::Account;
@@ -42,6 +44,8 @@ pub trait Engine: Send + Sync {
     /// Frees the tier copies of a durable file, or of all below a directory; returns the bytes freed.
     fn evict(&self, path: &[u8]) -> Result<u64>;
     fn pin(&self, path: &[u8], on: bool) -> Result<()>;
+    /// Takes what a workflow says of its files, whether they are there or not; returns what was refused.
+    fn hint(&self, hints: &[HintOf]) -> Listing<RefusedHint>;
     /// What others changed in the store is seen from now on.
     fn refresh(&self);
     /// Brings in what these paths or globs name.

@@ -187,6 +187,7 @@ impl<'a> Client<'a> {
                 Ok(()) => Answer::Done,
                 Err(error) => Answer::Error(error.into()),
             },
+            Request::Hint { hints } => Answer::Hinted { refused: engine.hint(&hints) },
             Request::Refresh => {
                 engine.refresh();
                 Answer::Done

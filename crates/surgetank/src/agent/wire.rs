@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use surgetank_core::error::Error;
 use surgetank_core::model::RunId;
 use surgetank_core::report::{
-    AgentStatus, Audit, Holder, PathText, Prefetch, Progress, Scope, Summary, Verdict, Visibility, Why,
+    AgentStatus, Audit, HintOf, Holder, Listing, PathText, Prefetch, Progress, RefusedHint, Scope, Summary, Verdict,
+    Visibility, Why,
 };
 
 /// Both sides must speak the same number: agent and verbs come from the same binary but may be of different age.
@@ -62,6 +63,10 @@ pub enum Request {
         path: PathText,
         on: bool,
     },
+    /// Thousands at once; a request has a size.
+    Hint {
+        hints: Vec<HintOf>,
+    },
     Refresh,
     Prefetch {
         patterns: Vec<PathText>,
@@ -109,6 +114,9 @@ pub enum Answer {
     Summary(Box<Summary>),
     Evicted {
         bytes: u64,
+    },
+    Hinted {
+        refused: Listing<RefusedHint>,
     },
     Prefetching(Prefetch),
     Done,

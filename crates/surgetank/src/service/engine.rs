@@ -13,8 +13,8 @@ use surgetank_core::namespace::tree::State;
 use surgetank_core::namespace::{Namespace, Queued, Undurable};
 use surgetank_core::report::{
     Audit, Conflict, DeadlineStatus, DeviceStatus, DrainFigures, DrainStatus, DrainSummary, Figures, FileState, Health,
-    MountSummary, NoRoom, NotDurable, Oldest, PathText, Prefetch, Progress, Queue, ReplicaStatus, Scope, Status,
-    Summary, TierFigures, TierStatus, TierSummary, Trouble, Undelivered, Verdict, Why,
+    HintOf, Listing, MountSummary, NoRoom, NotDurable, Oldest, PathText, Prefetch, Progress, Queue, RefusedHint,
+    ReplicaStatus, Scope, Status, Summary, TierFigures, TierStatus, TierSummary, Trouble, Undelivered, Verdict, Why,
 };
 use surgetank_core::store::StorePath;
 
@@ -275,6 +275,7 @@ impl Engine for Served {
             place: answer.location,
             mode: answer.mode,
             rule: answer.rule,
+            hints: answer.hints,
             placement: answer.placed,
             replicas,
             store_path: PathText(answer.store_path),
@@ -489,6 +490,18 @@ impl Engine for Served {
             self.namespace.pin(id, on);
         }
         Ok(())
+    }
+
+    fn hint(&self, hints: &[HintOf]) -> Listing<RefusedHint> {
+        let given: Vec<_> = hints.iter().map(|one| (one.path.0.as_slice(), &one.hints)).collect();
+        let mut refused = Listing::default();
+        for (at, why) in self.namespace.hint(&given) {
+            refused.push(RefusedHint {
+                path: hints.get(at).map_or_else(|| PathText(Vec::new()), |one| one.path.clone()),
+                why,
+            });
+        }
+        refused
     }
 
     fn refresh(&self) {

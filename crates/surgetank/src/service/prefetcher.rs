@@ -1,8 +1,9 @@
 //! The thread that brings in what rules with `prefetch` name (Sea's prefetch list among them), beside the command that
-//! has begun already. It ends when it is through, or when the agent does.
+//! has begun already, and then what hints name. It ends when the agent does.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -10,31 +11,49 @@ use surgetank_core::namespace::Namespace;
 
 pub struct Prefetcher {
     stop: Arc<AtomicBool>,
-    /// `None`: no rule asks for it, or it was ended.
+    /// Wakes it: `None` when there is nothing more.
+    wanted: Sender<Option<Vec<u8>>>,
+    /// `None`: it was ended.
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Prefetcher {
     pub fn start(namespace: &Arc<Namespace>) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        let mut thread = None;
-        if !namespace.rules.prefetched_below().is_empty() {
-            let (namespace, stop) = (namespace.clone(), stop.clone());
-            let work = move || {
-                let done = namespace.prefetch_by_rules(&|| stop.load(Ordering::Relaxed));
+        let (wanted, paths) = channel::<Option<Vec<u8>>>();
+        let (theirs, stopped) = (namespace.clone(), stop.clone());
+        let work = move || {
+            let stop = || stopped.load(Ordering::Relaxed);
+            if !theirs.rules.prefetched_below().is_empty() {
+                let done = theirs.prefetch_by_rules(&stop);
                 tracing::info!(files = done.files, bytes = done.bytes, "prefetched by rules");
-            };
-            thread = Some(std::thread::Builder::new().name("prefetch".to_owned()).spawn(work)?);
-        }
-        Ok(Self { stop, thread: Mutex::new(thread) })
+            }
+            while let Ok(Some(path)) = paths.recv() {
+                theirs.prefetch_hinted(&path, &stop);
+            }
+        };
+        let thread = std::thread::Builder::new().name("prefetch".to_owned()).spawn(work)?;
+        let told = wanted.clone();
+        // When it has ended nobody wants anything any more.
+        namespace.set_prefetcher(Box::new(move |path| drop(told.send(Some(path)))));
+        Ok(Self { stop, wanted, thread: Mutex::new(Some(thread)) })
     }
 
     /// Returns when nothing is brought in any more.
     pub fn end(&self) {
         self.stop.store(true, Ordering::Relaxed);
+        // (It may be gone.)
+        let _ = self.wanted.send(None);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if thread.is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the prefetching thread panicked");
         }
+    }
+}
+
+impl Drop for Prefetcher {
+    /// The thread has the namespace, and the namespace wakes the thread.
+    fn drop(&mut self) {
+        self.end();
     }
 }

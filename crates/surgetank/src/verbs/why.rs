@@ -43,6 +43,7 @@ fn text(why: &Why) -> String {
         ("because", why.placement.clone()),
         ("rule", format!("{mode} — {}", why.rule)),
     ];
+    rows.extend(why.hints.iter().map(|hint| ("hint", hint.clone())));
     rows.extend(why.replicas.iter().map(|replica| ("replica", format!("{}: {}", replica.tier, replica.file))));
     rows.push(("store", why.store_path.to_string()));
     if why.pinned {

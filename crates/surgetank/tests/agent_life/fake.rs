@@ -112,6 +112,7 @@ impl Engine for FakeEngine {
             place: "store".into(),
             mode: Mode::Copy,
             rule: "default".into(),
+            hints: Vec::new(),
             placement: "the fake has no tiers".into(),
             replicas: Vec::new(),
             store_path: path.into(),
@@ -164,6 +165,13 @@ impl Engine for FakeEngine {
 
     fn pin(&self, path: &[u8], _: bool) -> Result<()> {
         self.why(path).map(|_| ())
+    }
+
+    fn hint(
+        &self,
+        _: &[surgetank_core::report::HintOf],
+    ) -> surgetank_core::report::Listing<surgetank_core::report::RefusedHint> {
+        surgetank_core::report::Listing::default()
     }
 
     fn refresh(&self) {}

@@ -9,7 +9,9 @@ use tempfile::TempDir;
 
 use super::super::segment::is_segment;
 use super::*;
-use crate::model::{Attr, EntryRecord, FileId, FileRecord, Kind, OpKind, OpRecord, RunId, Seq, Timestamp};
+use crate::model::{
+    Attr, EntryRecord, FileId, FileRecord, HintRecord, Hinted, Kind, OpKind, OpRecord, RunId, Seq, Timestamp,
+};
 
 const SMALL: Options = Options { segment_bytes_max: 1 << 10, snapshot_cache_bytes: 1 << 20 };
 
@@ -19,6 +21,7 @@ struct Model {
     entries: BTreeMap<(FileId, Box<[u8]>), EntryRecord>,
     ops: BTreeMap<Seq, OpRecord>,
     counters: BTreeMap<String, u64>,
+    hints: BTreeMap<Hinted, HintRecord>,
 }
 
 impl Model {
@@ -32,6 +35,8 @@ impl Model {
                 Change::PutOp(seq, record) => self.ops.insert(seq, record).map(drop),
                 Change::DropOp(seq) => self.ops.remove(&seq).map(drop),
                 Change::PutCounter(name, value) => self.counters.insert(name, value).map(|_| ()),
+                Change::PutHints(of, record) => self.hints.insert(of, record).map(drop),
+                Change::DropHints(of) => self.hints.remove(&of).map(drop),
             };
         }
     }
@@ -43,6 +48,7 @@ impl Model {
             entries: self.entries.clone().into_iter().map(|((dir, name), record)| (dir, name, record)).collect(),
             ops: self.ops.clone(),
             counters: self.counters.clone(),
+            hints: self.hints.clone(),
         }
     }
 }
@@ -91,6 +97,7 @@ fn change() -> impl Strategy<Value = Change> {
         prop::collection::vec(prop::sample::select(vec![b'a', b'b', 0xff, b' ']), 1..3)
             .prop_map(Into::<Box<[u8]>>::into)
     };
+    let hinted = || prop_oneof![id().prop_map(Hinted::File), name().prop_map(Hinted::Path)];
     prop_oneof![
         4 => (id(), any::<u64>()).prop_map(|(id, seed)| Change::PutFile(id, file(seed))),
         1 => id().prop_map(Change::DropFile),
@@ -103,6 +110,11 @@ fn change() -> impl Strategy<Value = Change> {
         }),
         1 => seq().prop_map(Change::DropOp),
         1 => ("[a-c]", any::<u64>()).prop_map(|(name, value)| Change::PutCounter(name, value)),
+        1 => (hinted(), id()).prop_map(|(of, since)| {
+            let texts = BTreeMap::from([("mode".into(), since.0.to_string().into())]);
+            Change::PutHints(of, vec![(since, texts)])
+        }),
+        1 => hinted().prop_map(Change::DropHints),
     ]
 }
 

@@ -141,16 +141,18 @@ impl Namespace {
 
     /// A hidden plain file for what is fetched, under an id of its own: the file itself may have a hidden one already.
     fn place_hidden(&self, id: FileId, kind: AskKind) -> FsResult<Option<(Placed, File)>> {
-        let (path, mode, perm, copy) = {
+        let (path, wish, perm, copy) = {
             let mut tree = self.tree();
             // (What lost its name while somebody reads it is fetched for him alone.)
             let path = tree.logical_path(id).unwrap_or_default();
             let copy = tree.new_id();
-            let mode =
-                if matches!(kind, AskKind::CopyUp { .. }) { self.mode_for(&tree, id, &path) } else { Mode::Copy };
-            (path, mode, tree.get(id).ok_or(Errno::STALE)?.attr.perm, copy)
+            let mut wish = self.wish(&tree, id, &path);
+            if !matches!(kind, AskKind::CopyUp { .. }) {
+                wish.mode = Mode::Copy;
+            }
+            (path, wish, tree.get(id).ok_or(Errno::STALE)?.attr.perm, copy)
         };
-        let mut placed = self.place(&path, copy, kind, mode, perm, Via::Mount)?;
+        let mut placed = self.place(&path, copy, kind, &wish, perm, Via::Mount)?;
         // A writer of ours would stand in the way of our own leases.
         placed.made = None;
         if !matches!(placed.content.lies, Lies::Tier(_)) {

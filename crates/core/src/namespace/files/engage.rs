@@ -10,7 +10,7 @@ use crate::placement::{self, Ask, AskKind, DirtyRoom, Place};
 use super::super::Namespace;
 use super::super::content::{Content, Lies, Open};
 use super::super::journal::Txn;
-use super::{Given, Placed, Via};
+use super::{Given, Placed, Via, Wish};
 
 /// How it is to be opened.
 #[derive(Clone, Copy)]
@@ -59,16 +59,16 @@ impl Namespace {
         size_bytes: u64,
         via: Via,
     ) -> FsResult<Open> {
-        let (path, mode, attr) = {
+        let (path, wish, attr) = {
             let tree = self.tree();
             let inode = tree.get(id).ok_or(Errno::STALE)?;
             let path = tree.logical_path(id).ok_or(Errno::STALE)?;
-            let mode = self.mode_for(&tree, id, &path);
-            (path, mode, inode.attr)
+            let wish = self.wish(&tree, id, &path);
+            (path, wish, inode.attr)
         };
         let kind = match source {
             Some(_) => AskKind::CopyUp { bytes: size_bytes },
-            None => AskKind::Create { expected: self.expected(&path) },
+            None => AskKind::Create { expected: self.expected(&path, &wish) },
         };
         // Filled by us, whatever the program wants of it.
         let access = match via {
@@ -76,7 +76,7 @@ impl Namespace {
             Via::Synced => Via::Synced,
             Via::Mount | Via::Shim(_) => Via::Mount,
         };
-        let mut placed = self.place(&path, id, kind, mode, attr.perm, access)?;
+        let mut placed = self.place(&path, id, kind, &wish, attr.perm, access)?;
         // A writer of ours would stand in the way of our own leases.
         placed.made = None;
         let given = Given::known(&attr);
@@ -149,10 +149,10 @@ impl Namespace {
     }
 
     /// Room that a direct writer of an existing tier file can count on; `None`: mediate it.
-    pub(super) fn room_for_direct(&self, device: DeviceId, path: &[u8]) -> Option<u64> {
+    pub(super) fn room_for_direct(&self, device: DeviceId, path: &[u8], wish: &Wish) -> Option<u64> {
         let views: Vec<_> = self.tiers.views().into_iter().filter(|view| view.id == device).collect();
         let ask = Ask {
-            kind: AskKind::Create { expected: self.expected(path) },
+            kind: AskKind::Create { expected: self.expected(path, wish) },
             preferred_tier: None,
             direct_possible: true,
             must_persist: false,

@@ -293,7 +293,8 @@ impl Namespace {
             let device = self.tiers.device(device);
             // A direct descriptor of ours is read-only, or our own leases would be refused.
             let direct = via.is_only()
-                || self.may_be_direct(via) && (!writes || self.room_for_direct(device.id(), &path).is_some());
+                || self.may_be_direct(via)
+                    && (!writes || self.room_for_direct(device.id(), &path, &self.wish(&tree, id, &path)).is_some());
             if !via.is_mount() && !direct {
                 return Err(LEFT_TO_THE_MOUNT.into());
             }

@@ -8,6 +8,7 @@ use crate::sync::{Arc, PoisonError};
 use crate::error::{Errno, Fault, FsResult};
 use crate::model::{DeviceId, FileId, Mode};
 use crate::placement::{self, Ask, AskKind, DirtyRoom, Expected, Place};
+use crate::rule::Decision;
 use crate::store::verdict::{self, Verdict};
 use crate::store::{Cred, StorePath};
 
@@ -31,6 +32,22 @@ pub(crate) struct Placed {
     pub at: Vec<u8>,
     /// The descriptor with which it was made, for reading and writing, where programs will have it directly.
     pub made: Option<std::fs::File>,
+}
+
+/// What rules and hints say about a file's place.
+pub(crate) struct Wish {
+    pub mode: Mode,
+    pub tier: Option<Arc<str>>,
+    pub size_bytes: Option<u64>,
+}
+
+impl Wish {
+    pub fn of(decision: Decision) -> Self {
+        Self { mode: decision.mode, tier: decision.tier, size_bytes: decision.size_bytes }
+    }
+    pub fn only(mode: Mode) -> Self {
+        Self { mode, tier: None, size_bytes: None }
+    }
 }
 
 impl Namespace {
@@ -121,12 +138,11 @@ impl Namespace {
         path: &[u8],
         id: FileId,
         kind: AskKind,
-        mode: Mode,
+        wish: &Wish,
         perm: u32,
         via: Via,
     ) -> FsResult<Placed> {
-        let decision = self.decide(path);
-        let preferred_tier = decision.tier.as_deref().and_then(|name| self.tier_index(name));
+        let preferred_tier = wish.tier.as_deref().and_then(|name| self.tier_index(name));
         let direct_possible = self.may_be_direct(via);
         // What is only brought in ahead of use puts nobody out.
         let mut may_evict = !matches!(kind, AskKind::Prefetch { .. });
@@ -136,7 +152,7 @@ impl Namespace {
                 preferred_tier,
                 direct_possible,
                 must_persist: false,
-                mode,
+                mode: wish.mode,
                 dirty: DirtyRoom { bytes: self.volatile_dirty_bytes(), bytes_max: self.config.dirty_bytes_max },
                 until_the_end: self.room_until_the_end(),
                 salt: id.0,
@@ -329,8 +345,14 @@ impl Namespace {
         Name::from(name)
     }
 
-    pub(crate) fn expected(&self, path: &[u8]) -> Expected {
-        match self.decide(path).size_bytes {
+    /// What rules and hints wish for a file that is known.
+    pub(crate) fn wish(&self, tree: &Tree, id: FileId, path: &[u8]) -> Wish {
+        let decision = self.decided(tree, id, path);
+        Wish { mode: self.mode_as(tree, id, decision.mode), ..Wish::of(decision) }
+    }
+
+    pub(crate) fn expected(&self, path: &[u8], wish: &Wish) -> Expected {
+        match wish.size_bytes {
             Some(bytes) => Expected::Hint(bytes),
             None => self.history.lock().unwrap_or_else(PoisonError::into_inner).expected(path),
         }

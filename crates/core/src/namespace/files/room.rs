@@ -15,7 +15,7 @@ use super::super::Namespace;
 use super::super::content::{Content, Lies, Open};
 use super::super::journal::Txn;
 use super::super::tree::Inode;
-use super::Shortage;
+use super::{Shortage, Wish};
 
 /// Room is charged in steps of at most this, so that a long file is not accounted for write by write.
 const STEP_BYTES_MAX: u64 = 4 << 20;
@@ -76,16 +76,16 @@ impl Namespace {
         };
         let id = open.id;
         let have_bytes = before.file.metadata()?.len();
-        let (path, mode, perm) = {
+        let (path, wish, perm) = {
             let tree = self.tree();
             let inode = tree.get(id).ok_or(Errno::NOENT)?;
             match tree.logical_path(id) {
-                Some(path) => (path.clone(), self.mode_for(&tree, id, &path), inode.attr.perm),
-                None => (Vec::new(), Mode::Remove, inode.attr.perm),
+                Some(path) => (path.clone(), self.wish(&tree, id, &path), inode.attr.perm),
+                None => (Vec::new(), Wish::only(Mode::Remove), inode.attr.perm),
             }
         };
         let placed =
-            self.place(&path, id, AskKind::Spill { have_bytes, want_bytes, from }, mode, perm, super::Via::Mount)?;
+            self.place(&path, id, AskKind::Spill { have_bytes, want_bytes, from }, &wish, perm, super::Via::Mount)?;
         let fits = placed.spill.is_none() || self.store_could_take(have_bytes.saturating_add(want_bytes));
         let (target, given) = match if fits { placed.writable() } else { Err(Errno::NOSPC.into()) }.and_then(|target| {
             copy_with_attributes(&before.file, &target, have_bytes, &|_| Ok(())).map(|given| (target, given))

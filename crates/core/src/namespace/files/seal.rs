@@ -124,7 +124,7 @@ impl Namespace {
         let seen = || Seen {
             path: path.to_vec(),
             size_bytes,
-            mode: self.decide(path).mode,
+            mode: self.decided(tree, id, path).mode,
             place: match lies {
                 Lies::Tier(device) => self.tiers.device(*device).tier_name().into(),
                 Lies::Store | Lies::StoreTemporary | Lies::Arriving => "store".into(),
@@ -245,9 +245,9 @@ impl Namespace {
         let Some(path) = tree.logical_path(id) else {
             return;
         };
-        let decision = self.decide(&path);
+        let decision = self.decided(tree, id, &path);
         let Some(inode) = tree.get(id) else { return };
-        let mode = self.mode_for(tree, id, &path);
+        let mode = self.mode_as(tree, id, decision.mode);
         // Sealed after the command had ended, when what is kept had been looked for already.
         let kept = mode == Mode::Keep && self.config.keep_at_exit == KeepAtExit::Drain && self.is_ending(inode.run);
         let drained = kept || Self::drained(mode) || inode.spill().is_some();

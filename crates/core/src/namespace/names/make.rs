@@ -9,7 +9,7 @@ use crate::model::{Attr, Caller, FileId, Kind, Mode, OpKind, RunId};
 use crate::placement::AskKind;
 
 use super::super::content::{Content, Lies, Open};
-use super::super::files::{Opened, Via};
+use super::super::files::{Opened, Via, Wish};
 use super::super::journal::Txn;
 use super::super::tree::{Entry, Inode, Name, OWN_INODE_BASE, PlainId, Tree};
 use super::super::{Found, Namespace};
@@ -139,18 +139,19 @@ impl Namespace {
         via: Via,
     ) -> FsResult<Made> {
         let name = Name::from(name);
-        let (id, path) = {
+        let (id, path, decision) = {
             let mut tree = self.tree();
             let path = tree.child_path(dir, &name).ok_or(Errno::NOENT)?;
             self.may_be_called(&tree, dir, &name)?;
+            let decision = self.decided_new(&tree, dir, &path);
             let id = tree.new_id();
             // Whoever else is making one starts again.
             tree.making.insert((dir, name.clone()), id);
-            (id, path)
+            (id, path, decision)
         };
-        let mode = self.decide(&path).mode;
+        let wish = Wish::of(decision);
         let placed = self.with_room((None, &path, run), || {
-            self.place(&path, id, AskKind::Create { expected: self.expected(&path) }, mode, perm, via)
+            self.place(&path, id, AskKind::Create { expected: self.expected(&path, &wish) }, &wish, perm, via)
         });
         // Another door that finds it waits until it is open.
         let _inode = self.lock_inode(id);
@@ -185,6 +186,7 @@ impl Namespace {
         crash_point!("make.adopted");
         tree.bind(dir, &name, |entry| entry.set_logical(Some(id)));
         self.own(&mut tree, &mut txn, id);
+        self.named(&mut tree, &mut txn, id, &path);
         txn.entry(dir, &name);
         Self::touch_dir(&mut tree, dir, 0);
         // The kernel is not asked for a file that the shim will write: it is open from its first sight on.
@@ -222,7 +224,8 @@ impl Namespace {
         let run = self.run(caller);
         let id = self.tree().new_id();
         let kind = AskKind::Create { expected: crate::placement::Expected::Unknown };
-        let placed = self.with_room((None, b"", run), || self.place(b"", id, kind, Mode::Remove, perm, Via::Mount))?;
+        let wish = Wish::only(Mode::Remove);
+        let placed = self.with_room((None, b"", run), || self.place(b"", id, kind, &wish, perm, Via::Mount))?;
         let mut tree = self.tree();
         let (cred, _) = self.owner_for_new(&tree, caller, dir, Kind::File, perm);
         let mut attr = Self::fresh_attr(id, Kind::File, perm, cred);
@@ -291,7 +294,7 @@ impl Namespace {
         Self::still_absent(&tree, dir, &name)?;
         self.may_be_called(&tree, dir, &name)?;
         let path = tree.child_path(dir, &name).ok_or(Errno::NOENT)?;
-        let decision = self.decide(&path);
+        let decision = self.decided_new(&tree, dir, &path);
         let last = self.is_last(&decision);
         let id = tree.new_id();
         let (cred, perm) = self.owner_for_new(&tree, caller, dir, kind, perm);
@@ -319,6 +322,9 @@ impl Namespace {
         tree.bind(dir, &name, |entry| entry.set_logical(Some(id)));
         let mut txn = Txn::default();
         self.own(&mut tree, &mut txn, id);
+        if kind == Kind::Directory {
+            self.named(&mut tree, &mut txn, id, &path);
+        }
         txn.entry(dir, &name);
         // A socket means nothing in another place: it lives as long as its mount.
         if kind == Kind::Directory {
@@ -377,6 +383,7 @@ impl Namespace {
         let mut txn = Txn::default();
         self.own(&mut tree, &mut txn, id);
         self.own(&mut tree, &mut txn, dir);
+        self.named(&mut tree, &mut txn, id, &path);
         txn.entry(dir, &name);
         if unnamed {
             // Its writer still has it: it is published when that one closes. Without a writer, now.

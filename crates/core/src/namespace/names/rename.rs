@@ -170,6 +170,9 @@ impl Namespace {
         tree.bind(to_dir, &to, |entry| entry.set_logical(Some(id)));
         txn.entry(from_dir, &from);
         txn.entry(to_dir, &to);
+        if let Some(path) = tree.child_path(to_dir, &to) {
+            self.named(tree, &mut txn, id, &path);
+        }
         // The store's side.
         if tree.in_store(id) {
             let last = self.belongs_last(tree, from_dir) && self.belongs_last(tree, to_dir);
@@ -258,36 +261,48 @@ impl Namespace {
         self.hasten_dirs(tree, txn, id, last);
     }
 
-    /// Files that moved along with their directory may have other rules now.
+    /// Files that moved along with their directory may have other rules now, and names that something was said of.
     fn rules_changed_below(&self, tree: &mut Tree, dir: FileId) {
+        let hinted = tree.hints.any();
         let mut below: Vec<FileId> = Vec::new();
         let mut dirs = vec![dir];
         while let Some(dir) = dirs.pop() {
             let Some(d) = tree.dir(dir) else { continue };
             for child in d.children.values().filter_map(|entry| entry.logical()) {
-                match tree.get(child) {
-                    Some(inode) if inode.is_dir() => dirs.push(child),
-                    Some(inode) if inode.dirty() && inode.sealed => below.push(child),
-                    _ => {}
+                let Some(inode) = tree.get(child) else { continue };
+                if inode.is_dir() {
+                    dirs.push(child);
+                }
+                if hinted || !inode.is_dir() && inode.dirty() && inode.sealed {
+                    below.push(child);
                 }
             }
         }
         let mut txn = Txn::default();
         for id in below {
-            let Some(path) = tree.logical_path(id) else {
-                continue;
-            };
-            let drained = Self::drained(self.mode_for(tree, id, &path));
-            let pending = tree.get(id).and_then(|inode| inode.publish);
-            match pending {
-                None => self.queue_publish(tree, &mut txn, id),
-                Some(seq) if !drained && !tree.in_store(id) => {
-                    self.take_back(tree, &mut txn, id, seq);
-                }
-                Some(_) => {}
+            if hinted && let Some(path) = tree.logical_path(id) {
+                self.named(tree, &mut txn, id, &path);
             }
+            self.rules_changed(tree, &mut txn, id);
         }
         self.commit(tree, txn);
+    }
+
+    /// A file of which the store does not have all may have to be drained now, or not any more. What was begun goes on.
+    pub(crate) fn rules_changed(&self, tree: &mut Tree, txn: &mut Txn, id: FileId) {
+        if tree.get(id).is_none_or(|inode| inode.is_dir() || !inode.dirty() || !inode.sealed) {
+            return;
+        }
+        let Some(path) = tree.logical_path(id) else { return };
+        let drained = Self::drained(self.mode_for(tree, id, &path));
+        let pending = tree.get(id).and_then(|inode| inode.publish);
+        match pending {
+            None => self.queue_publish(tree, txn, id),
+            Some(seq) if !drained && !tree.in_store(id) => {
+                self.take_back(tree, txn, id, seq);
+            }
+            Some(_) => {}
+        }
     }
 
     fn exchange(
@@ -345,6 +360,8 @@ impl Namespace {
         tree.bind(b_dir, b_name, |entry| entry.set_logical(Some(a)));
         txn.entry(a_dir, a_name);
         txn.entry(b_dir, b_name);
+        self.named(&mut tree, &mut txn, a, &b_path);
+        self.named(&mut tree, &mut txn, b, &a_path);
         if both_in_store {
             let kind =
                 OpKind::Exchange { a, a_dir, a_name: Box::from(&**a_name), b, b_dir, b_name: Box::from(&**b_name) };

@@ -1,0 +1,105 @@
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on stops")]
+
+use super::*;
+
+fn hints(given: &[(&str, &str)]) -> Hints {
+    let mut hints = Hints::default();
+    for (name, value) in given {
+        hints.set(name, value).unwrap();
+    }
+    hints
+}
+
+#[test]
+fn values_are_those_of_rules() {
+    let all = hints(&[
+        ("mode", "keep"),
+        ("timing", "last"),
+        ("size", "1G"),
+        ("tier", "ram"),
+        ("pin", "true"),
+        ("prefetch", "false"),
+    ]);
+    let expected = Advice {
+        mode: Some(Mode::Keep),
+        timing: Some(Timing::Last),
+        size_bytes: Some(1 << 30),
+        tier: Some("ram".into()),
+        pin: Some(true),
+        prefetch: Some(false),
+    };
+    assert_eq!(*all.advice(), expected);
+    assert_eq!(all.value(Name::Size), Some("1G"), "as it was given");
+    assert_eq!(*hints(&[("size", "4096")]).advice(), Advice { size_bytes: Some(4096), ..Advice::default() });
+}
+
+/// Of each what is wrong with it and what is allowed.
+#[test]
+fn what_is_not_understood_is_refused_with_what_would_be() {
+    for (name, value, words) in [
+        ("mod", "keep", &["no hint 'mod'", "did you mean 'mode'?", "timing", "BlockSize"][..]),
+        ("Mode", "keep", &["no hint 'Mode'", "'mode'"]),
+        ("lifetime", "1h", &["no hint 'lifetime'", "known are mode, timing, size, tier, pin, prefetch, DP"]),
+        ("mode", "kept", &["mode: 'kept'", "keep, copy, move, remove"]),
+        ("mode", "", &["mode: ''", "keep"]),
+        ("timing", "now", &["timing: 'now'", "soon, last"]),
+        ("size", "big", &["size: 'big'", "64M"]),
+        ("size", "-1", &["size: '-1'"]),
+        ("tier", "", &["tier: the name of a tier"]),
+        ("pin", "1", &["pin: '1'", "true, false"]),
+        ("prefetch", "yes", &["prefetch: 'yes'", "true, false"]),
+        ("DP", "remote", &["DP: 'remote'", "local, collocation|GROUP, scatter|BLOCKS"]),
+        ("DP", "scatter|none", &["DP: 'scatter|none'"]),
+        ("DP", "collocation|", &["DP: 'collocation|'"]),
+        ("Replication", "0", &["Replication: '0'", "1 or more"]),
+        ("ReplicationSemantics", "lazy", &["optimistic, pessimistic"]),
+        ("CacheSize", "little", &["CacheSize: 'little'"]),
+    ] {
+        let mut before = hints(&[("mode", "copy"), ("DP", "local")]);
+        let why = before.set(name, value).unwrap_err();
+        for word in words {
+            assert!(why.contains(word), "{name}={value}: {word:?} is not said in: {why}");
+        }
+        assert_eq!(before, hints(&[("mode", "copy"), ("DP", "local")]), "changed by what was refused");
+    }
+}
+
+/// On one node: a second copy is the store's, all else is so already or has nothing to work on.
+#[test]
+fn woss_means_what_it_can_here() {
+    assert_eq!(hints(&[("Replication", "2")]).advice().mode, Some(Mode::Copy));
+    assert_eq!(hints(&[("Replication", "1")]).advice(), &Advice::default());
+    assert_eq!(hints(&[("Replication", "2"), ("mode", "keep")]).advice().mode, Some(Mode::Keep), "said outright");
+    for (name, value) in [
+        ("DP", "local"),
+        ("DP", "Local"),
+        ("DP", "collocation|g1"),
+        ("DP", "collocation | g1"),
+        ("DP", "scatter|4"),
+        ("ReplicationSemantics", "pessimistic"),
+        ("CacheSize", "64K"),
+        ("BlockSize", "1M"),
+    ] {
+        let remembered = hints(&[(name, value)]);
+        assert_eq!(remembered.advice(), &Advice::default(), "{name}={value}");
+        assert_eq!(remembered.texts().collect::<Vec<_>>(), [(name, value)]);
+    }
+}
+
+#[test]
+fn hints_are_taken_back_updated_and_written_down() {
+    let mut one = hints(&[("mode", "keep"), ("size", "1M")]);
+    assert!(one.take_back(Name::Mode) && !one.take_back(Name::Mode));
+    assert_eq!(*one.advice(), Advice { size_bytes: Some(1 << 20), ..Advice::default() });
+    one.update(&hints(&[("size", "2M"), ("pin", "true")]));
+    assert_eq!(one, hints(&[("pin", "true"), ("size", "2M")]));
+    assert_eq!(Hints::of_texts(one.texts()), one);
+    assert_eq!(Hints::of_texts([("size", "2M"), ("from", "later")].into_iter()), hints(&[("size", "2M")]));
+}
+
+#[test]
+fn the_nearer_says_first() {
+    let mut advice = hints(&[("mode", "keep")]).advice().clone();
+    advice.or(hints(&[("mode", "copy"), ("tier", "ram")]).advice());
+    assert_eq!((advice.mode, advice.tier.as_deref()), (Some(Mode::Keep), Some("ram")));
+}

@@ -1,0 +1,492 @@
+//! Hints ([`crate::hint`]) of files, of directories for what is made in them, and of names that nothing has yet.
+//!
+//! A file's own hints go where it goes. A directory's hold for what is made below it from then on, wherever below it that
+//! is now: so each is kept with the number that the next file had, and what leaves the directory leaves its hints. Those
+//! given for a name (`surgetank hint`) are taken by every file that gets the name, and stay for the next one: a task that is
+//! repeated removes what it made.
+//!
+//! They are in the catalog, beside the files. The store never hears of them.
+
+use crate::sync::Arc;
+use std::collections::BTreeMap;
+
+use foldhash::HashMap;
+
+use crate::error::{Errno, Fault, FsResult};
+use crate::hint::{ATTRIBUTE_PREFIX, Advice, Hints, Name};
+use crate::model::{FileId, HintRecord, Hinted, Image, Mode, Seq};
+use crate::rule::Decision;
+
+use super::Namespace;
+use super::journal::Txn;
+use super::tree::{Inode, OWN_INODE_BASE, Tree};
+use super::xattrs::{CREATE, REPLACE};
+
+/// So many changes of a directory's hints are remembered. What was made before that counts as made before there were any.
+const CHANGES_MAX: usize = 64;
+/// Names of one request are taken in such steps, so that programs have their turn between them.
+const NAMES_AT_ONCE: usize = 256;
+
+/// What was said of one file or directory, oldest first: from which file on.
+#[derive(Debug, Default)]
+pub struct Said(Vec<(FileId, Arc<Hints>)>);
+
+impl Said {
+    /// What holds now, of a file, or of what is made next in a directory.
+    fn now(&self) -> Option<&Arc<Hints>> {
+        self.0.last().map(|(_, hints)| hints)
+    }
+
+    /// What a directory has for a file with this number.
+    fn for_file(&self, id: FileId) -> Option<&Arc<Hints>> {
+        self.0.iter().rev().find(|(since, _)| *since <= id).map(|(_, hints)| hints)
+    }
+
+    fn put(&mut self, since: FileId, hints: Arc<Hints>) {
+        if let Some(last) = self.0.last_mut().filter(|last| last.0 == since) {
+            last.1 = hints;
+            return;
+        }
+        if self.0.len() == CHANGES_MAX {
+            self.0.remove(0);
+        }
+        self.0.push((since, hints));
+    }
+
+    fn record(&self) -> HintRecord {
+        let texts = |hints: &Hints| hints.texts().map(|(name, value)| (name.into(), value.into())).collect();
+        self.0.iter().map(|(since, hints)| (*since, texts(hints))).collect()
+    }
+
+    fn of_record(record: &HintRecord) -> Self {
+        let hints = |texts: &BTreeMap<Box<str>, Box<str>>| {
+            Arc::new(Hints::of_texts(texts.iter().map(|(name, value)| (name.as_ref(), value.as_ref()))))
+        };
+        Self(record.iter().map(|(since, texts)| (*since, hints(texts))).collect())
+    }
+}
+
+/// Of the whole tree.
+#[derive(Debug, Default)]
+pub struct Known {
+    /// Any were ever given: without, nobody looks for them.
+    any: bool,
+    names: HashMap<Box<[u8]>, Arc<Hints>>,
+}
+
+impl Known {
+    pub fn any(&self) -> bool {
+        self.any
+    }
+}
+
+impl Tree {
+    /// What the catalog keeps; `None`: nothing.
+    pub fn hint_record(&self, of: &Hinted) -> Option<HintRecord> {
+        match of {
+            Hinted::File(id) => self.get(*id).filter(|inode| inode.owned)?.said().map(Said::record),
+            Hinted::Path(path) => {
+                let hints = self.hints.names.get(path)?.clone();
+                Some(Said(vec![(FileId(0), hints)]).record())
+            }
+        }
+    }
+
+    /// As far as it is known without asking the store.
+    fn file_at(&self, path: &[u8]) -> Option<FileId> {
+        let mut names = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty());
+        names.try_fold(FileId::ROOT, |dir, name| self.entry(dir, name)?.logical())
+    }
+
+    /// Changes what holds for the file, or in a directory from now on.
+    fn say(&mut self, id: FileId, change: impl FnOnce(&mut Hints)) {
+        let next = FileId(self.next_id);
+        self.hints.any = true;
+        let Some(inode) = self.get_mut(id) else { return };
+        let since = if inode.is_dir() { next } else { FileId(0) };
+        let said = &mut inode.extra_mut().hints;
+        let mut hints = said.as_ref().and_then(|said| said.now()).map(|hints| Hints::clone(hints)).unwrap_or_default();
+        change(&mut hints);
+        said.get_or_insert_default().put(since, Arc::new(hints));
+    }
+
+    fn hints_of(&self, id: FileId) -> Option<&Arc<Hints>> {
+        self.get(id).and_then(Inode::said).and_then(Said::now)
+    }
+
+    /// What directories from `dir` upwards have for the file, the nearest first.
+    fn inherited(&self, dir: FileId, id: FileId, mut heard: impl FnMut(FileId, &Hints)) {
+        let mut at = dir;
+        while let Some(inode) = self.get(at) {
+            if let Some(hints) = inode.said().and_then(|said| said.for_file(id)) {
+                heard(at, hints);
+            }
+            match inode.logical.as_ref() {
+                Some((parent, _)) if at != FileId::ROOT => at = *parent,
+                _ => return,
+            }
+        }
+    }
+
+    /// Every hint that the file has, the nearest first, with the directory that it is of.
+    fn each_hint(&self, id: FileId, mut heard: impl FnMut(Option<FileId>, &Hints)) {
+        let Some(inode) = self.get(id).filter(|_| self.hints.any) else { return };
+        if let Some(own) = self.hints_of(id) {
+            heard(None, own);
+        }
+        // What the store had was not made below any.
+        if let Some((dir, _)) = inode.logical.as_ref().filter(|_| inode.attr.ino >= OWN_INODE_BASE) {
+            self.inherited(*dir, id, |dir, hints| heard(Some(dir), hints));
+        }
+    }
+}
+
+/// What is still to be done for a file whose hints changed, with nothing locked.
+#[derive(Default)]
+struct Then {
+    leaves: Vec<FileId>,
+    wanted: Vec<Vec<u8>>,
+}
+
+/// One path and what is said of it, as it came.
+pub type Given<'a> = (&'a [u8], &'a BTreeMap<String, String>);
+
+impl Namespace {
+    /// Called with each path that a hint wants brought in.
+    pub fn set_prefetcher(&self, wanted: Box<dyn Fn(Vec<u8>) + Send + Sync>) {
+        drop(self.prefetcher.set(wanted));
+        let tree = self.tree();
+        let asks = tree.hints.names.iter().filter(|(_, hints)| hints.advice().prefetch == Some(true));
+        let paths: Vec<Vec<u8>> = asks.map(|(path, _)| path.to_vec()).collect();
+        drop(tree);
+        self.want(paths);
+    }
+
+    fn want(&self, paths: Vec<Vec<u8>>) {
+        if let Some(wanted) = self.prefetcher.get() {
+            paths.into_iter().for_each(wanted);
+        }
+    }
+
+    /// What rules and hints say of a file.
+    pub(crate) fn decided(&self, tree: &Tree, id: FileId, path: &[u8]) -> Decision {
+        let mut advice = Advice::default();
+        tree.each_hint(id, |_, hints| advice.or(hints.advice()));
+        self.rules.decide_hinted(path, &advice)
+    }
+
+    /// The same of what is about to be made in a directory, under that path.
+    pub(super) fn decided_new(&self, tree: &Tree, dir: FileId, path: &[u8]) -> Decision {
+        let mut advice = Advice::default();
+        if tree.hints.any {
+            if let Some(given) = tree.hints.names.get(path) {
+                advice.or(given.advice());
+            }
+            tree.inherited(dir, FileId(u64::MAX), |_, hints| advice.or(hints.advice()));
+        }
+        self.rules.decide_hinted(path, &advice)
+    }
+
+    /// Every hint of a file in words, the nearest first, with what became of it.
+    pub(super) fn hints_in_words(&self, tree: &Tree, id: FileId, decision: &Decision) -> Vec<String> {
+        let mut lines = Vec::new();
+        let mut nearer = Advice::default();
+        tree.each_hint(id, |dir, hints| {
+            let of = dir.map_or_else(
+                || if tree.dir(id).is_some() { "of the directory itself" } else { "of the file" }.to_owned(),
+                |dir| match tree.logical_path(dir) {
+                    Some(path) if !path.is_empty() => format!("of the directory {}", String::from_utf8_lossy(&path)),
+                    _ => "of the directory that is served".to_owned(),
+                },
+            );
+            for (name, value) in hints.texts() {
+                let fate = self.fate(hints, name, &nearer, decision);
+                lines.push(format!("{name}={value} {of}{fate}"));
+            }
+            nearer.or(hints.advice());
+        });
+        lines
+    }
+
+    fn fate(&self, hints: &Hints, name: &str, nearer: &Advice, decision: &Decision) -> &'static str {
+        const NEARER: &str = "; a nearer hint says otherwise";
+        const RULED: &str = "; a rule decides otherwise";
+        let advice = hints.advice();
+        let judge = |overruled: bool, is_so: bool| match (overruled, is_so) {
+            (_, true) => "",
+            (true, false) => NEARER,
+            (false, false) => RULED,
+        };
+        match Name::parse(name) {
+            Ok(Name::Mode | Name::Replication) => {
+                judge(nearer.mode.is_some(), advice.mode.is_none_or(|mode| mode == decision.mode))
+            }
+            Ok(Name::Timing) => judge(nearer.timing.is_some(), advice.timing == Some(decision.timing)),
+            Ok(Name::Size) => judge(nearer.size_bytes.is_some(), advice.size_bytes == decision.size_bytes),
+            Ok(Name::Tier) => judge(nearer.tier.is_some(), advice.tier == decision.tier),
+            Ok(Name::Pin) => judge(nearer.pin.is_some(), advice.pin == Some(decision.pin)),
+            Ok(Name::Prefetch) | Err(_) => "",
+            Ok(Name::Dp | Name::ReplicationSemantics | Name::CacheSize | Name::BlockSize) => {
+                "; without effect on one node"
+            }
+        }
+    }
+
+    // ---- as attributes
+
+    /// The hint that the attribute `name` stands for; the outer `None`: it is no hint's.
+    pub(super) fn hint_attribute(&self, id: FileId, name: &[u8]) -> Option<FsResult<Vec<u8>>> {
+        let name = name.strip_prefix(ATTRIBUTE_PREFIX)?;
+        let tree = self.tree();
+        let name = std::str::from_utf8(name).ok().and_then(|name| Name::parse(name).ok());
+        let value = name.zip(tree.hints_of(id)).and_then(|(name, hints)| hints.value(name));
+        Some(value.map(|value| value.as_bytes().to_vec()).ok_or_else(|| Errno::NODATA.into()))
+    }
+
+    /// The caller may.
+    pub(super) fn set_hint(&self, id: FileId, name: &[u8], value: &[u8], flags: i32) -> FsResult<()> {
+        let known = self.understood(name, value).map_err(|why| self.refuse_hint(id, &why))?;
+        self.change_hint(id, |hints| {
+            let there = hints.is_some_and(|hints| known.texts().all(|(name, _)| has(hints, name)));
+            match () {
+                () if flags & CREATE != 0 && there => Err(Errno::EXIST.into()),
+                () if flags & REPLACE != 0 && !there => Err(Errno::NODATA.into()),
+                () => Ok(Box::new(move |hints: &mut Hints| hints.update(&known))),
+            }
+        })
+    }
+
+    pub(super) fn remove_hint(&self, id: FileId, name: &[u8]) -> FsResult<()> {
+        let name = std::str::from_utf8(name).ok().and_then(|name| Name::parse(name).ok()).ok_or(Errno::NODATA)?;
+        self.change_hint(id, |hints| {
+            if hints.is_none_or(|hints| hints.value(name).is_none()) {
+                return Err(Errno::NODATA.into());
+            }
+            Ok(Box::new(move |hints: &mut Hints| {
+                hints.take_back(name);
+            }))
+        })
+    }
+
+    /// Of a file, and of its name where that has hints: the next file of that name shall not have what this one had not.
+    fn change_hint(&self, id: FileId, look: impl FnOnce(Option<&Hints>) -> FsResult<Change>) -> FsResult<()> {
+        let mut tree = self.tree();
+        let change = look(tree.hints_of(id).map(AsRef::as_ref))?;
+        let mut txn = Txn::default();
+        self.own(&mut tree, &mut txn, id);
+        tree.say(id, &change);
+        txn.hints(Hinted::File(id));
+        if let Some(path) = tree.logical_path(id)
+            && let Some(given) = tree.hints.names.get_mut(path.as_slice())
+        {
+            change(Arc::make_mut(given));
+            txn.hints(Hinted::Path(path.into()));
+        }
+        let mut then = Then::default();
+        self.hints_changed(&mut tree, &mut txn, id, &mut then);
+        txn.carried_out(id);
+        self.commit(&tree, txn);
+        drop(tree);
+        self.do_then(then);
+        Ok(())
+    }
+
+    fn refuse_hint(&self, id: FileId, why: &str) -> Fault {
+        let path = self.tree().logical_path(id).unwrap_or_default();
+        let path = String::from_utf8_lossy(&path).into_owned();
+        tracing::warn!(path, why, "a hint was refused");
+        Fault::new(Errno::INVAL, format!("{path}: {why}"))
+    }
+
+    fn understood(&self, name: &[u8], value: &[u8]) -> Result<Hints, String> {
+        let text = |bytes| std::str::from_utf8(bytes).map_err(|_| "a hint's name and value are UTF-8".to_owned());
+        let (name, value) = (text(name)?, text(value)?);
+        self.understood_all(std::iter::once((name, value)))
+    }
+
+    fn understood_all<'a>(&self, given: impl Iterator<Item = (&'a str, &'a str)>) -> Result<Hints, String> {
+        let mut hints = Hints::default();
+        for (name, value) in given {
+            hints.set(name, value)?;
+        }
+        if let Some(tier) = &hints.advice().tier
+            && !self.tiers.devices().any(|device| device.tier_name() == &**tier)
+        {
+            let mut known: Vec<&str> = self.tiers.devices().map(crate::tier::Device::tier_name).collect();
+            known.dedup();
+            return Err(format!("tier: there is no tier '{tier}'; there are {}", known.join(", ")));
+        }
+        Ok(hints)
+    }
+
+    // ---- by name
+
+    /// Takes hints for paths, whether there is such a file or not; the store is not asked. Returns what was refused: which
+    /// of them, and why.
+    pub fn hint(&self, given: &[Given<'_>]) -> Vec<(usize, String)> {
+        let mut refused = Vec::new();
+        for (step, some) in given.chunks(NAMES_AT_ONCE).enumerate() {
+            let (mut txn, mut then) = (Txn::default(), Then::default());
+            let mut tree = self.tree();
+            for (at, (path, texts)) in some.iter().enumerate() {
+                let texts = texts.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+                match plain(path).and_then(|path| Ok((path, self.understood_all(texts)?))) {
+                    Ok((path, hints)) => self.hint_name(&mut tree, &mut txn, path, &hints, &mut then),
+                    Err(why) => refused.push((step * NAMES_AT_ONCE + at, why)),
+                }
+            }
+            self.commit(&tree, txn);
+            drop(tree);
+            self.do_then(then);
+        }
+        for (at, why) in &refused {
+            let path = given.get(*at).map(|(path, _)| String::from_utf8_lossy(path));
+            tracing::warn!(path = path.as_deref(), why, "a hint was refused");
+        }
+        refused
+    }
+
+    fn hint_name(&self, tree: &mut Tree, txn: &mut Txn, path: Vec<u8>, hints: &Hints, then: &mut Then) {
+        tree.hints.any = true;
+        let known = tree.file_at(&path);
+        let of = Hinted::Path(path.clone().into());
+        let given = tree.hints.names.entry(path.clone().into()).or_default();
+        Arc::make_mut(given).update(hints);
+        txn.hints(of);
+        match known {
+            Some(id) => {
+                tree.say(id, |said| said.update(hints));
+                txn.hints(Hinted::File(id));
+                self.hints_changed(tree, txn, id, then);
+            }
+            None if hints.advice().prefetch == Some(true) => then.wanted.push(path),
+            None => {}
+        }
+    }
+
+    /// A file or directory got this name: what was said of the name is said of it.
+    pub(super) fn named(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, path: &[u8]) {
+        if tree.hints.names.is_empty() {
+            return;
+        }
+        let Some(given) = tree.hints.names.get(path).cloned() else { return };
+        tree.say(id, |said| said.update(&given));
+        txn.hints(Hinted::File(id));
+    }
+
+    // ---- what follows
+
+    /// What can be done about it at once is.
+    fn hints_changed(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, then: &mut Then) {
+        let Some((inode, path)) = tree.get(id).zip(tree.logical_path(id)) else { return };
+        let wants = inode.said().and_then(Said::now).is_some_and(|hints| hints.advice().prefetch == Some(true));
+        if wants {
+            then.wanted.push(path.clone());
+        }
+        if !inode.sealed {
+            return;
+        }
+        if inode.is_dir() || inode.dirty() {
+            self.rules_changed(tree, txn, id);
+            self.retime(tree, txn, id, &path);
+        } else if inode.replica.is_some() && self.decided(tree, id, &path).mode == Mode::Move {
+            then.leaves.push(id);
+        }
+    }
+
+    /// What waits for the store is due sooner or later than it was.
+    fn retime(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, path: &[u8]) {
+        let Some(inode) = tree.get(id) else { return };
+        let (publish, set_meta) = (inode.publish, inode.set_meta);
+        let last = self.is_last(&self.decided(tree, id, path));
+        if !last {
+            // Its further names come behind it.
+            let linked = publish.filter(|_| !inode.is_dir() && inode.attr.links > 1);
+            let links = linked.into_iter().flat_map(|seq| tree.ops.range(seq..)).filter(|(_, op)| op.file() == id);
+            let own: Vec<Seq> = links.map(|(seq, _)| *seq).chain(publish).chain(set_meta).collect();
+            for seq in own {
+                let Some(op) = tree.ops.get_mut(&seq).filter(|op| op.last) else { continue };
+                op.last = false;
+                let places = super::tree::places(&op.kind);
+                txn.op(seq);
+                places.into_iter().for_each(|(dir, _)| self.hasten_dirs(tree, txn, dir, false));
+            }
+        } else if let Some(seq) = publish
+            && tree.ops.get(&seq).is_some_and(|op| !op.last)
+            && !tree.in_store(id)
+            && self.take_back(tree, txn, id, seq)
+        {
+            // At the end of the queue, where nothing builds on it.
+            self.queue_publish(tree, txn, id);
+        }
+    }
+
+    fn do_then(&self, then: Then) {
+        for id in then.leaves {
+            if let Err(why) = self.evict(id, "a hint says move: evicted once it was in the store") {
+                tracing::warn!(%why, "evict");
+            }
+        }
+        self.want(then.wanted);
+        self.nudge();
+    }
+
+    // ---- from one agent to the next
+
+    pub(super) fn take_up_hints(&self, image: &mut Image) {
+        let mut tree = self.tree();
+        for (of, record) in std::mem::take(&mut image.hints) {
+            tree.hints.any = true;
+            let said = Said::of_record(&record);
+            match of {
+                Hinted::Path(path) => {
+                    if let Some(hints) = said.now() {
+                        tree.hints.names.insert(path, hints.clone());
+                    }
+                }
+                Hinted::File(id) => {
+                    // A number that was given out and never written down is not given to a file that comes later.
+                    let since = said.0.last().map_or(0, |(since, _)| since.0);
+                    tree.next_id = tree.next_id.max(since);
+                    if let Some(inode) = tree.get_mut(id) {
+                        inode.extra_mut().hints = Some(Box::new(said));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The last agent goes and leaves something: what it is keeps its hints, and nothing that comes later has them.
+    pub(super) fn end_hints(&self) {
+        let mut tree = self.tree();
+        if !tree.hints.any {
+            return;
+        }
+        let mut txn = Txn::default();
+        for path in std::mem::take(&mut tree.hints.names).into_keys() {
+            txn.hints(Hinted::Path(path));
+        }
+        let hinted = tree.iter().filter(|(_, inode)| inode.is_dir() && inode.said().is_some());
+        let dirs: Vec<FileId> = hinted.map(|(id, _)| id).collect();
+        for dir in dirs {
+            tree.say(dir, |hints| *hints = Hints::default());
+            txn.hints(Hinted::File(dir));
+        }
+        self.commit(&tree, txn);
+    }
+}
+
+type Change = Box<dyn Fn(&mut Hints)>;
+
+fn has(hints: &Hints, name: &str) -> bool {
+    Name::parse(name).is_ok_and(|name| hints.value(name).is_some())
+}
+
+/// Without what means nothing in a path.
+fn plain(path: &[u8]) -> Result<Vec<u8>, String> {
+    let names: Vec<&[u8]> = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".").collect();
+    if names.contains(&&b".."[..]) {
+        return Err("a path with '..' is not followed; give it without".to_owned());
+    }
+    Ok(names.join(&b'/'))
+}

@@ -1,0 +1,156 @@
+//! Extended attributes: those of the user, which reach the store; those that tell where a file is; and hints ([`super::hints`]),
+//! of which the store never hears.
+
+use crate::sync::PoisonError;
+use std::collections::BTreeMap;
+
+use crate::clock;
+use crate::error::{Errno, FsResult};
+use crate::hint::ATTRIBUTE_PREFIX;
+use crate::model::{Caller, FileId, Kind, Xattrs};
+
+use super::Namespace;
+use super::journal::Txn;
+
+/// They tell where a file is.
+const VIRTUAL: [&[u8]; 4] =
+    [b"user.surgetank.location", b"user.surgetank.state", b"user.surgetank.tier", b"user.surgetank.node"];
+const XATTR_NAME_BYTES_MAX: usize = 255;
+const XATTR_VALUE_BYTES_MAX: usize = 65536;
+/// Linux's flags of setxattr.
+pub(super) const CREATE: i32 = 1;
+pub(super) const REPLACE: i32 = 2;
+
+impl Namespace {
+    /// The attributes as they are, from the store where we have none of our own.
+    fn xattrs_of(&self, id: FileId) -> FsResult<Xattrs> {
+        let asked = self.asked_of_it(id, || {
+            let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
+            let (path, who) = {
+                let tree = self.tree();
+                let inode = tree.get(id).ok_or(Errno::STALE)?;
+                if let Some(xattrs) = inode.extra.as_ref().and_then(|extra| extra.xattrs.as_ref()) {
+                    return Ok(xattrs.clone());
+                }
+                match tree.applied_path(id) {
+                    Some(path) if !matches!(inode.attr.kind, Kind::Symlink) => (path, inode.cred()),
+                    _ => return Ok(BTreeMap::new()),
+                }
+            };
+            Ok(self.store.xattrs(self.own_cred(who), &path)?)
+        });
+        match asked {
+            Err(fault) if fault.errno == Errno::OPNOTSUPP => Ok(BTreeMap::new()),
+            other => other,
+        }
+    }
+
+    /// Virtual attributes: location and state, not listed (so `cp -a` does not copy them).
+    fn virtual_xattr(&self, id: FileId, name: &[u8]) -> Option<Vec<u8>> {
+        let what = name.strip_prefix(b"user.surgetank.").filter(|_| VIRTUAL.contains(&name))?;
+        let answer = self.where_is(id)?;
+        match what {
+            b"location" => Some(answer.location.into_bytes()),
+            b"state" => Some(answer.state.to_string().into_bytes()),
+            b"tier" => Some(answer.tier.into_bytes()),
+            // Where only the store has it, no node does.
+            b"node" if answer.replica.is_none() => Some(Vec::new()),
+            b"node" => Some(rustix::system::uname().nodename().to_bytes().to_vec()),
+            _ => None,
+        }
+    }
+
+    pub fn getxattr(&self, id: FileId, name: &[u8]) -> FsResult<Vec<u8>> {
+        if !name.starts_with(b"user.") {
+            // (Who lists a directory asks once where there are no labels, and for every file where one of them has none.)
+            let absent = name.starts_with(b"security.") && name != b"security.selinux";
+            return Err(if absent { Errno::NODATA } else { Errno::OPNOTSUPP }.into());
+        }
+        if let Some(value) = self.virtual_xattr(id, name) {
+            return Ok(value);
+        }
+        if let Some(hint) = self.hint_attribute(id, name) {
+            return hint;
+        }
+        let value = self.xattrs_of(id)?.remove(name).ok_or(Errno::NODATA)?;
+        Ok(value.into_vec())
+    }
+
+    pub fn listxattr(&self, id: FileId) -> FsResult<Vec<u8>> {
+        let mut list = Vec::new();
+        for name in self.xattrs_of(id)?.keys() {
+            list.extend_from_slice(name);
+            list.push(0);
+        }
+        Ok(list)
+    }
+
+    pub fn setxattr(&self, caller: &Caller, id: FileId, name: &[u8], value: &[u8], flags: i32) -> FsResult<()> {
+        self.may_set_xattr(caller, id, name)?;
+        if name.len() > XATTR_NAME_BYTES_MAX || value.len() > XATTR_VALUE_BYTES_MAX {
+            return Err(Errno::RANGE.into());
+        }
+        if let Some(hint) = name.strip_prefix(ATTRIBUTE_PREFIX) {
+            return self.set_hint(id, hint, value, flags);
+        }
+        let mut xattrs = self.xattrs_of(id)?;
+        let present = xattrs.contains_key(name);
+        if flags & CREATE != 0 && present {
+            return Err(Errno::EXIST.into());
+        }
+        if flags & REPLACE != 0 && !present {
+            return Err(Errno::NODATA.into());
+        }
+        xattrs.insert(Box::from(name), Box::from(value));
+        self.store_xattrs(caller, id, xattrs)
+    }
+
+    pub fn removexattr(&self, caller: &Caller, id: FileId, name: &[u8]) -> FsResult<()> {
+        self.may_set_xattr(caller, id, name)?;
+        if let Some(hint) = name.strip_prefix(ATTRIBUTE_PREFIX) {
+            return self.remove_hint(id, hint);
+        }
+        let mut xattrs = self.xattrs_of(id)?;
+        if xattrs.remove(name).is_none() {
+            return Err(Errno::NODATA.into());
+        }
+        self.store_xattrs(caller, id, xattrs)
+    }
+
+    fn may_set_xattr(&self, caller: &Caller, id: FileId, name: &[u8]) -> FsResult<()> {
+        let attr = self.tree().get(id).ok_or(Errno::STALE)?.attr;
+        if !name.starts_with(b"user.") {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        // No store takes it, and the drain would stop there.
+        if name == b"user." {
+            return Err(Errno::INVAL.into());
+        }
+        if VIRTUAL.contains(&name) {
+            return Err(Errno::PERM.into());
+        }
+        if !matches!(attr.kind, Kind::File | Kind::Directory) {
+            return Err(Errno::PERM.into());
+        }
+        // Everybody's directory, of which nobody may say what it is.
+        if self.checks_permissions && attr.kind == Kind::Directory && attr.perm & 0o1000 != 0 {
+            self.permit_owner(caller, &attr)?;
+        }
+        self.permit(caller, &attr, 2)
+    }
+
+    fn store_xattrs(&self, caller: &Caller, id: FileId, xattrs: Xattrs) -> FsResult<()> {
+        let mut tree = self.tree();
+        let mut txn = Txn::default();
+        self.own(&mut tree, &mut txn, id);
+        let inode = tree.get_mut(id).ok_or(Errno::STALE)?;
+        inode.extra_mut().xattrs = Some(xattrs);
+        inode.attr.ctime = clock::now();
+        self.queue_meta(&mut tree, &mut txn, id, self.run(caller), false);
+        txn.carried_out(id);
+        self.commit(&tree, txn);
+        drop(tree);
+        self.nudge();
+        Ok(())
+    }
+}
