@@ -150,7 +150,8 @@ def _task(job: dict[str, Any], ids: dict[int, str], directory: Path) -> Task:
         # What an unevaluated checkpoint will give is no file's name yet.
         inputs=list(dict.fromkeys(inside(entry["path"], directory) for entry in job["inputs"] if entry["path"] != "<TBD>")),
         outputs=list(dict.fromkeys(inside(name, directory) for name in outputs)),
-        command=job["command"],
+        # With an unevaluated checkpoint's output in the place of what it stands for, it is not what will be run.
+        command=None if any("checkpoint_target" in entry["flags"] for entry in job["inputs"]) else job["command"],
         cores=float(job["threads"] or 1),
         # Snakemake's MB are 10⁶ bytes.
         memory_bytes=int(memory * 1_000_000) if isinstance(memory, (int, float)) and memory > 0 else None,

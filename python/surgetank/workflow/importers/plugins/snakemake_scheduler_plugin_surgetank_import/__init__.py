@@ -74,7 +74,7 @@ def _job(dag: Any, job: Any, number: int, jobs: dict[Any, int]) -> dict[str, Any
         "image": _private(lambda: job.container_img_url),
         "command": _private(lambda: job.shellcmd),
         "file": _private(lambda: str(rule.snakefile)),
-        "line": _private(lambda: int(rule.lineno)),
+        "line": _private(lambda: int(rule.workflow.linemaps[rule.snakefile][rule.lineno])),
     }
 
 
