@@ -120,6 +120,8 @@ class _Opened:
     places: dict[str, str] = field(default_factory=dict)
     incomplete: list[str] = field(default_factory=list)
     between: int = 0
+    # Output of a step → the tasks that it comes from, for those that give a value and no file.
+    tellers: dict[str, list[str]] = field(default_factory=dict)
 
     def given(self, value: Any, beside: Path, name: str | bool) -> list[str]:
         """The files in a value of the input object; `name` stands for the file of an input without a value."""
@@ -182,7 +184,10 @@ class _Opened:
         task = self.task(tool, name, [path for found in inner.values() for path in found])
         for entry in tool.tool["outputs"]:
             sources[_output(step, entry)] = self.made(task, entry, mine)
-        # `after` for a step that gives another one a value and no file.
+            self.tellers[_output(step, entry)] = [name]
+        told = [one for entry in step.tool["in"] for one in _behind(entry.get("source"), self.tellers)]
+        makers = {output: other.id for other in self.tasks for output in other.outputs}
+        task.after = [one for one in dict.fromkeys(told) if one not in {makers.get(path) for path in task.inputs}]
         self.tasks.append(task)
         self.places[name] = _line(step.tool) or _file(step.tool["id"])
 
@@ -190,9 +195,13 @@ class _Opened:
         self, tool: Any, step: Any, name: str, given: dict[str, list[str]], sources: dict[str, list[str]], doubt: _Doubt
     ) -> None:
         own = {entry["id"]: given.get(_fragment(entry["id"]).split("/")[-1], []) for entry in tool.tool["inputs"]}
+        for entry in step.tool["in"]:
+            inner = f"{tool.tool['id']}/" if "#" in tool.tool["id"] else f"{tool.tool['id']}#"
+            self.tellers[inner + _fragment(entry["id"]).split("/")[-1]] = _behind(entry.get("source"), self.tellers)
         self.workflow(tool, name + "/", own, doubt)
         for entry in tool.tool["outputs"]:
             sources[_output(step, entry)] = list(_behind(entry.get("outputSource"), own))
+            self.tellers[_output(step, entry)] = list(_behind(entry.get("outputSource"), self.tellers))
 
     def task(self, tool: Any, name: str, inputs: list[str]) -> Task:
         requirements = [*tool.hints, *tool.requirements]
