@@ -133,6 +133,8 @@ def _rule(state: _State, lines: list[tuple[int, str]], at: int, number: int, hea
     ):  # fmt: skip
         own[match["name"].lstrip("@")] = state.expand(match["value"].strip("\"' "), lines[at][0], strict=False)
         at += 1
+    while at < len(lines) and lines[at][1] and not lines[at][1].strip():
+        at += 1
     if at >= len(lines) or not lines[at][1].strip() or lines[at][1][0] not in "\t ":
         raise Problem("a rule without a command", where=where, remedy="the command stands below, after a tab")
     if at + 1 < len(lines) and lines[at + 1][1].strip() and lines[at + 1][1][0] in "\t ":
