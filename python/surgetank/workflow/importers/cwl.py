@@ -13,7 +13,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import unquote, urldefrag, urlparse
 
 from ..graph import File, Task, Workflow
@@ -36,7 +36,9 @@ def load(path: Path, *, job: Path | None = None) -> Workflow:
     for entry in tool.tool["inputs"]:
         name = _fragment(entry["id"])
         value = values.get(name, entry.get("default"))
-        sources[entry["id"]] = opened.given(value, (job or path).absolute().parent, _reads_files(entry["type"]) and name)
+        sources[entry["id"]] = opened.given(
+            value, (job or path).absolute().parent, _reads_files(entry["type"]) and name
+        )
     if job is None and any(sources.values()):
         opened.incomplete.append("which files are the inputs is known with the input object's file")
     if hasattr(tool, "steps"):
@@ -210,7 +212,7 @@ class _Opened:
         memory = resources.get("ramMin", resources.get("ramMax"))
         docker = _required(requirements, "DockerRequirement")
         image = docker.get("dockerPull") or docker.get("dockerImageId")
-        # Expressions are evaluated for each run of a step, so what they give is not known.
+        # What is an expression is evaluated for each run of a step, and not known before.
         return Task(
             id=name,
             kind=_program(tool) or name.split("/")[-1],
@@ -314,7 +316,7 @@ def _required(requirements: list[dict[str, Any]], class_: str) -> dict[str, Any]
     return found[-1] if found else {}
 
 
-def _number(value: Any) -> bool:
+def _number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
 
 

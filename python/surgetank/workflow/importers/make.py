@@ -19,7 +19,9 @@ from ..graph import File, Task, Workflow
 from ..problem import Problem
 from .paths import inside, measure, read
 
-_TRACE = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+): (?:update )?target '(?P<target>[^']+)' (?:does not exist|due to: .*|is .*)$")
+_TRACE = re.compile(
+    r"^(?P<file>[^\s:]+):(?P<line>\d+): (?:update )?target '(?P<target>[^']+)' (?:does not exist|due to: .*|is .*)$"
+)
 _ERROR = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+): \*\*\* (?P<what>.*?)(?:\s+Stop\.)?$", re.M)
 _MISSING = re.compile(r"No rule to make target '(?P<target>[^']+)'(?:, needed by '(?P<by>[^']+)')?")
 _CIRCULAR = re.compile(r"^make(?:\[\d+\])?: Circular (?P<a>\S+) <- (?P<b>\S+) dependency dropped", re.M)
@@ -79,8 +81,8 @@ def load(path: Path, *, targets: Sequence[str] = (), variables: Sequence[str] = 
 
 def _refuse(path: Path, text: str, said: str, code: int) -> None:
     if circular := _CIRCULAR.search(said):
-        where = f"{path}:{_line(text, circular['a'])}"
-        raise Problem(f"{circular['a']} and {circular['b']} need each other", where=where, why=circular[0])
+        at = f"{path}:{_line(text, circular['a']) or 1}"
+        raise Problem(f"{circular['a']} and {circular['b']} need each other", where=at, why=circular[0])
     if code == 0:
         return
     if error := _ERROR.search(said):
@@ -134,9 +136,18 @@ def _recipes(said: str, rules: dict[str, _Rule]) -> Iterator[_Recipe]:
             if current:
                 yield current
             current = _Recipe(trace["target"], f"{trace['file']}:{trace['line']}")
-        elif current is not None and line.strip() and not re.match(r"^make(\[\d+\])?: |^# GNU Make|^# Built for|^# Copyright|^# License|^# This is free|^# There is NO", line):
+        elif (
+            current is not None
+            and line.strip()
+            and not re.match(
+                r"^make(\[\d+\])?: |^# GNU Make|^# Built for|^# Copyright|^# License|^# This is free|^# There is NO",
+                line,
+            )
+        ):
             words = line.split()
-            if words[0] == "rm" and all(word in rules and rules[word].intermediate for word in words[1:] if word != "-f"):
+            if words[0] == "rm" and all(
+                word in rules and rules[word].intermediate for word in words[1:] if word != "-f"
+            ):
                 continue
             current.lines.append(line)
     if current:
@@ -167,13 +178,16 @@ def _workflow(
 
     for target, recipe in run.items():
         rule = rules.get(target, _Rule(target))
-        made = [] if rule.phony else [name for name in dict.fromkeys([target, *rule.with_it])]
+        made = [] if rule.phony else list(dict.fromkeys([target, *rule.with_it]))
         task = Task(target, _kind(recipe.lines) or target)
         for name in rule.needs:
             for found, is_file in reach(name, frozenset()):
                 (task.inputs if is_file else task.after).append(inside(found, directory) if is_file else found)
         task.after += [maker[name] for name in rule.before if name in maker]
-        task.inputs, task.after = list(dict.fromkeys(task.inputs)), [one for one in dict.fromkeys(task.after) if one != target]
+        task.inputs, task.after = (
+            list(dict.fromkeys(task.inputs)),
+            [one for one in dict.fromkeys(task.after) if one != target],
+        )
         task.outputs = [inside(name, directory) for name in made]
         task.command = "\n".join((["set -e"] if len(recipe.lines) > 1 else []) + recipe.lines) or None
         for name in made:

@@ -64,7 +64,9 @@ def load(path: Path) -> Workflow:
     """The graph of a Makeflow file in the classic language."""
     text = read(path, "the Makeflow file")
     if text.lstrip().startswith(("{", "[")):
-        raise Problem("this is Makeflow's JX or JSON, which is not read here", where=path, remedy="the classic language is")
+        raise Problem(
+            "this is Makeflow's JX or JSON, which is not read here", where=path, remedy="the classic language is"
+        )
     state = _State(path, path.absolute().parent)
     lines = _joined(text)
     tasks: list[Task] = []
@@ -142,8 +144,14 @@ def _rule(state: _State, lines: list[tuple[int, str]], at: int, number: int, hea
     command = state.expand(lines[at][1].strip(), lines[at][0], strict=False)
     command = re.sub(r"^LOCAL\s+", "", command)
     if command.startswith("MAKEFLOW "):
-        raise Problem("a workflow inside a workflow is not read here", where=f"{state.path}:{lines[at][0]}", why=command)
-    resources = {**state.categories.get("default", {}), **state.categories.get(own.get("CATEGORY", state.category), {}), **own}
+        raise Problem(
+            "a workflow inside a workflow is not read here", where=f"{state.path}:{lines[at][0]}", why=command
+        )
+    resources = {
+        **state.categories.get("default", {}),
+        **state.categories.get(own.get("CATEGORY", state.category), {}),
+        **own,
+    }
     task = Task(
         made[0],
         os.path.basename(re.split(r"[\s;|<>&]+", command.strip("({ "))[0]) or made[0],

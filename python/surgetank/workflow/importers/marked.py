@@ -87,7 +87,9 @@ def load(path: Path, what: str = "the workflow") -> Marked:
         marked.value = None if node is None else _value(loader, node, (), marked, frozenset())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise Problem("this is not YAML", where=f"{path}:{mark.line + 1}" if mark else path, why=error.problem) from None
+        raise Problem(
+            "this is not YAML", where=f"{path}:{mark.line + 1}" if mark else path, why=error.problem
+        ) from None
     except yaml.YAMLError as error:
         raise Problem("this is not YAML", where=path, why=error) from None
     finally:

@@ -23,7 +23,7 @@ NEEDED = ("task_id", "hash", "name", "status")
 # What a trace has to have for everything that can be known.
 FIELDS = (*NEEDED, "process", "exit", "workdir", "realtime", "cpus", "memory", "container", "attempt")
 _DONE = ("COMPLETED", "CACHED")
-_NODE = re.compile(r'^\s*(?P<id>\w+)\s*\[(?P<rest>.*)\]\s*;?\s*$')
+_NODE = re.compile(r"^\s*(?P<id>\w+)\s*\[(?P<rest>.*)\]\s*;?\s*$")
 _EDGE = re.compile(r"^\s*(?P<from>\w+)\s*->\s*(?P<to>\w+)\s*(?:\[.*\])?\s*;?\s*$")
 _LABEL = re.compile(r'(?<![a-z])label="(?P<label>[^"]*)"')
 _UNITS = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40, "PB": 2**50}
@@ -226,7 +226,12 @@ def _after(tasks: list[Task], parents: dict[str, set[str]]) -> None:
     for task in tasks:
         if not task.inputs:
             before = parents.get(task.kind) or parents.get(task.kind.split(":")[-1]) or set()
-            task.after = [one for name in sorted(before) for one in of.get(name, of.get(name.split(":")[-1], [])) if one != task.id]
+            task.after = [
+                one
+                for name in sorted(before)
+                for one in of.get(name, of.get(name.split(":")[-1], []))
+                if one != task.id
+            ]
 
 
 def _seconds(text: str) -> float | None:

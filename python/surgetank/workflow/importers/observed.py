@@ -46,7 +46,11 @@ def load(path: Path) -> Workflow:
         ended = record.get("command_ended_us")
         runtime = ended / 1e6 if isinstance(ended, (int, float)) else None
         kind = (str(record.get("command") or "run").split() or ["run"])[0]
-        tasks = [Task(name, Path(kind).name, outputs=list(files), command=str(record.get("command") or ""), runtime_s=runtime)]
+        tasks = [
+            Task(
+                name, Path(kind).name, outputs=list(files), command=str(record.get("command") or ""), runtime_s=runtime
+            )
+        ]
     if not tasks:
         raise Problem("no process of this run read or wrote in the directory", where=path)
     return Workflow.of(name, str(path), tasks, files.values(), incomplete=incomplete)
@@ -59,7 +63,10 @@ def _left_out(record: dict[str, Any]) -> list[str]:
         total, listed = record.get(key), len(record.get(there) or [])
         if isinstance(total, int) and total > listed:
             found.append(f"{total - listed} of {total} {what} are not in the record")
-    for key, what in (("processes_lost", "processes were not counted"), ("processes_disbelieved", "processes are not believed")):
+    for key, what in (
+        ("processes_lost", "processes were not counted"),
+        ("processes_disbelieved", "processes are not believed"),
+    ):
         if record.get(key):
             found.append(f"{record[key]} {what}")
     if record.get("counting_ended"):
@@ -122,7 +129,9 @@ def _tasks(processes: list[dict[str, Any]], directory: Path) -> list[Task]:
         if task is None:
             program = str(process.get("program") or "process")
             command = process.get("command")
-            task = Task(f"{program}:{number}", program, command=command if isinstance(command, str) and command else None)
+            task = Task(
+                f"{program}:{number}", program, command=command if isinstance(command, str) and command else None
+            )
             tasks[group[number]] = task
         begun, ended = process.get("begun_us"), process.get("ended_us")
         if isinstance(begun, int) and isinstance(ended, int):

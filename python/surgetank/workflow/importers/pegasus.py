@@ -113,7 +113,10 @@ class _Catalogue:
         for number, _ in enumerate(source.sequence(*top, "transformations")):
             name = _transformation(source, *top, "transformations", number)
             profiles: dict[str, Any] = {}
-            for place in [(), *(("sites", site) for site, _ in enumerate(source.sequence(*top, "transformations", number, "sites")))]:
+            for place in [
+                (),
+                *(("sites", site) for site, _ in enumerate(source.sequence(*top, "transformations", number, "sites"))),
+            ]:
                 _merge(profiles, source.get(*top, "transformations", number, *place, "profiles"))
                 container = source.get(*top, "transformations", number, *place, "container")
                 if isinstance(container, str):
@@ -155,7 +158,9 @@ class _Reader:
         if type_ == "job":
             self.program(task, *place)
         elif type_ in ("pegasusWorkflow", "condorWorkflow"):
-            self.incomplete.append(f"job {id_} is a workflow of its own ({document.get(*place, 'file')}): planned when it is its turn")
+            self.incomplete.append(
+                f"job {id_} is a workflow of its own ({document.get(*place, 'file')}): planned when it is its turn"
+            )
         else:
             raise document.wrong(f"{type_!r} is no type of a job", *place, "type")
         for use, _ in enumerate(document.sequence(*place, "uses")):
@@ -203,16 +208,22 @@ class _Reader:
         if type_ in ("input", "inout", "checkpoint"):
             task.inputs.append(path)
         if type_ not in ("input", "output", "inout", "checkpoint"):
-            raise document.wrong(f"{type_!r} is no use of a file", *place, "type", remedy="input, output, inout or checkpoint")
+            raise document.wrong(
+                f"{type_!r} is no use of a file", *place, "type", remedy="input, output, inout or checkpoint"
+            )
 
     def dependency(self, number: int) -> None:
         document = self.document
         parent = document.text("jobDependencies", number, "id")
         if parent not in self.tasks:
-            raise document.wrong(f"jobDependencies names the job {parent!r}, which does not exist", "jobDependencies", number)
+            raise document.wrong(
+                f"jobDependencies names the job {parent!r}, which does not exist", "jobDependencies", number
+            )
         for child in document.sequence("jobDependencies", number, "children"):
             if child not in self.tasks:
-                raise document.wrong(f"jobDependencies names the job {child!r}, which does not exist", "jobDependencies", number)
+                raise document.wrong(
+                    f"jobDependencies names the job {child!r}, which does not exist", "jobDependencies", number
+                )
             task = self.tasks[child]
             if not set(self.tasks[parent].outputs) & set(task.inputs):
                 task.after.append(parent)
@@ -232,5 +243,3 @@ def _whole(value: Any) -> int | None:
     except (TypeError, ValueError):
         return None
     return number if number >= 0 else None
-
-

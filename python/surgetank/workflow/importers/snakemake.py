@@ -24,7 +24,9 @@ from .paths import inside, measure, read
 
 PLUGINS = Path(__file__).parent / "plugins"
 # Its errors' own words for a place: `in file "/a/Snakefile", line 3` and `in line 3 of /a/Snakefile`.
-_PLACE = re.compile(r'in file "?(?P<file>[^",\n]+)"?, line (?P<line>\d+)|in line (?P<line2>\d+) of (?P<file2>\S+?):?$', re.M)
+_PLACE = re.compile(
+    r'in file "?(?P<file>[^",\n]+)"?, line (?P<line>\d+)|in line (?P<line2>\d+) of (?P<file2>\S+?):?$', re.M
+)
 _TIMEOUT_S = 600
 
 
@@ -71,7 +73,10 @@ def _ask(path: Path, directory: Path, arguments: Sequence[str], everything: bool
         command += ["--cores", str(cores or "all")]
         command += ["--forceall"] if everything else []
         command += arguments
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PLUGINS), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(PLUGINS), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+        }
         try:
             ended = subprocess.run(
                 command, cwd=directory, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -126,7 +131,11 @@ def _workflow(jobs: list[dict[str, Any]], path: Path, directory: Path) -> Workfl
 
 def _id(job: dict[str, Any], directory: Path) -> str:
     """The same at every import, which Snakemake's numbers are not."""
-    made = [*(entry["path"] for entry in job["outputs"]), *([job["benchmark"]] if job["benchmark"] else []), *job["logs"]]
+    made = [
+        *(entry["path"] for entry in job["outputs"]),
+        *([job["benchmark"]] if job["benchmark"] else []),
+        *job["logs"],
+    ]
     return f"{job['rule']}:{inside(made[0], directory)}" if made else str(job["rule"])
 
 
@@ -143,12 +152,16 @@ def _note(files: dict[str, File], entry: dict[str, Any], directory: Path) -> Fil
 def _task(job: dict[str, Any], ids: dict[int, str], directory: Path) -> Task:
     resources = job["resources"]
     memory = resources.get("mem_mb")
-    outputs = [entry["path"] for entry in job["outputs"]] + job["logs"] + ([job["benchmark"]] if job["benchmark"] else [])
+    outputs = (
+        [entry["path"] for entry in job["outputs"]] + job["logs"] + ([job["benchmark"]] if job["benchmark"] else [])
+    )
     task = Task(
         id=ids[job["number"]],
         kind=job["rule"],
         # What an unevaluated checkpoint will give is no file's name yet.
-        inputs=list(dict.fromkeys(inside(entry["path"], directory) for entry in job["inputs"] if entry["path"] != "<TBD>")),
+        inputs=list(
+            dict.fromkeys(inside(entry["path"], directory) for entry in job["inputs"] if entry["path"] != "<TBD>")
+        ),
         outputs=list(dict.fromkeys(inside(name, directory) for name in outputs)),
         # With an unevaluated checkpoint's output in the place of what it stands for, it is not what will be run.
         command=None if any("checkpoint_target" in entry["flags"] for entry in job["inputs"]) else job["command"],

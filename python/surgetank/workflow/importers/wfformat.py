@@ -49,11 +49,12 @@ def of(described: Any, path: Path) -> Workflow:
     executed = {}
     if "execution" in workflow:
         execution = reader.object(workflow["execution"], "workflow.execution")
-        for entry in reader.list(execution.get("tasks", []), "workflow.execution.tasks"):
+        for entry in reader.sequence(execution.get("tasks", []), "workflow.execution.tasks"):
             executed[reader.text(entry, "id", "an executed task")] = entry
-    files = [reader.file(entry) for entry in reader.list(specification.get("files", []), "specification.files")]
+    files = [reader.file(entry) for entry in reader.sequence(specification.get("files", []), "specification.files")]
     tasks = [
-        reader.task(entry, executed) for entry in reader.list(specification.get("tasks"), "workflow.specification.tasks")
+        reader.task(entry, executed)
+        for entry in reader.sequence(specification.get("tasks"), "workflow.specification.tasks")
     ]
     seen: set[str] = set()
     for file in files:
@@ -87,7 +88,7 @@ class _Reader:
             raise self.wrong(f"{what} is not an object")
         return value
 
-    def list(self, value: Any, what: str) -> list[Any]:
+    def sequence(self, value: Any, what: str) -> list[Any]:
         if not isinstance(value, list):
             raise self.wrong(f"{what} is not a list")
         return value
@@ -250,10 +251,7 @@ def _lost(
     found: dict[str, dict[str, Any]] = {}
     for key, ours, plain in entries:
         default = plain if plain is not None else File(key)
-        differs = {
-            name: getattr(ours, name) for name in known if getattr(ours, name) != getattr(default, name)
-        }
-        # A file that only tasks name is made by itself.
+        differs = {name: getattr(ours, name) for name in known if getattr(ours, name) != getattr(default, name)}
         if differs:
             found[key] = differs
     return found
@@ -274,7 +272,10 @@ def _restore(reader: _Reader, ours: Any, tasks: list[Task], files: list[File]) -
     names = {key: _checked(reader, key, entry, _OF_FILE).get("path", key) for key, entry in of_files.items()}
     for number, task in enumerate(tasks):
         task = replace(task, **of_tasks.get(task.id, {}))
-        task.inputs, task.outputs = [names.get(one, one) for one in task.inputs], [names.get(one, one) for one in task.outputs]
+        task.inputs, task.outputs = (
+            [names.get(one, one) for one in task.inputs],
+            [names.get(one, one) for one in task.outputs],
+        )
         task.after = [ids.get(one, one) for one in task.after]
         tasks[number] = task
     files[:] = [replace(file, **of_files.get(file.path, {})) for file in files]

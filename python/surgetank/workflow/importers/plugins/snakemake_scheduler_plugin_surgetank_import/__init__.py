@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Optional
 
-from snakemake_interface_scheduler_plugins.base import SchedulerBase
-from snakemake_interface_scheduler_plugins.settings import SchedulerSettingsBase
+from snakemake_interface_scheduler_plugins.base import SchedulerBase  # type: ignore[import-untyped, unused-ignore]
+from snakemake_interface_scheduler_plugins.settings import (  # type: ignore[import-untyped, unused-ignore]
+    SchedulerSettingsBase,
+)
 
 FLAGS = ("temp", "protected", "directory", "pipe", "service", "checkpoint_target", "update", "before_update")
 
@@ -57,7 +59,7 @@ def _dependencies(dag: Any, job: Any) -> Iterable[Any]:
 
 
 def _job(dag: Any, job: Any, number: int, jobs: dict[Any, int]) -> dict[str, Any]:
-    rule = getattr(job, "rule", None)
+    rule: Any = getattr(job, "rule", None)
     return {
         "number": number,
         "rule": job.name,
@@ -65,7 +67,9 @@ def _job(dag: Any, job: Any, number: int, jobs: dict[Any, int]) -> dict[str, Any
         "outputs": [_file(file) for file in job.output],
         "logs": [str(file) for file in job.log],
         "benchmark": str(job.benchmark) if job.benchmark else None,
-        "resources": {name: value for name, value in job.scheduler_resources.items() if isinstance(value, (int, float, str))},
+        "resources": {
+            name: value for name, value in job.scheduler_resources.items() if isinstance(value, (int, float, str))
+        },
         "threads": job.threads,
         "dependencies": [jobs[other] for other in _dependencies(dag, job)],
         "checkpoint": _private(lambda: bool(job.is_checkpoint)),
@@ -86,5 +90,5 @@ def _file(file: Any) -> dict[str, Any]:
 def _private(get: Callable[[], Any]) -> Any:
     try:
         return get()
-    except Exception:  # noqa: BLE001 - of another version, or not known before the job runs
+    except Exception:  # of another version, or not known before the job runs
         return None
