@@ -75,7 +75,8 @@ def _tool(path: Path) -> Any:
         raise Problem("the CWL document contains itself", where=path) from None
     except Exception as error:  # noqa: BLE001 - schema-salad, ruamel and cwltool have no common one
         text = _COLOUR.sub("", str(error)) or type(error).__name__
-        place = _PLACE.search(text)
+        # From the outside in: the last one is the nearest.
+        place = next(reversed(list(_PLACE.finditer(text))), None)
         where: str | Path = f"{_same(place['file'], path)}:{place['line']}" if place else path
         if place is None and (mark := getattr(error, "problem_mark", None)):
             where = f"{path}:{mark.line + 1}"

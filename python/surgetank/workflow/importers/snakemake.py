@@ -23,10 +23,14 @@ from ..problem import Problem
 from .paths import inside, measure, read
 
 PLUGINS = Path(__file__).parent / "plugins"
-# Its errors' own words for a place: `in file "/a/Snakefile", line 3` and `in line 3 of /a/Snakefile`.
-_PLACE = re.compile(
-    r'in file "?(?P<file>[^",\n]+)"?, line (?P<line>\d+)|in line (?P<line2>\d+) of (?P<file2>\S+?):?$', re.M
+# Its errors' own words for a place: `in file "/a/Snakefile", line 3`, `in line 3 of /a/Snakefile`, and where it fails itself
+# while it says so, `File "/a/Snakefile", line 3` of the traceback.
+_PLACES = (
+    re.compile(r'in file "?(?P<file>[^",\n]+)"?, line (?P<line>\d+)'),
+    re.compile(r"in line (?P<line>\d+) of (?P<file>\S+?):?$", re.M),
+    re.compile(r'File "(?P<file>[^"\n]*(?:Snakefile|\.smk))", line (?P<line>\d+)'),
 )
+_TRACEBACK = re.compile(r"^\s+(?:File \".*\", line \d+, in |[\^~ ]+$)|^Traceback |^During handling of", re.M)
 _TIMEOUT_S = 600
 
 
@@ -92,12 +96,12 @@ def _ask(path: Path, directory: Path, arguments: Sequence[str], everything: bool
 
 def _refused(path: Path, said: str) -> Problem:
     """Snakemake's own words, and the place that they name."""
+    place = next((found for pattern in _PLACES if (found := pattern.search(said))), None)
+    where: str | Path = f"{place['file']}:{place['line']}" if place else path
+    errors = re.findall(r"^\w*(?:Error|Exception)\b.*$", said, re.M)
     lines = [line.rstrip() for line in said.splitlines() if line.strip()]
-    place = _PLACE.search("\n".join(lines))
-    where: str | Path = path
-    if place:
-        where = f"{place['file'] or place['file2']}:{place['line'] or place['line2']}"
-    said = "\n        ".join(lines[-12:])
+    # Snakemake's message is at its end; where it ends in a traceback of its own, the first error is what happened.
+    said = errors[0] if errors and _TRACEBACK.search(said) else "\n        ".join(lines[-12:])
     if "invalid choice: 'surgetank-import'" in said or "unrecognized arguments: --scheduler-surgetank" in said:
         return Problem(
             "this Snakemake has no interface for schedulers", where=path, why=said,
@@ -120,7 +124,9 @@ def _workflow(jobs: list[dict[str, Any]], path: Path, directory: Path) -> Workfl
     for job in targets:
         for entry in job["inputs"]:
             file = _note(files, entry, directory)
-            file.final, file.temporary = True, False
+            # What stands for files that nobody knows yet is not asked for itself.
+            if "checkpoint_target" not in entry["flags"]:
+                file.final, file.temporary = True, False
     tasks = [_task(job, ids, directory) for job in sorted(working, key=lambda job: ids[job["number"]])]
     incomplete = _updated(working, tasks, files, ids, directory) + _unevaluated(jobs, files)
     made = {output for task in tasks for output in task.outputs}
