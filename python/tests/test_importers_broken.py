@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from surgetank.workflow import importers
 from surgetank.workflow.problem import Problem
 
@@ -60,7 +59,13 @@ BROKEN = [
     ("makeflow", "w.mf", "a: b\n\ttouch a\nb: a\n\ttouch b\n", "wait for each other", None),
     ("wfformat", "w.json", '{"schemaVersion": "1.5",\n', "not JSON", 2),
     ("wfformat", "w.json", WFFORMAT % "1", "not an object", None),
-    ("wfformat", "w.json", WFFORMAT % (TASK % ("a", "a", "y", "x") + "," + TASK % ("b", "b", "x", "y")), "wait for", None),
+    (
+        "wfformat",
+        "w.json",
+        WFFORMAT % (TASK % ("a", "a", "y", "x") + "," + TASK % ("b", "b", "x", "y")),
+        "wait for",
+        None,
+    ),
     ("observed", "r.json", '{"format": 1,\n "processes"', "not JSON", 2),
     ("observed", "r.json", '{"format": 1, "processes": []}', "which process", None),
     ("own", "w.yaml", "surgetank: 1\ntasks:\n  a: {command: [cat]\n", "not YAML", 4),
@@ -116,7 +121,7 @@ def test_an_empty_file_is_said_to_be_empty(tmp_path: Path, engine: str) -> None:
     need(engine)
     path = tmp_path / NAMES[engine]
     path.write_text(" \n")
-    with pytest.raises(Problem, match="empty|not JSON"):
+    with pytest.raises(Problem, match=r"empty|not JSON"):
         importers.load(path, engine)
 
 
@@ -125,7 +130,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path, engine: str) -> None
     need(engine)
     path = tmp_path / NAMES[engine]
     path.write_bytes(b"a: b\n\xff\xfe: 1\n")
-    with pytest.raises(Problem, match="UTF-8|cannot be read") as caught:
+    with pytest.raises(Problem, match=r"UTF-8|cannot be read") as caught:
         importers.load(path, engine)
     assert str(path) in str(caught.value)
 
@@ -168,7 +173,7 @@ def test_the_kind_is_recognised(tmp_path: Path, name: str, text: str, engine: st
 
 def test_what_is_not_recognised_is_said_with_the_names_of_engines(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("hello\n")
-    with pytest.raises(Problem, match="snakemake .* own"):
+    with pytest.raises(Problem, match=r"snakemake .* own"):
         importers.load(tmp_path / "x.txt")
     (tmp_path / "main.nf").write_text("process a {}\n")
     with pytest.raises(Problem, match="-with-trace"):

@@ -1,4 +1,4 @@
-"""What the importers make of descriptions whose graph is known by hand, of other people's, and of what then really ran."""
+"""What the importers make of graphs that are known by hand, of other people's, and of what then really ran."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from surgetank.workflow import importers
 from surgetank.workflow.graph import File, Task, Workflow
 from surgetank.workflow.importers import wfformat
@@ -195,7 +194,8 @@ def test_cwl_with_a_sub_workflow_and_a_scatter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "tasks"), [("count-lines7-wf_v1_2.cwl", 1), ("scatter-wf1_v1_2.cwl", 1), ("step_valuefrom5_wf_v1_2.cwl", 2)]
+    ("name", "tasks"),
+    [("count-lines7-wf_v1_2.cwl", 1), ("scatter-wf1_v1_2.cwl", 1), ("step_valuefrom5_wf_v1_2.cwl", 2)],
 )
 def test_cwl_of_other_people(name: str, tasks: int) -> None:
     """Workflows that cwl-utils ships, which comes with cwltool."""
@@ -219,10 +219,19 @@ def test_pegasus_as_its_own_api_writes_it(tmp_path: Path) -> None:
     cat.add_pegasus_profile(cores=3, memory=100)
     catalogue = api.TransformationCatalog().add_containers(box).add_transformations(cat)
     replicas = api.ReplicaCatalog().add_replica("local", one, str(tmp_path / "f.a"))
-    first = api.Job(cat, _id="first").add_args(one).add_inputs(one).add_outputs(two, stage_out=False, register_replica=False)
+    first = (
+        api.Job(cat, _id="first")
+        .add_args(one)
+        .add_inputs(one)
+        .add_outputs(two, stage_out=False, register_replica=False)
+    )
     second = api.Job(cat, _id="second").add_inputs(two).add_outputs(three).add_dagman_profile(retry="2")
     third = api.Job(cat, _id="third").add_args("x")
-    flow = api.Workflow("w", infer_dependencies=True).add_jobs(first, second, third).add_dependency(second, children=[third])
+    flow = (
+        api.Workflow("w", infer_dependencies=True)
+        .add_jobs(first, second, third)
+        .add_dependency(second, children=[third])
+    )
     flow.add_transformation_catalog(catalogue)
     replicas.write(str(tmp_path / "replicas.yml"))
     flow.write(str(tmp_path / "workflow.yml"))
@@ -425,7 +434,9 @@ def test_our_own_yaml(tmp_path: Path) -> None:
     make, use = workflow.tasks.values()
     assert make == Task("make", "sh", ["in"], ["mid"], command=["sh", "-c", "cat in > mid"], runtime_s=300, cores=2,
                         memory_bytes=500 * 2**20, retries=1)  # fmt: skip
-    assert use == Task("use it", "copy", ["mid"], ["out"], ["make"], "cp mid out", memory_bytes=3 * 2**29, image="debian", tier="ram")
+    assert use == Task(
+        "use it", "copy", ["mid"], ["out"], ["make"], "cp mid out", memory_bytes=3 * 2**29, image="debian", tier="ram"
+    )
     assert workflow.files == {
         "mid": File("mid", 1024, temporary=True), "out": File("out", final=True), "in": File("in", 1),
     }  # fmt: skip

@@ -44,7 +44,7 @@ _BYTES_LOOKED_AT = 64 * 1024
 
 
 def load(path: Path, engine: str | None = None, **options: Any) -> Workflow:
-    """The graph of a description; `engine` (a name of `ENGINES`) where the file does not tell, `options` for its importer."""
+    """The graph of a description; `engine` (of `ENGINES`) where the file does not tell, `options` for its importer."""
     name = engine or recognise(path)
     if name not in ENGINES:
         raise Problem(f"there is no importer {name!r}", where=path, remedy="one of " + ", ".join(ENGINES))

@@ -1,8 +1,9 @@
 """CWL 1.2 (and what cwltool upgrades to it), read and checked by cwltool's own loader.
 
-What CWL does not say before a run: where cwltool puts a step's output (a scratch directory with a random name), how many
-there are behind a `scatter` or in a list, and whether a `when` is true. Files between steps are therefore called
-`STEP/OUTPUT`, and what is not known stands in `Workflow.incomplete`. Sub-workflows are opened, `OUTER/INNER` are their steps.
+What CWL does not say before a run: where cwltool puts a step's output (a scratch directory with a random name), how
+many there are behind a `scatter` or in a list, and whether a `when` is true. Files between steps are therefore called
+`STEP/OUTPUT`, and what is not known stands in `Workflow.incomplete`. Sub-workflows are opened, `OUTER/INNER` are their
+steps.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def load(path: Path, *, job: Path | None = None) -> Workflow:
-    """The graph of a CWL document (a workflow or a single tool); `job` is the input object's file, for names and sizes."""
+    """The graph of a CWL document, a workflow or a tool; `job` is the input object's file, for names and sizes."""
     if importlib.util.find_spec("cwltool") is None:
         raise Problem("cwltool is not installed beside Surgetank", where=path, remedy="pip install 'surgetank[cwl]'")
     read(path, "the CWL document")
@@ -73,7 +74,7 @@ def _tool(path: Path) -> Any:
         return load_tool(str(path.absolute()), context)
     except RecursionError:
         raise Problem("the CWL document contains itself", where=path) from None
-    except Exception as error:  # noqa: BLE001 - schema-salad, ruamel and cwltool have no common one
+    except Exception as error:  # noqa: BLE001 - three libraries, no common one
         text = _COLOUR.sub("", str(error)) or type(error).__name__
         # From the outside in: the last one is the nearest.
         place = next(reversed(list(_PLACE.finditer(text))), None)
@@ -123,6 +124,7 @@ class _Opened:
     places: dict[str, str] = field(default_factory=dict)
     incomplete: list[str] = field(default_factory=list)
     between: int = 0
+    maker: dict[str, str] = field(default_factory=dict)
     # Output of a step → the tasks that it comes from, for those that give a value and no file.
     tellers: dict[str, list[str]] = field(default_factory=dict)
 
@@ -189,8 +191,8 @@ class _Opened:
             sources[_output(step, entry)] = self.made(task, entry, mine)
             self.tellers[_output(step, entry)] = [name]
         told = [one for entry in step.tool["in"] for one in _behind(entry.get("source"), self.tellers)]
-        makers = {output: other.id for other in self.tasks for output in other.outputs}
-        task.after = [one for one in dict.fromkeys(told) if one not in {makers.get(path) for path in task.inputs}]
+        implied = {self.maker.get(path) for path in task.inputs}
+        task.after = [one for one in dict.fromkeys(told) if one not in implied]
         self.tasks.append(task)
         self.places[name] = _line(step.tool) or _file(step.tool["id"])
 
@@ -230,6 +232,7 @@ class _Opened:
         self.files[path] = File(path, readers_unknown=bool(doubt.why))
         self.between += 1
         task.outputs.append(path)
+        self.maker[path] = task.id
         if _is_list(entry["type"]):
             self.incomplete.append(f"how many files {path} is will be known when it is made")
         return [path]

@@ -1,8 +1,8 @@
 """GNU make: what `make -n -B --trace -p` says: which recipes would run, in which order, and its database of rules.
 
-A dry run of make still runs what is in `$(shell …)` and lines that begin with `+`; those with `$(MAKE)` are kept from it
-(`MAKE=:`), so a sub-make is one task of which nothing more is known. Only files that make itself calls intermediate, and
-would remove, are temporary.
+A dry run of make still runs what is in `$(shell …)` and lines that begin with `+`; those with `$(MAKE)` are kept from
+it (`MAKE=:`), so a sub-make is one task of which nothing more is known. Only files that make itself calls intermediate,
+and would remove, are temporary.
 """
 
 from __future__ import annotations

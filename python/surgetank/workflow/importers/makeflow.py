@@ -1,4 +1,5 @@
-"""Makeflow's classic language: `outputs : inputs`, one command below, variables and categories. JX and JSON are not read.
+"""Makeflow's classic language: `outputs : inputs`, one command below, variables and categories. JX and JSON are not
+read.
 
 `MAKEFLOW_OUTPUTS` are final; nothing is temporary, as Makeflow collects garbage only when it is told to at its start.
 """

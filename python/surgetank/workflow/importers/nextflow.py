@@ -1,9 +1,9 @@
 """Nextflow: the graph of a run that was, from its trace file, its work directories and, where those are gone, its DAG.
 
-Nextflow's graph comes about while it runs, so there is nothing to be known before. Each task has a directory of its own, in
-which what it reads are links into the directories of those that made it (or to inputs outside), and what it wrote are plain
-files: they are the truth about who read what. Without them the DOT file of `-with-dag` tells which processes follow which.
-Nothing is temporary: `-resume` needs what lies in the work directories.
+Nextflow's graph comes about while it runs, so there is nothing to be known before. Each task has a directory of its
+own, in which what it reads are links into the directories of those that made it (or to inputs outside), and what it
+wrote are plain files: they are the truth about who read what. Without them the DOT file of `-with-dag` tells which
+processes follow which. Nothing is temporary: `-resume` needs what lies in the work directories.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Found:
 
 
 def load(path: Path, *, dag: Path | None = None, work: Path | None = None, directory: Path | None = None) -> Workflow:
-    """The graph of a run. `path` is the trace; `work` its work directory (`work` beside it), `dag` the DOT of `-with-dag`."""
+    """The graph of a run from its trace; `work` is its work directory (`work` beside it), `dag` the DOT of `-with-dag`."""
     rows = _rows(path)
     directory = (directory or path.absolute().parent).absolute()
     parents = _processes(dag) if dag else {}

@@ -1,8 +1,8 @@
 """A graph that nobody described: what the programs of a run under Surgetank did (`surgetank report --json`).
 
-A record names each process (`processes`) with what it read and wrote (`reads`, `writes`), where the agent writes that down;
-without it the run is one task and its files the outputs, as that is all that is known. Processes that wrote the same file,
-or each other's inputs, are one task: a shell and what it started, a pipe into one file.
+A record names each process (`processes`) with what it read and wrote (`reads`, `writes`), where the agent writes that
+down; without it the run is one task and its files the outputs, as that is all that is known. Processes that wrote the
+same file, or each other's inputs, are one task: a shell and what it started, a pipe into one file.
 """
 
 from __future__ import annotations

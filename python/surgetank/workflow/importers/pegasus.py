@@ -1,8 +1,10 @@
-"""Pegasus 5: the abstract workflow's YAML (`workflow.yml`), with its replica and transformation catalogues where they are.
+"""Pegasus 5: the abstract workflow's YAML (`workflow.yml`), with its replica and transformation catalogues where they
+are.
 
-`Pegasus.api` writes these files and has no reader, so none of it is needed here. What the planner adds (staging, clean-up) is
-no part of the abstract workflow. A file with `stageOut: false` that somebody else reads is temporary: it stays on the scratch
-site, and Pegasus' own clean-up removes it; with `stageOut: true` or `registerReplica: true` it is a result.
+`Pegasus.api` writes these files and has no reader, so none of it is needed here. What the planner adds (staging,
+clean-up) is no part of the abstract workflow. A file with `stageOut: false` that somebody else reads is temporary: it
+stays on the scratch site, and Pegasus' own clean-up removes it; with `stageOut: true` or `registerReplica: true` it is
+a result.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ _MIB = 2**20
 
 
 def load(path: Path, *, replicas: Path | None = None, transformations: Path | None = None) -> Workflow:
-    """The graph of a workflow.yml; catalogues are those inside it, those given, or `replicas.yml` and `transformations.yml` beside it."""
+    """The graph of a workflow.yml. Catalogues are inside it, given, or `replicas.yml`, `transformations.yml` beside it."""
     document = marked.load(path)
     document.mapping()
     version = str(document.get("pegasus") or "")

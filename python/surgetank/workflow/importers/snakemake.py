@@ -1,8 +1,8 @@
 """Snakemake 9: its own scheduler interface shows the jobs before the first one runs (see `plugins/`).
 
-Snakemake runs as a process of its own, builds its DAG, hands it to our plugin and ends; no job is started, no environment is
-made, no lock is taken. Like `snakemake -n` it runs the Python code of the Snakefile itself and makes a `.snakemake`
-directory. Rules without output that do nothing (`all`) are no tasks: what they ask for is final.
+Snakemake runs as a process of its own, builds its DAG, hands it to our plugin and ends; no job is started, no
+environment is made, no lock is taken. Like `snakemake -n` it runs the Python code of the Snakefile itself and makes a
+`.snakemake` directory. Rules without output that do nothing (`all`) are no tasks: what they ask for is final.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ..problem import Problem
 from .paths import inside, measure, read
 
 PLUGINS = Path(__file__).parent / "plugins"
-# Its errors' own words for a place: `in file "/a/Snakefile", line 3`, `in line 3 of /a/Snakefile`, and where it fails itself
-# while it says so, `File "/a/Snakefile", line 3` of the traceback.
+# Its errors' own words for a place: `in file "/a/Snakefile", line 3`, `in line 3 of /a/Snakefile`, and where it fails
+# itself while it says so, `File "/a/Snakefile", line 3` of the traceback.
 _PLACES = (
     re.compile(r'in file "?(?P<file>[^",\n]+)"?, line (?P<line>\d+)'),
     re.compile(r"in line (?P<line>\d+) of (?P<file>\S+?):?$", re.M),
@@ -45,8 +45,8 @@ def load(
     """The graph of a Snakefile.
 
     `arguments` are further ones for `snakemake` (`--configfile`, targets). With `everything` it is the whole workflow,
-    otherwise what is still to be run and what that reads: so it is imported again when a checkpoint is done. Threads are
-    cut to `cores` (those of this machine) as Snakemake itself does.
+    otherwise what is still to be run and what that reads: so it is imported again when a checkpoint is done. Threads
+    are cut to `cores` (those of this machine) as Snakemake itself does.
     """
     if importlib.util.find_spec("snakemake") is None:
         raise Problem(
@@ -213,14 +213,15 @@ def _without_implied(tasks: list[Task]) -> None:
 
 
 def _unevaluated(jobs: list[dict[str, Any]], files: dict[str, File]) -> list[str]:
-    """Jobs that a checkpoint will add may read whatever a rule can name: until then every file's readers are unknown."""
+    """Jobs that a checkpoint will add may read whatever a rule can name: until then no file's readers are known."""
     waiting = sorted({job["rule"] for job in jobs if any("checkpoint_target" in e["flags"] for e in job["inputs"])})
     if not waiting:
         return []
     for file in files.values():
         file.readers_unknown = True
     checkpoints = sorted({job["rule"] for job in jobs if job["checkpoint"]})
+    checkpoint, reading = ", ".join(checkpoints) or "?", ", ".join(waiting)
     return [
-        f"checkpoint {', '.join(checkpoints) or '?'} is not evaluated yet: what {', '.join(waiting)} reads, and which jobs"
-        " are added, is known when it is done; import again then"
+        f"checkpoint {checkpoint} is not evaluated yet: what {reading} reads, and which jobs are added, is known when it"
+        + " is done; import again then"
     ]

@@ -1,8 +1,8 @@
-"""WfFormat 1.5 (WfCommons): https://github.com/wfcommons/WfFormat, a workflow's specification and, in instances, its execution.
+"""WfFormat 1.5 (WfCommons): https://github.com/wfcommons/WfFormat, what a workflow is and, in instances, how it ran.
 
-What WfFormat has no word for (files without a size, temporary and final ones, retries, images, a shell's text) stands under
-`surgetank` beside `workflow`, where its schema allows more; names with characters that the schema forbids are written with
-`#` and two hexadecimal digits for them, and their own form stands there, too.
+What WfFormat has no word for (files without a size, temporary and final ones, retries, images, a shell's text) stands
+under `surgetank` beside `workflow`, where its schema allows more; names with characters that the schema forbids are
+written with `#` and two hexadecimal digits for them, and their own form stands there, too.
 """
 
 from __future__ import annotations
@@ -286,6 +286,8 @@ def _checked(reader: _Reader, key: str, entry: Any, known: dict[str, tuple[type,
     for name, value in reader.object(entry, f"surgetank's part of {key!r}").items():
         types = known.get(name)
         right = value is None or (types is not None and isinstance(value, types))
+        if isinstance(value, list):
+            right = right and all(isinstance(one, str) for one in value)
         if types is None or not right or (isinstance(value, bool) and bool not in types):
             raise reader.wrong(f"{name} of {key!r} is {value!r} in the part of surgetank")
     return dict(entry)

@@ -1,7 +1,7 @@
 """Snakemake's own plugin interface, used to look and not to schedule: writes the jobs as JSON and ends Snakemake.
 
-Runs inside Snakemake's process (`surgetank.workflow.importers.snakemake` starts it), so it imports nothing of ours. It is
-made after the DAG is built and before anything is run, and never lets it come to that. Inputs, outputs, flags and
+Runs inside Snakemake's process (`surgetank.workflow.importers.snakemake` starts it), so it imports nothing of ours. It
+is made after the DAG is built and before anything is run, and never lets it come to that. Inputs, outputs, flags and
 dependencies are of the scheduler's interface, names and threads of the executor's; what neither has (`_private`) may be
 missing in another version and is then `None`.
 """
@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn, Optional
 
 from snakemake_interface_scheduler_plugins.base import SchedulerBase  # type: ignore[import-untyped, unused-ignore]
@@ -30,7 +31,7 @@ class Scheduler(SchedulerBase):  # type: ignore[misc, unused-ignore]
     def __post_init__(self) -> None:
         jobs = _with_dependencies(self.dag)
         out = self.settings.out
-        with open(out + ".part", "w", encoding="utf-8") as file:
+        with Path(out + ".part").open("w", encoding="utf-8") as file:
             json.dump({"jobs": [_job(self.dag, job, number, jobs) for job, number in jobs.items()]}, file)
         os.rename(out + ".part", out)
         raise SystemExit(0)
@@ -90,5 +91,5 @@ def _file(file: Any) -> dict[str, Any]:
 def _private(get: Callable[[], Any]) -> Any:
     try:
         return get()
-    except Exception:  # of another version, or not known before the job runs
+    except Exception:  # noqa: BLE001 - another version, or not known before the job runs
         return None
