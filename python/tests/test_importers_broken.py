@@ -44,7 +44,7 @@ BROKEN = [
     ("snakemake", "Snakefile", RULE % ("a", "y", "x") + RULE % ("b", "x", "y"), "yclic", None),
     ("cwl", "w.cwl", "cwlVersion: v1.2\nclass: Workflow\nsteps: [\n", "refuses", 4),
     ("cwl", "w.cwl", CWL % "nobody", "refuses", 6),
-    ("cwl", "w.cwl", CWL % "b/o", "", None),
+    ("cwl", "w.cwl", CWL % "b/o", "circular", None),
     ("pegasus", "workflow.yml", PEGASUS + "  - type: job\n   id: a\n", "not YAML", 5),
     ("pegasus", "workflow.yml", PEGASUS + "  - {type: job, name: cat}\n", "id is missing", 4),
     ("pegasus", "workflow.yml", PEGASUS + JOB % ("a", "y", "x") + JOB % ("b", "x", "y"), "wait for each other", 4),
@@ -57,6 +57,9 @@ BROKEN = [
     ("makeflow", "w.mf", "a: \ntouch a\n", "without a command", 1),
     ("makeflow", "w.mf", "X=1\na: gone\n\ttouch a\n", "'gone'", 2),
     ("makeflow", "w.mf", "a: b\n\ttouch a\nb: a\n\ttouch b\n", "wait for each other", None),
+    ("makeflow", "w.mf", '{"rules": []}', "JX or JSON", None),
+    ("makeflow", "w.mf", "a:\n\tMAKEFLOW sub.mf\n", "inside a workflow", 2),
+    ("pegasus", "workflow.yml", "pegasus: '4.9'\nname: n\n", "no workflow of Pegasus 5", 1),
     ("wfformat", "w.json", '{"schemaVersion": "1.5",\n', "not JSON", 2),
     ("wfformat", "w.json", WFFORMAT % "1", "not an object", None),
     (
@@ -159,7 +162,8 @@ def test_a_missing_library_is_named_with_its_extra(
 @pytest.mark.parametrize(
     ("name", "text", "engine"),
     [
-        ("Snakefile", "x", "snakemake"), ("rules.smk", "x", "snakemake"), ("a.cwl", "x", "cwl"), ("Makefile", "x", "make"),
+        ("Snakefile", "x", "snakemake"), ("rules.smk", "x", "snakemake"), ("a.cwl", "x", "cwl"),
+        ("Makefile", "x", "make"),
         ("a.mf", "x", "makeflow"), ("a.yml", "# c\npegasus: 5.0.4\n", "pegasus"), ("a.yaml", "surgetank: 1\n", "own"),
         ("a.json", '{"name": "n", "schemaVersion": "1.5"}', "wfformat"), ("a.json", '{"format": 1}', "observed"),
         ("a.json", '{"cwlVersion": "v1.2"}', "cwl"), ("a.yml", "class: Workflow\ncwlVersion: v1.2\n", "cwl"),

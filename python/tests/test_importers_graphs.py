@@ -445,6 +445,15 @@ def test_our_own_yaml(tmp_path: Path) -> None:
     assert_all_there(workflow, tmp_path)
 
 
+def test_the_documentations_example_is_one(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs/workflows.md").read_text(encoding="utf-8")
+    (tmp_path / "w.yaml").write_text(text.split("```yaml\n")[1].split("```")[0])
+    workflow = importers.load(tmp_path / "w.yaml")
+    assert shape(workflow) == {"align": (["ref.fa", "reads.fq"], ["out.sam"]), "sort": (["out.sam"], ["sorted.sam"])}
+    align, sort = workflow.tasks.values()
+    assert (align.memory_bytes, sort.memory_bytes) == (3 * 2**29, 500 * 2**20)
+
+
 INSTANCES = Path(os.environ.get("SURGETANK_SHARED", Path(__file__).parents[3] / "shared")) / "data/wfinstances"
 # The parts of WfFormat 1.5's JSON schema that a document of ours could break.
 NAME = r"^[0-9a-zA-Z_./:#-]*$"

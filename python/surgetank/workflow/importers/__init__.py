@@ -76,7 +76,7 @@ def recognise(path: Path) -> str:
         )  # fmt: skip
     text = begin.decode("utf-8", "replace")
     for pattern, name in _CONTENTS:
-        if re.search(pattern, text, re.M):
+        if re.search(pattern, text, re.MULTILINE):
             return name
     known = ", ".join(f"{name} ({what})" for name, what in ENGINES.items())
     raise Problem("what kind of workflow this is cannot be told", where=path, remedy=f"name the engine: {known}")

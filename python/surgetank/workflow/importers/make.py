@@ -22,9 +22,9 @@ from .paths import inside, measure, read
 _TRACE = re.compile(
     r"^(?P<file>[^\s:]+):(?P<line>\d+): (?:update )?target '(?P<target>[^']+)' (?:does not exist|due to: .*|is .*)$"
 )
-_ERROR = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+): \*\*\* (?P<what>.*?)(?:\s+Stop\.)?$", re.M)
+_ERROR = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+): \*\*\* (?P<what>.*?)(?:\s+Stop\.)?$", re.MULTILINE)
 _MISSING = re.compile(r"No rule to make target '(?P<target>[^']+)'(?:, needed by '(?P<by>[^']+)')?")
-_CIRCULAR = re.compile(r"^make(?:\[\d+\])?: Circular (?P<a>\S+) <- (?P<b>\S+) dependency dropped", re.M)
+_CIRCULAR = re.compile(r"^make(?:\[\d+\])?: Circular (?P<a>\S+) <- (?P<b>\S+) dependency dropped", re.MULTILINE)
 _TIMEOUT_S = 300
 
 
@@ -104,7 +104,7 @@ def _line(text: str, word: str) -> int:
 
 
 def _default(database: str) -> set[str]:
-    found = re.search(r"^\.DEFAULT_GOAL := (.+)$", database, re.M)
+    found = re.search(r"^\.DEFAULT_GOAL := (.+)$", database, re.MULTILINE)
     return set(found[1].split()) if found else set()
 
 

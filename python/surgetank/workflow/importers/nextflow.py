@@ -53,7 +53,7 @@ class _Found:
 
 
 def load(path: Path, *, dag: Path | None = None, work: Path | None = None, directory: Path | None = None) -> Workflow:
-    """The graph of a run from its trace; `work` is its work directory (`work` beside it), `dag` the DOT of `-with-dag`."""
+    """The graph of a run from its trace; `work` is its work directory (beside it), `dag` the DOT of `-with-dag`."""
     rows = _rows(path)
     directory = (directory or path.absolute().parent).absolute()
     parents = _processes(dag) if dag else {}
@@ -218,7 +218,7 @@ def _processes(dag: Path) -> dict[str, set[str]]:
 
 
 def _after(tasks: list[Task], parents: dict[str, set[str]]) -> None:
-    """Without files, every task of a process comes after every one of the processes before it: more order than there was."""
+    """Without files, all tasks of a process come after all of the processes before it: more order than there was."""
     of: dict[str, list[str]] = {}
     for task in tasks:
         of.setdefault(task.kind, []).append(task.id)

@@ -23,7 +23,7 @@ _MIB = 2**20
 
 
 def load(path: Path, *, replicas: Path | None = None, transformations: Path | None = None) -> Workflow:
-    """The graph of a workflow.yml. Catalogues are inside it, given, or `replicas.yml`, `transformations.yml` beside it."""
+    """The graph of a workflow.yml. Catalogues are in it, given or `replicas.yml`, `transformations.yml` beside it."""
     document = marked.load(path)
     document.mapping()
     version = str(document.get("pegasus") or "")

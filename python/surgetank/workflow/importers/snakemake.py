@@ -27,10 +27,10 @@ PLUGINS = Path(__file__).parent / "plugins"
 # itself while it says so, `File "/a/Snakefile", line 3` of the traceback.
 _PLACES = (
     re.compile(r'in file "?(?P<file>[^",\n]+)"?, line (?P<line>\d+)'),
-    re.compile(r"in line (?P<line>\d+) of (?P<file>\S+?):?$", re.M),
+    re.compile(r"in line (?P<line>\d+) of (?P<file>\S+?):?$", re.MULTILINE),
     re.compile(r'File "(?P<file>[^"\n]*(?:Snakefile|\.smk))", line (?P<line>\d+)'),
 )
-_TRACEBACK = re.compile(r"^\s+(?:File \".*\", line \d+, in |[\^~ ]+$)|^Traceback |^During handling of", re.M)
+_TRACEBACK = re.compile(r"^\s+(?:File \".*\", line \d+, in |[\^~ ]+$)|^Traceback |^During handling of", re.MULTILINE)
 _TIMEOUT_S = 600
 
 
@@ -98,7 +98,7 @@ def _refused(path: Path, said: str) -> Problem:
     """Snakemake's own words, and the place that they name."""
     place = next((found for pattern in _PLACES if (found := pattern.search(said))), None)
     where: str | Path = f"{place['file']}:{place['line']}" if place else path
-    errors = re.findall(r"^\w*(?:Error|Exception)\b.*$", said, re.M)
+    errors = re.findall(r"^\w*(?:Error|Exception)\b.*$", said, re.MULTILINE)
     lines = [line.rstrip() for line in said.splitlines() if line.strip()]
     # Snakemake's message is at its end; where it ends in a traceback of its own, the first error is what happened.
     said = errors[0] if errors and _TRACEBACK.search(said) else "\n        ".join(lines[-12:])
@@ -222,6 +222,6 @@ def _unevaluated(jobs: list[dict[str, Any]], files: dict[str, File]) -> list[str
     checkpoints = sorted({job["rule"] for job in jobs if job["checkpoint"]})
     checkpoint, reading = ", ".join(checkpoints) or "?", ", ".join(waiting)
     return [
-        f"checkpoint {checkpoint} is not evaluated yet: what {reading} reads, and which jobs are added, is known when it"
-        + " is done; import again then"
+        f"checkpoint {checkpoint} is not evaluated yet: what {reading} reads, and which jobs are added, is known when"
+        + " it is done; import again then"
     ]

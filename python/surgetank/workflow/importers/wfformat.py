@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -211,12 +211,13 @@ def described(workflow: Workflow) -> dict[str, Any]:
 
 def _allowed(names: Iterable[str], what: str) -> dict[str, str]:
     """Name → the form that the schema's pattern allows; another one where two would become the same."""
+
+    def encode(match: re.Match[str]) -> str:
+        return "".join(f"#{byte:02x}" for byte in match[0].encode("utf-8", "surrogateescape"))
+
     found: dict[str, str] = {}
     taken: set[str] = set()
     for name in names:
-        encode: Callable[[re.Match[str]], str] = lambda match: "".join(  # noqa: E731
-            f"#{byte:02x}" for byte in match[0].encode("utf-8", "surrogateescape")
-        )
         written = re.sub(_FORBIDDEN[what], encode, name)
         found[name] = written
         taken.add(written)
