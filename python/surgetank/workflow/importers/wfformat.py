@@ -1,8 +1,16 @@
-"""WfFormat 1.5 (WfCommons): https://github.com/wfcommons/WfFormat, a workflow's specification and, in instances, its execution."""
+"""WfFormat 1.5 (WfCommons): https://github.com/wfcommons/WfFormat, what a workflow is and, in instances, how it ran.
+
+What WfFormat has no word for (files without a size, temporary and final ones, retries, images, a shell's text) stands
+under `surgetank` beside `workflow`, where its schema allows more; names with characters that the schema forbids are
+written with `#` and two hexadecimal digits for them, and their own form stands there, too.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +49,12 @@ def of(described: Any, path: Path) -> Workflow:
     executed = {}
     if "execution" in workflow:
         execution = reader.object(workflow["execution"], "workflow.execution")
-        for entry in reader.list(execution.get("tasks", []), "workflow.execution.tasks"):
+        for entry in reader.sequence(execution.get("tasks", []), "workflow.execution.tasks"):
             executed[reader.text(entry, "id", "an executed task")] = entry
-    files = [reader.file(entry) for entry in reader.list(specification.get("files", []), "specification.files")]
+    files = [reader.file(entry) for entry in reader.sequence(specification.get("files", []), "specification.files")]
     tasks = [
-        reader.task(entry, executed) for entry in reader.list(specification.get("tasks"), "workflow.specification.tasks")
+        reader.task(entry, executed)
+        for entry in reader.sequence(specification.get("tasks"), "workflow.specification.tasks")
     ]
     seen: set[str] = set()
     for file in files:
@@ -53,7 +62,8 @@ def of(described: Any, path: Path) -> Workflow:
             raise Problem(f"the file {file.path!r} is listed twice", where=path)
         seen.add(file.path)
     _without_implied(tasks)
-    return Workflow.of(str(top.get("name") or path.stem), str(path), tasks, files)
+    incomplete = _restore(reader, top.get("surgetank"), tasks, files)
+    return Workflow.of(str(top.get("name") or path.stem), str(path), tasks, files, incomplete=incomplete)
 
 
 def _without_implied(tasks: list[Task]) -> None:
@@ -78,7 +88,7 @@ class _Reader:
             raise self.wrong(f"{what} is not an object")
         return value
 
-    def list(self, value: Any, what: str) -> list[Any]:
+    def sequence(self, value: Any, what: str) -> list[Any]:
         if not isinstance(value, list):
             raise self.wrong(f"{what} is not a list")
         return value
@@ -136,3 +146,152 @@ def _kind(name: str, words: list[str] | None) -> str:
     if words and name.startswith(words[0]):
         return words[0]
     return name.split("_ID")[0] or name
+
+
+# What our own part says of a task and of a file, with the types that it may have.
+_OF_TASK: dict[str, tuple[type, ...]] = {
+    "id": (str,), "kind": (str,), "command": (str, list), "runtime_s": (int, float), "cores": (int, float),
+    "memory_bytes": (int,), "retries": (int,), "image": (str,), "tier": (str,),
+}  # fmt: skip
+_OF_FILE: dict[str, tuple[type, ...]] = {
+    "path": (str,), "size_bytes": (int,), "temporary": (bool,), "final": (bool,), "readers_unknown": (bool,),
+}  # fmt: skip
+_FORBIDDEN = {"id": r"[^0-9a-zA-Z_.-]", "path": r"[^0-9a-zA-Z_./:-]"}
+
+
+def dump(workflow: Workflow, path: Path) -> None:
+    """Writes the graph as WfFormat 1.5, from which `load` makes the same one."""
+    text = json.dumps(described(workflow), indent=2, ensure_ascii=False) + "\n"
+    try:
+        path.write_text(text, encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise Problem("the workflow cannot be written", where=path, why=error, code=1) from None
+
+
+def described(workflow: Workflow) -> dict[str, Any]:
+    """The document that `dump` writes."""
+    ids = _allowed(workflow.tasks, "id")
+    names = _allowed(workflow.files, "path")
+    tasks = [
+        {
+            "name": task.kind,
+            "id": ids[task.id],
+            "parents": [ids[one] for one in workflow.parents[task.id]],
+            "children": [ids[one] for one in workflow.children[task.id]],
+            "inputFiles": [names[one] for one in task.inputs],
+            "outputFiles": [names[one] for one in task.outputs],
+        }
+        for task in workflow.tasks.values()
+    ]
+    files = [
+        {"id": names[file.path], "sizeInBytes": file.size_bytes}
+        for file in workflow.files.values()
+        if file.size_bytes is not None
+    ]
+    document: dict[str, Any] = {
+        "name": workflow.name or "workflow",
+        "schemaVersion": VERSIONS[0],
+        "workflow": {"specification": {"tasks": tasks, "files": files}},
+    }
+    executed = [_executed(task, ids[task.id]) for task in workflow.tasks.values() if task.runtime_s is not None]
+    if executed:
+        makespan = _makespan(workflow)
+        document["workflow"]["execution"] = {"makespanInSeconds": makespan, "executedAt": "unknown", "tasks": executed}
+    # What is lost otherwise is what a reader would make of the document without our part.
+    plain = of(document, Path("dump"))
+    ours = {
+        "tasks": _lost(((ids[t.id], t, plain.tasks[ids[t.id]]) for t in workflow.tasks.values()), _OF_TASK),
+        "files": _lost(((names[f.path], f, plain.files.get(names[f.path])) for f in workflow.files.values()), _OF_FILE),
+        "incomplete": workflow.incomplete,
+    }
+    if any(ours.values()):
+        document["surgetank"] = {key: value for key, value in ours.items() if value}
+    return document
+
+
+def _allowed(names: Iterable[str], what: str) -> dict[str, str]:
+    """Name → the form that the schema's pattern allows; another one where two would become the same."""
+
+    def encode(match: re.Match[str]) -> str:
+        return "".join(f"#{byte:02x}" for byte in match[0].encode("utf-8", "surrogateescape"))
+
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in names:
+        written = re.sub(_FORBIDDEN[what], encode, name)
+        found[name] = written
+        taken.add(written)
+    if len(taken) < len(found):
+        raise Problem("two names become the same in WfFormat", remedy="rename those with special characters")
+    return found
+
+
+def _executed(task: Task, id_: str) -> dict[str, Any]:
+    entry: dict[str, Any] = {"id": id_, "runtimeInSeconds": task.runtime_s}
+    if isinstance(task.command, list) and task.command and all(task.command):
+        entry["command"] = {"program": task.command[0], "arguments": task.command[1:]}
+    if task.cores >= 1:
+        entry["coreCount"] = task.cores
+    if task.memory_bytes is not None:
+        entry["memoryInBytes"] = task.memory_bytes
+    return entry
+
+
+def _makespan(workflow: Workflow) -> float:
+    """Of the longest way through the graph: it took that long at least, and what it took is not in a graph."""
+    ended: dict[str, float] = {}
+    for task in workflow.order:
+        begun = max((ended[parent] for parent in workflow.parents[task]), default=0.0)
+        ended[task] = begun + (workflow.tasks[task].runtime_s or 0.0)
+    return max(ended.values(), default=0.0)
+
+
+def _lost(
+    entries: Iterable[tuple[str, Task | File, Task | File | None]], known: dict[str, tuple[type, ...]]
+) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for key, ours, plain in entries:
+        default = plain if plain is not None else File(key)
+        differs = {name: getattr(ours, name) for name in known if getattr(ours, name) != getattr(default, name)}
+        if differs:
+            found[key] = differs
+    return found
+
+
+def _restore(reader: _Reader, ours: Any, tasks: list[Task], files: list[File]) -> list[str]:
+    """Puts back what `dump` wrote under `surgetank`."""
+    if ours is None:
+        return []
+    ours = reader.object(ours, "surgetank")
+    listed = {file.path for file in files}
+    named = dict.fromkeys(name for task in tasks for name in (*task.inputs, *task.outputs) if name not in listed)
+    files.extend(File(name) for name in named)
+    of_tasks = reader.object(ours.get("tasks", {}), "surgetank.tasks")
+    of_files = reader.object(ours.get("files", {}), "surgetank.files")
+    files.extend(File(name) for name in of_files if name not in listed and name not in named)
+    ids = {key: _checked(reader, key, entry, _OF_TASK).get("id", key) for key, entry in of_tasks.items()}
+    names = {key: _checked(reader, key, entry, _OF_FILE).get("path", key) for key, entry in of_files.items()}
+    for number, task in enumerate(tasks):
+        task = replace(task, **of_tasks.get(task.id, {}))
+        task.inputs, task.outputs = (
+            [names.get(one, one) for one in task.inputs],
+            [names.get(one, one) for one in task.outputs],
+        )
+        task.after = [ids.get(one, one) for one in task.after]
+        tasks[number] = task
+    files[:] = [replace(file, **of_files.get(file.path, {})) for file in files]
+    return reader.texts(ours, "incomplete", "surgetank")
+
+
+def _checked(reader: _Reader, key: str, entry: Any, known: dict[str, tuple[type, ...]]) -> dict[str, Any]:
+    for name, value in reader.object(entry, f"surgetank's part of {key!r}").items():
+        types = known.get(name)
+        right = value is None or (types is not None and isinstance(value, types))
+        if isinstance(value, list):
+            right = right and all(isinstance(one, str) for one in value)
+        if types is None or not right or (isinstance(value, bool) and bool not in types):
+            raise reader.wrong(f"{name} of {key!r} is {value!r} in the part of surgetank")
+    return dict(entry)
+
+
+assert set(_OF_FILE) == {one.name for one in fields(File)}, "a file's new field is lost in WfFormat"

@@ -1,0 +1,144 @@
+"""A graph that nobody described: what the programs of a run under Surgetank did (`surgetank report --json`).
+
+A record names each process (`processes`) with what it read and wrote (`reads`, `writes`), where the agent writes that
+down; without it the run is one task and its files the outputs, as that is all that is known. Processes that wrote the
+same file, or each other's inputs, are one task: a shell and what it started, a pipe into one file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+from ..graph import File, Task, Workflow
+from ..problem import Problem
+from .paths import inside, read
+
+
+def load(path: Path) -> Workflow:
+    """The graph of a run, from its record."""
+    text = read(path, "the record")
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise Problem("this is not JSON", where=f"{path}:{error.lineno}", why=error.msg) from None
+    if not isinstance(record, dict) or record.get("format") != 1 or not isinstance(record.get("processes"), list):
+        raise Problem("this is no record of a run", where=path, remedy="surgetank report --json RUN > FILE")
+    directory = Path(_text(record.get("directory")) or "/")
+    name = str(record.get("id") or path.stem)
+    files = {file.path: file for file in _files(record, directory)}
+    processes = [one for one in record["processes"] if isinstance(one, dict)]
+    incomplete = _left_out(record)
+    if any("reads" in one or "writes" in one for one in processes):
+        tasks = _tasks(processes, directory)
+        # Hints are made from a whole graph; who is not in the record may have read anything.
+        if incomplete:
+            for task in tasks:
+                for one in (*task.inputs, *task.outputs):
+                    files.setdefault(one, File(one)).readers_unknown = True
+    else:
+        incomplete.append("the record does not say which process read and wrote which file: the run is one task")
+        for file in files.values():
+            file.readers_unknown = True
+        ended = record.get("command_ended_us")
+        runtime = ended / 1e6 if isinstance(ended, (int, float)) else None
+        kind = (str(record.get("command") or "run").split() or ["run"])[0]
+        tasks = [
+            Task(
+                name, Path(kind).name, outputs=list(files), command=str(record.get("command") or ""), runtime_s=runtime
+            )
+        ]
+    if not tasks:
+        raise Problem("no process of this run read or wrote in the directory", where=path)
+    return Workflow.of(name, str(path), tasks, files.values(), incomplete=incomplete)
+
+
+def _left_out(record: dict[str, Any]) -> list[str]:
+    """What the record says that it does not have."""
+    found = []
+    for key, there, what in (("processes_total", "processes", "processes"), ("files_total", "files", "files")):
+        total, listed = record.get(key), len(record.get(there) or [])
+        if isinstance(total, int) and total > listed:
+            found.append(f"{total - listed} of {total} {what} are not in the record")
+    for key, what in (
+        ("processes_lost", "processes were not counted"),
+        ("processes_disbelieved", "processes are not believed"),
+    ):
+        if record.get(key):
+            found.append(f"{record[key]} {what}")
+    if record.get("counting_ended"):
+        found.append("counting ended before the run did")
+    return found
+
+
+def _text(value: Any) -> str | None:
+    """A path as the record has it: text, or an array of bytes that are not UTF-8."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(one, int) and 0 <= one < 256 for one in value):
+        return bytes(value).decode("utf-8", "surrogateescape")
+    return None
+
+
+def _files(record: dict[str, Any], directory: Path) -> Iterator[File]:
+    for entry in record.get("files") or []:
+        path = _text(entry.get("path")) if isinstance(entry, dict) else None
+        if path:
+            size = entry.get("size_bytes")
+            yield File(inside(path, directory), size if isinstance(size, int) else None)
+
+
+def _names(process: dict[str, Any], key: str, directory: Path) -> list[str]:
+    return list(dict.fromkeys(inside(path, directory) for one in process.get(key) or [] if (path := _text(one))))
+
+
+def _tasks(processes: list[dict[str, Any]], directory: Path) -> list[Task]:
+    """One task for every group of processes that cannot be told apart."""
+    active = [(one, _names(one, "reads", directory), _names(one, "writes", directory)) for one in processes]
+    active = [entry for entry in active if entry[1] or entry[2]]
+    group = list(range(len(active)))
+
+    def join(members: list[int]) -> None:
+        chosen = {group[one] for one in members}
+        for number, value in enumerate(group):
+            if value in chosen:
+                group[number] = min(chosen)
+
+    writers: dict[str, list[int]] = {}
+    for number, (_, _, written) in enumerate(active):
+        for path in written:
+            writers.setdefault(path, []).append(number)
+    for numbers in writers.values():
+        join(numbers)
+    while True:
+        before: dict[int, set[int]] = {value: set() for value in group}
+        for number, (_, reads, _) in enumerate(active):
+            for path in reads:
+                before[group[number]] |= {group[one] for one in writers.get(path, [])} - {group[number]}
+        try:
+            TopologicalSorter(before).prepare()
+            break
+        except CycleError as error:
+            join([int(one) for one in error.args[1]])
+    tasks: dict[int, Task] = {}
+    for number, (process, reads, written) in enumerate(active):
+        task = tasks.get(group[number])
+        if task is None:
+            program = str(process.get("program") or "process")
+            command = process.get("command")
+            task = Task(
+                f"{program}:{number}", program, command=command if isinstance(command, str) and command else None
+            )
+            tasks[group[number]] = task
+        begun, ended = process.get("begun_us"), process.get("ended_us")
+        if isinstance(begun, int) and isinstance(ended, int):
+            task.runtime_s = max(task.runtime_s or 0.0, (ended - begun) / 1e6)
+        task.inputs += [path for path in reads if path not in task.inputs]
+        task.outputs += [path for path in written if path not in task.outputs]
+    for task in tasks.values():
+        # What a group wrote and read itself is its own affair.
+        task.inputs = [path for path in task.inputs if path not in task.outputs]
+    return list(tasks.values())

@@ -1,0 +1,95 @@
+"""Snakemake's own plugin interface, used to look and not to schedule: writes the jobs as JSON and ends Snakemake.
+
+Runs inside Snakemake's process (`surgetank.workflow.importers.snakemake` starts it), so it imports nothing of ours. It
+is made after the DAG is built and before anything is run, and never lets it come to that. Inputs, outputs, flags and
+dependencies are of the scheduler's interface, names and threads of the executor's; what neither has (`_private`) may be
+missing in another version and is then `None`.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, Optional
+
+from snakemake_interface_scheduler_plugins.base import SchedulerBase  # type: ignore[import-untyped, unused-ignore]
+from snakemake_interface_scheduler_plugins.settings import (  # type: ignore[import-untyped, unused-ignore]
+    SchedulerSettingsBase,
+)
+
+FLAGS = ("temp", "protected", "directory", "pipe", "service", "checkpoint_target", "update", "before_update")
+
+
+@dataclass
+class SchedulerSettings(SchedulerSettingsBase):  # type: ignore[misc, unused-ignore]
+    # Snakemake makes an option of the annotation: it has to be a type and no text, so nothing of `__future__` here.
+    out: Optional[str] = field(default=None, metadata={"help": "Where the graph is written", "required": True})  # noqa: UP045
+
+
+class Scheduler(SchedulerBase):  # type: ignore[misc, unused-ignore]
+    def __post_init__(self) -> None:
+        jobs = _with_dependencies(self.dag)
+        out = self.settings.out
+        with Path(out + ".part").open("w", encoding="utf-8") as file:
+            json.dump({"jobs": [_job(self.dag, job, number, jobs) for job, number in jobs.items()]}, file)
+        os.rename(out + ".part", out)
+        raise SystemExit(0)
+
+    def select_jobs(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        raise SystemExit("nothing is run by an import")
+
+
+def _with_dependencies(dag: Any) -> dict[Any, int]:
+    """The jobs that are to be run, and those that are done whose files they read, numbered."""
+    waiting = list(dag.needrun_jobs())
+    found: dict[Any, int] = {}
+    while waiting:
+        job = waiting.pop()
+        if job not in found:
+            found[job] = len(found)
+            waiting.extend(_dependencies(dag, job))
+    return found
+
+
+def _dependencies(dag: Any, job: Any) -> Iterable[Any]:
+    # 9.12's DAG has its `dependencies` only, as the interface's own documentation still calls it.
+    if hasattr(dag, "job_dependencies"):
+        return list(dag.job_dependencies(job))
+    return list(dag.dependencies[job])
+
+
+def _job(dag: Any, job: Any, number: int, jobs: dict[Any, int]) -> dict[str, Any]:
+    rule: Any = getattr(job, "rule", None)
+    return {
+        "number": number,
+        "rule": job.name,
+        "inputs": [_file(file) for file in job.input],
+        "outputs": [_file(file) for file in job.output],
+        "logs": [str(file) for file in job.log],
+        "benchmark": str(job.benchmark) if job.benchmark else None,
+        "resources": {
+            name: value for name, value in job.scheduler_resources.items() if isinstance(value, (int, float, str))
+        },
+        "threads": job.threads,
+        "dependencies": [jobs[other] for other in _dependencies(dag, job)],
+        "checkpoint": _private(lambda: bool(job.is_checkpoint)),
+        "does_nothing": _private(lambda: bool(job.is_norun)),
+        "retries": _private(lambda: int(job.restart_times)),
+        "image": _private(lambda: job.container_img_url),
+        "command": _private(lambda: job.shellcmd),
+        "file": _private(lambda: str(rule.snakefile)),
+        "line": _private(lambda: int(rule.workflow.linemaps[rule.snakefile][rule.lineno])),
+    }
+
+
+def _file(file: Any) -> dict[str, Any]:
+    flags = getattr(file, "flags", {})
+    return {"path": str(file), "flags": [flag for flag in FLAGS if flags.get(flag)]}
+
+
+def _private(get: Callable[[], Any]) -> Any:
+    try:
+        return get()
+    except Exception:  # noqa: BLE001 - another version, or not known before the job runs
+        return None

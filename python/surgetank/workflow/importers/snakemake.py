@@ -1,0 +1,227 @@
+"""Snakemake 9: its own scheduler interface shows the jobs before the first one runs (see `plugins/`).
+
+Snakemake runs as a process of its own, builds its DAG, hands it to our plugin and ends; no job is started, no
+environment is made, no lock is taken. Like `snakemake -n` it runs the Python code of the Snakefile itself and makes a
+`.snakemake` directory. Rules without output that do nothing (`all`) are no tasks: what they ask for is final.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..graph import File, Task, Workflow
+from ..problem import Problem
+from .paths import inside, measure, read
+
+PLUGINS = Path(__file__).parent / "plugins"
+# Its errors' own words for a place: `in file "/a/Snakefile", line 3`, `in line 3 of /a/Snakefile`, and where it fails
+# itself while it says so, `File "/a/Snakefile", line 3` of the traceback.
+_PLACES = (
+    re.compile(r'in file "?(?P<file>[^",\n]+)"?, line (?P<line>\d+)'),
+    re.compile(r"in line (?P<line>\d+) of (?P<file>\S+?):?$", re.MULTILINE),
+    re.compile(r'File "(?P<file>[^"\n]*(?:Snakefile|\.smk))", line (?P<line>\d+)'),
+)
+_TRACEBACK = re.compile(r"^\s+(?:File \".*\", line \d+, in |[\^~ ]+$)|^Traceback |^During handling of", re.MULTILINE)
+_TIMEOUT_S = 600
+
+
+def load(
+    path: Path,
+    *,
+    directory: Path | None = None,
+    arguments: Sequence[str] = (),
+    everything: bool = True,
+    cores: int | None = None,
+) -> Workflow:
+    """The graph of a Snakefile.
+
+    `arguments` are further ones for `snakemake` (`--configfile`, targets). With `everything` it is the whole workflow,
+    otherwise what is still to be run and what that reads: so it is imported again when a checkpoint is done. Threads
+    are cut to `cores` (those of this machine) as Snakemake itself does.
+    """
+    if importlib.util.find_spec("snakemake") is None:
+        raise Problem(
+            "Snakemake is not installed beside Surgetank", where=path, remedy="pip install 'surgetank[snakemake]'"
+        )
+    read(path, "the Snakefile")
+    directory = directory or home(path)
+    described = _ask(path, directory, arguments, everything, cores)
+    if everything and not described["jobs"]:
+        raise Problem("the Snakefile asks for nothing", where=path, remedy="its first rule is what is made")
+    return _workflow(described["jobs"], path, directory)
+
+
+def home(path: Path) -> Path:
+    """Where Snakemake is started for a Snakefile: above `workflow/`, as its own best practices lay a project out."""
+    parent = path.absolute().parent
+    return parent.parent if parent.name == "workflow" else parent
+
+
+def _ask(path: Path, directory: Path, arguments: Sequence[str], everything: bool, cores: int | None) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="surgetank-import-") as scratch:
+        out = Path(scratch) / "graph.json"
+        command = [sys.executable, "-m", "snakemake", "--snakefile", str(path.absolute())]
+        command += ["--scheduler", "surgetank-import", "--scheduler-surgetank-import-out", str(out)]
+        # A profile may ask for environments, which would be made before we are asked: modules need nothing beforehand.
+        command += ["--software-deployment-method", "env-modules"]
+        command += ["--executor", "local", "--nolock", "--rerun-incomplete", "--nocolor"]
+        command += ["--cores", str(cores or "all")]
+        command += ["--forceall"] if everything else []
+        command += arguments
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(PLUGINS), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+        }
+        try:
+            ended = subprocess.run(
+                command, cwd=directory, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                errors="replace", timeout=_TIMEOUT_S, check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise Problem("Snakemake did not tell its jobs", where=path, why=error, code=1) from None
+        if not out.exists():
+            raise _refused(path, ended.stderr or ended.stdout)
+        described: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        return described
+
+
+def _refused(path: Path, said: str) -> Problem:
+    """Snakemake's own words, and the place that they name."""
+    place = next((found for pattern in _PLACES if (found := pattern.search(said))), None)
+    where: str | Path = f"{place['file']}:{place['line']}" if place else path
+    errors = re.findall(r"^\w*(?:Error|Exception)\b.*$", said, re.MULTILINE)
+    lines = [line.rstrip() for line in said.splitlines() if line.strip()]
+    # Snakemake's message is at its end; where it ends in a traceback of its own, the first error is what happened.
+    said = errors[0] if errors and _TRACEBACK.search(said) else "\n        ".join(lines[-12:])
+    if "invalid choice: 'surgetank-import'" in said or "unrecognized arguments: --scheduler-surgetank" in said:
+        return Problem(
+            "this Snakemake has no interface for schedulers", where=path, why=said,
+            remedy="pip install 'surgetank[snakemake]' (Snakemake from 9.12)",
+        )  # fmt: skip
+    return Problem("Snakemake cannot make its graph", where=where, why=said, remedy="`snakemake -n` has to work first")
+
+
+def _workflow(jobs: list[dict[str, Any]], path: Path, directory: Path) -> Workflow:
+    """Tasks and files of the jobs as the plugin wrote them."""
+    files: dict[str, File] = {}
+    targets = [job for job in jobs if job["does_nothing"] and not job["outputs"]]
+    working = [job for job in jobs if not (job["does_nothing"] and not job["outputs"])]
+    ids = {job["number"]: _id(job, directory) for job in working}
+    for job in working:
+        for entry in (*job["inputs"], *job["outputs"]):
+            _note(files, entry, directory)
+        for name in (*job["logs"], *([job["benchmark"]] if job["benchmark"] else [])):
+            files.setdefault(inside(name, directory), File(inside(name, directory)))
+    for job in targets:
+        for entry in job["inputs"]:
+            file = _note(files, entry, directory)
+            # What stands for files that nobody knows yet is not asked for itself.
+            if "checkpoint_target" not in entry["flags"]:
+                file.final, file.temporary = True, False
+    tasks = [_task(job, ids, directory) for job in sorted(working, key=lambda job: ids[job["number"]])]
+    incomplete = _updated(working, tasks, files, ids, directory) + _unevaluated(jobs, files)
+    made = {output for task in tasks for output in task.outputs}
+    measure((file for name, file in files.items() if name not in made), directory)
+    places = {ids[job["number"]]: f"{job['file']}:{job['line']}" for job in working if job["file"]}
+    return Workflow.of(directory.name, str(path), tasks, files.values(), incomplete=incomplete, places=places)
+
+
+def _id(job: dict[str, Any], directory: Path) -> str:
+    """The same at every import, which Snakemake's numbers are not."""
+    made = [
+        *(entry["path"] for entry in job["outputs"]),
+        *([job["benchmark"]] if job["benchmark"] else []),
+        *job["logs"],
+    ]
+    return f"{job['rule']}:{inside(made[0], directory)}" if made else str(job["rule"])
+
+
+def _note(files: dict[str, File], entry: dict[str, Any], directory: Path) -> File:
+    path = inside(entry["path"], directory)
+    file = files.setdefault(path, File(path))
+    flags = entry["flags"]
+    # A pipe is no file that anybody could keep.
+    file.temporary |= bool({"temp", "pipe", "service"} & set(flags))
+    file.final |= "protected" in flags
+    return file
+
+
+def _task(job: dict[str, Any], ids: dict[int, str], directory: Path) -> Task:
+    resources = job["resources"]
+    memory = resources.get("mem_mb")
+    outputs = (
+        [entry["path"] for entry in job["outputs"]] + job["logs"] + ([job["benchmark"]] if job["benchmark"] else [])
+    )
+    task = Task(
+        id=ids[job["number"]],
+        kind=job["rule"],
+        # What an unevaluated checkpoint will give is no file's name yet.
+        inputs=list(
+            dict.fromkeys(inside(entry["path"], directory) for entry in job["inputs"] if entry["path"] != "<TBD>")
+        ),
+        outputs=list(dict.fromkeys(inside(name, directory) for name in outputs)),
+        # With an unevaluated checkpoint's output in the place of what it stands for, it is not what will be run.
+        command=None if any("checkpoint_target" in entry["flags"] for entry in job["inputs"]) else job["command"],
+        cores=float(job["threads"] or 1),
+        # Snakemake's MB are 10⁶ bytes.
+        memory_bytes=int(memory * 1_000_000) if isinstance(memory, (int, float)) and memory > 0 else None,
+        retries=max(0, job["retries"] or 0),
+        image=job["image"],
+    )
+    task.after = [ids[number] for number in job["dependencies"] if number in ids and number != job["number"]]
+    return task
+
+
+def _updated(
+    jobs: list[dict[str, Any]], tasks: list[Task], files: dict[str, File], ids: dict[int, str], directory: Path
+) -> list[str]:
+    """`update()` writes a file again that another job made: the graph has it once, of its first maker, and keeps it."""
+    again: set[tuple[str, str]] = set()
+    makers: dict[str, int] = {}
+    for task in tasks:
+        for path in task.outputs:
+            makers[path] = makers.get(path, 0) + 1
+    for job in jobs:
+        for entry in job["outputs"]:
+            path = inside(entry["path"], directory)
+            if "update" in entry["flags"] and makers[path] > 1:
+                again.add((ids[job["number"]], path))
+    for task in tasks:
+        mine = [path for path in task.outputs if (task.id, path) in again]
+        task.outputs = [path for path in task.outputs if path not in mine]
+        task.inputs = list(dict.fromkeys(task.inputs + mine))
+        for path in mine:
+            files[path].readers_unknown = True
+    _without_implied(tasks)
+    return [f"{path} is updated in place by {task}: its versions are not told apart" for task, path in sorted(again)]
+
+
+def _without_implied(tasks: list[Task]) -> None:
+    maker = {output: task.id for task in tasks for output in task.outputs}
+    for task in tasks:
+        implied = {maker.get(path) for path in task.inputs}
+        task.after = list(dict.fromkeys(parent for parent in task.after if parent not in implied))
+
+
+def _unevaluated(jobs: list[dict[str, Any]], files: dict[str, File]) -> list[str]:
+    """Jobs that a checkpoint will add may read whatever a rule can name: until then no file's readers are known."""
+    waiting = sorted({job["rule"] for job in jobs if any("checkpoint_target" in e["flags"] for e in job["inputs"])})
+    if not waiting:
+        return []
+    for file in files.values():
+        file.readers_unknown = True
+    checkpoints = sorted({job["rule"] for job in jobs if job["checkpoint"]})
+    checkpoint, reading = ", ".join(checkpoints) or "?", ", ".join(waiting)
+    return [
+        f"checkpoint {checkpoint} is not evaluated yet: what {reading} reads, and which jobs are added, is known when"
+        + " it is done; import again then"
+    ]
