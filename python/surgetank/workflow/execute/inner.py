@@ -35,7 +35,7 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
     HOME.mkdir(exist_ok=True)
     with _lock():
         orphans.end(settings.directory)
-        past = journal.load(HOME)
+        past = journal.Past() if settings.fresh else journal.load(HOME)
         missing = absent(workflow, settings)
         book = journal.Journal(HOME, past)
         (book.directory / "graph.json").write_text(json.dumps(graphfile.to_json(workflow)))

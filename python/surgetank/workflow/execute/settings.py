@@ -32,6 +32,8 @@ class Settings:
     retries: int | None = None
     cluster: int = 1
     keep_going: bool = False
+    # Nothing that earlier runs did counts.
+    fresh: bool = False
     grace_s: float = 10.0
     bare: bool = False
     prefetch: bool = True
