@@ -223,6 +223,8 @@ def _report(
         "peak": asdict(peak.of_journal(workflow, journal.events(book.directory), book.run)),
         "steps": steps,
         "results": planned.results,
+        "mark": settings.mark,
+        "state": settings.state,
     }
 
 

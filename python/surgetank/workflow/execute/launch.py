@@ -42,6 +42,7 @@ def launch(workflow: Workflow, settings: Settings) -> dict[str, Any]:
 
 
 def _under_mount(workflow: Workflow, settings: Settings, draft: Path) -> dict[str, Any]:
+    settings.mark = str(draft)
     where = below(settings.directory, settings.over)
     drop = persist.droppable(workflow, settings.persist, settings.persist_named)
     rules, left_out = persist.rules(workflow, where, settings.persist, drop)
@@ -63,16 +64,16 @@ def _under_mount(workflow: Workflow, settings: Settings, draft: Path) -> dict[st
     report = _read(draft / "report.json")
     report["surgetank"] = _read(draft / "run.json")
     report["exit"] = code
-    record = find_record(settings, str(draft))
+    record = find_record(settings.state, str(draft))
     report["record"] = record.get("id") if record else None
     tiers = record.get("tiers", []) if record else []
     report["tier_bytes_max"] = {tier["name"]: tier["used_bytes_max"] for tier in tiers}
     return report
 
 
-def find_record(settings: Settings, mark: str) -> dict[str, Any] | None:
+def find_record(state: str | None, mark: str) -> dict[str, Any] | None:
     """What `surgetank report` has of the run whose command line has `mark` in it."""
-    found = [one for one in Agent(state=settings.state).records() if mark in one.get("command", "")]
+    found = [one for one in Agent(state=state).records() if mark in one.get("command", "")]
     return found[-1] if found else None
 
 

@@ -46,6 +46,8 @@ class Settings:
     serve: list[str] = field(default_factory=list)
     # PYTHONPATH as the tasks are to have it: the process under the mount has one that finds us.
     python_path: str | None = None
+    # A word of the command line of `surgetank run`, by which its record is found.
+    mark: str | None = None
 
 
 def size_of(text: str) -> int:
