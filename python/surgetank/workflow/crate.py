@@ -98,7 +98,7 @@ def write(run: Run, record: Mapping[str, Any] | None, out: Path, copy: str, lice
             "the library `rocrate` is not installed", remedy="pip install 'surgetank[crate]', or rocrate", code=1
         ) from None
     with tempfile.TemporaryDirectory() as draft:
-        crate = ROCrate(gen_preview=False)
+        crate = ROCrate(gen_preview=False, version="1.1")
         _Writer(crate, run, record, copy, Path(draft)).all(licence)
         if out.suffix == ".zip":
             crate.write_zip(out)
