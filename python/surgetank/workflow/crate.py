@@ -77,7 +77,10 @@ def read(name: str, root: Path) -> Run:
     except FileNotFoundError as error:
         known = ", ".join(journal.runs(home)[-5:]) or "none"
         raise Problem(
-            f"there is no run {name!r}, or it did not come to its end", where=root, why=error, remedy=f"runs here: {known}"
+            f"there is no run {name!r}, or it did not come to its end",
+            where=root,
+            why=error,
+            remedy=f"runs here: {known}",
         ) from None
     past_ = journal.Past()
     dropped = {}
@@ -92,7 +95,7 @@ def read(name: str, root: Path) -> Run:
 def write(run: Run, record: Mapping[str, Any] | None, out: Path, copy: str, licence: str) -> None:
     """`record`: of `surgetank report --json`, where there is one."""
     try:
-        from rocrate.rocrate import ROCrate
+        from rocrate.rocrate import ROCrate  # type: ignore[import-untyped]
     except ImportError:
         raise Problem(
             "the library `rocrate` is not installed", remedy="pip install 'surgetank[crate]', or rocrate", code=1
@@ -108,7 +111,7 @@ def write(run: Run, record: Mapping[str, Any] | None, out: Path, copy: str, lice
 
 class _Writer:
     def __init__(self, crate: Any, run: Run, record: Mapping[str, Any] | None, copy: str, draft: Path) -> None:
-        from rocrate.model.contextentity import ContextEntity
+        from rocrate.model.contextentity import ContextEntity  # type: ignore[import-untyped]
 
         self.crate, self.run, self.copy, self.draft = crate, run, copy, draft
         self.context = ContextEntity
@@ -131,19 +134,30 @@ class _Writer:
         begun = min([one.began_ns for one in done] + [step["began_ns"] for step in steps])
         ended = max([one.ended_ns for one in done] + [step["ended_ns"] for step in steps])
         self.crate.name = f"Run {run.report['run']} of {run.workflow.name}"
-        self.crate.description = (
-            f"{len(done)} tasks of {run.workflow.name}, run by Surgetank on {socket.gethostname()}; described in {run.workflow.source}"
-        )
+        self.crate.description = f"{len(done)} tasks of {run.workflow.name}, run by Surgetank on {socket.gethostname()}; described in {run.workflow.source}"
         self.crate.datePublished = datetime.fromtimestamp(ended / 1e9, UTC)
         self.crate.license = licence
-        root["conformsTo"] = [self.add(id_, "CreativeWork", name=name, version="0.5" if "wfrun" in id_ else "1.0") for id_, name in PROFILES]
-        engine = self.add("#surgetank", "SoftwareApplication", name="Surgetank", version=VERSION, softwareVersion=VERSION)
+        root["conformsTo"] = [
+            self.add(id_, "CreativeWork", name=name, version="0.5" if "wfrun" in id_ else "1.0")
+            for id_, name in PROFILES
+        ]
+        engine = self.add(
+            "#surgetank", "SoftwareApplication", name="Surgetank", version=VERSION, softwareVersion=VERSION
+        )
         who = self.add("#user", "Person", name=getpass.getuser())
         main = self.workflow()
         outputs = [path for one in done for path in one.outputs]
         inputs = [path for path in self.stamps if path not in run.workflow.producer]
         action = self.action(
-            "#run", f"Run of {run.workflow.name}", main, begun, ended, inputs, outputs, run.report["exit"] == 0, agent=who
+            "#run",
+            f"Run of {run.workflow.name}",
+            main,
+            begun,
+            ended,
+            inputs,
+            outputs,
+            run.report["exit"] == 0,
+            agent=who,
         )
         mentioned = [action]
         for one in done:
@@ -151,7 +165,16 @@ class _Writer:
         for number, step in enumerate(steps):
             tool = engine
             mentioned.append(
-                self.action(f"#step-{number}", f"auxiliary task {step['step']}", tool, step["began_ns"], step["ended_ns"], [], [], step["ok"])
+                self.action(
+                    f"#step-{number}",
+                    f"auxiliary task {step['step']}",
+                    tool,
+                    step["began_ns"],
+                    step["ended_ns"],
+                    [],
+                    [],
+                    step["ok"],
+                )
             )
         for id_, why in run.report["tasks"]["failed"].items():
             kind = self.program(run.workflow.tasks[id_].kind)
@@ -163,7 +186,7 @@ class _Writer:
         root["mentions"] = mentioned
 
     def workflow(self) -> Any:
-        from rocrate.model.computationalworkflow import ComputationalWorkflow
+        from rocrate.model.computationalworkflow import ComputationalWorkflow  # type: ignore[import-untyped]
 
         source = Path(self.run.workflow.source)
         kept = source if source.is_file() else self.run.directory / "graph.json"
@@ -172,7 +195,9 @@ class _Writer:
             ComputationalWorkflow(self.crate, str(kept), target, properties={"name": self.run.workflow.name})
         )
         language = "WfFormat" if kept.suffix == ".json" else kept.suffix.lstrip(".") or kept.name
-        main["programmingLanguage"] = self.add("#language", "ComputerLanguage", name=language, url="https://github.com/wfcommons/WfFormat")
+        main["programmingLanguage"] = self.add(
+            "#language", "ComputerLanguage", name=language, url="https://github.com/wfcommons/WfFormat"
+        )
         self.crate.mainEntity = main
         return main
 
@@ -209,11 +234,14 @@ class _Writer:
         if whole:
             properties["sha256"] = sha256(here)
         else:
-            notes["content"] = "dropped after its last reader" if path in self.run.dropped else "not there, or changed since"
+            notes["content"] = (
+                "dropped after its last reader" if path in self.run.dropped else "not there, or changed since"
+            )
         if path in self.run.dropped:
             notes["dropped"] = _time(self.run.dropped[path])
         notes_are = [
-            self.add(f"#{key}-{quote(value, safe='')}", "PropertyValue", name=key, value=value) for key, value in notes.items()
+            self.add(f"#{key}-{quote(value, safe='')}", "PropertyValue", name=key, value=value)
+            for key, value in notes.items()
         ]
         if notes_are:
             properties["additionalProperty"] = notes_are

@@ -39,7 +39,9 @@ def add_replay(subparsers: Verbs, load: Load = wfformat.load) -> argparse.Argume
     scale.add_argument("--total", metavar="SIZE", help="sizes scaled so that all files together have this")
     parser.add_argument("--time-scale", type=float, default=0.0, metavar="F", help="run times times this [default: 0]")
     parser.add_argument("--cpu", choices=["busy", "sleep"], default="sleep", help="how a task spends its time")
-    parser.add_argument("--resume", action="store_true", help="go on with a replay that was interrupted, not begin again")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with a replay that was interrupted, not begin again"
+    )
     add_execution(parser)
     parser.set_defaults(do=lambda args: _replay(args, load))
     return parser
@@ -184,5 +186,3 @@ def text(workflow: Workflow, result: dict[str, Any]) -> str:
         )
     lines += [f"  WRONG: {one}" for one in result["wrong"][:10]]
     return "\n".join(lines)
-
-

@@ -6,10 +6,12 @@ A program of its own: `python -P replay_task.py busy|sleep SECONDS [r|w NAME SIZ
 import os
 import sys
 import time
+from importlib import import_module
 
+# Beside this file; the package itself need not be found.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-import content  # noqa: E402 (the path comes first)
+content = import_module("content")
 
 
 def main(words: list[str]) -> int:

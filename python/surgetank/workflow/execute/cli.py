@@ -31,7 +31,9 @@ def add_run(subparsers: Verbs, load: Load = wfformat.load) -> argparse.ArgumentP
     )
     parser.add_argument("description", type=Path, metavar="FILE", help="the workflow's description")
     add_execution(parser)
-    parser.add_argument("--cluster", type=_count, default=1, metavar="N", help="short tasks of a kind: up to N in one process")
+    parser.add_argument(
+        "--cluster", type=_count, default=1, metavar="N", help="short tasks of a kind: up to N in one process"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the plan, auxiliary tasks included; run nothing")
     parser.add_argument("--inputs-from", metavar="DIR|URL", help="inputs that are not there are staged in from here")
     parser.add_argument("--results-to", metavar="DIR|URL", help="results are staged out to here, besides the store")
@@ -47,10 +49,18 @@ def add_execution(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--persist", type=Persist, choices=list(Persist), metavar="{final,all,when-consumed}",
                         help="what goes to the store: final: not what tasks only read of each other [default: not what the engine"
                         " declares temporary]; all; when-consumed: a task's outputs when all its children are done")  # fmt: skip
-    parser.add_argument("--retries", type=_count0, metavar="N", help="tries after a failure [default: what the task says]")
-    parser.add_argument("--keep-going", action="store_true", help="after a failure go on with what does not depend on it")
-    parser.add_argument("--grace", type=float, default=10.0, metavar="SECONDS", help="how long stopped tasks have to end")
-    parser.add_argument("--dir", metavar="DIR", help="what the workflow's paths are relative to [default: the current directory]")
+    parser.add_argument(
+        "--retries", type=_count0, metavar="N", help="tries after a failure [default: what the task says]"
+    )
+    parser.add_argument(
+        "--keep-going", action="store_true", help="after a failure go on with what does not depend on it"
+    )
+    parser.add_argument(
+        "--grace", type=float, default=10.0, metavar="SECONDS", help="how long stopped tasks have to end"
+    )
+    parser.add_argument(
+        "--dir", metavar="DIR", help="what the workflow's paths are relative to [default: the current directory]"
+    )
     parser.add_argument("--over", metavar="DIR", help="what Surgetank serves [default: --dir]")
     for option in ("--tier", "--rule"):
         parser.add_argument(option, action="append", default=[], metavar="…", help="as of `surgetank run`")

@@ -143,7 +143,9 @@ class Engine:
     # Beginning and end.
 
     def _begin(self) -> None:
-        expected = [self.workflow.files[p].size_bytes for t in self.decision.run for p in self.workflow.tasks[t].outputs]
+        expected = [
+            self.workflow.files[p].size_bytes for t in self.decision.run for p in self.workflow.tasks[t].outputs
+        ]
         self.progress.begin(len(self.decision.run), sum(size or 0 for size in expected))
         for id_ in self.decision.run:
             if self._parents_left[id_] == 0:
@@ -264,7 +266,16 @@ class Engine:
         command = task.command
         words = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command or [])
         if task.image is not None and self.settings.images:
-            words = ["apptainer", "exec", "--bind", self.settings.over, "--pwd", self.settings.directory, task.image, *words]
+            words = [
+                "apptainer",
+                "exec",
+                "--bind",
+                self.settings.over,
+                "--pwd",
+                self.settings.directory,
+                task.image,
+                *words,
+            ]
         return words
 
     def _environment(self, id_: str) -> dict[str, str]:

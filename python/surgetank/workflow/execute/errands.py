@@ -3,7 +3,7 @@ names that gather meanwhile go together, so that 10,000 files are not 10,000 com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from .spawn import Child
@@ -13,7 +13,7 @@ from .spawn import Child
 class Errands:
     """`commands` makes the command lines of a sort; `start` begins one of them."""
 
-    commands: dict[str, Callable[[list[str]], Iterator[list[str]]]]
+    commands: Mapping[str, Callable[[list[str]], Iterator[list[str]]]]
     start: Callable[[list[str]], Child | None]
     failed: int = 0
     _waiting: dict[str, list[str]] = field(default_factory=dict)

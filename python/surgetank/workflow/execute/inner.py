@@ -47,7 +47,10 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
             if missing:
                 progress.step(f"stage-in: {len(missing)} inputs from {settings.inputs_from}")
                 with _step(steps, "stage-in", book):
-                    copy(settings, [(_join(settings.inputs_from, path), _join(settings.directory, path)) for path in missing])
+                    copy(
+                        settings,
+                        [(_join(settings.inputs_from, path), _join(settings.directory, path)) for path in missing],
+                    )
             drop = persist.droppable(workflow, settings.persist, settings.persist_named)
             decision = resume.decide(workflow, past, stamp, drop)
             planned = plan.make(workflow, decision, settings, drop, missing)
@@ -133,11 +136,15 @@ def copy(settings: Settings, pairs: list[tuple[str, str]]) -> None:
         if any("\t" in name or "\n" in name for name in pair):
             raise Problem("a name with a tab or a line break cannot be staged", where=pair[0])
     program = Agent(state=settings.state).program
-    words = [program, "stage-in", "-q", "--manifest", "-"] + ([] if settings.state is None else ["--state", settings.state])
+    words = [program, "stage-in", "-q", "--manifest", "-"] + (
+        [] if settings.state is None else ["--state", settings.state]
+    )
     text = "".join(f"{source}\t{target}\n" for source, target in pairs)
     done = subprocess.run(words, input=os.fsencode(text), stderr=subprocess.PIPE, check=False)
     if done.returncode:
-        raise Problem("files could not be staged", why=done.stderr.decode(errors="replace").strip(), code=done.returncode)
+        raise Problem(
+            "files could not be staged", why=done.stderr.decode(errors="replace").strip(), code=done.returncode
+        )
 
 
 def stage_out(settings: Settings, agent: Agent | None, paths: list[str]) -> int:

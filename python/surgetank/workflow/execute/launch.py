@@ -51,7 +51,9 @@ def _under_mount(workflow: Workflow, settings: Settings, draft: Path) -> dict[st
             f"surgetank workflow: {left_out} files have no rule, as there are too many names; they are written to the store as well",
             file=sys.stderr,
         )
-    (draft / "spec.json").write_text(json.dumps({"workflow": graphfile.to_json(workflow), "settings": asdict(settings)}))
+    (draft / "spec.json").write_text(
+        json.dumps({"workflow": graphfile.to_json(workflow), "settings": asdict(settings)})
+    )
     words = [binary(), "run", "--over", settings.over, "--json", str(draft / "run.json"), *settings.serve]
     if settings.state is not None:
         words += ["--state", settings.state]
@@ -105,5 +107,3 @@ def inside(draft: Path) -> int:
     (draft / "report.json").write_text(json.dumps(report))
     code: int = report["exit"]
     return code
-
-

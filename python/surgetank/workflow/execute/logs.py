@@ -58,4 +58,7 @@ def tail(path: str, lines: int = 10) -> list[str]:
             text = stream.read().decode(errors="replace")
     except OSError:
         return []
-    return ["".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line) for line in text.splitlines()[-lines:]]
+    return [
+        "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
+        for line in text.splitlines()[-lines:]
+    ]

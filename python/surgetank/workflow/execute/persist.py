@@ -40,7 +40,9 @@ def rules(workflow: Workflow, directory: str, persist: Persist, drop: Collection
     what is served. A file without a rule is drained and then removed: that costs writing it, no more."""
     asked: dict[str, str] = {}
     for path in sorted(drop):
-        asked[path] = "remove"
+        # Not `remove`: the agent would drop them at the end of a run that failed or was killed, and the next one would have to make
+        # again what its tasks still need. We drop them ourselves.
+        asked[path] = "keep"
     if persist is Persist.WHEN_CONSUMED:
         for path in workflow.files:
             if path in workflow.producer and workflow.readers[path] and not workflow.files[path].readers_unknown:

@@ -49,7 +49,9 @@ class Plan:
         tasks = [step for step in self.steps if step.kind == "task"]
         lines = [f"{self.workflow}: {len(tasks)} tasks to run, {self.done} done already, in {self.directory}"]
         for step in self.steps:
-            lines.append(f"{step.kind:<9} {step.id!r}: {step.what}" if step.kind == "task" else f"{step.kind:<9} {step.what}")
+            lines.append(
+                f"{step.kind:<9} {step.id!r}: {step.what}" if step.kind == "task" else f"{step.kind:<9} {step.what}"
+            )
             if step.why:
                 lines.append(f"{'':<9}   because {step.why}")
         return "\n".join(lines)
@@ -93,9 +95,7 @@ def make(
     return Plan(workflow.name, settings.directory, steps, len(decision.done), sorted(drop), results)
 
 
-def _prefetched(
-    workflow: Workflow, decision: Decision, settings: Settings, missing: Collection[str]
-) -> list[str]:
+def _prefetched(workflow: Workflow, decision: Decision, settings: Settings, missing: Collection[str]) -> list[str]:
     """Inputs that somebody will read and that lie in the store."""
     if settings.bare or not settings.prefetch:
         return []

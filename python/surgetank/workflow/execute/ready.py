@@ -68,7 +68,7 @@ class Ready:
 
     def more_like(self, need: Need, count: int) -> list[str]:
         """Up to `count` further ones of the same need, to run after each other on what one holds."""
-        found = []
+        found: list[str] = []
         while len(found) < count and need in self._waiting:
             found.append(self._take(need))
         return found
