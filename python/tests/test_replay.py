@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_execute import diamond, do
 
 from surgetank.workflow import content, replay
 from surgetank.workflow.graph import File, Task, Workflow
@@ -146,6 +147,22 @@ def _processes(*marks: str) -> list[int]:
             if any(os.fsencode(mark) + b"\0" in text or os.fsencode(mark) + b":" in text for mark in marks):
                 found.append(int(name))
     return found
+
+
+@NEEDS_MOUNT
+def test_inputs_are_staged_in_and_results_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SURGETANK_BINARY", BINARY)
+    work, state = places(tmp_path)
+    source = tmp_path / "source"
+    for place in (work, source):
+        place.mkdir()
+    (source / "in").write_text("x\n")
+    asked = {"inputs_from": str(source), "results_to": str(tmp_path / "results"), "state": str(state)}
+    report = do(diamond(), work, persist_named=True, **asked)
+    assert [step["step"] for step in report["steps"] if step["ok"]] == ["reserve", "stage-in", "stage-out", "release"]
+    assert (work / "in").read_text() == "x\n" and (tmp_path / "results/c").read_text().startswith("x\n0\n")
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["c"]
+    assert do(diamond(), work, persist_named=True, **asked)["tasks"]["done"] == 0
 
 
 def test_bare_replay_verifies_what_it_reads(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ RESULTS = 3
 
 def main() -> int:
     jobs = json.loads(sys.stdin.buffer.read())
+    inherited = dict(os.environ)
     devnull = os.open(os.devnull, os.O_RDONLY)
     for number, job in enumerate(jobs):
         began_ns = time.time_ns()
@@ -21,7 +22,7 @@ def main() -> int:
             pid = os.posix_spawnp(
                 job["words"][0],
                 job["words"],
-                {**os.environ, **job["environment"]},
+                {**inherited, **job["environment"]},
                 file_actions=[(os.POSIX_SPAWN_DUP2, ours, its) for ours, its in ((devnull, 0), (out, 1), (err, 2))]
                 + [(os.POSIX_SPAWN_CLOSE, RESULTS)],
                 setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT],
