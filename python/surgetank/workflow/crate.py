@@ -195,9 +195,8 @@ class _Writer:
             ComputationalWorkflow(self.crate, str(kept), target, properties={"name": self.run.workflow.name})
         )
         language = "WfFormat" if kept.suffix == ".json" else kept.suffix.lstrip(".") or kept.name
-        main["programmingLanguage"] = self.add(
-            "#language", "ComputerLanguage", name=language, url="https://github.com/wfcommons/WfFormat"
-        )
+        more = {"url": "https://github.com/wfcommons/WfFormat"} if language == "WfFormat" else {}
+        main["programmingLanguage"] = self.add("#language", "ComputerLanguage", name=language, **more)
         self.crate.mainEntity = main
         return main
 
