@@ -1,0 +1,128 @@
+"""What we ask of the agent, through the `surgetank` binary: hints, waiting, prefetching, evicting, staging.
+
+Everything is a vector of words; nothing goes through a shell. Long lists are split so that no command line is too long.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .problem import Problem
+
+# Linux takes 128 KiB a word and 2 MiB in all, the environment included.
+WORDS_BYTES_MAX = 1 << 19
+
+
+def binary() -> str:
+    """The program: `SURGETANK_BINARY`, the one beside this Python, or the one on the path."""
+    named = os.environ.get("SURGETANK_BINARY")
+    beside = Path(sys.executable).parent / "surgetank"
+    found = named or (str(beside) if os.access(beside, os.X_OK) else shutil.which("surgetank"))
+    if found is None:
+        raise Problem(
+            "the program `surgetank` was not found",
+            remedy="install it, set SURGETANK_BINARY, or say --bare to run without it",
+            code=1,
+        )
+    return found
+
+
+@dataclass
+class Agent:
+    """The agent that serves the directory we are in; `state` as `--state`."""
+
+    program: str = field(default_factory=binary)
+    state: str | None = None
+
+    @cached_property
+    def takes_hints(self) -> bool:
+        """Whether this binary has `surgetank hint`; without it persistence works by the rules given at the start."""
+        asked = subprocess.run([self.program, "hint", "--help"], capture_output=True, check=False)
+        return asked.returncode == 0
+
+    def hint(self, paths: Iterable[str], mode: str) -> bool:
+        """Says what is to become of the files; False where the binary cannot be told or did not take it."""
+        return self.takes_hints and all([_ran(words) for words in self.hint_words(paths, mode)])
+
+    def wait(self, paths: Iterable[str]) -> bool:
+        """Until these are durable; False: not all of them are."""
+        return all([_ran(words) for words in self.wait_words(paths)])
+
+    def prefetch(self, paths: Iterable[str]) -> bool:
+        return all([_ran(words) for words in self.prefetch_words(paths)])
+
+    def evict(self, paths: Iterable[str]) -> bool:
+        return all([_ran(words) for words in self.evict_words(paths)])
+
+    def hint_words(self, paths: Iterable[str], mode: str) -> Iterator[list[str]]:
+        """The same as commands, for who starts them himself."""
+        return self._commands(["hint", f"mode={mode}"], paths)
+
+    def wait_words(self, paths: Iterable[str]) -> Iterator[list[str]]:
+        return self._commands(["wait", "-q"], paths)
+
+    def prefetch_words(self, paths: Iterable[str]) -> Iterator[list[str]]:
+        return self._commands(["prefetch"], (_literal(path) for path in paths))
+
+    def evict_words(self, paths: Iterable[str]) -> Iterator[list[str]]:
+        return self._commands(["evict"], paths)
+
+    def status(self, directory: str) -> dict[str, Any] | None:
+        """Of the agent that serves `directory`; None: nobody does."""
+        words = [self.program, "status", "--json", *self._state(), "--", directory]
+        asked = subprocess.run(words, capture_output=True, check=False)
+        try:
+            told = json.loads(asked.stdout) if asked.returncode == 0 else []
+        except ValueError:
+            told = []
+        return told[0] if told else None
+
+    def records(self) -> list[dict[str, Any]]:
+        """What runs left (docs/report.md), the newest last."""
+        words = [self.program, "report", "--list", "--json", *self._state()]
+        asked = subprocess.run(words, capture_output=True, check=False)
+        try:
+            told = json.loads(asked.stdout) if asked.returncode == 0 else []
+        except ValueError:
+            told = []
+        return told if isinstance(told, list) else []
+
+    def _state(self) -> list[str]:
+        return [] if self.state is None else ["--state", self.state]
+
+    def _commands(self, verb: list[str], paths: Iterable[str]) -> Iterator[list[str]]:
+        head = [self.program, *verb, *self._state(), "--"]
+        some: list[str] = []
+        size = 0
+        for path in paths:
+            length = len(os.fsencode(path)) + 9
+            if some and size + length > WORDS_BYTES_MAX:
+                yield head + some
+                some, size = [], 0
+            some.append(path)
+            size += length
+        if some:
+            yield head + some
+
+
+def _ran(words: list[str]) -> bool:
+    return subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def _literal(path: str) -> str:
+    """`prefetch` takes globs: this one means the one file."""
+    return escaped(path)
+
+
+def escaped(path: str) -> str:
+    """A glob that matches exactly this path."""
+    return "".join("\\" + char if char in "*?[]{}\\!" else char for char in path)

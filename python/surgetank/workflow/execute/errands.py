@@ -1,0 +1,56 @@
+"""What the agent is told on the way: hints, prefetching, evicting. Nobody waits for it, at most one of a sort goes on at a time, and
+names that gather meanwhile go together, so that 10,000 files are not 10,000 commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from .spawn import Child
+
+
+@dataclass
+class Errands:
+    """`commands` makes the command lines of a sort; `start` begins one of them."""
+
+    commands: Mapping[str, Callable[[list[str]], Iterator[list[str]]]]
+    start: Callable[[list[str]], Child | None]
+    failed: int = 0
+    _waiting: dict[str, list[str]] = field(default_factory=dict)
+    _under_way: dict[int, str] = field(default_factory=dict)
+    _words: dict[str, list[list[str]]] = field(default_factory=dict)
+
+    def ask(self, sort: str, path: str) -> None:
+        if sort in self.commands:
+            self._waiting.setdefault(sort, []).append(path)
+
+    def go_on(self) -> None:
+        """Starts what can be started."""
+        for sort, make in self.commands.items():
+            if sort in self._under_way.values():
+                continue
+            if not self._words.get(sort) and self._waiting.get(sort):
+                self._words[sort] = list(make(self._waiting.pop(sort)))
+            if self._words.get(sort):
+                child = self.start(self._words[sort].pop(0))
+                if child is None:
+                    self.failed += 1
+                else:
+                    self._under_way[child.pid] = sort
+
+    def ended(self, child: Child, code: int) -> bool:
+        """Whether it was one of ours."""
+        sort = self._under_way.pop(child.pid, None)
+        if sort is None:
+            return False
+        self.failed += code != 0
+        return True
+
+    @property
+    def groups(self) -> dict[int, str]:
+        """What is under way: its process group → its sort."""
+        return dict(self._under_way)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._under_way or any(self._waiting.values()) or any(self._words.values()))

@@ -1,0 +1,36 @@
+"""The graph as JSON: how it gets from the command line's process to the one under the mount, and into a run's directory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..graph import File, Task, Workflow
+
+
+def to_json(workflow: Workflow) -> dict[str, Any]:
+    return {
+        "name": workflow.name,
+        "source": workflow.source,
+        "tasks": [asdict(task) for task in workflow.tasks.values()],
+        "files": [asdict(file) for file in workflow.files.values()],
+        "incomplete": workflow.incomplete,
+        "places": workflow.places,
+    }
+
+
+def from_json(told: dict[str, Any]) -> Workflow:
+    return Workflow.of(
+        told["name"],
+        told["source"],
+        [Task(**task) for task in told["tasks"]],
+        [File(**file) for file in told["files"]],
+        incomplete=told["incomplete"],
+        places=told["places"],
+    )
+
+
+def read(path: Path) -> Workflow:
+    return from_json(json.loads(path.read_text(encoding="utf-8", errors="surrogatepass")))

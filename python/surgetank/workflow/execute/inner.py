@@ -1,0 +1,248 @@
+"""A run, in the process that sees the mount (or the bare directory): checks, reserve, stage-in, tasks, stage-out, release."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..agent import Agent
+from ..graph import Workflow
+from ..problem import Problem
+from . import graphfile, journal, orphans, peak, persist, plan, resume
+from .engine import Engine, Tally
+from .progress import Progress, choose
+from .settings import NOT_DURABLE, Settings
+from .stamp import stamp
+
+HOME = Path(journal.HOME)
+
+
+def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
+    """The report of the run; its `exit` is the exit code. The current directory becomes the workflow's."""
+    begun_s = time.monotonic()
+    os.chdir(settings.directory)
+    progress = choose(settings.progress)
+    agent = None if settings.bare else Agent(state=settings.state)
+    check(workflow, settings)
+    HOME.mkdir(exist_ok=True)
+    with _lock():
+        orphans.end(settings.directory)
+        past = journal.Past() if settings.fresh else journal.load(HOME)
+        missing = absent(workflow, settings)
+        book = journal.Journal(HOME, past)
+        (book.directory / "graph.json").write_text(json.dumps(graphfile.to_json(workflow)))
+        steps: list[dict[str, Any]] = []
+        tally = Tally()
+        try:
+            with _step(steps, "reserve", book):
+                reserve(workflow, settings, agent, progress)
+            if missing:
+                progress.step(f"stage-in: {len(missing)} inputs from {settings.inputs_from}")
+                with _step(steps, "stage-in", book):
+                    copy(
+                        settings,
+                        [(_join(settings.inputs_from, path), _join(settings.directory, path)) for path in missing],
+                    )
+            drop = persist.droppable(workflow, settings.persist, settings.persist_named)
+            decision = resume.decide(workflow, past, stamp, drop)
+            planned = plan.make(workflow, decision, settings, drop, missing)
+            (book.directory / "plan.json").write_text(json.dumps(planned.as_json()))
+            engine = Engine(workflow, settings, decision, book, drop, progress, agent)
+            tally = engine.tally
+            for step in planned.steps:
+                if step.kind == "prefetch":
+                    for path in step.files:
+                        engine.errands.ask("prefetch", path)
+            engine.run()
+            code = tally.code
+            out = next((step for step in planned.steps if step.kind == "stage-out"), None)
+            if out is not None and code == 0:
+                progress.step(f"stage-out: {out.what}")
+                with _step(steps, "stage-out", book):
+                    code = stage_out(settings, agent, out.files)
+        finally:
+            progress.end()
+            with _step(steps, "release", book):
+                book.close()
+        report = _report(workflow, settings, planned, decision, tally, book, steps, code)
+        report["seconds"] = round(time.monotonic() - begun_s, 3)
+        (book.directory / "report.json").write_text(json.dumps(report))
+    return report
+
+
+def check(workflow: Workflow, settings: Settings) -> None:
+    """What would make a task fail for certain is said before anything runs."""
+    for task in workflow.tasks.values():
+        if not task.command:
+            raise Problem(
+                f"task {task.id!r} has no command",
+                where=workflow.at(task),
+                remedy="this description tells what ran and not how; its engine can run it, or `surgetank workflow replay`",
+            )
+        words = [task.command] if isinstance(task.command, str) else task.command
+        if any("\0" in word for word in (task.id, *words)):
+            raise Problem(f"task {task.id!r} has a NUL in its command or id", where=workflow.at(task))
+        if settings.memory_named and (task.memory_bytes or 0) > settings.memory_bytes:
+            raise Problem(
+                f"task {task.id!r} wants {plan.words_of(task.memory_bytes or 0)} of memory,"
+                f" and --memory is {plan.words_of(settings.memory_bytes)}",
+                where=workflow.at(task),
+                remedy="give it a larger --memory",
+            )
+
+
+def absent(workflow: Workflow, settings: Settings) -> list[str]:
+    """Inputs that have to be staged in; an error where there is nowhere to take them from."""
+    missing = [file.path for file in workflow.inputs() if not os.path.exists(file.path)]
+    staged = [path for path in missing if settings.inputs_from is not None and not os.path.isabs(path)]
+    lost = [path for path in missing if path not in staged]
+    if lost:
+        named = ", ".join(repr(path) for path in lost[:5]) + (" …" if len(lost) > 5 else "")
+        raise Problem(
+            f"{len(lost)} input files are not there: {named}",
+            where=settings.directory,
+            why="no task of the workflow makes them",
+            remedy="put them there, say where they are with --inputs-from, or the right directory with --dir",
+        )
+    return staged
+
+
+def reserve(workflow: Workflow, settings: Settings, agent: Agent | None, progress: Progress) -> None:
+    """The place is ready and has room, looked at just before the first task."""
+    if agent is not None:
+        if agent.status(settings.over) is None:
+            raise Problem("no agent serves the directory", where=settings.over, remedy="try again, or --bare", code=1)
+        return
+    room = os.statvfs(".")
+    free = room.f_bavail * room.f_frsize
+    expected = sum(file.size_bytes or 0 for path, file in workflow.files.items() if path in workflow.producer)
+    if expected > free:
+        progress.say(
+            f"{plan.words_of(expected)} are to be made and {plan.words_of(free)} are free in {settings.directory}; it may not suffice"
+        )
+
+
+def copy(settings: Settings, pairs: list[tuple[str, str]]) -> None:
+    """Through `surgetank stage-in`, which goes on where it was; from and to, whole names."""
+    for pair in pairs:
+        if any("\t" in name or "\n" in name for name in pair):
+            raise Problem("a name with a tab or a line break cannot be staged", where=pair[0])
+    program = Agent(state=settings.state).program
+    words = [program, "stage-in", "-q", "--manifest", "-"] + (
+        [] if settings.state is None else ["--state", settings.state]
+    )
+    text = "".join(f"{source}\t{target}\n" for source, target in pairs)
+    done = subprocess.run(words, input=os.fsencode(text), stderr=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise Problem(
+            "files could not be staged", why=done.stderr.decode(errors="replace").strip(), code=done.returncode
+        )
+
+
+def stage_out(settings: Settings, agent: Agent | None, paths: list[str]) -> int:
+    """Results are made durable and, where the user said so, copied."""
+    inside = [path for path in paths if not os.path.isabs(path)]
+    if agent is not None and not agent.wait(_join(settings.directory, path) for path in inside):
+        return NOT_DURABLE
+    if settings.results_to is not None:
+        copy(settings, [(_join(settings.directory, path), _join(settings.results_to, path)) for path in inside])
+    return 0
+
+
+def _join(place: str | None, path: str) -> str:
+    return f"{(place or '').rstrip('/')}/{path}"
+
+
+@contextlib.contextmanager
+def _lock() -> Iterator[None]:
+    """One executor a directory."""
+    with open(HOME / "lock", "a+") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            stream.seek(0)
+            raise Problem(
+                "another executor is at work in this directory",
+                where=Path.cwd(),
+                why=f"process {stream.read().strip() or 'unknown'} holds {HOME / 'lock'}",
+                remedy="wait for it, or stop it",
+                code=1,
+            ) from None
+        stream.truncate(0)
+        stream.write(str(os.getpid()))
+        stream.flush()
+        yield
+
+
+@contextlib.contextmanager
+def _step(steps: list[dict[str, Any]], kind: str, book: journal.Journal) -> Iterator[None]:
+    """An auxiliary task, for the report."""
+    told: dict[str, Any] = {"step": kind, "began_ns": time.time_ns(), "ended_ns": None, "ok": False}
+    steps.append(told)
+    try:
+        yield
+        told["ok"] = True
+    finally:
+        told["ended_ns"] = time.time_ns()
+        book.say("step", **told)
+        book.flush()
+
+
+def _report(
+    workflow: Workflow,
+    settings: Settings,
+    planned: plan.Plan,
+    decision: resume.Decision,
+    tally: Tally,
+    book: journal.Journal,
+    steps: list[dict[str, Any]],
+    code: int,
+) -> dict[str, Any]:
+    left = [id_ for id_ in decision.run if id_ not in tally.done]
+    return {
+        "format": 1,
+        "workflow": workflow.name,
+        "source": workflow.source,
+        "run": book.run,
+        "directory": settings.directory,
+        "exit": code,
+        "tasks": {
+            "total": len(workflow.tasks),
+            "done_before": len(decision.done),
+            "done": len(tally.done),
+            "failed": tally.failed,
+            "killed": tally.killed,
+            "left": len(left),
+            "retried": tally.retried,
+            "processes": tally.processes,
+        },
+        "persist": settings.persist.value,
+        "made_bytes": tally.made_bytes,
+        "dropped": sorted(tally.dropped),
+        "peak": asdict(peak.of_journal(workflow, journal.events(book.directory), book.run)),
+        "steps": steps,
+        "results": planned.results,
+        "mark": settings.mark,
+        "state": settings.state,
+    }
+
+
+def farewell(report: dict[str, Any]) -> str:
+    """What a user reads at the end: what was done, what is safe, how to go on."""
+    tasks = report["tasks"]
+    total, good = tasks["total"], tasks["done"] + tasks["done_before"]
+    lines = [f"{good} of {total} tasks are done, {tasks['done']} of them now, in {report['seconds']:.1f} s"]
+    if tasks["failed"] or tasks["killed"] or good < total:
+        if tasks["failed"]:
+            lines[0] += f"; failed: {', '.join(repr(id_) for id_ in list(tasks['failed'])[:5])}"
+        lines.append("  safe:  what the tasks that are done made; what failed or was stopped left was taken away")
+        lines.append("  go on: the same command again runs only what is missing or has changed")
+    return "surgetank workflow: " + "\n".join(lines)

@@ -1,0 +1,64 @@
+"""A pair of logs for each task, `TASK.out` and `TASK.err`. The pair of a task that said nothing is renamed for the next one: making
+and removing two files for each of 10,000 silent tasks would cost more than the tasks."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(slots=True)
+class Pair:
+    base: str
+    out: int
+    err: int
+
+
+class Logs:
+    def __init__(self, directory: Path) -> None:
+        self._directory = str(directory)
+        self._blank: list[Pair] = []
+
+    def path(self, base: str, end: str) -> str:
+        return os.path.join(self._directory, f"{base}.{end}")
+
+    def open(self, base: str) -> Pair:
+        if self._blank:
+            pair = self._blank.pop()
+            for end in ("out", "err"):
+                os.rename(self.path(pair.base, end), self.path(base, end))
+            pair.base = base
+            return pair
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        out, err = (os.open(self.path(base, end), flags, 0o666) for end in ("out", "err"))
+        return Pair(base, out, err)
+
+    def done(self, pair: Pair, keep: bool) -> None:
+        """The task is over; `keep` its logs even where they are empty."""
+        if not keep and os.fstat(pair.out).st_size == 0 and os.fstat(pair.err).st_size == 0:
+            self._blank.append(pair)
+            return
+        os.close(pair.out)
+        os.close(pair.err)
+
+    def close(self) -> None:
+        for pair in self._blank:
+            for end, descriptor in (("out", pair.out), ("err", pair.err)):
+                os.unlink(self.path(pair.base, end))
+                os.close(descriptor)
+        self._blank.clear()
+
+
+def tail(path: str, lines: int = 10) -> list[str]:
+    """The last lines of a log, for a message."""
+    try:
+        with open(path, "rb") as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - 8192))
+            text = stream.read().decode(errors="replace")
+    except OSError:
+        return []
+    return [
+        "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
+        for line in text.splitlines()[-lines:]
+    ]

@@ -1,0 +1,89 @@
+"""The peak of live bytes of a schedule that was executed, from the journal's times and the files' real sizes.
+
+A file lives from the start of the task that makes it, as its room has to be there while it is written. Without lifetimes it lives to
+the end. With lifetimes an intermediate lives to the end of its last reader, and a result to the end. `executed` is
+what was really there: until a file was dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..graph import Workflow
+from .journal import Record
+
+
+@dataclass(frozen=True)
+class Peak:
+    with_lifetimes_bytes: int
+    without_lifetimes_bytes: int
+    executed_bytes: int
+
+
+def of_journal(workflow: Workflow, events: Iterable[Mapping[str, Any]], run: str) -> Peak:
+    """Of what `run` itself executed; what earlier runs made and is still there counts from the beginning."""
+    spans: dict[str, tuple[int, int]] = {}
+    sizes: dict[str, int] = {}
+    dropped: dict[str, int] = {}
+    for event in events:
+        if event["event"] == "done":
+            own = event["run"] == run
+            spans[event["task"]] = (event["began_ns"], event["ended_ns"]) if own else (0, 0)
+            for path, (size, _) in event["outputs"].items():
+                sizes[path] = size
+                if own:
+                    dropped.pop(path, None)
+        elif event["event"] == "drop":
+            dropped[event["path"]] = event["at_ns"]
+        elif event["event"] == "gone":
+            sizes.pop(event["path"], None)
+    return of(workflow, spans, sizes, dropped)
+
+
+def of_records(workflow: Workflow, records: Iterable[Record]) -> Peak:
+    """Of tasks that ran once each."""
+    spans: dict[str, tuple[int, int]] = {}
+    sizes: dict[str, int] = {}
+    for record in records:
+        spans[record.task] = (record.began_ns, record.ended_ns)
+        sizes.update({path: size for path, (size, _) in record.outputs.items()})
+    return of(workflow, spans, sizes, {})
+
+
+def of(
+    workflow: Workflow,
+    spans: Mapping[str, tuple[int, int]],
+    sizes: Mapping[str, int],
+    dropped: Mapping[str, int],
+) -> Peak:
+    """`spans`: task → begin and end; `dropped`: file → when."""
+    bounded: list[tuple[int, int]] = []
+    endless: list[tuple[int, int]] = []
+    executed: list[tuple[int, int]] = []
+    for path, size in sizes.items():
+        maker = workflow.producer.get(path)
+        if maker is None or maker not in spans:
+            continue
+        begin = spans[maker][0]
+        file = workflow.files[path]
+        readers = workflow.readers[path]
+        for changes in (bounded, endless, executed):
+            changes.append((begin, size))
+        known = not file.readers_unknown and not file.final and all(reader in spans for reader in readers)
+        if known and (readers or file.temporary):
+            end = max([spans[maker][1], *(spans[reader][1] for reader in readers)])
+            bounded.append((end, -size))
+        if path in dropped:
+            executed.append((dropped[path], -size))
+    return Peak(_highest(bounded), _highest(endless), _highest(executed))
+
+
+def _highest(changes: list[tuple[int, int]]) -> int:
+    """What goes at the very moment at which something comes has gone before it: tasks follow each other."""
+    level = highest = 0
+    for _, change in sorted(changes):
+        level += change
+        highest = max(highest, level)
+    return highest

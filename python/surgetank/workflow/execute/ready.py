@@ -1,0 +1,100 @@
+"""The tasks that may run, and the cores and memory that are free for them.
+
+The deepest go first, so that what was made is read soon and may go soon. Who does not fit is passed over for smaller ones, but
+not for ever: after a while nothing else starts until it does.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from ..graph import Task, Workflow
+
+# Memory is counted in this many parts of the limit, so that there are few kinds of needs to look through.
+MEMORY_PARTS = 256
+PASSES_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    cores: float
+    memory_bytes: int
+    # Set when tasks of one kind are put together.
+    kind: str = ""
+
+
+@dataclass
+class Ready:
+    cores: float
+    memory_bytes: int
+    by_kind: bool = False
+    cores_free: float = field(init=False)
+    memory_free: int = field(init=False)
+    _waiting: dict[Need, list[tuple[int, int, str]]] = field(default_factory=dict)
+    _passes: int = 0
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        self.cores_free, self.memory_free = self.cores, self.memory_bytes
+
+    def need(self, task: Task) -> Need:
+        """Never more than there is: such a task runs alone."""
+        part = max(1, self.memory_bytes // MEMORY_PARTS)
+        memory = min(self.memory_bytes, -(-(task.memory_bytes or 0) // part) * part)
+        return Need(min(self.cores, max(task.cores, 0.01)), memory, task.kind if self.by_kind else "")
+
+    def push(self, task: Task, priority: tuple[int, int]) -> None:
+        heapq.heappush(self._waiting.setdefault(self.need(task), []), (*priority, task.id))
+        self.count += 1
+
+    def pop(self) -> tuple[str, Need] | None:
+        """The first that fits; it holds its cores and memory until `give_back`."""
+        best: Need | None = None
+        first: Need | None = None
+        for need, heap in self._waiting.items():
+            if first is None or heap[0] < self._waiting[first][0]:
+                first = need
+            if self._fits(need) and (best is None or heap[0] < self._waiting[best][0]):
+                best = need
+        if best is not first and self._passes >= PASSES_MAX:
+            return None
+        if best is None:
+            return None
+        self._passes = 0 if best is first else self._passes + 1
+        self.cores_free -= best.cores
+        self.memory_free -= best.memory_bytes
+        return self._take(best), best
+
+    def more_like(self, need: Need, count: int) -> list[str]:
+        """Up to `count` further ones of the same need, to run after each other on what one holds."""
+        found: list[str] = []
+        while len(found) < count and need in self._waiting:
+            found.append(self._take(need))
+        return found
+
+    def like(self, need: Need) -> int:
+        return len(self._waiting.get(need, ()))
+
+    def give_back(self, need: Need) -> None:
+        self.cores_free += need.cores
+        self.memory_free += need.memory_bytes
+
+    def _fits(self, need: Need) -> bool:
+        return need.cores <= self.cores_free + 1e-9 and need.memory_bytes <= self.memory_free
+
+    def _take(self, need: Need) -> str:
+        heap = self._waiting[need]
+        id_ = heapq.heappop(heap)[2]
+        if not heap:
+            del self._waiting[need]
+        self.count -= 1
+        return id_
+
+
+def priorities(workflow: Workflow) -> dict[str, tuple[int, int]]:
+    """The smaller, the sooner: depth first, then as described."""
+    depth: dict[str, int] = {}
+    for id_ in workflow.order:
+        depth[id_] = 1 + max((depth[parent] for parent in workflow.parents[id_]), default=0)
+    return {id_: (-depth[id_], place) for place, id_ in enumerate(workflow.tasks)}

@@ -1,0 +1,86 @@
+"""What the user asked for, as it goes from the command line to the process under the mount."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..problem import Problem
+from .persist import Persist
+
+# docs/exit-codes.md.
+TASK_FAILED = 5
+NOT_DURABLE = 3
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+@dataclass
+class Settings:
+    """`directory` is what the workflow's paths are relative to; `over` what Surgetank serves, and it lies below."""
+
+    directory: str
+    over: str
+    jobs: float = 1.0
+    memory_bytes: int = 1 << 30
+    # Whether the user said the limit himself: then a task that wants more is an error, otherwise it runs alone.
+    memory_named: bool = False
+    persist: Persist = Persist.FINAL
+    # The user said `--persist` himself: with `final` he names what tasks read of each other as temporary.
+    persist_named: bool = False
+    retries: int | None = None
+    cluster: int = 1
+    keep_going: bool = False
+    # Nothing that earlier runs did counts.
+    fresh: bool = False
+    grace_s: float = 10.0
+    bare: bool = False
+    prefetch: bool = True
+    images: bool = True
+    progress: bool = True
+    inputs_from: str | None = None
+    results_to: str | None = None
+    state: str | None = None
+    # Words for `surgetank run`.
+    serve: list[str] = field(default_factory=list)
+    # PYTHONPATH as the tasks are to have it: the process under the mount has one that finds us.
+    python_path: str | None = None
+    # A word of the command line of `surgetank run`, by which its record is found.
+    mark: str | None = None
+
+
+def size_of(text: str) -> int:
+    """`8G` in bytes, binary as everywhere in Surgetank."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise ValueError(f"{text!r} is not a size")
+    return int(float(found[1]) * UNITS[found[2].lower()])
+
+
+def memory_here() -> int:
+    """What this machine, or the job's cgroup, lets us use."""
+    limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        group = Path("/proc/self/cgroup").read_text().rsplit("::", 1)[1].strip()
+        here = Path("/sys/fs/cgroup") / group.lstrip("/")
+        while here.is_relative_to("/sys/fs/cgroup"):
+            top = here / "memory.max"
+            if top.exists() and (said := top.read_text().strip()) != "max":
+                limit = min(limit, int(said))
+            here = here.parent
+    except (OSError, IndexError, ValueError):
+        pass
+    return max(limit, 1)
+
+
+def below(directory: str, over: str) -> str:
+    """`directory` relative to `over`; an error where it does not lie below."""
+    inner, outer = os.path.realpath(directory), os.path.realpath(over)
+    if inner != outer and not inner.startswith(outer.rstrip("/") + "/"):
+        raise Problem(
+            f"the workflow's directory does not lie below {over}",
+            where=directory,
+            remedy="--dir has to be --over, or a directory in it",
+        )
+    return os.path.relpath(inner, outer)
