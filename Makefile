@@ -15,6 +15,7 @@ test: ## everything that CI checks, apart from lint
 	$(ENV) cargo nextest run -p surgetank-core --features schedules --test schedules
 	$(ENV) cargo test --quiet --workspace --doc
 	cd bench && python3 -m unittest --quiet suite.tests
+	SURGETANK_BINARY=$(CURDIR)/target/debug/surgetank scripts/python -m pytest -q python/tests
 
 test-full: ## the same with long random searches, the shim under other glibcs, and the demonstration
 	scripts/setup test
@@ -24,6 +25,7 @@ test-full: ## the same with long random searches, the shim under other glibcs, a
 	$(ENV) SURGETANK_SCHEDULES=4000 cargo nextest run -p surgetank-core --features schedules --test schedules
 	$(ENV) cargo test --quiet --workspace --doc
 	cargo build -p surgetank --bin surgetank
+	SURGETANK_BINARY=$(CURDIR)/target/debug/surgetank scripts/python -m pytest -q python/tests
 	shim/tests/glibc target/debug/surgetank
 	$(ENV) scripts/crash
 	$(ENV) scripts/fuzz
@@ -55,6 +57,9 @@ lint: ## format, clippy, and the house's own rules
 	cargo clippy -p surgetank-core --features schedules --test schedules --locked -- -D warnings
 	cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
 	scripts/tidy
+	scripts/python -m ruff format --check --quiet python
+	scripts/python -m ruff check --quiet python
+	scripts/python -m mypy
 
 clean: ## what building, testing and the demonstration left in this checkout
 	cargo clean

@@ -1,6 +1,7 @@
 """The graph checks itself; globs name files as in a shell."""
 
 import pytest
+
 from surgetank.workflow.graph import File, Task, Workflow, _matcher, name_files
 from surgetank.workflow.problem import Problem
 
@@ -57,6 +58,10 @@ def test_parents_come_first_otherwise_as_described() -> None:
 def test_who_names_files_names_some() -> None:
     workflow = _line(Task("a", "k", outputs=["x.tmp", "y.tmp"]))
     name_files(workflow, ["y.*"], ["*.tmp"])
-    assert (workflow.files["x.tmp"].temporary, workflow.files["y.tmp"].temporary, workflow.files["y.tmp"].final) == (True, False, True)
+    assert (workflow.files["x.tmp"].temporary, workflow.files["y.tmp"].temporary, workflow.files["y.tmp"].final) == (
+        True,
+        False,
+        True,
+    )
     with pytest.raises(Problem, match="no file of the workflow matches"):
         name_files(workflow, ["*.fits"], [])

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from surgetank.workflow import importers
 from surgetank.workflow.problem import Problem
 

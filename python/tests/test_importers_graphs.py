@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from surgetank.workflow import importers
 from surgetank.workflow.graph import File, Task, Workflow
 from surgetank.workflow.importers import wfformat

@@ -20,6 +20,7 @@ pub mod tend;
 pub mod wait;
 pub mod why;
 pub mod words;
+pub mod workflow;
 
 use std::path::{Path, PathBuf};
 
@@ -116,6 +117,8 @@ enum Verb {
     Model(model::ModelArgs),
     /// Say whether to use Surgetank for a workload, and how
     Advise(advise::AdviseArgs),
+    /// What a workflow's graph knows: import, explain, plot, hints, run, replay, crate (needs the Python package)
+    Workflow(workflow::WorkflowArgs),
     /// What `calibrate` times, in processes of its own
     #[command(hide = true)]
     Probe(calibrate::ProbeArgs),
@@ -161,6 +164,7 @@ pub fn main(program: &Program<'_>) -> u8 {
         Verb::Calibrate(args) => calibrate::calibrate(program, &args),
         Verb::Model(args) => model::model(&args),
         Verb::Advise(args) => advise::advise(&args),
+        Verb::Workflow(args) => workflow::workflow(&args),
         Verb::Probe(args) => calibrate::probe(&args),
         Verb::Agent => Ok(life::main(program.backend)),
     };

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from . import explain, hints, plot
+from . import crate, explain, hints, plot, replay
 from .derive import Facts, Persist, derive
+from .execute import cli as execute
 from .graph import Workflow, name_files
 from .importers import ENGINES, load, wfformat
 from .problem import Problem
@@ -47,9 +48,13 @@ def _parser() -> argparse.ArgumentParser:
     importing.add_argument("-o", "--out", type=Path, help="file to write; standard output without it")
     importing.set_defaults(do=_import)
 
-    explaining = verbs.add_parser("explain", help="Per file: pattern, lifetime, size, readers, hint; the peak of live bytes")
+    explaining = verbs.add_parser(
+        "explain", help="Per file: pattern, lifetime, size, readers, hint; the peak of live bytes"
+    )
     _of_facts(explaining)
-    explaining.add_argument("-j", "--cores", type=_cores, default=float(os.cpu_count() or 1), help="cores the tasks have")
+    explaining.add_argument(
+        "-j", "--cores", type=_cores, default=float(os.cpu_count() or 1), help="cores the tasks have"
+    )
     explaining.add_argument("--every", action="store_true", help="a line for every file, not for every kind")
     explaining.add_argument("--json", action="store_true", help="as one JSON object")
     explaining.set_defaults(do=_explain)
@@ -65,12 +70,17 @@ def _parser() -> argparse.ArgumentParser:
     hinting.add_argument("--rules", action="store_true", help="as rules for surgetank.toml")
     hinting.add_argument("-o", "--out", type=Path, help="file to write; standard output without it")
     hinting.set_defaults(do=_hints)
+    execute.add_run(verbs, load)
+    replay.add_replay(verbs, load)
+    crate.add_crate(verbs)
     return parser
 
 
 def _of_graph(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("description", type=Path, help="the workflow's description, in its engine's own language")
-    parser.add_argument("--engine", choices=sorted(ENGINES), help="what language it is in; seen from the file otherwise")
+    parser.add_argument(
+        "--engine", choices=sorted(ENGINES), help="what language it is in; seen from the file otherwise"
+    )
 
 
 def _of_facts(parser: argparse.ArgumentParser) -> None:
@@ -83,12 +93,24 @@ def _of_facts(parser: argparse.ArgumentParser) -> None:
         default=Persist.ALL,
         help="what goes to the store: results only, all but what is declared temporary (default), or that when it is consumed",
     )
-    for word, meaning in (("final", "a result, even if a task reads it"), ("temporary", "may go after its last reader")):
+    for word, meaning in (
+        ("final", "a result, even if a task reads it"),
+        ("temporary", "may go after its last reader"),
+    ):
         parser.add_argument(
-            f"--{word}", action="append", default=[], metavar="GLOB", help=f"what matches is {meaning}; `*` crosses no slash"
+            f"--{word}",
+            action="append",
+            default=[],
+            metavar="GLOB",
+            help=f"what matches is {meaning}; `*` crosses no slash",
         )
     parser.add_argument(
-        "--history", type=Path, action="append", default=[], metavar="FILE", help="an earlier run (WfFormat): sizes of files"
+        "--history",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="an earlier run (WfFormat): sizes of files",
     )
 
 

@@ -224,7 +224,7 @@ def peak_live_bytes(
     if missing:
         raise Problem(f"the schedule has no {missing[0]!r}", where=workflow.source)
     changes: list[tuple[float, int, int]] = []
-    for path, fact in facts.items():
+    for fact in facts.values():
         if not fact.size_bytes or (fact.maker is None and not (inputs and fact.readers)):
             continue
         begin = 0.0 if fact.maker is None else when[fact.maker].begin_s

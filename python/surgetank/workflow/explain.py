@@ -48,7 +48,10 @@ def summary(workflow: Workflow, facts: Mapping[str, Facts], persist: Persist, co
 
 def rows(workflow: Workflow, facts: Mapping[str, Facts], persist: Persist) -> list[dict[str, Any]]:
     """One object a file, in the order of the description."""
-    told = {hint["path"]: {key: value for key, value in hint.items() if key != "path"} for hint in hints(workflow, facts, persist)}
+    told = {
+        hint["path"]: {key: value for key, value in hint.items() if key != "path"}
+        for hint in hints(workflow, facts, persist)
+    }
     return [
         {
             "path": path,
@@ -77,7 +80,9 @@ def text(workflow: Workflow, facts: Mapping[str, Facts], persist: Persist, cores
         f"{shown_bytes(total['peak_live_bytes_without_lifetimes'])} without",
     ]
     if total["files_of_unknown_size"]:
-        lines.append(f"{total['files_of_unknown_size']} files have no known size: they count as 0 here (--history helps)")
+        lines.append(
+            f"{total['files_of_unknown_size']} files have no known size: they count as 0 here (--history helps)"
+        )
     lines += [f"not known yet: {why}" for why in workflow.incomplete]
     lines.append("")
     head = ("FILE", "PATTERN", "LIFETIME", "SIZE", "MADE BY", "READ BY", "HINT")
@@ -115,12 +120,21 @@ def _grouped(workflow: Workflow, facts: Mapping[str, Facts], persist: Persist) -
         hint = _hint({key: value for key, value in told[path].items() if key != "size"})
         key = (maker, fact.pattern, fact.lifetime, tuple(sorted(kinds)), hint)
         groups.setdefault(key, []).append(path)
-    table = []
+    table: list[tuple[str, ...]] = []
     for (maker, pattern, lifetime, kinds, hint), paths in groups.items():
         sizes = [size for path in paths if (size := facts[path].size_bytes) is not None]
         name = printable(paths[0]) if len(paths) == 1 else f"{len(paths)} files: {printable(paths[0])} …"
-        size = shown_bytes(sum(sizes)) if sizes else "?"
-        table.append((name, pattern.value, lifetime.value, size, printable(maker), _several([printable(kind) for kind in kinds]), hint))
+        table.append(
+            (
+                name,
+                pattern.value,
+                lifetime.value,
+                shown_bytes(sum(sizes)) if sizes else "?",
+                printable(maker),
+                _several([printable(kind) for kind in kinds]),
+                hint,
+            )
+        )
     return table
 
 
@@ -129,7 +143,10 @@ def _several(names: Sequence[str]) -> str:
 
 
 def _hint(hint: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in hint.items()) or "-"
+    return (
+        " ".join(f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in hint.items())
+        or "-"
+    )
 
 
 def printable(name: str) -> str:
@@ -139,5 +156,3 @@ def printable(name: str) -> str:
 
 def _sum(some: Any) -> int:
     return sum(fact.size_bytes or 0 for fact in some)
-
-

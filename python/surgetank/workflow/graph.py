@@ -67,9 +67,7 @@ class Workflow:
         self.check()
 
     @classmethod
-    def of(
-        cls, name: str, source: str, tasks: Iterable[Task], files: Iterable[File] = (), **rest: object
-    ) -> Workflow:
+    def of(cls, name: str, source: str, tasks: Iterable[Task], files: Iterable[File] = (), **rest: object) -> Workflow:
         """From lists; files that only tasks name are added without a size."""
         by_id: dict[str, Task] = {}
         for task in tasks:

@@ -39,15 +39,15 @@ def svg(
     lifetimes are coloured. More than `boxes_max` boxes are put together by kind."""
     together = len(workflow.tasks) + len(workflow.files) > boxes_max
     depth: dict[str, int] = {}
-    for task in workflow.order:
-        depth[task] = 1 + max((depth[parent] for parent in workflow.parents[task]), default=0)
+    for one in workflow.order:
+        depth[one] = 1 + max((depth[parent] for parent in workflow.parents[one]), default=0)
     tiers = sorted({*(tier_of or {}).values()} - {"store"})
     colour_of_tier = {"store": _STORE} | {tier: _TIERS[at % len(_TIERS)] for at, tier in enumerate(tiers)}
     boxes: dict[tuple[object, ...], _Box] = {}
     task_box: dict[str, tuple[object, ...]] = {}
     file_box: dict[str, tuple[object, ...]] = {}
     for name, task in workflow.tasks.items():
-        key = ("task", task.kind, depth[name]) if together else ("task", name)
+        key: tuple[object, ...] = ("task", task.kind, depth[name]) if together else ("task", name)
         task_box[name] = key
         box = boxes.setdefault(key, _Box(task.kind if together else name, "", "#edf2f7", True, 2 * depth[name]))
         box.members.append(name)
@@ -80,8 +80,8 @@ def svg(
             links[task_box[fact.maker], file_box[path]] += 1
         for reader in fact.readers:
             links[file_box[path], task_box[reader]] += 1
-    for name, task in workflow.tasks.items():
-        for parent in task.after:
+    for name, waiting in workflow.tasks.items():
+        for parent in waiting.after:
             links[task_box[parent], task_box[name]] += 1
     width, height = _laid_out(boxes, links)
     return _drawn(workflow, boxes, links, width, height, [*_legend(tier_of is not None, colour_of_tier)])
@@ -117,7 +117,11 @@ def _mean(some: list[float]) -> float:
 def _legend(has_tiers: bool, colour_of_tier: Mapping[str, str]) -> list[tuple[str, str]]:
     if has_tiers:
         return [(colour, f"in {tier}") for tier, colour in colour_of_tier.items()]
-    words = {Lifetime.TASK: "its task's only", Lifetime.WORKFLOW: "until its last reader is done", Lifetime.FOREVER: "kept"}
+    words = {
+        Lifetime.TASK: "its task's only",
+        Lifetime.WORKFLOW: "until its last reader is done",
+        Lifetime.FOREVER: "kept",
+    }
     return [(colour, words[lifetime]) for lifetime, colour in _LIFETIME.items()]
 
 

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..derive import Persist
 from ..graph import Workflow
 from ..importers import wfformat
 from . import inner, journal, plan, resume
 from .inner import absent, check, farewell
 from .launch import launch
-from .persist import Persist, droppable
+from .persist import droppable
 from .settings import Settings, memory_here, size_of
 from .stamp import stamp
 

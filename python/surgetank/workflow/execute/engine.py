@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..agent import Agent
+from ..derive import Persist
 from ..graph import Task, Workflow
 from . import logs, orphans
 from .errands import Errands
 from .journal import Journal, Record, log_name
-from .persist import Persist
 from .progress import Progress
 from .ready import Need, Ready, priorities
 from .resume import Decision

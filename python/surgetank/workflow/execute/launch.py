@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from ..agent import Agent, binary
+from ..derive import Persist
 from ..graph import Workflow
 from . import graphfile, persist
 from .inner import run
-from .persist import Persist
 from .settings import Settings, below
 
 PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from enum import StrEnum
 
 from ..agent import WORDS_BYTES_MAX, escaped
+from ..derive import Persist
 from ..graph import Workflow
 from .journal import HOME
-
-
-class Persist(StrEnum):
-    FINAL = "final"  # results only
-    ALL = "all"  # everything
-    WHEN_CONSUMED = "when-consumed"  # a task's outputs when all its children are done (PerSSD, P3)
 
 
 def droppable(workflow: Workflow, persist: Persist, named: bool) -> set[str]:

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..derive import Persist
 from ..problem import Problem
-from .persist import Persist
 
 # docs/exit-codes.md.
 TASK_FAILED = 5

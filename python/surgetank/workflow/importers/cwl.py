@@ -74,7 +74,7 @@ def _tool(path: Path) -> Any:
         return load_tool(str(path.absolute()), context)
     except RecursionError:
         raise Problem("the CWL document contains itself", where=path) from None
-    except Exception as error:  # noqa: BLE001 - three libraries, no common one
+    except Exception as error:
         text = _COLOUR.sub("", str(error)) or type(error).__name__
         # From the outside in: the last one is the nearest.
         place = next(reversed(list(_PLACE.finditer(text))), None)

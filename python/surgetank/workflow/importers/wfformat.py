@@ -161,11 +161,15 @@ _FORBIDDEN = {"id": r"[^0-9a-zA-Z_.-]", "path": r"[^0-9a-zA-Z_./:-]"}
 
 def dump(workflow: Workflow, path: Path) -> None:
     """Writes the graph as WfFormat 1.5, from which `load` makes the same one."""
-    text = json.dumps(described(workflow), indent=2, ensure_ascii=False) + "\n"
     try:
-        path.write_text(text, encoding="utf-8", errors="surrogateescape")
+        path.write_text(dumps(workflow), encoding="utf-8", errors="surrogateescape")
     except OSError as error:
         raise Problem("the workflow cannot be written", where=path, why=error, code=1) from None
+
+
+def dumps(workflow: Workflow) -> str:
+    """The same as text."""
+    return json.dumps(described(workflow), indent=2, ensure_ascii=False) + "\n"
 
 
 def described(workflow: Workflow) -> dict[str, Any]:

@@ -91,5 +91,5 @@ def _file(file: Any) -> dict[str, Any]:
 def _private(get: Callable[[], Any]) -> Any:
     try:
         return get()
-    except Exception:  # noqa: BLE001 - another version, or not known before the job runs
+    except Exception:
         return None
