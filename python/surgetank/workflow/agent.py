@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +42,14 @@ class Agent:
     program: str = field(default_factory=binary)
     state: str | None = None
 
-    @cached_property
-    def takes_hints(self) -> bool:
-        """Whether this binary has `surgetank hint`; without it persistence works by the rules given at the start."""
-        asked = subprocess.run([self.program, "hint", "--help"], capture_output=True, check=False)
-        return asked.returncode == 0
-
-    def hint(self, paths: Iterable[str], mode: str) -> bool:
-        """Says what is to become of the files; False where the binary cannot be told or did not take it."""
-        return self.takes_hints and all([_ran(words) for words in self.hint_words(paths, mode)])
+    def hint(self, hints: list[dict[str, Any]]) -> str | None:
+        """Tells what each `path` is to be (keys as in docs/hints.md); what the agent did not take, or None."""
+        if not hints:
+            return None
+        lines = "".join(json.dumps(hint) + "\n" for hint in hints)
+        words = [self.program, "hint", *self._state(), "-"]
+        asked = subprocess.run(words, input=lines.encode(), capture_output=True, check=False)
+        return None if asked.returncode == 0 else asked.stderr.decode(errors="replace").strip()
 
     def wait(self, paths: Iterable[str]) -> bool:
         """Until these are durable; False: not all of them are."""
@@ -65,7 +63,9 @@ class Agent:
 
     def hint_words(self, paths: Iterable[str], mode: str) -> Iterator[list[str]]:
         """The same as commands, for who starts them himself."""
-        return self._commands(["hint", f"mode={mode}"], paths)
+        # A name such as `a=b` is not to be taken for a hint.
+        named = (path if path.startswith("/") else f"./{path}" for path in paths)
+        return self._commands(["hint"], named, [f"mode={mode}"])
 
     def wait_words(self, paths: Iterable[str]) -> Iterator[list[str]]:
         return self._commands(["wait", "-q"], paths)
@@ -99,8 +99,8 @@ class Agent:
     def _state(self) -> list[str]:
         return [] if self.state is None else ["--state", self.state]
 
-    def _commands(self, verb: list[str], paths: Iterable[str]) -> Iterator[list[str]]:
-        head = [self.program, *verb, *self._state(), "--"]
+    def _commands(self, verb: list[str], paths: Iterable[str], first: Iterable[str] = ()) -> Iterator[list[str]]:
+        head = [self.program, *verb, *self._state(), "--", *first]
         some: list[str] = []
         size = 0
         for path in paths:

@@ -492,7 +492,7 @@ class Engine:
             return Errands({}, self._start_errand)
         agent = self.agent
         commands = {"prefetch": agent.prefetch_words, "evict": agent.evict_words}
-        if self.settings.persist is Persist.WHEN_CONSUMED and agent.takes_hints:
+        if self.settings.persist is Persist.WHEN_CONSUMED:
             commands["persist"] = lambda paths: agent.hint_words(paths, "copy")
         return Errands(commands, self._start_errand)
 

@@ -52,6 +52,10 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
                         [(_join(settings.inputs_from, path), _join(settings.directory, path)) for path in missing],
                     )
             drop = persist.droppable(workflow, settings.persist, settings.persist_named)
+            if agent is not None:
+                refused = agent.hint(persist.hints(workflow, settings.persist, drop))
+                if refused is not None:
+                    progress.say(f"the agent did not take all hints; those files are written to the store: {refused}")
             decision = resume.decide(workflow, past, stamp, drop)
             planned = plan.make(workflow, decision, settings, drop, missing)
             (book.directory / "plan.json").write_text(json.dumps(planned.as_json()))

@@ -19,9 +19,9 @@ from typing import Any
 from ..agent import Agent, binary
 from ..derive import Persist
 from ..graph import Workflow
-from . import graphfile, persist
+from . import graphfile
 from .inner import run
-from .settings import Settings, below
+from .settings import Settings
 
 PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -43,14 +43,6 @@ def launch(workflow: Workflow, settings: Settings) -> dict[str, Any]:
 
 def _under_mount(workflow: Workflow, settings: Settings, draft: Path) -> dict[str, Any]:
     settings.mark = str(draft)
-    where = below(settings.directory, settings.over)
-    drop = persist.droppable(workflow, settings.persist, settings.persist_named)
-    rules, left_out = persist.rules(workflow, where, settings.persist, drop)
-    if left_out:
-        print(
-            f"surgetank workflow: {left_out} files have no rule, as there are too many names; they are written to the store as well",
-            file=sys.stderr,
-        )
     (draft / "spec.json").write_text(
         json.dumps({"workflow": graphfile.to_json(workflow), "settings": asdict(settings)})
     )
@@ -60,7 +52,7 @@ def _under_mount(workflow: Workflow, settings: Settings, draft: Path) -> dict[st
     if settings.persist is Persist.WHEN_CONSUMED:
         # What was not handed over before goes to the store in the end.
         words += ["--keep-at-exit", "drain"]
-    words += [*rules, "--", sys.executable, "-P", "-m", "surgetank.workflow.execute", str(draft)]
+    words += ["--", sys.executable, "-P", "-m", "surgetank.workflow.execute", str(draft)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [PACKAGE_ROOT, settings.python_path]))}
     code = _attend(words, environment)
     report = _read(draft / "report.json")

@@ -1,11 +1,10 @@
-"""What goes to the store, and when: the user's choice, carried out by rules at the start, hints, and dropping."""
+"""What goes to the store, and when: the user's choice, carried out by hints and by dropping."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
+from typing import Any
 
-from ..agent import WORDS_BYTES_MAX, escaped
 from ..derive import Persist
 from ..graph import Workflow
 from .journal import HOME
@@ -29,30 +28,35 @@ def droppable(workflow: Workflow, persist: Persist, named: bool) -> set[str]:
     return found
 
 
-def rules(workflow: Workflow, directory: str, persist: Persist, drop: Collection[str]) -> tuple[list[str], int]:
-    """`--rule` words for `surgetank run`, and how many files found no place among them; `directory` is the workflow's, relative to
-    what is served. A file without a rule is drained and then removed: that costs writing it, no more."""
-    asked: dict[str, str] = {}
-    for path in sorted(drop):
-        # Not `remove`: the agent would drop them at the end of a run that failed or was killed, and the next one would have to make
-        # again what its tasks still need. We drop them ourselves.
-        asked[path] = "keep"
-    if persist is Persist.WHEN_CONSUMED:
-        for path in workflow.files:
-            if path in workflow.producer and workflow.readers[path] and not workflow.files[path].readers_unknown:
-                asked[path] = "keep"
-    words: list[str] = []
-    size = left_out = 0
-    for path, mode in asked.items():
-        if path.startswith("/"):
-            continue
-        word = "/" + escaped(os.path.normpath(os.path.join(directory, path))) + "=" + mode
-        size += len(os.fsencode(word)) + 24
-        if size > WORDS_BYTES_MAX or "\n" in word:
-            left_out += 1
-        else:
-            words += ["--rule", word]
-    return words, left_out
+def hints(workflow: Workflow, persist: Persist, drop: Collection[str]) -> list[dict[str, Any]]:
+    """What the agent is told before the first task: JSON lines of `surgetank hint`. Hints, not rules: a rule of the user's is
+    stronger, and what is kept can be handed over later (`mode=copy`)."""
+    told = []
+    for path, maker in workflow.producer.items():
+        if path.startswith("/") or not _is_text(path):
+            continue  # outside, or no JSON: it is drained like any other file
+        hint: dict[str, Any] = {}
+        file = workflow.files[path]
+        consumed = persist is Persist.WHEN_CONSUMED and workflow.readers[path] and not file.readers_unknown
+        if path in drop or consumed:
+            # Not `remove`: the agent would drop them at the end of a run that failed or was killed, and the next one would have
+            # to make again what its tasks still need. We drop them ourselves.
+            hint["mode"] = "keep"
+        if file.size_bytes:
+            hint["size"] = file.size_bytes
+        if (tier := workflow.tasks[maker].tier) is not None:
+            hint["tier"] = tier
+        if hint:
+            told.append({"path": path, **hint})
+    return told
+
+
+def _is_text(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def is_ours(path: str) -> bool:

@@ -33,7 +33,7 @@ _NAMES = (
 )
 # In the first lines of YAML or JSON whose name says nothing, strongest first.
 _CONTENTS = (
-    (r"^surgetank\s*:", "own"),
+    (r"^[\s{]*[\"']?surgetank[\"']?\s*:", "own"),
     (r"^[\"']?pegasus[\"']?\s*:|^x-pegasus\s*:", "pegasus"),
     (r"[\"']?cwlVersion[\"']?\s*:", "cwl"),
     (r"\"schemaVersion\"\s*:", "wfformat"),
