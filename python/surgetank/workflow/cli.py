@@ -93,17 +93,7 @@ def _of_facts(parser: argparse.ArgumentParser) -> None:
         default=Persist.ALL,
         help="what goes to the store: results only, all but what is declared temporary (default), or that when it is consumed",
     )
-    for word, meaning in (
-        ("final", "a result, even if a task reads it"),
-        ("temporary", "may go after its last reader"),
-    ):
-        parser.add_argument(
-            f"--{word}",
-            action="append",
-            default=[],
-            metavar="GLOB",
-            help=f"what matches is {meaning}; `*` crosses no slash",
-        )
+    execute.name_options(parser)
     parser.add_argument(
         "--history",
         type=Path,

@@ -20,7 +20,7 @@ from .execute.launch import launch
 from .execute.persist import droppable
 from .execute.plan import words_of
 from .execute.settings import NOT_DURABLE, Settings, size_of
-from .graph import Task, Workflow
+from .graph import Task, Workflow, name_files
 from .importers import wfformat
 from .problem import Problem
 
@@ -131,6 +131,7 @@ def _scaled(size: int | None, scale: float) -> int:
 
 def _replay(args: argparse.Namespace, load: Load) -> int:
     instance = load(args.description)
+    name_files(instance, args.final, args.temporary)
     scale = args.size_scale if args.total is None else scale_for(instance, size_of(args.total))
     workflow = scaled(instance, scale, args.time_scale, args.cpu)
     settings = settings_of(args)

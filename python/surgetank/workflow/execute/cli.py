@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..derive import Persist
-from ..graph import Workflow
+from ..graph import Workflow, name_files
 from ..importers import wfformat
 from . import inner, journal, plan, resume
 from .inner import absent, check, farewell
@@ -48,8 +48,9 @@ def add_execution(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-j", "--jobs", type=_cores, metavar="N", help="cores the tasks share [default: all]")
     parser.add_argument("--memory", type=_size, metavar="SIZE", help="memory the tasks share, as they say they need it")
     parser.add_argument("--persist", type=Persist, choices=list(Persist), metavar="{final,all,when-consumed}",
-                        help="what goes to the store: final: not what tasks only read of each other [default: not what the engine"
-                        " declares temporary]; all; when-consumed: a task's outputs when all its children are done")  # fmt: skip
+                        help="what goes to the store: final: not what tasks only read of each other; all [default]: not what is"
+                        " declared temporary; when-consumed: the same, a task's outputs when all its children are done")  # fmt: skip
+    name_options(parser)
     parser.add_argument(
         "--retries", type=_count0, metavar="N", help="tries after a failure [default: what the task says]"
     )
@@ -71,6 +72,21 @@ def add_execution(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-prefetch", action="store_true", help="do not bring inputs into the tiers")
     parser.add_argument("--json", action="store_true", help="the report, or the plan, as JSON on standard output")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+
+
+def name_options(parser: argparse.ArgumentParser) -> None:
+    """Files that the user names himself (`graph.name_files`)."""
+    for word, meaning in (
+        ("final", "a result, even if a task reads it"),
+        ("temporary", "may go after its last reader"),
+    ):
+        parser.add_argument(
+            f"--{word}",
+            action="append",
+            default=[],
+            metavar="GLOB",
+            help=f"what matches is {meaning}; `*` crosses no slash",
+        )
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
@@ -103,6 +119,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 def _run(args: argparse.Namespace, load: Load) -> int:
     workflow = load(args.description)
+    name_files(workflow, args.final, args.temporary)
     settings = settings_of(args)
     settings.cluster = args.cluster
     settings.inputs_from, settings.results_to = args.inputs_from, args.results_to

@@ -13,10 +13,8 @@ from .journal import HOME
 def droppable(workflow: Workflow, persist: Persist, named: bool) -> set[str]:
     """Outputs that go when their last reader has succeeded: declared temporary or, where the user said `--persist final` himself
     (`named`), read by tasks that are all known."""
-    if persist is not Persist.FINAL:
-        return set()
     # Of a graph that is not complete, only what is declared may go: there may be readers that nobody has named yet.
-    all_known = named and not workflow.incomplete
+    all_known = persist is Persist.FINAL and named and not workflow.incomplete
     found = set()
     for path, file in workflow.files.items():
         if path not in workflow.producer or file.final or file.readers_unknown:

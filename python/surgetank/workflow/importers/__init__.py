@@ -33,7 +33,7 @@ _NAMES = (
 )
 # In the first lines of YAML or JSON whose name says nothing, strongest first.
 _CONTENTS = (
-    (r"^[\s{]*[\"']?surgetank[\"']?\s*:", "own"),
+    (r"^surgetank\s*:|\A\s*\{\s*\"surgetank\"\s*:", "own"),
     (r"^[\"']?pegasus[\"']?\s*:|^x-pegasus\s*:", "pegasus"),
     (r"[\"']?cwlVersion[\"']?\s*:", "cwl"),
     (r"\"schemaVersion\"\s*:", "wfformat"),
