@@ -40,15 +40,10 @@ def described(path: Path, seconds_of_b: int) -> Path:
     return path
 
 
-def run(words: list[str], tmp_path: Path) -> subprocess.CompletedProcess[str]:
-    # `surgetank workflow` looks for the Python package's command on the path.
-    scripts = tmp_path / "bin"
-    scripts.mkdir(exist_ok=True)
-    entry = scripts / "surgetank-workflow"
-    entry.write_text(f"#!{sys.executable}\nimport sys\nfrom surgetank.workflow.cli import main\nsys.exit(main())\n")
-    entry.chmod(0o755)
+def run(words: list[str]) -> subprocess.CompletedProcess[str]:
+    # `surgetank workflow` takes the Python beside the binary or the first on the path.
     there = environment()
-    there["PATH"] = f"{scripts}{os.pathsep}{there['PATH']}"
+    there["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{there['PATH']}"
     return subprocess.run(words, env=there, capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -58,7 +53,7 @@ def test_outputs_are_persisted_while_it_runs_when_their_children_are_done(tmp_pa
     work.mkdir()
     # b waits long enough for a's output to be drained if anything let it.
     given = described(tmp_path / "w.yaml", 1)
-    done = run(command(tier, work, state, str(given), "--persist", "when-consumed"), tmp_path)
+    done = run(command(tier, work, state, str(given), "--persist", "when-consumed"))
     assert done.returncode == 0, done.stderr
     assert (work / "b.out").read_text() != "durable"
     assert (work / "c.out").read_text() == "durable"
@@ -71,7 +66,7 @@ def test_a_rule_of_the_users_is_stronger_than_the_graph(tmp_path: Path, tier: Pa
     work.mkdir()
     (work / "surgetank.toml").write_text('rules = ["a.out=copy"]\n')
     given = described(tmp_path / "w.yaml", 10)
-    done = run(command(tier, work, state, str(given), "--persist", "when-consumed"), tmp_path)
+    done = run(command(tier, work, state, str(given), "--persist", "when-consumed"))
     assert done.returncode == 0, done.stderr
     assert (work / "b.out").read_text() == "durable"
 
@@ -82,6 +77,6 @@ def test_a_failed_task_has_its_own_exit_code_through_the_binary(tmp_path: Path, 
     work.mkdir()
     given = tmp_path / "w.yaml"
     given.write_text(json.dumps({"surgetank": 1, "tasks": {"t": {"command": ["false"], "outputs": ["x"]}}}))
-    done = run(command(tier, work, state, str(given)), tmp_path)
+    done = run(command(tier, work, state, str(given)))
     assert done.returncode == 5, done.stderr
     assert "t" in done.stderr

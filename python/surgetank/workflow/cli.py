@@ -1,4 +1,4 @@
-"""The command `surgetank workflow …` (`surgetank-workflow`, which the binary calls)."""
+"""The command `surgetank workflow …` (the binary starts this)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-//! `surgetank workflow`: the Python package's command, found beside this program, in the environment's Python or on the path.
+//! `surgetank workflow`: the Python package's command, in the Python beside this program or the first on the path.
 
 use std::ffi::OsString;
 use std::io;
@@ -11,7 +11,17 @@ use surgetank_core::error::Error;
 
 use super::{Failure, Outcome, exit};
 
-const NAME: &str = "surgetank-workflow";
+/// Without `-m`: that would say only that there is no such module.
+const START: &str = "
+import sys
+try:
+    from surgetank.workflow.cli import main
+except ModuleNotFoundError as error:
+    if (error.name or '').split('.')[0] != 'surgetank':
+        raise
+    sys.exit(f'surgetank: {sys.executable} has no package surgetank\\n  try:  `pip install .` in the sources of Surgetank brings it')
+sys.exit(main())
+";
 
 /// What the workflow's graph knows: import, explain, plot, hints, run, replay, crate (docs/workflows.md)
 #[derive(Debug, Args)]
@@ -24,9 +34,11 @@ pub struct WorkflowArgs {
 
 pub fn workflow(args: &WorkflowArgs) -> Outcome {
     let own = std::env::current_exe().ok();
-    // One wheel puts both into one directory.
-    let beside = own.as_ref().and_then(|own| own.parent()).map(|dir| dir.join(NAME)).filter(|path| path.exists());
-    let mut command = Command::new(beside.unwrap_or_else(|| PathBuf::from(NAME)));
+    // One wheel puts program and package below one interpreter.
+    let beside = own.as_ref().and_then(|own| own.parent()).map(|dir| dir.join("python3")).filter(|path| path.exists());
+    let mut command = Command::new(beside.unwrap_or_else(|| PathBuf::from("python3")));
+    // Not what lies in the current directory under that name.
+    command.args(["-P", "-c", START]);
     command.args(&args.words);
     if let Some(own) = own
         && std::env::var_os("SURGETANK_BINARY").is_none()
@@ -37,9 +49,9 @@ pub fn workflow(args: &WorkflowArgs) -> Outcome {
     let error = command.exec();
     let code = if error.kind() == io::ErrorKind::NotFound { exit::NOT_FOUND } else { exit::NOT_EXECUTABLE };
     Err(Failure {
-        error: Error::new(format!("{NAME} cannot be executed"))
-            .why(error)
-            .remedy("workflows need the Python package: `pip install .` in Surgetank's sources brings it"),
+        error: Error::new("python3 cannot be executed").why(error).remedy(
+            "workflows need Python 3.11 or later and the Python package: `pip install .` in Surgetank's sources",
+        ),
         exit: code,
     })
 }
