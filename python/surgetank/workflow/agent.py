@@ -55,12 +55,6 @@ class Agent:
         """Until these are durable; False: not all of them are."""
         return all([_ran(words) for words in self.wait_words(paths)])
 
-    def prefetch(self, paths: Iterable[str]) -> bool:
-        return all([_ran(words) for words in self.prefetch_words(paths)])
-
-    def evict(self, paths: Iterable[str]) -> bool:
-        return all([_ran(words) for words in self.evict_words(paths)])
-
     def hint_words(self, paths: Iterable[str], mode: str) -> Iterator[list[str]]:
         """The same as commands, for who starts them himself."""
         # A name such as `a=b` is not to be taken for a hint.

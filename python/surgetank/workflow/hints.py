@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from .agent import escaped
 from .derive import Facts, Pattern, Persist
 from .graph import Workflow
 
@@ -48,15 +49,10 @@ def rules_toml(some: Iterator[dict[str, Any]]) -> str:
     """For `surgetank.toml`: a rule with an exact path for each; rules know a file's name only, so prefetch is said too."""
     lines = []
     for hint in some:
-        lines += ["[[rules]]", f"match = {_quoted('/' + _escaped(hint['path']))}"]
+        lines += ["[[rules]]", f"match = {_quoted('/' + escaped(hint['path']))}"]
         lines += [f"{key} = {_value(value)}" for key, value in hint.items() if key != "path"]
         lines.append("")
     return "\n".join(lines)
-
-
-def _escaped(path: str) -> str:
-    """A pattern that matches exactly this path."""
-    return "".join("\\" + char if char in "*?[]{}\\" else char for char in path)
 
 
 def _value(value: object) -> str:

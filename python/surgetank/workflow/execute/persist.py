@@ -7,7 +7,6 @@ from typing import Any
 
 from ..derive import Persist
 from ..graph import Workflow
-from .journal import HOME
 
 
 def droppable(workflow: Workflow, persist: Persist, named: bool) -> set[str]:
@@ -55,8 +54,3 @@ def _is_text(path: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def is_ours(path: str) -> bool:
-    """Whether a file is of the executor's own, not the workflow's."""
-    return path.split("/", 1)[0] == HOME
