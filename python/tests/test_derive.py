@@ -60,6 +60,14 @@ def test_only_what_was_named_is_ever_disposable() -> None:
     assert final["later"].lifetime is Lifetime.FOREVER
 
 
+def test_an_incomplete_graph_and_what_is_changed_in_place_are_kept() -> None:
+    workflow = spread_and_gathered()
+    workflow.incomplete.append("a checkpoint")
+    assert [path for path, fact in derive(workflow, Persist.FINAL).items() if fact.disposable] == ["log"]
+    in_place = Workflow.of("w", "w", [Task("a", "k", ["x"], ["x", "y"]), Task("b", "k", ["x", "y"], ["z"])])
+    assert [path for path, fact in derive(in_place, Persist.FINAL).items() if fact.disposable] == ["y"]
+
+
 def test_the_peak_is_what_lives_at_once() -> None:
     workflow = spread_and_gathered()
     facts = derive(workflow, Persist.FINAL)

@@ -81,7 +81,7 @@ def derive(
         size, size_from = sizes.of(path)
         facts[path] = Facts(
             pattern=pattern,
-            lifetime=_lifetime(workflow, path, persist),
+            lifetime=lifetime_of(workflow, path, persist),
             size_bytes=size,
             size_from=size_from,
             maker=workflow.producer.get(path),
@@ -123,12 +123,15 @@ def _patterns(workflow: Workflow) -> dict[str, tuple[Pattern, str | None]]:
     return found
 
 
-def _lifetime(workflow: Workflow, path: str, persist: Persist) -> Lifetime:
+def lifetime_of(workflow: Workflow, path: str, persist: Persist) -> Lifetime:
+    """How long the file is needed; `FINAL` names what tasks read of each other only where all tasks are known."""
     file = workflow.files[path]
     if path not in workflow.producer or file.final or file.readers_unknown:
         return Lifetime.FOREVER
+    if path in workflow.tasks[workflow.producer[path]].inputs:
+        return Lifetime.FOREVER  # changed in place: there is no other copy
     readers = workflow.readers[path]
-    named = persist is Persist.FINAL and bool(readers)
+    named = persist is Persist.FINAL and bool(readers) and not workflow.incomplete
     if not file.temporary and not named:
         return Lifetime.FOREVER
     return Lifetime.WORKFLOW if readers else Lifetime.TASK

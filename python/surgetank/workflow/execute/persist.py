@@ -5,24 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from ..derive import Persist
+from ..derive import Lifetime, Persist, lifetime_of
 from ..graph import Workflow
 
 
 def droppable(workflow: Workflow, persist: Persist, named: bool) -> set[str]:
     """Outputs that go when their last reader has succeeded: declared temporary or, where the user said `--persist final` himself
     (`named`), read by tasks that are all known."""
-    # Of a graph that is not complete, only what is declared may go: there may be readers that nobody has named yet.
-    all_known = persist is Persist.FINAL and named and not workflow.incomplete
-    found = set()
-    for path, file in workflow.files.items():
-        if path not in workflow.producer or file.final or file.readers_unknown:
-            continue
-        if path in workflow.tasks[workflow.producer[path]].inputs:
-            continue  # changed in place: there is no other copy
-        if file.temporary or (all_known and workflow.readers[path]):
-            found.add(path)
-    return found
+    if persist is Persist.FINAL and not named:
+        persist = Persist.ALL
+    return {path for path in workflow.files if lifetime_of(workflow, path, persist) is not Lifetime.FOREVER}
 
 
 def hints(workflow: Workflow, persist: Persist, drop: Collection[str]) -> list[dict[str, Any]]:
