@@ -372,31 +372,62 @@ def test_nextflow_whose_work_directories_are_gone_from_its_dag(tmp_path: Path) -
 
 
 def record(**more: Any) -> dict[str, Any]:
+    def used(path: str, size_bytes: int, *, reads: bool = False, writes: bool = False) -> dict[str, Any]:
+        return {"path": path, "size_bytes": size_bytes, "reads": reads, "writes": writes}
+
     processes = [
         {"program": "sh", "command": "sh run", "begun_us": 0, "ended_us": 9_000_000},
-        {"program": "gen", "begun_us": 0, "ended_us": 2_000_000, "reads": ["/d/in"], "writes": ["/d/a"]},
-        {"program": "app", "begun_us": 2_000_000, "ended_us": 3_000_000, "reads": [], "writes": ["/d/a"]},
-        {"program": "use", "begun_us": 4_000_000, "ended_us": 5_000_000, "reads": ["a"], "writes": ["b"]},
+        {
+            "program": "gen",
+            "begun_us": 0,
+            "ended_us": 2_000_000,
+            "files": [used("/d/in", 5, reads=True), used("/d/a", 3, writes=True)],
+        },
+        {"program": "app", "begun_us": 2_000_000, "ended_us": 3_000_000, "files": [used("/d/a", 7, writes=True)]},
+        {
+            "program": "use",
+            "begun_us": 4_000_000,
+            "ended_us": 4_100_000,
+            "pipeline": 9,
+            "files": [used("a", 7, reads=True)],
+        },
+        {
+            "program": "sort",
+            "begun_us": 4_050_000,
+            "ended_us": 5_000_000,
+            "pipeline": 9,
+            "files": [used("b", 8, writes=True)],
+        },
+        {
+            "program": "tail",
+            "begun_us": 6_000_000,
+            "ended_us": 7_000_000,
+            "pipeline": 9,
+            "files": [used("b", 8, reads=True), used("c", 1, reads=True, writes=True)],
+        },
     ]
     made = [{"path": "a", "size_bytes": 7}, {"path": "b", "size_bytes": 8}]
     top = {"format": 1, "id": "20261125-1", "directory": "/d", "command": "sh run", "command_ended_us": 9_000_000}
-    return {**top, "processes": processes, "processes_total": 4, "files": made, "files_total": 2, **more}
+    top["traced"] = True
+    return {**top, "processes": processes, "processes_total": 6, "files": made, "files_total": 500, **more}
 
 
 def test_an_observed_run_where_the_record_names_files(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     path.write_text(json.dumps(record()))
     workflow = importers.load(path)
-    assert shape(workflow) == {"gen:0": (["in"], ["a"]), "use:2": (["a"], ["b"])}
-    assert workflow.files["a"].size_bytes == 7 and workflow.incomplete == []
-    path.write_text(json.dumps(record(processes_total=5)))
-    partial = importers.load(path)
-    assert partial.incomplete and all(file.readers_unknown for file in partial.files.values())
+    assert shape(workflow) == {"gen:0": (["in"], ["a"]), "use:2": (["a"], ["b"]), "tail:4": (["b"], ["c"])}
+    assert workflow.files["a"].size_bytes == 7 and workflow.files["in"].size_bytes == 5
+    assert workflow.incomplete == []
+    for missing in ({"processes_total": 7}, {"accesses_left_out": 1}, {"agents": 2}):
+        path.write_text(json.dumps(record(**missing)))
+        partial = importers.load(path)
+        assert partial.incomplete and all(file.readers_unknown for file in partial.files.values())
 
 
 def test_an_observed_run_where_it_does_not_is_one_task(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
-    path.write_text(json.dumps(record(processes=[{"program": "sh"}], processes_total=1)))
+    path.write_text(json.dumps(record(processes=[{"program": "sh"}], processes_total=1, traced=False)))
     workflow = importers.load(path)
     assert shape(workflow) == {"20261125-1": ([], ["a", "b"])}
     assert all(file.readers_unknown for file in workflow.files.values()) and workflow.incomplete

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from test_replay import BINARY, NEEDS_MOUNT, environment, places, tier
 
+from surgetank.workflow import importers
+from surgetank.workflow.graph import Workflow
+
 __all__ = ["tier"]
 
 # Writes what the agent says of a.out into the file that is named, when that is `durable` or so many seconds have passed.
@@ -80,3 +83,45 @@ def test_a_failed_task_has_its_own_exit_code_through_the_binary(tmp_path: Path, 
     done = run(command(tier, work, state, str(given)))
     assert done.returncode == 5, done.stderr
     assert "t" in done.stderr
+
+
+MAKEFILE = """
+all: report
+a.txt: raw
+	tr a-m n-z <raw | sort -u >a.txt
+b.txt: raw
+	cp raw b.tmp && mv b.tmp b.txt
+joined: a.txt b.txt
+	cat a.txt b.txt >$@
+report: joined
+	$(PYTHON) -c 'import mmap; f = open("joined", "rb"); m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ); \
+	  open("report", "w").write(str(sum(m[::512])))'
+"""
+
+
+@NEEDS_MOUNT
+def test_a_traced_run_of_make_is_the_graph_that_the_makefile_describes(tmp_path: Path, tier: Path) -> None:
+    work, state = places(tmp_path)
+    work.mkdir()
+    (work / "Makefile").write_text(MAKEFILE)
+    (work / "raw").write_text("".join(f"{number * 7919 % 10007}\n" for number in range(20_000)))
+    describes = importers.load(work / "Makefile")
+    served = ["--over", str(work), "--state", str(state), "--tier", f"ram={tier}:64M", "-q"]
+    make = ["make", "-C", str(work), "-j2", "-s", f"PYTHON={sys.executable}"]
+    done = run(["unshare", "-m", BINARY, "run", "--trace", *served, "--", *make])
+    assert done.returncode == 0, done.stderr
+    shown = run([BINARY, "report", "--state", str(state), "--json"])
+    recorded = tmp_path / "record.json"
+    recorded.write_text(shown.stdout)
+    observed = importers.load(recorded)
+    assert observed.incomplete == []
+
+    def edges(workflow: Workflow) -> set[tuple[str, str]]:
+        ours = {"raw", "a.txt", "b.txt", "joined", "report"}
+        tasks = workflow.tasks.values()
+        return {(one, made) for task in tasks for one in task.inputs for made in task.outputs if {one, made} <= ours}
+
+    assert edges(observed) == edges(describes) and len(edges(observed)) == 5
+    assert observed.files["joined"].size_bytes == (work / "joined").stat().st_size
+    # What it was before it was renamed is the same file.
+    assert not any("tmp" in path for path in observed.files)

@@ -6,6 +6,7 @@
 
 mod audit;
 mod figures;
+pub mod pattern;
 pub mod run;
 
 use std::collections::BTreeMap;

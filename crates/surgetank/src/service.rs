@@ -11,6 +11,7 @@ pub mod recorder;
 mod runs;
 pub mod stores;
 mod tally;
+mod trace;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -59,7 +60,7 @@ impl Backend for Service {
             Error::new("prefetching could not be started").why(why)
         })?;
         let runs = Arc::new(runs::Runs::default());
-        let tally = Arc::new(tally::Tally::new(runs.clone()));
+        let tally = tally_of(&namespace, &runs);
         let filesystem = Arc::new(door::Door::new(namespace.clone(), false, only_ids(), tally, Box::new(|| ())));
         Ok(Arc::new(engine::Served::new(namespace, drain, runs, filesystem, prefetcher, guard, None, None)))
     }
@@ -124,7 +125,7 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
         default_permissions: root,
         ..AttachOptions::default()
     };
-    let tally = Arc::new(tally::Tally::new(runs.clone()));
+    let tally = tally_of(&namespace, &runs);
     let filesystem = Arc::new(door::Door::new(namespace.clone(), direct, only_ids(), tally.clone(), on_lost));
     let options = Options { passthrough: direct, locks: true, readdirplus: Readdirplus::Auto, ..Options::default() };
     if afterlife.is_another() {
@@ -191,7 +192,7 @@ fn serve_calls(
     let place =
         namespace.config.preload.then(|| ShimPlace { index: shim.index().into(), socket: shim.socket().into() });
     // Counts nothing; the engine asks it.
-    let tally = Arc::new(tally::Tally::new(runs.clone()));
+    let tally = tally_of(&namespace, &runs);
     let filesystem = Arc::new(door::Door::new(namespace.clone(), true, only_ids(), tally.clone(), Box::new(|| ())));
     let recorder = recorder::Recorder::start(&namespace, &drain, tally, state, Some(shim.index()), false);
     let engine = Arc::new(engine::Served::new(
@@ -207,6 +208,12 @@ fn serve_calls(
     let listeners = Listeners { socket, living: calls.living() };
     let mount = Box::new(NoMount { calls: Some(calls), shim: Some(shim) });
     Ok(Running { engine, mount, shim: place, listeners: Some(listeners), survives: false })
+}
+
+fn tally_of(namespace: &Arc<Namespace>, runs: &Arc<runs::Runs>) -> Arc<tally::Tally> {
+    let asked = Arc::downgrade(namespace);
+    let named = Box::new(move |file| asked.upgrade().and_then(|namespace| namespace.path_and_size(file)));
+    Arc::new(tally::Tally::new(runs.clone(), named))
 }
 
 struct NoMount {

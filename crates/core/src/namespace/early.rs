@@ -28,6 +28,13 @@ impl Namespace {
         self.tree().logical_path(id)
     }
 
+    /// The same of a file, and its size as it is known.
+    pub fn path_and_size(&self, id: FileId) -> Option<(Vec<u8>, u64)> {
+        let tree = self.tree();
+        let path = tree.logical_path(id)?;
+        tree.get(id).map(|inode| (path, inode.attr.size_bytes))
+    }
+
     /// Where the store has a directory; it is made now if it has to be. `EAGAIN`: not before the drain comes to it.
     pub fn real_dir(&self, id: FileId) -> FsResult<Real> {
         if let Some(real) = self.real(id)? {

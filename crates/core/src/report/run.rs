@@ -8,6 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::pattern::Access;
 use super::{PathText, Summary, Verdict};
 use crate::config::Survives;
 use crate::model::{Mode, RunId};
@@ -18,6 +19,10 @@ pub const FORMAT: u32 = 1;
 pub const SAMPLES_MAX: usize = 600;
 /// Processes in a record at most, those that moved most bytes; all of them are in `programs`.
 pub const PROCESSES_MAX: usize = 1000;
+/// The same of a traced run, in which they are what is asked for.
+pub const TRACED_PROCESSES_MAX: usize = 20_000;
+/// Files of one process in the record of a traced run.
+pub const ACCESSES_MAX: usize = 10_000;
 /// Files in a record at most.
 pub const FILES_MAX: usize = 100;
 /// Characters of a command line at most.
@@ -73,6 +78,10 @@ pub struct RunRecord {
     pub processes_lost: u64,
     /// Processes whose own figures were impossible, because a program wrote over them: what the agent saw of them is all there is.
     pub processes_disbelieved: u64,
+    /// Each request was seen (`run --trace`), and `Process::files` says which files were read and written.
+    pub traced: bool,
+    /// What a process did to a file, of which there is nothing in its list because it was full.
+    pub accesses_left_out: u64,
     /// A program has cut off or removed the memory that processes count in: what they did afterwards is not known.
     pub counting_ended: bool,
     /// All processes, by the name of their program; those that moved most bytes first.
@@ -222,6 +231,18 @@ pub struct Process {
     pub io: Doors,
     /// Everything that this process did anywhere, as the kernel counts it (`/proc/PID/io`), where it could be read.
     pub kernel: Option<Kernel>,
+    /// The parent of a process whose standard input or output is a pipe that the parent does not have itself: who has the same one
+    /// at the same time is a part of the same pipeline. 0: none, or not known. Of traced runs only.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub pipeline: u32,
+    /// Of a traced run: what it did to which file, in the order of their names.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<Access>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's way")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// All processes of one program.

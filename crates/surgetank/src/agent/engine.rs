@@ -57,6 +57,8 @@ pub trait Engine: Send + Sync {
     fn release_run(&self, run: RunId);
     /// It is recorded from here on. `again`: an earlier agent had it.
     fn record_run(&self, _run: RunId, _pid: u32, _command: &str, _again: bool) {}
+    /// Every open and request of it is for the record.
+    fn trace_run(&self, run: RunId) -> Result<()>;
     /// How it ended.
     fn account(&self, _run: RunId, _account: &Account) {}
     /// A run that an earlier agent had.

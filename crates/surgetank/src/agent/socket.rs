@@ -203,6 +203,15 @@ impl<'a> Client<'a> {
                 engine.begin_final_drain(&scope);
                 Answer::Done
             }
+            Request::Trace => {
+                let Some(run) = self.run else {
+                    return self.refuse(RefusalKind::Malformed, "this connection has not joined");
+                };
+                match engine.trace_run(run) {
+                    Ok(()) => Answer::Done,
+                    Err(error) => Answer::Error(error.into()),
+                }
+            }
             Request::Account(account) => {
                 let Some(run) = self.run else {
                     return self.refuse(RefusalKind::Malformed, "this connection has not joined");

@@ -75,6 +75,8 @@ pub enum Request {
     Hasten {
         scope: Scope,
     },
+    /// Each request of this connection's run is looked at from now on.
+    Trace,
     /// How this connection's run ended, for its record.
     Account(Account),
     /// This connection's run is over.

@@ -11,7 +11,7 @@ use surgetank_core::error::FsResult;
 use surgetank_core::model::{Attr, Caller, FileId, FileLock, Kind, LockKind, LockRequest, Timestamp};
 use surgetank_core::namespace::{self, Found, Grant, Namespace};
 
-use super::tally::Tally;
+use super::tally::{OpenedBy, Request, Tally};
 use crate::mount::filesystem::{FilePlace, ReleaseFlags};
 use crate::mount::{
     Agreed, Attributes, BackingId, DirectoryPlusSink, DirectorySink, Entry, Filesystem, Looked, Notifier, Opened,
@@ -34,15 +34,15 @@ pub struct Door {
 }
 
 /// The way to the kernel.
-#[derive(Default)]
 struct Backings {
+    tally: Arc<Tally>,
     notifier: OnceLock<Notifier>,
     passes_through: OnceLock<bool>,
 }
 
 impl namespace::Door for Backings {
     fn passes_through(&self) -> bool {
-        self.passes_through.get().copied().unwrap_or(false)
+        self.passes_through.get().copied().unwrap_or(false) && !self.tally.traces.is_on()
     }
 
     fn back(&self, file: BorrowedFd<'_>) -> std::io::Result<u32> {
@@ -86,13 +86,14 @@ impl Door {
         tally: Arc<Tally>,
         on_lost: Box<dyn Fn() + Send + Sync>,
     ) -> Self {
+        let (notifier, passes_through) = (OnceLock::new(), OnceLock::new());
         Self {
             namespace,
             direct,
             only_ids,
             on_lost,
             ending: AtomicBool::new(false),
-            backings: Arc::default(),
+            backings: Arc::new(Backings { tally: Arc::clone(&tally), notifier, passes_through }),
             tally,
             requests: AtomicU64::new(0),
             service_nanos: AtomicU64::new(0),
@@ -153,12 +154,31 @@ impl Door {
         // Pages of an earlier mediated open may be older than what was written directly since: never kept.
         // Who only writes needs no pages in between: one copy less. Pages that readers have are dropped by the kernel.
         let access = flags.bits() as i32 & libc::O_ACCMODE;
-        let direct_io = backing.is_none() && (opened.shared || access == libc::O_WRONLY);
+        // A trace wants every request, also for what the kernel has in memory.
+        let uncached = opened.shared || access == libc::O_WRONLY || self.tally.traces.is_on();
+        let direct_io = backing.is_none() && uncached;
         // POSIX locks go with the first close, which only those hear of who ask for it. It costs a round trip, so only where
         // locks matter to programs: databases lock what they read and write.
         let no_flush = access != libc::O_RDWR;
         Opened { fh: opened.handle, backing, direct_io, no_flush, ..Opened::default() }
     }
+
+    fn tally_open(&self, caller: &Caller, file: FileId, opened: &Opened, how: (OFlags, bool), begun: Instant) {
+        let (flags, creates) = how;
+        self.tally.opened(&OpenedBy {
+            thread: caller.pid,
+            handle: opened.fh,
+            file,
+            direct: opened.backing.is_some(),
+            flags,
+            creates,
+            took: begun.elapsed(),
+        });
+    }
+}
+
+fn request(caller: &Caller, at: (u64, u64), offset: u64, bytes: usize, begun: Instant) -> Request {
+    Request { thread: caller.pid, file: FileId(at.0), handle: at.1, offset, bytes, took: begun.elapsed() }
 }
 
 /// One line of a listing.
@@ -362,7 +382,7 @@ impl Filesystem for Door {
                 ns.clear_suidgid(FileId(id));
             }
             let opened = self.opened(&opened, flags);
-            self.tally.opened(caller.pid, opened.fh, opened.backing.is_some(), flags, false, begun.elapsed());
+            self.tally_open(caller, FileId(id), &opened, (flags, false), begun);
             Ok(opened)
         })
     }
@@ -390,7 +410,7 @@ impl Filesystem for Door {
                 ns.clear_suidgid(found.id);
             }
             let opened = self.opened(&opened, flags);
-            self.tally.opened(caller.pid, opened.fh, opened.backing.is_some(), flags, true, begun.elapsed());
+            self.tally_open(caller, found.id, &opened, (flags, true), begun);
             Ok((self.entry(&found), opened))
         })
     }
@@ -403,16 +423,16 @@ impl Filesystem for Door {
             let begun = Instant::now();
             let (found, opened) = ns.create_unnamed(caller, FileId(parent), perm, flags.bits() as i32)?;
             let opened = self.opened(&opened, flags);
-            self.tally.opened(caller.pid, opened.fh, opened.backing.is_some(), flags, true, begun.elapsed());
+            self.tally_open(caller, found.id, &opened, (flags, true), begun);
             Ok((self.entry(&found), opened))
         })
     }
 
-    fn read(&self, caller: &Caller, _id: u64, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
+    fn read(&self, caller: &Caller, id: u64, fh: u64, offset: u64, buffer: &mut [u8]) -> FsResult<usize> {
         let begun = Instant::now();
         let read = self.serve(|ns| ns.read(fh, offset, buffer));
         if let Ok(bytes) = &read {
-            self.tally.read(caller.pid, *bytes, begun.elapsed());
+            self.tally.read(&request(caller, (id, fh), offset, *bytes, begun));
         }
         read
     }
@@ -435,7 +455,7 @@ impl Filesystem for Door {
             Ok(count)
         });
         if let Ok(count) = &written {
-            self.tally.wrote(caller.pid, *count, begun.elapsed());
+            self.tally.wrote(&request(caller, (id, fh), offset, *count, begun));
         }
         written
     }
@@ -449,6 +469,7 @@ impl Filesystem for Door {
         // First: the next program may want the lock already, and a descriptor of ours that can write would keep the file from
         // being sealed.
         self.namespace.unlock_handle(FileId(id), fh);
+        self.tally.traces.released(fh);
         if self.tally.is_estimated(fh) {
             let size_bytes = self.namespace.getattr(FileId(id), Some(fh)).map_or(0, |answer| answer.attr.size_bytes);
             self.tally.released(fh, size_bytes);

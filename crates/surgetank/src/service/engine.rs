@@ -537,6 +537,19 @@ impl Engine for Served {
         }
     }
 
+    fn trace_run(&self, run: RunId) -> Result<()> {
+        match &self.recorder {
+            Some(recorder) if self.refusals.is_none() => {
+                recorder.trace(run);
+                Ok(())
+            }
+            _ => Err(Error::new("this run cannot be traced")
+                .why("the directory is served without a mount, and what programs do with files that they have open is not seen")
+                .remedy("`surgetank doctor` says what a mount needs; without --trace the run works")
+                .data("nothing was begun")),
+        }
+    }
+
     fn account(&self, run: RunId, account: &Account) {
         if let Some(recorder) = &self.recorder {
             recorder.account(run, account);

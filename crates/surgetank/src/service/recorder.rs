@@ -205,6 +205,9 @@ impl Recorder {
         record.runs_beside += u32::try_from(runs.len()).unwrap_or(u32::MAX);
         self.namespace.happened.begin(run);
         self.tally.want();
+        if record.traced {
+            self.tally.traces.begin(run);
+        }
         let recording = Recording {
             record,
             begun,
@@ -220,6 +223,14 @@ impl Recorder {
             queue_was_busy: false,
         };
         runs.insert(run, recording);
+    }
+
+    /// Each request of the run is looked at from now on.
+    pub fn trace(&self, run: RunId) {
+        if let Some(recording) = lock(&self.runs).get_mut(&run) {
+            recording.record.traced = true;
+            self.tally.traces.begin(run);
+        }
     }
 
     /// The command has ended, and the final drain begins.
@@ -257,6 +268,7 @@ impl Recorder {
         record.summary = summary;
         record.tail.elapsed_us = record.command_ended_us.map_or(0, |at| record.ended_us.saturating_sub(at));
         self.namespace.happened.end(run);
+        self.tally.traces.end(run);
         self.tally.want_no_more();
         if let Err(why) = self.shelf.put(&record) {
             tracing::warn!(%why, run = run.0, "the record of a run could not be written");
@@ -342,7 +354,9 @@ impl Recorder {
             record.files_total = total;
             record.files = files;
         }
-        recording.processes.write_into(record);
+        recording
+            .processes
+            .write_into(record, |file| self.namespace.path_of(file).or_else(|| self.tally.traces.last_name(file)));
         // Nobody asked the agent for these.
         let opens = record.programs.iter().map(|program| program.io.shim.read_opens);
         let count = opens.fold(0, u64::saturating_add);

@@ -9,15 +9,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
-use surgetank_core::model::RunId;
-use surgetank_core::report::run::Io;
+use surgetank_core::model::{FileId, RunId};
+use surgetank_core::report::run::{Io, Sizes};
 
 use super::runs::Runs;
+use super::trace::{Named, Traced, Traces, Way};
 
 const SHARDS: usize = 16;
 
 pub struct Tally {
     runs: Arc<Runs>,
+    named: Named,
+    pub traces: Traces,
     /// Runs that want to know.
     wanted: AtomicUsize,
     threads: [Mutex<HashMap<u32, Seen>>; SHARDS],
@@ -37,6 +40,29 @@ pub struct Seen {
     pub mediated: Io,
     /// Opens only, and estimates.
     pub direct: Io,
+    /// Its run is traced.
+    pub traced: Option<Traced>,
+}
+
+/// An open, and how long it took.
+pub struct OpenedBy {
+    pub thread: u32,
+    pub handle: u64,
+    pub file: FileId,
+    pub direct: bool,
+    pub flags: OFlags,
+    pub creates: bool,
+    pub took: Duration,
+}
+
+/// A request that the agent answered.
+pub struct Request {
+    pub thread: u32,
+    pub handle: u64,
+    pub file: FileId,
+    pub offset: u64,
+    pub bytes: usize,
+    pub took: Duration,
 }
 
 impl Seen {
@@ -50,8 +76,9 @@ impl Seen {
 }
 
 impl Tally {
-    pub fn new(runs: Arc<Runs>) -> Self {
-        Self { runs, wanted: AtomicUsize::new(0), threads: Default::default(), handles: Mutex::default() }
+    pub fn new(runs: Arc<Runs>, named: Named) -> Self {
+        let (threads, handles) = (Default::default(), Mutex::default());
+        Self { runs, named, traces: Traces::default(), wanted: AtomicUsize::new(0), threads, handles }
     }
 
     pub fn want(&self) {
@@ -69,13 +96,13 @@ impl Tally {
         self.wanted.load(Ordering::Relaxed) > 0
     }
 
-    fn with(&self, thread: u32, act: impl FnOnce(&mut Seen)) {
-        if let Some(shard) = self.threads.get(thread as usize % SHARDS) {
-            let mut threads = lock(shard);
-            let seen = threads.entry(thread).or_insert_with(|| self.look_up(thread));
-            seen.last = Instant::now();
-            act(seen);
-        }
+    /// Run and process of the thread.
+    fn with(&self, thread: u32, act: impl FnOnce(&mut Seen)) -> Option<(RunId, u32)> {
+        let mut threads = lock(self.threads.get(thread as usize % SHARDS)?);
+        let seen = threads.entry(thread).or_insert_with(|| self.look_up(thread));
+        seen.last = Instant::now();
+        act(seen);
+        Some((seen.run, seen.pid))
     }
 
     fn look_up(&self, thread: u32) -> Seen {
@@ -92,44 +119,71 @@ impl Tally {
             last: now,
             mediated: Io::default(),
             direct: Io::default(),
+            traced: None,
         }
     }
 
-    pub fn opened(&self, thread: u32, handle: u64, direct: bool, flags: OFlags, creates: bool, took: Duration) {
-        if !self.is_wanted() || thread == 0 {
+    pub fn opened(&self, by: &OpenedBy) {
+        if !self.is_wanted() || by.thread == 0 {
             return;
         }
-        let writes = flags.bits() as i32 & libc::O_ACCMODE != libc::O_RDONLY;
-        self.with(thread, |seen| {
-            let io = if direct { &mut seen.direct } else { &mut seen.mediated };
+        let writes = by.flags.bits() as i32 & libc::O_ACCMODE != libc::O_RDONLY;
+        let who = self.with(by.thread, |seen| {
+            let io = if by.direct { &mut seen.direct } else { &mut seen.mediated };
             *(if writes { &mut io.write_opens } else { &mut io.read_opens }) += 1;
-            io.create_opens += u64::from(creates);
-            io.open_us += micros(took);
+            io.create_opens += u64::from(by.creates);
+            io.open_us += micros(by.took);
         });
-        if direct {
-            lock(&self.handles).insert(handle, (thread, writes));
+        if by.direct {
+            lock(&self.handles).insert(by.handle, (by.thread, writes));
+        }
+        if let (true, Some((run, pid))) = (self.traces.is_on(), who) {
+            self.traces.opened(run, pid, by.handle, by.file, (by.flags, by.creates), &self.named);
         }
     }
 
-    pub fn read(&self, thread: u32, bytes: usize, took: Duration) {
-        if self.is_wanted() && thread != 0 {
-            self.with(thread, |seen| {
-                seen.mediated.read_bytes += bytes as u64;
-                seen.mediated.read_calls += 1;
-                seen.mediated.read_sizes.add(bytes as u64);
-                seen.mediated.read_us += micros(took);
-            });
-        }
+    pub fn read(&self, request: &Request) {
+        self.request(
+            request,
+            Way::Read,
+            |io| (&mut io.read_bytes, &mut io.read_calls, &mut io.read_us),
+            |io| &mut io.read_sizes,
+        );
     }
 
-    pub fn wrote(&self, thread: u32, bytes: usize, took: Duration) {
-        if self.is_wanted() && thread != 0 {
-            self.with(thread, |seen| {
-                seen.mediated.write_bytes += bytes as u64;
-                seen.mediated.write_calls += 1;
-                seen.mediated.write_sizes.add(bytes as u64);
-                seen.mediated.write_us += micros(took);
-            });
+    pub fn wrote(&self, request: &Request) {
+        self.request(
+            request,
+            Way::Write,
+            |io| (&mut io.write_bytes, &mut io.write_calls, &mut io.write_us),
+            |io| &mut io.write_sizes,
+        );
+    }
+
+    fn request(
+        &self,
+        request: &Request,
+        way: Way,
+        figures: impl FnOnce(&mut Io) -> (&mut u64, &mut u64, &mut u64),
+        sizes: impl FnOnce(&mut Io) -> &mut Sizes,
+    ) {
+        if !self.is_wanted() {
+            return;
+        }
+        let bytes = request.bytes as u64;
+        let known = request.thread != 0;
+        let who = known.then(|| {
+            self.with(request.thread, |seen| {
+                sizes(&mut seen.mediated).add(bytes);
+                let (sum, calls, time_us) = figures(&mut seen.mediated);
+                *sum += bytes;
+                *calls += 1;
+                *time_us += micros(request.took);
+            })
+        });
+        if self.traces.is_on() {
+            let at = (request.handle, request.file, way);
+            self.traces.request(who.flatten(), at, request.offset, bytes, &self.named);
         }
     }
 
@@ -159,6 +213,9 @@ impl Tally {
                 !goes
             });
         }
+        if self.traces.is_on() {
+            taken.values_mut().for_each(|seen| seen.traced = self.traces.take(run, seen.pid));
+        }
         taken
     }
 }
@@ -179,16 +236,22 @@ mod tests {
     fn threads_are_added_up_by_process_and_runs_are_kept_apart() {
         let runs = Arc::new(Runs::default());
         let ours = runs.register(std::process::id());
-        let tally = Tally::new(runs);
-        tally.read(std::process::id(), 5, Duration::ZERO);
+        let tally = Tally::new(runs, Box::new(|_| None));
+        let of = |thread, bytes| {
+            let (file, took) = (FileId(1), Duration::ZERO);
+            Request { thread, handle: 7, file, offset: 0, bytes, took }
+        };
+        tally.read(&of(std::process::id(), 5));
         assert!(tally.take(ours, |_| true).is_empty(), "nobody wanted to know");
         tally.want();
         let thread = std::thread::scope(|scope| {
             scope
                 .spawn(|| {
                     let thread = rustix::thread::gettid().as_raw_pid() as u32;
-                    tally.read(thread, 100, Duration::ZERO);
-                    tally.opened(thread, 7, true, OFlags::WRONLY, true, Duration::ZERO);
+                    tally.read(&of(thread, 100));
+                    let (file, took) = (FileId(1), Duration::ZERO);
+                    let flags = OFlags::WRONLY;
+                    tally.opened(&OpenedBy { thread, handle: 7, file, direct: true, flags, creates: true, took });
                     tally.released(7, 4096);
                     thread
                 })
@@ -196,7 +259,7 @@ mod tests {
                 .unwrap()
         });
         assert_ne!(thread, std::process::id());
-        tally.wrote(std::process::id(), 11, Duration::ZERO);
+        tally.wrote(&of(std::process::id(), 11));
         assert!(tally.take(ours, |_| false).is_empty());
         assert!(tally.take(RunId(99), |_| true).is_empty());
         let taken = tally.take(ours, |_| true);

@@ -49,6 +49,9 @@ pub struct Args {
     /// No progress
     #[arg(long)]
     no_progress: bool,
+    /// Record which process reads and writes which file, and where in it. Everything goes through the agent then, and is slower
+    #[arg(long)]
+    trace: bool,
     /// Say what is done on the way
     #[arg(long, short)]
     verbose: bool,
@@ -78,7 +81,10 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
     // Before anything is started: a report that cannot be written is to be known now.
     let json = args.json.as_deref().map(open_report).transpose()?;
 
-    let (agent, run, started) = join(&config, &args)?;
+    let (mut agent, run, started) = join(&config, &args)?;
+    if args.trace {
+        trace(&mut agent)?;
+    }
     if args.verbose {
         let how = if started { "started" } else { "joined" };
         eprintln!("surgetank: {how} the agent of {} (pid {}), run {}", agent.hello.over, agent.pid, run.0);
@@ -104,7 +110,11 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
     };
     surgetank_core::crash_point!("run.joined");
     let spawned = loop {
-        let variables = preload::variables(&session.config, &session.agent.hello, session.run);
+        // (What the shim opens the agent does not see.)
+        let variables = match session.args.trace {
+            true => Vec::new(),
+            false => preload::variables(&session.config, &session.agent.hello, session.run),
+        };
         match child::spawn(&session.args.command, &cwd, &session.agent, &session.signals, &variables) {
             // Killed since it greeted us: the next one has the same namespaces.
             Err(Stillborn::Ours(_)) if !session.agent_lost && session.has_another_agent()? => {}
@@ -163,6 +173,13 @@ fn join(config: &Config, args: &Args) -> Result<(Connection, RunId, bool)> {
         .why(format!("{AGENTS_TRIED_MAX} of them were about to go when they were asked"))
         .remedy(format!("look into the agent's log below {}", config.state.display()))
         .data("nothing was begun"))
+}
+
+fn trace(agent: &mut Connection) -> Result<()> {
+    match agent.ask(&Request::Trace)? {
+        Answer::Done => Ok(()),
+        other => Err(agent.confused(&other)),
+    }
 }
 
 fn check_agent(agent: &Connection, config: &Config, args: &Args, started: bool) -> Outcome<()> {
@@ -302,6 +319,9 @@ impl Run {
     fn join_next(&mut self, dialed: Dialed) {
         let joined = dialed.greeted().ok().flatten().and_then(|mut agent| {
             let joined = agent.join_as(&shown_command(&self.args), Some(self.run));
+            if self.args.trace {
+                let _ = trace(&mut agent).inspect_err(|error| eprintln!("surgetank: the rest is not traced: {error}"));
+            }
             matches!(joined, Ok(Joined::As(run)) if run == self.run).then_some(agent)
         });
         match joined {

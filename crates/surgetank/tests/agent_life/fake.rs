@@ -92,6 +92,10 @@ impl FakeEngine {
 }
 
 impl Engine for FakeEngine {
+    fn trace_run(&self, _run: RunId) -> Result<()> {
+        Err(Error::new("the fake traces nothing"))
+    }
+
     fn scrub(&self, _repair: bool) -> surgetank_core::report::Audit {
         surgetank_core::report::Audit::default()
     }

@@ -1,8 +1,8 @@
 """A graph that nobody described: what the programs of a run under Surgetank did (`surgetank report --json`).
 
-A record names each process (`processes`) with what it read and wrote (`reads`, `writes`), where the agent writes that
-down; without it the run is one task and its files the outputs, as that is all that is known. Processes that wrote the
-same file, or each other's inputs, are one task: a shell and what it started, a pipe into one file.
+A traced run (`surgetank run --trace`) has what each process read and wrote (`processes[].files`); without it the run is one
+task and its files the outputs, as that is all that is known. Processes that wrote the same file, or each other's inputs, or
+were one pipeline, are one task.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def load(path: Path) -> Workflow:
     files = {file.path: file for file in _files(record, directory)}
     processes = [one for one in record["processes"] if isinstance(one, dict)]
     incomplete = _left_out(record)
-    if any("reads" in one or "writes" in one for one in processes):
+    if record.get("traced"):
         tasks = _tasks(processes, directory)
         # Hints are made from a whole graph; who is not in the record may have read anything.
         if incomplete:
@@ -40,7 +40,10 @@ def load(path: Path) -> Workflow:
                 for one in (*task.inputs, *task.outputs):
                     files.setdefault(one, File(one)).readers_unknown = True
     else:
-        incomplete.append("the record does not say which process read and wrote which file: the run is one task")
+        incomplete.append(
+            "the record does not say which process read and wrote which file (`surgetank run --trace` does): "
+            "the run is one task"
+        )
         for file in files.values():
             file.readers_unknown = True
         ended = record.get("command_ended_us")
@@ -59,7 +62,10 @@ def load(path: Path) -> Workflow:
 def _left_out(record: dict[str, Any]) -> list[str]:
     """What the record says that it does not have."""
     found = []
-    for key, there, what in (("processes_total", "processes", "processes"), ("files_total", "files", "files")):
+    lists = [("processes_total", "processes", "processes")]
+    if not record.get("traced"):
+        lists.append(("files_total", "files", "files"))
+    for key, there, what in lists:
         total, listed = record.get(key), len(record.get(there) or [])
         if isinstance(total, int) and total > listed:
             found.append(f"{total - listed} of {total} {what} are not in the record")
@@ -69,6 +75,11 @@ def _left_out(record: dict[str, Any]) -> list[str]:
     ):
         if record.get(key):
             found.append(f"{record[key]} {what}")
+    if record.get("accesses_left_out"):
+        found.append("of some processes not all files are in the record")
+    agents = record.get("agents")
+    if isinstance(agents, int) and agents > 1:
+        found.append("the agent was killed in the run, and what it had seen in its last seconds is not in the record")
     if record.get("counting_ended"):
         found.append("counting ended before the run did")
     return found
@@ -84,7 +95,12 @@ def _text(value: Any) -> str | None:
 
 
 def _files(record: dict[str, Any], directory: Path) -> Iterator[File]:
-    for entry in record.get("files") or []:
+    """Those that were written; in a traced run all that were used, by their last names."""
+    listed = list(record.get("files") or [])
+    if record.get("traced"):
+        used = [one.get("files") or [] for one in record["processes"] if isinstance(one, dict)]
+        listed = [entry for entries in used for entry in entries]
+    for entry in listed:
         path = _text(entry.get("path")) if isinstance(entry, dict) else None
         if path:
             size = entry.get("size_bytes")
@@ -92,7 +108,28 @@ def _files(record: dict[str, Any], directory: Path) -> Iterator[File]:
 
 
 def _names(process: dict[str, Any], key: str, directory: Path) -> list[str]:
-    return list(dict.fromkeys(inside(path, directory) for one in process.get(key) or [] if (path := _text(one))))
+    """Which files it reads (`key` = "reads") or writes."""
+    used = [one for one in process.get("files") or [] if isinstance(one, dict) and one.get(key)]
+    return list(dict.fromkeys(inside(path, directory) for one in used if (path := _text(one.get("path")))))
+
+
+def _pipelines(processes: list[dict[str, Any]]) -> Iterator[list[int]]:
+    """Children of one process, with pipes between them, that lived at the same time."""
+    of: dict[int, list[tuple[int, int, int]]] = {}
+    for number, one in enumerate(processes):
+        parent, begun, ended = one.get("pipeline"), one.get("begun_us"), one.get("ended_us")
+        if isinstance(parent, int) and parent and isinstance(begun, int):
+            of.setdefault(parent, []).append((begun, ended if isinstance(ended, int) else begun, number))
+    for members in of.values():
+        members.sort()
+        together, until = [members[0][2]], members[0][1]
+        for begun, ended, number in members[1:]:
+            if begun > until:
+                yield together
+                together, until = [], ended
+            together.append(number)
+            until = max(until, ended)
+        yield together
 
 
 def _tasks(processes: list[dict[str, Any]], directory: Path) -> list[Task]:
@@ -112,6 +149,8 @@ def _tasks(processes: list[dict[str, Any]], directory: Path) -> list[Task]:
         for path in written:
             writers.setdefault(path, []).append(number)
     for numbers in writers.values():
+        join(numbers)
+    for numbers in _pipelines([one for one, _, _ in active]):
         join(numbers)
     while True:
         before: dict[int, set[int]] = {value: set() for value in group}

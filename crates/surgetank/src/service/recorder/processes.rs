@@ -11,7 +11,11 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
-use surgetank_core::report::run::{Counted as How, Io, Kernel, PROCESSES_MAX, Process, Program, RunRecord};
+use surgetank_core::model::FileId;
+use surgetank_core::report::PathText;
+use surgetank_core::report::run::{
+    Counted as How, Io, Kernel, PROCESSES_MAX, Process, Program, RunRecord, TRACED_PROCESSES_MAX,
+};
 
 use crate::service::tally::Seen;
 use crate::shimdoor::counts::{Counted, Counts};
@@ -40,6 +44,8 @@ impl Since {
 #[derive(Default)]
 pub struct Processes {
     list: Vec<Process>,
+    /// What there was no room for in processes' lists of files.
+    left_out: u64,
     total: u64,
     programs: BTreeMap<String, Program>,
     /// What children had done that their parents have waited for: the kernel adds it to the parents'.
@@ -65,6 +71,7 @@ impl Processes {
             list: std::mem::take(&mut record.processes),
             total: record.processes_total.saturating_sub(record.processes_lost),
             disbelieved: record.processes_disbelieved,
+            left_out: record.accesses_left_out,
             programs: programs.into_iter().map(|program| (program.program.clone(), program)).collect(),
             ..Self::default()
         }
@@ -118,6 +125,7 @@ impl Processes {
             self.add(process);
         }
         for (pid, seen) in seen {
+            self.left_out += seen.traced.as_ref().map_or(0, |traced| traced.left_out);
             self.add(of_seen(pid, seen, since));
         }
         taken
@@ -199,14 +207,16 @@ impl Processes {
             program.kernel.get_or_insert_default().join(kernel);
         }
         self.list.push(process);
-        if self.list.len() >= 2 * PROCESSES_MAX {
+        if self.list.len() >= 2 * TRACED_PROCESSES_MAX {
             self.shorten();
         }
     }
 
+    /// Those with a trace are what the trace is for.
     fn shorten(&mut self) {
-        self.list.sort_by_key(|process| std::cmp::Reverse(weight(process)));
-        self.list.truncate(PROCESSES_MAX);
+        self.list.sort_by_key(|process| std::cmp::Reverse((!process.files.is_empty(), weight(process))));
+        let traced = self.list.partition_point(|process| !process.files.is_empty());
+        self.list.truncate(traced.clamp(PROCESSES_MAX, TRACED_PROCESSES_MAX));
     }
 
     /// Gives the slots of those that are over to others.
@@ -214,8 +224,15 @@ impl Processes {
         self.settled.drain().try_for_each(|slot| counts.free(slot))
     }
 
-    pub fn write_into(&mut self, record: &mut RunRecord) {
+    /// `named`: what a file is called now.
+    pub fn write_into(&mut self, record: &mut RunRecord, named: impl Fn(FileId) -> Option<Vec<u8>>) {
         self.shorten();
+        for access in self.list.iter_mut().flat_map(|process| &mut process.files) {
+            if let Some(path) = access.file.and_then(&named) {
+                access.path = PathText(path);
+            }
+        }
+        record.accesses_left_out = self.left_out;
         record.processes = self.list.clone();
         record.processes.sort_by_key(|process| process.begun_us);
         record.processes_total = self.total + self.lost;
@@ -254,6 +271,14 @@ fn of_seen(pid: u32, seen: Seen, since: &Since) -> Process {
     };
     process.io.mediated = seen.mediated;
     process.io.passthrough_unseen = seen.direct;
+    if let Some(traced) = seen.traced {
+        // (It may have become another program since its first request.)
+        process.program = traced.program;
+        process.command = traced.command;
+        process.pipeline = traced.pipeline;
+        process.files = traced.files.iter().map(|(file, touched)| touched.access(*file)).collect();
+        process.files.sort_by(|a, b| a.path.cmp(&b.path));
+    }
     process
 }
 
@@ -327,7 +352,8 @@ mod tests {
     fn seen(pid: u32) -> Seen {
         let now = Instant::now();
         let (mediated, direct) = (Io::default(), Io::default());
-        Seen { run: RunId(1), pid, parent: 1, program: "dd".into(), begun: now, last: now, mediated, direct }
+        let (begun, last, traced) = (now, now, None);
+        Seen { run: RunId(1), pid, parent: 1, program: "dd".into(), begun, last, mediated, direct, traced }
     }
 
     fn since() -> Since {
@@ -337,7 +363,7 @@ mod tests {
 
     fn record(processes: &mut Processes) -> RunRecord {
         let mut record = RunRecord::default();
-        processes.write_into(&mut record);
+        processes.write_into(&mut record, |_| None);
         record
     }
 
@@ -443,14 +469,15 @@ mod tests {
     #[test]
     fn of_too_many_processes_those_that_moved_most_are_kept_and_all_are_counted() {
         let mut processes = Processes::default();
-        for at in 0..3 * PROCESSES_MAX as u64 {
+        let many = 3 * TRACED_PROCESSES_MAX as u64;
+        for at in 0..many {
             let mut one = counted(at as usize, NOBODY - at as u32, "true", 1 + at, 2 + at);
             one.plain.read_bytes = at;
             processes.gather(vec![one], HashMap::new(), &since(), false);
         }
         let record = record(&mut processes);
-        assert_eq!((record.processes.len(), record.processes_total), (PROCESSES_MAX, 3 * PROCESSES_MAX as u64));
-        assert_eq!(record.programs[0].processes, 3 * PROCESSES_MAX as u64);
-        assert!(record.processes.iter().all(|process| process.io.shim.read_bytes >= 2 * PROCESSES_MAX as u64));
+        assert_eq!((record.processes.len(), record.processes_total), (PROCESSES_MAX, many));
+        assert_eq!(record.programs[0].processes, many);
+        assert!(record.processes.iter().all(|process| process.io.shim.read_bytes >= many - PROCESSES_MAX as u64));
     }
 }

@@ -4,13 +4,15 @@
 use std::fmt::Write as _;
 
 use surgetank_core::report::PathText;
-use surgetank_core::report::run::{Counted, EventKind, Io, RunRecord};
+use surgetank_core::report::pattern::{Access, Pattern};
+use surgetank_core::report::run::{Counted, EventKind, Io, Process, RunRecord};
 
 use crate::verbs::words::{bytes, count, millis, seconds};
 
 const PROGRAMS_SHOWN: usize = 12;
 const EVENTS_SHOWN: usize = 16;
 const FILES_SHOWN: usize = 5;
+const ACCESSES_SHOWN: usize = 12;
 
 pub fn list(records: &[RunRecord]) -> String {
     if records.is_empty() {
@@ -42,6 +44,7 @@ fn write(out: &mut String, record: &RunRecord) -> std::fmt::Result {
     head(out, record)?;
     traffic(out, record)?;
     programs(out, record)?;
+    accesses(out, record)?;
     slowed(out, record)?;
     events(out, record)?;
     files(out, record)
@@ -139,6 +142,12 @@ pub fn uncounted(record: &RunRecord) -> Vec<String> {
             count(record.processes_disbelieved)
         ));
     }
+    if record.accesses_left_out > 0 {
+        lines.push(format!(
+            "what processes did to files is not all in the trace: {} opens and requests were of files for which there was no room",
+            count(record.accesses_left_out)
+        ));
+    }
     if record.counting_ended {
         lines.push(
             "a program cut off or removed the memory that processes count in: what they did afterwards is not below"
@@ -202,6 +211,54 @@ fn programs(out: &mut String, record: &RunRecord) -> std::fmt::Result {
     Ok(())
 }
 
+/// Of a traced run: who read and wrote what, and how; those that moved most.
+fn accesses(out: &mut String, record: &RunRecord) -> std::fmt::Result {
+    let all = traced(record);
+    if all.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "\nwhich files, and how")?;
+    writeln!(
+        out,
+        "  {:<18} {:>7} {:>10} {:>10} {:>7} {:<18}  file",
+        "program", "", "bytes", "of them", "again", "order"
+    )?;
+    for (process, access, way, pattern) in all.iter().take(ACCESSES_SHOWN) {
+        writeln!(
+            out,
+            "  {:<18} {:>7} {:>10} {:>10} {:>6}% {:<18}  {}",
+            shown(&process.program, 18),
+            way,
+            bytes(pattern.bytes),
+            bytes(pattern.distinct_bytes),
+            (pattern.again_bytes() * 100).checked_div(pattern.bytes).unwrap_or(0),
+            pattern.order(),
+            access.path
+        )?;
+    }
+    let more = all.len().saturating_sub(ACCESSES_SHOWN);
+    if more > 0 {
+        writeln!(out, "  … and {more} more (--json, --html)")?;
+    }
+    Ok(())
+}
+
+/// Those that moved most first.
+pub fn traced(record: &RunRecord) -> Vec<(&Process, &Access, &'static str, &Pattern)> {
+    let mut all: Vec<_> = record
+        .processes
+        .iter()
+        .flat_map(|process| process.files.iter().map(move |access| (process, access)))
+        .flat_map(|(process, access)| {
+            let (read, write) = (access.read.as_ref(), access.write.as_ref());
+            let ways = [("read", read), ("written", write)];
+            ways.into_iter().filter_map(move |(way, pattern)| Some((process, access, way, pattern?)))
+        })
+        .collect();
+    all.sort_by(|a, b| b.3.bytes.cmp(&a.3.bytes).then_with(|| a.1.path.cmp(&b.1.path)));
+    all
+}
+
 fn extras(out: &mut String, io: &Io) -> std::fmt::Result {
     if io.map_calls > 0 {
         writeln!(out, "    and mapped {} in {} maps", bytes(io.mapped_bytes), count(io.map_calls))?;
@@ -242,7 +299,11 @@ pub fn slow(record: &RunRecord) -> Vec<String> {
     if store.corrupt > 0 {
         said.push(format!("{} copies came out wrong and were made again", count(store.corrupt)));
     }
-    for process in record.processes.iter().filter(|process| process.io.mediated.bytes() > 0).take(3) {
+    if record.traced {
+        said.push("the run was traced: everything that programs read and wrote went through the agent".into());
+    }
+    let mediated = |process: &&Process| !record.traced && process.io.mediated.bytes() > 0;
+    for process in record.processes.iter().filter(mediated).take(3) {
         said.push(format!(
             "{} [{}] went through the agent with {}",
             clean(&process.program),

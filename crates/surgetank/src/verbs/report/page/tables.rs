@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use surgetank_core::report::run::{Counted, Doors, EventKind, Io, RunRecord, Sizes};
 use surgetank_core::report::{Listing, PathText};
 
-use super::super::text::uncounted;
+use super::super::text::{traced, uncounted};
 use super::markup::{number, shown, table, word};
 use super::section;
 use crate::verbs::report::text::micros;
@@ -13,6 +13,8 @@ use crate::verbs::words::{bytes, count};
 
 /// Rows that are there at once; the others are behind a click.
 const ROWS_OPEN: usize = 25;
+/// Of a trace; the record has all.
+const ACCESSES_SHOWN: usize = 2000;
 
 pub fn all(record: &RunRecord) -> String {
     let mut out = unsafe_now(record);
@@ -20,6 +22,7 @@ pub fn all(record: &RunRecord) -> String {
     out += &section("programs", "Programs", &(programs(record) + &ways(record)));
     out += &section("sizes", "Sizes of requests", &sizes(record));
     out += &section("processes", "Processes", &processes(record));
+    out += &section("accesses", "Which files, and how", &accesses(record));
     out += &section("files", "Files written", &files(record));
     out += &section("decisions", "What was decided, and why", &decisions(record));
     out
@@ -319,6 +322,46 @@ fn processes(record: &RunRecord) -> String {
             "<p class=\"note\">{} more processes moved less; all of them are in the programs' figures.</p>",
             count(left)
         );
+    }
+    out
+}
+
+/// Of a traced run.
+fn accesses(record: &RunRecord) -> String {
+    let columns = [
+        ("program", false),
+        ("pid", true),
+        ("", false),
+        ("bytes", true),
+        ("different ones", true),
+        ("of the file", true),
+        ("requests", true),
+        ("order", false),
+        ("file", false),
+    ];
+    let all = traced(record);
+    if all.is_empty() {
+        return String::new();
+    }
+    let rows: Vec<String> = all
+        .iter()
+        .take(ACCESSES_SHOWN)
+        .map(|(process, access, way, pattern)| {
+            word(&process.program)
+                + &number(u64::from(process.pid), &process.pid.to_string())
+                + &word(way)
+                + &quantity(pattern.bytes)
+                + &quantity(pattern.distinct_bytes)
+                + &quantity(access.size_bytes)
+                + &tally(pattern.calls)
+                + &word(&pattern.order())
+                + &format!("<td class=\"path\">{}</td>", shown(&access.path.to_string()))
+        })
+        .collect();
+    let mut out = folded("accesses-table", &columns, &rows);
+    if all.len() > ACCESSES_SHOWN {
+        let more = count((all.len() - ACCESSES_SHOWN) as u64);
+        let _ = writeln!(out, "<p class=\"note\">{more} more that moved less are in the record.</p>");
     }
     out
 }

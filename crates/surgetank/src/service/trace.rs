@@ -1,0 +1,301 @@
+//! Traced runs (`run --trace`): which process reads and writes which file, and where in it.
+//!
+//! While one lasts every open goes by the mount and every request by the agent, who is told of each (`passes_through` is off, and
+//! files are opened uncached, or the kernel would answer from its pages). The danger it avoids: a name that is another file's
+//! by the time it is written down, so files are kept by their number, and named when the process is over.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::OFlags;
+use surgetank_core::model::{FileId, RunId};
+use surgetank_core::report::PathText;
+use surgetank_core::report::pattern::{Access, Tracker};
+use surgetank_core::report::run::{ACCESSES_MAX, COMMAND_CHARS_MAX};
+
+/// The name and size of a file, where it has a name.
+pub type Named = Box<dyn Fn(FileId) -> Option<(Vec<u8>, u64)> + Send + Sync>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    Read,
+    Write,
+}
+
+#[derive(Default)]
+pub struct Traces {
+    active: AtomicUsize,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    runs: HashSet<RunId>,
+    processes: HashMap<u32, Traced>,
+    /// Who opened it: what the kernel writes for a mapping has no process of its own.
+    openers: HashMap<u64, u32>,
+    /// What files were called when they were opened last: who wrote one by another name is over by then, perhaps, and the file
+    /// may be gone before anybody asks.
+    names: HashMap<FileId, Vec<u8>>,
+}
+
+/// One process.
+#[derive(Debug, Clone, Default)]
+pub struct Traced {
+    pub run: RunId,
+    pub program: String,
+    pub command: String,
+    pub pipeline: u32,
+    pub files: BTreeMap<FileId, Touched>,
+    pub left_out: u64,
+}
+
+/// One file, as one process used it.
+#[derive(Debug, Clone, Default)]
+pub struct Touched {
+    path: Vec<u8>,
+    size_bytes: u64,
+    /// It was empty, or not there, when the process opened it.
+    made: bool,
+    read: Tracker,
+    write: Tracker,
+}
+
+impl Touched {
+    fn tracker(&self, way: Way) -> &Tracker {
+        if way == Way::Read { &self.read } else { &self.write }
+    }
+
+    pub fn access(&self, file: FileId) -> Access {
+        let (read, write) = (self.read.pattern(), self.write.pattern());
+        let calls = |pattern: &Option<_>, calls: fn(&_) -> u64| pattern.as_ref().map(calls);
+        let (reading, writing) = (calls(&read, |read| read.calls), calls(&write, |write| write.calls));
+        // Opened for both, and nothing came: mapped, with pages that others had in memory already.
+        let mapped = reading == Some(0) && writing == Some(0) && !self.made;
+        Access {
+            path: PathText(self.path.clone()),
+            file: Some(file),
+            size_bytes: self.size_bytes,
+            reads: !self.made && (mapped || reading.is_some_and(|calls| calls > 0 || writing.is_none())),
+            writes: self.made || mapped || writing.is_some_and(|calls| calls > 0 || reading.is_none()),
+            read,
+            write,
+        }
+    }
+}
+
+impl Traces {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn is_on(&self) -> bool {
+        self.active.load(Ordering::Relaxed) > 0
+    }
+
+    pub fn begin(&self, run: RunId) {
+        let mut inner = self.inner();
+        inner.runs.insert(run);
+        self.active.store(inner.runs.len(), Ordering::Relaxed);
+    }
+
+    pub fn end(&self, run: RunId) {
+        let mut inner = self.inner();
+        inner.runs.remove(&run);
+        inner.processes.retain(|_, process| process.run != run);
+        if inner.runs.is_empty() {
+            inner.openers.clear();
+            inner.names.clear();
+        }
+        self.active.store(inner.runs.len(), Ordering::Relaxed);
+    }
+
+    pub fn opened(&self, run: RunId, pid: u32, handle: u64, file: FileId, how: (OFlags, bool), named: &Named) {
+        let (flags, creates) = how;
+        let access = flags.bits() as i32 & libc::O_ACCMODE;
+        let found = named(file);
+        let mut inner = self.inner();
+        if access != libc::O_RDONLY {
+            inner.openers.insert(handle, pid);
+        }
+        let Some(touched) = inner.touched(run, pid, file, true, found) else { return };
+        if access != libc::O_WRONLY {
+            touched.read.opened();
+        }
+        if access != libc::O_RDONLY {
+            touched.write.opened();
+        }
+        // (Of a file that was there `create` is not asked.)
+        touched.made |= creates || flags.contains(OFlags::TRUNC);
+    }
+
+    /// `who`: run and process, where the kernel says it.
+    pub fn request(&self, who: Option<(RunId, u32)>, at: (u64, FileId, Way), offset: u64, bytes: u64, named: &Named) {
+        let (handle, file, way) = at;
+        let mut inner = self.inner();
+        let who = who.or_else(|| {
+            let pid = *inner.openers.get(&handle)?;
+            Some((inner.processes.get(&pid)?.run, pid))
+        });
+        let Some((run, pid)) = who else { return };
+        let touched = inner.processes.get(&pid).and_then(|process| process.files.get(&file));
+        // What a shell redirects it opens itself, and becomes the program after that.
+        let is_first = touched.is_none_or(|touched| !touched.tracker(way).has_begun());
+        let found = if touched.is_some() { None } else { named(file) };
+        let Some(touched) = inner.touched(run, pid, file, is_first, found) else { return };
+        match way {
+            Way::Read => touched.read.request(offset, bytes),
+            Way::Write => touched.write.request(offset, bytes),
+        }
+        if way == Way::Write {
+            touched.size_bytes = touched.size_bytes.max(offset.saturating_add(bytes));
+        }
+    }
+
+    pub fn last_name(&self, file: FileId) -> Option<Vec<u8>> {
+        self.inner().names.get(&file).cloned()
+    }
+
+    pub fn released(&self, handle: u64) {
+        if self.is_on() {
+            self.inner().openers.remove(&handle);
+        }
+    }
+
+    /// The process is over, or the run: it is forgotten here.
+    pub fn take(&self, run: RunId, pid: u32) -> Option<Traced> {
+        let mut inner = self.inner();
+        inner.processes.get(&pid).filter(|process| process.run == run)?;
+        inner.processes.remove(&pid)
+    }
+}
+
+impl Inner {
+    /// `look`: who the process is now; it may be another program since.
+    fn touched(
+        &mut self,
+        run: RunId,
+        pid: u32,
+        file: FileId,
+        look: bool,
+        found: Option<(Vec<u8>, u64)>,
+    ) -> Option<&mut Touched> {
+        if !self.runs.contains(&run) {
+            return None;
+        }
+        let process = self.processes.entry(pid).or_default();
+        process.run = run;
+        if look {
+            process.look(pid);
+        }
+        if process.files.len() >= ACCESSES_MAX && !process.files.contains_key(&file) {
+            process.left_out += 1;
+            return None;
+        }
+        let touched = process.files.entry(file).or_default();
+        if let Some((path, size_bytes)) = found {
+            self.names.insert(file, path.clone());
+            (touched.path, touched.size_bytes) = (path, size_bytes);
+        }
+        Some(touched)
+    }
+}
+
+impl Traced {
+    fn look(&mut self, pid: u32) {
+        let of = |name: &str| PathBuf::from(format!("/proc/{pid}/{name}"));
+        if let Ok(name) = std::fs::read(of("comm")) {
+            self.program = String::from_utf8_lossy(name.trim_ascii_end()).into_owned();
+        }
+        if let Ok(words) = std::fs::read(of("cmdline")) {
+            let words: Vec<_> = words.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+            self.command = words.join(" ").trim_end().chars().take(COMMAND_CHARS_MAX).collect();
+        }
+        let pipes_of = |of: &str, numbers: &[u32]| -> Vec<PathBuf> {
+            let ends = numbers.iter().filter_map(|number| std::fs::read_link(format!("/proc/{of}/fd/{number}")).ok());
+            ends.filter(|end| end.as_os_str().as_encoded_bytes().starts_with(b"pipe:")).collect()
+        };
+        let pipes = pipes_of(&pid.to_string(), &[0, 1]);
+        if pipes.is_empty() {
+            return;
+        }
+        let status = std::fs::read_to_string(of("status")).unwrap_or_default();
+        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).map(str::trim).unwrap_or_default();
+        let of_parent = pipes_of(parent, &[0, 1, 2]);
+        if pipes.iter().any(|pipe| !of_parent.contains(pipe)) {
+            self.pipeline = parent.parse().unwrap_or(0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn traces() -> Traces {
+        let traces = Traces::default();
+        traces.begin(RunId(1));
+        traces
+    }
+
+    fn named() -> Named {
+        Box::new(|file| Some((format!("file{}", file.0).into_bytes(), 100)))
+    }
+
+    /// What the process with number 1 did to file 7.
+    fn did(act: impl FnOnce(&Traces)) -> Access {
+        let traces = traces();
+        act(&traces);
+        traces.take(RunId(1), 1).unwrap().files[&FileId(7)].access(FileId(7))
+    }
+
+    #[test]
+    fn who_made_a_file_does_not_depend_on_it_whatever_he_reads_of_it() {
+        let (wo, rw, rdonly) = (OFlags::WRONLY, OFlags::RDWR, OFlags::RDONLY);
+        let open = |flags, creates| {
+            move |traces: &Traces| traces.opened(RunId(1), 1, 5, FileId(7), (flags, creates), &named())
+        };
+        let request =
+            |way| move |traces: &Traces| traces.request(Some((RunId(1), 1)), (5, FileId(7), way), 0, 10, &named());
+        let used = |access: Access| (access.reads, access.writes);
+        assert_eq!(used(did(open(rdonly, false))), (true, false));
+        assert_eq!(used(did(open(wo, false))), (false, true));
+        assert_eq!(used(did(open(rw, false))), (true, true), "mapped, perhaps");
+        let with = |flags, creates, way| {
+            used(did(|traces| {
+                open(flags, creates)(traces);
+                request(way)(traces)
+            }))
+        };
+        assert_eq!(with(rw, false, Way::Read), (true, false), "a database that is only asked");
+        assert_eq!(with(rw, false, Way::Write), (false, true));
+        assert_eq!(with(rw, true, Way::Read), (false, true), "made, written by a mapping, read again");
+        assert_eq!(with(rw | OFlags::TRUNC, false, Way::Read), (false, true));
+        assert_eq!(used(did(request(Way::Write))), (false, true), "a descriptor that was inherited");
+    }
+
+    #[test]
+    fn what_the_kernel_writes_for_a_mapping_is_the_openers() {
+        let access = did(|traces| {
+            traces.opened(RunId(1), 1, 5, FileId(7), (OFlags::RDWR, false), &named());
+            traces.request(None, (5, FileId(7), Way::Write), 4096, 4096, &named());
+            traces.request(None, (6, FileId(7), Way::Write), 0, 4096, &named());
+        });
+        let write = access.write.unwrap();
+        assert_eq!((write.calls, write.bytes, access.size_bytes), (1, 4096, 8192));
+        assert_eq!(access.path.to_string(), "file7");
+    }
+
+    #[test]
+    fn other_runs_are_not_traced_and_a_run_that_is_over_leaves_nothing() {
+        let traces = traces();
+        traces.opened(RunId(2), 2, 5, FileId(7), (OFlags::RDONLY, false), &named());
+        traces.opened(RunId(1), 1, 6, FileId(7), (OFlags::RDONLY, false), &named());
+        assert!(traces.take(RunId(2), 2).is_none() && traces.take(RunId(2), 1).is_none());
+        assert!(traces.is_on());
+        traces.end(RunId(1));
+        assert!(!traces.is_on() && traces.take(RunId(1), 1).is_none());
+    }
+}
