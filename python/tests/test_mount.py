@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from test_replay import BINARY, NEEDS_MOUNT, environment, places, tier
 
 from surgetank.workflow import importers
@@ -125,3 +127,47 @@ def test_a_traced_run_of_make_is_the_graph_that_the_makefile_describes(tmp_path:
     assert observed.files["joined"].size_bytes == (work / "joined").stat().st_size
     # What it was before it was renamed is the same file.
     assert not any("tmp" in path for path in observed.files)
+
+
+def _misses(state: Path) -> int:
+    """Bytes that tasks of the last run read from the store for want of them in the tier."""
+    shown = run([BINARY, "report", "--state", str(state), "--json"])
+    return sum(event["bytes"] for event in json.loads(shown.stdout)["events"] if event["kind"] == "miss")
+
+
+@NEEDS_MOUNT
+def test_what_is_read_latest_makes_room_so_less_is_read_from_the_store(
+    tmp_path: Path, tier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve files are made; the first five are read three times, then the others. Who goes by time has let the first ones go."""
+    count, size = 12, 4 << 20
+    tasks: dict[str, dict[str, object]] = {}
+    for number in range(count):
+        command = f"head -c {size} /dev/zero >m{number} && '{BINARY}' wait -q m{number}"
+        tasks[f"make{number}"] = {"command": command, "outputs": [f"m{number}"]}
+    for place, number in enumerate([*range(5), *range(5), *range(5), *range(5, count)]):
+        tasks[f"read{place}"] = {
+            "command": f"cksum <m{number} >r{place}",
+            "inputs": [f"m{number}"],
+            "outputs": [f"r{place}"],
+        }
+    for before, after in itertools.pairwise(tasks):
+        tasks[after]["after"] = [before]
+    described = tmp_path / "w.yaml"
+    described.write_text(json.dumps({"surgetank": 1, "tasks": tasks}))
+    misses = {}
+    for knows in (True, False):
+        work, state = tmp_path / f"work-{knows}", tmp_path / f"state-{knows}"
+        work.mkdir()
+        served = ["--state", str(state), "--tier", f"ram={tier}:{6 * size}", "-q"]
+        if knows:
+            words = [BINARY, "workflow", "run", str(described), "-j1", "--over", str(work), "--dir", str(work), *served]
+        else:
+            script = "set -e\n" + "\n".join(str(task["command"]) for task in tasks.values())
+            words = [BINARY, "run", "--over", str(work), *served, "--", "sh", "-c", f"cd '{work}'\n{script}"]
+        monkeypatch.setenv("SURGETANK_STATE", str(state))
+        done = run(["unshare", "-m", *words])
+        assert done.returncode == 0, done.stderr
+        assert len({(work / f"r{number}").read_text() for number in range(15 + count - 5)}) == 1
+        misses[knows] = _misses(state)
+    assert misses[True] < 0.6 * misses[False], misses

@@ -26,6 +26,7 @@ pub enum Name {
     Tier,
     Pin,
     Prefetch,
+    NextRead,
     // WOSS's.
     Dp,
     Replication,
@@ -34,13 +35,14 @@ pub enum Name {
     BlockSize,
 }
 
-pub const NAMES: [(&str, Name); 11] = [
+pub const NAMES: [(&str, Name); 12] = [
     ("mode", Name::Mode),
     ("timing", Name::Timing),
     ("size", Name::Size),
     ("tier", Name::Tier),
     ("pin", Name::Pin),
     ("prefetch", Name::Prefetch),
+    ("next_read", Name::NextRead),
     ("DP", Name::Dp),
     ("Replication", Name::Replication),
     ("ReplicationSemantics", Name::ReplicationSemantics),
@@ -74,6 +76,16 @@ pub struct Advice {
     pub tier: Option<Arc<str>>,
     pub pin: Option<bool>,
     pub prefetch: Option<bool>,
+    pub next_read: Option<NextRead>,
+}
+
+/// When a file will be read again, as who knows the workflow sees it: in some order that is the same for all files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NextRead {
+    /// Sooner than what has a larger number.
+    At(u64),
+    /// Nobody will.
+    Never,
 }
 
 impl Advice {
@@ -87,6 +99,7 @@ impl Advice {
         }
         self.pin = self.pin.or(weaker.pin);
         self.prefetch = self.prefetch.or(weaker.prefetch);
+        self.next_read = self.next_read.or(weaker.next_read);
     }
 
     /// Takes up one hint. The error says what is wrong with the value, and what is allowed.
@@ -100,6 +113,7 @@ impl Advice {
             Name::Tier => self.tier = Some(value.into()),
             Name::Pin => self.pin = Some(truth(value)?),
             Name::Prefetch => self.prefetch = Some(truth(value)?),
+            Name::NextRead => self.next_read = Some(next_read(value)?),
             Name::Dp => placement(value)?,
             Name::Replication => match value.parse::<u32>() {
                 Ok(0) | Err(_) => return Err(format!("'{value}' is not a number of copies, 1 or more")),
@@ -111,6 +125,13 @@ impl Advice {
             Name::CacheSize | Name::BlockSize => drop(size_bytes(value)?),
         }
         Ok(())
+    }
+}
+
+fn next_read(value: &str) -> Result<NextRead, String> {
+    match value {
+        "never" => Ok(NextRead::Never),
+        _ => value.parse().map(NextRead::At).map_err(|_| format!("'{value}' is neither a whole number nor 'never'")),
     }
 }
 

@@ -17,7 +17,7 @@ use crate::sync::Arc;
 
 use crate::config::{Authority, Compress, Pattern, RuleConfig, Timing};
 use crate::error::{Error, Result};
-use crate::hint::Advice;
+use crate::hint::{Advice, NextRead};
 use crate::model::{FsyncTarget, Mode};
 use matcher::Matcher;
 
@@ -46,6 +46,8 @@ pub struct Decision {
     pub tier: Option<Arc<str>>,
     pub prefetch: bool,
     pub pin: bool,
+    /// Who knows the workflow says when it is wanted again: no rule does.
+    pub next_read: Option<NextRead>,
     /// How it lies in the store.
     pub compress: Option<Compress>,
     /// Its content lies once in the store.
@@ -108,6 +110,7 @@ impl RuleSet {
             tier: None,
             prefetch: false,
             pin: false,
+            next_read: advice.next_read,
             compress: None,
             dedup: false,
             reason: Reason::default(),

@@ -287,6 +287,35 @@ fn what_the_store_has_is_brought_in_and_pinned() {
 }
 
 /// Hints, like what tells where a file is, belong to a file here: who copies a file does not copy them, and nobody else sees them.
+/// What was used last, and most, goes before what is known to be read sooner.
+#[test]
+fn of_what_has_to_make_room_that_goes_first_which_is_read_latest() {
+    let Some(mut scene) = Scene::new("hints-next-read") else { return };
+    scene.tier("fast", 32);
+    fs::write("/mnt/sizes.toml", "[[rules]]\nmatch = \"**\"\nsize = \"6M\"\n").unwrap();
+    let script = format!(
+        r#"{WORDS}
+        file() {{ head -c 6M /dev/zero >$1; becomes $1 durable; }}
+        for name in sooner later never unknown; do file $name; done
+        hint sooner next_read 3; hint later next_read 17; ask hint next_read=never never
+        for n in 1 2 3; do cat later never unknown >/dev/null; done
+        # (The next three are part of what is not known; each wants the room of one.)
+        states() {{ for name in sooner later never unknown; do echo -n "$(told $name state) "; done; echo; }}
+        file first; file second; states
+        hint first next_read 1; hint second next_read 2; file third; states
+        hint third next_read 4; file fourth; states
+        "#
+    );
+    let ended = scene.run(&["--config", "/mnt/sizes.toml"], &script).exits(0);
+    let lines: Vec<&str> = ended.stdout.lines().collect();
+    assert_eq!(
+        lines,
+        ["durable durable evicted durable ", "durable durable evicted evicted ", "durable evicted evicted evicted ",],
+        "{}",
+        ended.stderr
+    );
+}
+
 #[test]
 fn hints_are_not_copied_and_not_stored() {
     let Some(scene) = prepare("hints-unlisted") else { return };

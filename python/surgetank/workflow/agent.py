@@ -61,6 +61,10 @@ class Agent:
         named = (path if path.startswith("/") else f"./{path}" for path in paths)
         return self._commands(["hint"], named, [f"mode={mode}"])
 
+    def hint_file_words(self, listed: Path) -> list[str]:
+        """Takes hints from a file of JSON lines."""
+        return [self.program, "hint", *self._state(), "--from", str(listed)]
+
     def wait_words(self, paths: Iterable[str]) -> Iterator[list[str]]:
         return self._commands(["wait", "-q"], paths)
 

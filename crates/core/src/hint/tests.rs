@@ -19,6 +19,7 @@ fn values_are_those_of_rules() {
         ("tier", "ram"),
         ("pin", "true"),
         ("prefetch", "false"),
+        ("next_read", "12"),
     ]);
     let expected = Advice {
         mode: Some(Mode::Keep),
@@ -27,6 +28,7 @@ fn values_are_those_of_rules() {
         tier: Some("ram".into()),
         pin: Some(true),
         prefetch: Some(false),
+        next_read: Some(NextRead::At(12)),
     };
     assert_eq!(*all.advice(), expected);
     assert_eq!(all.value(Name::Size), Some("1G"), "as it was given");
@@ -39,7 +41,7 @@ fn what_is_not_understood_is_refused_with_what_would_be() {
     for (name, value, words) in [
         ("mod", "keep", &["no hint 'mod'", "did you mean 'mode'?", "timing", "BlockSize"][..]),
         ("Mode", "keep", &["no hint 'Mode'", "'mode'"]),
-        ("lifetime", "1h", &["no hint 'lifetime'", "known are mode, timing, size, tier, pin, prefetch, DP"]),
+        ("lifetime", "1h", &["no hint 'lifetime'", "known are mode, timing, size, tier, pin, prefetch, next_read, DP"]),
         ("mode", "kept", &["mode: 'kept'", "keep, copy, move, remove"]),
         ("mode", "", &["mode: ''", "keep"]),
         ("timing", "now", &["timing: 'now'", "soon, last"]),
@@ -48,6 +50,8 @@ fn what_is_not_understood_is_refused_with_what_would_be() {
         ("tier", "", &["tier: the name of a tier"]),
         ("pin", "1", &["pin: '1'", "true, false"]),
         ("prefetch", "yes", &["prefetch: 'yes'", "true, false"]),
+        ("next_read", "soon", &["next_read: 'soon'", "whole number", "never"]),
+        ("next_read", "-1", &["next_read: '-1'"]),
         ("DP", "remote", &["DP: 'remote'", "local, collocation|GROUP, scatter|BLOCKS"]),
         ("DP", "scatter|none", &["DP: 'scatter|none'"]),
         ("DP", "collocation|", &["DP: 'collocation|'"]),

@@ -42,6 +42,7 @@ impl Namespace {
                         durable: inode.sealed && !inode.dirty() && inode.publish.is_none(),
                         pinned: inode.pinned || decision.as_ref().is_some_and(|decision| decision.pin),
                         open: inode.handles > 0 || !inode.sealed,
+                        next_read: decision.as_ref().and_then(|decision| decision.next_read),
                         mode: decision.map_or(Mode::Copy, |decision| decision.mode),
                         // A temporary may be read again by the workflow that made it: it goes at the end, not before.
                         droppable: false,

@@ -225,7 +225,8 @@ impl Namespace {
             Ok(Name::Size) => judge(nearer.size_bytes.is_some(), advice.size_bytes == decision.size_bytes),
             Ok(Name::Tier) => judge(nearer.tier.is_some(), advice.tier == decision.tier),
             Ok(Name::Pin) => judge(nearer.pin.is_some(), advice.pin == Some(decision.pin)),
-            Ok(Name::Prefetch) | Err(_) => "",
+            Ok(Name::NextRead) if nearer.next_read.is_some() => NEARER,
+            Ok(Name::Prefetch | Name::NextRead) | Err(_) => "",
             Ok(Name::Dp | Name::ReplicationSemantics | Name::CacheSize | Name::BlockSize) => {
                 "; without effect on one node"
             }

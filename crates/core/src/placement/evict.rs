@@ -3,7 +3,8 @@
 //! Only what is durable (or may be dropped by its rule), unpinned and not open. The least valuable go first; value is
 //! the cost of bringing a byte back times the chance that somebody wants it: small files cost more per byte, recent and
 //! often read ones are more likely wanted. Before all of them go temporaries that may be dropped, files whose mode is
-//! to be moved out, and prefetched files that were read.
+//! to be moved out, those that nobody will read again, and prefetched files that were read. After all of them goes what is
+//! known to be read again, the latest first (Belady, "A study of replacement algorithms", 1966: it costs the fewest fetches).
 //!
 //! No full sort: a heap holds just the victims needed so far, so n candidates and k victims take O(n log k).
 
@@ -11,6 +12,7 @@ use std::collections::BinaryHeap;
 use std::fmt;
 use std::time::Duration;
 
+use crate::hint::NextRead;
 use crate::model::{FileId, Mode};
 
 /// Bringing a file back costs as much as this many bytes, before its first byte comes.
@@ -30,6 +32,8 @@ pub struct Candidate {
     pub droppable: bool,
     /// It was brought in ahead of use.
     pub prefetched: bool,
+    /// As the workflow's graph has it.
+    pub next_read: Option<NextRead>,
     /// Opens for reading since it is here.
     pub reads: u32,
     /// Since it was last used.
@@ -42,8 +46,12 @@ pub enum EvictReason {
     Droppable,
     /// Its mode is `move`: it was to leave once it is in the store.
     Moved,
+    /// Nobody will read it any more.
+    ReadNoMore,
     /// Prefetched and read.
     PrefetchedAndRead,
+    /// It is wanted again, and all that may go is wanted sooner.
+    WantedLatest { next_read: u64 },
     /// In the store, and the least valuable per byte.
     LeastValuable { idle: Duration, reads: u32 },
 }
@@ -53,6 +61,13 @@ impl fmt::Display for EvictReason {
         match self {
             Self::Droppable => f.write_str("dropped: a temporary that its rule (remove) lets go when room is wanted"),
             Self::Moved => f.write_str("evicted: it is in the store, and its rule (move) wants it only there"),
+            Self::ReadNoMore => {
+                f.write_str("evicted: it is in the store, and a hint says that nobody will read it again")
+            }
+            Self::WantedLatest { next_read } => write!(
+                f,
+                "evicted: it is in the store, and of what hints say is read again it comes last (next_read {next_read})"
+            ),
             Self::PrefetchedAndRead => f.write_str("evicted: it was prefetched, has been read, and is in the store"),
             Self::LeastValuable { idle, reads } => write!(
                 f,
@@ -68,8 +83,10 @@ impl fmt::Display for EvictReason {
 enum Class {
     Droppable,
     Moved,
+    ReadNoMore,
     PrefetchedAndRead,
     Ordinary,
+    Planned,
 }
 
 impl Candidate {
@@ -84,10 +101,13 @@ impl Candidate {
             Class::Droppable
         } else if self.mode == Mode::Move {
             Class::Moved
-        } else if self.prefetched && self.reads > 0 {
-            Class::PrefetchedAndRead
         } else {
-            Class::Ordinary
+            match self.next_read {
+                Some(NextRead::Never) => Class::ReadNoMore,
+                Some(NextRead::At(_)) => Class::Planned,
+                None if self.prefetched && self.reads > 0 => Class::PrefetchedAndRead,
+                None => Class::Ordinary,
+            }
         }
     }
 
@@ -95,13 +115,25 @@ impl Candidate {
         match self.class() {
             Class::Droppable => EvictReason::Droppable,
             Class::Moved => EvictReason::Moved,
+            Class::ReadNoMore => EvictReason::ReadNoMore,
             Class::PrefetchedAndRead => EvictReason::PrefetchedAndRead,
+            Class::Planned => EvictReason::WantedLatest { next_read: self.turn() },
             Class::Ordinary => EvictReason::LeastValuable { idle: self.idle, reads: self.reads },
+        }
+    }
+
+    fn turn(&self) -> u64 {
+        match self.next_read {
+            Some(NextRead::At(turn)) => turn,
+            _ => 0,
         }
     }
 
     /// Cost of bringing a byte back × chance of use, in a scale of its own; greater is worth more.
     fn value(&self) -> u128 {
+        if self.class() == Class::Planned {
+            return u128::from(u64::MAX - self.turn());
+        }
         let cost_per_mebibyte =
             u128::from(FETCH_OVERHEAD_BYTES.saturating_add(self.bytes)) * (1 << 20) / u128::from(self.bytes.max(1));
         // A prefetched file that nobody read yet is about to be read.

@@ -133,6 +133,7 @@ fn a_hint_is_stronger_than_what_is_built_in_and_weaker_than_a_rule() {
         tier: Some("ram".into()),
         pin: Some(true),
         prefetch: None,
+        next_read: None,
     };
     let told =
         |rules: &[RuleConfig], path: &str| RuleSet::new(rules).expect("rules").decide_hinted(path.as_bytes(), &advice);

@@ -21,6 +21,7 @@ from ..agent import Agent
 from ..derive import Persist
 from ..graph import Task, Workflow
 from . import logs, orphans
+from .ahead import Ahead
 from .errands import Errands
 from .journal import Journal, Record, log_name
 from .progress import Progress
@@ -32,6 +33,7 @@ from .stamp import Stamp, remove, stamp
 
 LOOK_AGAIN_S = 0.02
 IDLE_S = 0.2
+AHEAD_EVERY_S = 0.25
 # Tasks known to take longer are not put together.
 SHORT_S = 2.0
 CLUSTER_PROGRAM = str(Path(__file__).with_name("cluster.py"))
@@ -93,9 +95,11 @@ class Engine:
         drop: Collection[str],
         progress: Progress,
         agent: Agent | None,
+        ahead: Ahead | None = None,
     ) -> None:
         self.workflow, self.settings, self.decision = workflow, settings, decision
         self.journal, self.drop, self.progress, self.agent = journal, drop, progress, agent
+        self.ahead = ahead
         self.tally = Tally()
         self.spawner = Spawner()
         self.ready = Ready(settings.jobs, settings.memory_bytes, by_kind=settings.cluster > 1)
@@ -414,6 +418,9 @@ class Engine:
         for path in outputs:
             if path in self.drop and self._readers_left[path] == 0:
                 self._drops.append(path)
+        if self.ahead is not None:
+            for path in self.ahead.read(task.id, task.inputs):
+                self.errands.ask("next", path)
         for path in dict.fromkeys(task.inputs):
             if self.workflow.producer.get(path) == task.id:
                 continue
@@ -494,7 +501,10 @@ class Engine:
         commands = {"prefetch": agent.prefetch_words, "evict": agent.evict_words}
         if self.settings.persist is Persist.WHEN_CONSUMED:
             commands["persist"] = lambda paths: agent.hint_words(paths, "copy")
-        return Errands(commands, self._start_errand)
+        if (ahead := self.ahead) is not None:
+            listed = self.journal.directory / "next-reads.jsonl"
+            commands["next"] = lambda paths: ahead.words(agent, listed, paths)
+        return Errands(commands, self._start_errand, {"next": AHEAD_EVERY_S})
 
     def _start_errand(self, words: list[str]) -> Child | None:
         with open(self.journal.directory / "errands.err", "ab") as log:

@@ -3,6 +3,7 @@ names that gather meanwhile go together, so that 10,000 files are not 10,000 com
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -15,10 +16,13 @@ class Errands:
 
     commands: Mapping[str, Callable[[list[str]], Iterator[list[str]]]]
     start: Callable[[list[str]], Child | None]
+    # Seconds from one of a sort to the next, at least.
+    every_s: Mapping[str, float] = field(default_factory=dict)
     failed: int = 0
     _waiting: dict[str, list[str]] = field(default_factory=dict)
     _under_way: dict[int, str] = field(default_factory=dict)
     _words: dict[str, list[list[str]]] = field(default_factory=dict)
+    _not_before_s: dict[str, float] = field(default_factory=dict)
 
     def ask(self, sort: str, path: str) -> None:
         if sort in self.commands:
@@ -29,6 +33,10 @@ class Errands:
         for sort, make in self.commands.items():
             if sort in self._under_way.values():
                 continue
+            if sort in self.every_s and self._waiting.get(sort):
+                if time.monotonic() < self._not_before_s.get(sort, 0.0):
+                    continue
+                self._not_before_s[sort] = time.monotonic() + self.every_s[sort]
             if not self._words.get(sort) and self._waiting.get(sort):
                 self._words[sort] = list(make(self._waiting.pop(sort)))
             if self._words.get(sort):

@@ -17,6 +17,7 @@ from ..agent import Agent
 from ..graph import Workflow
 from ..problem import Problem
 from . import graphfile, journal, orphans, peak, persist, plan, resume
+from .ahead import Ahead
 from .engine import Engine, Tally
 from .progress import Progress, choose
 from .settings import NOT_DURABLE, Settings
@@ -52,14 +53,16 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
                         [(_join(settings.inputs_from, path), _join(settings.directory, path)) for path in missing],
                     )
             drop = persist.droppable(workflow, settings.persist, settings.persist_named)
+            decision = resume.decide(workflow, past, stamp, drop)
+            ahead = None
             if agent is not None:
-                refused = agent.hint(persist.hints(workflow, settings.persist, drop))
+                ahead = Ahead(workflow, settings.jobs, decision.run, drop)
+                refused = agent.hint([*persist.hints(workflow, settings.persist, drop), *ahead.hints()])
                 if refused is not None:
                     progress.say(f"the agent did not take all hints; those files are written to the store: {refused}")
-            decision = resume.decide(workflow, past, stamp, drop)
             planned = plan.make(workflow, decision, settings, drop, missing)
             (book.directory / "plan.json").write_text(json.dumps(planned.as_json()))
-            engine = Engine(workflow, settings, decision, book, drop, progress, agent)
+            engine = Engine(workflow, settings, decision, book, drop, progress, agent, ahead)
             tally = engine.tally
             for step in planned.steps:
                 if step.kind == "prefetch":

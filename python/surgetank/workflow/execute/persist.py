@@ -22,7 +22,7 @@ def hints(workflow: Workflow, persist: Persist, drop: Collection[str]) -> list[d
     stronger, and what is kept can be handed over later (`mode=copy`)."""
     told = []
     for path, maker in workflow.producer.items():
-        if path.startswith("/") or not _is_text(path):
+        if path.startswith("/") or not is_text(path):
             continue  # outside, or no JSON: it is drained like any other file
         hint: dict[str, Any] = {}
         file = workflow.files[path]
@@ -40,7 +40,8 @@ def hints(workflow: Workflow, persist: Persist, drop: Collection[str]) -> list[d
     return told
 
 
-def _is_text(path: str) -> bool:
+def is_text(path: str) -> bool:
+    """Names that are not cannot be said in JSON."""
     try:
         path.encode()
     except UnicodeEncodeError:

@@ -14,6 +14,7 @@ fn file(id: u64, bytes: u64) -> Candidate {
         mode: Mode::Copy,
         droppable: false,
         prefetched: false,
+        next_read: None,
         reads: 0,
         idle: Duration::from_secs(10),
     }
@@ -30,21 +31,29 @@ fn mode() -> impl Strategy<Value = Mode> {
 fn candidates() -> impl Strategy<Value = Vec<Candidate>> {
     let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
     let bytes = prop_oneof![4 => 0..5_000_000u64, 1 => Just(u64::MAX)];
-    let one = (bytes, flags, mode(), 0..5u32, 0..100_000u64);
+    let next = prop_oneof![
+        3 => Just(None),
+        1 => Just(Some(NextRead::Never)),
+        3 => (0..20u64).prop_map(|turn| Some(NextRead::At(turn)))
+    ];
+    let one = (bytes, flags, mode(), (0..5u32, next), 0..100_000u64);
     prop::collection::vec(one, 0..80).prop_map(|all| {
         let numbered = all.into_iter().enumerate();
         numbered
-            .map(|(id, (bytes, (durable, pinned, open, droppable, prefetched), mode, reads, idle_ms))| Candidate {
-                id: FileId(id as u64),
-                bytes,
-                durable,
-                pinned,
-                open,
-                mode,
-                droppable,
-                prefetched,
-                reads,
-                idle: Duration::from_millis(idle_ms),
+            .map(|(id, (bytes, (durable, pinned, open, droppable, prefetched), mode, (reads, next_read), idle_ms))| {
+                Candidate {
+                    id: FileId(id as u64),
+                    bytes,
+                    durable,
+                    pinned,
+                    open,
+                    mode,
+                    droppable,
+                    prefetched,
+                    next_read,
+                    reads,
+                    idle: Duration::from_millis(idle_ms),
+                }
             })
             .collect()
     })
@@ -124,4 +133,58 @@ fn big_old_unread_files_go_before_small_recent_read_ones() {
     // What was prefetched and not read yet is about to be read.
     let ahead = [Candidate { prefetched: true, ..file(1, 1 << 20) }, Candidate { reads: 3, ..file(2, 1 << 20) }];
     assert_eq!(ids(&victims(ahead.into_iter(), 1)), [2]);
+}
+
+#[test]
+fn what_is_read_latest_goes_first_and_what_nobody_reads_before_all_that_is_not_known() {
+    let known =
+        |id, next_read| Candidate { next_read: Some(next_read), reads: 100, idle: Duration::ZERO, ..file(id, 10) };
+    let all = [
+        known(1, NextRead::At(7)),
+        known(2, NextRead::At(3)),
+        known(3, NextRead::Never),
+        file(4, 10),
+        known(5, NextRead::At(9)),
+        Candidate { prefetched: true, reads: 1, ..known(6, NextRead::At(1)) },
+        Candidate { prefetched: true, reads: 1, ..file(7, 10) },
+    ];
+    for (want, goes) in [(10, vec![3]), (20, vec![3, 7]), (30, vec![3, 7, 4]), (60, vec![3, 7, 4, 5, 1, 2])] {
+        assert_eq!(ids(&victims(all.into_iter(), want)), goes);
+    }
+    let (_, why) = victims([all[0]].into_iter(), 1)[0];
+    assert!(why.to_string().contains("next_read 7"));
+}
+
+/// Files that are read in turn, over and over, and do not all fit: who was not used longest is always the one that is wanted
+/// next. As many fetches as Belady's rule needs are the fewest there can be, here computed another way.
+#[test]
+fn a_loop_over_more_than_fits_costs_the_fewest_fetches_that_there_can_be() {
+    let (files, fit, rounds) = (10_u64, 6_usize, 20_u64);
+    let fetches = |knows: bool| {
+        let mut here: Vec<(u64, u64)> = Vec::new();
+        let mut fetched = 0;
+        for now in 0..files * rounds {
+            let wanted = now % files;
+            if let Some(known) = here.iter_mut().find(|(id, _)| *id == wanted) {
+                known.1 = now;
+                continue;
+            }
+            fetched += 1;
+            if here.len() == fit {
+                let candidates = here.iter().map(|(id, used)| Candidate {
+                    next_read: knows.then(|| NextRead::At(now + (id + files - wanted) % files)),
+                    idle: Duration::from_secs(now - used),
+                    ..file(*id, 10)
+                });
+                let (goes, _) = victims(candidates, 10)[0];
+                here.retain(|(id, _)| *id != goes.0);
+            }
+            here.push((wanted, now));
+        }
+        fetched
+    };
+    assert_eq!(fetches(false), files * rounds, "the loop is one that time of use is wrong about");
+    // After the first round: of each files - 1 reads in turn, fit - 1 are hits (what stays of one fetch to the next).
+    let least = files + (files * (rounds - 1) * (files - fit as u64)).div_ceil(files - 1);
+    assert!(fetches(true).abs_diff(least) <= 2, "{} and not {least}", fetches(true));
 }

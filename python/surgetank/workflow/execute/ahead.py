@@ -1,0 +1,53 @@
+"""When each file is read next: what the agent goes by when it has to make room (hint `next_read`, docs/hints.md).
+
+The number is the place of the reading task in the planned order. It is said of every file before the first task, and of those
+that one of several readers has read while the tasks run, a few times a second at most.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..agent import Agent
+from ..derive import schedule
+from ..graph import Workflow
+from .persist import is_text
+
+
+class Ahead:
+    def __init__(self, workflow: Workflow, cores: float, run: Collection[str], drop: Collection[str]) -> None:
+        """`run`: tasks that are not done; `drop`: what goes with its last reader anyhow."""
+        place = {span.task: number for number, span in enumerate(schedule(workflow, cores))}
+        self._left: dict[str, set[str]] = {}
+        self._place = {task: place[task] for task in run}
+        for path, readers in workflow.readers.items():
+            if path.startswith("/") or path in drop or workflow.files[path].readers_unknown or not is_text(path):
+                continue
+            left = {reader for reader in readers if reader in self._place}
+            if left:
+                self._left[path] = left
+
+    def hints(self) -> Iterator[dict[str, Any]]:
+        """Of all files, before the first task."""
+        for path in self._left:
+            yield self._of(path)
+
+    def read(self, task: str, paths: Iterable[str]) -> Iterator[str]:
+        """The task is done; files of which there is something new to say."""
+        for path in paths:
+            left = self._left.get(path)
+            if left is not None and task in left:
+                left.remove(task)
+                yield path
+
+    def _of(self, path: str) -> dict[str, Any]:
+        places = [self._place[reader] for reader in self._left[path]]
+        return {"path": path, "next_read": min(places) if places else "never"}
+
+    def words(self, agent: Agent, listed: Path, paths: Iterable[str]) -> Iterator[list[str]]:
+        """The command that tells the agent; it reads `listed`, which is not written before it has ended."""
+        listed.write_text("".join(json.dumps(self._of(path)) + "\n" for path in dict.fromkeys(paths)))
+        yield agent.hint_file_words(listed)
