@@ -45,15 +45,15 @@ macro_rules! cases {
 }
 
 cases! {
-    attributes_by_descriptor busy_directory changing_directory compile_and_make coreutils direct_io existing exit_codes find_identity
-    fresh_programs git_repository hdf5 holes_and_ranges hostile_names java_files large_build locks mmap_shared mpi_ranks
+    attributes_by_descriptor busy_directory changing_directory compile_and_make containers coreutils direct_io environments existing exit_codes
+    find_identity fresh_programs git_repository hdf5 holes_and_ranges hostile_names java_files large_build locks mmap_shared mpi_ranks
     numpy_memmap permissions python_files rename_flags rsync_mirror special_files sqlite_rollback sqlite_wal standard_streams tail_growing
     tar_archive unnamed_files;
 
     // What is not here and why: docs/semantics.md, "Without a mount".
     without a mount:
-    attributes_by_descriptor busy_directory changing_directory compile_and_make coreutils direct_io existing exit_codes find_identity
-    git_repository hdf5 holes_and_ranges hostile_names java_files large_build locks mmap_shared mpi_ranks
+    attributes_by_descriptor busy_directory changing_directory compile_and_make coreutils direct_io environments existing exit_codes
+    find_identity git_repository hdf5 holes_and_ranges hostile_names java_files large_build locks mmap_shared mpi_ranks
     numpy_memmap permissions python_files rename_flags rsync_mirror sqlite_rollback sqlite_wal standard_streams tail_growing
     tar_archive
 }
