@@ -171,3 +171,25 @@ def test_what_is_read_latest_makes_room_so_less_is_read_from_the_store(
         assert len({(work / f"r{number}").read_text() for number in range(15 + count - 5)}) == 1
         misses[knows] = _misses(state)
     assert misses[True] < 0.6 * misses[False], misses
+
+
+@NEEDS_MOUNT
+@pytest.mark.parametrize(("persist", "warned"), [("all", True), ("final", False)])
+def test_a_store_without_room_for_what_goes_there_is_told_before_the_run(
+    tmp_path: Path, tier: Path, persist: str, warned: bool
+) -> None:
+    work, state = places(tmp_path)
+    work.mkdir()
+    size = 12 << 20
+    described = tmp_path / "w.yaml"
+    tasks = {
+        "make": {"command": "head -c 100 /dev/zero >large", "outputs": ["large"]},
+        "use": {"command": "wc -c <large >count", "inputs": ["large"], "outputs": ["count"]},
+    }
+    described.write_text(json.dumps({"surgetank": 1, "tasks": tasks, "files": {"large": {"size": size}}}))
+    words = [BINARY, "workflow", "run", str(described), "--persist", persist, "--over", str(work), "--dir", str(work)]
+    words += ["--state", str(state), "--tier", f"ram={tier}:64M"]
+    mounted = 'mount -t tmpfs -o size=8M none "$0" && exec "$@"'
+    done = run(["unshare", "-m", "sh", "-c", mounted, str(work), *words])
+    assert done.returncode == 0, done.stderr
+    assert ("12.0 MiB are to be written to the store, and 8.0 MiB are free there" in done.stderr) == warned, done.stderr

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,11 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
         book = journal.Journal(HOME, past)
         (book.directory / "graph.json").write_text(json.dumps(graphfile.to_json(workflow)))
         steps: list[dict[str, Any]] = []
+        drop = persist.droppable(workflow, settings.persist, settings.persist_named)
         tally = Tally()
         try:
             with _step(steps, "reserve", book):
-                reserve(workflow, settings, agent, progress)
+                reserve(workflow, settings, agent, drop, progress)
             if missing:
                 progress.step(f"stage-in: {len(missing)} inputs from {settings.inputs_from}")
                 with _step(steps, "stage-in", book):
@@ -52,7 +53,6 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
                         settings,
                         [(_join(settings.inputs_from, path), _join(settings.directory, path)) for path in missing],
                     )
-            drop = persist.droppable(workflow, settings.persist, settings.persist_named)
             decision = resume.decide(workflow, past, stamp, drop)
             ahead = None
             if agent is not None:
@@ -122,18 +122,21 @@ def absent(workflow: Workflow, settings: Settings) -> list[str]:
     return staged
 
 
-def reserve(workflow: Workflow, settings: Settings, agent: Agent | None, progress: Progress) -> None:
+def reserve(
+    workflow: Workflow, settings: Settings, agent: Agent | None, drop: Collection[str], progress: Progress
+) -> None:
     """The place is ready and has room, looked at just before the first task."""
-    if agent is not None:
-        if agent.status(settings.over) is None:
-            raise Problem("no agent serves the directory", where=settings.over, remedy="try again, or --bare", code=1)
-        return
+    if agent is not None and agent.status(settings.over) is None:
+        raise Problem("no agent serves the directory", where=settings.over, remedy="try again, or --bare", code=1)
+    # Of the mount this is the store's room, less what waits for it. A quota counts where the file system says so to `df`.
     room = os.statvfs(".")
     free = room.f_bavail * room.f_frsize
-    expected = sum(file.size_bytes or 0 for path, file in workflow.files.items() if path in workflow.producer)
+    goes = [path for path in workflow.producer if not (agent is not None and path in drop)]
+    expected = sum(workflow.files[path].size_bytes or 0 for path in goes)
     if expected > free:
+        where = "the store" if agent is not None else settings.directory
         progress.say(
-            f"{plan.words_of(expected)} are to be made and {plan.words_of(free)} are free in {settings.directory}; it may not suffice"
+            f"{plan.words_of(expected)} are to be written to {where}, and {plan.words_of(free)} are free there: it may not suffice"
         )
 
 
