@@ -287,11 +287,18 @@ int st_counted_open(const struct st_domain *domain, int descriptor, int flags)
     return descriptor;
 }
 
-void st_counted_sync(int descriptor)
+uint64_t st_sync_begins(int descriptor)
 {
-    struct st_io *io = st_io_of(st_kind_of(descriptor));
-    if (io)
+    return st_io_of(st_kind_of(descriptor)) ? st_now_ns() : 0;
+}
+
+void st_counted_sync(int descriptor, uint64_t begun_ns)
+{
+    struct st_io *io = begun_ns ? st_io_of(st_kind_of(descriptor)) : NULL;
+    if (io) {
         st_add(&io->sync_calls, 1);
+        st_add(&io->sync_ns, st_now_ns() - begun_ns);
+    }
 }
 
 /* ---- Totals, for SURGETANK_REPORT */

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define ST_COUNTS_MAGIC UINT64_C(0x544e434b4e415453) /* "STANKCNT" */
-#define ST_COUNTS_LAYOUT 1u
+#define ST_COUNTS_LAYOUT 2u
 #define ST_SLOTS_MAX 4096u
 #define ST_SLOTS_OFFSET 20480u
 #define ST_SIZES 40u
@@ -34,7 +34,7 @@ struct st_io {
     uint64_t stream_read_bytes, stream_write_bytes; /* of these, by stdio */
     uint64_t sync_calls;
     uint64_t map_calls, mapped_bytes;
-    uint64_t read_ns, write_ns;
+    uint64_t read_ns, write_ns, sync_ns;
     uint64_t read_sizes[ST_SIZES];  /* calls that moved 2^(n-1) to 2^n - 1 bytes; 0: none; the last: that or more */
     uint64_t write_sizes[ST_SIZES];
 };

@@ -253,9 +253,11 @@ static int sync_descriptor(int result, int descriptor)
     ST_WRAP(int, name, int descriptor)                                                    \
     {                                                                                       \
         int (*next)(int) = ST_NEXT(name);                                                 \
+        uint64_t begun_ns = st_sync_begins(descriptor);                                   \
         int result = next ? next(descriptor) : result_of(st_sys(__NR_##name, descriptor)); \
-        st_counted_sync(descriptor);                                                        \
-        return sync_descriptor(result, descriptor);                                         \
+        result = sync_descriptor(result, descriptor);                                       \
+        st_counted_sync(descriptor, begun_ns);                                              \
+        return result;                                                                      \
     }
 SYNC(fsync)
 SYNC(fdatasync)

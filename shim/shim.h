@@ -110,7 +110,9 @@ void st_counts_forked(void); /* in the child of a fork that we saw */
 void st_counts_end(bool flushed); /* the process is about to end, and what waits in streams to be written is; or is not */
 void st_counts_total(struct st_io *out);
 int st_counted_open(const struct st_domain *domain, int descriptor, int flags); /* returns the descriptor */
-void st_counted_sync(int descriptor);
+/* Where a call that syncs began; 0: it is on no file of ours. */
+uint64_t st_sync_begins(int descriptor);
+void st_counted_sync(int descriptor, uint64_t begun_ns);
 unsigned st_kind_learn(int descriptor);
 void st_kind_over(int descriptor, bool still_open);
 struct st_io *st_io_of(unsigned kind); /* NULL: not counted */

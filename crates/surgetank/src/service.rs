@@ -183,7 +183,10 @@ fn serve_calls(
     let bare = rustix::fs::stat(over).map_err(|errno| cannot(errno.into()))?;
     let shim = shimdoor::open(&namespace, state, bare.st_dev, only_ids(), false).map_err(cannot)?;
     let socket = state.join("calls.sock");
-    let calls = crate::seccomp::open(&namespace, &shim, over, bare.st_dev, &socket).map_err(cannot)?;
+    let tally = tally_of(&namespace, &runs);
+    let told = tally.clone();
+    let gave = Box::new(move |thread, file, flags, made| told.gave(thread, file, flags, made));
+    let calls = crate::seccomp::open(&namespace, &shim, over, bare.st_dev, &socket, gave).map_err(cannot)?;
     let drain = Drain::start(namespace.clone()).map_err(cannot)?;
     let prefetcher = prefetcher::Prefetcher::start(&namespace).map_err(|why| {
         drain.stop();
@@ -192,7 +195,6 @@ fn serve_calls(
     let place =
         namespace.config.preload.then(|| ShimPlace { index: shim.index().into(), socket: shim.socket().into() });
     // Counts nothing; the engine asks it.
-    let tally = tally_of(&namespace, &runs);
     let filesystem = Arc::new(door::Door::new(namespace.clone(), true, only_ids(), tally.clone(), Box::new(|| ())));
     let recorder = recorder::Recorder::start(&namespace, &drain, tally, state, Some(shim.index()), false);
     let engine = Arc::new(engine::Served::new(

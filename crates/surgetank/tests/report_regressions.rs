@@ -5,7 +5,7 @@ mod scene;
 
 use std::fs;
 
-use scene::record::{SMALL, is_as_traced, small_scene as scene};
+use scene::record::{SMALL, is_as_traced, number, record, small_scene as scene};
 use serde_json::Value;
 
 /// A descriptor that appends is at the front until it writes, and at the end from there on: all of the file was counted.
@@ -359,4 +359,50 @@ int main(void) {
 "#,
     );
     scene.run(&SMALL, &program).exits(0).prints("");
+}
+
+/// A third of the time of a database is in fsync, and the record said that it took none.
+#[test]
+fn the_time_in_fsync_was_never_counted() {
+    let Some(scene) = scene("report_sync") else { return };
+    let source = "#include <fcntl.h>\n#include <unistd.h>\nint main(void) { int f = open(\"out\", O_CREAT | O_WRONLY, 0600); for (int n = 0; n < 20; n++) { if (write(f, \"x\", 1) != 1) return 1; if (n % 2 ? fsync(f) : fdatasync(f)) return 2; } return close(f); }\n";
+    std::fs::write("/mnt/w.c", source).unwrap();
+    for (options, link, door) in
+        [(vec![], "-O1", "shim"), (vec!["--no-preload"], "-O1", "mediated"), (vec![], "-static", "mediated")]
+    {
+        scene::succeed(std::process::Command::new("gcc").args([link, "-o", "/mnt/syncs", "/mnt/w.c"]));
+        scene.run(&[&SMALL[..], &options].concat(), "/mnt/syncs; rm out").exits(0);
+        let record = record(&scene);
+        let programs = record["programs"].as_array().unwrap();
+        let io = &programs.iter().find(|program| program["program"] == "syncs").unwrap()["io"];
+        assert_eq!(number(&io[door]["sync_calls"]), 20, "{door}: {io:#}");
+        assert!(number(&io[door]["sync_us"]) > 0, "{door}: {io:#}");
+        let all: u64 = io.as_object().unwrap().values().map(|io| number(&io["sync_calls"])).sum();
+        assert_eq!(all, 20, "each in one door: {io:#}");
+    }
+}
+
+/// Where there is no mount, of programs without the shim there was nothing but that they had been.
+#[test]
+fn without_a_mount_programs_without_the_shim_had_done_nothing() {
+    let Some(scene) = scene("report_seccomp") else { return };
+    let source = "#include <fcntl.h>\n#include <unistd.h>\nint main(void) { static char b[100000]; int f = open(\"in\", O_RDONLY), t = open(\"out\", O_CREAT | O_WRONLY, 0600); ssize_t n; while ((n = read(f, b, sizeof b)) > 0) if (write(t, b, n) != n) return 1; return open(\"in\", O_RDONLY) < 0; }\n";
+    fs::write("/mnt/w.c", source).unwrap();
+    scene::succeed(std::process::Command::new("gcc").args(["-static", "-o", "/mnt/copies", "/mnt/w.c"]));
+    let script = "head -c 300000 /dev/zero > in; /mnt/copies; cat out > again";
+    scene.run(&[&SMALL[..], &["--door", "seccomp"]].concat(), script).exits(0);
+    let record = record(&scene);
+    let io = |program: &str| {
+        let mut those = record["programs"].as_array().unwrap().iter();
+        those.find(|one| one["program"] == program).unwrap_or_else(|| panic!("{record:#}"))["io"].clone()
+    };
+    let copies = io("copies");
+    let figures = |io: &Value| {
+        ["read_opens", "write_opens", "create_opens", "estimated_read_bytes", "estimated_write_bytes", "read_bytes"]
+            .map(|name| number(&io[name]))
+    };
+    assert_eq!(figures(&copies["seccomp"]), [2, 1, 1, 600_000, 300_000, 0], "{copies:#}");
+    let cat = io("cat");
+    assert_eq!(number(&cat["shim"]["read_bytes"]), 300_000, "{cat:#}");
+    assert_eq!(figures(&cat["seccomp"]), [0; 6], "counted by itself, and not once more: {cat:#}");
 }

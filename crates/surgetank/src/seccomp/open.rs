@@ -103,6 +103,7 @@ impl Call<'_> {
             drop(file);
             return self.plain(id, flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC));
         }
+        (self.supervisor.gave)(self.task.tid, id, flags, true);
         Ok(file.into())
     }
 
@@ -122,6 +123,7 @@ impl Call<'_> {
         }
         let file = self.namespace().open_plain(&caller, id, flags).map_err(errno)?;
         self.remember(&file, id);
+        (self.supervisor.gave)(self.task.tid, id, flags, false);
         // What is written to the plain file is not seen by us.
         if writes && caller.uid != 0 {
             self.namespace().clear_suidgid(id);

@@ -48,7 +48,11 @@ pub struct Supervisor {
     /// Runs that are being served.
     crews: Arc<AtomicUsize>,
     pub calls: AtomicU64,
+    pub gave: Gave,
 }
+
+/// Told of each descriptor of a file that a program is given: thread, file, flags of open, and whether it was made.
+pub type Gave = Box<dyn Fn(u32, FileId, i32, bool) + Send + Sync>;
 
 /// The door while it is open.
 pub struct Opened {
@@ -70,6 +74,7 @@ pub fn open(
     over: &Path,
     over_dev: u64,
     socket: &Path,
+    gave: Gave,
 ) -> io::Result<Opened> {
     let supervisor = Arc::new(Supervisor {
         namespace: namespace.clone(),
@@ -83,6 +88,7 @@ pub fn open(
         rooted: AtomicBool::new(false),
         crews: Arc::default(),
         calls: AtomicU64::new(0),
+        gave,
     });
     let root = rustix::fs::stat(over)?;
     supervisor.remember_dir(root.st_dev, root.st_ino, FileId::ROOT);

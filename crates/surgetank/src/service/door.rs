@@ -177,10 +177,6 @@ impl Door {
     }
 }
 
-fn request(caller: &Caller, at: (u64, u64), offset: u64, bytes: usize, begun: Instant) -> Request {
-    Request { thread: caller.pid, file: FileId(at.0), handle: at.1, offset, bytes, took: begun.elapsed() }
-}
-
 /// One line of a listing.
 struct Line<'a> {
     ino: u64,
@@ -432,7 +428,7 @@ impl Filesystem for Door {
         let begun = Instant::now();
         let read = self.serve(|ns| ns.read(fh, offset, buffer));
         if let Ok(bytes) = &read {
-            self.tally.read(&request(caller, (id, fh), offset, *bytes, begun));
+            self.tally.read(&Request::of(caller, (id, fh), offset, *bytes, begun));
         }
         read
     }
@@ -455,7 +451,7 @@ impl Filesystem for Door {
             Ok(count)
         });
         if let Ok(count) = &written {
-            self.tally.wrote(&request(caller, (id, fh), offset, *count, begun));
+            self.tally.wrote(&Request::of(caller, (id, fh), offset, *count, begun));
         }
         written
     }
@@ -477,8 +473,11 @@ impl Filesystem for Door {
         self.change(|ns| ns.release(fh));
     }
 
-    fn fsync(&self, _caller: &Caller, _id: u64, fh: u64, data_only: bool) -> FsResult<()> {
-        self.change(|ns| ns.fsync(fh, data_only))
+    fn fsync(&self, caller: &Caller, _id: u64, fh: u64, data_only: bool) -> FsResult<()> {
+        let begun = Instant::now();
+        let synced = self.change(|ns| ns.fsync(fh, data_only));
+        self.tally.synced(caller.pid, begun.elapsed());
+        synced
     }
 
     fn fallocate(&self, _caller: &Caller, _id: u64, fh: u64, mode: u32, offset: u64, length: u64) -> FsResult<()> {

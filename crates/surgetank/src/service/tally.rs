@@ -9,13 +9,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
-use surgetank_core::model::{FileId, RunId};
+use surgetank_core::model::{Caller, FileId, RunId};
 use surgetank_core::report::run::{Io, Sizes};
 
 use super::runs::Runs;
 use super::trace::{Named, Traced, Traces, Way};
 
 const SHARDS: usize = 16;
+/// Files of one process whose sizes are asked for at its end.
+const GIVEN_MAX: usize = 10_000;
 
 pub struct Tally {
     runs: Arc<Runs>,
@@ -40,6 +42,10 @@ pub struct Seen {
     pub mediated: Io,
     /// Opens only, and estimates.
     pub direct: Io,
+    /// Opens and estimates of descriptors that the seccomp door gave it.
+    pub seccomp: Io,
+    /// Files of these, for reading and for writing: how often, and how large when it was asked.
+    given: HashMap<(FileId, bool), (u64, u64)>,
     /// Its run is traced.
     pub traced: Option<Traced>,
 }
@@ -65,13 +71,33 @@ pub struct Request {
     pub took: Duration,
 }
 
+impl Request {
+    /// `at`: number of the file, and handle.
+    pub fn of(caller: &Caller, at: (u64, u64), offset: u64, bytes: usize, begun: Instant) -> Self {
+        Self { thread: caller.pid, file: FileId(at.0), handle: at.1, offset, bytes, took: begun.elapsed() }
+    }
+}
+
 impl Seen {
+    pub fn new(run: RunId, pid: u32, parent: u32, program: &str) -> Self {
+        let now = Instant::now();
+        let (mediated, direct, seccomp) = (Io::default(), Io::default(), Io::default());
+        let program = program.to_owned();
+        let (begun, last, given) = (now, now, HashMap::new());
+        Self { run, pid, parent, program, begun, last, mediated, direct, seccomp, given, traced: None }
+    }
+
     /// The same process's other thread.
     pub fn join(&mut self, other: &Self) {
         self.begun = self.begun.min(other.begun);
         self.last = self.last.max(other.last);
         self.mediated.join(&other.mediated);
         self.direct.join(&other.direct);
+        self.seccomp.join(&other.seccomp);
+        for (file, (times, size_bytes)) in &other.given {
+            let given = self.given.entry(*file).or_default();
+            *given = (given.0 + times, given.1.max(*size_bytes));
+        }
     }
 }
 
@@ -109,18 +135,8 @@ impl Tally {
         let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
         let field =
             |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim).unwrap_or_default();
-        let now = Instant::now();
-        Seen {
-            run: self.runs.run_of(thread),
-            pid: field("Tgid:").parse().unwrap_or(thread),
-            parent: field("PPid:").parse().unwrap_or(0),
-            program: field("Name:").to_owned(),
-            begun: now,
-            last: now,
-            mediated: Io::default(),
-            direct: Io::default(),
-            traced: None,
-        }
+        let (pid, parent) = (field("Tgid:").parse().unwrap_or(thread), field("PPid:").parse().unwrap_or(0));
+        Seen::new(self.runs.run_of(thread), pid, parent, field("Name:"))
     }
 
     pub fn opened(&self, by: &OpenedBy) {
@@ -142,6 +158,27 @@ impl Tally {
         }
     }
 
+    /// The seccomp door gave a descriptor, and nobody counts what is done with it.
+    pub fn gave(&self, thread: u32, file: FileId, flags: i32, made: bool) {
+        if !self.is_wanted() {
+            return;
+        }
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let size_bytes = if writes { 0 } else { self.size_of(file) };
+        self.with(thread, |seen| {
+            *(if writes { &mut seen.seccomp.write_opens } else { &mut seen.seccomp.read_opens }) += 1;
+            seen.seccomp.create_opens += u64::from(made);
+            if seen.given.len() < GIVEN_MAX || seen.given.contains_key(&(file, writes)) {
+                let given = seen.given.entry((file, writes)).or_default();
+                *given = (given.0 + 1, given.1.max(size_bytes));
+            }
+        });
+    }
+
+    fn size_of(&self, file: FileId) -> u64 {
+        (self.named)(file).map_or(0, |(_, size_bytes)| size_bytes)
+    }
+
     pub fn read(&self, request: &Request) {
         self.request(
             request,
@@ -158,6 +195,15 @@ impl Tally {
             |io| (&mut io.write_bytes, &mut io.write_calls, &mut io.write_us),
             |io| &mut io.write_sizes,
         );
+    }
+
+    pub fn synced(&self, thread: u32, took: Duration) {
+        if self.is_wanted() && thread != 0 {
+            self.with(thread, |seen| {
+                seen.mediated.sync_calls += 1;
+                seen.mediated.sync_us += micros(took);
+            });
+        }
     }
 
     fn request(
@@ -212,6 +258,15 @@ impl Tally {
                 }
                 !goes
             });
+        }
+        for seen in taken.values_mut() {
+            for ((file, writes), (times, size_bytes)) in std::mem::take(&mut seen.given) {
+                // What is written is known when it is closed, unless it is gone by then.
+                let estimated = times.saturating_mul(if writes { self.size_of(file) } else { size_bytes });
+                let io = &mut seen.seccomp;
+                let sum = if writes { &mut io.estimated_write_bytes } else { &mut io.estimated_read_bytes };
+                *sum = sum.saturating_add(estimated);
+            }
         }
         if self.traces.is_on() {
             taken.values_mut().for_each(|seen| seen.traced = self.traces.take(run, seen.pid));

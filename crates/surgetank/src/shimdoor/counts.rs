@@ -19,7 +19,7 @@ use rustix::fs::FallocateFlags;
 use surgetank_core::report::run::{Io, Kernel, Sizes};
 
 pub const MAGIC: u64 = 0x544e_434b_4e41_5453;
-pub const LAYOUT: u32 = 1;
+pub const LAYOUT: u32 = 2;
 pub const SLOTS_MAX: usize = 4096;
 pub const SLOTS_OFFSET: usize = 20480;
 pub const SIZES: usize = 40;
@@ -47,6 +47,7 @@ pub struct RawIo {
     pub mapped_bytes: u64,
     pub read_ns: u64,
     pub write_ns: u64,
+    pub sync_ns: u64,
     pub read_sizes: [u64; SIZES],
     pub write_sizes: [u64; SIZES],
 }
@@ -112,7 +113,7 @@ impl Counted {
                 && is_little(io.read_bytes)
                 && is_little(io.write_bytes)
                 && io.mapped_bytes <= io.map_calls.saturating_mul(MAPPED_BYTES_MAX)
-                && [io.read_us, io.write_us]
+                && [io.read_us, io.write_us, io.sync_us]
                     .iter()
                     .all(|us| us.saturating_mul(1000) <= lived_ns.saturating_mul(THREADS_MAX))
         };
@@ -325,6 +326,7 @@ fn io_of(raw: &RawIo) -> Io {
         write_sizes,
         read_us: raw.read_ns / 1000,
         write_us: raw.write_ns / 1000,
+        sync_us: raw.sync_ns / 1000,
         ..Io::default()
     }
 }
@@ -350,7 +352,7 @@ mod tests {
             };
         }
         says!(RawIo, "st_io": read_opens, write_opens, create_opens, read_bytes, write_bytes, stream_read_bytes,
-            stream_write_bytes, sync_calls, map_calls, mapped_bytes, read_ns, write_ns, read_sizes, write_sizes);
+            stream_write_bytes, sync_calls, map_calls, mapped_bytes, read_ns, write_ns, sync_ns, read_sizes, write_sizes);
         says!(RawSlot, "st_slot": pid, parent, begun_ns, ended_ns, kernel_ended, io, program, command);
         says!(Head, "st_counts": magic, layout, slot_bytes, usable, lost, states);
         for (constant, value) in [
@@ -472,6 +474,7 @@ mod tests {
         assert!(!with(&|raw| raw.io[0].read_bytes = u64::MAX / 2));
         assert!(!with(&|raw| raw.io[1].write_sizes[3] = u64::MAX));
         assert!(!with(&|raw| raw.io[1].read_ns = u64::MAX));
+        assert!(!with(&|raw| raw.io[1].sync_ns = u64::MAX));
         assert!(!with(&|raw| raw.io[0].mapped_bytes = 1));
         assert!(!with(&|raw| raw.ended_ns = 80 * SECOND_NS));
         assert!(!with(&|raw| raw.begun_ns = 101 * SECOND_NS));

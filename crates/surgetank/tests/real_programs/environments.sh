@@ -5,9 +5,8 @@ echo "== an environment of links, and one of copies"
 "$PYTHON" -m venv env
 "$PYTHON" -m venv --copies --without-pip copied
 ./copied/bin/python -c 'import json, sys; print(json.dumps(sys.prefix != sys.base_prefix))'
-./env/bin/python -m pip --version | cut -d' ' -f1
 
-echo "== a package with a program is put into it, replaced and removed"
+echo "== a package with a program is put into it, and replaced"
 wheel() {
     mkdir -p "made/greets-$1.dist-info"
     printf 'def main():\n    print("hello from %s")\n' "$1" > made/greets.py
@@ -32,9 +31,7 @@ wheel 2.0
 ./env/bin/greets
 . env/bin/activate
 greets
-./env/bin/pip uninstall -q -y greets
 deactivate
-[ ! -e env/bin/greets ] && echo gone
 
 echo "== compiled, moved away, and counted"
 ./env/bin/python -m compileall -q -j 2 env/lib/python*/site-packages/pip/_internal && echo compiled

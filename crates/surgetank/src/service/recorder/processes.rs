@@ -174,7 +174,8 @@ impl Processes {
             Some(seen) => {
                 let (mediated, direct) = (&seen.mediated, &seen.direct);
                 let opens_directly = direct.read_opens + direct.write_opens > 0;
-                if mediated.is_empty() {
+                // (Every fsync in the mount is the agent's, whoever reads and writes.)
+                if is_only_synced(mediated) {
                     take_opens(&mut mount, direct);
                     process.io.passthrough = mount;
                 } else if !opens_directly && mount != Io::default() {
@@ -271,6 +272,7 @@ fn of_seen(pid: u32, seen: Seen, since: &Since) -> Process {
     };
     process.io.mediated = seen.mediated;
     process.io.passthrough_unseen = seen.direct;
+    process.io.seccomp = seen.seccomp;
     if let Some(traced) = seen.traced {
         // (It may have become another program since its first request.)
         process.program = traced.program;
@@ -292,6 +294,10 @@ fn weight(process: &Process) -> (u64, u64) {
     (all_bytes(&total), process.ended_us.unwrap_or(u64::MAX).saturating_sub(process.begun_us))
 }
 
+fn is_only_synced(io: &Io) -> bool {
+    Io { sync_calls: 0, sync_us: 0, ..io.clone() }.is_empty()
+}
+
 fn take_opens(to: &mut Io, from: &Io) {
     to.read_opens = from.read_opens;
     to.write_opens = from.write_opens;
@@ -306,6 +312,8 @@ fn take_off(from: &mut Io, what: &Io) {
     from.write_calls = from.write_calls.saturating_sub(what.write_calls);
     from.read_us = from.read_us.saturating_sub(what.read_us);
     from.write_us = from.write_us.saturating_sub(what.write_us);
+    from.sync_calls = from.sync_calls.saturating_sub(what.sync_calls);
+    from.sync_us = from.sync_us.saturating_sub(what.sync_us);
     for (sizes, less) in [(&mut from.read_sizes, &what.read_sizes), (&mut from.write_sizes, &what.write_sizes)] {
         for (size, less) in sizes.0.iter_mut().zip(&less.0) {
             *size = size.saturating_sub(*less);
@@ -350,10 +358,7 @@ mod tests {
     }
 
     fn seen(pid: u32) -> Seen {
-        let now = Instant::now();
-        let (mediated, direct) = (Io::default(), Io::default());
-        let (begun, last, traced) = (now, now, None);
-        Seen { run: RunId(1), pid, parent: 1, program: "dd".into(), begun, last, mediated, direct, traced }
+        Seen::new(RunId(1), pid, 1, "dd")
     }
 
     fn since() -> Since {
