@@ -1,5 +1,5 @@
-"""`surgetank workflow crate`: a Workflow Run RO-Crate of a run (https://w3id.org/ro/wfrun/workflow/0.5), for whoever asks later
-what was made of what, by which command, when, and where it lay.
+"""`surgetank workflow crate`: a Workflow Run RO-Crate of a run (https://w3id.org/ro/wfrun/workflow/0.5), with each of its tasks
+(https://w3id.org/ro/wfrun/provenance/0.5), for whoever asks later what was made of what, by which command, when, and where it lay.
 
 Content is referred to by default, as results may be large; `--files` copies it. A file that is not any more what the run left has no checksum.
 """
@@ -10,6 +10,7 @@ import argparse
 import getpass
 import hashlib
 import json
+import mimetypes
 import shlex
 import shutil
 import socket
@@ -31,6 +32,7 @@ from .problem import Problem
 PROFILES = (
     ("https://w3id.org/ro/wfrun/process/0.5", "Process Run Crate"),
     ("https://w3id.org/ro/wfrun/workflow/0.5", "Workflow Run Crate"),
+    ("https://w3id.org/ro/wfrun/provenance/0.5", "Provenance Run Crate"),
     ("https://w3id.org/workflowhub/workflow-ro-crate/1.0", "Workflow RO-Crate"),
 )
 HASH_BYTES = 1 << 20
@@ -141,10 +143,8 @@ class _Writer:
             self.add(id_, "CreativeWork", name=name, version="0.5" if "wfrun" in id_ else "1.0")
             for id_, name in PROFILES
         ]
-        engine = self.add(
-            "#surgetank", "SoftwareApplication", name="Surgetank", version=VERSION, softwareVersion=VERSION
-        )
-        who = self.add("#user", "Person", name=getpass.getuser())
+        engine = self.add("#surgetank", "SoftwareApplication", name="Surgetank", softwareVersion=VERSION)
+        who = self.user()
         main = self.workflow()
         outputs = [path for one in done for path in one.outputs]
         inputs = [path for path in self.stamps if path not in run.workflow.producer]
@@ -157,11 +157,42 @@ class _Writer:
             inputs,
             outputs,
             run.report["exit"] == 0,
-            agent=who,
+            description=f"all tasks of {run.workflow.source}",
         )
         mentioned = [action]
-        for one in done:
-            mentioned.append(self.task(one))
+        steps_, controls = [], []
+        for place, one in enumerate(done):
+            did = self.task(one)
+            mentioned.append(did)
+            named = quote(one.task, safe="")
+            program = self.program(run.workflow.tasks[one.task].kind)
+            steps_.append(
+                self.add(f"#howto-{named}", "HowToStep", name=one.task, position=str(place), workExample=program)
+            )
+            controls.append(
+                self.add(
+                    f"#control-{named}",
+                    "ControlAction",
+                    name=f"Surgetank ran {one.task}",
+                    instrument=steps_[-1],
+                    object=did,
+                )
+            )
+        main["step"] = steps_
+        main["hasPart"] = list({task.kind: self.program(task.kind) for task in run.workflow.tasks.values()}.values())
+        mentioned.append(
+            self.add(
+                "#organize",
+                "OrganizeAction",
+                name=f"Surgetank ran {run.workflow.name}",
+                instrument=engine,
+                agent=who,
+                startTime=_time(begun),
+                endTime=_time(ended),
+                object=controls,
+                result=action,
+            )
+        )
         for number, step in enumerate(steps):
             tool = engine
             mentioned.append(
@@ -174,6 +205,7 @@ class _Writer:
                     [],
                     [],
                     step["ok"],
+                    description="what surrounds the tasks: room, inputs and results",
                 )
             )
         for id_, why in run.report["tasks"]["failed"].items():
@@ -185,6 +217,9 @@ class _Writer:
             mentioned.append(failed)
         root["mentions"] = mentioned
 
+    def user(self) -> Any:
+        return self.add("#user", "Person", name=getpass.getuser())
+
     def workflow(self) -> Any:
         from rocrate.model.computationalworkflow import ComputationalWorkflow  # type: ignore[import-untyped]
 
@@ -192,7 +227,16 @@ class _Writer:
         kept = source if source.is_file() else self.run.directory / "graph.json"
         target = "workflow/" + quote(kept.name)
         main = self.crate.add(
-            ComputationalWorkflow(self.crate, str(kept), target, properties={"name": self.run.workflow.name})
+            ComputationalWorkflow(
+                self.crate,
+                str(kept),
+                target,
+                properties={
+                    "@type": ["File", "SoftwareSourceCode", "ComputationalWorkflow", "HowTo"],
+                    "name": self.run.workflow.name,
+                    "encodingFormat": media_type(kept),
+                },
+            )
         )
         language = "WfFormat" if kept.suffix == ".json" else kept.suffix.lstrip(".") or kept.name
         more = {"url": "https://github.com/wfcommons/WfFormat"} if language == "WfFormat" else {}
@@ -216,6 +260,7 @@ class _Writer:
         well: bool, **more: Any,
     ) -> Any:  # fmt: skip
         status = "CompletedActionStatus" if well else "FailedActionStatus"
+        more.setdefault("agent", self.user())
         return self.add(
             id_, "CreateAction", name=name, instrument=tool, startTime=_time(began), endTime=_time(ended),
             object=[self.file(path) for path in inputs], result=[self.file(path) for path in outputs],
@@ -228,6 +273,7 @@ class _Writer:
         here = self.run.root / path
         size, changed = self.stamps[path]
         properties: dict[str, Any] = {"name": path, "contentSize": str(size), "dateModified": _time(changed)}
+        properties["encodingFormat"] = media_type(here)
         notes = dict(self.lived.get(path, {}))
         whole = stamp(str(here)) == (size, changed) and here.is_file()
         if whole:
@@ -250,6 +296,7 @@ class _Writer:
         else:
             # A name, not a promise that it can be fetched: it is on the machine or store of the run.
             entity = self.add(here.as_uri(), "File", **properties)
+            self.crate.root_dataset.append_to("hasPart", entity)
         self.files[path] = entity
         return entity
 
@@ -275,6 +322,11 @@ def lives(run: Run, record: Mapping[str, Any] | None) -> dict[str, dict[str, str
             told["store"] = record["store"]
         found[str(whole.relative_to(run.root))] = told
     return found
+
+
+def media_type(path: Path) -> str:
+    """By its name."""
+    return mimetypes.guess_type(path.name)[0] or "application/octet-stream"
 
 
 def sha256(path: Path) -> str:
