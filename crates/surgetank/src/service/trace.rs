@@ -1,13 +1,15 @@
 //! Traced runs (`run --trace`): which process reads and writes which file, and where in it.
 //!
 //! While one lasts every open goes by the mount and every request by the agent, who is told of each (`passes_through` is off, and
-//! files are opened uncached, or the kernel would answer from its pages). The danger it avoids: a name that is another file's
-//! by the time it is written down, so files are kept by their number, and named when the process is over.
+//! files are opened uncached, or the kernel would answer from its pages). Dangers it avoids: a name that is another file's
+//! by the time it is written down, so files are kept by their number, and named when the process is over. And a request that waits
+//! for itself: a command line is in its process's memory, which a page fault may have locked that waits for our answer. It is
+//! read where a thread is in open(2), with nothing of ours locked, and otherwise by a thread that nobody waits for.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 
 use rustix::fs::OFlags;
 use surgetank_core::model::{FileId, RunId};
@@ -27,7 +29,9 @@ pub enum Way {
 #[derive(Default)]
 pub struct Traces {
     active: AtomicUsize,
-    inner: Mutex<Inner>,
+    inner: Arc<Mutex<Inner>>,
+    /// Processes whose command lines are to be read.
+    looks: OnceLock<mpsc::Sender<u32>>,
 }
 
 #[derive(Default)]
@@ -88,7 +92,29 @@ impl Touched {
 
 impl Traces {
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
+    }
+
+    /// Reads the process's command line some time soon.
+    fn look_later(&self, pid: u32) {
+        let looks = self.looks.get_or_init(|| {
+            let (asks, asked) = mpsc::channel();
+            let inner = Arc::clone(&self.inner);
+            let work = move || {
+                // (Ends with its last sender.)
+                for pid in asked {
+                    let command = command_of(pid);
+                    if let Some(process) = lock(&inner).processes.get_mut(&pid).filter(|_| !command.is_empty()) {
+                        process.command = command;
+                    }
+                }
+            };
+            if let Err(why) = std::thread::Builder::new().name("trace".into()).spawn(work) {
+                tracing::warn!(%why, "command lines in the trace may be those of the shells that started the commands");
+            }
+            asks
+        });
+        let _ = looks.send(pid);
     }
 
     pub fn is_on(&self) -> bool {
@@ -115,12 +141,12 @@ impl Traces {
     pub fn opened(&self, run: RunId, pid: u32, handle: u64, file: FileId, how: (OFlags, bool), named: &Named) {
         let (flags, creates) = how;
         let access = flags.bits() as i32 & libc::O_ACCMODE;
-        let found = named(file);
+        let (found, now) = (named(file), Look::now(pid, true));
         let mut inner = self.inner();
         if access != libc::O_RDONLY {
             inner.openers.insert(handle, pid);
         }
-        let Some(touched) = inner.touched(run, pid, file, true, found) else { return };
+        let Some(touched) = inner.touched(run, pid, file, Some(now), found) else { return };
         if access != libc::O_WRONLY {
             touched.read.opened();
         }
@@ -144,7 +170,13 @@ impl Traces {
         // What a shell redirects it opens itself, and becomes the program after that.
         let is_first = touched.is_none_or(|touched| !touched.tracker(way).has_begun());
         let found = if touched.is_some() { None } else { named(file) };
-        let Some(touched) = inner.touched(run, pid, file, is_first, found) else { return };
+        let now = is_first.then(|| Look::now(pid, false));
+        let changed =
+            now.as_ref().is_some_and(|now| inner.processes.get(&pid).is_none_or(|known| known.program != now.program));
+        if changed {
+            self.look_later(pid);
+        }
+        let Some(touched) = inner.touched(run, pid, file, now, found) else { return };
         match way {
             Way::Read => touched.read.request(offset, bytes),
             Way::Write => touched.write.request(offset, bytes),
@@ -173,13 +205,13 @@ impl Traces {
 }
 
 impl Inner {
-    /// `look`: who the process is now; it may be another program since.
+    /// `now`: who the process is; it may be another program since.
     fn touched(
         &mut self,
         run: RunId,
         pid: u32,
         file: FileId,
-        look: bool,
+        now: Option<Look>,
         found: Option<(Vec<u8>, u64)>,
     ) -> Option<&mut Touched> {
         if !self.runs.contains(&run) {
@@ -187,8 +219,12 @@ impl Inner {
         }
         let process = self.processes.entry(pid).or_default();
         process.run = run;
-        if look {
-            process.look(pid);
+        if let Some(now) = now {
+            process.program = now.program;
+            if !now.command.is_empty() {
+                process.command = now.command;
+            }
+            process.pipeline = if now.pipeline > 0 { now.pipeline } else { process.pipeline };
         }
         if process.files.len() >= ACCESSES_MAX && !process.files.contains_key(&file) {
             process.left_out += 1;
@@ -203,31 +239,49 @@ impl Inner {
     }
 }
 
-impl Traced {
-    fn look(&mut self, pid: u32) {
-        let of = |name: &str| PathBuf::from(format!("/proc/{pid}/{name}"));
-        if let Ok(name) = std::fs::read(of("comm")) {
-            self.program = String::from_utf8_lossy(name.trim_ascii_end()).into_owned();
-        }
-        if let Ok(words) = std::fs::read(of("cmdline")) {
-            let words: Vec<_> = words.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
-            self.command = words.join(" ").trim_end().chars().take(COMMAND_CHARS_MAX).collect();
-        }
-        let pipes_of = |of: &str, numbers: &[u32]| -> Vec<PathBuf> {
-            let ends = numbers.iter().filter_map(|number| std::fs::read_link(format!("/proc/{of}/fd/{number}")).ok());
-            ends.filter(|end| end.as_os_str().as_encoded_bytes().starts_with(b"pipe:")).collect()
-        };
-        let pipes = pipes_of(&pid.to_string(), &[0, 1]);
-        if pipes.is_empty() {
-            return;
-        }
-        let status = std::fs::read_to_string(of("status")).unwrap_or_default();
-        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).map(str::trim).unwrap_or_default();
-        let of_parent = pipes_of(parent, &[0, 1, 2]);
-        if pipes.iter().any(|pipe| !of_parent.contains(pipe)) {
-            self.pipeline = parent.parse().unwrap_or(0);
+/// Who a process is at the moment.
+#[derive(Default)]
+struct Look {
+    program: String,
+    command: String,
+    pipeline: u32,
+}
+
+impl Look {
+    fn now(pid: u32, with_command: bool) -> Self {
+        let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+        Self {
+            program: String::from_utf8_lossy(name.trim_ascii_end()).into_owned(),
+            command: if with_command { command_of(pid) } else { String::new() },
+            pipeline: pipeline_of(pid).unwrap_or(0),
         }
     }
+}
+
+/// Waits for whoever changes the process's address space.
+fn command_of(pid: u32) -> String {
+    let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words: Vec<_> = words.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+    words.join(" ").trim_end().chars().take(COMMAND_CHARS_MAX).collect()
+}
+
+fn pipeline_of(pid: u32) -> Option<u32> {
+    let pipes_of = |of: &str, numbers: &[u32]| -> Vec<PathBuf> {
+        let ends = numbers.iter().filter_map(|number| std::fs::read_link(format!("/proc/{of}/fd/{number}")).ok());
+        ends.filter(|end| end.as_os_str().as_encoded_bytes().starts_with(b"pipe:")).collect()
+    };
+    let pipes = pipes_of(&pid.to_string(), &[0, 1]);
+    if pipes.is_empty() {
+        return None;
+    }
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).map(str::trim)?;
+    let of_parent = pipes_of(parent, &[0, 1, 2]);
+    pipes.iter().any(|pipe| !of_parent.contains(pipe)).then(|| parent.parse().ok()).flatten()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
