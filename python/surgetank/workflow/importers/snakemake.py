@@ -57,7 +57,7 @@ def load(
     described = _ask(path, directory, arguments, everything, cores)
     if everything and not described["jobs"]:
         raise Problem("the Snakefile asks for nothing", where=path, remedy="its first rule is what is made")
-    return _workflow(described["jobs"], path, directory)
+    return workflow_of(described["jobs"], path, directory)
 
 
 def home(path: Path) -> Path:
@@ -110,12 +110,12 @@ def _refused(path: Path, said: str) -> Problem:
     return Problem("Snakemake cannot make its graph", where=where, why=said, remedy="`snakemake -n` has to work first")
 
 
-def _workflow(jobs: list[dict[str, Any]], path: Path, directory: Path) -> Workflow:
+def workflow_of(jobs: list[dict[str, Any]], path: Path, directory: Path) -> Workflow:
     """Tasks and files of the jobs as the plugin wrote them."""
     files: dict[str, File] = {}
     targets = [job for job in jobs if job["does_nothing"] and not job["outputs"]]
     working = [job for job in jobs if not (job["does_nothing"] and not job["outputs"])]
-    ids = {job["number"]: _id(job, directory) for job in working}
+    ids = {job["number"]: task_id(job, directory) for job in working}
     for job in working:
         for entry in (*job["inputs"], *job["outputs"]):
             _note(files, entry, directory)
@@ -135,7 +135,7 @@ def _workflow(jobs: list[dict[str, Any]], path: Path, directory: Path) -> Workfl
     return Workflow.of(directory.name, str(path), tasks, files.values(), incomplete=incomplete, places=places)
 
 
-def _id(job: dict[str, Any], directory: Path) -> str:
+def task_id(job: dict[str, Any], directory: Path) -> str:
     """The same at every import, which Snakemake's numbers are not."""
     made = [
         *(entry["path"] for entry in job["outputs"]),

@@ -29,15 +29,21 @@ class SchedulerSettings(SchedulerSettingsBase):  # type: ignore[misc, unused-ign
 
 class Scheduler(SchedulerBase):  # type: ignore[misc, unused-ignore]
     def __post_init__(self) -> None:
-        jobs = _with_dependencies(self.dag)
         out = self.settings.out
         with Path(out + ".part").open("w", encoding="utf-8") as file:
-            json.dump({"jobs": [_job(self.dag, job, number, jobs) for job, number in jobs.items()]}, file)
+            json.dump({"jobs": list(described(self.dag).values())}, file)
         os.rename(out + ".part", out)
         raise SystemExit(0)
 
     def select_jobs(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         raise SystemExit("nothing is run by an import")
+
+
+def described(dag: Any, *, whole: bool = True) -> dict[Any, dict[str, Any]]:
+    """Each job, and what is to be said of it. Without `whole` only what the graph needs: nothing of the Snakefile's own code is
+    evaluated for it, so it may be asked in a Snakemake that goes on."""
+    jobs = _with_dependencies(dag)
+    return {job: _job(dag, job, number, jobs, whole) for job, number in jobs.items()}
 
 
 def _with_dependencies(dag: Any) -> dict[Any, int]:
@@ -59,28 +65,39 @@ def _dependencies(dag: Any, job: Any) -> Iterable[Any]:
     return list(dag.dependencies[job])
 
 
-def _job(dag: Any, job: Any, number: int, jobs: dict[Any, int]) -> dict[str, Any]:
+def _job(dag: Any, job: Any, number: int, jobs: dict[Any, int], whole: bool) -> dict[str, Any]:
     rule: Any = getattr(job, "rule", None)
-    return {
+    told = {
         "number": number,
         "rule": job.name,
         "inputs": [_file(file) for file in job.input],
         "outputs": [_file(file) for file in job.output],
         "logs": [str(file) for file in job.log],
         "benchmark": str(job.benchmark) if job.benchmark else None,
-        "resources": {
-            name: value for name, value in job.scheduler_resources.items() if isinstance(value, (int, float, str))
-        },
-        "threads": job.threads,
+        "resources": {},
+        "threads": 1,
         "dependencies": [jobs[other] for other in _dependencies(dag, job)],
         "checkpoint": _private(lambda: bool(job.is_checkpoint)),
         "does_nothing": _private(lambda: bool(job.is_norun)),
-        "retries": _private(lambda: int(job.restart_times)),
-        "image": _private(lambda: job.container_img_url),
-        "command": _private(lambda: job.shellcmd),
-        "file": _private(lambda: str(rule.snakefile)),
-        "line": _private(lambda: int(rule.workflow.linemaps[rule.snakefile][rule.lineno])),
+        "retries": None,
+        "image": None,
+        "command": None,
+        "file": None,
+        "line": None,
     }
+    if whole:
+        told |= {
+            "resources": {
+                name: value for name, value in job.scheduler_resources.items() if isinstance(value, (int, float, str))
+            },
+            "threads": job.threads,
+            "retries": _private(lambda: int(job.restart_times)),
+            "image": _private(lambda: job.container_img_url),
+            "command": _private(lambda: job.shellcmd),
+            "file": _private(lambda: str(rule.snakefile)),
+            "line": _private(lambda: int(rule.workflow.linemaps[rule.snakefile][rule.lineno])),
+        }
+    return told
 
 
 def _file(file: Any) -> dict[str, Any]:

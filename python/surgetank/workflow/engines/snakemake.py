@@ -1,0 +1,213 @@
+"""Inside Snakemake's process: the way under the mount, and what the graph knows of each file, told before the first job.
+
+Snakemake runs the jobs and removes temp() files itself, after their last reader. With `persist = final` what jobs only read of each
+other becomes temp() in its graph, so that it is Snakemake that removes it, by its own rules. Whatever it has not removed at the
+end goes to the store: an agent that has to keep something back for a job that is yet to come never throws it away.
+
+The danger: an intermediate that is gone and that Snakemake wants. Nothing is dropped by us, and what cannot be derived is drained.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from snakemake_interface_common.exceptions import WorkflowError  # type: ignore[import-untyped, unused-ignore]
+from snakemake_interface_scheduler_plugins.registry import (  # type: ignore[import-untyped, unused-ignore]
+    SchedulerPluginRegistry,
+)
+
+from ..agent import Agent, binary
+from ..derive import Persist
+from ..execute import persist as persistence
+from ..graph import Workflow
+from ..importers.paths import inside
+from ..importers.plugins.snakemake_scheduler_plugin_surgetank_import import described
+from ..importers.snakemake import task_id, workflow_of
+from ..problem import Problem
+
+# Tells the plugin in the Snakemake under the mount what to do; no process below that one sees it.
+VARIABLE = "SURGETANK_SNAKEMAKE"
+
+
+def enter(persist: str | None, started_in: str) -> NoReturn:
+    """Starts this same command again under the mount of the current directory, which is the workflow's, in place of this process."""
+    try:
+        wanted = Persist(persist or "all")
+    except ValueError:
+        raise Problem(f"storage-surgetank-persist is final, all or when-consumed, and not {persist!r}") from None
+    words = again(sys.orig_argv, sys.argv)
+    if not mounted("."):
+        words = [binary(), "run", "--over", os.getcwd(), "--keep-at-exit", "drain", "--", *words]
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    _take_away_log(os.getcwd())
+    os.chdir(started_in)
+    os.execve(words[0], words, {**os.environ, VARIABLE: wanted.value})
+
+
+def _take_away_log(directory: str) -> None:
+    """This process has begun a log and has nothing to say in it."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            path = os.readlink(f"/proc/self/fd/{descriptor}")
+            if path.startswith(f"{directory}/.snakemake/log/") and os.stat(path).st_size == 0:
+                os.unlink(path)
+
+
+def again(original: Sequence[str], arguments: Sequence[str]) -> list[str]:
+    """The words that start this Snakemake once more, on plain files."""
+    if "snakemake" not in Path(arguments[0]).parts[-2:]:
+        raise Problem(
+            "Snakemake was started by another program, which cannot be started again under the mount",
+            why=f"{arguments[0]} is no `snakemake`",
+            remedy="start that program with `surgetank run -- …`, without default-storage-provider",
+        )
+    words = [sys.executable, *original[1:]]
+    # Before targets that are set apart; behind all else, as the last one counts.
+    at = words.index("--") if "--" in words else len(words)
+    return [*words[:at], "--default-storage-provider", "none", *words[at:]]
+
+
+def mounted(directory: str) -> bool:
+    """Whether we see it through Surgetank, by whichever door."""
+    try:
+        return bool(os.getxattr(directory, "user.surgetank.state"))
+    except OSError:
+        return False
+
+
+def observe(persist: str) -> None:
+    """Lets an observer look over the shoulder of whichever scheduler is chosen."""
+    observer = Observer(Persist(persist))
+    for plugin in SchedulerPluginRegistry().plugins.values():
+        plugin.scheduler = _observed(plugin.scheduler, observer)
+
+
+def _observed(scheduler: Any, observer: Observer) -> Any:
+    class Observed(scheduler):  # type: ignore[misc]
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            observer.begin(self.dag, self.logger)
+
+        def select_jobs(self, selectable_jobs: Any, remaining_jobs: Any, *rest: Any) -> Any:
+            observer.look(remaining_jobs)
+            return super().select_jobs(selectable_jobs, remaining_jobs, *rest)
+
+    return Observed
+
+
+class Observer:
+    """Knows the graph as far as Snakemake does; a checkpoint adds jobs, and then it is looked at again."""
+
+    def __init__(self, persist: Persist, agent: Agent | None = None) -> None:
+        self.persist = persist
+        self.agent = agent or Agent()
+        self.directory = Path.cwd()
+        self.dag: Any = None
+        self.logger: Any = None
+        self.workflow = Workflow.of("none", "Snakefile", [])
+        # id() of a job → its task; Snakemake's own hash of a job is slow for so many.
+        self._tasks: dict[int, str] = {}
+        self._jobs: dict[str, Any] = {}
+        self._unfinished: set[str] = set()
+        self._children_left: dict[str, int] = {}
+        self._prefetched: set[str] = set()
+        self._prefetching: list[subprocess.Popen[bytes]] = []
+
+    def begin(self, dag: Any, logger: Any) -> None:
+        """Before the first job; the DAG is complete but for what waits for checkpoints."""
+        if self.dag is not None:
+            return
+        self.dag, self.logger = dag, logger
+        workflow = getattr(dag, "workflow", None)
+        if not getattr(workflow, "local_exec", True):
+            raise WorkflowError(
+                "Surgetank's mount is on this machine only, and the executor runs jobs elsewhere. Run them here, or leave out"
+                " `default-storage-provider: surgetank`."
+            )
+        if getattr(workflow, "dryrun", False) or getattr(workflow, "touch", False):
+            return
+        self.directory = Path.cwd()
+        self._learn()
+
+    def look(self, remaining: Iterable[Any]) -> None:
+        """Each time jobs are chosen: what is new, and what has been consumed since."""
+        left = {id(job) for job in remaining}
+        if not left <= self._tasks.keys():
+            self._learn()
+        if self.persist is Persist.WHEN_CONSUMED:
+            gone = [task for task in self._unfinished if id(self._jobs[task]) not in left]
+            self._hand_over([task for task in gone if self.dag.finished(self._jobs[task])])
+
+    def _learn(self) -> None:
+        jobs = described(self.dag, whole=False)
+        known = {id(job): task_id(told, self.directory) for job, told in jobs.items()}
+        self._tasks = known
+        self._jobs = {known[id(job)]: job for job in jobs}
+        try:
+            self.workflow = workflow_of(list(jobs.values()), Path("Snakefile"), self.directory)
+        except Problem as problem:
+            self.workflow = Workflow.of("none", "Snakefile", [])
+            self.logger.warning(f"Surgetank: without hints, all goes to the store: {problem}")
+            return
+        drop = persistence.droppable(self.workflow, self.persist, named=True)
+        self._declare_temporary(drop)
+        # What Snakemake removes itself is kept back whoever reads it: what it leaves goes to the store at the end.
+        held = drop | {path for path in self.workflow.producer if self.workflow.files[path].temporary}
+        refused = self.agent.hint(persistence.hints(self.workflow, self.persist, held))
+        if refused is not None:
+            self.logger.warning(f"Surgetank: some hints were not taken, those files go to the store: {refused}")
+        self._unfinished = {task for task in self.workflow.tasks if not self.dag.finished(self._jobs[task])}
+        self._children_left = {
+            task: sum(child in self._unfinished for child in children)
+            for task, children in self.workflow.children.items()
+        }
+        self._prefetch()
+
+    def _declare_temporary(self, drop: set[str]) -> None:
+        """For Snakemake too: it removes them, and prefers jobs that let it do so."""
+        if self.persist is not Persist.FINAL:
+            return
+        for job in self._jobs.values():
+            for file in (*job.output, *job.input):
+                if inside(str(file), self.directory) in drop:
+                    file.flags["temp"] = True
+
+    def _hand_over(self, finished: list[str]) -> None:
+        """PerSSD's rule: a job's outputs go to the store when all its children are done."""
+        consumed = []
+        for task in finished:
+            self._unfinished.discard(task)
+            for parent in self.workflow.parents[task]:
+                self._children_left[parent] -= 1
+                if self._children_left[parent] == 0:
+                    consumed += self.workflow.tasks[parent].outputs
+            if self._children_left[task] == 0:
+                consumed += self.workflow.tasks[task].outputs
+        temporary = {path for path in consumed if self.workflow.files[path].temporary}
+        self.agent.hint([{"path": path, "mode": "copy"} for path in consumed if path not in temporary])
+
+    def _prefetch(self) -> None:
+        """What jobs read and no job makes, in the order of its first reader; nobody waits for it."""
+        inputs = [
+            path
+            for task in self.workflow.order
+            if task in self._unfinished
+            for path in self.workflow.tasks[task].inputs
+            if self.workflow.producer.get(path) not in self._unfinished and not os.path.isabs(path)
+        ]
+        new = [path for path in dict.fromkeys(inputs) if path not in self._prefetched and os.path.exists(path)]
+        self._prefetched.update(new)
+        for words in self.agent.prefetch_words(new):
+            with contextlib.suppress(OSError):
+                self._prefetching.append(
+                    subprocess.Popen(
+                        words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                    )
+                )

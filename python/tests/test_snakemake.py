@@ -1,0 +1,255 @@
+"""Snakemake with our storage plugin: what it makes, what reaches the store, and whether Snakemake is content with the bare store."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_replay import BINARY, NEEDS_MOUNT, ROOT, _processes, tier
+
+from surgetank.workflow.agent import Agent
+
+__all__ = ["tier"]
+
+# The line that a project adds.
+PROFILE = "default-storage-provider: surgetank\n"
+
+# A project that does what projects do: temp(), a log, references to rules, a checkpoint, a directory, an environment. What it
+# sees on the way it writes to SEEN, which is outside; `sum` looks at the locks, too.
+SNAKEFILE = r"""
+import os
+SEEN = os.environ["SEEN"]
+
+rule all:
+    input: "out/sum.txt", "out/env.txt"
+
+rule sort:
+    input: "data/{s}.txt"
+    output: temp("work/{s}.sorted")
+    log: "logs/{s}.log"
+    shell: "python3 $SEEN/look.py {input} user.surgetank.tier ram > $SEEN/tier-{wildcards.s};"
+           "sort {input} > {output} 2> {log}; python3 $SEEN/look.py {output} user.surgetank.state kept > $SEEN/temp-{wildcards.s}"
+
+rule count:
+    input: rules.sort.output
+    output: "counts/{s}.txt"
+    shell: "wc -l < {input} > {output}"
+
+checkpoint split:
+    input: "counts/a.txt", "counts/b.txt"
+    output: directory("parts")
+    shell: "mkdir parts; cp counts/a.txt parts/1.txt; cp counts/b.txt parts/2.txt;"
+           "python3 $SEEN/look.py counts/a.txt user.surgetank.state durable > $SEEN/before"
+
+rule part:
+    input: "parts/{n}.txt"
+    output: "done/{n}.txt"
+    shell: "cp {input} {output}"
+
+def parts(wildcards):
+    there = glob_wildcards(os.path.join(checkpoints.split.get().output[0], "{n}.txt")).n
+    return expand("done/{n}.txt", n=sorted(there))
+
+rule sum:
+    input: parts
+    output: "out/sum.txt"
+    shell: "cat {input} > {output}; python3 -m snakemake -c1 --workflow-profile none counts/a.txt > $SEEN/lock 2>&1 || true"
+
+rule env:
+    output: "out/env.txt"
+    conda: "env.yaml"
+    shell: "from-env < Snakefile > {output}"
+"""
+# Waits until an attribute has the value, at most 5 s, and prints it.
+LOOK = """
+import os, sys, time
+def value():
+    try: return os.getxattr(sys.argv[1], sys.argv[2]).decode()
+    except OSError: return ""
+end = time.monotonic() + 5 * ("SURGETANK_AGENT" in os.environ)
+while value() != sys.argv[3] and time.monotonic() < end: time.sleep(0.05)
+print(value())
+"""
+# In the place of conda, which is in no package here: makes an environment with one program of its own.
+CONDA = r"""#!/bin/sh
+here=$(cd "$(dirname "$0")/.." && pwd)
+case $1 in
+    info) echo "{\"conda_prefix\": \"$here\", \"platform\": \"linux-64\"}" ;;
+    --version) echo "conda 24.7.1" ;;
+    config) echo '{"get": {"channel_priority": "strict"}}' ;;
+    env) while [ "$1" != --prefix ]; do shift; done
+         mkdir -p "$2/bin" "$2/conda-meta"; cp "$(command -v wc)" "$2/bin/from-env" ;;
+esac
+"""
+
+
+def project(place: Path, snakefile: str = SNAKEFILE) -> Path:
+    (place / "data").mkdir(parents=True)
+    for number, name in enumerate("abcd"):
+        (place / f"data/{name}.txt").write_text("".join(f"{n * 7919 % 10007}\n" for n in range(2000 + number)))
+    (place / "Snakefile").write_text(snakefile)
+    (place / "env.yaml").write_text("channels: [conda-forge]\ndependencies: [coreutils]\n")
+    return place
+
+
+def surroundings(place: Path, tier: Path) -> dict[str, str]:
+    """What a user's shell has, and where this test's agent puts its things."""
+    conda, seen, state = place / "conda/bin", place / "seen", place / "state"
+    for directory in (conda, seen):
+        directory.mkdir(parents=True)
+    state.mkdir(mode=0o700)
+    (conda / "conda").write_text(CONDA)
+    (conda / "conda").chmod(0o755)
+    (conda / "activate").write_text('PATH="$1/bin:$PATH"\n')
+    (seen / "look.py").write_text(LOOK)
+    own = {"SURGETANK_BINARY": BINARY, "SURGETANK_STATE": str(state), "SURGETANK_TIERS": f"ram={tier}:64M"}
+    path = os.pathsep.join([str(conda), str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, **own, "PATH": path, "PYTHONPATH": str(ROOT), "SEEN": str(seen)}
+
+
+def snakemake(place: Path, there: dict[str, str], *more: str) -> subprocess.CompletedProcess[str]:
+    words = ["unshare", "-m", sys.executable, "-m", "snakemake", "--cores", "2", "--sdm", "conda", *more]
+    done = subprocess.run(words, cwd=place, env=there, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def tree(place: Path) -> dict[str, bytes]:
+    files = (path for path in place.rglob("*") if path.is_file() and not path.relative_to(place).parts[0].startswith("."))
+    return {str(path.relative_to(place)): path.read_bytes() for path in files if path.parent.name != "default"}
+
+
+def nothing_to_do(place: Path, there: dict[str, str]) -> bool:
+    done = snakemake(place, there, "-n", "--workflow-profile", "none")
+    return "Nothing to be done" in done.stdout + done.stderr
+
+
+def with_profile(place: Path, persist: str) -> None:
+    """The profile that Snakemake finds by itself."""
+    (place / "profiles/default").mkdir(parents=True)
+    more = "" if persist == "all" else f"storage-surgetank-persist: {persist}\n"
+    (place / "profiles/default/config.yaml").write_text(PROFILE + more)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What the project makes without Surgetank."""
+    place = tmp_path_factory.mktemp("plain")
+    there = surroundings(place, place)
+    snakemake(project(place / "w"), there)
+    return tree(place / "w")
+
+
+@NEEDS_MOUNT
+@pytest.mark.parametrize("persist", ["all", "final"])
+def test_an_ordinary_project_by_one_line(
+    tmp_path: Path, tier: Path, plain: dict[str, bytes], persist: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = project(tmp_path / "w")
+    there = surroundings(tmp_path, tier)
+    with_profile(work, persist)
+    snakemake(work, there)
+    made = tree(work)
+    # With a checkpoint to come nobody knows who reads what was made before it: that is kept.
+    gone = {"done/1.txt", "done/2.txt"} if persist == "final" else set()
+    assert made == {path: content for path, content in plain.items() if path not in gone}
+    assert nothing_to_do(work, there)
+    said = {path.name: path.read_text().strip() for path in (tmp_path / "seen").iterdir()}
+    # Inputs were brought in, temporaries kept back, and all else goes to the store while jobs run.
+    assert (said["tier-a"], said["temp-a"], said["before"]) == ("ram", "kept", "durable")
+    assert "cannot be locked" in said["lock"]
+    # Nothing is left of the way in.
+    assert all(log.stat().st_size for log in (work / ".snakemake/log").iterdir())
+    monkeypatch.setenv("SURGETANK_BINARY", BINARY)
+    record = Agent(state=there["SURGETANK_STATE"]).records()[-1]
+    assert record["verdict"]["kept"]["total"] == 0 and record["exit"] == 0
+
+
+CHAIN = r"""
+rule all:
+    input: "out/sum.txt"
+
+rule sort:
+    input: "data/{s}.txt"
+    output: "work/{s}.sorted"
+    shell: "echo start sort {wildcards.s} >> $SEEN/ran; sort {input} > {output}; sleep 0.4; echo end sort {wildcards.s} >> $SEEN/ran"
+
+rule count:
+    input: "work/{s}.sorted"
+    output: "counts/{s}.txt"
+    shell: "echo start count {wildcards.s} >> $SEEN/ran; wc -l < {input} > {output}; sleep 0.4; "
+           "python3 $SEEN/look.py {input} user.surgetank.state kept > $SEEN/state-{wildcards.s}; echo end count {wildcards.s} >> $SEEN/ran"
+
+rule sum:
+    input: expand("counts/{s}.txt", s=list("abcd"))
+    output: "out/sum.txt"
+    shell: "echo start sum >> $SEEN/ran; cat {input} > {output}; python3 $SEEN/look.py work/a.sorted user.surgetank.state \"$AFTER\" > $SEEN/after; echo end sum >> $SEEN/ran"
+"""
+
+
+def ran(there: dict[str, str], what: str) -> list[str]:
+    try:
+        lines = Path(there["SEEN"], "ran").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    return [line.removeprefix(f"{what} ") for line in lines if line.startswith(what)]
+
+
+@NEEDS_MOUNT
+def test_kill_of_snakemake_and_agent_and_resume(tmp_path: Path, tier: Path) -> None:
+    work = project(tmp_path / "w", CHAIN)
+    there = {**surroundings(tmp_path, tier), "AFTER": ""}
+    with_profile(work, "final")
+    before = set(tree(work))
+    words = ["unshare", "-m", sys.executable, "-m", "snakemake", "--cores", "2"]
+    process = subprocess.Popen(
+        words, cwd=work, env=there, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    until = time.monotonic() + 60
+    while not any(job.startswith("count") for job in ran(there, "end")):
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.02)
+    # (Under the mount for good: the results of jobs that are done are on the tier only.)
+    assert set(tree(work)) == before
+    for pid in _processes(there["SURGETANK_STATE"]):
+        os.kill(pid, signal.SIGKILL)
+    process.kill()
+    process.wait()
+    ended = ran(there, "end")
+    # As Snakemake wants it after a kill.
+    snakemake(work, there, "--unlock")
+    snakemake(work, there, "--rerun-incomplete")
+    assert nothing_to_do(work, there)
+    made = tree(work)
+    assert set(made) - before == {"out/sum.txt"}
+    assert made["out/sum.txt"] == b"2000\n2001\n2002\n2003\n"
+    # Only what ran at the kill was begun again: two jobs at most, one of which may have ended unseen by Snakemake.
+    begun = ran(there, "start")
+    again = {job for job in begun if begun.count(job) > 1}
+    assert len(begun) <= 9 + 2 and len(again & set(ended)) <= 1
+
+
+@NEEDS_MOUNT
+def test_outputs_are_persisted_when_all_that_read_them_are_done(tmp_path: Path, tier: Path) -> None:
+    work = project(tmp_path / "w", CHAIN)
+    there = {**surroundings(tmp_path, tier), "AFTER": "durable"}
+    with_profile(work, "when-consumed")
+    snakemake(work, there)
+    assert nothing_to_do(work, there)
+    seen = {path.name: path.read_text().strip() for path in (tmp_path / "seen").iterdir() if path.name != "ran"}
+    assert {seen[f"state-{name}"] for name in "abcd"} == {"kept"} and seen["after"] == "durable"
+    assert {"work/a.sorted", "counts/d.txt", "out/sum.txt"} <= set(tree(work))
+
+
+@NEEDS_MOUNT
+def test_it_is_refused_where_it_could_not_work(tmp_path: Path, tier: Path) -> None:
+    work = project(tmp_path / "w", CHAIN.replace("input: \"data", "input: storage.surgetank(\"x\") if False else \"data"))
+    there = surroundings(tmp_path, tier)
+    program = "from snakemake.cli import main; main(['-c1', '--default-storage-provider', 'surgetank'])"
+    asked = subprocess.run([sys.executable, "-c", program], cwd=work, env=there, capture_output=True, text=True, check=False)
+    assert asked.returncode and "surgetank run -- " in asked.stderr
