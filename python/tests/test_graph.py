@@ -2,7 +2,7 @@
 
 import pytest
 
-from surgetank.workflow.graph import File, Task, Workflow, _matcher, name_files
+from surgetank.workflow.graph import File, Task, Workflow, matcher, name_files
 from surgetank.workflow.problem import Problem
 
 
@@ -24,7 +24,7 @@ from surgetank.workflow.problem import Problem
     ],
 )
 def test_globs(glob: str, path: str, matches: bool) -> None:
-    assert bool(_matcher(glob)(path)) is matches
+    assert bool(matcher(glob)(path)) is matches
 
 
 def _line(*tasks: Task, files: tuple[File, ...] = ()) -> Workflow:

@@ -120,7 +120,9 @@ def snakemake(place: Path, there: dict[str, str], *more: str) -> subprocess.Comp
 
 
 def tree(place: Path) -> dict[str, bytes]:
-    files = (path for path in place.rglob("*") if path.is_file() and not path.relative_to(place).parts[0].startswith("."))
+    files = (
+        path for path in place.rglob("*") if path.is_file() and not path.relative_to(place).parts[0].startswith(".")
+    )
     return {str(path.relative_to(place)): path.read_bytes() for path in files if path.parent.name != "default"}
 
 
@@ -228,6 +230,8 @@ def test_kill_of_snakemake_and_agent_and_resume(tmp_path: Path, tier: Path) -> N
     made = tree(work)
     assert set(made) - before == {"out/sum.txt"}
     assert made["out/sum.txt"] == b"2000\n2001\n2002\n2003\n"
+    # What the killed one had made stayed on the tier for the jobs that were to come, and never reached the store.
+    assert {Path(there["SEEN"], f"state-{name}").read_text() for name in "abcd"} == {"kept\n"}
     # Only what ran at the kill was begun again: two jobs at most, one of which may have ended unseen by Snakemake.
     begun = ran(there, "start")
     again = {job for job in begun if begun.count(job) > 1}
@@ -248,8 +252,10 @@ def test_outputs_are_persisted_when_all_that_read_them_are_done(tmp_path: Path, 
 
 @NEEDS_MOUNT
 def test_it_is_refused_where_it_could_not_work(tmp_path: Path, tier: Path) -> None:
-    work = project(tmp_path / "w", CHAIN.replace("input: \"data", "input: storage.surgetank(\"x\") if False else \"data"))
+    work = project(tmp_path / "w", CHAIN.replace('input: "data', 'input: storage.surgetank("x") if False else "data'))
     there = surroundings(tmp_path, tier)
     program = "from snakemake.cli import main; main(['-c1', '--default-storage-provider', 'surgetank'])"
-    asked = subprocess.run([sys.executable, "-c", program], cwd=work, env=there, capture_output=True, text=True, check=False)
+    asked = subprocess.run(
+        [sys.executable, "-c", program], cwd=work, env=there, capture_output=True, text=True, check=False
+    )
     assert asked.returncode and "surgetank run -- " in asked.stderr

@@ -35,6 +35,14 @@ def binary() -> str:
     return found
 
 
+def mounted(directory: str) -> bool:
+    """Whether we see it through Surgetank, by whichever door."""
+    try:
+        return bool(os.getxattr(directory, "user.surgetank.state"))
+    except OSError:
+        return False
+
+
 @dataclass
 class Agent:
     """The agent that serves the directory we are in; `state` as `--state`."""

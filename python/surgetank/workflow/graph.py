@@ -193,7 +193,7 @@ def name_files(workflow: Workflow, final: Iterable[str], temporary: Iterable[str
     names nothing is a mistake and said."""
     for globs, mark in ((temporary, "temporary"), (final, "final")):
         for glob in globs:
-            matches = _matcher(glob)
+            matches = matcher(glob)
             found = [file for path, file in workflow.files.items() if matches(path)]
             if not found:
                 raise Problem(f"no file of the workflow matches {glob!r}", where=workflow.source)
@@ -201,7 +201,7 @@ def name_files(workflow: Workflow, final: Iterable[str], temporary: Iterable[str
                 file.final, file.temporary = mark == "final", mark == "temporary"
 
 
-def _matcher(glob: str) -> Callable[[str], object]:
+def matcher(glob: str) -> Callable[[str], object]:
     """A function that tells whether a path matches."""
     parts = re.split(r"(\*\*/|\*\*|\*|\?|\[!?(?:\][^\]]*|[^\]!][^\]]*)\])", glob)
     meaning = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}

@@ -22,7 +22,7 @@ from snakemake_interface_scheduler_plugins.registry import (  # type: ignore[imp
     SchedulerPluginRegistry,
 )
 
-from ..agent import Agent, binary
+from ..agent import Agent, binary, mounted
 from ..derive import Persist
 from ..execute import persist as persistence
 from ..graph import Workflow
@@ -33,6 +33,7 @@ from ..problem import Problem
 
 # Tells the plugin in the Snakemake under the mount what to do; no process below that one sees it.
 VARIABLE = "SURGETANK_SNAKEMAKE"
+RUNS_NOTHING = {"-n", "--dry-run", "--dryrun", "--unlock"}
 
 
 def enter(persist: str | None, started_in: str) -> NoReturn:
@@ -43,7 +44,9 @@ def enter(persist: str | None, started_in: str) -> NoReturn:
         raise Problem(f"storage-surgetank-persist is final, all or when-consumed, and not {persist!r}") from None
     words = again(sys.orig_argv, sys.argv)
     if not mounted("."):
-        words = [binary(), "run", "--over", os.getcwd(), "--keep-at-exit", "drain", "--", *words]
+        # Where nothing is run, what an earlier run left for this one stays for the next.
+        at_exit = "leave" if RUNS_NOTHING & set(sys.argv) else "drain"
+        words = [binary(), "run", "--over", os.getcwd(), "--keep-at-exit", at_exit, "--", *words]
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     _take_away_log(os.getcwd())
@@ -72,14 +75,6 @@ def again(original: Sequence[str], arguments: Sequence[str]) -> list[str]:
     # Before targets that are set apart; behind all else, as the last one counts.
     at = words.index("--") if "--" in words else len(words)
     return [*words[:at], "--default-storage-provider", "none", *words[at:]]
-
-
-def mounted(directory: str) -> bool:
-    """Whether we see it through Surgetank, by whichever door."""
-    try:
-        return bool(os.getxattr(directory, "user.surgetank.state"))
-    except OSError:
-        return False
 
 
 def observe(persist: str) -> None:

@@ -1,0 +1,95 @@
+"""Parsl with our staging provider: a real program, with threads of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_replay import BINARY, NEEDS_MOUNT, ROOT, places, tier
+from test_snakemake import LOOK
+
+__all__ = ["tier"]
+
+# Two lines are Surgetank's.
+PROGRAM = """
+import os, sys
+import parsl
+from parsl import File, bash_app
+from parsl.config import Config
+from parsl.executors import ThreadPoolExecutor
+from surgetank.workflow.engines.parsl import SurgetankStaging
+
+@bash_app
+def order(inputs=(), outputs=()):
+    look = f"python3 {os.environ['SEEN']}/look.py"
+    return (f"{look} {inputs[0]} user.surgetank.tier ram > $SEEN/tier; sort {inputs[0]} > {outputs[0]};"
+            f"{look} {outputs[0]} user.surgetank.state kept > $SEEN/temporary")
+
+@bash_app
+def count(inputs=(), outputs=()):
+    return f"wc -l < {inputs[0]} > {outputs[0]}; test {outputs[0].filename} != '{os.environ['FAIL']}'"
+
+config = Config(
+    executors=[ThreadPoolExecutor(max_threads=2, storage_access=[SurgetankStaging(["work/*"], ["out/*"])])],
+    usage_tracking=0, run_dir=os.environ["SEEN"] + "/runinfo", initialize_logging=False,
+)
+with parsl.load(config):
+    sums = []
+    for name in "abc":
+        ordered = order(inputs=[File(f"data/{name}.txt")], outputs=[File(f"work/{name}.txt")])
+        sums.append(count(inputs=[ordered.outputs[0]], outputs=[File(f"out/{name}.txt")]).outputs[0])
+    for done in sums:
+        done.result()
+        # Its future is done when the store has it.
+        print(os.getxattr(done.filepath, "user.surgetank.state").decode())
+"""
+
+
+def program(tmp_path: Path, tier: Path, fail: str) -> tuple[subprocess.CompletedProcess[str], Path, Path]:
+    work, state = places(tmp_path)
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    (seen / "look.py").write_text(LOOK)
+    for name in ("data", "work", "out"):
+        (work / name).mkdir(parents=True)
+    for name in "abc":
+        (work / f"data/{name}.txt").write_text("b\na\n" * 100)
+    (work / "flow.py").write_text(PROGRAM)
+    words = [
+        "unshare",
+        "-m",
+        BINARY,
+        "run",
+        "--state",
+        str(state),
+        "--tier",
+        f"ram={tier}:64M",
+        "--",
+        sys.executable,
+        "flow.py",
+    ]
+    there = {**os.environ, "PYTHONPATH": str(ROOT), "SURGETANK_BINARY": BINARY, "SEEN": str(seen), "FAIL": fail}
+    return (
+        subprocess.run(words, cwd=work, env=there, capture_output=True, text=True, check=False, timeout=60),
+        work,
+        seen,
+    )
+
+
+@NEEDS_MOUNT
+@pytest.mark.parametrize("fail", ["", "b.txt"])
+def test_a_program_with_our_staging(tmp_path: Path, tier: Path, fail: str) -> None:
+    done, work, seen = program(tmp_path, tier, fail)
+    assert (seen / "tier").read_text() == "ram\n" and (seen / "temporary").read_text() == "kept\n", done.stderr
+    if fail:
+        # Whatever the next attempt may need is in the store.
+        assert done.returncode == 1 and "BashExitFailure" in done.stderr
+        assert sorted(path.name for path in (work / "work").iterdir()) == ["a.txt", "b.txt", "c.txt"]
+        return
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["durable"] * 3
+    assert list((work / "work").iterdir()) == []
+    assert {path.read_text() for path in (work / "out").iterdir()} == {"200\n"}
