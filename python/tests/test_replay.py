@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -123,8 +124,7 @@ def test_kill_of_everything_under_the_mount_and_resume(tmp_path: Path, tier: Pat
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, start_new_session=True)
     time.sleep(1.6)
     assert process.poll() is None
-    for pid in _processes(str(state), str(work)):
-        os.kill(pid, signal.SIGKILL)
+    kill_all(str(state), str(work))
     process.kill()
     process.wait()
     done = run(command)
@@ -133,6 +133,15 @@ def test_kill_of_everything_under_the_mount_and_resume(tmp_path: Path, tier: Pat
     assert told["replay"]["wrong"] == [] and told["replay"]["verified_files"] == 1
     # What was done was not done again, though the store never had it: it was found on the tier.
     assert told["tasks"]["done"] + told["tasks"]["done_before"] == 10 and told["tasks"]["done_before"] >= 4
+
+
+def kill_all(*marks: str) -> None:
+    """With SIGKILL, and those that were just being started, too."""
+    while found := _processes(*marks):
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def _processes(*marks: str) -> list[int]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from test_replay import BINARY, NEEDS_MOUNT, ROOT, _processes, tier
+from test_replay import BINARY, NEEDS_MOUNT, ROOT, kill_all, tier
 
 from surgetank.workflow.agent import Agent
 
@@ -218,8 +217,7 @@ def test_kill_of_snakemake_and_agent_and_resume(tmp_path: Path, tier: Path) -> N
         time.sleep(0.02)
     # (Under the mount for good: the results of jobs that are done are on the tier only.)
     assert set(tree(work)) == before
-    for pid in _processes(there["SURGETANK_STATE"]):
-        os.kill(pid, signal.SIGKILL)
+    kill_all(there["SURGETANK_STATE"])
     process.kill()
     process.wait()
     ended = ran(there, "end")

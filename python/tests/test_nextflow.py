@@ -1,0 +1,102 @@
+"""Nextflow, as scripts/setup has it from Maven: its cache holds on the bare store, and after a kill of everything."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from test_replay import BINARY, NEEDS_MOUNT, ROOT, kill_all, tier
+from test_snakemake import tree
+
+__all__ = ["tier"]
+
+NEXTFLOW = ROOT.parent / "scripts/nextflow/nextflow"
+TOOLS = Path(os.environ.get("SURGETANK_TOOLS", Path.home() / ".cache/surgetank/tools"))
+NEEDS_NEXTFLOW = pytest.mark.skipif(not (TOOLS / "nextflow/lib").exists(), reason="no Nextflow: scripts/setup test")
+
+FLOW = """
+process SORT {
+    input: path file
+    output: path "${file.baseName}.sorted"
+    script: "echo start ${file} >> $SEEN; sort ${file} > ${file.baseName}.sorted; sleep SECONDS; echo end >> $SEEN"
+}
+
+process COUNT {
+    publishDir 'results', mode: 'copy'
+    input: path file
+    output: path "${file.baseName}.count"
+    script: "echo start ${file} >> $SEEN; wc -l < ${file} > ${file.baseName}.count; sleep SECONDS; echo counted >> $SEEN"
+}
+
+workflow { Channel.fromPath('data/*.txt') | SORT | COUNT }
+"""
+
+
+def project(place: Path, seen: Path, seconds: float, config: str = "") -> Path:
+    (place / "data").mkdir(parents=True)
+    for name in "abc":
+        (place / f"data/{name}.txt").write_text("".join(f"{name}{n * 7919 % 10007}\n" for n in range(20_000)))
+    (place / "main.nf").write_text(FLOW.replace("$SEEN", str(seen)).replace("SECONDS", str(seconds)))
+    (place / "nextflow.config").write_text(config)
+    return place
+
+
+def surroundings(tmp_path: Path, tier: Path) -> dict[str, str]:
+    (tmp_path / "state").mkdir(mode=0o700)
+    own = {"SURGETANK_STATE": str(tmp_path / "state"), "SURGETANK_TIERS": f"ram={tier}:64M"}
+    # Nothing is fetched, and nothing is drawn.
+    return {**os.environ, **own, "NXF_HOME": str(tmp_path / "home"), "NXF_OFFLINE": "true", "NXF_ANSI_LOG": "false"}
+
+
+def under(rule: str, *more: str) -> list[str]:
+    return ["unshare", "-m", BINARY, "run", "--rule", rule, "--", str(NEXTFLOW), "run", "main.nf", *more]
+
+
+def nextflow(words: list[str], work: Path, there: dict[str, str]) -> str:
+    done = subprocess.run(words, cwd=work, env=there, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@NEEDS_MOUNT
+@NEEDS_NEXTFLOW
+def test_everything_is_cached_on_the_bare_store(tmp_path: Path, tier: Path) -> None:
+    work, there = project(tmp_path / "w", tmp_path / "seen", 0), surroundings(tmp_path, tier)
+    first = nextflow(under("work/=copy"), work, there)
+    assert first.count("Submitted process") == 6
+    again = nextflow([str(NEXTFLOW), "run", "main.nf", "-resume"], work, there)
+    assert again.count("Cached process") == 6 and "Submitted" not in again
+    results = {path: content for path, content in tree(work).items() if path.startswith("results/")}
+    assert results == {f"results/{name}.count": b"20000\n" for name in "abc"}
+
+
+@NEEDS_MOUNT
+@NEEDS_NEXTFLOW
+def test_work_stays_on_the_tier_where_nextflow_cleans_up_and_outlives_a_kill(tmp_path: Path, tier: Path) -> None:
+    seen = tmp_path / "seen"
+    work, there = project(tmp_path / "w", seen, 1, "cleanup = true\n"), surroundings(tmp_path, tier)
+    command = under("work/=keep")
+    process = subprocess.Popen(
+        command, cwd=work, env=there, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    until = time.monotonic() + 60
+    # By then Nextflow has noted down that the task before it is done.
+    while not seen.exists() or "counted" not in seen.read_text():
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.02)
+    kill_all(there["SURGETANK_STATE"])
+    process.kill()
+    process.wait()
+    begun = seen.read_text().count("start")
+    resumed = nextflow([*command, "-resume"], work, there)
+    # What Nextflow knew to be done was found on the tier, and only the rest was done.
+    cached = resumed.count("Cached process")
+    assert cached >= 1 and seen.read_text().count("start") == begun + 6 - cached
+    made = tree(work)
+    # (Of tasks that a killed run did, Nextflow's clean-up leaves the directories: with links to the inputs, and what is on the tier.)
+    files = {path for path in made if path.startswith(("results/", "work/")) and not (work / path).is_symlink()}
+    assert files == {f"results/{name}.count" for name in "abc"}
+    assert {made[f"results/{name}.count"] for name in "abc"} == {b"20000\n"}
