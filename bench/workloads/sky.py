@@ -113,9 +113,9 @@ def read(path: Path) -> tuple[np.ndarray, Projection]:
     return pixels, places
 
 
-def expose(sky: Sky, folder: Path, columns: int, rows: int, side: int, step_arcsec: float) -> None:
-    """Frames of SIDE × SIDE pixels, a third over each other, shifted and turned a little."""
-    apart = side * step_arcsec * 2 / 3
+def expose(sky: Sky, folder: Path, columns: int, rows: int, side: int, step_arcsec: float, apart: float = 2 / 3) -> None:
+    """Frames of SIDE × SIDE pixels, APART of a side from each other, shifted and turned a little."""
+    apart *= side * step_arcsec
     for row in range(rows):
         for column in range(columns):
             dice = np.random.default_rng([row, column])

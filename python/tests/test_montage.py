@@ -1,0 +1,30 @@
+"""Montage by Snakemake with `persist = final`, in a tier of a quarter of its footprint: bench/montage/measure, which judges."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from test_replay import BINARY, NEEDS_MOUNT, ROOT
+
+NEEDS_MONTAGE = pytest.mark.skipif(
+    shutil.which("mProjectPP") is None or not (ROOT.parent / ".cache/venv").exists(),
+    reason="no Montage, or no Python with numpy: scripts/setup bench",
+)
+
+
+@NEEDS_MOUNT
+@NEEDS_MONTAGE
+def test_only_results_reach_the_store_and_nothing_spills() -> None:
+    words = [sys.executable, str(ROOT.parent / "bench/montage/measure")]
+    there = {**os.environ, "SURGETANK_BINARY": BINARY}
+    done = subprocess.run(words, env=there, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout)
+    assert told["wrong"] == [] and told["jobs"] == 165
+    # It has a say: the tier is smaller than the whole by far, and what lives at once does fit.
+    assert told["live_bytes_max"] < told["tier_bytes"] <= told["footprint_bytes"] / 4
