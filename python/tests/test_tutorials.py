@@ -60,7 +60,7 @@ def without_summary(said: str) -> str:
 @NEEDS_MOUNT
 @pytest.mark.parametrize(
     ("page", "count"),
-    [("snakemake", 11), pytest.param("nextflow", 9, marks=NEEDS_NEXTFLOW), ("cwl", 8), ("parsl", 4)],
+    [("snakemake", 12), pytest.param("nextflow", 9, marks=NEEDS_NEXTFLOW), ("cwl", 8), ("parsl", 4)],
 )
 def test_a_tutorial_is_true(tmp_path: Path, tier: Path, page: str, count: int) -> None:
     work, state, programs = (tmp_path / name for name in ("w", "state", "programs"))

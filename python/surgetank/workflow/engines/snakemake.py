@@ -151,6 +151,8 @@ class Observer:
             self.workflow = Workflow.of("none", "Snakefile", [])
             self.logger.warning(f"Surgetank: without hints, all goes to the store: {problem}")
             return
+        to_run = {id(job) for job in self.dag.needrun_jobs()}
+        self._unfinished = {task for task in self.workflow.tasks if id(self._jobs[task]) in to_run}
         drop = persistence.droppable(self.workflow, self.persist, named=True)
         self._declare_temporary(drop)
         # What Snakemake removes itself is kept back whoever reads it: what it leaves goes to the store at the end.
@@ -158,7 +160,6 @@ class Observer:
         refused = self.agent.hint(persistence.hints(self.workflow, self.persist, held))
         if refused is not None:
             self.logger.warning(f"Surgetank: some hints were not taken, those files go to the store: {refused}")
-        self._unfinished = {task for task in self.workflow.tasks if not self.dag.finished(self._jobs[task])}
         self._children_left = {
             task: sum(child in self._unfinished for child in children)
             for task, children in self.workflow.children.items()
@@ -173,6 +174,12 @@ class Observer:
             for file in (*job.output, *job.input):
                 if inside(str(file), self.directory) in drop:
                     file.flags["temp"] = True
+        # What was read by all, and Snakemake was killed before it removed it: no job is to come after which it would.
+        for path in drop:
+            users = {self.workflow.producer[path], *self.workflow.readers[path]}
+            if self.workflow.readers[path] and not users & self._unfinished and os.path.isfile(path):
+                self.logger.info(f"Removing temporary output {path}, which an earlier run left.")
+                os.unlink(path)
 
     def _hand_over(self, finished: list[str]) -> None:
         """PerSSD's rule: a job's outputs go to the store when all its children are done."""
