@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_replay import BINARY, NEEDS_MOUNT, ROOT, kill_all, tier
 
 from surgetank.workflow.agent import Agent
+from surgetank.workflow.derive import Persist
 
 __all__ = ["tier"]
 
@@ -247,10 +249,22 @@ def test_outputs_are_persisted_when_all_that_read_them_are_done(tmp_path: Path, 
 
 @NEEDS_MOUNT
 def test_it_is_refused_where_it_could_not_work(tmp_path: Path, tier: Path) -> None:
-    work = project(tmp_path / "w", CHAIN.replace('input: "data', 'input: storage.surgetank("x") if False else "data'))
+    work = project(tmp_path / "w", CHAIN)
     there = surroundings(tmp_path, tier)
     program = "from snakemake.cli import main; main(['-c1', '--default-storage-provider', 'surgetank'])"
-    asked = subprocess.run(
-        [sys.executable, "-c", program], cwd=work, env=there, capture_output=True, text=True, check=False
-    )
-    assert asked.returncode and "surgetank run -- " in asked.stderr
+    library = [sys.executable, "-c", program]
+    one_file = [sys.executable, "-m", "snakemake", "-c1"]
+    for words, said in ((library, "surgetank run -- "), (one_file, "`default-storage-provider: surgetank`")):
+        asked = subprocess.run(words, cwd=work, env=there, capture_output=True, text=True, check=False)
+        assert asked.returncode and said in asked.stdout + asked.stderr
+        (work / "Snakefile").write_text('rule all:\n    input: storage.surgetank("data/a.txt")\n')
+
+
+def test_jobs_on_other_machines_are_refused() -> None:
+    from snakemake_interface_common.exceptions import WorkflowError
+
+    from surgetank.workflow.engines.snakemake import Observer
+
+    dag = SimpleNamespace(workflow=SimpleNamespace(local_exec=False))
+    with pytest.raises(WorkflowError, match="runs jobs elsewhere"):
+        Observer(Persist.ALL, Agent("true")).begin(dag, None)

@@ -77,6 +77,13 @@ def again(original: Sequence[str], arguments: Sequence[str]) -> list[str]:
     return [*words[:at], "--default-storage-provider", "none", *words[at:]]
 
 
+def _held_back(path: str) -> bool:
+    try:
+        return os.getxattr(path, "user.surgetank.state") == b"kept" and os.path.isfile(path)
+    except OSError:
+        return False
+
+
 def observe(persist: str) -> None:
     """Lets an observer look over the shoulder of whichever scheduler is chosen."""
     observer = Observer(Persist(persist))
@@ -153,17 +160,24 @@ class Observer:
             return
         to_run = {id(job) for job in self.dag.needrun_jobs()}
         self._unfinished = {task for task in self.workflow.tasks if id(self._jobs[task]) in to_run}
-        drop = persistence.droppable(self.workflow, self.persist, named=True)
-        self._declare_temporary(drop)
-        # What Snakemake removes itself is kept back whoever reads it: what it leaves goes to the store at the end.
-        held = drop | {path for path in self.workflow.producer if self.workflow.files[path].temporary}
-        refused = self.agent.hint(persistence.hints(self.workflow, self.persist, held))
-        if refused is not None:
-            self.logger.warning(f"Surgetank: some hints were not taken, those files go to the store: {refused}")
         self._children_left = {
             task: sum(child in self._unfinished for child in children)
             for task, children in self.workflow.children.items()
         }
+        drop = persistence.droppable(self.workflow, self.persist, named=True)
+        self._declare_temporary(drop)
+        # What Snakemake removes itself is kept back whoever reads it: what it leaves goes to the store at the end.
+        held = drop | {path for path in self.workflow.producer if self.workflow.files[path].temporary}
+        # (Of what is consumed already, an earlier look has said all.)
+        refused = self.agent.hint(
+            [
+                hint
+                for hint in persistence.hints(self.workflow, self.persist, held)
+                if (maker := self.workflow.producer[hint["path"]]) in self._unfinished or self._children_left[maker]
+            ]
+        )
+        if refused is not None:
+            self.logger.warning(f"Surgetank: some hints were not taken, those files go to the store: {refused}")
         self._prefetch()
 
     def _declare_temporary(self, drop: set[str]) -> None:
@@ -174,10 +188,11 @@ class Observer:
             for file in (*job.output, *job.input):
                 if inside(str(file), self.directory) in drop:
                     file.flags["temp"] = True
-        # What was read by all, and Snakemake was killed before it removed it: no job is to come after which it would.
+        # What was read by all, and Snakemake was killed before it removed it: no job is to come after which it would. (What is in
+        # the store was wanted there by an earlier run.)
         for path in drop:
             users = {self.workflow.producer[path], *self.workflow.readers[path]}
-            if self.workflow.readers[path] and not users & self._unfinished and os.path.isfile(path):
+            if self.workflow.readers[path] and not users & self._unfinished and _held_back(path):
                 self.logger.info(f"Removing temporary output {path}, which an earlier run left.")
                 os.unlink(path)
 

@@ -151,7 +151,7 @@ def _note(files: dict[str, File], entry: dict[str, Any], directory: Path) -> Fil
     flags = entry["flags"]
     # A pipe is no file that anybody could keep.
     file.temporary |= bool({"temp", "pipe", "service"} & set(flags))
-    file.final |= "protected" in flags
+    file.final |= bool({"protected", "report"} & set(flags))
     return file
 
 
