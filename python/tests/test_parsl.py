@@ -11,6 +11,8 @@ import pytest
 from test_replay import BINARY, NEEDS_MOUNT, ROOT, places, tier
 from test_snakemake import LOOK
 
+from surgetank.workflow.agent import Agent
+
 __all__ = ["tier"]
 
 # Two lines are Surgetank's.
@@ -81,7 +83,7 @@ def program(tmp_path: Path, tier: Path, fail: str) -> tuple[subprocess.Completed
 
 @NEEDS_MOUNT
 @pytest.mark.parametrize("fail", ["", "b.txt"])
-def test_a_program_with_our_staging(tmp_path: Path, tier: Path, fail: str) -> None:
+def test_a_program_with_our_staging(tmp_path: Path, tier: Path, fail: str, monkeypatch: pytest.MonkeyPatch) -> None:
     done, work, seen = program(tmp_path, tier, fail)
     assert (seen / "tier").read_text() == "ram\n" and (seen / "temporary").read_text() == "kept\n", done.stderr
     if fail:
@@ -92,4 +94,7 @@ def test_a_program_with_our_staging(tmp_path: Path, tier: Path, fail: str) -> No
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["durable"] * 3
     assert list((work / "work").iterdir()) == []
+    # They are gone, and not left on the tier.
+    monkeypatch.setenv("SURGETANK_BINARY", BINARY)
+    assert Agent(state=str(tmp_path / "state")).records()[-1]["verdict"]["kept"]["total"] == 0
     assert {path.read_text() for path in (work / "out").iterdir()} == {"200\n"}
