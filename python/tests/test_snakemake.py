@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from test_replay import BINARY, NEEDS_MOUNT, ROOT, kill_all, tier
 
 from surgetank.workflow.agent import Agent
 from surgetank.workflow.derive import Persist
+from surgetank.workflow.graph import Task, Workflow
 
 __all__ = ["tier"]
 
@@ -268,3 +270,23 @@ def test_jobs_on_other_machines_are_refused() -> None:
     dag = SimpleNamespace(workflow=SimpleNamespace(local_exec=False))
     with pytest.raises(WorkflowError, match="runs jobs elsewhere"):
         Observer(Persist.ALL, Agent("true")).begin(dag, None)
+
+
+@pytest.mark.parametrize(
+    ("unfinished", "held", "stays"), [(set(), True, False), ({"read"}, True, True), (set(), False, True)]
+)
+def test_what_a_killed_run_left_is_removed_when_nobody_is_to_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unfinished: set[str], held: bool, stays: bool
+) -> None:
+    from surgetank.workflow.engines import snakemake as inside
+
+    monkeypatch.chdir(tmp_path)
+    Path("between").touch()
+    # In the store it was wanted by an earlier run.
+    monkeypatch.setattr(inside, "_held_back", lambda _: held)
+    observer = inside.Observer(Persist.FINAL, Agent("true"))
+    observer.logger = logging.getLogger()
+    tasks = [Task("make", "make", [], ["between"]), Task("read", "read", ["between"], ["end"])]
+    observer.workflow, observer._unfinished = Workflow.of("w", "Snakefile", tasks), unfinished
+    observer._declare_temporary({"between"})
+    assert Path("between").exists() is stays

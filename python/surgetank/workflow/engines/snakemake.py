@@ -4,7 +4,8 @@ Snakemake runs the jobs and removes temp() files itself, after their last reader
 other becomes temp() in its graph, so that it is Snakemake that removes it, by its own rules. Whatever it has not removed at the
 end goes to the store: an agent that has to keep something back for a job that is yet to come never throws it away.
 
-The danger: an intermediate that is gone and that Snakemake wants. Nothing is dropped by us, and what cannot be derived is drained.
+The danger: an intermediate that is gone and that Snakemake wants. We remove only what a killed Snakemake would have, before any job
+runs, and what cannot be derived is drained.
 """
 
 from __future__ import annotations
