@@ -524,3 +524,26 @@ for d in range(20):
     );
     scene.run(&[&SMALL[..], &["--rule", "**=keep"]].concat(), PYTHON).exits(0).prints("");
 }
+
+/// No tier took the file, so it was made in the store, and handed out from there with a descriptor of the agent's own that could
+/// write: to the end it counted as open.
+#[test]
+fn a_file_that_its_tier_refused_never_counted_as_closed() {
+    let Some(scene) = scene("shim_refused") else { return };
+    prepare(
+        "
+import glob, os
+os.mkdir('d')
+os.close(os.open('d/a', os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+# Where the tier should have a directory something else lies.
+there = glob.glob('/mnt/tier-fast/surgetank-*/d')[0] + '/dir'
+open(there, 'w').close()
+os.mkdir('d/dir')
+os.close(os.open('d/dir/x', os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+os.unlink(there)
+",
+    );
+    scene.run(&SMALL, PYTHON).exits(0);
+    scene.holds("d/dir/x", b"");
+    scene.is_clean();
+}

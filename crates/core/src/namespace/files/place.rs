@@ -233,6 +233,9 @@ impl Namespace {
         if brings_in(kind) {
             return Err(Errno::NOSPC.into());
         }
+        if matches!(via, Via::Shim(_)) {
+            return Err(LEFT_TO_THE_MOUNT.into());
+        }
         self.place_in_store(path, id, perm, "no tier took the file", via)
     }
 
