@@ -17,6 +17,7 @@ import pytest
 from test_execute import diamond, do
 
 from surgetank.workflow import crate
+from surgetank.workflow.graph import Task, Workflow
 from surgetank.workflow.problem import Problem
 
 pytest.importorskip("rocrate")
@@ -151,6 +152,16 @@ def test_the_profiles_validator_finds_nothing_wrong(tmp_path: Path, profile: str
     if profile != "workflow-ro-crate-1.0":
         described.write_text(json.dumps(document))
         assert any("instrument" in line for line in broken(out, profile))
+
+
+def test_names_are_quoted_once(tmp_path: Path) -> None:
+    work = tmp_path / "w"
+    work.mkdir()
+    task = Task("t", "t", command="echo x > 'a b.txt'", outputs=["a b.txt"])
+    do(Workflow.of("w", "w.yaml", [task]), work)
+    crate.write(crate.read("last", work), None, tmp_path / "out", "all", "CC0-1.0")
+    assert (tmp_path / "out/files/a b.txt").read_text() == "x\n"
+    assert "files/a%20b.txt" in graph((tmp_path / "out/ro-crate-metadata.json").read_text())
 
 
 def test_changed_file_has_no_checksum_and_unknown_run_is_said(tmp_path: Path) -> None:

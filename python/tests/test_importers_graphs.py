@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from surgetank.workflow import importers
+from surgetank.workflow import cli, importers
 from surgetank.workflow.graph import File, Task, Workflow
 from surgetank.workflow.importers import wfformat
 
@@ -550,3 +550,50 @@ def test_wfformat_keeps_what_it_has_no_word_for(tmp_path: Path) -> None:
     workflow.tasks["ü"].after = []
     same = again(workflow, tmp_path / "w.json")
     assert (same.tasks, same.files, same.incomplete) == (workflow.tasks, workflow.files, ["why"])
+
+
+def test_a_shell_that_redirects_its_children_makes_none_of_their_files(tmp_path: Path) -> None:
+    """dash opens what it redirects itself: three programs were one task, as all had written what the shell had."""
+
+    def wrote(path: str, size: int, **more: Any) -> dict[str, Any]:
+        return {
+            "path": path,
+            "size_bytes": 2,
+            "reads": False,
+            "writes": True,
+            "write": {"opens": 1, "bytes": size},
+            **more,
+        }
+
+    def read(path: str) -> dict[str, Any]:
+        return {"path": path, "size_bytes": 2, "reads": True, "writes": False, "read": {"opens": 1, "bytes": 2}}
+
+    mapped = wrote("m", 0, read={"opens": 1, "bytes": 0})
+    processes = [
+        {"program": "sh", "begun_us": 0, "ended_us": 9, "files": [wrote("a", 0), wrote("b", 0), wrote("only", 0)]},
+        {"program": "sort", "begun_us": 1, "ended_us": 2, "files": [read("in"), wrote("a", 2)]},
+        {"program": "tr", "begun_us": 3, "ended_us": 4, "files": [read("a"), wrote("b", 2), wrote("m", 2)]},
+        {"program": "map", "begun_us": 5, "ended_us": 6, "files": [mapped, read("b")]},
+    ]
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(record(processes=processes, processes_total=4)))
+    assert shape(importers.load(path)) == {
+        "sh:0": ([], ["only"]), "sort:1": (["in"], ["a"]), "tr:2": (["a"], ["b", "m"]),
+    }  # fmt: skip
+
+
+def test_names_that_are_no_text_go_through_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """WfFormat had the raw byte in it, which nobody could read, and what was in the file before was gone."""
+    name = list(b"x\xff")
+    used = [{"path": name, "size_bytes": 1, "reads": False, "writes": True, "write": {"bytes": 1}}]
+    path, out = tmp_path / "r.json", tmp_path / "w.json"
+    path.write_text(json.dumps(record(processes=[{"program": "p", "files": used}], processes_total=1)))
+    out.write_text("before")
+    assert cli.main(["import", str(path), "-o", str(out)]) == 0
+    out.read_bytes().decode()
+    again = importers.load(out)
+    assert list(again.files) == [b"x\xff".decode("utf-8", "surrogateescape")]
+    assert cli.main(["hints", str(out)]) == 0
+    assert json.loads(capsys.readouterr().out) == {"path": name, "size": 1}
+    assert cli.main(["hints", str(out), "--rules"]) == 0
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["r.json", "w.json"]

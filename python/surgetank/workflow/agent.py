@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from . import jsontext
 from .problem import Problem
 
 # Linux takes 128 KiB a word and 2 MiB in all, the environment included.
@@ -54,7 +55,7 @@ class Agent:
         """Tells what each `path` is to be (keys as in docs/hints.md); what the agent did not take, or None."""
         if not hints:
             return None
-        lines = "".join(json.dumps(hint) + "\n" for hint in hints)
+        lines = "".join(jsontext.hint_line(hint) for hint in hints)
         words = [self.program, "hint", *self._state(), "-"]
         asked = subprocess.run(words, input=lines.encode(), capture_output=True, check=False)
         return None if asked.returncode == 0 else asked.stderr.decode(errors="replace").strip()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from . import crate, explain, hints, plot, replay
+from . import crate, explain, hints, jsontext, plot, replay
 from .derive import Facts, Persist, derive
 from .execute import cli as execute
 from .graph import Workflow, name_files
@@ -127,7 +126,7 @@ def _explain(args: argparse.Namespace) -> int:
     if args.json:
         told: dict[str, Any] = explain.summary(workflow, facts, args.persist, args.cores)
         told["of_files"] = explain.rows(workflow, facts, args.persist)
-        print(json.dumps(told, indent=1, ensure_ascii=False))
+        print(jsontext.dumps(told, indent=1))
     else:
         sys.stdout.write(explain.text(workflow, facts, args.persist, args.cores, every=args.every))
     return 0
@@ -158,7 +157,10 @@ def _write(out: Path | None, text: str) -> None:
         stream.write(text)
         return
     try:
-        out.write_text(text, encoding="utf-8")
+        if out.is_file() or not out.exists():
+            jsontext.write_whole(out, text)
+        else:
+            out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise Problem("the file cannot be written", where=out, why=error, code=1) from None
 

@@ -225,7 +225,7 @@ class _Writer:
 
         source = Path(self.run.workflow.source)
         kept = source if source.is_file() else self.run.directory / "graph.json"
-        target = "workflow/" + quote(kept.name)
+        target = "workflow/" + kept.name
         main = self.crate.add(
             ComputationalWorkflow(
                 self.crate,
@@ -292,7 +292,7 @@ class _Writer:
             properties["additionalProperty"] = notes_are
         result = path in self.run.workflow.producer and not self.run.workflow.readers[path]
         if whole and (self.copy == "all" or (self.copy == "results" and result)):
-            entity = self.crate.add_file(str(here), "files/" + quote(path.lstrip("/")), properties=properties)
+            entity = self.crate.add_file(str(here), "files/" + path.lstrip("/"), properties=properties)
         else:
             # A name, not a promise that it can be fetched: it is on the machine or store of the run.
             entity = self.add(here.as_uri(), "File", **properties)

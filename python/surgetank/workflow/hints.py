@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from . import jsontext
 from .agent import escaped
 from .derive import Facts, Pattern, Persist
 from .graph import Workflow
@@ -42,13 +43,15 @@ def hints(
 
 def json_lines(some: Iterator[dict[str, Any]]) -> str:
     """For `surgetank hint --from`."""
-    return "".join(json.dumps(hint, ensure_ascii=False) + "\n" for hint in some)
+    return "".join(jsontext.hint_line(hint) for hint in some)
 
 
 def rules_toml(some: Iterator[dict[str, Any]]) -> str:
     """For `surgetank.toml`: a rule with an exact path for each; rules know a file's name only, so prefetch is said too."""
     lines = []
     for hint in some:
+        if not jsontext.is_text(hint["path"]):
+            continue  # no pattern of TOML matches it
         lines += ["[[rules]]", f"match = {_quoted('/' + escaped(hint['path']))}"]
         lines += [f"{key} = {_value(value)}" for key, value in hint.items() if key != "path"]
         lines.append("")

@@ -6,15 +6,14 @@ that one of several readers has read while the tasks run, a few times a second a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from .. import jsontext
 from ..agent import Agent
 from ..derive import schedule
 from ..graph import Workflow
-from .persist import is_text
 
 
 class Ahead:
@@ -24,7 +23,7 @@ class Ahead:
         self._left: dict[str, set[str]] = {}
         self._place = {task: place[task] for task in run}
         for path, readers in workflow.readers.items():
-            if path.startswith("/") or path in drop or workflow.files[path].readers_unknown or not is_text(path):
+            if path.startswith("/") or path in drop or workflow.files[path].readers_unknown:
                 continue
             left = {reader for reader in readers if reader in self._place}
             if left:
@@ -49,5 +48,5 @@ class Ahead:
 
     def words(self, agent: Agent, listed: Path, paths: Iterable[str]) -> Iterator[list[str]]:
         """The command that tells the agent; it reads `listed`, which is not written before it has ended."""
-        listed.write_text("".join(json.dumps(self._of(path)) + "\n" for path in dict.fromkeys(paths)))
+        listed.write_text("".join(jsontext.hint_line(self._of(path)) for path in dict.fromkeys(paths)))
         yield agent.hint_file_words(listed)

@@ -22,8 +22,8 @@ def hints(workflow: Workflow, persist: Persist, drop: Collection[str]) -> list[d
     stronger, and what is kept can be handed over later (`mode=copy`)."""
     told = []
     for path, maker in workflow.producer.items():
-        if path.startswith("/") or not is_text(path):
-            continue  # outside, or no JSON: it is drained like any other file
+        if path.startswith("/"):
+            continue  # outside: it is drained like any other file
         hint: dict[str, Any] = {}
         file = workflow.files[path]
         consumed = persist is Persist.WHEN_CONSUMED and workflow.readers[path] and not file.readers_unknown
@@ -38,12 +38,3 @@ def hints(workflow: Workflow, persist: Persist, drop: Collection[str]) -> list[d
         if hint:
             told.append({"path": path, **hint})
     return told
-
-
-def is_text(path: str) -> bool:
-    """Names that are not cannot be said in JSON."""
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

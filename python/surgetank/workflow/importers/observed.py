@@ -8,7 +8,7 @@ were one pipeline, are one task.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -107,9 +107,20 @@ def _files(record: dict[str, Any], directory: Path) -> Iterator[File]:
             yield File(inside(path, directory), size if isinstance(size, int) else None)
 
 
-def _names(process: dict[str, Any], key: str, directory: Path) -> list[str]:
+def _wrote(access: dict[str, Any]) -> bool:
+    return bool((access.get("write") or {}).get("bytes"))
+
+
+def _only_opened(access: dict[str, Any]) -> bool:
+    # (Whoever maps it for writing has it open for reading, too.)
+    return "write" in access and not _wrote(access) and "read" not in access
+
+
+def _names(
+    process: dict[str, Any], key: str, directory: Path, chosen: Callable[[dict[str, Any]], bool] = lambda _: True
+) -> list[str]:
     """Which files it reads (`key` = "reads") or writes."""
-    used = [one for one in process.get("files") or [] if isinstance(one, dict) and one.get(key)]
+    used = [one for one in process.get("files") or [] if isinstance(one, dict) and one.get(key) and chosen(one)]
     return list(dict.fromkeys(inside(path, directory) for one in used if (path := _text(one.get("path")))))
 
 
@@ -144,6 +155,13 @@ def _tasks(processes: list[dict[str, Any]], directory: Path) -> list[Task]:
             if value in chosen:
                 group[number] = min(chosen)
 
+    # Who opened it for writing only and wrote nothing, where another wrote: a shell that redirects its children's output.
+    wrote = {path for process, _, _ in active for path in _names(process, "writes", directory, _wrote)}
+    idle = [set(_names(process, "writes", directory, _only_opened)) & wrote for process, _, _ in active]
+    active = [
+        (process, reads, [path for path in written if path not in left])
+        for (process, reads, written), left in zip(active, idle, strict=True)
+    ]
     writers: dict[str, list[int]] = {}
     for number, (_, _, written) in enumerate(active):
         for path in written:

@@ -14,6 +14,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from .. import jsontext
 from ..graph import File, Task, Workflow
 from ..problem import Problem
 
@@ -162,14 +163,14 @@ _FORBIDDEN = {"id": r"[^0-9a-zA-Z_.-]", "path": r"[^0-9a-zA-Z_./:-]"}
 def dump(workflow: Workflow, path: Path) -> None:
     """Writes the graph as WfFormat 1.5, from which `load` makes the same one."""
     try:
-        path.write_text(dumps(workflow), encoding="utf-8", errors="surrogateescape")
+        jsontext.write_whole(path, dumps(workflow))
     except OSError as error:
         raise Problem("the workflow cannot be written", where=path, why=error, code=1) from None
 
 
 def dumps(workflow: Workflow) -> str:
     """The same as text."""
-    return json.dumps(described(workflow), indent=2, ensure_ascii=False) + "\n"
+    return jsontext.dumps(described(workflow), indent=2) + "\n"
 
 
 def described(workflow: Workflow) -> dict[str, Any]:
