@@ -157,4 +157,8 @@ fn where_there_is_no_mount_a_trace_is_refused_and_nothing_is_begun() {
     let refused = scene.run(&[&TRACED[..], &["--door", "seccomp"]].concat(), "touch begun");
     refused.says(&["cannot be traced", "without a mount", "without --trace", "nothing was begun"]);
     assert!(!Path::new("/mnt/project/begun").exists());
+    // It was told of as killed.
+    let record = record(&scene);
+    assert_eq!((number(&record["exit"]), record["traced"].clone()), (1, false.into()));
+    assert!(record["reason"].as_str().unwrap().contains("nothing was begun"), "{record:#}");
 }

@@ -82,8 +82,15 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
     let json = args.json.as_deref().map(open_report).transpose()?;
 
     let (mut agent, run, started) = join(&config, &args)?;
-    if args.trace {
-        trace(&mut agent)?;
+    if args.trace
+        && let Err(error) = trace(&mut agent)
+    {
+        // (For the record: it was not killed.)
+        let reason = "it could not be traced, and nothing was begun".to_owned();
+        let told = Account { command_exit: 1, exit: 1, reason, ended_us_ago: 0 };
+        drop(agent.ask(&Request::Account(told)));
+        drop(agent.ask(&Request::Release));
+        return Err(error.into());
     }
     if args.verbose {
         let how = if started { "started" } else { "joined" };
@@ -528,17 +535,21 @@ impl Run {
         if !reason.is_empty() {
             eprintln!("surgetank: {reason} (the command's own exit code was {})", facts.command_exit);
         }
+        // Whoever is told what to do next has to name the state, too, where this command line did: nothing is found elsewhere.
+        let named = self.args.settings.state.as_ref();
+        let state = named.map_or_else(String::new, |_| format!(" --state {}", self.config.state.display()));
         if facts.timed_out {
             let (over, pid) = (&self.agent.hello.over, self.agent.pid);
             eprintln!(
-                "surgetank: the agent (pid {pid}) goes on as long as it may; what it does not bring to the store is brought by: surgetank scavenge {over}"
+                "surgetank: the agent (pid {pid}) goes on as long as it may; what it does not bring to the store is brought by: surgetank scavenge{state} {over}"
             );
         } else if facts.gave_up || facts.detached {
             let over = &self.agent.hello.over;
-            eprintln!("surgetank: the agent (pid {}) goes on; wait for it with: surgetank wait {over}", self.agent.pid);
+            let pid = self.agent.pid;
+            eprintln!("surgetank: the agent (pid {pid}) goes on; wait for it with: surgetank wait{state} {over}");
         } else if facts.verdict.is_some_and(|verdict| !verdict.not_durable.is_empty()) {
             let over = &self.agent.hello.over;
-            eprintln!("surgetank: once the cause is mended: surgetank run --over {over} -- true");
+            eprintln!("surgetank: once the cause is mended: surgetank run{state} --over {over} -- true");
         }
     }
 }

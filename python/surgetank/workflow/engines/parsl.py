@@ -140,7 +140,9 @@ class SurgetankStaging(Staging, RepresentationMixin):  # type: ignore[misc, unus
         succeeded &= getattr(sys, "last_type", None) is None
         left = [path for path in sorted(self._held) if (self._directory / path).exists()]
         if not succeeded:
-            self._agent.hint([{"path": str(self._directory / path), "mode": "copy"} for path in left])
+            refused = self._agent.hint([{"path": str(self._directory / path), "mode": "copy"} for path in left])
+            if refused is not None:
+                logger.error("not all that is left goes to the store: %s", refused)
             return
         for path in left:
             with contextlib.suppress(OSError):
