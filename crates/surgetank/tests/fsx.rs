@@ -36,6 +36,9 @@ fn exerciser() -> Option<PathBuf> {
     found
 }
 
+/// Of a run in which nothing had to leave its tier.
+const ROUNDS_MORE_MAX: u64 = 100;
+
 /// Two exercisers, each on a file that alone fits the tier, and a third program that fills it and reads it again.
 fn exercise(name: &str, tier_mib: u64, options: &[&str]) {
     let Some(program) = exerciser() else { return };
@@ -51,6 +54,11 @@ fn exercise(name: &str, tier_mib: u64, options: &[&str]) {
         let now = left.min(ROUND_OPERATIONS);
         spills += exercise_once(&scene, options, now, seed + 2 * round);
         left -= now;
+        // When the three come one after the other, which happens, they have room enough: once more.
+        if left == 0 && spills == 0 && tier_mib == SMALL_MIB && round < ROUNDS_MORE_MAX {
+            left = now;
+            continue;
+        }
         if left == 0 {
             assert_eq!(spills > 0, tier_mib == SMALL_MIB, "{spills} spills");
             return;

@@ -166,12 +166,14 @@ impl Namespace {
         if inode.logical.is_some() {
             return;
         }
+        // Programs that the shim serves may have it open without our knowing.
+        let shown_perm = self.perm_to_leave(&tree, open.id);
         let mut txn = Txn::default();
         self.drop_content(&mut tree, &mut txn, open.id, open.charged_bytes.load(Ordering::Relaxed));
         self.tiers_unreserve(open);
         if let Lies::Tier(device) = open.content().lies {
             // A file that never had a name, or lost it while it was open.
-            drop(self.tiers.device(device).unlink(&super::hidden_name(open.id)));
+            drop(self.tiers.device(device).unlink_with(&super::hidden_name(open.id), shown_perm));
         }
         self.reap(&mut tree, &mut txn, open.id);
         self.commit(&tree, txn);
