@@ -32,6 +32,8 @@ def hint_line(hint: dict[str, Any]) -> str:
 
 def write_whole(path: Path, text: str) -> None:
     """All of it, or what was there before stays."""
+    # (What a link leads to, and not the link.)
+    path = path.resolve()
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.write_text(text, encoding="utf-8")
