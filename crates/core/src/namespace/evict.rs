@@ -21,6 +21,25 @@ const LOOKS_AHEAD: u64 = 4;
 /// For a new file at least this part of a full device is emptied.
 const EVICT_SHARE: u64 = 16;
 
+/// What a direct writer wrote since the last look.
+#[derive(Debug, Default, Clone, Copy)]
+struct Growth {
+    bytes: u64,
+    /// What was set aside for it then.
+    reserved_bytes: u64,
+}
+
+impl Growth {
+    /// What it may write until somebody looks again, beyond what is set aside for it. As long as it is what it was
+    /// expected to be, one look is enough: a file of a known size drove out four times its size.
+    fn ahead_bytes(self) -> u64 {
+        match self.reserved_bytes.checked_sub(self.bytes) {
+            Some(left_bytes) => self.bytes.saturating_sub(left_bytes),
+            None => self.bytes.saturating_mul(LOOKS_AHEAD),
+        }
+    }
+}
+
 impl Namespace {
     /// Frees at least so many bytes on a device, if there is anything that may go. Returns what was freed.
     pub(crate) fn make_room(&self, device: DeviceId, want_bytes: u64) -> u64 {
@@ -209,6 +228,7 @@ impl Namespace {
         for device in self.tiers.devices() {
             let mut any = false;
             let mut grown_bytes = 0;
+            let mut ahead_bytes = 0u64;
             for open in &writers {
                 let content = open.content();
                 if content.lies == Lies::Tier(device.id()) {
@@ -218,12 +238,13 @@ impl Namespace {
                         && open.directly_written()
                         && self.open_of(open.id).is_some_and(|now| Arc::ptr_eq(&now, open))
                     {
-                        grown_bytes += self.charge_growth(open, &content.file, device);
+                        let grown = self.charge_growth(open, &content.file, device);
+                        grown_bytes += grown.bytes;
+                        ahead_bytes = ahead_bytes.saturating_add(grown.ahead_bytes());
                     }
                 }
             }
             device.want_ballast(any);
-            let ahead_bytes = grown_bytes.saturating_mul(LOOKS_AHEAD);
             let free_bytes = device.free_bytes();
             if free_bytes < ahead_bytes
                 && self.make_room(device.id(), ahead_bytes - free_bytes) == 0
@@ -239,21 +260,22 @@ impl Namespace {
         }
     }
 
-    /// Moves what a direct writer wrote from reserved to used; returns how much that was.
-    fn charge_growth(&self, open: &super::content::Open, file: &std::fs::File, device: &crate::tier::Device) -> u64 {
+    /// Moves what a direct writer wrote from reserved to used.
+    fn charge_growth(&self, open: &super::content::Open, file: &std::fs::File, device: &crate::tier::Device) -> Growth {
         let Ok(stat) = rustix::fs::fstat(file) else {
-            return 0;
+            return Growth::default();
         };
         let now = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
         let grown = now.saturating_sub(open.charged_bytes.load(Ordering::Relaxed));
+        let reserved = open.reserved_bytes.load(Ordering::Relaxed);
         if grown > 0 {
             device.add_used(i64::try_from(grown).unwrap_or(i64::MAX));
             open.charged_bytes.store(now, Ordering::Relaxed);
-            let spent = open.reserved_bytes.load(Ordering::Relaxed).min(grown);
+            let spent = reserved.min(grown);
             device.unreserve(spent);
             open.reserved_bytes.fetch_sub(spent, Ordering::Relaxed);
         }
-        grown
+        Growth { bytes: grown, reserved_bytes: reserved }
     }
 
     /// The end of the agent: everything durable leaves the tiers, temporaries are dropped, and when nothing
