@@ -37,6 +37,8 @@ class Workload:
     moved_mib: float  # by its programs, read and written
     compute_s: float = 0.0  # wall, of all processes together
     environment: dict[str, str] = field(default_factory=dict)
+    stages: tuple[dict, ...] = ()
+    """As `surgetank model` wants it described (docs/model.md); where there is none, the record of a run is its description."""
 
 
 @dataclass(frozen=True)

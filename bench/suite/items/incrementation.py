@@ -41,6 +41,21 @@ def workload(chunks: int, chunk_mib: float, iterations: int, processes: int = 2,
         compute_s=compute_ms / 1000 * chunks * iterations / processes,
         # One thread a process: the workload's own parallelism is what is varied.
         environment={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        stages=(
+            # numpy is loaded first, by one.
+            {"name": "start", "tasks": 1, "cpu_s": 0.15},
+            {
+                "name": "inc",
+                "tasks": chunks,
+                "bytes_in": round(chunk_mib * MIB),
+                "bytes_out": round(chunk_mib * MIB),
+                "iterations": iterations,
+                "reread": True,
+                "cpu_s": 0.002 + (compute_ms / 1000 if compute == "cpu" else 0),
+                "wait_s": compute_ms / 1000 if compute == "sleep" else 0,
+                "barrier": True,
+            },
+        ),
     )
 
 

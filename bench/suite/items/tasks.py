@@ -26,7 +26,20 @@ def workload(count: int, file_mib: int) -> Workload:
         written_mib=count * file_mib,
         final_mib=count * file_mib,
         moved_mib=3 * count * file_mib,
+        stages=(
+            fio("first"),
+            {"name": "read", "tasks": count, "bytes_in": file_mib * MIB, "barrier": True},
+            fio("second"),
+            {"name": "write", "tasks": count, "bytes_out": file_mib * MIB, "keep_out": True, "barrier": True},
+            fio("third"),
+            {"name": "again", "tasks": count, "reads": ["write"], "barrier": True},
+        ),
     )
+
+
+def fio(name: str) -> dict:
+    """What fio takes for itself, before it begins and after it has ended: `fio --size=1M --rw=read` with any number of jobs."""
+    return {"name": name, "tasks": 1, "cpu_s": 0.14, "wait_s": 0.2, "barrier": True}
 
 
 def cells(mode: str) -> list[Cell]:
