@@ -9,7 +9,9 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
+use rustix::mount::MountFlags;
 use scene::server::{Server, unmount};
 use scene::{MIB, Scene, eventually, mount, noise};
 
@@ -137,15 +139,12 @@ fn a_store_that_turns_read_only() {
     let slow = ["--drain-bytes-per-second-max", "8M", SHORT[0], SHORT[1]];
     let running = scene.start(&slow, WRITE);
     eventually("the drain goes on", || scene.path("out/part0").exists());
-    // Refused while a file is open for writing, as it is most of the time.
-    eventually("the store is read-only", || {
-        Command::new("mount")
-            .args(["-o", "remount,ro", "/mnt/project"])
-            .stderr(Stdio::null())
-            .status()
-            .unwrap()
-            .success()
-    });
+    // Refused while a file is open for writing, as it is most of the time: the moment between two has to be hit.
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while rustix::mount::mount_remount("/mnt/project", MountFlags::RDONLY, c"").is_err() {
+        assert!(Instant::now() < deadline, "a file was open all the time");
+        std::thread::sleep(Duration::from_micros(50));
+    }
     running.ends().exits(3).says(&ALWAYS).says(&["out/", "/mnt/project", "read-only", "Mount it read-write"]);
     mount(&["-o", "remount,rw", "/mnt/project"]);
     scene.drain_what_is_left().exits(0);
