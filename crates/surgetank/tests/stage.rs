@@ -377,7 +377,7 @@ fn wrong_places_are_named_and_secrets_are_not() {
         (vec!["x"], 2, "--to"),
         (vec!["--to", "y"], 2, "SOURCE"),
         (vec!["--to", "x/y", "x"], 1, "x"),
-        (vec!["--to", "webhdfs://host/../y", "x"], 2, ".."),
+        (vec!["--to", "s3://bucket/../y?region=x", "x"], 2, ".."),
     ] {
         let output = scene.command(Some(&server), "stage-out", &arguments).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -457,4 +457,15 @@ fn an_object_that_no_listing_can_name_was_left_out_without_a_word() {
     let whole = bucket.abilities().lists_any_key;
     let expected = if whole { (0, (2, 0, 0, 0)) } else { (3, (1, 0, 0, 1)) };
     assert_eq!(scene.stage(Some(&server), expected.0, &["--to", "out", &server.url("lab/")]), expected.1);
+}
+
+/// Where the directory that one stands in has files, which a run refuses, the doctor said nothing of the server.
+#[test]
+fn the_doctor_did_not_ask_the_server_from_a_directory_with_files() {
+    let Some(server) = S3Server::start() else { return };
+    let scene = Scene::new();
+    scene.script("echo x >mine");
+    let mut doctor = scene.command(Some(&server), "doctor", &["--store", &server.url("p")]);
+    let text = String::from_utf8(doctor.output().unwrap().stdout).unwrap();
+    assert!(text.contains("conditional writes: yes") && text.contains("does NOT work"), "{text}");
 }
