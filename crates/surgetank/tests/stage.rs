@@ -459,6 +459,16 @@ fn an_object_that_no_listing_can_name_was_left_out_without_a_word() {
     assert_eq!(scene.stage(Some(&server), expected.0, &["--to", "out", &server.url("lab/")]), expected.1);
 }
 
+#[test]
+fn gc_of_a_store_was_refused_in_a_directory_with_files() {
+    let Some(server) = S3Server::start() else { return };
+    let scene = Scene::new();
+    scene.script("echo x >mine");
+    let output = scene.command(Some(&server), "gc", &["--store", &server.url("p")]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    scene.script("test $(cat mine) = x");
+}
+
 /// Where the directory that one stands in has files, which a run refuses, the doctor said nothing of the server.
 #[test]
 fn the_doctor_did_not_ask_the_server_from_a_directory_with_files() {

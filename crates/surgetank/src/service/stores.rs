@@ -289,10 +289,10 @@ fn root_of(config: &Config) -> Result<Option<OwnedFd>> {
 }
 
 /// Instead of an agent's state: a store of objects keeps there what is under way, and here nothing ever is.
-struct Scratch(PathBuf);
+pub struct Scratch(pub PathBuf);
 
 impl Scratch {
-    fn new() -> Result<Self> {
+    pub fn new() -> Result<Self> {
         use std::os::unix::fs::DirBuilderExt;
         let name = format!("surgetank-{}-{}", std::process::id(), surgetank_core::clock::now().nanos);
         let path = std::env::temp_dir().join(name);
