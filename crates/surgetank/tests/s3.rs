@@ -235,6 +235,19 @@ fn credentials_are_asked_for_where_they_belong_and_never_shown() {
     assert!(text.contains("AWS_ACCESS_KEY_ID") && !text.contains("hunter2"), "{text}");
 }
 
+/// Its listings had another name for it: what was in it was in the bucket, and nobody saw it again.
+#[test]
+fn a_file_was_stored_under_a_name_that_listings_could_not_tell() {
+    let Some(server) = S3Server::start() else { return };
+    let script = r#"n=0; for name in '\001' 'a\033b' 'a\tb' 'a\rb' 'a\177' '\357\277\277'; do n=$((n + 1))
+        (echo $n >"$(printf "$name")") 2>/dev/null || echo $n >>refused; done; cat refused 2>/dev/null || :"#;
+    let refused = run(&Node::new(), &server, &[], script);
+    let seen = run(&Node::new(), &server, &[], "rm -f refused; ls >/dev/null; cat *");
+    let mut seen: Vec<&str> = seen.lines().chain(refused.lines()).collect();
+    seen.sort_unstable();
+    assert_eq!(seen, ["1", "2", "3", "4", "5", "6"]);
+}
+
 /// Objects that others put there, with a server that tells their age in whole seconds at one time and not at another.
 #[test]
 fn strangers_objects_are_changed_and_deleted_without_a_conflict() {

@@ -377,10 +377,105 @@ fn wrong_places_are_named_and_secrets_are_not() {
         (vec!["x"], 2, "--to"),
         (vec!["--to", "y"], 2, "SOURCE"),
         (vec!["--to", "x/y", "x"], 1, "x"),
-        (vec!["--to", "y", "../x"], 2, ".."),
+        (vec!["--to", "s3://bucket/../y?region=x", "x"], 2, ".."),
     ] {
         let output = scene.command(Some(&server), "stage-out", &arguments).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.code() == Some(code) && text.contains(said), "{arguments:?}: {text}");
     }
+}
+
+/// A job that was to have input began without any.
+#[test]
+fn a_misspelt_prefix_was_nothing_to_copy_and_so_a_success() {
+    let Some(server) = S3Server::start() else { return };
+    let scene = Scene::new();
+    scene.script("mkdir -p in/empty; echo x >in/x");
+    assert_eq!(scene.stage(Some(&server), 0, &["--to", &server.url("lab"), "in"]), (1, 0, 0, 0));
+    for misspelt in ["lab/inn/", "nowhere/at/all/", "lab/inn"] {
+        assert_eq!(scene.stage(Some(&server), 3, &["--to", "out", &server.url(misspelt)]), (0, 0, 0, 1), "{misspelt}");
+    }
+    // What is there and empty is no mistake.
+    assert_eq!(scene.stage(Some(&server), 0, &["--to", "out", &server.url("lab/in/empty/")]), (0, 0, 0, 0));
+}
+
+#[test]
+fn a_source_in_a_directory_that_is_not_there_kept_all_others_from_their_turn() {
+    let scene = Scene::new();
+    scene.script("echo x >x");
+    fs::write(scene.path("list"), "missing/y\tout/y\nx\tout/x\n").unwrap();
+    assert_eq!(scene.stage(None, 3, &["--manifest", "list"]), (1, 0, 0, 1));
+    scene.script("cmp x out/x");
+}
+
+/// A prefix copied from above had it, and could not be put back as a prefix of its own.
+#[test]
+fn the_mark_of_a_store_was_copied_as_a_file_of_it() {
+    let Some(server) = S3Server::start() else { return };
+    let scene = Scene::new();
+    scene.script("mkdir in; echo x >in/x; echo mine >in/mine");
+    scene.stage(Some(&server), 0, &["--to", &server.url("lab"), "in/"]);
+    assert!(server.files().join("lab/.surgetank-store").exists());
+    assert_eq!(scene.stage(Some(&server), 0, &["--to", "out", &server.url("lab")]), (2, 0, 0, 0));
+    assert_eq!(scene.stage(Some(&server), 0, &["--to", &server.url("again"), "out/lab/"]), (2, 0, 0, 0));
+    // Somebody's file of that name is a file.
+    scene.script("echo mine >in/.surgetank-store");
+    assert_eq!(scene.stage(None, 0, &["--to", "plain", "in/"]), (3, 0, 0, 0));
+}
+
+#[test]
+fn paths_of_other_bytes_than_text_and_with_dots_were_refused() {
+    use std::os::unix::ffi::OsStrExt;
+    let scene = Scene::new();
+    scene.script("mkdir -p in/d far/away; ln -s ../far/away in/link; echo x >\"$(printf 'in/b\\377')\"; echo y >far/y");
+    let odd = std::ffi::OsStr::from_bytes(b"in/b\xff");
+    let output = scene.command(None, "stage-out", &["--to", "in/d/../../out"]).arg(odd).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    scene.script("cmp \"$(printf 'in/b\\377')\" \"$(printf 'out/b\\377')\"");
+    fs::write(scene.path("list"), b"in/b\xff\tout/\xfe\n").unwrap();
+    assert_eq!(scene.stage(None, 0, &["--manifest", "list"]), (1, 0, 0, 0));
+    scene.script("cmp \"$(printf 'in/b\\377')\" \"$(printf 'out/\\376')\"");
+    // Behind a link `..` is where that leads to, as everywhere.
+    assert_eq!(scene.stage(None, 0, &["--to", "out", "in/link/../y"]), (1, 0, 0, 0));
+    scene.script("cmp far/y out/y");
+}
+
+/// What lies under a key that the server cannot tell in a listing was left out, and all was said to be there.
+#[test]
+fn an_object_that_no_listing_can_name_was_left_out_without_a_word() {
+    use surgetank_core::store::checksum::of_bytes;
+    use surgetank_core::store::object::{Objects, When, Words};
+    use surgetank_core::store::s3::{Place, S3};
+    let Some(server) = S3Server::start() else { return };
+    let scene = Scene::new();
+    scene.script("echo x >x");
+    scene.stage(Some(&server), 0, &["--to", &server.url("lab"), "x"]);
+    let mut place = Place::parse(&server.url("lab")).unwrap();
+    place.credentials_file = Some(server.credentials_file());
+    let bucket = S3::open(place).unwrap();
+    bucket.put("a\x01", &&b"1"[..], of_bytes(b"1"), &Words::new(), When::Always).unwrap();
+    let whole = bucket.abilities().lists_any_key;
+    let expected = if whole { (0, (2, 0, 0, 0)) } else { (3, (1, 0, 0, 1)) };
+    assert_eq!(scene.stage(Some(&server), expected.0, &["--to", "out", &server.url("lab/")]), expected.1);
+}
+
+#[test]
+fn gc_of_a_store_was_refused_in_a_directory_with_files() {
+    let Some(server) = S3Server::start() else { return };
+    let scene = Scene::new();
+    scene.script("echo x >mine");
+    let output = scene.command(Some(&server), "gc", &["--store", &server.url("p")]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    scene.script("test $(cat mine) = x");
+}
+
+/// Where the directory that one stands in has files, which a run refuses, the doctor said nothing of the server.
+#[test]
+fn the_doctor_did_not_ask_the_server_from_a_directory_with_files() {
+    let Some(server) = S3Server::start() else { return };
+    let scene = Scene::new();
+    scene.script("echo x >mine");
+    let mut doctor = scene.command(Some(&server), "doctor", &["--store", &server.url("p")]);
+    let text = String::from_utf8(doctor.output().unwrap().stdout).unwrap();
+    assert!(text.contains("conditional writes: yes") && text.contains("does NOT work"), "{text}");
 }

@@ -163,6 +163,7 @@ impl Objects for GridFs {
             put_bytes_max: FILE_BYTES_MAX,
             copy_bytes_max: FILE_BYTES_MAX,
             object_bytes_max: FILE_BYTES_MAX,
+            lists_any_key: true,
             key_bytes_max: KEY_BYTES_MAX.saturating_sub(self.0.place.prefix.len()),
             words_bytes_max: WORDS_BYTES_MAX,
         }

@@ -252,6 +252,7 @@ impl Server {
         self.ask(&ask, |answer| {
             let listing: answers::Listing = answers::parse(&answer.text()?)?;
             let encoding = listing.encoding_type.as_deref();
+            self.lists_as_xml.store(encoding != Some("url"), Ordering::Relaxed);
             let mut page = Page::default();
             for entry in &listing.contents {
                 if let Some(key) = self.own(&answers::name(&entry.key, encoding)?) {

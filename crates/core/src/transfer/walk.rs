@@ -9,6 +9,7 @@ use globset::{GlobBuilder, GlobMatcher};
 
 use crate::error::{Error, Result};
 use crate::model::Kind;
+use crate::store::object::is_mark;
 use crate::store::{Cred, Gate, Store, StorePath, StoreStat, at_once};
 use crate::sync::{Mutex, PoisonError};
 
@@ -113,6 +114,10 @@ pub fn walk(
                     }
                     Ok(stat) => stat,
                 };
+                // Another store's, that begins here: it says when that one began, which is not so of the copy.
+                if is_mark(&name.0, &stat) {
+                    continue;
+                }
                 let to = StorePath([&to.0[..], b"/", relative].concat());
                 let to = if to.0.first() == Some(&b'/') { StorePath(to.0[1..].to_vec()) } else { to };
                 here.push(Entry { from: path.clone(), to, stat, keeps_attributes: taken && is_dir });

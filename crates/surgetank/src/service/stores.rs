@@ -1,8 +1,9 @@
 //! Which store a URL or a path names, and how it is opened.
 
+use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -288,10 +289,10 @@ fn root_of(config: &Config) -> Result<Option<OwnedFd>> {
 }
 
 /// Instead of an agent's state: a store of objects keeps there what is under way, and here nothing ever is.
-struct Scratch(PathBuf);
+pub struct Scratch(pub PathBuf);
 
 impl Scratch {
-    fn new() -> Result<Self> {
+    pub fn new() -> Result<Self> {
         use std::os::unix::fs::DirBuilderExt;
         let name = format!("surgetank-{}-{}", std::process::id(), surgetank_core::clock::now().nanos);
         let path = std::env::temp_dir().join(name);
@@ -308,6 +309,15 @@ impl Drop for Scratch {
     }
 }
 
+/// Without `..`, which leads to where the directory before it really is.
+fn absolute(path: &Path) -> std::io::Result<PathBuf> {
+    let here = std::path::absolute(path)?;
+    let names: Vec<_> = here.components().collect();
+    let Some(last) = names.iter().rposition(|name| *name == Component::ParentDir) else { return Ok(here) };
+    let (before, behind) = names.split_at(last + 1);
+    Ok(std::fs::canonicalize(before.iter().collect::<PathBuf>())?.join(behind.iter().collect::<PathBuf>()))
+}
+
 /// A place in a store or in a directory, as it is written on a command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
@@ -320,7 +330,10 @@ pub struct Address {
 }
 
 impl Address {
-    pub fn parse(text: &str) -> Result<Self> {
+    pub fn parse(text: impl AsRef<OsStr>) -> Result<Self> {
+        let given = text.as_ref();
+        // (A path may have any bytes, a URL may not.)
+        let text = given.to_str().unwrap_or_default();
         let (root, path) = match text.split_once("://") {
             #[cfg(feature = "s3")]
             Some(("s3", rest)) => {
@@ -359,9 +372,9 @@ impl Address {
                     .why("that kind is not in this build"));
             }
             None => {
-                let here = std::path::absolute(text)
-                    .map_err(|why| Error::new(format!("{text} is no path that can be used")).why(why))?;
-                let slash: &[u8] = if text.ends_with('/') { b"/" } else { b"" };
+                let here = absolute(Path::new(given))
+                    .map_err(|why| Error::new(format!("{} is no path that can be used", given.display())).why(why))?;
+                let slash: &[u8] = if given.as_bytes().ends_with(b"/") { b"/" } else { b"" };
                 ("/".to_owned(), [here.as_os_str().as_bytes(), slash].concat())
             }
         };
@@ -381,6 +394,21 @@ impl Address {
     /// Can a directory of it be opened as a store of its own, and be the same files?
     pub fn divides(&self) -> bool {
         self.is_local() || self.root.starts_with("s3://") || self.root.contains("webhdfs://")
+    }
+
+    /// Is there anything? (The root of what is opened of a server is always there.)
+    pub fn is_there(root: &str, dir: &StorePath, state: &Path, who: Cred) -> Result<bool> {
+        if dir.0.is_empty() || !root.starts_with("s3://") {
+            return Ok(true);
+        }
+        let parent = dir.parent();
+        let name = &dir.0[parent.0.len()..];
+        let name = StorePath(name.strip_prefix(b"/").unwrap_or(name).to_vec());
+        match Self::open(root, &parent, state, None)?.stat(who, &name) {
+            Ok(_) => Ok(true),
+            Err(why) if why.kind() == std::io::ErrorKind::NotFound => Ok(false),
+            Err(why) => Err(Error::new(format!("{dir} cannot be looked for")).why(why)),
+        }
     }
 
     /// Opens a directory of a server or of this machine. `state`: where what is under way is remembered.
@@ -446,7 +474,7 @@ mod tests {
         assert_eq!(parsed("file:///a/b/"), ("/".into(), "a/b".into(), true));
         let here = std::env::current_dir().unwrap_or_default().join("x").display().to_string();
         assert_eq!(parsed("x").1, here[1..]);
-        assert!(Address::parse("../x").is_err() && Address::parse("gopher://x/y").is_err());
+        assert!(Address::parse("s3://bucket/../x").is_err() && Address::parse("gopher://x/y").is_err());
         #[cfg(feature = "s3")]
         {
             let query = "endpoint=http://127.0.0.1:9";

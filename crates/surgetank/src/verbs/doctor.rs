@@ -17,6 +17,7 @@ use surgetank_core::config::{Config, Loaded, Survives, TierConfig};
 use surgetank_core::error::{Error, Result};
 
 use super::settings::Settings;
+use crate::service::stores::Address;
 
 /// Say what this machine can do, and what to do about what it can't
 #[derive(Debug, Clone, Default, Args)]
@@ -102,6 +103,11 @@ fn examine(args: &DoctorArgs) -> Vec<Finding> {
             let found =
                 if error.why.is_empty() { error.what.clone() } else { format!("{} ({})", error.what, error.why) };
             findings.push(Finding::new("configuration", Verdict::Bad, found).remedy(error.remedy.clone()));
+            // Whatever is wrong here, whether the server answers can be told. (A URL that is refused is not repeated.)
+            let url = args.settings.store.as_deref().filter(|url| url.contains("://"));
+            if let Some(url) = url.filter(|url| Address::parse(url).is_ok_and(|address| !address.is_local())) {
+                server(url, &mut findings);
+            }
         }
     }
     findings
@@ -137,21 +143,25 @@ fn limits(machine: &Machine, findings: &mut Vec<Finding>) {
     findings.push(Finding::new("memory cgroup", Verdict::Info, found));
 }
 
+fn server(url: &str, findings: &mut Vec<Finding>) {
+    let about = format!("store {url}");
+    match crate::service::stores::ask_server(url) {
+        Ok(answer) => {
+            findings.push(Finding::new(&about, Verdict::Good, answer.found));
+            let lacking = |warning| Finding::new("durability in the store", Verdict::Less, warning);
+            findings.extend(answer.warnings.into_iter().map(lacking));
+        }
+        Err(error) => findings.push(
+            Finding::new(&about, Verdict::Bad, error.to_string())
+                .remedy("check the address, the names in it and the credentials (docs/stores.md)"),
+        ),
+    }
+}
+
 fn store(machine: &Machine, loaded: &Loaded, measure: bool, findings: &mut Vec<Finding>) {
     let path = &loaded.config.store;
     if let Some(url) = loaded.config.store_url() {
-        let about = format!("store {url}");
-        match crate::service::stores::ask_server(url) {
-            Ok(answer) => {
-                findings.push(Finding::new(&about, Verdict::Good, answer.found));
-                let lacking = |warning| Finding::new("durability in the store", Verdict::Less, warning);
-                findings.extend(answer.warnings.into_iter().map(lacking));
-            }
-            Err(error) => findings.push(
-                Finding::new(&about, Verdict::Bad, error.to_string())
-                    .remedy("check the address, the names in it and the credentials (docs/stores.md)"),
-            ),
-        }
+        server(url, findings);
         return;
     }
     let about = format!("store {}", path.display());

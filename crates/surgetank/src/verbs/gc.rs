@@ -41,7 +41,13 @@ struct Found {
 }
 
 pub fn gc(program: &Program<'_>, args: &GcArgs) -> Outcome {
-    let config = (program.configure)(&args.settings).map_err(Failure::usage)?;
+    let mut settings = args.settings.clone();
+    let nothing = stores::Scratch::new()?;
+    // Nothing is served: what lies where one stands is in nobody's way.
+    if settings.over.is_none() && settings.store.as_deref().is_some_and(|store| store.contains("://")) {
+        settings.over = Some(nothing.0.clone());
+    }
+    let config = (program.configure)(&settings).map_err(Failure::usage)?;
     let mut found = Found::default();
     if let Some(url) = config.store_url() {
         found.uploads = stores::abandoned(url, Duration::from_millis(args.older_than), args.dry_run)?;

@@ -4,8 +4,10 @@
 //! well lie in a directory that is served, and is then read and written like any other.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::os::unix::ffi::OsStrExt;
+use std::io::Read;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use surgetank_core::clock;
-use surgetank_core::error::{Error, Result};
+use surgetank_core::error::{Errno, Error, Result};
 use surgetank_core::report::{PathText, Progress};
 use surgetank_core::store::{Cred, StorePath, Verify, verdict};
 use surgetank_core::transfer::{Claims, Entry, Outcome as Came, Transfer, Wanted, walk};
@@ -29,10 +31,10 @@ use crate::service::stores::Address;
 pub struct StageArgs {
     /// Files, directories (with a slash at the end: what is in them), patterns; paths or URLs of stores
     #[arg(value_name = "SOURCE", required_unless_present = "manifest", conflicts_with = "manifest", requires = "to")]
-    sources: Vec<String>,
+    sources: Vec<OsString>,
     /// The directory that they are put into, a path or the URL of a store
     #[arg(long, value_name = "DIR", conflicts_with = "manifest")]
-    to: Option<String>,
+    to: Option<OsString>,
     /// A file with a source, a tab and a destination in each line; `-`: standard input
     #[arg(long, value_name = "FILE")]
     manifest: Option<PathBuf>,
@@ -152,28 +154,33 @@ fn tell(report: &Report, args: &StageArgs, stopped: Option<&str>) -> Result<()> 
 
 fn pairs(args: &StageArgs) -> Result<Vec<Pair>> {
     let Some(manifest) = &args.manifest else {
-        let to = args.to.as_deref().unwrap_or(".");
+        let to = args.to.as_deref().unwrap_or(OsStr::new("."));
         return args.sources.iter().map(|source| pair(source, to, true)).collect();
     };
-    let text = match manifest.as_os_str() == "-" {
-        true => std::io::read_to_string(std::io::stdin()),
-        false => fs::read_to_string(manifest),
+    // (Names may have any bytes.)
+    let mut text = Vec::new();
+    let read = match manifest.as_os_str() == "-" {
+        true => std::io::stdin().read_to_end(&mut text).map(drop),
+        false => fs::read(manifest).map(|read| text = read),
     };
-    let text = text.map_err(|why| Error::new(format!("{} cannot be read", manifest.display())).why(why))?;
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
+    read.map_err(|why| Error::new(format!("{} cannot be read", manifest.display())).why(why))?;
+    let lines = text.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
+    let lines = lines.enumerate().filter(|(_, line)| !line.trim_ascii().is_empty() && !line.starts_with(b"#"));
     lines
         .map(|(number, line)| {
-            let (source, to) = line.split_once('\t').filter(|(_, to)| !to.contains('\t')).ok_or_else(|| {
-                Error::new(format!("{}, line {}: {line}", manifest.display(), number + 1))
-                    .why("it is not a source, a tab and a destination")
-            })?;
-            pair(source, to, to.ends_with('/'))
+            let columns: Vec<&[u8]> = line.split(|byte| *byte == b'\t').collect();
+            let [source, to] = columns[..] else {
+                let line = String::from_utf8_lossy(line);
+                return Err(Error::new(format!("{}, line {}: {line}", manifest.display(), number + 1))
+                    .why("it is not a source, a tab and a destination"));
+            };
+            pair(OsStr::from_bytes(source), OsStr::from_bytes(to), to.ends_with(b"/"))
         })
         .collect()
 }
 
 /// `into`: the destination is the directory that the source is put into, and not what it becomes.
-fn pair(source: &str, to: &str, into: bool) -> Result<Pair> {
+fn pair(source: &OsStr, to: &OsStr, into: bool) -> Result<Pair> {
     let mut from = Address::parse(source)?;
     let mut to = Address::parse(to)?;
     let is_pattern = |name: &[u8]| name.iter().any(|byte| b"*?[{".contains(byte));
@@ -184,7 +191,7 @@ fn pair(source: &str, to: &str, into: bool) -> Result<Pair> {
     let first = names.iter().enumerate().position(|(index, name)| is_pattern(name) && !is_there(index + 1));
     if let Some(first) = first {
         let pattern = String::from_utf8(names[first..].join(&b'/'))
-            .map_err(|_| Error::new(format!("{source}: patterns are UTF-8")))?;
+            .map_err(|_| Error::new(format!("{}: patterns are UTF-8", source.display())))?;
         from = Address { path: StorePath(names[..first].join(&b'/')), inside: true, ..from };
         return Ok(Pair { wanted: Wanted::matching(&pattern)?, from, to });
     }
@@ -203,7 +210,7 @@ fn below(dir: &StorePath, path: &StorePath) -> StorePath {
 }
 
 fn local(path: &StorePath) -> PathBuf {
-    Path::new("/").join(std::ffi::OsStr::from_bytes(&path.0))
+    Path::new("/").join(OsStr::from_bytes(&path.0))
 }
 
 /// A directory to be opened, and the path below it. Stores follow no links, so those on the way there are followed here.
@@ -245,7 +252,15 @@ fn carry_all(
     let mut all: BTreeMap<[(String, StorePath); 2], Between> = BTreeMap::new();
     for pair in pairs {
         let (to_dir, to) = opened_at(&pair.to, true)?;
-        let (from_dir, from) = opened_at(&pair.from, false)?;
+        let (from_dir, from) = match opened_at(&pair.from, false) {
+            Ok(at) => at,
+            // The others have their turn.
+            Err(why) => {
+                let path = local(&pair.from.path).into();
+                report.failed.push(Failed { path, why: why.why });
+                continue;
+            }
+        };
         let key = [(pair.from.root, from_dir), (pair.to.root, to_dir)];
         all.entry(key).or_default().pairs.push((from, to, pair.wanted));
     }
@@ -262,6 +277,10 @@ fn carry_all(
         for (from, to, wanted) in &between.pairs {
             match walk(&*source, who, (from, to), wanted, &|bytes| course.pass(bytes)) {
                 Ok(mut found) => {
+                    let is_nothing = from.0.is_empty() && found.entries.len() == 1 && found.failed.is_empty();
+                    if is_nothing && !Address::is_there(&from_root, &from_dir, &place, who)? {
+                        found.failed.push((from.clone(), Errno::NOENT.into()));
+                    }
                     // What was copied is not copied once more below itself.
                     let (begin, end) = (below(&from_dir, from), below(&to_dir, to));
                     if from_root == to_root && end != begin && end.is_below(&begin) {
@@ -342,14 +361,32 @@ fn add(report: &mut Report, came: Came, source: &str) {
 }
 
 fn failure(source: &str, path: &StorePath, why: &std::io::Error) -> Failed {
-    let whole = format!("{}/{path}", source.trim_end_matches('/'));
-    let advice = verdict::advise(verdict::errno_of(why));
+    let whole = [source.trim_end_matches('/').as_bytes(), b"/", &path.0].concat();
+    let (meaning, remedy) = advice(verdict::errno_of(why));
     let why = match why.get_ref() {
         // Words of our own say it all.
         Some(_) => why.to_string(),
-        None => format!("{why}. {} {}", advice.meaning, advice.remedy),
+        None => format!("{why}. {meaning} {remedy}"),
     };
-    Failed { path: PathBuf::from(whole).into(), why }
+    Failed { path: PathBuf::from(OsString::from_vec(whole)).into(), why }
+}
+
+/// What is the drain's trouble reads otherwise here: there are two ends, and no rules.
+fn advice(errno: Errno) -> (&'static str, &'static str) {
+    match errno {
+        Errno::NOENT | Errno::NOTDIR => ("It is not there, or no longer.", "Correct the name, or leave it out."),
+        Errno::INVAL | Errno::ILSEQ => {
+            ("The target does not take this name or this kind of file.", "Rename the file, or leave it out.")
+        }
+        Errno::ACCESS | Errno::PERM => (
+            "This user may not read it, or not write where it is to go.",
+            "Check owner and mode at both ends, or what the credentials permit.",
+        ),
+        other => {
+            let advice = verdict::advise(other);
+            (advice.meaning, advice.remedy)
+        }
+    }
 }
 
 struct Over<'a>(&'a AtomicBool);

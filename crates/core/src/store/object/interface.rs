@@ -124,6 +124,8 @@ pub struct Abilities {
     /// By one `copy`.
     pub copy_bytes_max: u64,
     pub object_bytes_max: u64,
+    /// Listings tell every key as it is. Where not, one with characters that XML has not would not be found again.
+    pub lists_any_key: bool,
     /// Of UTF-8.
     pub key_bytes_max: usize,
     /// Names and values together.

@@ -5,13 +5,26 @@ use std::io;
 use rustix::io::Errno;
 
 use super::ObjectStore;
-use crate::store::StorePath;
+use crate::model::Kind;
+use crate::store::{StorePath, StoreStat};
 
 /// Says since when objects below the prefix may carry attributes of ours; hidden from listings.
 pub(super) const MARK: &str = ".surgetank-store";
+pub(super) const MARK_TEXT: &[u8] =
+    b"Objects below this prefix are kept by Surgetank: mode, owner and times are in their user metadata.\n";
 
 /// As file systems have it.
 const NAME_BYTES_MAX: usize = 255;
+
+/// (What is called so and has another length is somebody's file.)
+pub(crate) fn is_mark(name: &[u8], stat: &StoreStat) -> bool {
+    name == MARK.as_bytes() && stat.attr.kind == Kind::File && stat.attr.size_bytes == MARK_TEXT.len() as u64
+}
+
+/// Most control characters stand in no XML, not even by their number; servers put U+FFFD there and so name another key.
+pub(super) fn is_of_xml(character: char) -> bool {
+    !matches!(character, '\0'..='\x08' | '\x0b' | '\x0c' | '\x0e'..='\x1f' | '\u{fffe}' | '\u{ffff}')
+}
 
 impl ObjectStore {
     /// The key of a file. Not every name can be one.

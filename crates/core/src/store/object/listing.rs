@@ -266,6 +266,10 @@ impl ObjectStore {
                     locked(&done).push(head);
                 }
                 None if is_dir => locked(&done).push(Object { modified_nanos: 0, ..object.clone() }),
+                // It is not gone: the listing tells another name. Better one that cannot be opened than none.
+                None if !self.abilities.lists_any_key && object.key.contains('\u{fffd}') => {
+                    locked(&done).push(object.clone());
+                }
                 None => {}
             }
             Ok(())

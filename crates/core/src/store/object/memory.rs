@@ -103,6 +103,7 @@ impl Objects for Memory {
             put_bytes_max: 5 << 30,
             copy_bytes_max: 5 << 30,
             object_bytes_max: 5 << 40,
+            lists_any_key: true,
             key_bytes_max: 1024,
             words_bytes_max: 2048,
         }

@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use rustix::io::Errno;
 
 use super::attributes::{XATTRS, identity_of, reworded, stat_of, too_many, words_of};
-use super::keys::MARK;
+use super::keys::{MARK, MARK_TEXT};
 use super::staging::{Content, Range, Waiting};
 use super::{Body, ObjectStore, Objects, Part, When, Words, is_condition_failed, locked};
 use crate::model::{Kind, StoreIdentity};
@@ -246,16 +246,14 @@ impl ObjectStore {
         if self.listings.is_marked() {
             return Ok(());
         }
-        let text =
-            b"Objects below this prefix are kept by Surgetank: mode, owner and times are in their user metadata.\n";
-        let sum = crate::store::checksum::of_bytes(text);
+        let sum = crate::store::checksum::of_bytes(MARK_TEXT);
         // (Made anew it would be younger than objects of ours.)
         if !self.abilities.if_absent && self.server.head(MARK)?.is_some() {
             self.listings.mark();
             return Ok(());
         }
         let when = if self.abilities.if_absent { When::Absent } else { When::Always };
-        match self.server.put(MARK, &&text[..], sum, &Words::new(), when) {
+        match self.server.put(MARK, &MARK_TEXT, sum, &Words::new(), when) {
             Err(why) if !is_condition_failed(&why) => return Err(why),
             _ => {}
         }

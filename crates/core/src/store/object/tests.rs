@@ -191,6 +191,17 @@ fn names_that_can_be_no_keys() {
     for fine in ["", "a", "a b/ü&<>'\"%41+", "new\nline", "-rf", "..."] {
         store.may_hold(&path(fine)).unwrap();
     }
+    let mut store = store;
+    for (lists_any_key, name, refused) in [
+        (true, "d/\x01\u{fffe}", false),
+        (false, "d/\x01", true),
+        (false, "\u{ffff}/x", true),
+        (false, "d/\t\n\r\x7f\u{85}\u{fffd}", false),
+    ] {
+        store.abilities.lists_any_key = lists_any_key;
+        let held = store.may_hold(&path(name));
+        assert_eq!(held.map_err(|why| why.raw_os_error()), if refused { Err(Some(libc::EILSEQ)) } else { Ok(()) });
+    }
 }
 
 #[test]

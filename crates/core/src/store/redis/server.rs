@@ -39,6 +39,7 @@ pub const NOTHING: Abilities = Abilities {
     put_bytes_max: VALUE_BYTES_MAX,
     copy_bytes_max: VALUE_BYTES_MAX,
     object_bytes_max: VALUE_BYTES_MAX,
+    lists_any_key: true,
     key_bytes_max: 64 << 10,
     words_bytes_max: 256 << 10,
 };

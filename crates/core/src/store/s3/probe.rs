@@ -29,6 +29,7 @@ pub const NOTHING: Abilities = Abilities {
     put_bytes_max: 5 << 30,
     copy_bytes_max: 5 << 30,
     object_bytes_max: 5 << 40,
+    lists_any_key: false,
     key_bytes_max: 1024,
     words_bytes_max: 2048,
 };
@@ -89,6 +90,8 @@ impl Server {
 
         found.if_absent = held(put(When::Absent, proof()).map(drop))?;
         found.if_same = held(put(When::Is(NO_ETAG), proof()).map(drop))?;
+        // (Whoever may not list is told so when he does.)
+        found.lists_any_key = self.list(name, true, None).is_ok() && !self.lists_as_xml.load(Ordering::Relaxed);
         found.copies = !refused(self.copy(&found, name, Some(&etag), name, Some(&words)).map(drop))?;
         found.uploads_in_parts = self.probe_upload(name, &mut found)?;
         Ok(found)

@@ -26,6 +26,8 @@ pub struct Server {
     pub abilities: OnceLock<Abilities>,
     /// A part that the server copies out of an object gets the checksum of all of it (versitygw 1.8).
     pub ranges_missummed: AtomicBool,
+    /// It does not write keys in listings as it was asked to (versitygw 1.8).
+    pub lists_as_xml: AtomicBool,
     /// One asks for them, the others wait.
     pub probing: Mutex<()>,
     trouble: Mutex<Option<String>>,
@@ -36,8 +38,8 @@ impl Server {
         let wire = Wire::new(&place)?;
         let throttle = place.requests_per_second.map(Throttle::new);
         let (abilities, probing, trouble) = (OnceLock::new(), Mutex::new(()), Mutex::new(None));
-        let ranges_missummed = AtomicBool::new(false);
-        Ok(Self { place, wire, throttle, abilities, ranges_missummed, probing, trouble })
+        let (ranges_missummed, lists_as_xml) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Self { place, wire, throttle, abilities, ranges_missummed, lists_as_xml, probing, trouble })
     }
 
     pub fn whole(&self, key: &str) -> String {
