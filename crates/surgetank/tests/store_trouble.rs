@@ -52,6 +52,8 @@ fn full(name: &str, fill: impl FnOnce(&Scene) -> PathBuf) {
     }
     // Still full: still the truth.
     scene.run(&SHORT, "true").exits(3).says(&ALWAYS);
+    // (What it says is to be done found nothing: the state was not named.)
+    scene.verb("wait", &["/mnt/project"]).exits(3).says(&ALWAYS);
     fs::remove_file(ballast).unwrap();
     scene.drain_what_is_left().exits(0);
     all_is_there(&scene);
