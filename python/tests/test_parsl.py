@@ -50,7 +50,18 @@ with parsl.load(config):
 """
 
 
-def program(tmp_path: Path, tier: Path, fail: str) -> tuple[subprocess.CompletedProcess[str], Path, Path]:
+# A child of the program's, that ends when all apps are done, and the error that nobody catches.
+FORKS = """
+if (child := os.fork()) == 0:
+    sys.exit()
+os.waitpid(child, 0)
+raise RuntimeError(sorted(os.listdir("work")))
+"""
+
+
+def program(
+    tmp_path: Path, tier: Path, fail: str, more: str = ""
+) -> tuple[subprocess.CompletedProcess[str], Path, Path]:
     work, state = places(tmp_path)
     seen = tmp_path / "seen"
     seen.mkdir()
@@ -59,7 +70,7 @@ def program(tmp_path: Path, tier: Path, fail: str) -> tuple[subprocess.Completed
         (work / name).mkdir(parents=True)
     for name in "abc":
         (work / f"data/{name}.txt").write_text("b\na\n" * 100)
-    (work / "flow.py").write_text(PROGRAM)
+    (work / "flow.py").write_text(PROGRAM + more)
     words = [
         "unshare",
         "-m",
@@ -98,3 +109,10 @@ def test_a_program_with_our_staging(tmp_path: Path, tier: Path, fail: str, monke
     monkeypatch.setenv("SURGETANK_BINARY", BINARY)
     assert Agent(state=str(tmp_path / "state")).records()[-1]["verdict"]["kept"]["total"] == 0
     assert {path.read_text() for path in (work / "out").iterdir()} == {"200\n"}
+
+
+@NEEDS_MOUNT
+def test_a_forked_child_that_ended_removed_what_its_parent_still_had(tmp_path: Path, tier: Path) -> None:
+    done, work, _seen = program(tmp_path, tier, "", FORKS)
+    assert done.returncode == 1 and "['a.txt', 'b.txt', 'c.txt']" in done.stderr, done.stderr
+    assert sorted(path.name for path in (work / "work").iterdir()) == ["a.txt", "b.txt", "c.txt"]

@@ -452,7 +452,10 @@ impl Drain {
             return;
         }
         let first = *op.first_failure.get_or_insert_with(clock::tick);
-        op.due = clock::tick() + self.pause.back_off(seq, op.failures);
+        let (now, last) = (clock::tick(), first + retry);
+        let due = now + self.pause.back_off(seq, op.failures);
+        // The try after which it is given up is not put off: somebody waits for it.
+        op.due = if now < last { due.min(last) } else { due };
         self.pause.failed(seq, verdict::errno_of(why));
         let lasting = judged == Verdict::Refuse || first.elapsed() >= retry || absent.is_some();
         let advice = verdict::advise(verdict::errno_of(why));

@@ -31,6 +31,7 @@ use surgetank_core::error::{Error, Result};
 use crate::agent::client::{self, Connection};
 use crate::agent::engine::Backend;
 use crate::agent::life;
+use crate::agent::place::naming;
 use settings::Settings;
 
 /// Exit codes of our own; a command's code is passed on as it is.
@@ -201,20 +202,21 @@ fn state_root(program: &Program<'_>, settings: &Settings) -> Outcome<PathBuf> {
 
 /// The agent that serves `path`, or the plain statement that there is none.
 fn agent_of(program: &Program<'_>, settings: &Settings, path: &Path) -> Outcome<Connection> {
-    if let Some(agent) = client::serving(&state_root(program, settings)?, path)? {
+    let state = state_root(program, settings)?;
+    if let Some(agent) = client::serving(&state, path)? {
         return Ok(agent);
     }
     Err(match client::dead_mount(path)? {
-        Some(dead) => dead_mount_error(&dead),
+        Some(dead) => dead_mount_error(&dead, &state),
         None => Error::new(format!("no agent of yours serves {}", path.display()))
             .remedy("`surgetank status` lists the agents; `surgetank mount DIR` or `surgetank run` starts one"),
     }
     .into())
 }
 
-fn dead_mount_error(dead: &Path) -> Error {
+fn dead_mount_error(dead: &Path, state: &Path) -> Error {
     Error::new(format!("{} is a dead mount of an agent that was killed", dead.display()))
-        .remedy(format!("surgetank umount {}", dead.display()))
+        .remedy(format!("surgetank umount{} {}", naming(state), dead.display()))
         .data("what was closed there is in the store or still in the tiers; the next run over the directory brings it to the store")
 }
 
@@ -227,8 +229,9 @@ fn clear_dead_mount(program: &Program<'_>, settings: &Settings) -> Outcome<()> {
     };
     // Whoever stands in the dead mount goes on in the directory underneath.
     let here = std::env::current_dir();
-    if !client::clear_dead_mount(&state_root(program, settings)?, &dead)? {
-        return Err(dead_mount_error(&dead).into());
+    let state = state_root(program, settings)?;
+    if !client::clear_dead_mount(&state, &dead)? {
+        return Err(dead_mount_error(&dead, &state).into());
     }
     if let Ok(here) = here {
         std::env::set_current_dir(&here).map_err(|error| {

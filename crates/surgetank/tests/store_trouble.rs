@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::mount::MountFlags;
 use scene::server::{Server, unmount};
-use scene::{MIB, Scene, eventually, mount, noise};
+use scene::{MIB, Running, Scene, eventually, mount, noise};
 
 /// So that a store that fails for ever is given up within the patience of a test.
 const SHORT: [&str; 2] = ["--retry", "500ms"];
@@ -54,6 +54,8 @@ fn full(name: &str, fill: impl FnOnce(&Scene) -> PathBuf) {
     }
     // Still full: still the truth.
     scene.run(&SHORT, "true").exits(3).says(&ALWAYS);
+    // (What it says is to be done found nothing: the state was not named.)
+    scene.verb("wait", &["/mnt/project"]).exits(3).says(&ALWAYS);
     fs::remove_file(ballast).unwrap();
     scene.drain_what_is_left().exits(0);
     all_is_there(&scene);
@@ -80,6 +82,25 @@ fn a_full_ext4() {
         scene.ext4("project", 64);
         ballast(scene, 45)
     });
+}
+
+/// The pause before the last try took as long as all before it, and nobody was told for how long it would be tried.
+#[test]
+fn a_full_store_was_given_up_long_after_the_time_for_that() {
+    let Some(scene) = prepare("full_given_up") else { return };
+    scene.tmpfs("project", 8);
+    ballast(&scene, 6);
+    // Of pauses that grow as they do, the one that ends after this ends at 6.3 s at the earliest.
+    let words = ["--retry", "5s", "--json", "/mnt/report.json"];
+    let quiet = scene.run_command(&words, "head -c 4M /mnt/source > late");
+    let mut command = scene.surgetank(&[]);
+    command.args(quiet.get_args().filter(|word| *word != "--no-progress"));
+    let ended = Running::of(command).ends().exits(3);
+    let ended =
+        ended.says(&["draining", "full", "It is tried for 4 s more; what is left then stays safe in the tiers."]);
+    let report: serde_json::Value = serde_json::from_slice(&fs::read("/mnt/report.json").unwrap()).unwrap();
+    let drain_ms = report["drain_ms"].as_u64().unwrap();
+    assert!((4900..6300).contains(&drain_ms), "{drain_ms} ms: {}", ended.stderr);
 }
 
 /// There is room for the first file, if the copy of the second is not there.

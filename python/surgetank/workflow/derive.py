@@ -226,20 +226,34 @@ def peak_live_bytes(
     missing = [task for task in workflow.tasks if task not in when]
     if missing:
         raise Problem(f"the schedule has no {missing[0]!r}", where=workflow.source)
-    changes: list[tuple[float, int, int]] = []
+    lives: list[Life] = []
     for fact in facts.values():
         if not fact.size_bytes or (fact.maker is None and not (inputs and fact.readers)):
             continue
         begin = 0.0 if fact.maker is None else when[fact.maker].begin_s
         if fact.maker is None and lifetimes:
             begin = min(when[reader].begin_s for reader in fact.readers)
-        changes.append((begin, 1, fact.size_bytes))
+        end = None
         if lifetimes and (fact.disposable or fact.maker is None):
             users = [*fact.readers, *([] if fact.maker is None else [fact.maker])]
-            changes.append((max(when[user].end_s for user in users), 0, -fact.size_bytes))
+            end = max(when[user].end_s for user in users)
+        lives.append((begin, end, fact.size_bytes))
+    return live_bytes_max(lives)
+
+
+# When a file comes, when it goes (None: it stays), and its bytes.
+Life = tuple[float, float | None, int]
+
+
+def live_bytes_max(lives: Iterable[Life]) -> int:
+    """What goes at an instant makes room for what comes at it: tasks follow each other."""
+    changes: list[tuple[float, int]] = []
+    for begin, end, size in lives:
+        changes.append((begin, size))
+        if end is not None:
+            changes.append((end, -size))
     live = most = 0
-    # What ends at an instant makes room for what begins at it.
-    for _, _, change in sorted(changes):
+    for _, change in sorted(changes):
         live += change
         most = max(most, live)
     return most

@@ -42,6 +42,8 @@ pub struct Stuck {
     pub path: Vec<u8>,
     pub text: String,
     pub since: Duration,
+    /// The last drain does not wait for it any more.
+    pub lasting: bool,
 }
 
 /// What waits for the store.
@@ -411,6 +413,7 @@ impl Namespace {
                 path: self.op_path(&tree, op),
                 text: trouble.text.clone(),
                 since: op.first_failure.map(|at| at.elapsed()).unwrap_or_default(),
+                lasting: trouble.lasting,
             })
         })
     }

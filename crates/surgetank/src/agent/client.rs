@@ -20,7 +20,7 @@ use surgetank_core::model::RunId;
 use surgetank_core::report::{PathText, Scope, Verdict, Visibility};
 
 use super::life::{Outcome, Startup};
-use super::place::{Place, StateRoot};
+use super::place::{Place, StateRoot, naming};
 use super::wire::{self, ANSWER_BYTES_MAX, Answer, Hello, PROTOCOL, RefusalKind, Request};
 use crate::mount;
 
@@ -348,7 +348,7 @@ pub fn find_or_start(config: &Config, wanted: Visibility) -> Result<Found> {
     // One that is on its way out, or one that was killed a moment ago.
     place.await_no_agent()?;
     for left in root.left_behind(over, Some(&place))? {
-        eprintln!("surgetank: {}", left.tell(over));
+        eprintln!("surgetank: {}", left.tell(over, &naming(&config.state)));
     }
     refuse_near_end(config)?;
     let start = spawn(config, &place, wanted)?;

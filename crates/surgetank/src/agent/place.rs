@@ -27,6 +27,7 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use surgetank_core::clock;
+use surgetank_core::config::{Config, Overrides};
 use surgetank_core::error::{Error, Result};
 use surgetank_core::report::{PathText, Verdict};
 
@@ -34,6 +35,13 @@ use surgetank_core::report::{PathText, Verdict};
 pub struct StateRoot {
     path: PathBuf,
     dir: OwnedFd,
+}
+
+/// What a command line that somebody is told has to name besides, with a space before it; empty where the state is found
+/// by itself.
+pub fn naming(state: &Path) -> String {
+    let found = Config::state_root(&Overrides::default()).is_ok_and(|found| found == state);
+    if found { String::new() } else { format!(" --state {}", state.display()) }
 }
 
 /// One agent's directory below the root.

@@ -14,7 +14,12 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 pub enum Display {
     Quiet,
     Bar(ProgressBar),
-    Lines { doing: &'static str, last: Instant },
+    /// `told`: of trouble, which is told at once.
+    Lines {
+        doing: &'static str,
+        last: Instant,
+        told: bool,
+    },
 }
 
 impl Display {
@@ -24,7 +29,7 @@ impl Display {
             return Self::Quiet;
         }
         if !std::io::stderr().is_terminal() {
-            return Self::Lines { doing, last: clock::tick() };
+            return Self::Lines { doing, last: clock::tick(), told: false };
         }
         let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
         // The template is as good as a constant; a broken one would show in the first test run as the default style.
@@ -47,9 +52,10 @@ impl Display {
                 bar.set_position(done);
                 bar.set_message(sentence(progress));
             }
-            Self::Lines { doing, last } => {
-                if last.elapsed() >= LINE_EVERY {
+            Self::Lines { doing, last, told } => {
+                if last.elapsed() >= LINE_EVERY || progress.trouble.is_some() && !*told {
                     *last = clock::tick();
+                    *told |= progress.trouble.is_some();
                     eprintln!("surgetank: {doing} {}", sentence(progress));
                 }
             }

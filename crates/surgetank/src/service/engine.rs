@@ -113,7 +113,8 @@ impl Served {
             && self.namespace.unsealed(scope.run).iter().any(|path| path.as_ref().is_none_or(|path| scope.covers(path)))
     }
 
-    fn trouble(&self) -> Option<Trouble> {
+    /// `ends`: it is the last drain, which gives up.
+    fn trouble(&self, ends: bool) -> Option<Trouble> {
         let place = self.namespace.store.describe();
         let paused = self.drain.paused_since_unix_seconds();
         // It need not fail to be in trouble.
@@ -125,7 +126,11 @@ impl Served {
             let reason = if silent.is_some() { self.namespace.silence() } else { slow() };
             return Some(Trouble { path: None, place, reason, since_unix_seconds });
         }
-        let stuck = self.namespace.stuck()?;
+        let mut stuck = self.namespace.stuck()?;
+        if ends && !stuck.lasting {
+            let left = self.namespace.config.retry.saturating_sub(stuck.since).as_secs();
+            stuck.text.push_str(&format!(" It is tried for {left} s more; what is left then stays safe in the tiers."));
+        }
         Some(Trouble {
             path: Some(PathText(stuck.path)),
             place,
@@ -232,7 +237,7 @@ impl Engine for Served {
             corrupt: self.drain.counters.corrupt.load(Ordering::Relaxed),
             savings: namespace.store.savings(),
         };
-        status.troubles.extend(self.trouble());
+        status.troubles.extend(self.trouble(false));
         status.troubles.extend(self.waiting_for_room().take(20));
         for noted in namespace.troubles().into_iter().rev().take(20) {
             status.troubles.push(Trouble {
@@ -299,7 +304,7 @@ impl Engine for Served {
             done_files: now.files - since.files,
             done_bytes: now.bytes - since.bytes,
             bytes_per_second: self.bytes_per_second(),
-            trouble: self.trouble(),
+            trouble: self.trouble(begun.is_some()),
             settled: ((left == Queued::default() && self.namespace.lingering_none()) || self.drain.settled(scope.run))
                 && !releasing,
         }

@@ -11,6 +11,7 @@ use surgetank_core::report::{Scope, Visibility};
 use super::run::final_drain::{self, Drained};
 use super::settings::Settings;
 use super::{Failure, Outcome, Program, agent_of, clear_dead_mount, dead_mount_error, exit, state_root, wait, words};
+use crate::agent::place::naming;
 use crate::agent::signals::Signals;
 use crate::agent::wire::{Answer, Request};
 use crate::agent::{client, holders};
@@ -57,9 +58,10 @@ pub fn mount(program: &Program<'_>, args: &MountArgs) -> Outcome {
         eprintln!("surgetank: {}", agent.hello.inherited);
     }
     eprintln!(
-        "surgetank: mounted over {} (agent pid {}); take it away with: surgetank umount {}",
+        "surgetank: mounted over {} (agent pid {}); take it away with: surgetank umount{} {}",
         over.display(),
         agent.pid,
+        naming(&config.state),
         over.display()
     );
     Ok(exit::OK)
@@ -83,12 +85,13 @@ pub fn umount(program: &Program<'_>, args: &UmountArgs) -> Outcome {
     let directory = args.directory.clone().unwrap_or_else(|| PathBuf::from("."));
     let settings = Settings::of_state(args.state.as_ref());
     if let Some(dead) = client::dead_mount(&directory)? {
-        if !client::clear_dead_mount(&state_root(program, &settings)?, &dead)? {
-            return Err(dead_mount_error(&dead)
+        let state = state_root(program, &settings)?;
+        if !client::clear_dead_mount(&state, &dead)? {
+            return Err(dead_mount_error(&dead, &state)
                 .remedy(format!("no agent of yours left it there: umount {}", dead.display()))
                 .into());
         }
-        eprintln!("surgetank: {}", words::left_by_killed(&dead));
+        eprintln!("surgetank: {}", words::left_by_killed(&dead, &naming(&state)));
         return Ok(exit::NOT_DURABLE);
     }
     let mut agent = agent_of(program, &settings, &directory)?;

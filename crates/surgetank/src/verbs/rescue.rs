@@ -24,7 +24,7 @@ use super::settings::Settings;
 use super::{Failure, Outcome, Program, clear_dead_mount, exit, words};
 use crate::agent::client;
 use crate::agent::engine::{Engine, Opening};
-use crate::agent::place::{Place, StateRoot};
+use crate::agent::place::{Place, StateRoot, naming};
 use crate::agent::progress::Display;
 use crate::agent::wire::{Answer, Request};
 
@@ -65,6 +65,11 @@ pub struct ScavengeArgs {
 }
 
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What returns when the living agent has brought everything to the store.
+fn waiting(config: &Config) -> String {
+    format!("surgetank wait{} {}", naming(&config.state), config.over.display())
+}
 
 /// The place of a directory that no agent serves, held against agents.
 struct Left {
@@ -111,7 +116,7 @@ fn left_of(config: Config) -> Outcome<Option<Left>> {
     };
     let Some(lock) = lock else {
         return Err(Error::new(format!("{} is being served", config.over.display()))
-            .remedy("wait until its agent is gone (`surgetank status`), or `surgetank wait`")
+            .remedy(format!("wait until its agent is gone: {}", waiting(&config)))
             .into());
     };
     place.await_catalog();
@@ -244,7 +249,7 @@ pub fn scavenge(program: &Program<'_>, args: &ScavengeArgs) -> Outcome {
     let config = configure(program, args.directory.as_ref(), &args.settings)?;
     if client::serving(&config.state, &config.over)?.is_some() {
         return Err(Error::new(format!("{} is being served: nothing there is left behind", config.over.display()))
-            .remedy("`surgetank wait` returns when all of it is in the store")
+            .remedy(format!("`{}` returns when all of it is in the store", waiting(&config)))
             .into());
     }
     let over = config.over.clone();

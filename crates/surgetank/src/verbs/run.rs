@@ -27,6 +27,7 @@ use surgetank_core::report::{Holder, PathText, RunReport, Scope, Summary, Verdic
 use super::settings::Settings;
 use super::{Failure, Outcome, Program, words};
 use crate::agent::client::{self, Connection, Dialed, Joined};
+use crate::agent::place::naming;
 use crate::agent::signals::{self, Signals};
 use crate::agent::wire::{Account, Answer, Request};
 use child::Stillborn;
@@ -535,9 +536,7 @@ impl Run {
         if !reason.is_empty() {
             eprintln!("surgetank: {reason} (the command's own exit code was {})", facts.command_exit);
         }
-        // Whoever is told what to do next has to name the state, too, where this command line did: nothing is found elsewhere.
-        let named = self.args.settings.state.as_ref();
-        let state = named.map_or_else(String::new, |_| format!(" --state {}", self.config.state.display()));
+        let state = naming(&self.config.state);
         if facts.timed_out {
             let (over, pid) = (&self.agent.hello.over, self.agent.pid);
             eprintln!(

@@ -11,7 +11,7 @@ use super::run::final_drain::{self, Drained};
 use super::settings::Settings;
 use super::{Failure, Outcome, Program, exit, state_root, words};
 use crate::agent::client;
-use crate::agent::place::StateRoot;
+use crate::agent::place::{StateRoot, naming};
 use crate::agent::signals::Signals;
 use crate::agent::wire::{Answer, RefusalKind, Request};
 
@@ -83,8 +83,9 @@ fn code(verdict: &Verdict) -> u8 {
 /// No agent serves the path: all is durable, unless one was killed or had to leave something.
 fn without_agent(state: &Path, path: &Path, paths: &[PathBuf], quiet: bool) -> Outcome {
     let path = client::absolute(path)?;
+    let named = naming(state);
     if let Some(dead) = client::dead_mount(&path)? {
-        eprintln!("surgetank: {}", words::left_by_killed(&dead));
+        eprintln!("surgetank: {}", words::left_by_killed(&dead, &named));
         return Ok(exit::NOT_DURABLE);
     }
     let root = StateRoot::open_existing(state)?;
@@ -95,16 +96,16 @@ fn without_agent(state: &Path, path: &Path, paths: &[PathBuf], quiet: bool) -> O
             Err(_) => None,
         };
         let behind = root.left_behind(directory, place.as_ref())?;
-        words::tell(&behind.iter().map(|left| left.tell(directory)).collect::<Vec<_>>());
+        words::tell(&behind.iter().map(|left| left.tell(directory, &named)).collect::<Vec<_>>());
         let Some(place) = place else {
             if behind.is_empty() {
                 continue;
             }
             return Ok(exit::NOT_DURABLE);
         };
-        let again = format!("surgetank run --over {} -- true", directory.display());
+        let again = format!("surgetank run{named} --over {} -- true", directory.display());
         if place.was_killed()? {
-            eprintln!("surgetank: {}", words::left_by_killed(directory));
+            eprintln!("surgetank: {}", words::left_by_killed(directory, &named));
             return Ok(exit::NOT_DURABLE);
         }
         if let Some(verdict) = place.undrained() {

@@ -34,11 +34,11 @@ pub fn millis(value: u64) -> String {
     }
 }
 
-/// What the death of an agent leaves, and what to do about it.
-pub fn left_by_killed(over: &Path) -> String {
+/// What the death of an agent leaves, and what to do about it; `state` as of [`naming`](crate::agent::place::naming).
+pub fn left_by_killed(over: &Path, state: &str) -> String {
     let over = over.display();
     format!(
-        "the agent of {over} was killed: what is not in the store yet lies in its tiers; bring it there (with the same options) by: surgetank run --over {over} -- true"
+        "the agent of {over} was killed: what is not in the store yet lies in its tiers; bring it there (with the same options) by: surgetank run{state} --over {over} -- true"
     )
 }
 

@@ -57,6 +57,8 @@ class SurgetankStaging(Staging, RepresentationMixin):  # type: ignore[misc, unus
         self._inputs: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._prefetch, name="surgetank-prefetch", daemon=True).start()
         self._waiting = ThreadPoolExecutor(4, "surgetank-wait")
+        # (A forked child has our end as well, and knows of no error that ended the program.)
+        self._process = os.getpid()
         atexit.register(self._finish)
 
     # What Parsl asks.
@@ -134,6 +136,8 @@ class SurgetankStaging(Staging, RepresentationMixin):  # type: ignore[misc, unus
     def _finish(self) -> None:
         """The program ends; Parsl has been cleaned up before us, or its apps are not done."""
         assert self._agent is not None
+        if os.getpid() != self._process:
+            return
         self._waiting.shutdown(wait=True)
         succeeded = all(app.done() and app.exception() is None for app in self._apps)
         # An error that nobody caught ends the program, too: set when it was told.

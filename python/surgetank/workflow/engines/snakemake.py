@@ -23,6 +23,7 @@ from snakemake_interface_scheduler_plugins.registry import (  # type: ignore[imp
     SchedulerPluginRegistry,
 )
 
+from .. import hints
 from ..agent import Agent, binary, mounted
 from ..derive import Persist
 from ..execute import persist as persistence
@@ -173,7 +174,7 @@ class Observer:
         refused = self.agent.hint(
             [
                 hint
-                for hint in persistence.hints(self.workflow, self.persist, held)
+                for hint in hints.held_back(self.workflow, self.persist, held)
                 if (maker := self.workflow.producer[hint["path"]]) in self._unfinished or self._children_left[maker]
             ]
         )

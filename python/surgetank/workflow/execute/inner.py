@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from .. import hints
 from ..agent import Agent
 from ..graph import Workflow
 from ..problem import Problem
@@ -57,7 +58,7 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
             ahead = None
             if agent is not None:
                 ahead = Ahead(workflow, settings.jobs, decision.run, drop)
-                refused = agent.hint([*persist.hints(workflow, settings.persist, drop), *ahead.hints()])
+                refused = agent.hint([*hints.held_back(workflow, settings.persist, drop), *ahead.hints()])
                 if refused is not None:
                     progress.say(f"the agent did not take all hints; those files are written to the store: {refused}")
             planned = plan.make(workflow, decision, settings, drop, missing)

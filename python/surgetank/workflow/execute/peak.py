@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..derive import Life, live_bytes_max
 from ..graph import Workflow
 from .journal import Record
 
@@ -59,9 +60,9 @@ def of(
     dropped: Mapping[str, int],
 ) -> Peak:
     """`spans`: task → begin and end; `dropped`: file → when."""
-    bounded: list[tuple[int, int]] = []
-    endless: list[tuple[int, int]] = []
-    executed: list[tuple[int, int]] = []
+    bounded: list[Life] = []
+    endless: list[Life] = []
+    executed: list[Life] = []
     for path, size in sizes.items():
         maker = workflow.producer.get(path)
         if maker is None or maker not in spans:
@@ -69,21 +70,11 @@ def of(
         begin = spans[maker][0]
         file = workflow.files[path]
         readers = workflow.readers[path]
-        for changes in (bounded, endless, executed):
-            changes.append((begin, size))
         known = not file.readers_unknown and not file.final and all(reader in spans for reader in readers)
+        end = None
         if known and (readers or file.temporary):
             end = max([spans[maker][1], *(spans[reader][1] for reader in readers)])
-            bounded.append((end, -size))
-        if path in dropped:
-            executed.append((dropped[path], -size))
-    return Peak(_highest(bounded), _highest(endless), _highest(executed))
-
-
-def _highest(changes: list[tuple[int, int]]) -> int:
-    """What goes at the very moment at which something comes has gone before it: tasks follow each other."""
-    level = highest = 0
-    for _, change in sorted(changes):
-        level += change
-        highest = max(highest, level)
-    return highest
+        bounded.append((begin, end, size))
+        endless.append((begin, None, size))
+        executed.append((begin, dropped.get(path), size))
+    return Peak(live_bytes_max(bounded), live_bytes_max(endless), live_bytes_max(executed))

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..graph import File, Task, Workflow
 from ..problem import Problem
+from .asked import ask
 from .paths import inside, measure, read
 
 _TRACE = re.compile(
@@ -63,13 +63,7 @@ def load(path: Path, *, targets: Sequence[str] = (), variables: Sequence[str] = 
     environment = {**os.environ, "LC_ALL": "C"}
     for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
         environment.pop(name, None)
-    try:
-        ended = subprocess.run(
-            command, cwd=directory, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            errors="replace", timeout=_TIMEOUT_S, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise Problem("make did not tell its rules", where=path, why=error, code=1) from None
+    ended = ask(command, directory, environment, _TIMEOUT_S, where=path, what="make did not tell its rules")
     _refuse(path, text, ended.stderr, ended.returncode)
     said, _, database = ended.stdout.partition("\n# Make data base, printed on ")
     rules = {rule.target: rule for rule in _rules(database.partition("\n# Files\n")[2])}

@@ -11,7 +11,6 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from typing import Any
 
 from ..graph import File, Task, Workflow
 from ..problem import Problem
+from .asked import ask
 from .paths import inside, measure, read
 
 PLUGINS = Path(__file__).parent / "plugins"
@@ -81,13 +81,7 @@ def _ask(path: Path, directory: Path, arguments: Sequence[str], everything: bool
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(PLUGINS), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
         }
-        try:
-            ended = subprocess.run(
-                command, cwd=directory, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                errors="replace", timeout=_TIMEOUT_S, check=False,
-            )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise Problem("Snakemake did not tell its jobs", where=path, why=error, code=1) from None
+        ended = ask(command, directory, environment, _TIMEOUT_S, where=path, what="Snakemake did not tell its jobs")
         if not out.exists():
             raise _refused(path, ended.stderr or ended.stdout)
         described: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))

@@ -158,8 +158,8 @@ impl StateRoot {
 }
 
 impl Left {
-    /// For people.
-    pub fn tell(&self, over: &Path) -> String {
+    /// For people; `state` as of [`super::naming`].
+    pub fn tell(&self, over: &Path, state: &str) -> String {
         let what = match self.counted {
             Some((files, operations)) => format!("{files} file(s) and {operations} operation(s)"),
             None => "an unknown number of files".to_owned(),
@@ -167,12 +167,12 @@ impl Left {
         let (over, place) = (over.display(), self.place.display());
         if self.same_directory {
             return format!(
-                "an earlier agent of {over} left {what} undrained ({place}); once this is drained, the next run takes them up: surgetank run --over {over} -- true"
+                "an earlier agent of {over} left {what} undrained ({place}); once this is drained, the next run takes them up: surgetank run{state} --over {over} -- true"
             );
         }
         format!(
             "NOT taken up: an earlier agent of {over} left {what} undrained ({place}), and another directory or file system is there now. \
-             They stay in the tiers; mount the file system that was there again, then: surgetank run --over {over} -- true. \
+             They stay in the tiers; mount the file system that was there again, then: surgetank run{state} --over {over} -- true. \
              If nobody wants them any more, remove {place}"
         )
     }

@@ -5,6 +5,7 @@ use surgetank_core::error::{Error, Result};
 use surgetank_core::report::{Scope, Verdict};
 
 use crate::agent::client::Connection;
+use crate::agent::place::naming;
 use crate::agent::progress::Display;
 use crate::agent::signals::{self, Signals};
 use crate::agent::wire::{Answer, RefusalKind, Request};
@@ -58,7 +59,8 @@ pub fn follow(
             }
             if told {
                 display.say(&format!(
-                    "surgetank: the agent goes on draining: `surgetank wait {over}` waits for it; should it be killed, `surgetank scavenge {over}` brings what is left to the store",
+                    "surgetank: the agent goes on draining: `surgetank wait{state} {over}` waits for it; should it be killed, `surgetank scavenge{state} {over}` brings what is left to the store",
+                    state = agent.place.parent().map(naming).unwrap_or_default(),
                     over = agent.hello.over
                 ));
                 display.finish();
