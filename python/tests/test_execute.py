@@ -121,6 +121,18 @@ def test_final_drops_what_nobody_reads_and_makes_it_again_when_needed(tmp_path: 
     assert (tmp_path / "a").exists()
 
 
+def test_final_dropped_intermediates_outside_the_directory(tmp_path: Path) -> None:
+    work, outside = tmp_path / "w", tmp_path / "outside"
+    for place in (work, outside):
+        place.mkdir()
+    (work / "linked").symlink_to(outside)
+    between = [f"{outside}/a", "linked/b", "c"]
+    make, use = sh("make", "tee " + " ".join(between), [], between), sh("use", "cat linked/b > end", between, ["end"])
+    report = do(flow(make, use), work, persist_named=True)
+    assert report["exit"] == 0 and report["dropped"] == ["c"]
+    assert sorted(path.name for path in outside.iterdir()) == ["a", "b"]
+
+
 def test_only_declared_temporaries_go_by_default(tmp_path: Path) -> None:
     tasks = [sh("a", "echo a > t; echo a > k", [], ["t", "k"]), sh("b", "cat t k > r", ["t", "k"], ["r"])]
     assert do(flow(*tasks, files=[File("t", temporary=True)]), tmp_path)["dropped"] == ["t"]
