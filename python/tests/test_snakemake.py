@@ -15,7 +15,7 @@ from test_replay import BINARY, NEEDS_MOUNT, ROOT, kill_all, tier
 
 from surgetank.workflow.agent import Agent
 from surgetank.workflow.derive import Persist
-from surgetank.workflow.graph import Task, Workflow
+from surgetank.workflow.graph import File, Task, Workflow
 
 __all__ = ["tier"]
 
@@ -307,9 +307,24 @@ def test_it_is_refused_where_it_could_not_work(tmp_path: Path, tier: Path) -> No
     library = [sys.executable, "-c", program]
     one_file = [sys.executable, "-m", "snakemake", "-c1"]
     for words, said in ((library, "surgetank run -- "), (one_file, "`default-storage-provider: surgetank`")):
-        asked = subprocess.run(words, cwd=work, env=there, capture_output=True, text=True, check=False)
+        asked = subprocess.run(words, cwd=work, env=there, capture_output=True, text=True, check=False, timeout=60)
         assert asked.returncode and said in asked.stdout + asked.stderr
         (work / "Snakefile").write_text('rule all:\n    input: storage.surgetank("data/a.txt")\n')
+
+
+def test_what_snakemake_removes_itself_is_not_handed_over_when_consumed() -> None:
+    from surgetank.workflow.engines.snakemake import Observer
+
+    told: list[str] = []
+    agent = SimpleNamespace(hint=lambda hints: told.extend(f"{hint['path']} {hint['mode']}" for hint in hints))
+    observer = Observer(Persist.WHEN_CONSUMED, agent)  # type: ignore[arg-type]
+    tasks = [Task("make", "make", [], ["scratch", "kept"]), Task("read", "read", ["scratch", "kept"], ["end"])]
+    observer.workflow = Workflow.of("w", "Snakefile", tasks, [File("scratch", temporary=True)])
+    observer._unfinished, observer._children_left = {"make", "read"}, {"make": 1, "read": 0}
+    observer._hand_over(["make"])
+    assert told == []
+    observer._hand_over(["read"])
+    assert told == ["kept copy", "end copy"]
 
 
 def test_jobs_on_other_machines_are_refused() -> None:
