@@ -226,6 +226,26 @@ def test_cluster_puts_short_tasks_into_few_processes(tmp_path: Path) -> None:
     assert report["tasks"]["failed"] == {"t5": "exit code 3"} and report["tasks"]["done"] == 39
 
 
+def test_logs_of_short_silent_tasks_are_not_renamed_and_those_that_matter_have_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renamed: list[str] = []
+    rename = os.rename
+    monkeypatch.setattr(os, "rename", lambda one, other: (renamed.append(Path(other).name), rename(one, other)))
+    tasks = [sh(f"t{n}", "true") for n in range(20)]
+    tasks += [sh("says", "echo said"), sh("fails", "exit 3")]
+    # One that goes on has its log while it runs.
+    tasks.append(sh("long", f"while ! ls {journal.HOME}/*/long.out; do sleep 0.02; done >/dev/null 2>&1"))
+    report = do(flow(*tasks), tmp_path, keep_going=True)
+    assert report["tasks"]["failed"] == {"fails": "exit code 3"}
+    there = tmp_path / journal.HOME / report["run"]
+    assert {path.name for path in there.iterdir() if path.suffix in (".out", ".err")} == {
+        "says.out", "says.err", "fails.out", "fails.err"
+    }  # fmt: skip
+    assert (there / "says.out").read_text() == "said\n"
+    assert not [name for name in renamed if name.startswith("t")]
+
+
 def test_ten_thousand_tasks(tmp_path: Path) -> None:
     tasks = [Task(f"t{n}", "true", command=["true"]) for n in range(10_000)]
     report = do(flow(*tasks), tmp_path, cluster=50)
