@@ -121,6 +121,18 @@ def test_final_drops_what_nobody_reads_and_makes_it_again_when_needed(tmp_path: 
     assert (tmp_path / "a").exists()
 
 
+def test_final_dropped_intermediates_outside_the_directory(tmp_path: Path) -> None:
+    work, outside = tmp_path / "w", tmp_path / "outside"
+    for place in (work, outside):
+        place.mkdir()
+    (work / "linked").symlink_to(outside)
+    between = [f"{outside}/a", "linked/b", "c"]
+    make, use = sh("make", "tee " + " ".join(between), [], between), sh("use", "cat linked/b > end", between, ["end"])
+    report = do(flow(make, use), work, persist_named=True)
+    assert report["exit"] == 0 and report["dropped"] == ["c"]
+    assert sorted(path.name for path in outside.iterdir()) == ["a", "b"]
+
+
 def test_only_declared_temporaries_go_by_default(tmp_path: Path) -> None:
     tasks = [sh("a", "echo a > t; echo a > k", [], ["t", "k"]), sh("b", "cat t k > r", ["t", "k"], ["r"])]
     assert do(flow(*tasks, files=[File("t", temporary=True)]), tmp_path)["dropped"] == ["t"]
@@ -212,6 +224,26 @@ def test_cluster_puts_short_tasks_into_few_processes(tmp_path: Path) -> None:
     bad = [sh(f"t{n}", "exit 3" if n == 5 else f"echo new > o{n}", [], [f"o{n}"]) for n in range(40)]
     report = do(flow(*bad), tmp_path, cluster=10, keep_going=True)
     assert report["tasks"]["failed"] == {"t5": "exit code 3"} and report["tasks"]["done"] == 39
+
+
+def test_logs_of_short_silent_tasks_are_not_renamed_and_those_that_matter_have_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renamed: list[str] = []
+    rename = os.rename
+    monkeypatch.setattr(os, "rename", lambda one, other: (renamed.append(Path(other).name), rename(one, other)))
+    tasks = [sh(f"t{n}", "true") for n in range(20)]
+    tasks += [sh("says", "echo said"), sh("fails", "exit 3")]
+    # One that goes on has its log while it runs.
+    tasks.append(sh("long", f"while ! ls {journal.HOME}/*/long.out; do sleep 0.02; done >/dev/null 2>&1"))
+    report = do(flow(*tasks), tmp_path, keep_going=True)
+    assert report["tasks"]["failed"] == {"fails": "exit code 3"}
+    there = tmp_path / journal.HOME / report["run"]
+    assert {path.name for path in there.iterdir() if path.suffix in (".out", ".err")} == {
+        "says.out", "says.err", "fails.out", "fails.err"
+    }  # fmt: skip
+    assert (there / "says.out").read_text() == "said\n"
+    assert not [name for name in renamed if name.startswith("t")]
 
 
 def test_ten_thousand_tasks(tmp_path: Path) -> None:

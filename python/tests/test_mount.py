@@ -87,6 +87,18 @@ def test_a_failed_task_has_its_own_exit_code_through_the_binary(tmp_path: Path, 
     assert "t" in done.stderr
 
 
+@NEEDS_MOUNT
+def test_a_task_that_removed_the_journal_ended_the_run_with_a_traceback(tmp_path: Path, tier: Path) -> None:
+    work, state = places(tmp_path)
+    work.mkdir()
+    given = tmp_path / "w.yaml"
+    tasks = {"t": {"command": "rm -r .surgetank-workflow; echo x >x", "outputs": ["x"]}}
+    given.write_text(json.dumps({"surgetank": 1, "tasks": tasks}))
+    done = run(command(tier, work, state, str(given)))
+    assert done.returncode == 1 and "the run could not go on" in done.stderr and "Traceback" not in done.stderr
+    assert (work / "x").read_text() == "x\n"
+
+
 MAKEFILE = """
 all: report
 a.txt: raw

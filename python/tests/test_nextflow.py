@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -63,6 +64,13 @@ def nextflow(words: list[str], work: Path, there: dict[str, str]) -> str:
     return done.stdout
 
 
+def scripts_left(there: dict[str, str]) -> int:
+    """Tasks' directories that the last run left on the tier."""
+    words = [BINARY, "report", "--json", "--state", there["SURGETANK_STATE"]]
+    told = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    return sum(path.endswith("/.command.run") for path in told["verdict"]["kept"]["first"])
+
+
 @NEEDS_MOUNT
 @NEEDS_NEXTFLOW
 def test_work_stays_on_the_tier_where_nextflow_cleans_up_and_outlives_a_kill(tmp_path: Path, tier: Path) -> None:
@@ -90,3 +98,7 @@ def test_work_stays_on_the_tier_where_nextflow_cleans_up_and_outlives_a_kill(tmp
     files = {path for path in made if path.startswith(("results/", "work/")) and not (work / path).is_symlink()}
     assert files == {f"results/{name}.count" for name in "abc"}
     assert {made[f"results/{name}.count"] for name in "abc"} == {b"20000\n"}
+    # Only those of the tasks that this run did not do are left, and go as its page says.
+    assert scripts_left(there) == cached
+    nextflow([*command[: command.index("--") + 1], "rm", "-r", "work"], work, there)
+    assert scripts_left(there) == 0 and not (work / "work").exists()

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_replay import BINARY, NEEDS_MOUNT, ROOT, places, tier
@@ -45,6 +46,8 @@ with parsl.load(config):
         sums.append(count(inputs=[ordered.outputs[0]], outputs=[File(f"out/{name}.txt")]).outputs[0])
     for done in sums:
         done.result()
+        if "error" in os.environ["FAIL"]:
+            raise OSError("an error of the program's own")
         # Its future is done when the store has it.
         print(os.getxattr(done.filepath, "user.surgetank.state").decode())
 """
@@ -93,13 +96,14 @@ def program(
 
 
 @NEEDS_MOUNT
-@pytest.mark.parametrize("fail", ["", "b.txt"])
+@pytest.mark.parametrize("fail", ["", "b.txt", "error"])
 def test_a_program_with_our_staging(tmp_path: Path, tier: Path, fail: str, monkeypatch: pytest.MonkeyPatch) -> None:
     done, work, seen = program(tmp_path, tier, fail)
     assert (seen / "tier").read_text() == "ram\n" and (seen / "temporary").read_text() == "kept\n", done.stderr
     if fail:
         # Whatever the next attempt may need is in the store.
-        assert done.returncode == 1 and "BashExitFailure" in done.stderr
+        said = "an error of the program's own" if fail == "error" else "BashExitFailure"
+        assert done.returncode == 1 and said in done.stderr
         assert sorted(path.name for path in (work / "work").iterdir()) == ["a.txt", "b.txt", "c.txt"]
         return
     assert done.returncode == 0, done.stderr
@@ -116,3 +120,24 @@ def test_a_forked_child_that_ended_removed_what_its_parent_still_had(tmp_path: P
     done, work, _seen = program(tmp_path, tier, "", FORKS)
     assert done.returncode == 1 and "['a.txt', 'b.txt', 'c.txt']" in done.stderr, done.stderr
     assert sorted(path.name for path in (work / "work").iterdir()) == ["a.txt", "b.txt", "c.txt"]
+
+
+def test_an_executor_on_other_machines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from parsl.data_provider.files import File
+    from parsl.providers import LocalProvider, SlurmProvider
+
+    from surgetank.workflow.engines import parsl as inside
+    from surgetank.workflow.problem import Problem
+
+    monkeypatch.chdir(tmp_path)
+    # (As under the mount, whose agent is not asked for anything here.)
+    monkeypatch.setattr(inside, "mounted", lambda _: True)
+    monkeypatch.setattr(inside, "Agent", lambda: Agent("true"))
+    monkeypatch.setattr(inside.atexit, "register", lambda _: None)
+    staging = inside.SurgetankStaging()
+    executors = {"far": SimpleNamespace(provider=SlurmProvider()), "near": SimpleNamespace(provider=LocalProvider())}
+    dm = SimpleNamespace(dfk=SimpleNamespace(executors=executors))
+    for stage in (staging.stage_in, staging.stage_out):
+        stage(dm, "near", File("x"), None)
+        with pytest.raises(Problem, match="runs apps on other machines"):
+            stage(dm, "far", File("x"), None)

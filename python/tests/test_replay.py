@@ -19,6 +19,7 @@ import pytest
 from test_execute import diamond, do
 
 from surgetank.workflow import content, replay
+from surgetank.workflow.execute import journal
 from surgetank.workflow.graph import File, Task, Workflow
 
 ROOT = Path(__file__).parents[1]
@@ -122,8 +123,11 @@ def test_kill_of_everything_under_the_mount_and_resume(tmp_path: Path, tier: Pat
         tier, work, state, "replay", str(given), "--persist", "final", "--time-scale", "1", "--resume", "-j", "2"
     )
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, start_new_session=True)
-    time.sleep(1.6)
-    assert process.poll() is None
+    # (As the process sees it: what is done is on the tier only.)
+    seen, until = Path(f"/proc/{process.pid}/root{work}") / journal.HOME, time.monotonic() + 60
+    while sum(event["event"] == "done" for run_ in journal.runs(seen) for event in journal.events(seen / run_)) < 4:
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.02)
     kill_all(str(state), str(work))
     process.kill()
     process.wait()

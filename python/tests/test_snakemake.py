@@ -15,7 +15,7 @@ from test_replay import BINARY, NEEDS_MOUNT, ROOT, kill_all, tier
 
 from surgetank.workflow.agent import Agent
 from surgetank.workflow.derive import Persist
-from surgetank.workflow.graph import Task, Workflow
+from surgetank.workflow.graph import File, Task, Workflow
 
 __all__ = ["tier"]
 
@@ -249,6 +249,56 @@ def test_outputs_are_persisted_when_all_that_read_them_are_done(tmp_path: Path, 
     assert {"work/a.sorted", "counts/d.txt", "out/sum.txt"} <= set(tree(work))
 
 
+OUTSIDE = r"""
+rule all:
+    input: "out/sum.txt"
+
+rule aside:
+    input: "data/a.txt"
+    output: aside=config["outside"] + "/aside.txt", linked="linked/b.txt", between="work/c.txt"
+    shell: "sort {input} | tee {output.aside} {output.linked} > {output.between}"
+
+rule sum:
+    input: rules.aside.output
+    output: "out/sum.txt"
+    shell: "cat {input} | wc -l > {output}"
+"""
+
+
+@NEEDS_MOUNT
+def test_final_had_intermediates_removed_that_lie_outside_the_mount(tmp_path: Path, tier: Path) -> None:
+    work, outside = project(tmp_path / "w", OUTSIDE), tmp_path / "outside"
+    there = surroundings(tmp_path, tier)
+    outside.mkdir()
+    (work / "linked").symlink_to(outside)
+    with_profile(work, "final")
+    snakemake(work, there, "--config", f"outside={outside}")
+    assert (work / "out/sum.txt").read_text() == "6000\n"
+    assert sorted(path.name for path in outside.iterdir()) == ["aside.txt", "b.txt"]
+    # What lies below it is dropped as ever.
+    assert not (work / "work/c.txt").exists()
+
+
+def test_final_would_have_had_files_of_other_storage_removed_there() -> None:
+    from surgetank.workflow.execute.persist import droppable
+    from surgetank.workflow.importers.plugins.snakemake_scheduler_plugin_surgetank_import import _file
+    from surgetank.workflow.importers.snakemake import workflow_of
+
+    class Named(str):
+        flags: dict[str, object]
+
+    def job(number: int, inputs: list[Named], outputs: list[Named]) -> dict[str, object]:
+        told = dict.fromkeys(("benchmark", "checkpoint", "does_nothing", "retries", "image", "command", "file", "line"))
+        files = {"inputs": [_file(name) for name in inputs], "outputs": [_file(name) for name in outputs]}
+        rest = {"number": number, "rule": f"r{number}", "logs": [], "resources": {}, "threads": 1, "dependencies": []}
+        return {**told, **rest, **files}
+
+    stored, local, end = Named(".snakemake/storage/s3/bucket/x"), Named("y"), Named("end")
+    stored.flags, local.flags, end.flags = {"storage_object": object()}, {}, {}
+    workflow = workflow_of([job(0, [], [stored, local]), job(1, [stored, local], [end])], Path("Snakefile"), Path.cwd())
+    assert droppable(workflow, Persist.FINAL, named=True) == {"y"}
+
+
 @NEEDS_MOUNT
 def test_it_is_refused_where_it_could_not_work(tmp_path: Path, tier: Path) -> None:
     work = project(tmp_path / "w", CHAIN)
@@ -257,9 +307,24 @@ def test_it_is_refused_where_it_could_not_work(tmp_path: Path, tier: Path) -> No
     library = [sys.executable, "-c", program]
     one_file = [sys.executable, "-m", "snakemake", "-c1"]
     for words, said in ((library, "surgetank run -- "), (one_file, "`default-storage-provider: surgetank`")):
-        asked = subprocess.run(words, cwd=work, env=there, capture_output=True, text=True, check=False)
+        asked = subprocess.run(words, cwd=work, env=there, capture_output=True, text=True, check=False, timeout=60)
         assert asked.returncode and said in asked.stdout + asked.stderr
         (work / "Snakefile").write_text('rule all:\n    input: storage.surgetank("data/a.txt")\n')
+
+
+def test_what_snakemake_removes_itself_is_not_handed_over_when_consumed() -> None:
+    from surgetank.workflow.engines.snakemake import Observer
+
+    told: list[str] = []
+    agent = SimpleNamespace(hint=lambda hints: told.extend(f"{hint['path']} {hint['mode']}" for hint in hints))
+    observer = Observer(Persist.WHEN_CONSUMED, agent)  # type: ignore[arg-type]
+    tasks = [Task("make", "make", [], ["scratch", "kept"]), Task("read", "read", ["scratch", "kept"], ["end"])]
+    observer.workflow = Workflow.of("w", "Snakefile", tasks, [File("scratch", temporary=True)])
+    observer._unfinished, observer._children_left = {"make", "read"}, {"make": 1, "read": 0}
+    observer._hand_over(["make"])
+    assert told == []
+    observer._hand_over(["read"])
+    assert told == ["kept copy", "end copy"]
 
 
 def test_jobs_on_other_machines_are_refused() -> None:

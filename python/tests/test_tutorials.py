@@ -13,9 +13,12 @@ import pytest
 from test_nextflow import NEEDS_NEXTFLOW
 from test_replay import BINARY, NEEDS_MOUNT, ROOT, tier
 
+from surgetank.workflow.agent import Agent
+
 __all__ = ["tier"]
 
 TUTORIALS = ROOT.parent / "docs/tutorials"
+EXPORT = re.compile(r"export (\w+)=(\S+)")
 BLOCK = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -39,6 +42,8 @@ def follow(page: Path, work: Path, there: dict[str, str]) -> int:
             (work / name).write_text(text)
         elif language == "console":
             for command, lines in commands(text):
+                if found := EXPORT.fullmatch(command):
+                    there = {**there, found[1]: found[2]}
                 # A terminal shows both streams as one.
                 words = ["unshare", "-m", "bash", "-c", f"exec 2>&1\n{command}"]
                 ended = subprocess.run(
@@ -60,9 +65,9 @@ def without_summary(said: str) -> str:
 @NEEDS_MOUNT
 @pytest.mark.parametrize(
     ("page", "count"),
-    [("snakemake", 12), pytest.param("nextflow", 9, marks=NEEDS_NEXTFLOW), ("cwl", 8), ("parsl", 4)],
+    [("snakemake", 12), pytest.param("nextflow", 10, marks=NEEDS_NEXTFLOW), ("cwl", 8), ("parsl", 4)],
 )
-def test_a_tutorial_is_true(tmp_path: Path, tier: Path, page: str, count: int) -> None:
+def test_a_tutorial_is_true(tmp_path: Path, tier: Path, page: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     work, state, programs = (tmp_path / name for name in ("w", "state", "programs"))
     work.mkdir()
     state.mkdir(mode=0o700)
@@ -74,3 +79,6 @@ def test_a_tutorial_is_true(tmp_path: Path, tier: Path, page: str, count: int) -
     there = {**os.environ, **own, "PATH": path, "PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"}
     there |= {"NXF_HOME": str(tmp_path / "home"), "NXF_OFFLINE": "true", "NXF_ANSI_LOG": "false"}
     assert follow(TUTORIALS / f"{page}.md", work, there) == count
+    # What a page says is gone is gone from the tiers, too, and was not only kept from the store.
+    monkeypatch.setenv("SURGETANK_BINARY", BINARY)
+    assert Agent(state=str(state)).records()[-1]["verdict"]["kept"]["total"] == 0

@@ -214,3 +214,24 @@ fn an_older_time_came_after_what_was_written_in_place() {
 fn what_was_written_in_place_was_taken_for_somebody_elses() {
     written_in_place_meanwhile("late_identity", "drain.attributes_set:700");
 }
+
+/// Between the look whether a directory is empty and another one taking its place a program made a file in it, which was lost.
+#[test]
+fn a_directory_in_which_a_file_was_just_made_was_replaced_as_an_empty_one() {
+    let Some(mut scene) = Scene::new("race_not_empty") else { return };
+    scene.tier("ram", 2048); // (in a small one the first file is not made by the agent alone)
+    let program = "
+import errno, os, subprocess, sys, time
+code = 'import os; os.rename(\"other\", \"d\")'
+os.mkdir('d'); os.mkdir('other')
+one = subprocess.Popen([sys.executable, '-S', '-c', code], env={'PATH': os.environ['PATH']}, stderr=subprocess.PIPE, text=True)
+time.sleep(0.2)
+with open('d/late', 'w') as file: file.write('late')
+said = one.communicate()[1]
+assert 'Directory not empty' in said, (said, os.listdir('.'), os.listdir('d'))
+assert os.listdir('d') == ['late'] and os.path.isdir('other')
+";
+    fs::write("/mnt/rename.py", program).unwrap();
+    scene.run_held("rename.looked:500", &[], "python3 /mnt/rename.py").exits(0);
+    scene.holds("d/late", b"late");
+}

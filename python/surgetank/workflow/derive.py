@@ -128,6 +128,8 @@ def lifetime_of(workflow: Workflow, path: str, persist: Persist) -> Lifetime:
     file = workflow.files[path]
     if path not in workflow.producer or file.final or file.readers_unknown:
         return Lifetime.FOREVER
+    if path.startswith("/"):
+        return Lifetime.FOREVER  # outside the workflow's directory, where others may know it: not ours to drop
     if path in workflow.tasks[workflow.producer[path]].inputs:
         return Lifetime.FOREVER  # changed in place: there is no other copy
     readers = workflow.readers[path]

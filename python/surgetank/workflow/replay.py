@@ -97,7 +97,7 @@ def make_inputs(workflow: Workflow, root: str) -> None:
 
 def verify_store(workflow: Workflow, settings: Settings, root: str) -> tuple[int, int, list[str]]:
     """Files and bytes of outputs that are in the store as they have to be, and what is wrong."""
-    drop = droppable(workflow, settings.persist, settings.persist_named)
+    drop = droppable(workflow, settings.persist, settings.persist_named, settings.directory, settings.over)
     wrong: list[str] = []
     count = size = 0
     for path in workflow.producer:

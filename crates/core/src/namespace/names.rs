@@ -303,9 +303,7 @@ impl Namespace {
             return Err(Errno::NOENT.into());
         }
         self.permit_sticky(&tree, caller, dir, id)?;
-        if tree.dir(id).is_some_and(|d| d.children.values().any(|entry| entry.logical().is_some())) {
-            return Err(Errno::NOTEMPTY.into());
-        }
+        Self::still_empty(&tree, id)?;
         let path = tree.child_path(dir, &name);
         let mut txn = Txn::default();
         self.remove_dir_entry(&mut tree, &mut txn, (dir, &name), id, false, run);
@@ -375,6 +373,14 @@ impl Namespace {
         if !replaced {
             self.vacate(tree, txn, dir, name, run);
         }
+    }
+
+    /// Others may have made something in the directory since [`Self::must_be_empty`]: to be asked with the tree locked.
+    fn still_empty(tree: &Tree, id: FileId) -> FsResult<()> {
+        if tree.dir(id).is_some_and(|d| d.children.values().any(|entry| entry.logical().is_some())) {
+            return Err(Errno::NOTEMPTY.into());
+        }
+        Ok(())
     }
 
     /// `ENOTEMPTY` unless programs see nothing in the directory.

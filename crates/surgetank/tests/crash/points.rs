@@ -75,6 +75,7 @@ pub const POINTS: &[(&str, u64)] = &[
     ("mount.served", 900),
     ("lookup.missed", 100),
     ("shim.asked", 20),
+    ("rename.looked", 20),
     ("recover.loaded", 1),
     ("recover.settled", 1),
     ("recover.matched", 1),

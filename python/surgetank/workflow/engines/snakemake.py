@@ -120,6 +120,9 @@ class Observer:
         self._tasks: dict[int, str] = {}
         self._jobs: dict[str, Any] = {}
         self._unfinished: set[str] = set()
+        # By id(): jobs that waited at the last look, and those that have begun and are not known to be done.
+        self._left: set[int] = set()
+        self._begun: set[int] = set()
         self._children_left: dict[str, int] = {}
         self._prefetched: set[str] = set()
         self._prefetching: list[subprocess.Popen[bytes]] = []
@@ -142,18 +145,24 @@ class Observer:
 
     def look(self, remaining: Iterable[Any]) -> None:
         """Each time jobs are chosen: what is new, and what has been consumed since."""
-        left = {id(job) for job in remaining}
+        left = set(map(id, remaining))
         if not left <= self._tasks.keys():
             self._learn()
         if self.persist is Persist.WHEN_CONSUMED:
-            gone = [task for task in self._unfinished if id(self._jobs[task]) not in left]
-            self._hand_over([task for task in gone if self.dag.finished(self._jobs[task])])
+            # (Asked for each job, most of which wait: only those are looked at that have left the queue.)
+            self._begun = (self._begun | self._left - left) - left
+            self._left = left
+            gone = [task for one in self._begun if (task := self._tasks[one]) in self._unfinished]
+            done = [task for task in gone if self.dag.finished(self._jobs[task])]
+            self._begun.difference_update(id(self._jobs[task]) for task in done)
+            self._hand_over(done)
 
     def _learn(self) -> None:
         jobs = described(self.dag, whole=False)
         known = {id(job): task_id(told, self.directory) for job, told in jobs.items()}
         self._tasks = known
         self._jobs = {known[id(job)]: job for job in jobs}
+        self._left, self._begun = set(), set()
         try:
             self.workflow = workflow_of(list(jobs.values()), Path("Snakefile"), self.directory)
         except Problem as problem:
@@ -162,6 +171,7 @@ class Observer:
             return
         to_run = {id(job) for job in self.dag.needrun_jobs()}
         self._unfinished = {task for task in self.workflow.tasks if id(self._jobs[task]) in to_run}
+        self._left = {id(self._jobs[task]) for task in self._unfinished}
         self._children_left = {
             task: sum(child in self._unfinished for child in children)
             for task, children in self.workflow.children.items()

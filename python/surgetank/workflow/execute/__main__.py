@@ -11,3 +11,9 @@ try:
 except Problem as problem:
     print(f"surgetank workflow: {problem}", file=sys.stderr)
     sys.exit(problem.code)
+except OSError as error:
+    # (A task that removed the journal, say.)
+    what = f"the run could not go on: {error}"
+    remedy = "the same command again; what the journal does not know of is made again, and no file counts that was not looked at"
+    print(f"surgetank workflow: {Problem(what, remedy=remedy)}", file=sys.stderr)
+    sys.exit(1)

@@ -147,7 +147,7 @@ def dry_run(workflow: Workflow, settings: Settings) -> plan.Plan:
     os.chdir(settings.directory)
     check(workflow, settings)
     missing = absent(workflow, settings)
-    drop = droppable(workflow, settings.persist, settings.persist_named)
+    drop = droppable(workflow, settings.persist, settings.persist_named, settings.directory, settings.over)
     decision = resume.decide(workflow, journal.load(inner.HOME), stamp, drop)
     return plan.make(workflow, decision, settings, drop, missing)
 

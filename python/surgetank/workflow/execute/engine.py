@@ -34,6 +34,8 @@ from .stamp import Stamp, remove, stamp
 LOOK_AGAIN_S = 0.02
 IDLE_S = 0.2
 AHEAD_EVERY_S = 0.25
+# Logs of tasks that run longer have their names while they run.
+LOG_NAMED_S = 0.5
 # Tasks known to take longer are not put together.
 SHORT_S = 2.0
 CLUSTER_PROGRAM = str(Path(__file__).with_name("cluster.py"))
@@ -50,6 +52,7 @@ class Running:
     results: int | None = None
     said: bytes = b""
     settled: int = 0
+    began_s: float = field(default_factory=time.monotonic)
 
 
 @dataclass(slots=True)
@@ -173,6 +176,9 @@ class Engine:
                     self.journal.say("drop", path=path, at_ns=at_ns)
             self._drops.clear()
             self.journal.flush()
+        for one in self._running.values():
+            if one.pair is not None and time.monotonic() - one.began_s > LOG_NAMED_S:
+                self.logs.name(one.pair)
         running = sum(len(one.tasks) - one.settled for one in self._running.values())
         self.progress.update(len(self.tally.done), running, self.tally.made_bytes)
 

@@ -42,7 +42,7 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
         book = journal.Journal(HOME, past)
         (book.directory / "graph.json").write_text(json.dumps(graphfile.to_json(workflow)))
         steps: list[dict[str, Any]] = []
-        drop = persist.droppable(workflow, settings.persist, settings.persist_named)
+        drop = persist.droppable(workflow, settings.persist, settings.persist_named, settings.directory, settings.over)
         tally = Tally()
         try:
             with _step(steps, "reserve", book):

@@ -1,5 +1,5 @@
-"""A pair of logs for each task, `TASK.out` and `TASK.err`. The pair of a task that said nothing is renamed for the next one: making
-and removing two files for each of 10,000 silent tasks would cost more than the tasks."""
+"""A pair of logs for each task, `TASK.out` and `TASK.err`. The pair of a task that was short and said nothing is the next one's, and gets
+its name only when it is known not to be: making, naming and removing two files for each of 10,000 silent tasks would cost more than the tasks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ class Pair:
     base: str
     out: int
     err: int
+    # What it is called now: `base`, or a name that no task's log has.
+    named: str
 
 
 class Logs:
     def __init__(self, directory: Path) -> None:
         self._directory = str(directory)
         self._blank: list[Pair] = []
+        self._count = 0
 
     def path(self, base: str, end: str) -> str:
         return os.path.join(self._directory, f"{base}.{end}")
@@ -26,26 +29,35 @@ class Logs:
     def open(self, base: str) -> Pair:
         if self._blank:
             pair = self._blank.pop()
-            for end in ("out", "err"):
-                os.rename(self.path(pair.base, end), self.path(base, end))
             pair.base = base
             return pair
+        self._count += 1
+        # `:` is quoted in the names of tasks.
+        named = f"running:{self._count}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        out, err = (os.open(self.path(base, end), flags, 0o666) for end in ("out", "err"))
-        return Pair(base, out, err)
+        out, err = (os.open(self.path(named, end), flags, 0o666) for end in ("out", "err"))
+        return Pair(base, out, err, named)
+
+    def name(self, pair: Pair) -> None:
+        """The task's own name, by which somebody may look for it."""
+        if pair.named != pair.base:
+            for end in ("out", "err"):
+                os.rename(self.path(pair.named, end), self.path(pair.base, end))
+            pair.named = pair.base
 
     def done(self, pair: Pair, keep: bool) -> None:
         """The task is over; `keep` its logs even where they are empty."""
         if not keep and os.fstat(pair.out).st_size == 0 and os.fstat(pair.err).st_size == 0:
             self._blank.append(pair)
             return
+        self.name(pair)
         os.close(pair.out)
         os.close(pair.err)
 
     def close(self) -> None:
         for pair in self._blank:
             for end, descriptor in (("out", pair.out), ("err", pair.err)):
-                os.unlink(self.path(pair.base, end))
+                os.unlink(self.path(pair.named, end))
                 os.close(descriptor)
         self._blank.clear()
 

@@ -145,7 +145,8 @@ def _note(files: dict[str, File], entry: dict[str, Any], directory: Path) -> Fil
     flags = entry["flags"]
     # A pipe is no file that anybody could keep.
     file.temporary |= bool({"temp", "pipe", "service"} & set(flags))
-    file.final |= bool({"protected", "report"} & set(flags))
+    # What lies with another storage provider Snakemake would remove there.
+    file.final |= bool({"protected", "report", "storage_object"} & set(flags))
     return file
 
 

@@ -98,11 +98,16 @@ impl Namespace {
                 }
             }
         }
+        crash_point!("rename.looked");
         let mut tree = self.tree();
         let unchanged = tree.entry(from_dir, &from).and_then(Entry::logical) == Some(id)
             && tree.entry(to_dir, &to).and_then(Entry::logical) == target;
         if !unchanged {
             return Err(Errno::STALE.into());
+        }
+        // (Looked at before, too, where the store may have to be asked.)
+        if let Some(target) = target {
+            Self::still_empty(&tree, target)?;
         }
         if tree.get(to_dir).is_none_or(|inode| inode.logical.is_none() && to_dir != FileId::ROOT) {
             return Err(Errno::NOENT.into());

@@ -18,7 +18,18 @@ from snakemake_interface_scheduler_plugins.settings import (  # type: ignore[imp
     SchedulerSettingsBase,
 )
 
-FLAGS = ("temp", "protected", "directory", "pipe", "service", "checkpoint_target", "update", "before_update", "report")
+FLAGS = (
+    "temp",
+    "protected",
+    "directory",
+    "pipe",
+    "service",
+    "checkpoint_target",
+    "update",
+    "before_update",
+    "report",
+    "storage_object",
+)
 
 
 @dataclass
