@@ -4,6 +4,7 @@
 mod scene;
 
 use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use scene::{MIB, Scene, eventually, noise};
 
@@ -233,6 +234,49 @@ with open(\"f\", \"ab\", 0) as f:
     let options = ["--no-preload", "--direct", "false", "--quiet-period", "0s"];
     scene.run_held("drain.started:1500", &options, script).exits(0);
     scene.holds("f", &noise(5, 24 * MIB));
+    scene.is_clean();
+}
+
+/// A file that had been spilled was written anew just when what it was spilled to became the store's own file: half of it was
+/// seen there.
+#[test]
+fn what_was_spilled_was_emptied_while_it_was_published_as_it_is() {
+    let Some(mut scene) = Scene::new("spill_emptied") else { return };
+    scene.tier("fast", 8);
+    fs::write("/mnt/source", noise(6, 12 * MIB)).unwrap();
+    let script = "
+        dd if=/mnt/source of=f bs=1M status=none
+        sleep 0.5
+        python3 -c '
+import time
+with open(\"f\", \"wb\", 0) as f:
+    f.write(b\"new\")
+    time.sleep(2)
+    f.write(b\"er\")
+'";
+    let (stop, whole, path) = (AtomicBool::new(false), noise(6, 12 * MIB), scene.path("f"));
+    let seen = std::thread::scope(|threads| {
+        let watcher = threads.spawn(|| {
+            let mut seen = Vec::new();
+            while !stop.load(Ordering::Relaxed) {
+                if let Ok(bytes) = fs::read(&path)
+                    && bytes != whole
+                    && bytes != b"newer"
+                {
+                    seen.push(bytes.len());
+                }
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+            seen
+        });
+        let options = ["--no-preload", "--quiet-period", "0s"];
+        let ended = scene.run_held("drain.started:1500", &options, script);
+        stop.store(true, Ordering::Relaxed);
+        ended.exits(0);
+        watcher.join().unwrap()
+    });
+    assert!(seen.is_empty(), "sizes that nobody closed it with: {seen:?}");
+    scene.holds("f", b"newer");
     scene.is_clean();
 }
 

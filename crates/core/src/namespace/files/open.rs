@@ -14,7 +14,7 @@ use crate::store::{Cred, StorePath};
 use super::super::Namespace;
 use super::super::content::{Content, Handle, Lies, Open, Users};
 use super::super::journal::Txn;
-use super::super::tree::{PlainId, Progress};
+use super::super::tree::{PlainId, Progress, Tree};
 use super::engage::Wanted;
 use super::{Grant, LEFT_TO_THE_MOUNT, Opened, Via};
 
@@ -23,6 +23,9 @@ const MOVES_MAX: usize = 1000;
 /// Its last name went between the look-up and the open. The kernel looks the name up again then, and so do our own doors:
 /// whoever creates must not be told that there is nothing.
 const GONE: Errno = Errno::STALE;
+/// What was spilled to the store is being published as it is: whoever wrote to it now would write to the store's own file.
+const PUBLISHED_AS_IT_IS: Errno = Errno::INPROGRESS;
+const PUBLISHED_TRIES_MAX: usize = 20;
 const BEGUN_PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -105,6 +108,16 @@ impl Namespace {
         run: RunId,
         via: Via,
     ) -> FsResult<Arc<Open>> {
+        for _ in 0..PUBLISHED_TRIES_MAX {
+            match self.open_once(id, writes, truncates, run, via) {
+                Err(fault) if fault.errno == PUBLISHED_AS_IT_IS => self.await_progress(Self::is_published_as_it_is, id),
+                opened => return opened,
+            }
+        }
+        Err(Errno::IO.into())
+    }
+
+    fn open_once(&self, id: FileId, writes: bool, truncates: bool, run: RunId, via: Via) -> FsResult<Arc<Open>> {
         let active = self.opens().get(&id).cloned();
         let open = match active {
             Some(open)
@@ -439,13 +452,26 @@ impl Namespace {
     /// closes: the writer waits for the copy instead, as does who deletes or replaces the file and with it what is to be
     /// copied. It is among the first things that a new agent does.
     pub(crate) fn await_begun(&self, id: FileId) {
+        let is_begun = |tree: &Tree, id: FileId| {
+            let op = tree.get(id).filter(|inode| inode.applied.is_none()).and_then(|inode| inode.publish);
+            let op = op.and_then(|seq| tree.ops.get(&seq)).filter(|op| op.certain && op.error.is_none());
+            op.is_some_and(|op| matches!(op.progress, Progress::Waiting | Progress::Staging))
+        };
+        self.await_progress(is_begun, id);
+    }
+
+    fn is_published_as_it_is(tree: &Tree, id: FileId) -> bool {
+        let op = tree.get(id).filter(|inode| inode.spill().is_some()).and_then(|inode| inode.publish);
+        op.and_then(|seq| tree.ops.get(&seq)).is_some_and(|op| op.progress == Progress::Committing)
+    }
+
+    /// Waits, not for ever, while it is so.
+    fn await_progress(&self, is_so: impl Fn(&Tree, FileId) -> bool, id: FileId) {
         let until = clock::tick() + BEGUN_PATIENCE;
         let mut tree = self.tree();
         loop {
-            let op = tree.get(id).filter(|inode| inode.applied.is_none()).and_then(|inode| inode.publish);
-            let op = op.and_then(|seq| tree.ops.get(&seq)).filter(|op| op.certain && op.error.is_none());
             let left = until.saturating_duration_since(clock::tick());
-            if left.is_zero() || !op.is_some_and(|op| matches!(op.progress, Progress::Waiting | Progress::Staging)) {
+            if left.is_zero() || !is_so(&tree, id) {
                 return;
             }
             tree = self.changed.wait_timeout(tree, left.min(LOOK_EVERY)).unwrap_or_else(PoisonError::into_inner).0;
@@ -455,12 +481,15 @@ impl Namespace {
     /// From now on the content may change: what was on its way to the store is void. A version that the catalog vouches for
     /// after a power loss is taken back on the disk first, or what is left of what is written now would pass for it.
     fn begin_write(&self, open: &Open, run: RunId) -> FsResult<()> {
-        if open.direct {
-            self.directly_written(open);
-        }
         let mut tree = self.tree();
         let mut txn = Txn::default();
         let id = open.id;
+        if open.content().lies == Lies::StoreTemporary && Self::is_published_as_it_is(&tree, id) {
+            return Err(PUBLISHED_AS_IT_IS.into());
+        }
+        if open.direct {
+            self.directly_written(open);
+        }
         self.own(&mut tree, &mut txn, id);
         let Some(inode) = tree.get_mut(id) else {
             return Ok(());
