@@ -24,7 +24,8 @@ const MOVES_MAX: usize = 1000;
 /// whoever creates must not be told that there is nothing.
 const GONE: Errno = Errno::STALE;
 /// What was spilled to the store is being published as it is: whoever wrote to it now would write to the store's own file.
-const PUBLISHED_AS_IT_IS: Errno = Errno::INPROGRESS;
+/// (Another number than `STORE_TO_BE_ASKED`, which goes to whoever asked.)
+const PUBLISHED_AS_IT_IS: Errno = Errno::ALREADY;
 const PUBLISHED_TRIES_MAX: usize = 20;
 const BEGUN_PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
