@@ -7,7 +7,7 @@ use crate::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::fs::File;
 use std::os::fd::AsFd;
 
-use crate::model::{DeviceId, FileId, RunId};
+use crate::model::{DeviceId, FileId, RunId, StoreIdentity};
 
 use super::arrive::Arrival;
 
@@ -64,6 +64,8 @@ pub struct Open {
     pub written: AtomicBool,
     /// Somebody had it open for writing directly.
     pub direct_writer: AtomicBool,
+    /// Of the store's own file: which version it was when it was opened.
+    pub found: Option<StoreIdentity>,
 }
 
 impl Open {
@@ -81,6 +83,7 @@ impl Open {
             reserved_bytes: AtomicU64::new(0),
             written: AtomicBool::new(false),
             direct_writer: AtomicBool::new(false),
+            found: None,
         }
     }
     pub fn content(&self) -> Content {

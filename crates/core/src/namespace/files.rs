@@ -7,6 +7,7 @@ mod hand;
 mod linger;
 mod only;
 mod open;
+mod pages;
 mod place;
 mod promise;
 mod room;
@@ -16,6 +17,7 @@ mod sync;
 mod transfer;
 
 pub(crate) use linger::Lingering;
+pub use pages::Pages;
 pub(crate) use place::{HIDDEN_PREFIX, Placed, SPILL, Wish, hidden_name};
 pub(crate) use promise::{KEPT_FOR, Promises};
 pub(crate) use room::{Given, SpilledBy, copy_with_attributes};

@@ -155,6 +155,8 @@ pub struct Inode {
     /// Bytes charged to the replica's device.
     pub charged_bytes: u64,
     pub identity: Option<Box<StoreIdentity>>,
+    /// Of what the kernel may have pages, that are good as long as it is that.
+    pub pages: Option<Box<super::files::Pages>>,
     pub logical: Option<Place>,
     pub applied: Option<Place>,
     /// Queued publication of the content.
@@ -198,6 +200,7 @@ impl Inode {
             promised: 0,
             charged_bytes: 0,
             identity: None,
+            pages: None,
             logical: None,
             applied: None,
             publish: None,

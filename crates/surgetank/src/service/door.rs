@@ -151,7 +151,6 @@ impl Door {
             Grant::Direct(backing) => Some(BackingId::of(backing)),
             Grant::Mediated => None,
         };
-        // Pages of an earlier mediated open may be older than what was written directly since: never kept.
         // Who only writes needs no pages in between: one copy less. Pages that readers have are dropped by the kernel.
         let access = flags.bits() as i32 & libc::O_ACCMODE;
         // A trace wants every request, also for what the kernel has in memory.
@@ -160,7 +159,8 @@ impl Door {
         // POSIX locks go with the first close, which only those hear of who ask for it. It costs a round trip, so only where
         // locks matter to programs: databases lock what they read and write.
         let no_flush = access != libc::O_RDWR;
-        Opened { fh: opened.handle, backing, direct_io, no_flush, ..Opened::default() }
+        let keep_cache = opened.keep_cache && !direct_io;
+        Opened { fh: opened.handle, backing, direct_io, keep_cache, no_flush, ..Opened::default() }
     }
 
     fn tally_open(&self, caller: &Caller, file: FileId, opened: &Opened, how: (OFlags, bool), begun: Instant) {

@@ -80,10 +80,10 @@ impl Namespace {
         let id = open.id;
         let reads = flags & libc::O_ACCMODE != libc::O_WRONLY;
         self.bequeath_handle(fh, &open, writes, flags, run);
+        let keep_cache = !writes && !shared && grant == Grant::Mediated && self.may_keep_pages(&open);
         let handle = Handle { id, open, reads, writes, run };
         self.writing_handles.fetch_add(usize::from(writes), Ordering::SeqCst);
         self.handles.write().unwrap_or_else(PoisonError::into_inner).insert(fh, Arc::new(handle));
-        let keep_cache = !writes && !shared && self.tree().get(id).is_some_and(|inode| inode.owned);
         Opened { handle: fh, grant, keep_cache, shared }
     }
 
@@ -131,6 +131,8 @@ impl Namespace {
             Some(open) => {
                 if writes {
                     self.make_writable(&open, truncates)?;
+                } else if via.is_mount() {
+                    self.look_whether_still(&open);
                 }
                 open
             }
@@ -188,7 +190,7 @@ impl Namespace {
     }
 
     /// A file that lies only in the store may have been changed by somebody else since we looked.
-    fn reread(&self, id: FileId, truncates: bool) -> FsResult<()> {
+    pub(super) fn reread(&self, id: FileId, truncates: bool) -> FsResult<()> {
         {
             let tree = self.tree();
             let Some(inode) = tree.get(id) else {
@@ -356,8 +358,11 @@ impl Namespace {
         if writes {
             self.times_in_place(id, &file)?;
         }
+        let found = rustix::fs::fstat(&file).ok().map(|stat| super::identity_of(&stat));
         let content = Content { file: Arc::new(file), lies: Lies::Store, writable: !direct };
-        self.engage(id, content, Wanted { via, writes, direct }, 0)
+        let mut open = self.engage(id, content, Wanted { via, writes, direct }, 0)?;
+        open.found = found;
+        Ok(open)
     }
 
     /// The store's own file.

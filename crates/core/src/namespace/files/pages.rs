@@ -1,0 +1,76 @@
+//! Which pages the kernel may keep when a file is opened again.
+//!
+//! Where the kernel reads the plain file itself (`Grant::Direct`) it has none of ours. Where it cannot (an ordinary user's mount, an
+//! older kernel, a store that passes through itself) it has pages of what it asked us for, and drops them at every open that does
+//! not say that they are good: whoever reads a file again would ask us for all of it again.
+//!
+//! They are good if nobody could write since the open at which they began to be kept. With a writer about nothing is kept:
+//! what a write through another open makes of pages that are just being read is the kernel's affair until both are closed.
+
+use crate::clock;
+use crate::model::StoreIdentity;
+
+use super::super::Namespace;
+use super::super::content::{Lies, Open};
+use super::super::tree::Inode;
+
+/// A version that is younger than this may be written again without another time: file systems' clocks are that coarse.
+const YOUNG_NANOS: i64 = 2_000_000_000;
+
+/// Of what the kernel may have pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pages {
+    /// Of the store's file, when it was this version.
+    Store(StoreIdentity),
+    /// Of ours, in this epoch.
+    Ours(u32),
+}
+
+impl Namespace {
+    /// Somebody opens it for reading who is not the first: was the store's file changed since it was opened? Where that
+    /// cannot be told no pages are kept; it fails no open, for what was opened can be read.
+    pub(super) fn look_whether_still(&self, open: &Open) {
+        let asks = open.found.is_some() && !open.direct && open.content().lies == Lies::Store;
+        if asks && self.reread(open.id, false).is_err() {
+            self.drop_pages(open);
+        }
+    }
+
+    /// Are the pages that the kernel may have of it those of what is open now? Remembers of what it gets some from now on.
+    pub(super) fn may_keep_pages(&self, open: &Open) -> bool {
+        let lies = open.content().lies;
+        let mut tree = self.tree();
+        let Some(inode) = tree.get_mut(open.id) else { return false };
+        let now = of_what(inode, open, lies);
+        let keep = now.is_some() && inode.pages.as_deref() == now.as_ref();
+        if !keep {
+            inode.pages = now.map(Box::new);
+        }
+        keep
+    }
+
+    fn drop_pages(&self, open: &Open) {
+        if let Some(inode) = self.tree().get_mut(open.id) {
+            inode.pages = None;
+        }
+    }
+}
+
+/// `None`: of what may change without our hearing of it.
+fn of_what(inode: &Inode, open: &Open, lies: Lies) -> Option<Pages> {
+    if !inode.sealed {
+        return None;
+    }
+    match lies {
+        Lies::Tier(_) | Lies::StoreTemporary => Some(Pages::Ours(inode.epoch)),
+        Lies::Store => {
+            let found = open.found.filter(|found| inode.identity.as_deref() == Some(found))?;
+            is_settled(&found).then_some(Pages::Store(found))
+        }
+        Lies::Arriving => None,
+    }
+}
+
+fn is_settled(version: &StoreIdentity) -> bool {
+    !version.is_touched() && version.ctime_nanos.saturating_add(YOUNG_NANOS) < clock::now().nanos
+}
