@@ -64,3 +64,106 @@ os.write(other, b'7')
     scene.holds("f", b"a234567");
     scene.is_clean();
 }
+
+const MEDIATED: &[&str] = &["--direct", "false", "--quiet-period", "0s"];
+
+/// How many bytes were asked of us.
+fn asked_for(ended: &scene::Ended) -> u64 {
+    ended.json()["summary"]["mount"]["mediated_read_bytes"].as_u64().unwrap()
+}
+
+/// Every open made the kernel forget what it had of the file, and all of it was asked for again: 40 tasks that read one database,
+/// 40 times the database.
+#[test]
+fn what_was_read_again_was_asked_for_again() {
+    let Some(mut scene) = Scene::new("read_again") else {
+        return;
+    };
+    scene.tier("fast", 32);
+    let bytes = scene::noise(1, 4 << 20);
+    std::fs::write(scene.path("f"), &bytes).unwrap();
+    // A version that is younger may change and look the same.
+    std::thread::sleep(std::time::Duration::from_millis(2100));
+    let ended = scene
+        .run(&[MEDIATED, &["--json", "/dev/stdout"]].concat(), "for i in 1 2 3 4 5; do sha256sum f >/dev/null; done")
+        .exits(0);
+    let asked = asked_for(&ended);
+    assert!((4 << 20..5 << 20).contains(&asked), "{asked} bytes were asked for");
+    // The same of what lies here, once its writer is gone.
+    let script = "cat f f >g; for i in 1 2 3 4 5; do sha256sum g >/dev/null; done; sha256sum <g >sum";
+    let ended = scene.run(&[MEDIATED, &["--json", "/dev/stdout"]].concat(), script).exits(0);
+    let asked = asked_for(&ended);
+    assert!((12 << 20..14 << 20).contains(&asked), "{asked} bytes were asked for");
+    scene.holds("g", &[&bytes[..], &bytes[..]].concat());
+    scene.is_clean();
+}
+
+/// What was kept is of a version that is no more: written anew by a program, by the store's other users, under a reader.
+#[test]
+fn pages_were_kept_of_what_is_no_more() {
+    let Some(mut scene) = Scene::new("pages_no_more") else {
+        return;
+    };
+    scene.tier("fast", 32);
+    std::fs::write(scene.path("f"), vec![b'a'; 300_000]).unwrap();
+    std::fs::write(scene.path("held"), vec![b'a'; 300_000]).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(2100));
+    let program = "
+import mmap, os, time
+def is_all(name, byte):
+    with open(name, 'rb') as f:
+        got = f.read()
+    assert got == byte * 300000, (name, byte, got[:4], len(got))
+def waits_for(name):
+    while not os.path.exists('/mnt/' + name):
+        time.sleep(0.01)
+held = open('held', 'rb')
+for _ in range(3):
+    is_all('f', b'a')
+    is_all('held', b'a')
+open('/mnt/read', 'x').close()
+waits_for('changed')
+# Others changed both in place, one of them under a reader; mtime and size are as before.
+for _ in range(3):
+    is_all('f', b'b')
+    is_all('held', b'b')
+# From here on it is ours.
+for byte in (b'c', b'd'):
+    with open('f', 'r+b') as f:
+        f.write(byte * 300000)
+    is_all('f', byte)
+    is_all('f', byte)
+    writer = os.open('f', os.O_WRONLY)
+    reader = os.open('f', os.O_RDONLY)
+    for more in (b'x', b'y', b'z'):
+        assert os.pread(reader, 300000, 0)[:1] != more
+        os.pwrite(writer, more * 300000, 0)
+        is_all('f', more)
+    os.close(writer)
+    is_all('f', b'z')
+    os.close(reader)
+    is_all('f', b'z')
+    with open('f', 'r+b') as f, mmap.mmap(f.fileno(), 0) as mapping:
+        mapping[:] = b'm' * 300000
+        is_all('f', b'm')
+    is_all('f', b'm')
+os.truncate('f', 1000)
+os.truncate('f', 300000)
+is_all_zero = open('f', 'rb').read()
+assert is_all_zero == b'm' * 1000 + bytes(299000)
+";
+    std::fs::write("/mnt/program.py", program).unwrap();
+    let running = scene.start(&[MEDIATED, &["--store-ttl", "0s"]].concat(), "python3 /mnt/program.py");
+    scene::eventually("it is read", || std::path::Path::new("/mnt/read").exists());
+    for name in ["f", "held"] {
+        use std::os::unix::fs::FileExt;
+        let file = std::fs::OpenOptions::new().write(true).open(scene.path(name)).unwrap();
+        let modified = file.metadata().unwrap().modified().unwrap();
+        file.write_all_at(&vec![b'b'; 300_000], 0).unwrap();
+        file.set_modified(modified).unwrap();
+    }
+    std::fs::write("/mnt/changed", "").unwrap();
+    running.ends().exits(0);
+    scene.holds("f", &[vec![b'm'; 1000], vec![0; 299_000]].concat());
+    scene.is_clean();
+}
