@@ -19,9 +19,13 @@ pub struct Runs {
 }
 
 impl Runs {
+    /// A process is one run. If it is an earlier agent's, too, it did not live to hear of that and has joined anew: what it writes
+    /// must not count for a run that nobody waits for.
     pub fn register(&self, pid: u32) -> RunId {
         let run = RunId(self.next.fetch_add(1, Ordering::Relaxed) + 1);
-        self.runs().push((run, pid));
+        let mut runs = self.runs();
+        runs.retain(|(_, root)| *root != pid);
+        runs.push((run, pid));
         run
     }
 
@@ -87,6 +91,19 @@ fn parent_of(pid: u32) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The agent was killed before it answered: the run joined the next one, which knew it by its first number.
+    #[test]
+    fn what_a_run_wrote_counted_for_the_one_that_it_had_been_for_an_instant() {
+        let runs = Runs::default();
+        let pid = std::process::id();
+        runs.restore(RunId(7), pid);
+        let anew = runs.register(pid);
+        let other = runs.register(u32::MAX - 1);
+        assert_eq!((runs.run_of(pid), anew), (RunId(8), RunId(8)));
+        runs.release(other);
+        assert_eq!(runs.run_of(pid), anew);
+    }
 
     #[test]
     fn a_child_belongs_to_the_run_of_its_ancestor() {
