@@ -43,6 +43,14 @@ pub enum Source {
 }
 
 impl Source {
+    /// Which version it is of.
+    pub fn identity(&self) -> io::Result<StoreIdentity> {
+        match self {
+            Self::Plain(file) => identity_of(file),
+            Self::Remote(remote) => Ok(remote.identity()),
+        }
+    }
+
     /// Of the store's inode.
     pub fn ino(&self) -> io::Result<u64> {
         match self {
