@@ -135,6 +135,7 @@ impl Namespace {
             }
         };
         let copied = Copied { placed, version, size_bytes: source.size_bytes, charged_bytes };
+        crash_point!("prefetch.copied");
         // Who opens it, and who closes it, waits from here on.
         let _inode = self.lock_inode(id);
         // Changed by somebody else while we copied: the copy is of no version at all.
@@ -203,6 +204,7 @@ impl Namespace {
             open.charged_bytes.store(copied.charged_bytes, Ordering::Relaxed);
             open.replace(Content { file: Arc::new(file), lies: placed.content.lies, writable: false });
         }
+        crash_point!("prefetch.adopted");
         // (Which shows it to the shim.)
         self.commit(tree, txn);
         Ok(())

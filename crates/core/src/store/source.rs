@@ -51,14 +51,6 @@ impl Source {
         }
     }
 
-    /// Of the store's inode.
-    pub fn ino(&self) -> io::Result<u64> {
-        match self {
-            Self::Plain(file) => Ok(rustix::fs::fstat(file)?.st_ino),
-            Self::Remote(remote) => Ok(remote.identity().ino),
-        }
-    }
-
     /// The plain file, where there is one.
     pub fn plain(self) -> io::Result<File> {
         match self {
