@@ -138,6 +138,8 @@ pub struct Namespace {
     /// Writers for whom there is no room.
     short: Mutex<files::Shorts>,
     opens: Mutex<HashMap<FileId, Arc<Open>>>,
+    /// Copies on tiers of what programs read from the store as long as they have it open.
+    waiting_copies: ahead::Waiting,
     handles: RwLock<HashMap<u64, Arc<Handle>>>,
     listings: Mutex<HashMap<u64, Arc<Mutex<listing::Snapshot>>>>,
     locks: locks::Locks,
@@ -244,6 +246,7 @@ impl Namespace {
             asking: patience::Asking::default(),
             short: Mutex::default(),
             opens: Mutex::default(),
+            waiting_copies: ahead::Waiting::default(),
             handles: RwLock::default(),
             listings: Mutex::default(),
             locks: locks::Locks::kept_by(survival.keeper.clone()),

@@ -2,6 +2,12 @@
 //!
 //! A copy is made without any lock, under a hidden name of its own, and only counts if the file is still as it was:
 //! programs never wait for it. Nobody is put out for it either: without free room the file stays where it is.
+//!
+//! Who only reads the file is no hindrance (a data base that all tasks read is hardly ever closed). Readers whose reads come
+//! to us go on with the copy, and never notice. Where the kernel reads the store's file for them, it does so until the last
+//! of them has closed it: until then the copy waits ([`waiting`]).
+
+mod waiting;
 
 use std::io;
 
@@ -9,13 +15,25 @@ use crate::error::{Errno, Error, FsResult, Result};
 use crate::model::{Caller, FileId, Kind, Mode, StoreIdentity};
 use crate::placement::AskKind;
 use crate::report::run::EventKind;
-use crate::store::{Cred, StorePath};
+use crate::store::source::identity_of;
+use crate::store::{self, Cred, StorePath};
+use crate::sync::Arc;
+use crate::sync::atomic::Ordering;
 
 use super::Namespace;
-use super::content::Lies;
-use super::files::{Wish, hidden_name};
+use super::content::{Content, Lies, Open};
+use super::files::{Given, Placed, Wish, hidden_name, reopen_read_only};
 use super::journal::Txn;
 use super::tree::Tree;
+
+pub(super) use waiting::Waiting;
+
+/// Our own drain may give the file other attributes or another name while it is copied: once more then. Whom somebody else
+/// keeps writing is left alone.
+const COPIES_MAX: usize = 2;
+/// What the drain did to a file is written down by then.
+const LOOKS_MAX: usize = 50;
+const LOOK_EVERY: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// A file that could be brought in, as it is now.
 struct Source {
@@ -26,6 +44,24 @@ struct Source {
     identity: Option<StoreIdentity>,
     perm: u32,
     wish: Wish,
+    /// Who has it open.
+    readers: Option<Arc<Open>>,
+}
+
+/// The plain file under its hidden name, of one version of a file.
+struct Copied {
+    placed: Placed,
+    version: StoreIdentity,
+    size_bytes: u64,
+    charged_bytes: u64,
+}
+
+/// What came of it.
+enum Outcome {
+    Brought(u64),
+    Not,
+    /// A copy was made in vain: it was another version by then, or under another name; of the drain's making, perhaps.
+    Overtaken,
 }
 
 /// What was brought in.
@@ -44,43 +80,38 @@ fn ourselves() -> Caller {
     Caller { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw(), pid: 0, umask: 0 }
 }
 
+/// Do those who have the store's file open read this version of it? (Not what had its name before.)
+fn read_this(readers: &Open, version: &StoreIdentity) -> bool {
+    identity_of(&readers.content().file).is_ok_and(|theirs| version.is_still(&theirs))
+}
+
 impl Namespace {
-    /// Brings a file of the store into a tier. Returns its bytes; 0 when it is there already, somebody has it open, or
-    /// no tier has room. `stop` ends a copy that is being made.
+    /// Brings a file of the store into a tier. Returns its bytes; 0 when it is there already, somebody writes it, or no tier
+    /// has room. `stop` ends a copy that is being made.
     pub fn prefetch(&self, id: FileId, stop: &(dyn Fn() -> bool + Sync)) -> Result<u64> {
-        const TRIES_MAX: usize = 3;
-        for _ in 0..TRIES_MAX {
-            if let Some(bytes) = self.bring_ahead(id, stop)? {
-                return Ok(bytes);
+        for _ in 0..COPIES_MAX {
+            match self.bring_ahead(id, stop)? {
+                Outcome::Brought(bytes) => return Ok(bytes),
+                Outcome::Not => return Ok(0),
+                Outcome::Overtaken => {}
             }
         }
         Ok(0)
     }
 
-    /// `None`: it became another version meanwhile; perhaps only its attributes did, by the drain.
-    fn bring_ahead(&self, id: FileId, stop: &(dyn Fn() -> bool + Sync)) -> Result<Option<u64>> {
-        let Some(source) = self.worth_bringing(&self.tree(), id) else {
-            return Ok(Some(0));
+    fn bring_ahead(&self, id: FileId, stop: &(dyn Fn() -> bool + Sync)) -> Result<Outcome> {
+        let Some((source, version, from)) = self.source_of(id)? else {
+            return Ok(Outcome::Not);
         };
-        let from = match self.store.source(self.own_cred(source.owner), &source.store_path) {
-            // The drain moved it meanwhile, or it was deleted: another time.
-            Err(_) if !self.is_unmoved(id, &source) => return Ok(Some(0)),
-            other => other.map_err(|why| failed(&why))?,
-        };
-        // Another file that the drain moved there.
-        let ino = from.ino().map_err(|why| failed(&why))?;
-        if source.identity.is_some_and(|identity| identity.ino != ino) {
-            return Ok(Some(0));
-        }
         // An id of its own, and so a hidden name of its own: the file itself may be placed meanwhile.
         let copy = self.tree().new_id();
         let kind = AskKind::Prefetch { bytes: source.size_bytes };
         let placed = match self.place(&source.path, copy, kind, &source.wish, source.perm, super::files::Via::Mount) {
-            Err(fault) if fault.errno == Errno::NOSPC => return Ok(Some(0)),
+            Err(fault) if fault.errno == Errno::NOSPC => return Ok(Outcome::Not),
             other => other.map_err(|why| failed(&why))?,
         };
         let Lies::Tier(device) = placed.content.lies else {
-            return Ok(Some(0));
+            return Ok(Outcome::Not);
         };
         let device = self.tiers.device(device);
         let gate = |_| {
@@ -88,63 +119,123 @@ impl Namespace {
         };
         let copied = placed.writable().and_then(|target| {
             from.copy_to(&target, source.size_bytes, &gate)?;
-            Ok(target)
+            Ok(u64::try_from(rustix::fs::fstat(&target)?.st_blocks).unwrap_or(0) * 512)
         });
         device.unreserve(placed.reserved_bytes);
         let discard = || drop(device.unlink(&hidden_name(copy)));
-        let target = match copied {
-            Ok(target) => target,
+        let charged_bytes = match copied {
+            Ok(charged_bytes) => charged_bytes,
             Err(why) => {
                 discard();
                 return match why.raw_os_error() {
-                    _ if stop() => Ok(Some(0)),
-                    Some(libc::ESTALE) => Ok(None),
+                    _ if stop() => Ok(Outcome::Not),
+                    Some(libc::ESTALE) => Ok(Outcome::Overtaken),
                     _ => Err(failed(&why)),
                 };
             }
         };
+        let copied = Copied { placed, version, size_bytes: source.size_bytes, charged_bytes };
+        crash_point!("prefetch.copied");
+        // Who opens it, and who closes it, waits from here on.
         let _inode = self.lock_inode(id);
         // Changed by somebody else while we copied: the copy is of no version at all.
         let unchanged = self
             .store
             .stat(self.own_cred(source.owner), &source.store_path)
-            .is_ok_and(|stat| source.identity.is_some_and(|known| known.is_still(&stat.identity)));
+            .is_ok_and(|stat| version.is_still(&stat.identity));
+        let readers = self.open_of(id).filter(|open| !open.direct);
+        let theirs = readers.is_none_or(|open| read_this(&open, &version));
         let mut tree = self.tree();
-        let still = self
-            .worth_bringing(&tree, id)
-            .is_some_and(|now| now.path == source.path && now.identity == source.identity);
-        if !unchanged || !still {
-            drop(tree);
-            discard();
-            return Ok(None);
-        }
-        // Its times are those that programs see: those of the store may be behind.
-        let attr = tree.get(id).map(|inode| inode.attr);
-        let stat = attr
-            .map_or(Ok(()), |attr| super::files::Given::known(&attr).give_times(&target))
-            .and_then(|()| Ok(rustix::fs::fstat(&target)?));
-        let stat = match stat {
-            Ok(stat) => stat,
-            Err(why) => {
+        let outcome = match self.worth_bringing(&tree, id) {
+            None => Outcome::Not,
+            Some(now) if now.path != source.path || now.identity != source.identity => Outcome::Overtaken,
+            Some(_) if !unchanged && tree.is_queued(id) => Outcome::Overtaken,
+            Some(_) if !unchanged || !theirs => Outcome::Not,
+            Some(Source { readers: Some(open), .. }) if open.direct => {
+                drop(tree);
+                self.let_wait(id, copied);
+                return Ok(Outcome::Brought(source.size_bytes));
+            }
+            Some(now) => {
+                let adopted = self.adopt_copy(&mut tree, id, &copied, now.readers.as_deref());
+                if adopted.is_ok() {
+                    device.add_used(i64::try_from(charged_bytes).unwrap_or(i64::MAX));
+                    return Ok(Outcome::Brought(source.size_bytes));
+                }
                 drop(tree);
                 discard();
-                return Err(failed(&why));
+                return adopted.map(|()| Outcome::Not).map_err(|why| failed(&why));
             }
         };
+        drop(tree);
+        discard();
+        Ok(outcome)
+    }
+
+    /// The copy is the file's from now on, and that of its `readers`, whose reads all come to us: whoever is just reading ends
+    /// that with the store's file, which holds the same. The caller charges it, if it was not charged yet, under the same lock of
+    /// the tree; the inode's is held, and the file is at rest.
+    fn adopt_copy(&self, tree: &mut Tree, id: FileId, copied: &Copied, readers: Option<&Open>) -> FsResult<()> {
+        let placed = &copied.placed;
+        let Lies::Tier(device) = placed.content.lies else { return Err(Errno::STALE.into()) };
+        let target = placed.writable()?;
+        // (Ours for writing would stand in the way of our own leases.)
+        let file = readers.map(|_| reopen_read_only(&target)).transpose()?;
+        // Its mode and times are those that programs see: those of the store may be behind.
+        let attr = tree.get(id).ok_or(Errno::STALE)?.attr;
+        Given::known(&attr).give(&target)?;
+        if let Err(fault) = self.adopt(tree, id, placed) {
+            if let Some(inode) = tree.get_mut(id) {
+                inode.replica = None;
+            }
+            return Err(fault);
+        }
         let mut txn = Txn::default();
-        self.own(&mut tree, &mut txn, id);
-        self.adopt(&mut tree, id, &placed).map_err(|why| failed(&why))?;
-        let charged = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
-        device.add_used(i64::try_from(charged).unwrap_or(i64::MAX));
-        device.counters().bytes_in.fetch_add(source.size_bytes, crate::sync::atomic::Ordering::Relaxed);
-        self.happened.count(EventKind::Fetched, device.tier_name(), "prefetched", source.size_bytes);
+        self.own(tree, &mut txn, id);
+        let device = self.tiers.device(device);
+        device.counters().bytes_in.fetch_add(copied.size_bytes, Ordering::Relaxed);
+        self.happened.count(EventKind::Fetched, device.tier_name(), "prefetched", copied.size_bytes);
         if let Some(inode) = tree.get_mut(id) {
-            inode.charged_bytes = charged;
+            inode.charged_bytes = copied.charged_bytes;
             inode.prefetched = true;
         }
         tree.recount(id);
-        self.commit(&tree, txn);
-        Ok(Some(source.size_bytes))
+        if let Some((open, file)) = readers.zip(file) {
+            open.charged_bytes.store(copied.charged_bytes, Ordering::Relaxed);
+            open.replace(Content { file: Arc::new(file), lies: placed.content.lies, writable: false });
+        }
+        crash_point!("prefetch.adopted");
+        // (Which shows it to the shim.)
+        self.commit(tree, txn);
+        Ok(())
+    }
+
+    /// The file, which version of it we know, and its bytes in the store, if it is worth bringing in.
+    fn source_of(&self, id: FileId) -> Result<Option<(Source, StoreIdentity, store::Source)>> {
+        for _ in 0..LOOKS_MAX {
+            let Some(source) = self.worth_bringing(&self.tree(), id) else {
+                return Ok(None);
+            };
+            let from = match self.store.source(self.own_cred(source.owner), &source.store_path) {
+                // The drain moved it meanwhile, or it was deleted: another time.
+                Err(_) if !self.is_unmoved(id, &source) => return Ok(None),
+                other => other.map_err(|why| failed(&why))?,
+            };
+            let is = from.identity().map_err(|why| failed(&why))?;
+            if let Some(version) = source.identity.filter(|known| known.is_still(&is)) {
+                let theirs = source.readers.as_ref().is_none_or(|open| open.direct || read_this(open, &version));
+                return Ok(theirs.then_some((source, version, from)));
+            }
+            // Somebody else changed it since we looked: it would be copied for nothing. Or the drain did.
+            let _inode = self.lock_inode(id);
+            if self.look_at_it(id).is_err() {
+                return Ok(None);
+            }
+            if self.tree().is_queued(id) {
+                crate::sync::thread::sleep(LOOK_EVERY);
+            }
+        }
+        Ok(None)
     }
 
     /// Is the file still where it was when we looked, and does nothing wait that will move it or what it lies in?
@@ -163,17 +254,23 @@ impl Namespace {
         tree.applied_path(id).as_ref() == Some(&source.store_path)
     }
 
-    /// `None`: not a file, in a tier already, newer than the store's, or in somebody's hands.
+    /// Is the store's version the present one, and the store the only one that has it?
+    fn is_at_rest(tree: &Tree, id: FileId) -> bool {
+        tree.get(id).is_some_and(|inode| {
+            inode.attr.kind == Kind::File && inode.replica.is_none() && inode.sealed && !inode.dirty()
+        })
+    }
+
+    /// `None`: not a file, in a tier already (or a copy waits there), newer than the store's, or somebody writes it.
     fn worth_bringing(&self, tree: &Tree, id: FileId) -> Option<Source> {
-        let inode = tree.get(id)?;
-        let wanted = inode.attr.kind == Kind::File
-            && inode.replica.is_none()
-            && inode.sealed
-            && !inode.dirty()
-            && !self.opens().contains_key(&id);
-        if !wanted {
+        let readers = self.opens().get(&id).cloned();
+        let only_read = |open: &Arc<Open>| {
+            open.content().lies == Lies::Store && open.writers() == 0 && !open.handed.load(Ordering::Relaxed)
+        };
+        if !Self::is_at_rest(tree, id) || !readers.as_ref().is_none_or(only_read) || self.has_waiting(id) {
             return None;
         }
+        let inode = tree.get(id)?;
         let path = tree.logical_path(id)?;
         Some(Source {
             wish: Wish { mode: Mode::Copy, ..self.wish(tree, id, &path) },
@@ -183,6 +280,7 @@ impl Namespace {
             owner: inode.cred(),
             identity: inode.identity.as_deref().copied(),
             perm: inode.attr.perm,
+            readers,
         })
     }
 

@@ -44,7 +44,10 @@ impl Namespace {
     /// Frees at least so many bytes on a device, if there is anything that may go. Returns what was freed.
     pub(crate) fn make_room(&self, device: DeviceId, want_bytes: u64) -> u64 {
         let freed = self.evict_from(device, want_bytes);
-        if freed >= want_bytes { freed } else { freed + self.squeeze_arrivals(device) }
+        if freed >= want_bytes {
+            return freed;
+        }
+        freed + self.squeeze_arrivals(device) + self.drop_waiting_on(Some(device))
     }
 
     /// The same, of files that nobody has open.
@@ -282,6 +285,7 @@ impl Namespace {
     /// is left that only we have, the catalog starts over. Returns whether all is in the store.
     pub fn finish(&self) -> bool {
         self.end_promises(std::time::Duration::ZERO);
+        self.drop_waiting_on(None);
         let ids: Vec<FileId> =
             self.tree().iter().filter(|(_, inode)| inode.replica.is_some()).map(|(id, _)| id).collect();
         for id in &ids {

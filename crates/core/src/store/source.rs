@@ -43,11 +43,11 @@ pub enum Source {
 }
 
 impl Source {
-    /// Of the store's inode.
-    pub fn ino(&self) -> io::Result<u64> {
+    /// Which version it is of.
+    pub fn identity(&self) -> io::Result<StoreIdentity> {
         match self {
-            Self::Plain(file) => Ok(rustix::fs::fstat(file)?.st_ino),
-            Self::Remote(remote) => Ok(remote.identity().ino),
+            Self::Plain(file) => identity_of(file),
+            Self::Remote(remote) => Ok(remote.identity()),
         }
     }
 

@@ -1,4 +1,5 @@
-//! A namespace over a store that gives bytes by ranges only, and the few operations that these tests need.
+//! A namespace over a store that gives bytes by ranges only (or over a directory), and the few operations that these tests need.
+#![allow(dead_code, reason = "each test file is compiled with its own copy and uses a part of it")]
 
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
@@ -14,10 +15,10 @@ use surgetank_core::drain::Drain;
 use surgetank_core::error::Errno;
 use surgetank_core::model::{Caller, FileId, FsyncTarget};
 use surgetank_core::namespace::{Door, Namespace, Opened, Survival};
-use surgetank_core::store::Verify;
 use surgetank_core::store::distant::{Distant, Line};
 use surgetank_core::store::posix::PosixStore;
 use surgetank_core::store::source::RANGE_BYTES;
+use surgetank_core::store::{Store, Verify};
 use surgetank_core::tier::Tiers;
 
 pub const MIB: u64 = 1 << 20;
@@ -25,14 +26,26 @@ pub const CHUNK: u64 = RANGE_BYTES;
 /// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-struct Kernel(AtomicU32);
+/// What the store and the kernel are.
+#[derive(Debug, Clone, Copy)]
+pub struct Kind {
+    /// The store is a directory.
+    pub plain: bool,
+    /// The kernel takes every plain file it is offered.
+    pub direct: bool,
+}
+
+struct Kernel {
+    backed: AtomicU32,
+    direct: bool,
+}
 
 impl Door for Kernel {
     fn passes_through(&self) -> bool {
-        true
+        self.direct
     }
     fn back(&self, _file: BorrowedFd<'_>) -> std::io::Result<u32> {
-        Ok(self.0.fetch_add(1, Ordering::Relaxed) + 1)
+        Ok(self.backed.fetch_add(1, Ordering::Relaxed) + 1)
     }
     fn unback(&self, _backing: u32) {}
     fn invalidate(&self, _file: FileId, _attributes_only: bool) {}
@@ -47,6 +60,7 @@ pub struct World {
     pub caller: Caller,
     drain: Option<Arc<Drain>>,
     bequest: Arc<Bequest>,
+    kind: Kind,
 }
 
 impl World {
@@ -55,6 +69,10 @@ impl World {
     }
 
     pub fn with(cap_bytes: u64, change: impl FnOnce(&mut Config)) -> Self {
+        Self::of(Kind { plain: false, direct: true }, cap_bytes, change)
+    }
+
+    pub fn of(kind: Kind, cap_bytes: u64, change: impl FnOnce(&mut Config)) -> Self {
         let base = tempfile::tempdir().unwrap();
         for dir in ["store", "fast", "state"] {
             std::fs::create_dir(base.path().join(dir)).unwrap();
@@ -96,35 +114,41 @@ impl World {
             metrics_token_file: surgetank_core::config::TokenFile::Own,
         };
         change(&mut config);
-        Self::begin(base, config, Arc::new(Bequest::new().unwrap()), false)
+        Self::begin(kind, base, config, Arc::new(Bequest::new().unwrap()), false)
     }
 
     /// The agent is killed, and another one goes on.
     pub fn die(mut self) -> Self {
         self.stop_drain();
-        let (config, bequest) = (self.namespace.config.clone(), self.bequest.clone());
+        let (kind, config, bequest) = (self.kind, self.namespace.config.clone(), self.bequest.clone());
         let base = std::mem::replace(&mut self.base, tempfile::tempdir().unwrap());
         let gone = Arc::downgrade(&self.namespace);
         drop(self);
         assert!(gone.upgrade().is_none(), "somebody still holds the namespace of the agent that died");
-        Self::begin(base, config, bequest, true)
+        Self::begin(kind, base, config, bequest, true)
     }
 
-    fn begin(base: tempfile::TempDir, config: Config, bequest: Arc<Bequest>, again: bool) -> Self {
+    fn begin(kind: Kind, base: tempfile::TempDir, config: Config, bequest: Arc<Bequest>, again: bool) -> Self {
         let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY;
         let root = rustix::fs::open(&config.store, flags, rustix::fs::Mode::empty()).unwrap();
-        let store = Distant::new(PosixStore::new(root, "s3://test".into()).unwrap());
-        let line = store.line.clone();
+        let directory = PosixStore::new(root, "s3://test".into()).unwrap();
+        let (store, line): (Arc<dyn Store>, _) = if kind.plain {
+            (Arc::new(directory), Arc::default())
+        } else {
+            let distant = Distant::new(directory);
+            let line = distant.line.clone();
+            (Arc::new(distant), line)
+        };
         let tiers = Arc::new(Tiers::open(&config.tiers, "distant").unwrap());
         let catalog = LogCatalog::open(&config.state.join("catalog")).unwrap();
         let survival = Survival { bequest: Some(bequest.clone()), again, ..Survival::default() };
-        let (store, catalog) = (Arc::new(store), Arc::new(catalog));
+        let catalog = Arc::new(catalog);
         let namespace =
             Namespace::open_after(config, store, tiers, catalog, "distant".into(), false, survival).unwrap();
-        namespace.set_door(Arc::new(Kernel(AtomicU32::new(0))));
+        namespace.set_door(Arc::new(Kernel { backed: AtomicU32::new(0), direct: kind.direct }));
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let caller = Caller { uid, gid, pid: std::process::id(), umask: 0 };
-        Self { base, namespace, line, caller, drain: None, bequest }
+        Self { base, namespace, line, caller, drain: None, bequest, kind }
     }
 
     pub fn in_store(&self, name: &str) -> PathBuf {

@@ -93,6 +93,8 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("packed.renamed", "where rules compress: tests/compress.rs"),
     ("fetch.copied", "of a store without plain files: tests/s3.rs, core's tests/distant.rs"),
     ("fetch.adopted", "of a store without plain files: tests/s3.rs, core's tests/distant.rs"),
+    ("prefetch.copied", "of what is brought in ahead: tests/ahead.rs"),
+    ("prefetch.adopted", "of what is brought in ahead: tests/ahead.rs"),
     ("relief.copied", "when memory runs short: tests/memory_limit.rs"),
     ("relief.written_down", "when memory runs short: tests/memory_limit.rs"),
     ("run.joined", "of `surgetank run`, which is no agent: tests/survive.rs"),

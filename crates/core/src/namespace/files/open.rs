@@ -130,6 +130,7 @@ impl Namespace {
             Some(open) if via.is_only() && !open.direct => return Err(Errno::AGAIN.into()),
             Some(open) => {
                 if writes {
+                    self.drop_waiting(id);
                     self.make_writable(&open, truncates)?;
                 } else if via.is_mount() {
                     self.look_whether_still(&open);
@@ -205,7 +206,7 @@ impl Namespace {
         if self.store.features().plain_files || truncates { self.look_at_it(id) } else { Ok(()) }
     }
 
-    pub(super) fn look_at_it(&self, id: FileId) -> FsResult<()> {
+    pub(crate) fn look_at_it(&self, id: FileId) -> FsResult<()> {
         let (path, who, identity) = {
             let tree = self.tree();
             let Some(inode) = tree.get(id) else {
@@ -570,6 +571,7 @@ impl Namespace {
     /// Nobody has it open any more, and it is sealed. The inode's lock is held.
     pub(super) fn give_up(&self, open: &Open) {
         self.end_arrival(open);
+        self.use_waiting(open);
         self.unback(open);
         self.last_close(open);
     }

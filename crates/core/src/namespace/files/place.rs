@@ -379,7 +379,7 @@ fn brings_in(kind: AskKind) -> bool {
 }
 
 /// A read-only descriptor of a file that we just made: a writable one of ours would stand in the way of our leases.
-pub(super) fn reopen_read_only(file: &std::fs::File) -> std::io::Result<std::fs::File> {
+pub(crate) fn reopen_read_only(file: &std::fs::File) -> std::io::Result<std::fs::File> {
     use std::os::fd::AsRawFd;
     std::fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }

@@ -1,0 +1,470 @@
+//! Bringing in ahead of use what programs have open: under readers that we mediate, and for the time when those that the
+//! kernel serves have closed it.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test says what it found by failing
+
+#[path = "distant/world.rs"]
+mod world;
+
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use surgetank_core::model::FileId;
+use surgetank_core::namespace::{Grant, SetAttr};
+use world::{Kind, MIB, World, pattern};
+
+const ROOMY: u64 = 1 << 30;
+const SIZE: u64 = 9 * MIB + 77;
+
+fn mediated() -> World {
+    World::of(Kind { plain: true, direct: false }, ROOMY, |config| config.copy_up_bytes_max = ROOMY)
+}
+
+fn passed_through() -> World {
+    World::of(Kind { plain: true, direct: true }, ROOMY, |config| config.copy_up_bytes_max = ROOMY)
+}
+
+/// Brings it in; `meanwhile` happens once, while it is being copied. Returns its bytes, and how often the copy asked whether
+/// to go on.
+fn prefetch(world: &World, id: FileId, meanwhile: impl Fn() + Sync) -> (u64, u64) {
+    let (asked, happened) = (AtomicU64::new(0), AtomicBool::new(false));
+    let bytes = world.namespace.prefetch(id, &|| {
+        // (Not at the first bytes: the source is open, and part of it is copied.)
+        if asked.fetch_add(1, Ordering::SeqCst) == 1 && !happened.swap(true, Ordering::SeqCst) {
+            meanwhile();
+        }
+        false
+    });
+    (bytes.unwrap(), asked.into_inner())
+}
+
+/// How often one copy of it asks.
+fn asks_of_one_copy(bytes: &[u8]) -> u64 {
+    let world = mediated();
+    world.put("f", bytes);
+    prefetch(&world, world.find("f").unwrap(), || ()).1
+}
+
+fn hits(world: &World) -> u64 {
+    world.namespace.tiers.devices().map(|device| device.counters().hits.load(Ordering::Relaxed)).sum()
+}
+
+fn from_tiers(world: &World) -> u64 {
+    world.namespace.tiers.devices().map(|device| device.counters().bytes_out.load(Ordering::Relaxed)).sum()
+}
+
+fn nothing_is_left(world: &World) {
+    assert_eq!((world.used_bytes(), world.on_tiers()), (0, 0));
+    assert_eq!(world.namespace.dirty_bytes(), 0);
+}
+
+#[test]
+fn what_was_open_was_not_brought_in_until_everybody_had_closed_it() {
+    let world = mediated();
+    let bytes = pattern(SIZE, 1);
+    world.put("f", &bytes);
+    let reader = world.open("f", libc::O_RDONLY).unwrap();
+    assert_eq!(reader.grant, Grant::Mediated);
+    assert!(world.read(&reader, 0, MIB).unwrap() == bytes[..MIB as usize]);
+    assert_eq!(from_tiers(&world), 0);
+    let other = std::cell::Cell::new(None);
+    let id = world.find("f").unwrap();
+    let (brought, _) = prefetch(&world, id, || ());
+    assert_eq!(brought, SIZE);
+    world.is_charged();
+    assert!(world.used_bytes() >= SIZE);
+    assert_eq!(world.namespace.dirty_bytes(), 0, "the store has it, too");
+    // Whoever comes now and whoever was there read the copy.
+    other.set(Some(world.open("f", libc::O_RDONLY).unwrap()));
+    let other = other.take().unwrap();
+    assert!(world.read_on(&reader, MIB).unwrap() == bytes);
+    assert!(world.read_on(&other, MIB).unwrap() == bytes);
+    assert!(from_tiers(&world) >= 2 * SIZE);
+    assert_eq!(prefetch(&world, id, || ()), (0, 0), "it is there");
+    assert_eq!(world.namespace.evict(id, "it is open").unwrap(), 0);
+    world.close(reader);
+    world.close(other);
+    world.is_charged();
+    assert!(world.namespace.evict(id, "it may go").unwrap() >= SIZE);
+    nothing_is_left(&world);
+    let again = world.open("f", libc::O_RDONLY).unwrap();
+    assert!(world.read_on(&again, MIB).unwrap() == bytes);
+    world.close(again);
+}
+
+#[test]
+fn who_reads_while_it_is_exchanged_reads_what_it_holds() {
+    let world = mediated();
+    let bytes = pattern(SIZE, 2);
+    world.put("f", &bytes);
+    let id = world.find("f").unwrap();
+    for _ in 0..5 {
+        let reader = world.open("f", libc::O_RDONLY).unwrap();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::SeqCst) {
+                    assert!(world.read_on(&reader, 100_000).unwrap() == bytes);
+                }
+                assert!(world.read_on(&reader, MIB).unwrap() == bytes);
+            });
+            let brought = world.namespace.prefetch(id, &|| false);
+            done.store(true, Ordering::SeqCst);
+            assert_eq!(brought.unwrap(), SIZE);
+        });
+        world.close(reader);
+        world.namespace.evict(id, "once more").unwrap();
+        nothing_is_left(&world);
+    }
+}
+
+#[test]
+fn a_file_that_is_deleted_while_its_readers_have_the_copy_goes_with_them() {
+    let mut world = mediated();
+    let bytes = pattern(SIZE, 3);
+    world.put("f", &bytes);
+    let reader = world.open("f", libc::O_RDONLY).unwrap();
+    assert_eq!(prefetch(&world, world.find("f").unwrap(), || ()).0, SIZE);
+    world.namespace.unlink(&world.caller, FileId::ROOT, b"f").unwrap();
+    world.settle();
+    assert!(!world.in_store("f").exists());
+    assert!(world.read_on(&reader, MIB).unwrap() == bytes);
+    world.close(reader);
+    nothing_is_left(&world);
+}
+
+#[test]
+fn its_readers_go_on_with_the_copy_when_the_agent_was_killed() {
+    let world = mediated();
+    let bytes = pattern(SIZE, 4);
+    world.put("f", &bytes);
+    let reader = world.open("f", libc::O_RDONLY).unwrap();
+    let id = world.find("f").unwrap();
+    assert_eq!(prefetch(&world, id, || ()).0, SIZE);
+    let world = world.die();
+    assert!(world.read_on(&reader, MIB).unwrap() == bytes);
+    assert!(from_tiers(&world) >= SIZE);
+    world.close(reader);
+    world.is_charged();
+    assert!(world.namespace.evict(id, "it may go").unwrap() >= SIZE);
+    nothing_is_left(&world);
+}
+
+/// Who writes while it is copied has what he wrote, and his readers see it.
+fn a_writer_wins(mut world: World, with_reader: bool) {
+    let mut bytes = pattern(SIZE, 5);
+    world.put("f", &bytes);
+    let reader = with_reader.then(|| world.open("f", libc::O_RDONLY).unwrap());
+    let id = world.find("f").unwrap();
+    let writer = std::sync::Mutex::new(None);
+    let (brought, asked) = prefetch(&world, id, || {
+        let opened = world.open("f", libc::O_RDWR).unwrap();
+        world.write(&opened, 5 * MIB, b"newer").unwrap();
+        *writer.lock().unwrap() = Some(opened);
+    });
+    assert_eq!(brought, 0);
+    assert!(asked <= asks_of_one_copy(&bytes), "copied more than once");
+    bytes[5 * MIB as usize..][..5].copy_from_slice(b"newer");
+    if let Some(reader) = reader {
+        assert!(world.read_on(&reader, MIB).unwrap() == bytes);
+        world.close(reader);
+    }
+    world.close(writer.into_inner().unwrap().unwrap());
+    world.settle();
+    assert!(std::fs::read(world.in_store("f")).unwrap() == bytes);
+    world.is_charged();
+    world.namespace.evict(id, "it may go").unwrap();
+    nothing_is_left(&world);
+}
+
+#[test]
+fn a_writer_who_comes_while_it_is_copied_wins() {
+    for with_reader in [false, true] {
+        a_writer_wins(mediated(), with_reader);
+        a_writer_wins(passed_through(), with_reader);
+    }
+}
+
+/// Who writes and closes while it is copied leaves another version, which is not covered by the copy of the one before.
+#[test]
+fn what_was_written_and_closed_while_it_was_copied_is_not_covered() {
+    for direct in [false, true] {
+        let mut world = if direct { passed_through() } else { mediated() };
+        let mut bytes = pattern(SIZE, 6);
+        world.put("f", &bytes);
+        let reader = world.open("f", libc::O_RDONLY).unwrap();
+        let id = world.find("f").unwrap();
+        prefetch(&world, id, || {
+            let opened = world.open("f", libc::O_RDWR).unwrap();
+            world.write(&opened, MIB, b"newer").unwrap();
+            world.close(opened);
+        });
+        bytes[MIB as usize..][..5].copy_from_slice(b"newer");
+        assert!(world.read_on(&reader, MIB).unwrap() == bytes);
+        world.close(reader);
+        world.settle();
+        assert!(std::fs::read(world.in_store("f")).unwrap() == bytes);
+        let again = world.open("f", libc::O_RDONLY).unwrap();
+        assert!(world.read_on(&again, MIB).unwrap() == bytes);
+        world.close(again);
+        world.is_charged();
+        world.namespace.evict(id, "it may go").unwrap();
+        nothing_is_left(&world);
+    }
+}
+
+/// Another one under its name, or other bytes in it.
+#[test]
+fn what_somebody_else_changed_while_it_was_copied_was_copied_three_times() {
+    let (bytes, newer) = (pattern(SIZE, 7), pattern(SIZE - MIB, 8));
+    let once = asks_of_one_copy(&bytes);
+    for direct in [false, true] {
+        for replaced in [false, true] {
+            for with_reader in [false, true] {
+                let world = if direct { passed_through() } else { mediated() };
+                world.put("f", &bytes);
+                let id = world.find("f").unwrap();
+                let reader = with_reader.then(|| world.open("f", libc::O_RDONLY).unwrap());
+                let (brought, asked) = prefetch(&world, id, || match replaced {
+                    true => world.put("f", &newer),
+                    false => std::fs::write(world.in_store("f"), &newer).unwrap(),
+                });
+                assert_eq!(brought, 0, "direct {direct}, replaced {replaced}, reader {with_reader}");
+                assert!(asked <= once, "{asked} instead of {once}: copied again");
+                if let Some(reader) = reader {
+                    assert!(world.read_on(&reader, MIB).unwrap() == if replaced { &bytes[..] } else { &newer });
+                    world.close(reader);
+                }
+                nothing_is_left(&world);
+                let again = world.open("f", libc::O_RDONLY).unwrap();
+                assert!(world.read_on(&again, MIB).unwrap() == newer);
+                world.close(again);
+            }
+        }
+    }
+}
+
+/// What we knew of it was of a version that the store has no more: three copies for nothing.
+#[test]
+fn what_somebody_else_had_written_since_we_looked_was_copied_in_vain() {
+    let world = mediated();
+    let (bytes, newer) = (pattern(SIZE, 9), pattern(SIZE, 10));
+    world.put("f", &bytes);
+    let id = world.find("f").unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    std::fs::write(world.in_store("f"), &newer).unwrap();
+    let (brought, asked) = prefetch(&world, id, || ());
+    assert_eq!((brought, asked), (SIZE, asks_of_one_copy(&bytes)));
+    let reader = world.open("f", libc::O_RDONLY).unwrap();
+    assert!(world.read_on(&reader, MIB).unwrap() == newer);
+    assert_eq!(hits(&world), 1);
+    world.close(reader);
+}
+
+/// Its reader has the version before open, which nobody else has any more.
+#[test]
+fn readers_of_another_version_keep_theirs() {
+    let world = mediated();
+    let (bytes, newer) = (pattern(SIZE, 11), pattern(SIZE, 12));
+    world.put("f", &bytes);
+    let reader = world.open("f", libc::O_RDONLY).unwrap();
+    let id = world.find("f").unwrap();
+    world.put("f", &newer);
+    assert_eq!(prefetch(&world, id, || ()), (0, 0));
+    assert!(world.read_on(&reader, MIB).unwrap() == bytes);
+    world.close(reader);
+    nothing_is_left(&world);
+}
+
+#[test]
+fn what_is_deleted_while_it_is_copied_is_gone() {
+    for direct in [false, true] {
+        for with_reader in [false, true] {
+            let mut world = if direct { passed_through() } else { mediated() };
+            let bytes = pattern(SIZE, 13);
+            world.put("f", &bytes);
+            let reader = with_reader.then(|| world.open("f", libc::O_RDONLY).unwrap());
+            let (brought, asked) = prefetch(&world, world.find("f").unwrap(), || {
+                world.namespace.unlink(&world.caller, FileId::ROOT, b"f").unwrap();
+            });
+            assert_eq!(brought, 0);
+            assert!(asked <= asks_of_one_copy(&bytes), "copied more than once");
+            world.settle();
+            assert!(!world.in_store("f").exists());
+            if let Some(reader) = reader {
+                assert!(world.read_on(&reader, MIB).unwrap() == bytes);
+                world.close(reader);
+            }
+            nothing_is_left(&world);
+        }
+    }
+}
+
+/// The kernel reads the store's file for them, and for whoever opens it as long as one of them has.
+#[test]
+fn what_the_kernel_read_from_the_store_was_copied_and_thrown_away() {
+    let world = passed_through();
+    let bytes = pattern(SIZE, 14);
+    world.put("f", &bytes);
+    let reader = world.open("f", libc::O_RDONLY).unwrap();
+    assert!(matches!(reader.grant, Grant::Direct(_)));
+    let id = world.find("f").unwrap();
+    assert_eq!(prefetch(&world, id, || ()).0, SIZE);
+    world.is_charged();
+    assert!(world.used_bytes() >= SIZE);
+    assert_eq!(world.namespace.dirty_bytes(), 0, "the store has it");
+    assert_eq!(prefetch(&world, id, || ()), (0, 0), "it waits to be used");
+    let other = world.open("f", libc::O_RDONLY).unwrap();
+    assert_eq!(other.grant, reader.grant, "all of one file agree");
+    world.close(reader);
+    assert!(world.read_on(&other, MIB).unwrap() == bytes);
+    assert_eq!(hits(&world), 0);
+    world.close(other);
+    world.is_charged();
+    let next = world.open("f", libc::O_RDONLY).unwrap();
+    assert!(matches!(next.grant, Grant::Direct(_)));
+    assert!(world.read_on(&next, MIB).unwrap() == bytes);
+    assert_eq!(hits(&world), 1);
+    world.close(next);
+    assert!(world.namespace.evict(id, "it may go").unwrap() >= SIZE);
+    nothing_is_left(&world);
+}
+
+/// A copy that waits is no copy of what became of the file meanwhile.
+#[test]
+fn a_copy_that_waits_goes_when_the_file_is_another_one() {
+    type Change = fn(&World);
+    let changes: [(&str, Change); 6] = [
+        ("written", |world| {
+            let writer = world.open("f", libc::O_RDWR).unwrap();
+            world.write(&writer, MIB, b"newer").unwrap();
+            assert_eq!(world.on_tiers(), 0, "whoever writes wants the room");
+            world.close(writer);
+        }),
+        ("deleted", |world| world.namespace.unlink(&world.caller, FileId::ROOT, b"f").unwrap()),
+        ("covered", |world| {
+            let made = world.create("g").unwrap();
+            world.close(made);
+            let (root, caller) = (FileId::ROOT, &world.caller);
+            world.namespace.rename(caller, root, b"g", root, b"f", 0).unwrap();
+        }),
+        ("another's", |world| world.put("f", b"another")),
+        ("another's bytes", |world| {
+            let file = std::fs::File::options().write(true).open(world.in_store("f")).unwrap();
+            file.write_all_at(b"another", 5).unwrap();
+        }),
+        ("gone", |world| std::fs::remove_file(world.in_store("f")).unwrap()),
+    ];
+    for (what, change) in changes {
+        let mut world = passed_through();
+        world.put("f", &pattern(SIZE, 15));
+        let reader = world.open("f", libc::O_RDONLY).unwrap();
+        assert_eq!(prefetch(&world, world.find("f").unwrap(), || ()).0, SIZE, "{what}");
+        assert!(world.on_tiers() >= SIZE, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+        change(&world);
+        world.close(reader);
+        assert_eq!((world.used_bytes(), world.on_tiers()), (0, 0), "{what}");
+        world.settle();
+        if let Ok(should) = std::fs::read(world.in_store("f")) {
+            let opened = world.open("f", libc::O_RDONLY).unwrap();
+            assert!(world.read_on(&opened, MIB).unwrap() == should, "{what}");
+            world.close(opened);
+        }
+    }
+}
+
+/// Renamed by us: the copy lies under the new name.
+#[test]
+fn a_copy_that_waits_follows_its_file() {
+    let mut world = passed_through();
+    let bytes = pattern(SIZE, 16);
+    world.put("f", &bytes);
+    let reader = world.open("f", libc::O_RDONLY).unwrap();
+    let id = world.find("f").unwrap();
+    assert_eq!(prefetch(&world, id, || ()).0, SIZE);
+    let (root, caller) = (FileId::ROOT, world.caller);
+    world.namespace.rename(&caller, root, b"f", root, b"g", 0).unwrap();
+    world.close(reader);
+    world.settle();
+    let opened = world.open("g", libc::O_RDONLY).unwrap();
+    assert!(world.read_on(&opened, MIB).unwrap() == bytes);
+    world.close(opened);
+    world.is_charged();
+    world.namespace.evict(id, "it may go").unwrap();
+    nothing_is_left(&world);
+}
+
+#[test]
+fn a_copy_that_waits_makes_room() {
+    let world = World::of(Kind { plain: true, direct: true }, 16 * MIB, |config| config.copy_up_bytes_max = ROOMY);
+    world.put("f", &pattern(SIZE, 17));
+    let reader = world.open("f", libc::O_RDONLY).unwrap();
+    assert_eq!(prefetch(&world, world.find("f").unwrap(), || ()).0, SIZE);
+    let made = world.create("made").unwrap();
+    let bytes = pattern(14 * MIB, 18);
+    world.write(&made, 0, &bytes).unwrap();
+    assert!(world.namespace.tiers.devices().all(|device| device.used_bytes() <= 16 * MIB));
+    world.close(made);
+    world.is_charged();
+    let made = world.find("made").unwrap();
+    let lies = world.namespace.evict(made, "only we have it").unwrap();
+    assert_eq!(lies, 0);
+    assert!(world.on_tiers() >= 14 * MIB, "what was written found no room where a spare copy lay");
+    assert!(world.on_tiers() < 14 * MIB + SIZE);
+    world.close(reader);
+    world.is_charged();
+}
+
+#[test]
+fn a_copy_that_waited_when_the_agent_was_killed_is_swept() {
+    let world = passed_through();
+    let bytes = pattern(SIZE, 19);
+    world.put("f", &bytes);
+    let reader = world.open("f", libc::O_RDONLY).unwrap();
+    assert_eq!(prefetch(&world, world.find("f").unwrap(), || ()).0, SIZE);
+    let world = world.die();
+    nothing_is_left(&world);
+    assert!(world.read_on(&reader, MIB).unwrap() == bytes);
+    world.close(reader);
+    nothing_is_left(&world);
+}
+
+#[test]
+fn a_copy_that_waits_at_the_end_is_not_left() {
+    let mut world = passed_through();
+    world.put("f", &pattern(SIZE, 20));
+    let reader = world.open("f", libc::O_RDONLY).unwrap();
+    assert_eq!(prefetch(&world, world.find("f").unwrap(), || ()).0, SIZE);
+    world.settle();
+    assert!(world.namespace.finish());
+    nothing_is_left(&world);
+    world.close(reader);
+    nothing_is_left(&world);
+}
+
+/// Its mode was set while it was copied: the copy on the tier had the one before.
+#[test]
+fn what_is_set_while_it_is_copied_holds_for_the_copy() {
+    for with_reader in [false, true] {
+        let world = mediated();
+        let bytes = pattern(SIZE, 21);
+        world.put("f", &bytes);
+        let reader = with_reader.then(|| world.open("f", libc::O_RDONLY).unwrap());
+        let id = world.find("f").unwrap();
+        let (brought, _) = prefetch(&world, id, || {
+            let change = SetAttr { perm: Some(0o750), ..SetAttr::default() };
+            world.namespace.setattr(&world.caller, id, None, &change).unwrap();
+        });
+        assert_eq!(brought, SIZE);
+        let mut modes = Vec::new();
+        for device in world.namespace.tiers.devices() {
+            let file = device.open(b"f", false).unwrap();
+            modes.push(std::os::unix::fs::MetadataExt::mode(&file.metadata().unwrap()) & 0o777);
+        }
+        assert_eq!(modes, [0o750]);
+        if let Some(reader) = reader {
+            world.close(reader);
+        }
+    }
+}
