@@ -29,6 +29,11 @@ impl ToldAbsent {
         }
     }
 
+    /// All of them, which are to be told otherwise; `None`: too many to know.
+    pub fn take_all(&mut self) -> Option<Vec<Name>> {
+        (!self.all).then(|| self.names.drain().collect())
+    }
+
     /// Was it told of this one? Whoever asks tells it otherwise.
     pub fn take(&mut self, name: &[u8]) -> bool {
         self.all || self.names.remove(name)
