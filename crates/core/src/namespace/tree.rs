@@ -228,12 +228,6 @@ impl Inode {
         }
     }
 
-    /// The kernel learns of the directory.
-    pub fn tell(&mut self) {
-        if let Some(dir) = self.dir.as_mut() {
-            dir.told = true;
-        }
-    }
     pub fn is_dir(&self) -> bool {
         self.attr.kind == Kind::Directory
     }

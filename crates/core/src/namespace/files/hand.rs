@@ -332,10 +332,6 @@ impl Namespace {
 
     fn ended(&self, open: &Arc<Open>, content: &Content) {
         open.handed.store(false, Ordering::Relaxed);
-        self.handed.fetch_sub(1, Ordering::Relaxed);
-        if self.lends.load(Ordering::Relaxed) > 0 {
-            self.limit_by_handed();
-        }
         let left = self.uncount_user(open, true);
         if left.writers == 0 {
             self.finish_seal(open.id, Some(open), content);
@@ -343,13 +339,18 @@ impl Namespace {
                 self.give_up(open);
             }
         }
+        // Not before: where nothing is handed out `catch_up` waits for nobody.
+        self.handed.fetch_sub(1, Ordering::Release);
+        if self.lends.load(Ordering::Relaxed) > 0 {
+            self.limit_by_handed();
+        }
     }
 
     /// Closes of descriptors that we handed out are taken in, so that what comes next comes after them; returns whether
     /// there were any. Not with a lock held.
     pub fn catch_up(&self) -> bool {
         self.settle();
-        let before = self.handed.load(Ordering::Relaxed);
+        let before = self.handed.load(Ordering::Acquire);
         if before > 0
             && let Some(shim) = self.shim.get()
         {
