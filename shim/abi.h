@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #define ST_MAGIC UINT64_C(0x5844494b4e415453) /* "STANKIDX" */
-#define ST_LAYOUT 2u
+#define ST_LAYOUT 3u
 #define ST_DEVICES_MAX 16u
 #define ST_NAME_BYTES_MAX 255u
 
@@ -28,8 +28,12 @@
                              Whoever has it open for writing changes them there, while the owner may read and write */
 #define ST_LINKED 32u     /* several names: what was opened under this one has to have `backing_ino` */
 
+#define ST_LENT 128u      /* directory, with ST_COMPLETE: new plain files in it are made by the shim itself, on `device`, and told of
+                             in the ring; a name that the table does not have may be there already */
+
 /* Of the index. */
 #define ST_WRITES 1u /* creating and opening for writing may be asked of the agent */
+#define ST_RING 2u   /* there is a ring: directories may be lent */
 
 /* Of a device. */
 #define ST_DEVICE_NOEXEC 1u /* the tier is mounted noexec: a file with an execute bit is left to the mount */
@@ -115,6 +119,46 @@ struct st_plain {
     uint64_t backing_ino;
     uint32_t device;
     uint32_t record;
+};
+
+/* ---- The ring: beside the index, and called like it with ".ring" behind; programs write it too. A claim is a number that is
+ * taken from `next`; its slot is number `claim % ST_CLAIMS`, whose `state` is `claim << 3 | phase`, or somebody else has it. */
+
+#define ST_RING_MAGIC UINT64_C(0x474e49524b4e4154) /* "TANKRING" */
+#define ST_CLAIMS 1024u
+#define ST_CLAIM_FREE 0u    /* may be taken; or was, by somebody who did not come further */
+#define ST_CLAIM_MADE 1u    /* about to make the plain file */
+#define ST_CLAIM_DONE 2u    /* the plain file is made, and `dev` and `ino` are its */
+#define ST_CLAIM_VOID 3u    /* nothing was made */
+#define ST_CLAIM_REVOKED 4u /* by the agent, which did not wait any longer: nothing that is made counts */
+#define ST_CLAIM_SKIP 5u    /* the slot is nobody's any more: whose claim was revoked may still write there */
+
+struct st_ring {
+    uint64_t magic;
+    uint32_t layout;
+    uint32_t claims;
+    uint64_t epoch; /* grows when directories stop being lent: what was looked up before is void */
+    uint64_t turn;  /* odd: slots are being given back. Whoever looked through them looks again if it changed */
+    uint64_t first; /* the oldest claim that may be looked at */
+    uint64_t limit; /* so many claims may wait for the agent; more than that ask it */
+    uint64_t giving; /* descriptors that the agent has a copy of, which it has sent: nothing is made meanwhile */
+    uint64_t unused;
+    uint64_t next; /* in a cache line of its own */
+    uint64_t filler[7];
+};
+#define ST_RING_SLOTS_OFFSET 4096u
+
+struct st_claim {
+    uint64_t state;
+    uint64_t number; /* of the file's inode, by the agent */
+    uint64_t dir; /* id of the directory's record */
+    uint64_t dev, ino;
+    uint32_t run; /* the program's, or 0 */
+    uint32_t mode; /* permissions, the umask applied */
+    uint32_t device;
+    uint32_t name_bytes;
+    uint32_t uid, gid; /* of the plain file */
+    uint8_t name[ST_NAME_BYTES_MAX + 1];
 };
 
 static inline uint64_t st_fold(uint64_t x, uint64_t y)

@@ -14,12 +14,16 @@ static bool held_in(struct st_held *out)
 {
     int wait = 0;
     for (int turn = 0; turn < TURNS_MAX; turn++) {
-        uint64_t generation;
-        bool busy = false;
+        uint64_t generation, epoch, given = 0;
+        bool busy = false, lends = st_lent_begin(out->domain, &epoch), quiet = st_lent_turn(out->domain, &given);
         bool steady = st_index_generation(out->domain, &generation);
         if (steady && st_index_plain(out->domain, out->device, out->stat.st_ino, &out->record, &out->number, &busy))
             return true;
-        steady &= !busy;
+        if (lends && st_lent_plain(out->domain, out->device, out->stat.st_ino, &out->record)) {
+            out->number = 0;
+            return true;
+        }
+        steady &= !busy && (!lends || (quiet && st_lent_same_turn(out->domain, given)));
         if (steady && st_index_same_generation(out->domain, generation) && turn >= 1)
             return false; /* another file of that device */
         if (!steady && turn < TURNS_MAX - 1)
@@ -102,7 +106,7 @@ const char *st_held_path(const struct st_held *held, int descriptor, char text[S
     struct st_place place;
     if (st_on(ST_ON_INDEX) && st_begin(&place, AT_FDCWD, text)) {
         enum st_found found = st_find(&place);
-        if (found == ST_MISSING || found == ST_NOWHERE || (found == ST_FOUND && place.record.id != held->record.id))
+        if (found == ST_MISSING || found == ST_NOWHERE || (found == ST_FOUND && place.record.ino != held->record.ino))
             return NULL;
     }
     return text;

@@ -68,11 +68,37 @@ static bool read_directory(struct st_place *place, uint32_t number, uint64_t id,
     return (out->flags & (ST_KNOWN | ST_SEARCHABLE)) == (ST_KNOWN | ST_SEARCHABLE);
 }
 
+/* A name that the index does not have may stand in the ring, and go from there into the index while we look. */
+__attribute__((noinline)) static enum st_found step_lent(struct st_place *place, const struct st_record *directory, uint32_t number,
+                                                         const char *name, uint32_t bytes, struct st_name *entry)
+{
+    const struct st_domain *domain = place->from.domain;
+    for (int try = 0; try < TRIES; try++) {
+        uint64_t turn;
+        if (!st_lent_turn(domain, &turn))
+            return ST_UNSURE;
+        enum st_found found = st_index_name(domain, directory->id, name, bytes, &place->slot, entry);
+        if (found != ST_MISSING)
+            return found;
+        bool has = st_lent_has(domain, directory->id, name, bytes);
+        if (!st_lent_same_turn(domain, turn))
+            continue;
+        struct st_record now;
+        return !has && (directory->flags & ST_COMPLETE) && st_index_read_head(domain, number, &now) && now.id == directory->id &&
+                       (now.flags & (ST_COMPLETE | ST_LENT)) == (ST_COMPLETE | ST_LENT)
+                   ? ST_MISSING
+                   : ST_UNSURE;
+    }
+    return ST_UNSURE;
+}
+
 /* One component in a directory: its entry, or whether its absence is certain. */
 static enum st_found step(struct st_place *place, const struct st_record *directory, uint32_t number, const char *name,
                           uint32_t bytes, struct st_name *entry)
 {
     const struct st_domain *domain = place->from.domain;
+    if (st_unlikely(directory->flags & ST_LENT))
+        return step_lent(place, directory, number, name, bytes, entry);
     enum st_found found = st_index_name(domain, directory->id, name, bytes, &place->slot, entry);
     if (found != ST_MISSING)
         return found;
@@ -118,6 +144,8 @@ static enum st_found walk(struct st_place *place)
             place->name_bytes = (uint32_t)bytes;
             place->dir = number;
             place->dir_id = id;
+            place->dir_flags = directory.flags;
+            place->dir_device = directory.device;
         }
         if (found == ST_UNSURE && !final)
             return ST_LEAVE;

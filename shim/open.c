@@ -110,8 +110,26 @@ static int open_by_agent(struct st_place *place, int flags, mode_t mode)
     return unsure && (flags & O_EXCL) ? failed(EIO) : ST_PASS;
 }
 
+/* The agent has lent the directory: what is not there is made here. */
+static int make_lent(struct st_place *place, int flags, mode_t mode, uint64_t epoch)
+{
+    uint32_t mask = st_umask();
+    if (!(place->dir_flags & ST_LENT) || !st_process.writes || mask == ST_UMASK_UNKNOWN ||
+        (flags & O_ACCMODE) == O_RDONLY || (flags & (O_SYNC | O_DSYNC)))
+        return ST_PASS;
+    int opened = st_lent_make(place, flags, mode & 07777 & ~mask, epoch);
+    if (opened < 0)
+        return ST_PASS;
+    __atomic_store_n(&st_process.wrote, true, __ATOMIC_RELAXED);
+    st_count(ST_OPEN_LENT);
+    return st_counted_open(place->from.domain, opened, flags);
+}
+
 static int open_found(struct st_place *place, int flags, mode_t mode)
 {
+    uint64_t epoch = 0;
+    int made = ST_PASS;
+    bool lent = (flags & O_CREAT) && st_lent_begin(place->from.domain, &epoch);
     switch (st_find(place)) {
     case ST_FOUND:
         if (!S_ISREG(place->record.mode))
@@ -120,7 +138,11 @@ static int open_found(struct st_place *place, int flags, mode_t mode)
             return failed(EEXIST);
         return writes(flags) ? open_by_agent(place, flags, mode) : open_plain(place, flags);
     case ST_MISSING:
-        return flags & O_CREAT ? open_by_agent(place, flags, mode) : failed(ENOENT);
+        if (lent)
+            made = make_lent(place, flags, mode, epoch);
+        return made >= 0         ? made
+               : flags & O_CREAT ? open_by_agent(place, flags, mode)
+                                 : failed(ENOENT);
     case ST_NOWHERE:
         return failed(ENOENT);
     case ST_UNSURE:

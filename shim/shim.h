@@ -40,6 +40,8 @@ struct st_domain {
     bool dead;
     const char *mount;  /* no slash at its end */
     const char *socket;
+    const char *index_path;
+    uint32_t run; /* its number; 0: not known */
 };
 
 struct st_process {
@@ -64,7 +66,7 @@ static inline void st_off(uint32_t bits)
 
 /* ---- Counters for SURGETANK_REPORT (report.c). */
 
-enum st_count { ST_OPEN_INDEX, ST_OPEN_AGENT, ST_OPEN_LEFT, ST_STAT_INDEX, ST_STAT_LEFT, ST_COUNTS };
+enum st_count { ST_OPEN_INDEX, ST_OPEN_AGENT, ST_OPEN_LENT, ST_OPEN_LEFT, ST_STAT_INDEX, ST_STAT_LEFT, ST_COUNTS };
 extern uint64_t st_counts[ST_COUNTS];
 
 static inline void st_count(enum st_count which)
@@ -201,6 +203,8 @@ struct st_place {
     uint32_t name_bytes;
     uint32_t rest_bytes;  /* normalised, without a slash at the front */
     uint32_t dir;         /* record of the directory that has the last name */
+    uint32_t dir_flags;   /* what was read of that */
+    uint32_t dir_device;
     uint64_t dir_id;
     uint32_t number;      /* of `record` */
     struct st_record record;
@@ -295,6 +299,20 @@ static inline bool st_refused(int dirfd, const char *path)
 int st_ask(const struct st_domain *domain, const struct st_request *request, bool cloexec, int *descriptor);
 /* The agent was killed: returns when another one serves the mount, and a moment later each further time; false: none will. */
 bool st_agent_replaced(const struct st_domain *domain, int turn);
+
+/* ---- Lent directories (lent.c) */
+
+/* To be called before the look-up. False: nothing is lent. */
+bool st_lent_begin(const struct st_domain *domain, uint64_t *epoch);
+/* What was not found in a lent directory is made: a descriptor, or ST_PASS: it is to be asked for. */
+int st_lent_make(struct st_place *place, int flags, mode_t permissions, uint64_t epoch);
+/* Look-ups in the index and the ring together: the turn before both has to be the one after both. False: not readable. */
+bool st_lent_turn(const struct st_domain *domain, uint64_t *turn);
+bool st_lent_same_turn(const struct st_domain *domain, uint64_t turn);
+bool st_lent_has(const struct st_domain *domain, uint64_t dir_id, const char *name, uint64_t bytes);
+bool st_lent_any_in(const struct st_domain *domain, uint64_t dir_id);
+/* A plain file that was made, and of which the index does not know yet. */
+bool st_lent_plain(const struct st_domain *domain, uint32_t device, uint64_t ino, struct st_record *out);
 
 /* ---- Opening (open.c): a descriptor, -1 and errno, or ST_PASS. */
 int st_open(int dirfd, const char *path, int flags, mode_t mode);

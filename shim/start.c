@@ -129,6 +129,16 @@ static enum presence fuse_at(const char *mount)
     return presence_of(result) == PRESENT && stat.f_type != FUSE_MAGIC ? ABSENT : presence_of(result);
 }
 
+/* The number at the end of the path, or 0. */
+static uint32_t run_of(const char *counts)
+{
+    const char *at = counts ? strrchr(counts, '-') : NULL;
+    uint32_t run = 0;
+    while (at && *++at >= '0' && *at <= '9')
+        run = run * 10 + (uint32_t)(*at - '0');
+    return run;
+}
+
 static void start_domain(struct st_domain *domain, const char *index_path)
 {
     struct st_header header;
@@ -168,6 +178,8 @@ static void start_domains(char *lines)
             domain->socket_bytes = (uint32_t)strlen(socket);
             domain->mount = mount;
             domain->mount_bytes = (uint32_t)strlen(mount);
+            domain->index_path = lines;
+            domain->run = run_of(counts);
             start_domain(domain, lines);
             if (counts && domain->index)
                 st_counts_map((unsigned)(domain - st_process.domains), counts);

@@ -86,6 +86,8 @@ __attribute__((noinline)) static int stat_inside(struct st_place *place, struct 
     }
     if (follow && S_ISLNK(record->mode))
         return ST_PASS;
+    if (st_unlikely(record->flags & ST_LENT) && (st_lent_any_in(place->from.domain, record->id) || !st_still(place)))
+        return ST_PASS; /* its times are those of what was made in it last */
     if (record->flags & ST_LIVE) {
         if (!stat_plain(place, out))
             return ST_PASS;

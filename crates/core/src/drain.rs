@@ -194,6 +194,7 @@ impl Drain {
                 polled = clock::tick();
                 self.namespace.tiers.poll();
                 self.namespace.watch_the_end();
+                self.namespace.watch_lends();
                 self.namespace.watch_direct_writers();
                 self.namespace.retry_handed();
                 if asked.elapsed() >= HANGS && self.hangs_for().is_some_and(|time| time >= HANGS) {

@@ -21,6 +21,7 @@ mod happened;
 pub(crate) mod held;
 mod hints;
 pub(crate) mod journal;
+mod lent;
 mod listing;
 mod locks;
 mod meet;
@@ -65,6 +66,7 @@ pub use files::{Grant, LEFT_TO_THE_MOUNT, Opened, STORE_TO_BE_ASKED, Short};
 pub(crate) use files::{HIDDEN_PREFIX, KEPT_FOR};
 use held::InodeGuard;
 pub use hints::Given;
+pub use lent::{Claimed, Stray};
 pub use listing::Listed;
 pub use questions::{Queued, Stuck, Undurable, Waiting, Where};
 pub(crate) use recover::{ORPHANS, Worth, is_damage, went_down, went_down_with, worth};
@@ -98,6 +100,8 @@ pub struct Found {
 
 /// Which run a process belongs to; the agent knows.
 pub type RunOf = Box<dyn Fn(u32) -> RunId + Send + Sync>;
+/// The run that a program says it is of, if there is such a one.
+pub type RunKnown = Box<dyn Fn(RunId) -> RunId + Send + Sync>;
 
 #[derive(Debug, Default)]
 pub struct Counters {
@@ -151,7 +155,16 @@ pub struct Namespace {
     handed: crate::sync::atomic::AtomicUsize,
     /// Handles of the mount that can write.
     writing_handles: crate::sync::atomic::AtomicUsize,
+    /// Directories that are lent: as many as the tree has.
+    lends: crate::sync::atomic::AtomicUsize,
+    lending_ended: AtomicBool,
+    /// So many claims may wait as far as room goes.
+    claims_max: AtomicU64,
+    handed_max: u64,
+    /// Where a file goes, and what becomes of it, does not depend on its name as far as must be known when it is made.
+    lends_any: bool,
     run_of: OnceLock<RunOf>,
+    run_known: OnceLock<RunKnown>,
     interrupted: OnceLock<fn() -> bool>,
     waits_long: OnceLock<fn()>,
     prefetcher: OnceLock<Box<dyn Fn(Vec<u8>) + Send + Sync>>,
@@ -231,6 +244,7 @@ impl Namespace {
         let mut root = Inode::new(stat.attr);
         root.identity = Some(Box::new(stat.identity));
         root.owned = true;
+        let lends_any = rules.place_all_alike() && store.features().plain_files;
         let namespace = Arc::new(Self {
             rules,
             store,
@@ -256,7 +270,13 @@ impl Namespace {
             shim: OnceLock::new(),
             handed: crate::sync::atomic::AtomicUsize::new(0),
             writing_handles: crate::sync::atomic::AtomicUsize::new(0),
+            lends: crate::sync::atomic::AtomicUsize::new(0),
+            lending_ended: AtomicBool::new(false),
+            claims_max: AtomicU64::new(0),
+            handed_max: lent::handed_max(),
+            lends_any,
             run_of: OnceLock::new(),
+            run_known: OnceLock::new(),
             interrupted: OnceLock::new(),
             waits_long: OnceLock::new(),
             prefetcher: OnceLock::new(),
@@ -295,6 +315,9 @@ impl Namespace {
     pub fn set_run_of(&self, run_of: RunOf) {
         drop(self.run_of.set(run_of));
     }
+    pub fn set_run_known(&self, run_known: RunKnown) {
+        drop(self.run_known.set(run_known));
+    }
     /// Tells whether the program for which this thread waits has been interrupted.
     pub fn set_interrupted(&self, interrupted: fn() -> bool) {
         let _ = self.interrupted.set(interrupted);
@@ -307,8 +330,13 @@ impl Namespace {
         self.interrupted.get().is_some_and(|interrupted| interrupted())
     }
 
+    /// What programs told of, too, that made files themselves until now: nobody sees the tree without them.
     pub(crate) fn tree(&self) -> MutexGuard<'_, Tree> {
-        self.tree.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut tree = self.tree.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.lends.load(Ordering::SeqCst) > 0 {
+            self.settle_in(&mut tree);
+        }
+        tree
     }
     pub(crate) fn lock_inode(&self, id: FileId) -> InodeGuard<'_> {
         self.inode_locks.lock(id)
@@ -360,6 +388,9 @@ impl Namespace {
     fn run(&self, caller: &Caller) -> RunId {
         self.run_of.get().map_or(RunId(0), |run_of| run_of(caller.pid))
     }
+    fn run_claimed(&self, run: RunId) -> RunId {
+        self.run_known.get().map_or(RunId(0), |known| known(run))
+    }
     fn who(caller: &Caller) -> Cred {
         Cred { uid: caller.uid, gid: caller.gid }
     }
@@ -402,7 +433,9 @@ impl Namespace {
     /// How long the kernel may believe what we say of the file.
     fn ttl(&self, id: FileId, inode: &Inode) -> Duration {
         let open = (!inode.sealed).then(|| self.opens().get(&id).cloned()).flatten();
-        if open.as_ref().is_some_and(|open| open.handed.load(Ordering::Relaxed)) {
+        if open.as_ref().is_some_and(|open| open.handed.load(Ordering::Relaxed))
+            || inode.dir.as_ref().is_some_and(|dir| dir.is_lent)
+        {
             // Nothing tells the kernel when it is written.
             Duration::ZERO
         } else if open.is_some_and(|open| open.directly_written()) {
@@ -420,7 +453,7 @@ impl Namespace {
         let mut tree = self.tree();
         // Made with the shim since then: whoever did that looked here before, and did not tell the kernel.
         let absent = tree.entry(dir, name).and_then(tree::Entry::logical).is_none();
-        match tree.dir_mut(dir).filter(|d| d.complete && absent) {
+        match tree.dir_mut(dir).filter(|d| d.complete && absent && !d.is_lent) {
             // Only we make names in a directory of our own, and the kernel sees us do it, or is told.
             Some(d) => {
                 d.told_absent.add(name);

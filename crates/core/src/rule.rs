@@ -95,6 +95,14 @@ impl RuleSet {
         Ok(Self { rules, matcher })
     }
 
+    /// Does no rule say by a file's name where it goes, or what is to be known of it when it is made?
+    pub fn place_all_alike(&self) -> bool {
+        self.rules.iter().all(|rule| {
+            let config = &rule.config;
+            config.tier.is_none() && config.size_bytes.is_none() && config.compress.is_none() && config.dedup.is_none()
+        })
+    }
+
     /// What happens to the file `path` (relative to the directory that is served, any bytes).
     pub fn decide(&self, path: &[u8]) -> Decision {
         self.decide_hinted(path, &Advice::default())

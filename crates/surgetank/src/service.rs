@@ -109,10 +109,14 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     let direct = config.direct && root;
     let checks = !root || by_calls;
     let mut afterlife = afterlife::Mount::of(survival);
-    let namespace = Namespace::open_after(config, store, tiers.clone(), catalog, key, checks, afterlife.survival())?;
+    let mut survival = afterlife.survival();
+    survival.claimed = shimdoor::left(&key, &state);
+    let namespace = Namespace::open_after(config, store, tiers.clone(), catalog, key, checks, survival)?;
     let runs = Arc::new(runs::Runs::default());
     let asked = runs.clone();
     namespace.set_run_of(Box::new(move |pid| asked.run_of(pid)));
+    let asked = runs.clone();
+    namespace.set_run_known(Box::new(move |run| asked.known(run)));
     namespace.set_interrupted(crate::mount::interrupted);
     namespace.set_waits_long(crate::mount::wait_long);
     namespace.set_request(afterlife::request);

@@ -9,6 +9,7 @@ mod closings;
 pub mod counts;
 mod index;
 mod memory;
+mod ring;
 mod server;
 mod table;
 
@@ -24,7 +25,7 @@ use std::time::Duration;
 
 use rustix::event::EventfdFlags;
 use surgetank_core::model::FileId;
-use surgetank_core::namespace::{Namespace, Shim, Shown};
+use surgetank_core::namespace::{Claimed, Namespace, Shim, Shown, Stray};
 
 use closings::{Closed, Closings};
 use index::{Index, Place};
@@ -42,6 +43,8 @@ pub struct Door {
     namespace: Weak<Namespace>,
     only_ids: Option<(u32, u32)>,
     giving: RwLock<()>,
+    /// `None`: nothing is lent.
+    ring: Option<ring::Ring>,
 }
 
 /// An open door; closed by dropping it.
@@ -66,6 +69,12 @@ pub fn disbelieve(key: &str, state: &Path) {
     }
 }
 
+/// What an earlier agent was told last, and did not come to read. To be called before files on tiers that nobody knows are
+/// looked for; when the door is open it is forgotten.
+pub fn left(key: &str, state: &Path) -> Vec<Claimed> {
+    places_of_index(key, state).iter().flat_map(|index| ring::left(index)).collect()
+}
+
 /// Opens the door. Everything that is known is shown from now on. `again`: programs have the index of an earlier agent.
 pub fn open(
     namespace: &Arc<Namespace>,
@@ -77,12 +86,19 @@ pub fn open(
     let places = namespace.tiers.devices().filter(|device| device.is_there() && device.leases()).take(abi::DEVICES_MAX);
     let places: Vec<Place> = places.map(place_of).collect::<io::Result<_>>()?;
     let index = create_index(namespace.key(), state, places, only_ids, again)?;
+    let ring = ring::Ring::create(index.memory().path(), again, &mut || namespace.number_to_lend())
+        .inspect_err(|why| tracing::debug!(%why, "no directories are lent to programs"))
+        .ok();
+    if ring.is_some() {
+        index.has_ring();
+    }
     let door = Arc::new(Door {
         index: Mutex::new(index),
         closings: Closings::new()?,
         namespace: Arc::downgrade(namespace),
         only_ids,
         giving: RwLock::default(),
+        ring,
     });
     namespace.set_shim(door.clone());
     door.index().open(mount_dev);
@@ -133,6 +149,12 @@ fn places_of_index(key: &str, state: &Path) -> [PathBuf; 2] {
     [PathBuf::from(format!("/dev/shm/surgetank-{uid}-{key}.index")), state.join("index")]
 }
 
+/// A descriptor is being sent.
+pub struct Giving<'a> {
+    _in_ring: Option<ring::Giving<'a>>,
+    _held: RwLockReadGuard<'a, ()>,
+}
+
 impl Opened {
     pub fn door(&self) -> Arc<Door> {
         self.door.clone()
@@ -147,12 +169,16 @@ impl Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
+        if let Some(namespace) = self.door.namespace() {
+            namespace.end_lending();
+        }
         self.door.index().memory().live_until(0);
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
         for thread in self.threads.drain(..) {
             drop(thread.join());
         }
         drop(std::fs::remove_file(&self.socket));
+        drop(std::fs::remove_file(ring::path_of(&self.index())));
         drop(std::fs::remove_file(self.index()));
     }
 }
@@ -171,13 +197,15 @@ impl Door {
     }
 
     /// To be held from before a descriptor is sent until ours is closed, which may be the last one by then.
-    pub fn giving(&self) -> RwLockReadGuard<'_, ()> {
-        self.giving.read().unwrap_or_else(PoisonError::into_inner)
+    pub fn giving(&self) -> Giving<'_> {
+        let held = self.giving.read().unwrap_or_else(PoisonError::into_inner);
+        Giving { _in_ring: self.ring.as_ref().map(ring::Ring::giving), _held: held }
     }
 
     fn take_closings(&self) {
         let Some(namespace) = self.namespace() else { return };
-        self.closings.take(|closed| match closed {
+        let heard = || namespace.settle();
+        self.closings.take(heard, |closed| match closed {
             Closed::Of(id) => namespace.handed_closed(id),
             Closed::Any => {
                 namespace.any_handed_closed();
@@ -235,6 +263,42 @@ impl Shim for Door {
     }
     fn watch_in(&self, dir: &Path, name: &[u8], id: FileId) -> io::Result<()> {
         self.closings.watch_in(dir, name, id)
+    }
+    fn claims_wait(&self) -> bool {
+        self.ring.as_ref().is_some_and(ring::Ring::waits)
+    }
+    fn take_claims(&self) -> Vec<Claimed> {
+        self.ring.as_ref().map(ring::Ring::take).unwrap_or_default()
+    }
+    fn give_back(&self, numbers: &mut dyn FnMut() -> u64) {
+        if let Some(ring) = &self.ring {
+            ring.give_back(numbers);
+        }
+    }
+    fn take_strays(&self) -> Vec<Stray> {
+        self.ring.as_ref().map(ring::Ring::take_strays).unwrap_or_default()
+    }
+    fn stop_claims(&self) {
+        if let Some(ring) = &self.ring {
+            ring.stop_claims(ring::PATIENCE);
+        }
+    }
+    fn limit_claims(&self, claims: u64) {
+        if let Some(ring) = &self.ring {
+            ring.limit(claims);
+        }
+    }
+    fn watch_lent(&self, dir: &Path) -> io::Result<i32> {
+        if self.ring.is_none() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        self.closings.watch_lent(dir)
+    }
+    fn lent_no_more(&self, watch: i32) {
+        self.closings.lent_no_more(watch);
+    }
+    fn made_in(&self, watch: i32, name: &[u8], id: FileId) -> bool {
+        self.closings.made_in(watch, name, id)
     }
     fn catch_up(&self) {
         self.await_given();

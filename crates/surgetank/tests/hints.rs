@@ -384,3 +384,73 @@ fn thousands_of_paths_are_told_in_a_few_requests() {
 fn is_part(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("part-"))
 }
+
+/// Programs make no file themselves where a hint holds for it: what is set in the middle counts for the next one.
+#[test]
+fn what_programs_make_without_asking_has_its_hints() {
+    let Some(mut scene) = Scene::new("hints-lent") else { return };
+    scene.tier("ram", 8192);
+    let program = r"
+import glob, os, struct, subprocess, time
+def made_alone():
+    path, = glob.glob('/dev/shm/surgetank-*.index.ring')
+    with open(path, 'rb') as ring: return struct.unpack_from('<Q', ring.read(72), 64)[0]
+def make(path):
+    made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    os.write(made, b'x')
+    os.close(made)
+def lend(dir):
+    before = made_alone()
+    for n in range(70): make(f'{dir}/before-{n}')
+    assert made_alone() > before, dir
+def hint(path, value):
+    subprocess.run(['/mnt/surgetank', 'hint', '--state', '/mnt/state', 'mode=' + value, path], check=True)
+def becomes(path, state):
+    until = time.time() + 20
+    while (now := os.getxattr(path, 'user.surgetank.state').decode()) != state:
+        assert time.time() < until, (path, now, state)
+        time.sleep(0.01)
+
+os.makedirs('a/b'); lend('a/b'); os.mkdir('c'); lend('c')
+make('a/b/young'); os.setxattr('a/b', 'user.surgetank.hint.mode', b'remove'); make('a/b/old')
+becomes('a/b/old', 'kept'); becomes('a/b/young', 'durable')
+os.setxattr('c', 'user.surgetank.hint.mode', b'remove'); os.removexattr('c', 'user.surgetank.hint.mode')
+make('c/after'); becomes('c/after', 'durable')
+
+os.makedirs('d/e/f'); lend('d/e/f'); os.setxattr('d', 'user.surgetank.hint.mode', b'remove')
+make('d/e/f/after'); becomes('d/e/f/after', 'kept')
+
+os.mkdir('g'); lend('g'); hint('g/scratch', 'remove'); make('g/scratch'); make('g/other')
+becomes('g/scratch', 'kept'); becomes('g/other', 'durable')
+
+# Never lent: names in it were given hints before.
+os.mkdir('h'); hint('h/70', 'remove'); before = made_alone()
+for n in range(100): make(f'h/{n}')
+assert made_alone() == before
+becomes('h/70', 'kept')
+
+# Made elsewhere since then, and brought under the hint.
+os.mkdir('i'); lend('i'); make('i/early'); os.mkdir('j'); os.setxattr('j', 'user.surgetank.hint.mode', b'remove')
+before = made_alone()
+for n in range(100): make(f'c/more-{n}')
+make('c/late'); assert made_alone() > before
+os.rename('i/early', 'j/early'); os.rename('c/late', 'j/late')
+becomes('j/early', 'durable'); becomes('j/late', 'kept')
+
+# The same of a directory that is made under a name that has hints.
+hint('k', 'remove'); os.mkdir('l'); lend('l'); make('l/early'); os.mkdir('k')
+make('l/late')
+os.rename('l/early', 'k/early'); os.rename('l/late', 'k/late')
+becomes('k/early', 'durable'); becomes('k/late', 'kept')
+";
+    fs::write("/mnt/program.py", program).unwrap();
+    // (What is renamed just after it was made is not to be in the store by then.)
+    scene.run(&["--quiet-period", "1s"], "exec python3 -S /mnt/program.py").exits(0);
+    let stored = names(&scene);
+    for name in ["a/b/young", "c/after", "g/other", "h/71", "j/early", "k/early"] {
+        assert!(stored.contains(&name.to_owned()), "{name}: {stored:?}");
+    }
+    for name in ["a/b/old", "d/e/f/after", "g/scratch", "h/70", "j/late", "k/late"] {
+        assert!(!stored.contains(&name.to_owned()), "{name}: {stored:?}");
+    }
+}

@@ -20,7 +20,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::FromRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::Command;
 
@@ -71,26 +71,52 @@ const DOORS: &str = "SURGETANK_MODEL_DOORS";
 const MOVER: &str = "SURGETANK_MODEL_MOVER";
 /// Tells it to be several.
 const PROCESSES: &str = "SURGETANK_MODEL_PROCESSES";
+/// Tells it to have directories lent in which it is about to make files.
+const LENT: &str = "SURGETANK_MODEL_LENT";
+
+/// What the tiers have room for.
+#[derive(Clone, Copy, PartialEq)]
+enum Room {
+    /// A part.
+    Little,
+    /// For directories to be lent.
+    Ample,
+}
 
 #[test]
 fn the_mount_is_what_the_reference_says() {
-    is_what_the_reference_says(Doors::Mount, 1);
+    is_what_the_reference_says(Doors::Mount, 1, Room::Little);
 }
 
 #[test]
 fn the_shim_is_what_the_reference_says() {
-    is_what_the_reference_says(Doors::Shim, 1);
+    is_what_the_reference_says(Doors::Shim, 1, Room::Little);
 }
 
 #[test]
 fn both_doors_in_turn_are_what_the_reference_says() {
-    is_what_the_reference_says(Doors::InTurn, 1);
+    is_what_the_reference_says(Doors::InTurn, 1, Room::Little);
 }
 
 /// The tiers hold a part of what they write, and what is durable is evicted and brought back all along.
 #[test]
 fn several_processes_are_what_their_references_say() {
-    is_what_the_reference_says(Doors::InTurn, 3);
+    is_what_the_reference_says(Doors::InTurn, 3, Room::Little);
+}
+
+#[test]
+fn the_shim_in_lent_directories_is_what_the_reference_says() {
+    is_what_the_reference_says(Doors::Shim, 1, Room::Ample);
+}
+
+#[test]
+fn both_doors_in_lent_directories_are_what_the_reference_says() {
+    is_what_the_reference_says(Doors::InTurn, 1, Room::Ample);
+}
+
+#[test]
+fn several_processes_in_lent_directories_are_what_their_references_say() {
+    is_what_the_reference_says(Doors::InTurn, 3, Room::Ample);
 }
 
 /// What each of the processes does, and where.
@@ -99,8 +125,11 @@ fn parts(seed: u64, processes: u64) -> impl Iterator<Item = (u64, String)> {
         .map(move |part| if processes == 1 { (seed, ".".to_owned()) } else { (seed << 8 | part, format!("p{part}")) })
 }
 
-fn is_what_the_reference_says(doors: Doors, processes: u64) {
-    let (mut by_agent, mut by_index) = (0, 0);
+/// Where directories are to be lent they are the programs' own, and nothing is there before.
+const OWN: &str = "own";
+
+fn is_what_the_reference_says(doors: Doors, processes: u64, room: Room) {
+    let (mut by_agent, mut by_index, mut lent) = (0, 0, 0);
     let seed = number("SURGETANK_MODEL_SEED");
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let first = seed.unwrap_or_else(|| u64::from(now.subsec_nanos()));
@@ -110,13 +139,23 @@ fn is_what_the_reference_says(doors: Doors, processes: u64) {
         let mut references: Vec<_> = parts(seed, processes).map(|(seed, dir)| (seed, dir, Reference::new())).collect();
         for (seed, dir, reference) in &mut references {
             fs::create_dir_all(store.join(&*dir)).unwrap();
-            disk::lay_out(&store.join(dir), reference, has_older_links(*seed));
+            match room {
+                Room::Little => disk::lay_out(&store.join(dir), reference, has_older_links(*seed)),
+                Room::Ample => *dir = format!("{dir}/{OWN}"),
+            }
         }
         // Known to be small: written directly, while there is room.
         let sizes = scratch.join("sizes.toml");
         fs::write(&sizes, "[[rules]]\nmatch = \"**\"\nsize = \"256K\"\n").unwrap();
-        let caps = if processes == 1 { ["1MiB", "4GiB"] } else { ["512KiB", "512KiB"] };
+        let caps = match room {
+            Room::Ample => ["8GiB", "4GiB"],
+            Room::Little if processes == 1 => ["1MiB", "4GiB"],
+            Room::Little => ["512KiB", "512KiB"],
+        };
         let mut command = Command::new(env!("CARGO_BIN_EXE_surgetank"));
+        if room == Room::Ample {
+            command.env(LENT, "1");
+        }
         if processes > 1 {
             command.env(PROCESSES, processes.to_string());
         }
@@ -127,7 +166,8 @@ fn is_what_the_reference_says(doors: Doors, processes: u64) {
             .arg(scratch.join("state"))
             .args(["--tier", &format!("fast={}:{}", scratch.join("fast").display(), caps[0])])
             .args(["--tier", &format!("slow={}:{}", scratch.join("slow").display(), caps[1])])
-            .args(["--config", sizes.to_str().unwrap()])
+            // (Where a rule tells sizes nothing is lent.)
+            .args((room == Room::Little).then(|| format!("--config={}", sizes.display())))
             .args(["--quiet-period", if processes == 1 { "1s" } else { "0s" }])
             .args((doors == Doors::Mount).then_some("--no-preload"))
             .arg("--")
@@ -148,6 +188,7 @@ fn is_what_the_reference_says(doors: Doors, processes: u64) {
         };
         by_agent += number_before(["from", "the", "agent"]);
         by_index += number_before(["opens", "from", "the"]);
+        lent += number_before(["made", "in", "lent"]);
         let done: Vec<String> = operations(seed).iter().map(|one| format!("    {one:?},")).collect();
         let done = if processes == 1 { done.join("\n") } else { String::new() };
         assert!(output.status.success(), "SURGETANK_MODEL_SEED={seed}: {}\n{told}\n{done}", output.status);
@@ -158,7 +199,8 @@ fn is_what_the_reference_says(doors: Doors, processes: u64) {
             assert!(found.is_empty(), "SURGETANK_MODEL_SEED={seed}: {dir} in the store: {found:#?}\n{told}");
         }
     }
-    eprintln!("{by_agent} opens by the agent, {by_index} by the index");
+    eprintln!("{by_agent} opens by the agent, {by_index} by the index, {lent} in lent directories");
+    assert_eq!(lent > 0, room == Room::Ample, "{lent} made in lent directories");
     let served = by_agent > 0 && by_index > 0;
     assert_eq!(served, doors != Doors::Mount, "{by_agent} opens by the agent, {by_index} by the index");
 }
@@ -197,10 +239,21 @@ fn be_one(seed: u64, mover: Option<&OsStr>) {
     let mut reference = Reference::new();
     // Outside was laid out in the same way.
     let twin = disk::Scratch::new();
-    disk::lay_out(&twin.join("store"), &mut reference, has_older_links(seed));
+    let has_lent = std::env::var_os(LENT).is_some();
+    if has_lent {
+        fs::DirBuilder::new().mode(0o755).create(OWN).unwrap();
+        std::env::set_current_dir(OWN).unwrap();
+    } else {
+        disk::lay_out(&twin.join("store"), &mut reference, has_older_links(seed));
+    }
     let mut files = [const { None }; SLOTS];
     let operations = operations(seed);
     for (index, operation) in operations.iter().enumerate() {
+        if let Operation::Create { path, .. } = operation
+            && has_lent
+        {
+            have_it_lent(path);
+        }
         if let Some(mover) = mover
             && index % MOVED_EVERY == 0
         {
@@ -223,6 +276,21 @@ fn be_one(seed: u64, mover: Option<&OsStr>) {
             panic!("operation {index}, {operation:?}: {got:?}, not {want:?}\n{}", before.join("\n"));
         }
     }
+}
+
+/// Files come and go in the directory until it is lent, if it can be: the next one there is made without asking.
+fn have_it_lent(path: &str) {
+    const ENOUGH: usize = 70;
+    let dir = path.rsplit_once('/').map_or(".", |(dir, _)| dir);
+    let names = (0..ENOUGH).map(|number| std::ffi::CString::new(format!("{dir}/scratch-{number}")).unwrap());
+    let make = |name: &std::ffi::CString| {
+        let flags = libc::O_CREAT | libc::O_EXCL | libc::O_WRONLY | libc::O_CLOEXEC;
+        // SAFETY: a path that ends with a zero byte and lives through the call; a descriptor that is ours.
+        unsafe { libc::close(libc::open(name.as_ptr(), flags, 0o600)) == 0 }
+    };
+    let made: Vec<std::ffi::CString> = names.take_while(make).collect();
+    // SAFETY: as above.
+    made.iter().for_each(|name| assert_eq!(unsafe { libc::unlink(name.as_ptr()) }, 0));
 }
 
 fn path(path: &str) -> &Path {

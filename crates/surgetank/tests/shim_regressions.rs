@@ -6,6 +6,7 @@ mod scene;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 
 use scene::{Running, Scene, eventually};
 
@@ -427,6 +428,33 @@ for _ in range(1000):
     );
     let ended = scene.run_held("seal.begun:600", &SMALL, PYTHON).exits(0);
     assert!(ended.stderr.contains(" 0 mediated"), "not by the shim: {}", ended.stderr);
+}
+
+/// The last file that was handed out counted as closed an instant before it was a version: whoever came through the mount in
+/// between saw nothing to wait for, and his mark was queued before the data.
+#[test]
+fn a_file_that_was_just_becoming_a_version_let_the_mark_overtake_it() {
+    let Some(scene) = scene("shim_becoming") else { return };
+    prepare(
+        "
+import os, time
+for n in range(5):
+    with open(f'data-{n}', 'x') as data: data.write('d')
+    time.sleep(0.05)
+    os.symlink('x', f'done-{n}')
+",
+    );
+    let options = [&SMALL[..], &["--quiet-period", "0s"]].concat();
+    let ended = scene.run_held("seal.begun:300", &options, PYTHON).exits(0);
+    assert!(ended.stderr.contains(" 0 mediated"), "not by the shim: {}", ended.stderr);
+    // The rename in the store is what changed it last.
+    let changed = |name: String| {
+        let stat = fs::symlink_metadata(scene.path(&name)).unwrap();
+        (stat.ctime(), stat.ctime_nsec())
+    };
+    for n in 0..5 {
+        assert!(changed(format!("data-{n}")) <= changed(format!("done-{n}")), "done-{n} was there before data-{n}");
+    }
 }
 
 /// What was taken to another place while it was open was no longer told of by the directory in which it had been made, and

@@ -181,6 +181,7 @@ impl Namespace {
 
     fn change_meta(&self, caller: &Caller, id: FileId, change: &SetAttr) -> FsResult<()> {
         let mut tree = self.tree();
+        self.unlend(&mut tree, Some(id));
         let mut txn = Txn::default();
         self.own(&mut tree, &mut txn, id);
         let open = self.opens().get(&id).cloned();

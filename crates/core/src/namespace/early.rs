@@ -115,6 +115,9 @@ impl Namespace {
             op.progress = Progress::Waiting;
         }
         let (made, identity) = identity?;
+        if !made {
+            self.unlend(&mut tree, Some(id));
+        }
         let mut txn = Txn::default();
         if let Some(inode) = tree.get_mut(id) {
             inode.identity = Some(Box::new(identity));

@@ -10,7 +10,7 @@
 use crate::sync::Arc;
 use std::collections::BTreeMap;
 
-use foldhash::HashMap;
+use foldhash::{HashMap, HashSet};
 
 use crate::error::{Errno, Fault, FsResult};
 use crate::hint::{ATTRIBUTE_PREFIX, Advice, Hints, Name};
@@ -72,11 +72,19 @@ pub struct Known {
     /// Any were ever given: without, nobody looks for them.
     any: bool,
     names: HashMap<Box<[u8]>, Arc<Hints>>,
+    /// In which one of them is.
+    dirs: HashSet<Box<[u8]>>,
 }
 
 impl Known {
     pub fn any(&self) -> bool {
         self.any
+    }
+
+    fn of_name(&mut self, path: &[u8]) -> &mut Arc<Hints> {
+        self.any = true;
+        self.dirs.insert(parent(path).into());
+        self.names.entry(path.into()).or_default()
     }
 }
 
@@ -108,6 +116,16 @@ impl Tree {
         let mut hints = said.as_ref().and_then(|said| said.now()).map(|hints| Hints::clone(hints)).unwrap_or_default();
         change(&mut hints);
         said.get_or_insert_default().put(since, Arc::new(hints));
+    }
+
+    /// Would anything that is made in the directory have a hint from its first moment?
+    pub(super) fn is_hinted(&self, dir: FileId) -> bool {
+        if !self.hints.any {
+            return false;
+        }
+        let mut any = self.logical_path(dir).is_none_or(|path| self.hints.dirs.contains(path.as_slice()));
+        self.inherited(dir, FileId(u64::MAX), |_, hints| any |= !hints.is_empty());
+        any
     }
 
     fn hints_of(&self, id: FileId) -> Option<&Arc<Hints>> {
@@ -273,6 +291,7 @@ impl Namespace {
     fn change_hint(&self, id: FileId, look: impl FnOnce(Option<&Hints>) -> FsResult<Change>) -> FsResult<()> {
         let mut tree = self.tree();
         let change = look(tree.hints_of(id).map(AsRef::as_ref))?;
+        self.unlend_within(&mut tree, id);
         let mut txn = Txn::default();
         self.own(&mut tree, &mut txn, id);
         tree.say(id, &change);
@@ -348,11 +367,14 @@ impl Namespace {
     }
 
     fn hint_name(&self, tree: &mut Tree, txn: &mut Txn, path: Vec<u8>, hints: &Hints, then: &mut Then) {
-        tree.hints.any = true;
+        // What is made under it from here on has it.
+        if let Some(dir) = tree.file_at(parent(&path)) {
+            self.unlend(tree, Some(dir));
+        }
         let known = tree.file_at(&path);
+        known.into_iter().for_each(|id| self.unlend_within(tree, id));
         let of = Hinted::Path(path.clone().into());
-        let given = tree.hints.names.entry(path.clone().into()).or_default();
-        Arc::make_mut(given).update(hints);
+        Arc::make_mut(tree.hints.of_name(&path)).update(hints);
         txn.hints(of);
         match known {
             Some(id) => {
@@ -442,7 +464,7 @@ impl Namespace {
             match of {
                 Hinted::Path(path) => {
                     if let Some(hints) = said.now() {
-                        tree.hints.names.insert(path, hints.clone());
+                        *tree.hints.of_name(&path) = hints.clone();
                     }
                 }
                 Hinted::File(id) => {
@@ -463,6 +485,8 @@ impl Namespace {
         if !tree.hints.any {
             return;
         }
+        self.unlend(&mut tree, None);
+        tree.hints.dirs.clear();
         let mut txn = Txn::default();
         for path in std::mem::take(&mut tree.hints.names).into_keys() {
             txn.hints(Hinted::Path(path));
@@ -481,6 +505,10 @@ type Change = Box<dyn Fn(&mut Hints)>;
 
 fn has(hints: &Hints, name: &str) -> bool {
     Name::parse(name).is_ok_and(|name| hints.value(name).is_some())
+}
+
+fn parent(path: &[u8]) -> &[u8] {
+    path.iter().rposition(|byte| *byte == b'/').map_or(b"", |at| &path[..at])
 }
 
 /// Without what means nothing in a path.

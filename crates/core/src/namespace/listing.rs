@@ -49,7 +49,7 @@ impl Namespace {
             let d = inode.dir.as_mut().ok_or(Errno::NOTDIR)?;
             // Since the kernel was last told, a file was made behind its back.
             let keep = std::mem::replace(&mut d.told, true);
-            (d.complete, d.complete && keep)
+            (d.complete && !d.is_lent, d.complete && !d.is_lent && keep)
         };
         let snapshot = Snapshot { dir, caller: *caller, entries: None, resumed: None };
         let fh = self.new_handle();

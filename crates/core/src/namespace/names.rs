@@ -66,7 +66,7 @@ impl Namespace {
     }
 
     /// A directory's times follow what happens to its names.
-    fn touch_dir(tree: &mut Tree, dir: FileId, subdirs: i32) {
+    pub(super) fn touch_dir(tree: &mut Tree, dir: FileId, subdirs: i32) {
         let now = clock::now();
         if let Some(inode) = tree.get_mut(dir) {
             inode.attr.mtime = now;
@@ -299,6 +299,7 @@ impl Namespace {
         let run = self.run(caller);
         let name = Name::from(name);
         let mut tree = self.tree();
+        self.unlend(&mut tree, Some(id));
         if tree.entry(dir, &name).and_then(super::tree::Entry::logical) != Some(id) {
             return Err(Errno::NOENT.into());
         }

@@ -47,7 +47,7 @@ impl Namespace {
         }
         let (ids, strange) = self.take_up_devices(&image)?;
         self.take_up_doubt(&image);
-        if image.files.is_empty() && image.ops.is_empty() {
+        if image.files.is_empty() && image.ops.is_empty() && !self.has_claimed() {
             self.take_up_hints(&mut image);
             let gone = super::gone::remembered(&image);
             let walked = self.match_tiers(&strange, &gone, &image, damage.is_some());
@@ -134,6 +134,7 @@ impl Namespace {
             }
             tree.enqueue(seq, op);
         }
+        self.take_in_claimed(&mut tree);
         // Every name that is hidden only while an operation waits was written down with it; stale ones go.
         drop(tree);
         self.take_up_hints(&mut image);

@@ -9,8 +9,8 @@ use std::path::Path;
 
 use crate::model::{Attr, DeviceId, FileId, Kind};
 
-use super::Namespace;
 use super::tree::{Inode, Tree};
+use super::{Claimed, Namespace, Stray};
 
 /// One file as it may be believed.
 #[derive(Debug, Clone, Copy)]
@@ -27,6 +27,8 @@ pub struct Shown {
     pub plain: Option<(DeviceId, u64)>,
     /// The plain file may be opened for reading under the first name's path.
     pub readable: bool,
+    /// A directory in which programs may make plain files themselves, on this device.
+    pub lent: Option<DeviceId>,
     /// A directory of ours: names that are not shown do not exist.
     pub complete: bool,
     /// The agent's user may look names up in the directory.
@@ -49,6 +51,23 @@ pub trait Shim: Send + Sync {
     /// The same of a file that was just made, which costs less: it lies in this directory, under this name, as long as nobody
     /// takes it elsewhere without having it watched itself before.
     fn watch_in(&self, dir: &Path, name: &[u8], id: FileId) -> std::io::Result<()>;
+    /// Is something told of that [`Self::take_claims`] may return, or on its way?
+    fn claims_wait(&self) -> bool;
+    /// Files that programs made, some of them; given back when they are shown.
+    fn take_claims(&self) -> Vec<Claimed>;
+    /// `numbers`: for the next files.
+    fn give_back(&self, numbers: &mut dyn FnMut() -> u64);
+    /// Whose claims were revoked since this was asked last.
+    fn take_strays(&self) -> Vec<Stray>;
+    /// What was looked up until now makes no file any more when this returns.
+    fn stop_claims(&self);
+    /// No more than so many files are made before we know of them.
+    fn limit_claims(&self, claims: u64);
+    /// The kernel tells of closes in this directory from now on, as long as it is lent.
+    fn watch_lent(&self, dir: &Path) -> std::io::Result<i32>;
+    fn lent_no_more(&self, watch: i32);
+    /// A file was made there. `false`: the kernel does not tell of it.
+    fn made_in(&self, watch: i32, name: &[u8], id: FileId) -> bool;
     /// Calls it for all that have been closed until now.
     fn catch_up(&self);
     /// Returns when no descriptor that was given until now is still ours as well.
@@ -90,7 +109,8 @@ impl Namespace {
                     Some((parent, name)) if inode.is_dir() => (*parent, name),
                     _ => (FileId::ROOT, b""),
                 };
-                shim.show(&self.shown(id, inode, parent), name);
+                let lent = tree.lends.device(id);
+                shim.show(&Shown { lent, ..self.shown(id, inode, parent) }, name);
             }
             _ => shim.hide(id),
         }
@@ -145,6 +165,7 @@ impl Namespace {
             fresh: handed && inode.is_fresh(),
             plain,
             readable: self.config.direct && steady && inode.logical.is_some() && ours(4),
+            lent: None,
             complete: inode.dir.as_ref().is_some_and(|dir| dir.complete),
             searchable: inode.is_dir() && ours(1),
             parent,

@@ -57,6 +57,8 @@ pub struct Survival {
     pub kept: HashMap<String, File>,
     /// An earlier agent served this mount.
     pub again: bool,
+    /// Files that programs made in directories that an earlier agent had lent them, and that it did not come to write down.
+    pub claimed: Vec<super::Claimed>,
 }
 
 type Names = HashMap<(FileId, Box<[u8]>), FileId>;
@@ -66,6 +68,7 @@ pub(super) struct Memory {
     keeper: Option<Arc<dyn Keeper>>,
     kept: Mutex<HashMap<String, File>>,
     again: bool,
+    pub claimed: Mutex<Vec<super::Claimed>>,
     request: OnceLock<fn() -> Option<Request>>,
     left: Mutex<Left>,
     /// Files of the store that the kernel knows from an earlier agent, by their names; and whether there are any.
@@ -79,13 +82,14 @@ pub(super) struct Memory {
 
 impl Memory {
     pub fn new(survival: Survival) -> Self {
-        let Survival { bequest, keeper, kept, again } = survival;
+        let Survival { bequest, keeper, kept, again, claimed } = survival;
         let left = bequest.as_ref().filter(|_| again).map(|bequest| bequest.left()).unwrap_or_default();
         Self {
             bequest,
             keeper,
             kept: Mutex::new(kept),
             again,
+            claimed: Mutex::new(claimed),
             request: OnceLock::new(),
             names: Mutex::new(left.mirrors.iter().map(|(id, one)| ((one.dir, one.name.clone()), *id)).collect()),
             mirrors: AtomicBool::new(!left.mirrors.is_empty()),

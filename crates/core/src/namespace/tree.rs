@@ -95,6 +95,9 @@ pub struct Dir {
     pub moved: bool,
     /// A program gave it a time of its own, and has changed no name in it since.
     pub times_given: bool,
+    /// Programs make files in it themselves: the kernel must not believe for long what it was told of it.
+    pub is_lent: bool,
+    pub lend: super::lent::Wish,
 }
 
 /// Rarely needed parts of a file.
@@ -225,12 +228,6 @@ impl Inode {
         }
     }
 
-    /// The kernel learns of the directory.
-    pub fn tell(&mut self) {
-        if let Some(dir) = self.dir.as_mut() {
-            dir.told = true;
-        }
-    }
     pub fn is_dir(&self) -> bool {
         self.attr.kind == Kind::Directory
     }
@@ -278,6 +275,7 @@ pub struct Tree {
     /// Names for which a plain file is being made just now, and for whom. A name that is bound meanwhile leaves this list:
     /// what lies under its path then is not the plain file that was made.
     pub making: HashMap<Place, FileId>,
+    pub lends: super::lent::Lends,
     /// Of files that a batch is about: what the catalog is told until the batch is over.
     pub before: HashMap<FileId, Before>,
     /// Files of which the newest version was lost: they are as the store has them, and that is to be asked for what it has.
@@ -300,6 +298,7 @@ impl Tree {
             discards: Vec::new(),
             reverted: Vec::new(),
             making: HashMap::default(),
+            lends: super::lent::Lends::default(),
             links_changed: 0,
             reasons: HashSet::default(),
             reasons_max: REASONS_MAX,

@@ -141,6 +141,7 @@ impl Namespace {
 
     fn store_xattrs(&self, caller: &Caller, id: FileId, xattrs: Xattrs) -> FsResult<()> {
         let mut tree = self.tree();
+        self.unlend(&mut tree, Some(id));
         let mut txn = Txn::default();
         self.own(&mut tree, &mut txn, id);
         let inode = tree.get_mut(id).ok_or(Errno::STALE)?;

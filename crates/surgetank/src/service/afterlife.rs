@@ -76,6 +76,7 @@ impl Mount {
             keeper: Some(Arc::clone(&afterlife.channel) as Arc<dyn Keeper>),
             kept,
             again,
+            claimed: Vec::new(),
         }
     }
 

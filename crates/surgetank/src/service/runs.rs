@@ -46,6 +46,15 @@ impl Runs {
         self.runs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The run with this number, if it goes on; a single one owns whatever comes.
+    pub fn known(&self, run: RunId) -> RunId {
+        match self.runs().as_slice() {
+            [(only, _)] => *only,
+            several if several.iter().any(|(known, _)| *known == run) => run,
+            _ => RunId(0),
+        }
+    }
+
     /// Only where several runs share the directory is /proc asked.
     pub fn run_of(&self, pid: u32) -> RunId {
         let runs = self.runs().clone();

@@ -1,7 +1,7 @@
 //! The layout that the shim reads: `shim/abi.h` in Rust, where each field is explained. A test compares the two.
 
 pub const MAGIC: u64 = 0x5844_494b_4e41_5453;
-pub const LAYOUT: u32 = 2;
+pub const LAYOUT: u32 = 3;
 pub const DEVICES_MAX: usize = 16;
 pub const NAME_BYTES_MAX: usize = 255;
 
@@ -13,8 +13,10 @@ pub mod of_record {
     pub const SEARCHABLE: u32 = 16;
     pub const LINKED: u32 = 32;
     pub const FRESH: u32 = 64;
+    pub const LENT: u32 = 128;
 }
 pub const WRITES: u32 = 1;
+pub const RING: u32 = 2;
 pub const NOEXEC: u32 = 1;
 
 #[repr(C)]
@@ -114,6 +116,52 @@ pub struct Plain {
     pub backing_ino: u64,
     pub device: u32,
     pub record: u32,
+}
+
+pub const RING_MAGIC: u64 = 0x474e_4952_4b4e_4154;
+pub const CLAIMS: u64 = 1024;
+pub const RING_SLOTS_OFFSET: usize = 4096;
+
+pub mod phase {
+    pub const FREE: u64 = 0;
+    pub const MADE: u64 = 1;
+    pub const DONE: u64 = 2;
+    pub const VOID: u64 = 3;
+    pub const REVOKED: u64 = 4;
+    pub const SKIP: u64 = 5;
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Ring {
+    pub magic: u64,
+    pub layout: u32,
+    pub claims: u32,
+    pub epoch: u64,
+    pub turn: u64,
+    pub first: u64,
+    pub limit: u64,
+    pub giving: u64,
+    pub unused: u64,
+    pub next: u64,
+    pub filler: [u64; 7],
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Claim {
+    pub state: u64,
+    pub number: u64,
+    pub dir: u64,
+    pub dev: u64,
+    pub ino: u64,
+    pub run: u32,
+    pub mode: u32,
+    pub device: u32,
+    pub name_bytes: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub name: [u8; NAME_BYTES_MAX + 1],
 }
 
 pub mod op {

@@ -36,6 +36,8 @@ pub struct Closings {
 struct Watched {
     files: HashMap<i32, FileId>,
     dirs: HashMap<i32, Names>,
+    /// Of directories that are lent: their watches stay, whoever is open in them.
+    lent: HashMap<i32, u32>,
     /// Directory's watch and name of those that are told of by their directories.
     made: HashMap<FileId, (i32, Arc<[u8]>)>,
 }
@@ -107,9 +109,10 @@ impl Closings {
         let watch = inotify::add_watch(&self.queue, dir, WatchFlags::CLOSE_WRITE | WatchFlags::ONLYDIR)?;
         if watched.dirs.len() >= IDLE_MAX && !watched.dirs.contains_key(&watch) {
             let queue = &self.queue;
-            watched.dirs.retain(|idle, names| {
+            let Watched { dirs, lent, .. } = &mut *watched;
+            dirs.retain(|idle, names| {
                 // (An error: it is gone, which will be told.)
-                let kept = !names.is_empty();
+                let kept = !names.is_empty() || lent.contains_key(idle);
                 if !kept {
                     let _ = inotify::remove_watch(queue, *idle);
                 }
@@ -123,6 +126,38 @@ impl Closings {
         Ok(())
     }
 
+    /// Of whatever is made in the directory from now on the kernel tells; whose that is, [`Self::made_in`] says afterwards.
+    pub fn watch_lent(&self, dir: &Path) -> io::Result<i32> {
+        let mut watched = self.watched();
+        let watch = inotify::add_watch(&self.queue, dir, WatchFlags::CLOSE_WRITE | WatchFlags::ONLYDIR)?;
+        watched.dirs.entry(watch).or_default();
+        *watched.lent.entry(watch).or_default() += 1;
+        Ok(watch)
+    }
+
+    pub fn lent_no_more(&self, watch: i32) {
+        let mut watched = self.watched();
+        let last = watched.lent.get_mut(&watch).is_some_and(|times| {
+            *times -= 1;
+            *times == 0
+        });
+        if last {
+            watched.lent.remove(&watch);
+        }
+    }
+
+    /// `false`: the kernel does not tell of that directory any more.
+    pub fn made_in(&self, watch: i32, name: &[u8], id: FileId) -> bool {
+        let mut watched = self.watched();
+        if !watched.dirs.contains_key(&watch) {
+            return false;
+        }
+        let name: Arc<[u8]> = name.into();
+        watched.made.insert(id, (watch, name.clone()));
+        watched.dirs.entry(watch).or_default().entry(name).or_default().push(id);
+        true
+    }
+
     /// Whom the kernel tells of.
     fn meant(&self, event: &Event<'_>) -> Vec<FileId> {
         let watched = self.watched();
@@ -132,8 +167,9 @@ impl Closings {
         }
     }
 
-    /// Tells `each` of what was closed until now, in order; it says whether the file counts as closed.
-    pub fn take(&self, mut each: impl FnMut(Closed) -> bool) {
+    /// Tells `each` of what was closed until now, in order; it says whether the file counts as closed. `heard`: called between
+    /// hearing of closes and asking whose they are.
+    pub fn take(&self, heard: impl Fn(), mut each: impl FnMut(Closed) -> bool) {
         let mut taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
         let Taking { buffer, early } = &mut *taking;
         let mut each = |closed: Closed| {
@@ -145,6 +181,7 @@ impl Closings {
         };
         look_again(early, &mut each);
         while let Ok(bytes) = rustix::io::read(&self.queue, &mut **buffer) {
+            heard();
             for event in events(&buffer[..bytes]) {
                 if event.mask & libc::IN_Q_OVERFLOW != 0 {
                     each(Closed::Any);

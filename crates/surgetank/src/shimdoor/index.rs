@@ -195,6 +195,12 @@ impl Index {
         self.memory.settle();
     }
 
+    /// There is a ring: from here on directories may be lent.
+    pub fn has_ring(&self) {
+        // SAFETY: a field of the mapped header; nobody else writes it.
+        unsafe { (&raw mut (*self.memory.header()).flags).write_volatile(abi::WRITES | abi::RING) };
+    }
+
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
@@ -210,7 +216,7 @@ impl Index {
             record.label = self.labels.take(&self.memory).unwrap_or(0);
         }
         if is_dir && (record.label == 0 || self.wanting.contains(&id)) {
-            record.flags &= !of_record::COMPLETE;
+            record.flags &= !(of_record::COMPLETE | of_record::LENT);
         }
         let parent = if is_dir { self.number(shown.parent).unwrap_or(0) } else { 0 };
         self.write(number, record, is_dir.then_some((parent, name)));
@@ -299,7 +305,8 @@ impl Index {
             tracing::warn!("the index is full: programs ask the mount for what has no place in it");
             if let Some(number) = self.numbers.get(&dir.0).copied() {
                 let record = self.record(number);
-                self.write(number, Record { flags: record.flags & !of_record::COMPLETE, ..record }, None);
+                let flags = record.flags & !(of_record::COMPLETE | of_record::LENT);
+                self.write(number, Record { flags, ..record }, None);
             }
         }
     }
@@ -326,6 +333,8 @@ impl Index {
         set(plain.is_some() && shown.readable, of_record::RESIDENT);
         set(shown.live && shown.fresh, of_record::FRESH);
         set(shown.complete, of_record::COMPLETE);
+        let lent = shown.lent.and_then(|device| self.places.iter().position(|place| place.id == device));
+        set(lent.is_some(), of_record::LENT);
         set(shown.searchable, of_record::SEARCHABLE);
         set(attr.links > 1 && attr.kind == surgetank_core::model::Kind::File, of_record::LINKED);
         let (uid, gid) = self.only_ids.unwrap_or((attr.uid, attr.gid));
@@ -338,7 +347,7 @@ impl Index {
             id: shown.id.0,
             ino: attr.ino,
             backing_ino: plain.map_or(0, |(_, ino)| ino),
-            device: device.and_then(|device| u32::try_from(device).ok()).unwrap_or(0),
+            device: device.or(lent).and_then(|device| u32::try_from(device).ok()).unwrap_or(0),
             mode: attr.mode(),
             uid,
             gid,

@@ -113,6 +113,8 @@ impl Server {
     fn answer(&self, client: Arc<OwnedFd>, message: Message) {
         let Some(namespace) = self.door.namespace() else { return };
         let ours = message.caller.uid == self.uid;
+        // Whose plain file it asks about may stand in the ring only.
+        namespace.settle();
         match message.request.op {
             _ if !ours => reply(&client, abi::ASK_MOUNT, None),
             op::OPEN => match open(&namespace, &message, false) {
@@ -239,6 +241,7 @@ fn answer_open(door: &Door, client: &OwnedFd, opened: FsResult<File>) {
         Ok(file) => {
             let _giving = door.giving();
             reply(client, 0, Some(file.as_fd()));
+            surgetank_core::crash_point!("shim.given");
             drop(file);
         }
         Err(fault) if fault.errno == LEFT_TO_THE_MOUNT => reply(client, abi::ASK_MOUNT, None),

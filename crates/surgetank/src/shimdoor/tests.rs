@@ -39,6 +39,8 @@ fn the_layout_is_that_of_the_header() {
     says!(abi::Label, "st_label": parent, name_bytes, name);
     says!(abi::Dir, "st_dir": ino, record);
     says!(abi::Plain, "st_plain": backing_ino, device, record);
+    says!(abi::Ring, "st_ring": magic, layout, claims, epoch, turn, first, limit, giving, next);
+    says!(abi::Claim, "st_claim": state, number, dir, dev, ino, run, mode, device, name_bytes, uid, gid, name);
     ours.remove("sizeof(struct st_request)");
     for (field, at) in [
         ("op", offset_of!(abi::Request, op)),
@@ -70,7 +72,18 @@ fn the_layout_is_that_of_the_header() {
         ("ST_COMPLETE", of_record::COMPLETE.into()),
         ("ST_SEARCHABLE", of_record::SEARCHABLE.into()),
         ("ST_LINKED", of_record::LINKED.into()),
+        ("ST_LENT", of_record::LENT.into()),
         ("ST_WRITES", abi::WRITES.into()),
+        ("ST_RING", abi::RING.into()),
+        ("ST_RING_MAGIC", abi::RING_MAGIC),
+        ("ST_CLAIMS", abi::CLAIMS),
+        ("ST_RING_SLOTS_OFFSET", abi::RING_SLOTS_OFFSET as u64),
+        ("ST_CLAIM_FREE", abi::phase::FREE),
+        ("ST_CLAIM_MADE", abi::phase::MADE),
+        ("ST_CLAIM_DONE", abi::phase::DONE),
+        ("ST_CLAIM_VOID", abi::phase::VOID),
+        ("ST_CLAIM_REVOKED", abi::phase::REVOKED),
+        ("ST_CLAIM_SKIP", abi::phase::SKIP),
         ("ST_DEVICE_NOEXEC", abi::NOEXEC.into()),
         ("ST_OPEN", abi::op::OPEN.into()),
         ("ST_SYNC", abi::op::SYNC.into()),
@@ -153,6 +166,7 @@ fn shown(id: u64, kind: Kind, parent: u64) -> Shown {
         fresh: false,
         plain: (kind == Kind::File).then_some((DEVICE, 9_000_000 + id)),
         readable: true,
+        lent: None,
         complete: kind == Kind::Directory,
         searchable: kind == Kind::Directory,
         parent: FileId(parent),
@@ -395,14 +409,17 @@ fn no_look_is_of_two_moments() {
 /// Whom is told of until now, of those that are closed.
 fn told(closings: &Closings, closed: &[u64]) -> Vec<u64> {
     let mut told = Vec::new();
-    closings.take(|what| {
-        let Closed::Of(FileId(id)) = what else { return true };
-        let ended = closed.contains(&id);
-        if ended {
-            told.push(id);
-        }
-        ended
-    });
+    closings.take(
+        || (),
+        |what| {
+            let Closed::Of(FileId(id)) = what else { return true };
+            let ended = closed.contains(&id);
+            if ended {
+                told.push(id);
+            }
+            ended
+        },
+    );
     told
 }
 

@@ -1,7 +1,8 @@
 //! The crash campaign. Each case: writers under `surgetank run`; the agent is killed (SIGKILL) at a crash point or at a random
 //! instant, the next one perhaps too, while it recovers; then a clean run drains what is left, and everything that the writers
 //! were told is compared with the store, which a watcher has looked at all along. In a third of the cases the agent's
-//! supervisor lives: then another agent takes over, and no writer may see an error.
+//! supervisor lives: then another agent takes over, and no writer may see an error. In half of the cases the tier is large
+//! enough for directories to be lent, and writers make many files in a row.
 //!
 //! `SURGETANK_CRASH_CASES` (150), `SURGETANK_CRASH_SEED` (another one each time with `make crash`); a case is named by its
 //! seed, and `SURGETANK_CRASH_CASE=SEED` runs that one alone.
@@ -10,6 +11,7 @@
 
 mod content;
 mod ground;
+mod lent;
 mod manifest;
 mod points;
 mod power;
@@ -19,6 +21,7 @@ mod verify;
 mod watch;
 mod workload;
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
@@ -47,6 +50,9 @@ const WRITERS: u64 = 3;
 const OPERATIONS: u64 = 120;
 /// What hangs for so long is ended and fails.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Of a tier on which directories are lent (`Namespace::bytes_to_lend`).
+const ROOM_TO_LEND_MIB: u64 = 8192;
+const DISK_ROOM_TO_LEND_MIB: u64 = 4096;
 
 /// Segments of the catalog's log in a case that is about folding, and in every other one.
 const SEGMENT_BYTES: [Option<u64>; 2] = [Some(16 << 10), None];
@@ -112,6 +118,7 @@ fn be_a_writer(words: &str) {
         directory: words[3].into(),
         manifest: words[4].into(),
         links: words[5] == "links",
+        many: words[6] == "many",
     };
     std::process::exit(i32::from(workload::write(&terms).is_err()));
 }
@@ -143,6 +150,10 @@ struct Scene {
     direct: bool,
     /// The agent is killed, and not its supervisor.
     alone: bool,
+    /// Directories are lent to the writers.
+    lends: bool,
+    /// So many files were made there.
+    lent: Cell<u64>,
     segment_bytes: Option<u64>,
 }
 
@@ -179,7 +190,33 @@ impl Scene {
         let segment_bytes = SEGMENT_BYTES[Dice::new(seed ^ 0xf01d).below(2) as usize];
         let ground = Ground::new(kind, seed, aside.path(), &mut options)?;
         let kept = (disk, memory, aside);
-        Some(Self { seed, ground, kept, store, state, manifests, options, direct, alone, segment_bytes })
+        let lent = Cell::new(0);
+        let mut scene = Self {
+            seed,
+            ground,
+            kept,
+            store,
+            state,
+            manifests,
+            options,
+            direct,
+            alone,
+            lends: false,
+            lent,
+            segment_bytes,
+        };
+        if kind == Kind::Directory && Dice::new(seed ^ 0x1e4d).below(2) == 0 {
+            scene.lend();
+        }
+        Some(scene)
+    }
+
+    fn lend(&mut self) {
+        self.lends = true;
+        self.options.retain(|option| option != "--no-preload");
+        for option in self.options.iter_mut().filter(|option| option.starts_with("fast=")) {
+            *option = format!("{}:{ROOM_TO_LEND_MIB}M", option.rsplit_once(':').unwrap().0);
+        }
     }
 
     fn surgetank(&self, end: &End, command: &str) -> Command {
@@ -189,6 +226,7 @@ impl Scene {
             .args(["--state".as_ref(), self.state.as_os_str()]);
         run.args(&self.options).args(["--no-progress", "--", "sh", "-c", command]);
         run.current_dir(&self.store).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        run.env("SURGETANK_REPORT", "1");
         run.env("SURGETANK_DIRECT", self.direct.to_string()).env(power::MARK, &self.manifests);
         self.ground.arm(&mut run);
         if let Some(bytes) = self.segment_bytes {
@@ -249,8 +287,11 @@ impl Scene {
                 }
             }
         }
-        if is_about(&["shim."]) {
+        if is_about(&["shim.", "lent.", "recover.claimed"]) {
             self.options.retain(|option| option != "--no-preload");
+        }
+        if is_about(&["lent.", "recover.claimed"]) && self.ground.kind == Kind::Directory {
+            self.lend();
         }
     }
 
@@ -336,10 +377,11 @@ impl Scene {
     fn workload(&self) -> String {
         let me = std::env::current_exe().unwrap();
         let links = if self.ground.kind.has_links() { "links" } else { "" };
+        let many = if self.lends { "many" } else { "" };
         let writer = |writer: u64| {
             let manifest = self.manifests.join(writer.to_string());
             let words = format!(
-                "{}\t{writer}\t{OPERATIONS}\t{}\t{}\t{links}",
+                "{}\t{writer}\t{OPERATIONS}\t{}\t{}\t{links}\t{many}",
                 self.seed,
                 self.store.display(),
                 manifest.display()
@@ -393,11 +435,12 @@ fn case(kind: Kind, seed: u64, may_mount: bool) -> Result<u64, String> {
     let told = |why: String| {
         let output = fs::read_to_string(scene.manifests.join("output")).unwrap_or_default();
         format!(
-            "SURGETANK_CRASH_CASE={}:{seed}: {why}\nends: {ends:?}\noptions: {:?}, direct: {}, alone: {}, segments: {:?}\nwhat was noted of them:\n{}\nthe last run said:\n{output}\nthe agent logged:\n{}",
+            "SURGETANK_CRASH_CASE={}:{seed}: {why}\nends: {ends:?}\noptions: {:?}, direct: {}, alone: {}, lent: {}, segments: {:?}\nwhat was noted of them:\n{}\nthe last run said:\n{output}\nthe agent logged:\n{}",
             kind.word(),
             scene.options,
             scene.direct,
             scene.alone,
+            scene.lent.get(),
             scene.segment_bytes,
             scene.noted(&why),
             scene.log()
@@ -408,11 +451,12 @@ fn case(kind: Kind, seed: u64, may_mount: bool) -> Result<u64, String> {
     verify::excuse(&seen, &stories).map_err(&told)?;
     let done: u64 = stories.iter().map(|story| story.done).sum();
     record(&format!(
-        "{{\"seed\":{seed},\"died\":{died},\"operations\":{done},\"files\":{},\"bytes\":{},\"looks\":{},\"seen\":{},\"points\":{}}}",
+        "{{\"seed\":{seed},\"died\":{died},\"operations\":{done},\"files\":{},\"bytes\":{},\"looks\":{},\"seen\":{},\"lent\":{},\"points\":{}}}",
         verified.files,
         verified.bytes,
         seen.looks,
         seen.files,
+        scene.lent.get(),
         serde_json::to_string(&scene.killed_by()).unwrap()
     ));
     Ok(verified.files)
@@ -421,9 +465,10 @@ fn case(kind: Kind, seed: u64, may_mount: bool) -> Result<u64, String> {
 /// The machine goes down while the writers write; what is left is drained after the next boot.
 fn without_power(seed: u64, dice: &mut Dice) -> Result<u64, String> {
     let mut scene = Scene::new(Kind::Directory, seed, dice).ok_or("no scene")?;
-    let disk = power::Disk::new(scene.kept.0.path());
+    let disk_mib = if scene.lends { DISK_ROOM_TO_LEND_MIB * 3 / 2 } else { 256 };
+    let disk = power::Disk::new(scene.kept.0.path(), disk_mib);
     scene.state = disk.path.join("state");
-    let cap_mib = [64, 4][dice.below(2) as usize];
+    let cap_mib = if scene.lends { DISK_ROOM_TO_LEND_MIB } else { [64, 4][dice.below(2) as usize] };
     scene.options = vec![
         "--tier".to_owned(),
         format!("disk={}:{cap_mib}M", disk.path.display()),
@@ -434,7 +479,7 @@ fn without_power(seed: u64, dice: &mut Dice) -> Result<u64, String> {
         "--sync-after".to_owned(),
         ["20ms", "300ms", "1h"][dice.below(3) as usize].to_owned(),
     ];
-    if dice.below(3) == 0 {
+    if dice.below(3) == 0 && !scene.lends {
         scene.options.push("--no-preload".to_owned());
     }
     let manifests: Vec<PathBuf> = (0..WRITERS).map(|writer| scene.manifests.join(writer.to_string())).collect();
@@ -453,7 +498,13 @@ fn without_power(seed: u64, dice: &mut Dice) -> Result<u64, String> {
     let mut run = scene.surgetank(&End::Never, &scene.workload());
     let mut child = run.stdout(output.try_clone().unwrap()).stderr(output).spawn().unwrap();
     std::thread::sleep(after);
+    let in_memory = lent::in_memory(&scene.state);
+    scene.lent.set(in_memory.iter().filter_map(|path| lent::claims(path)).sum());
     disk.power_fails(journal_too, &scene.manifests);
+    // (Else they are as those that lie in the state's directory.)
+    if Dice::new(seed ^ 0x3e30).below(2) == 0 {
+        in_memory.iter().for_each(|path| fs::remove_file(path).unwrap());
+    }
     child.wait().unwrap();
     let ended = scene.run(&End::Never, "true").map_err(&told)?;
     if !matches!(ended.status.code(), Some(0 | 3)) {
@@ -468,8 +519,10 @@ fn without_power(seed: u64, dice: &mut Dice) -> Result<u64, String> {
     power::end_marked(&scene.manifests);
     let done: u64 = scene.stories().iter().map(|story| story.done).sum();
     record(&format!(
-        "{{\"seed\":{seed},\"died\":1,\"operations\":{done},\"files\":{},\"bytes\":{},\"looks\":0,\"seen\":0,\"points\":{{}}}}",
-        verified.files, verified.bytes
+        "{{\"seed\":{seed},\"died\":1,\"operations\":{done},\"files\":{},\"bytes\":{},\"looks\":0,\"seen\":0,\"lent\":{},\"points\":{{}}}}",
+        verified.files,
+        verified.bytes,
+        scene.lent.get()
     ));
     Ok(verified.files)
 }
@@ -481,6 +534,7 @@ fn lives(scene: &Scene, ends: &[End]) -> Result<(u64, verify::Verified), String>
     for (life, end) in ends.iter().enumerate() {
         let command = if life == 0 { workload.as_str() } else { "true" };
         let ended = scene.run(end, command)?;
+        scene.lent.set(scene.lent.get() + lent::made(&ended.said));
         let killed = ended.killed || ended.said.contains("the agent of") || ended.said.contains("the agent died");
         died += u64::from(killed);
         if scene.alone && life == 0 && !ended.status.success() && !ended.said.contains("while it started") {

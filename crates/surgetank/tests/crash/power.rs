@@ -39,9 +39,9 @@ fn done(command: &mut Command) -> bool {
 }
 
 impl Disk {
-    pub fn new(dir: &Path) -> Self {
+    pub fn new(dir: &Path, mib: u64) -> Self {
         let disk = Self { image: dir.join("image"), path: dir.join("disk"), boot_id: dir.join("boot_id") };
-        File::create(&disk.image).unwrap().set_len(256 << 20).unwrap();
+        File::create(&disk.image).unwrap().set_len(mib << 20).unwrap();
         assert!(done(Command::new("mkfs.ext4").args(["-q", "-m", "0"]).arg(&disk.image)));
         fs::create_dir(&disk.path).unwrap();
         disk.mount();

@@ -35,6 +35,8 @@ pub struct Terms {
     pub manifest: PathBuf,
     /// The store has hard links, and can exchange names.
     pub links: bool,
+    /// Many files in a row.
+    pub many: bool,
 }
 
 struct Writer {
@@ -70,8 +72,11 @@ pub fn write(terms: &Terms) -> io::Result<()> {
     writer.noted(&format!("mkdir {home}"), |writer| fs::create_dir(writer.directory.join(&home)))?;
     writer
         .noted(&format!("mkdir {home}/order"), |writer| fs::create_dir(writer.directory.join(&home).join("order")))?;
-    for _ in 0..terms.operations {
+    for operation in 0..terms.operations {
         writer.operation()?;
+        if terms.many && operation % 4 == 0 {
+            writer.burst()?;
+        }
     }
     Ok(())
 }
@@ -135,6 +140,29 @@ impl Writer {
                 Ok(())
             }
         }
+    }
+
+    /// As who unpacks something: directories in which one file is made after the other are lent.
+    fn burst(&mut self) -> io::Result<()> {
+        let in_order = self.dice.below(3) == 0;
+        let dir = self.dirs[self.dice.below(self.dirs.len() as u64) as usize].clone();
+        for _ in 0..2 + self.dice.below(20) {
+            if in_order {
+                self.in_order()?;
+                continue;
+            }
+            let (_, id) = self.fresh();
+            let (path, len) = (format!("{dir}/b{:05}", self.next), self.dice.below(3000) as usize);
+            let sync = self.dice.below(40) == 0;
+            self.noted(&format!("create {path} {id}"), |writer| {
+                writer.put(OpenOptions::new().write(true).create_new(true), &path, id, len, sync)
+            })?;
+            self.files.push(path);
+            if self.dice.below(8) == 0 {
+                self.unlink()?;
+            }
+        }
+        Ok(())
     }
 
     fn create(&mut self, sync: bool) -> io::Result<()> {

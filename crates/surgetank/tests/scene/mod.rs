@@ -11,6 +11,7 @@
 
 mod agents;
 pub mod group;
+pub mod lending;
 pub mod record;
 pub mod server;
 

@@ -141,17 +141,29 @@ impl Namespace {
         let run = self.run(caller);
         let made = self.make_file(caller, (dir, name), perm, run, Via::Shim(flags))?;
         self.handed.fetch_add(1, Ordering::Relaxed);
-        let (listed, absent) = {
-            let mut tree = self.tree();
-            tree.dir_mut(dir).map_or((false, false), |d| (std::mem::take(&mut d.told), d.told_absent.take(name)))
-        };
-        if let Some(door) = self.door.get() {
-            if listed {
-                door.invalidate(dir, false);
+        let lies = made.open.content().lies;
+        let roomy = matches!(lies, Lies::Tier(device) if self.may_lend_at_all(caller) && self.may_hold_more(device));
+        let mut tree = self.tree();
+        let mut more = self.consider_lending(&mut tree, caller, dir, &made.open, roomy);
+        // Whoever looks whether a name is free before he makes it has the kernel told of each: hence again at once.
+        for again in [true, false] {
+            let (listed, absent) =
+                tree.dir_mut(dir).map_or((false, false), |d| (std::mem::take(&mut d.told), d.told_absent.take(name)));
+            drop(tree);
+            if let Some(door) = self.door.get() {
+                if listed {
+                    door.invalidate(dir, false);
+                }
+                if absent {
+                    door.invalidate_name(dir, name);
+                }
+                more.iter().flatten().for_each(|name| door.invalidate_name(dir, name));
             }
-            if absent {
-                door.invalidate_name(dir, name);
+            if more.is_none() || !again {
+                break;
             }
+            tree = self.tree();
+            more = self.lend(&mut tree, caller, dir, &made.open);
         }
         self.hand(&made.open, made.plain, flags)
     }
@@ -252,6 +264,7 @@ impl Namespace {
     /// The kernel tells of a close an instant before the file counts as closed; who asked for the lease in between asks
     /// again.
     pub(crate) fn retry_handed(&self) {
+        self.settle();
         if self.handed.load(Ordering::Relaxed) == 0 {
             return;
         }
@@ -274,6 +287,7 @@ impl Namespace {
 
     /// Which one it was, nobody knows.
     pub fn any_handed_closed(&self) {
+        self.settle();
         let handed: Vec<FileId> =
             self.opens().values().filter(|o| o.handed.load(Ordering::Relaxed)).map(|o| o.id).collect();
         for id in handed {
@@ -318,7 +332,6 @@ impl Namespace {
 
     fn ended(&self, open: &Arc<Open>, content: &Content) {
         open.handed.store(false, Ordering::Relaxed);
-        self.handed.fetch_sub(1, Ordering::Relaxed);
         let left = self.uncount_user(open, true);
         if left.writers == 0 {
             self.finish_seal(open.id, Some(open), content);
@@ -326,12 +339,18 @@ impl Namespace {
                 self.give_up(open);
             }
         }
+        // Not before: where nothing is handed out `catch_up` waits for nobody.
+        self.handed.fetch_sub(1, Ordering::Release);
+        if self.lends.load(Ordering::Relaxed) > 0 {
+            self.limit_by_handed();
+        }
     }
 
     /// Closes of descriptors that we handed out are taken in, so that what comes next comes after them; returns whether
     /// there were any. Not with a lock held.
     pub fn catch_up(&self) -> bool {
-        let before = self.handed.load(Ordering::Relaxed);
+        self.settle();
+        let before = self.handed.load(Ordering::Acquire);
         if before > 0
             && let Some(shim) = self.shim.get()
         {

@@ -83,6 +83,9 @@ impl Namespace {
         let keep_cache = !writes && !shared && grant == Grant::Mediated && self.may_keep_pages(&open);
         let handle = Handle { id, open, reads, writes, run };
         self.writing_handles.fetch_add(usize::from(writes), Ordering::SeqCst);
+        if writes {
+            self.unlend_for_writer();
+        }
         self.handles.write().unwrap_or_else(PoisonError::into_inner).insert(fh, Arc::new(handle));
         Opened { handle: fh, grant, keep_cache, shared }
     }

@@ -318,7 +318,7 @@ impl Namespace {
     }
 
     /// May so much more that is undrained lie on the device?
-    pub(super) fn dirty_allows(&self, device: &crate::tier::Device, more_bytes: u64) -> bool {
+    pub(crate) fn dirty_allows(&self, device: &crate::tier::Device, more_bytes: u64) -> bool {
         use crate::config::Survives;
         let survives = device.survives();
         if survives != Survives::Node && self.room_until_the_end().is_some_and(|room| !room.allows(more_bytes)) {

@@ -156,6 +156,12 @@ impl Namespace {
         // Another door that finds it waits until it is open.
         let _inode = self.lock_inode(id);
         let mut tree = self.tree();
+        // Under its name on the same device it keeps programs from making another one; anywhere else it does not.
+        if let (Some(device), Ok(placed)) = (tree.lends.device(dir), &placed)
+            && !(placed.content.lies == Lies::Tier(device) && tree.child_path(dir, &name).as_ref() == Some(&placed.at))
+        {
+            self.unlend(&mut tree, Some(dir));
+        }
         let place = (dir, name);
         let own_turn = tree.making.get(&place) == Some(&id);
         if own_turn {
@@ -291,7 +297,9 @@ impl Namespace {
         let run = self.run(caller);
         let name = Name::from(name);
         let mut tree = self.tree();
+        self.unlend(&mut tree, Some(dir));
         Self::still_absent(&tree, dir, &name)?;
+        crash_point!("name.decided");
         self.may_be_called(&tree, dir, &name)?;
         let path = tree.child_path(dir, &name).ok_or(Errno::NOENT)?;
         let decision = self.decided_new(&tree, dir, &path);
@@ -353,7 +361,9 @@ impl Namespace {
         let name = Name::from(name);
         let run = self.run(caller);
         let mut tree = self.tree();
+        self.unlend(&mut tree, Some(dir));
         Self::still_absent(&tree, dir, &name)?;
+        crash_point!("name.decided");
         self.may_be_called(&tree, dir, &name)?;
         let path = tree.child_path(dir, &name).ok_or(Errno::NOENT)?;
         let inode = tree.get_mut(id).ok_or(Errno::NOENT)?;

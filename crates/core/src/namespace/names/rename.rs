@@ -100,6 +100,7 @@ impl Namespace {
         }
         crash_point!("rename.looked");
         let mut tree = self.tree();
+        self.unlend(&mut tree, (!is_dir).then_some(to_dir));
         let unchanged = tree.entry(from_dir, &from).and_then(Entry::logical) == Some(id)
             && tree.entry(to_dir, &to).and_then(Entry::logical) == target;
         if !unchanged {
@@ -109,6 +110,7 @@ impl Namespace {
         if let Some(target) = target {
             Self::still_empty(&tree, target)?;
         }
+        crash_point!("name.decided");
         if tree.get(to_dir).is_none_or(|inode| inode.logical.is_none() && to_dir != FileId::ROOT) {
             return Err(Errno::NOENT.into());
         }
@@ -325,6 +327,7 @@ impl Namespace {
         self.flush_for_exchange(a)?;
         self.flush_for_exchange(b)?;
         let mut tree = self.tree();
+        self.unlend(&mut tree, None);
         let unchanged = tree.entry(a_dir, a_name).and_then(Entry::logical) == Some(a)
             && tree.entry(b_dir, b_name).and_then(Entry::logical) == Some(b);
         if !unchanged {

@@ -1,9 +1,9 @@
-//! Of which names of a directory the kernel was told that they do not exist. Danger avoided: a name that the shim makes, and
+//! What the kernel was told of a directory, and which names of it, that they do not exist. Danger avoided: a name that the shim makes, and
 //! that stays missing for everybody else because nobody told the kernel otherwise.
 
 use foldhash::HashSet;
 
-use super::Name;
+use super::{Inode, Name};
 
 /// Names of a directory; too many are all names, for one more than it was told of costs only a message.
 #[derive(Debug, Default)]
@@ -29,9 +29,23 @@ impl ToldAbsent {
         }
     }
 
+    /// All of them, which are to be told otherwise; `None`: too many to know.
+    pub fn take_all(&mut self) -> Option<Vec<Name>> {
+        (!self.all).then(|| self.names.drain().collect())
+    }
+
     /// Was it told of this one? Whoever asks tells it otherwise.
     pub fn take(&mut self, name: &[u8]) -> bool {
         self.all || self.names.remove(name)
+    }
+}
+
+impl Inode {
+    /// The kernel learns of the directory.
+    pub fn tell(&mut self) {
+        if let Some(dir) = self.dir.as_mut() {
+            dir.told = true;
+        }
     }
 }
 

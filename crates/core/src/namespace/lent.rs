@@ -1,0 +1,543 @@
+//! Directories that are lent to programs: they make new plain files there themselves, without asking, and tell of them in a
+//! ring in shared memory (docs/internals/doors.md, "Lent directories").
+//!
+//! Whoever locks the tree finds in it what was told until then ([`Namespace::tree`]): so a file that a program made is to
+//! everybody else as if another door had made it just before. What changes what a lent directory is, or binds a name in it in
+//! another way, takes it back first ([`Namespace::unlend`]), with the tree locked from there to the change.
+
+use crate::sync::atomic::Ordering;
+use crate::sync::{Arc, PoisonError};
+use std::fs::File;
+use std::os::fd::AsFd;
+
+use foldhash::{HashMap, HashSet};
+
+use crate::model::{Attr, Caller, DeviceId, FileId, Kind, RunId, Timestamp};
+use crate::tier::Plain;
+
+use super::Namespace;
+use super::content::{Content, Lies, Open};
+use super::journal::Txn;
+use super::tree::{Entry, Inode, Name, OWN_INODE_BASE, PlainId, Tree};
+
+/// A program that makes one file asks for one file.
+const MADE_MIN: u16 = 2;
+/// A directory that is always taken back again is not lent for so many files.
+const MADE_MAX: u16 = 64;
+const LENDS_MAX: usize = 16;
+/// Room for so many files is set aside for each directory, of as many bytes as one gets, at least.
+const FILES_AHEAD: u64 = 64;
+const FILE_BYTES_MIN: u64 = 64 << 10;
+const FREE_SHARE: u64 = 4;
+/// While so many files are open for those whom they were handed out to, new ones are asked for.
+const HANDED_MAX: u64 = 1024;
+/// And what may be open there is a part of what we may have open.
+const OPEN_SHARE: u64 = 4;
+const DIRTY_AHEAD_BYTES: u64 = LENDS_MAX as u64 * FILES_AHEAD * FILE_BYTES_MIN;
+
+/// A file that a program says it made.
+#[derive(Debug, Clone)]
+pub struct Claimed {
+    /// Which we gave: its inode number's. Its id it gets when it is taken in, so that ids tell what was made first.
+    pub number: u64,
+    pub dir: FileId,
+    pub name: Vec<u8>,
+    pub perm: u32,
+    /// By its own words: it may be gone.
+    pub run: RunId,
+    pub dev: u64,
+    pub ino: u64,
+}
+
+/// Directory and name of a plain file that a program made, or is about to make, and that counts for nothing.
+pub type Stray = (FileId, Vec<u8>);
+
+/// A directory that is lent.
+#[derive(Debug)]
+pub struct Lend {
+    device: DeviceId,
+    watch: i32,
+    reserve_bytes: u64,
+    /// Set aside for files of which we do not know yet.
+    ahead_bytes: u64,
+    reason: Option<Arc<str>>,
+    /// It is not shown any more; what was made in it is still to be taken in.
+    ended: bool,
+    number: u64,
+}
+
+#[derive(Debug, Default)]
+pub struct Lends {
+    dirs: HashMap<FileId, Lend>,
+    next: u64,
+    strays: Vec<Stray>,
+}
+
+/// How often files were made in a directory since it was taken back, and after how many it is lent.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Wish {
+    made: u16,
+    after: u16,
+}
+
+impl Lends {
+    /// The device on which programs may make files of the directory.
+    pub fn device(&self, dir: FileId) -> Option<DeviceId> {
+        self.dirs.get(&dir).filter(|lend| !lend.ended).map(|lend| lend.device)
+    }
+}
+
+impl Namespace {
+    /// Of a file that a program may make.
+    pub fn number_to_lend(&self) -> u64 {
+        self.tree().new_id().0
+    }
+
+    /// What programs told until now is in the tree.
+    pub fn settle(&self) {
+        if self.lends.load(Ordering::SeqCst) > 0 {
+            drop(self.tree());
+        }
+    }
+
+    pub(super) fn settle_in(&self, tree: &mut Tree) {
+        let Some(shim) = self.shim.get() else { return };
+        while shim.claims_wait() {
+            let claims = shim.take_claims();
+            crash_point!("lent.settling");
+            let mut txn = Txn::default();
+            let mut dirs: Vec<FileId> = Vec::new();
+            for claim in &claims {
+                match self.take_claimed(tree, &mut txn, claim) {
+                    Ok(()) if !dirs.contains(&claim.dir) => dirs.push(claim.dir),
+                    Ok(()) => {}
+                    Err(why) => self.note(
+                        RunId(0),
+                        String::from_utf8_lossy(
+                            &tree.child_path(claim.dir, &claim.name).unwrap_or_else(|| claim.name.clone()),
+                        )
+                        .into_owned(),
+                        format!("a program made it in a directory that was lent to it, and it is lost: {why}"),
+                        true,
+                    ),
+                }
+            }
+            for dir in dirs {
+                Self::touch_dir(tree, dir, 0);
+            }
+            self.commit(tree, txn);
+            crash_point!("lent.settled");
+            self.limit_by_handed();
+            shim.give_back(&mut || tree.new_id().0);
+            // (Others may be on their way; whoever waits for them looks again.)
+            if claims.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn take_claimed(&self, tree: &mut Tree, txn: &mut Txn, claim: &Claimed) -> Result<(), String> {
+        let lend = tree.lends.dirs.get(&claim.dir).ok_or("the directory is not lent")?;
+        let (device, watch, reserve_bytes, reason) = (lend.device, lend.watch, lend.reserve_bytes, lend.reason.clone());
+        let (file, stat, path) = self.claimed_file(tree, claim, device)?;
+        let plain = Plain::of(&file).map_err(|why| why.to_string())?;
+        let name = Name::from(claim.name.as_slice());
+        let id = tree.new_id();
+        let mut inode = Inode::new(attr_of(claim, &stat));
+        inode.logical = Some((claim.dir, name.clone()));
+        inode.sealed = false;
+        inode.run = self.run_claimed(claim.run);
+        inode.handles = 1;
+        inode.replica = Some(PlainId::new(device, &plain));
+        inode.placed = reason;
+        tree.insert(id, inode);
+        tree.bind(claim.dir, &name, |entry| entry.set_logical(Some(id)));
+        self.own(tree, txn, id);
+        txn.entry(claim.dir, &name);
+        let content = Content { file: Arc::new(file), lies: Lies::Tier(device), writable: false };
+        let open = Arc::new(Open::new(id, content, true, None, 0));
+        if self.tiers.device(device).try_reserve(reserve_bytes) {
+            open.reserved_bytes.store(reserve_bytes, Ordering::Relaxed);
+        }
+        open.users.lock().unwrap_or_else(PoisonError::into_inner).writers = 1;
+        open.handed.store(true, Ordering::Relaxed);
+        self.directly_written(&open);
+        self.opens().insert(id, open.clone());
+        self.handed.fetch_add(1, Ordering::Relaxed);
+        let told = self.shim.get().is_some_and(|shim| {
+            shim.made_in(watch, &claim.name, id) || shim.watch(id, open.content().file.as_fd()).is_ok()
+        });
+        if !told {
+            tracing::warn!(path = %String::from_utf8_lossy(&path), "a plain file cannot be watched; it is looked at now and then");
+            self.linger(id);
+        }
+        Ok(())
+    }
+
+    /// The plain file, if it is what the program says, and the name is free.
+    fn claimed_file(
+        &self,
+        tree: &Tree,
+        claim: &Claimed,
+        device: DeviceId,
+    ) -> Result<(File, rustix::fs::Stat, Vec<u8>), String> {
+        let name = &claim.name;
+        if !is_name(name) {
+            return Err("that is no name".into());
+        }
+        let path = tree.child_path(claim.dir, name).ok_or("its directory is gone")?;
+        if tree.entry(claim.dir, name).and_then(Entry::logical).is_some() {
+            return Err("the name is another file's".into());
+        }
+        let file = self.tiers.device(device).open(&path, false).map_err(|why| why.to_string())?;
+        let stat = rustix::fs::fstat(&file).map_err(|why| why.to_string())?;
+        if !is_own_file(&stat) || (stat.st_dev, stat.st_ino) != (claim.dev, claim.ino) {
+            return Err("another file lies there".into());
+        }
+        Ok((file, stat, path))
+    }
+
+    /// A file was just handed out; its directory is lent if that pays and nothing is in the way. What [`Self::lend`] returns.
+    /// `may_be_dirty`: what [`Self::may_hold_more`] says of its device.
+    pub(super) fn consider_lending(
+        &self,
+        tree: &mut Tree,
+        caller: &Caller,
+        dir: FileId,
+        open: &Open,
+        may_be_dirty: bool,
+    ) -> Option<Vec<Name>> {
+        if !may_be_dirty || !self.may_lend_at_all(caller) {
+            return None;
+        }
+        let d = tree.dir_mut(dir)?;
+        d.lend.made = d.lend.made.saturating_add(1);
+        if d.lend.made < d.lend.after.max(MADE_MIN) {
+            return None;
+        }
+        self.lend(tree, caller, dir, open)
+    }
+
+    /// What the kernel was told of the directory it has to be told otherwise before that can be, and of these names; `None`: it
+    /// was told nothing that is in the way.
+    pub(super) fn lend(&self, tree: &mut Tree, caller: &Caller, dir: FileId, open: &Open) -> Option<Vec<Name>> {
+        let shim = self.shim.get().filter(|_| !tree.lends.dirs.contains_key(&dir))?;
+        let Lies::Tier(device) = open.content().lies else { return None };
+        if !self.may_be_lent(tree, dir) {
+            return None;
+        }
+        let d = tree.dir_mut(dir)?;
+        // (`None`: it was told of too many.)
+        let names = d.told_absent.take_all()?;
+        if d.told || !names.is_empty() {
+            return Some(names);
+        }
+        let reserve_bytes = open.reserved_bytes.load(Ordering::Relaxed);
+        let on = self.tiers.device(device);
+        let ahead_bytes = reserve_bytes.max(FILE_BYTES_MIN) * FILES_AHEAD;
+        let path = tree.logical_path(dir)?;
+        let mut inside = path.clone();
+        inside.extend_from_slice(if path.is_empty() { b"-" } else { b"/-" });
+        let (at, _) = on.place_of(&inside)?;
+        if !on.leases() || !on.healthy() || on.free_bytes() < Self::bytes_to_lend(on, ahead_bytes) {
+            return None;
+        }
+        while tree.lends.dirs.len() >= LENDS_MAX
+            && let Some(oldest) = tree.lends.dirs.iter().min_by_key(|(_, lend)| lend.number).map(|(dir, _)| *dir)
+        {
+            self.take_back_lent(tree, &[oldest]);
+        }
+        let watch = shim.watch_lent(&at).ok()?;
+        if !on.try_reserve(ahead_bytes) {
+            shim.lent_no_more(watch);
+            return None;
+        }
+        let reason = tree.get(open.id).and_then(|inode| inode.placed.clone());
+        tree.lends.next += 1;
+        let number = tree.lends.next;
+        let lend = Lend { device, watch, reserve_bytes, ahead_bytes, reason, ended: false, number };
+        tree.lends.dirs.insert(dir, lend);
+        if let Some(d) = tree.dir_mut(dir) {
+            d.is_lent = true;
+        }
+        self.lends.store(tree.lends.dirs.len(), Ordering::SeqCst);
+        // Whoever came to write through the mount meanwhile has not seen that anything is lent.
+        if self.may_lend_at_all(caller) {
+            self.limit_claims(tree);
+            self.show(tree, dir);
+            crash_point!("lent.shown");
+        } else {
+            self.take_back_lent(tree, &[dir]);
+        }
+        None
+    }
+
+    /// May as much more lie on the device undrained as one directory's files need? Not with the tree locked.
+    pub(super) fn may_hold_more(&self, device: DeviceId) -> bool {
+        self.dirty_allows(self.tiers.device(device), DIRTY_AHEAD_BYTES)
+    }
+
+    /// So much has to be free: files of which we do not know yet grow unseen for as long as others do that are written directly.
+    fn bytes_to_lend(device: &crate::tier::Device, ahead_bytes: u64) -> u64 {
+        let one = crate::placement::ample_bytes(&crate::tier::DeviceView { writers: 0, ..device.view() });
+        one.saturating_mul(2).saturating_add(ahead_bytes)
+    }
+
+    /// What is made before we know of it is not to take more than a part of what is free.
+    fn limit_claims(&self, tree: &Tree) {
+        let of = |lend: &Lend| {
+            self.tiers.device(lend.device).free_bytes() / FREE_SHARE / lend.reserve_bytes.max(FILE_BYTES_MIN)
+        };
+        self.claims_max.store(tree.lends.dirs.values().map(of).min().unwrap_or(0), Ordering::Relaxed);
+        self.limit_by_handed();
+    }
+
+    /// Files are made faster than they are sealed, and each is open here until it is.
+    pub(super) fn limit_by_handed(&self) {
+        let left = self.handed_max.saturating_sub(self.handed.load(Ordering::Relaxed) as u64);
+        if let Some(shim) = self.shim.get() {
+            shim.limit_claims(self.claims_max.load(Ordering::Relaxed).min(left));
+        }
+    }
+
+    pub(super) fn may_lend_at_all(&self, caller: &Caller) -> bool {
+        self.lends_any
+            && self.config.direct
+            && self.door.get().is_some()
+            && !self.lending_ended.load(Ordering::SeqCst)
+            && self.final_drains.load(Ordering::Relaxed) == 0
+            && !self.end.is_hurried()
+            // Their closes are told of late: what is made after them would come before them.
+            && self.writing_handles.load(Ordering::SeqCst) == 0
+            && caller.uid == rustix::process::geteuid().as_raw()
+    }
+
+    fn may_be_lent(&self, tree: &Tree, dir: FileId) -> bool {
+        let Some(inode) = tree.get(dir) else { return false };
+        let own = inode.attr.uid == rustix::process::geteuid().as_raw() && inode.attr.perm & 0o7700 == 0o700;
+        let plain = inode.extra.as_ref().is_none_or(|extra| extra.xattrs.is_none());
+        // (What hints say of a new file is not told to programs.)
+        own && plain
+            && !tree.is_hinted(dir)
+            && inode.owned
+            && inode.logical.is_some()
+            && inode.dir.as_ref().is_some_and(|d| d.complete)
+    }
+
+    /// Nothing is made in this directory any more but by us (`None`: in none), and what was made is in the tree.
+    pub(super) fn unlend(&self, tree: &mut Tree, dir: Option<FileId>) {
+        self.unlend_those(tree, |_, one| dir.is_none_or(|dir| dir == one));
+    }
+
+    /// The same of all that are below it, and of itself.
+    pub(super) fn unlend_within(&self, tree: &mut Tree, dir: FileId) {
+        self.unlend_those(tree, |tree, one| tree.is_within(one, dir));
+    }
+
+    fn unlend_those(&self, tree: &mut Tree, which: impl Fn(&Tree, FileId) -> bool) {
+        let dirs: Vec<FileId> = tree.lends.dirs.keys().filter(|one| which(tree, **one)).copied().collect();
+        if dirs.is_empty() {
+            return;
+        }
+        for dir in &dirs {
+            if let Some(d) = tree.dir_mut(*dir) {
+                d.lend.after = (d.lend.after.max(MADE_MIN) * 2).min(MADE_MAX);
+            }
+        }
+        self.take_back_lent(tree, &dirs);
+    }
+
+    fn take_back_lent(&self, tree: &mut Tree, dirs: &[FileId]) {
+        let Some(shim) = self.shim.get() else { return };
+        for dir in dirs {
+            if let Some(lend) = tree.lends.dirs.get_mut(dir) {
+                lend.ended = true;
+            }
+            self.show(tree, *dir);
+        }
+        shim.stop_claims();
+        crash_point!("lent.stopped");
+        self.settle_in(tree);
+        for dir in dirs {
+            if let Some(lend) = tree.lends.dirs.remove(dir) {
+                self.tiers.device(lend.device).unreserve(lend.ahead_bytes);
+                shim.lent_no_more(lend.watch);
+            }
+            if let Some(d) = tree.dir_mut(*dir) {
+                d.lend.made = 0;
+                d.is_lent = false;
+                // A listing that the kernel has may be from before the last file.
+                d.told = false;
+            }
+        }
+        self.lends.store(tree.lends.dirs.len(), Ordering::SeqCst);
+        tree.lends.strays.extend(shim.take_strays());
+        self.remove_strays(tree);
+    }
+
+    /// What was made by those who died, or stood, before they told of it. Where a directory is not lent nobody else is about it.
+    /// (Recovery removes what is empty and nobody's by itself.)
+    fn remove_strays(&self, tree: &mut Tree) {
+        for (dir, name) in std::mem::take(&mut tree.lends.strays) {
+            let place = (dir, Name::from(name.as_slice()));
+            if tree.lends.dirs.contains_key(&dir) || tree.making.contains_key(&place) {
+                tree.lends.strays.push((dir, name));
+                continue;
+            }
+            let Some(path) = tree.child_path(dir, &name).filter(|_| is_name(&name)) else { continue };
+            let known = tree.entry(dir, &name).and_then(Entry::logical).and_then(|id| tree.get(id)?.replica);
+            for device in self.tiers.devices().filter(|device| device.is_there()) {
+                let Some(stat) = device.open(&path, false).ok().and_then(|file| rustix::fs::fstat(&file).ok()) else {
+                    continue;
+                };
+                let is_known = known.is_some_and(|plain| (plain.device, plain.ino) == (device.id(), stat.st_ino));
+                if !is_known && is_own_file(&stat) && stat.st_size == 0 {
+                    drop(device.unlink_if(&path, stat.st_ino));
+                }
+            }
+        }
+    }
+
+    /// Somebody comes to write through the mount.
+    pub(super) fn unlend_for_writer(&self) {
+        if self.lends.load(Ordering::SeqCst) > 0 {
+            let mut tree = self.tree();
+            let dirs: Vec<FileId> = tree.lends.dirs.keys().copied().collect();
+            self.take_back_lent(&mut tree, &dirs);
+        }
+    }
+
+    /// Nothing is lent any more from here on.
+    pub fn end_lending(&self) {
+        self.lending_ended.store(true, Ordering::SeqCst);
+        let mut tree = self.tree();
+        self.unlend(&mut tree, None);
+    }
+
+    /// Looks after what is lent: takes in what was told, and takes back what must not be lent any more.
+    pub(crate) fn watch_lends(&self) {
+        if self.lends.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let devices = self.tiers.devices().map(crate::tier::Device::id);
+        let full: Vec<DeviceId> = devices.filter(|device| !self.may_hold_more(*device)).collect();
+        let mut tree = self.tree();
+        let ending = self.lending_ended.load(Ordering::SeqCst)
+            || self.final_drains.load(Ordering::Relaxed) > 0
+            || self.end.is_hurried();
+        let dirs: Vec<FileId> = tree
+            .lends
+            .dirs
+            .iter()
+            .filter(|(dir, lend)| {
+                let on = self.tiers.device(lend.device);
+                ending
+                    || !on.healthy()
+                    || on.free_bytes() < Self::bytes_to_lend(on, 0)
+                    || full.contains(&lend.device)
+                    || !self.may_be_lent(&tree, **dir)
+            })
+            .map(|(dir, _)| *dir)
+            .collect();
+        if !dirs.is_empty() {
+            self.take_back_lent(&mut tree, &dirs);
+        }
+        self.limit_claims(&tree);
+        if dirs.is_empty()
+            && let Some(shim) = self.shim.get().filter(|shim| shim.claims_wait())
+        {
+            // Whoever does not come to an end with what he makes keeps the ring from being used.
+            shim.stop_claims();
+            self.settle_in(&mut tree);
+        }
+    }
+
+    /// Files that an earlier agent did not come to write down: as if it had. Their plain files are found like all others'.
+    pub(super) fn take_in_claimed(&self, tree: &mut Tree) {
+        let claims = std::mem::take(&mut *self.survival.claimed.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut txn = Txn::default();
+        let mut inos: HashSet<u64> = HashSet::default();
+        if !claims.is_empty() {
+            inos.extend(tree.iter().map(|(_, inode)| inode.attr.ino));
+        }
+        for claim in &claims {
+            // (What a program wrote there: not too large to count on.)
+            tree.next_id = tree.next_id.max((claim.number & (OWN_INODE_BASE - 1)) + 1);
+        }
+        for claim in claims {
+            let known = tree.entry(claim.dir, &claim.name).and_then(Entry::logical);
+            let ino = OWN_INODE_BASE + (claim.number & (OWN_INODE_BASE - 1));
+            if known.and_then(|id| tree.get(id)).is_some_and(|inode| inode.attr.ino == ino) {
+                continue;
+            }
+            let devices = self.tiers.devices().filter(|device| device.is_there());
+            let found = devices.map(|device| (device.id(), self.claimed_file(tree, &claim, device.id())));
+            let found: Vec<_> = found.collect();
+            let made =
+                found.into_iter().find_map(|(device, file)| file.ok().map(|(file, stat, _)| (device, file, stat)));
+            let made = made.filter(|_| inos.insert(ino));
+            let Some((device, file, stat)) = made else {
+                let path = tree.child_path(claim.dir, &claim.name).unwrap_or_else(|| claim.name.clone());
+                self.note(
+                    RunId(0),
+                    String::from_utf8_lossy(&path).into_owned(),
+                    "a program made it just before an earlier agent died, and it is not there any more",
+                    true,
+                );
+                continue;
+            };
+            let Ok(plain) = Plain::of(&file) else { continue };
+            let name = Name::from(claim.name.as_slice());
+            let mut inode = Inode::new(attr_of(&claim, &stat));
+            inode.logical = Some((claim.dir, name.clone()));
+            inode.sealed = false;
+            inode.run = self.still(claim.run);
+            inode.replica = Some(PlainId::new(device, &plain));
+            let id = tree.new_id();
+            tree.insert(id, inode);
+            tree.bind(claim.dir, &name, |entry| entry.set_logical(Some(id)));
+            self.own(tree, &mut txn, id);
+            txn.entry(claim.dir, &name);
+        }
+        self.commit(tree, txn);
+        crash_point!("recover.claimed");
+    }
+
+    pub(super) fn has_claimed(&self) -> bool {
+        !self.survival.claimed.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+}
+
+/// So many files are open in us for those who have them, and no more by lending.
+pub(super) fn handed_max() -> u64 {
+    let open_max = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    open_max.map_or(HANDED_MAX, |max| (max / OPEN_SHARE).min(HANDED_MAX))
+}
+
+fn is_name(name: &[u8]) -> bool {
+    let is_one = !name.is_empty() && name.len() <= 255 && !name.contains(&0) && !name.contains(&b'/');
+    is_one && name != b"." && name != b".." && !name.starts_with(crate::model::STORE_TEMPORARY_PREFIX)
+}
+
+fn is_own_file(stat: &rustix::fs::Stat) -> bool {
+    let regular = stat.st_mode & libc::S_IFMT == libc::S_IFREG;
+    regular && stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_nlink == 1
+}
+
+fn attr_of(claim: &Claimed, stat: &rustix::fs::Stat) -> Attr {
+    let changed = Timestamp::from_parts(stat.st_ctime, stat.st_ctime_nsec as u32);
+    Attr {
+        kind: Kind::File,
+        perm: claim.perm & 0o777,
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        ino: OWN_INODE_BASE + (claim.number & (OWN_INODE_BASE - 1)),
+        links: 1,
+        size_bytes: 0,
+        blocks: 0,
+        device: 0,
+        atime: Timestamp::from_parts(stat.st_atime, stat.st_atime_nsec as u32),
+        mtime: Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32),
+        ctime: changed,
+    }
+}

@@ -1,0 +1,30 @@
+//! How many files were made without asking, and where programs told of them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// By the programs' own words.
+pub fn made(said: &str) -> u64 {
+    let lines = said.lines().filter_map(|line| line.strip_suffix(" made in lent directories"));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+}
+
+/// What programs share with the agent that has this state.
+pub fn in_memory(state: &Path) -> Vec<PathBuf> {
+    let places = fs::read_dir(state).into_iter().flatten().flatten();
+    let keys: Vec<String> = places.filter_map(|place| place.file_name().into_string().ok()).collect();
+    let all = fs::read_dir("/dev/shm").unwrap().flatten().map(|entry| entry.path());
+    let is_ours = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        keys.iter().any(|key| name.contains(&format!("-{key}.index")))
+    };
+    all.filter(is_ours).collect()
+}
+
+/// How many claims were taken in the ring at `path`; `None`: it is something else.
+pub fn claims(path: &Path) -> Option<u64> {
+    let is_ring = path.extension().is_some_and(|end| end == "ring");
+    let bytes = fs::read(path).ok().filter(|_| is_ring)?;
+    // `st_ring.next` (shim/abi.h).
+    Some(u64::from_ne_bytes(bytes.get(64..72)?.try_into().unwrap()))
+}
