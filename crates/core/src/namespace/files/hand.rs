@@ -247,18 +247,29 @@ impl Namespace {
     /// A descriptor that we handed out was closed; others may be left.
     /// `false`: or the kernel told an instant too early, see `retry_handed`.
     pub fn handed_closed(&self, id: FileId) -> bool {
+        loop {
+            match self.look_whether_closed(id) {
+                Ok(ended) => return ended,
+                // Waited for, or whoever catches up would go on, and come before this one. (With no other lock held.)
+                Err(busy) => drop(self.lock_inode(busy)),
+            }
+        }
+    }
+
+    /// The error: it is closed, and somebody is just about that one, which was closed before.
+    fn look_whether_closed(&self, id: FileId) -> Result<bool, FileId> {
         let _inode = self.lock_inode(id);
-        let Some(open) = self.open_of(id) else { return true };
-        if self.end_handed(&open) {
-            return true;
+        let Some(open) = self.open_of(id) else { return Ok(true) };
+        if self.try_end_handed(&open)? {
+            return Ok(true);
         }
         // Watched again first, or the last one might be closed just between.
         let watched = self.shim.get().is_some_and(|shim| shim.watch(id, open.content().file.as_fd()).is_ok());
-        let ended = self.end_handed(&open);
+        let ended = self.try_end_handed(&open)?;
         if !ended && !watched {
             self.linger(id);
         }
-        ended
+        Ok(ended)
     }
 
     /// The kernel tells of a close an instant before the file counts as closed; who asked for the lease in between asks
@@ -305,16 +316,22 @@ impl Namespace {
 
     /// The inode's lock is held.
     pub(super) fn end_handed(&self, open: &Arc<Open>) -> bool {
+        self.try_end_handed(open).unwrap_or(false)
+    }
+
+    /// As [`Self::seal_those_before`].
+    fn try_end_handed(&self, open: &Arc<Open>) -> Result<bool, FileId> {
         if !open.handed.load(Ordering::Relaxed) {
-            return true;
+            return Ok(true);
         }
         let content = open.content();
         // (Where there are no leases no writer is ever refused one.)
-        let ended = nobody_writes(&content) && self.seal_those_before(open.id);
+        let ended = nobody_writes(&content);
         if ended {
+            self.seal_those_before(open.id)?;
             self.ended(open, &content);
         }
-        ended
+        Ok(ended)
     }
 
     /// The same, when those that were closed before were seen to.

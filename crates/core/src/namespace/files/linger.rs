@@ -44,20 +44,20 @@ impl Namespace {
         self.lingering().iter().any(|other| other.id == id)
     }
 
-    /// Seals what was closed before this one as far as it is let go of. `false`: somebody is about one of those just now.
+    /// Seals what was closed before this one as far as it is let go of. The error: somebody is about that one just now.
     /// (The lock of this one's inode is held, so others' are only tried.)
-    pub(super) fn seal_those_before(&self, id: FileId) -> bool {
+    pub(super) fn seal_those_before(&self, id: FileId) -> Result<(), FileId> {
         let before: Vec<FileId> = {
             let lingering = self.lingering();
             let end = lingering.iter().position(|other| other.id == id).unwrap_or(lingering.len());
             lingering[end.saturating_sub(TRIED_MAX)..end].iter().map(|other| other.id).collect()
         };
-        before.into_iter().all(|id| {
-            let Some(_inode) = self.try_lock_inode(id) else { return false };
+        before.into_iter().try_for_each(|id| {
+            let _inode = self.try_lock_inode(id).ok_or(id)?;
             if self.seal_lingering_one(id) {
                 self.lingering().retain(|other| other.id != id);
             }
-            true
+            Ok(())
         })
     }
 

@@ -21,7 +21,7 @@ impl Namespace {
     pub(super) fn seal(&self, open: &Open) -> bool {
         let content = open.content();
         // What was closed before it comes before it.
-        if somebody_writes(open, &content) || !self.seal_those_before(open.id) {
+        if somebody_writes(open, &content) || self.seal_those_before(open.id).is_err() {
             self.linger(open.id);
             return false;
         }
