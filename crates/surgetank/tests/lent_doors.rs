@@ -454,15 +454,15 @@ fn what_was_looked_up_before_a_call_back_makes_nothing() {
         .replace("(80, 277)", "(177, 277)")
         .replace("if not stood and os.path.lexists(plain):", "bump()\n        if False:")
         .replace("listener = -1\n", "listener = -1\nimport mmap\nring = mmap.mmap(os.open(plain, os.O_RDWR), 0)\ndef bump(): struct.pack_into('<Q', ring, 16, struct.unpack_from('<Q', ring, 16)[0] + 1)\n")
-        .replace("    made = os.open(name, os", "  for n in range(50):\n    made = os.open(name + str(n), os");
+        .replace("    made = os.open(name, os", "  for n in range(200):\n    made = os.open(name + str(n), os");
     let text = format!(
         "{CLAIM}{called_back}{}",
         r"
 os.mkdir('d'); lend('d'); memory = ring(); relend('d')
 path = glob.glob('/dev/shm/surgetank-*.index.ring')[0]
 one = subprocess.run([sys.executable, '-S', '-c', HALF, 'd/late-', path, '/mnt/aside/x', ''], stdout=subprocess.PIPE, text=True)
-assert one.stdout.split() == ['made'] * 50, one
-for n in range(50): assert open(f'd/late-{n}').read() == 'own'
+assert one.stdout.split() == ['made'] * 200, one
+for n in range(200): assert open(f'd/late-{n}').read() == 'own'
 print(made_alone())
 "
     );
@@ -470,6 +470,6 @@ print(made_alone())
     let claims: u64 = ended.stdout.trim().parse().unwrap();
     // (The rest were void. On a busy machine most of the names are asked for without a claim.)
     let made = made_lent(&ended);
-    assert!(claims >= made + 5, "{claims} claims, {made} made");
+    assert!(claims > made, "{claims} claims, {made} made");
     scene.is_clean();
 }

@@ -45,7 +45,8 @@ impl Default for Limits {
             connect: Duration::from_secs(5),
             progress: Duration::from_secs(60),
             work: Duration::from_secs(600),
-            tries: 5,
+            // The time ends it: a name node that starts again says so at once each time, for seconds.
+            tries: 12,
             pause: Duration::from_millis(100),
             all_tries: Duration::from_secs(10),
         }
