@@ -48,7 +48,7 @@ assert set(os.listdir('d')) == expected
 ",
     );
     let ended = scene.run(FAST, script).exits(0);
-    assert!(made_lent(&ended) > 10, "not lent: {}", ended.stderr);
+    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
     let stored: BTreeSet<_> = scene.store_files().into_keys().collect();
     assert_eq!(stored.len(), 8 + 300 - 43);
     scene.is_clean();
@@ -76,7 +76,7 @@ for n in range(60):
 ",
     );
     let ended = scene.run(FAST, script).exits(0);
-    assert!(made_lent(&ended) > 10, "not lent: {}", ended.stderr);
+    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
 }
 
 /// Exactly one of those who make a name exclusively has it, whichever door each takes.
@@ -164,7 +164,7 @@ assert os.listdir('a') == ['b'] and os.listdir('.') == ['a']
     let mut all = FAST.to_vec();
     all.extend(["--rule", "*=keep", "--keep-at-exit", "drop"]);
     let ended = scene.run(&all, script).exits(0);
-    assert!(made_lent(&ended) > 10, "not lent: {}", ended.stderr);
+    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
     assert!(!ended.stderr.contains("and it is lost"), "{}", ended.stderr);
     scene.is_clean();
 }
@@ -207,7 +207,7 @@ for dir, names in (('d', d), ('e', e)):
     let mut all = FAST.to_vec();
     all.extend(["--rule", "*=keep", "--keep-at-exit", "drop"]);
     let ended = scene.run(&all, script).exits(0);
-    assert!(made_lent(&ended) > 10, "not lent: {}", ended.stderr);
+    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
     assert!(!ended.stderr.contains("and it is lost"), "{}", ended.stderr);
     scene.is_clean();
 }
@@ -243,7 +243,7 @@ for n in range(150):
         }
     }
     let ended = running.ends().exits(0);
-    assert!(made_lent(&ended) > 10, "not lent: {}", ended.stderr);
+    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
     assert!(seen.len() > 20, "nothing was looked at: {}", seen.len());
     scene.is_clean();
 }
@@ -278,7 +278,7 @@ assert len([name for name in os.listdir('d') if name.startswith('more-')]) == 30
 "
     );
     let ended = scene.run(FAST, python(&text)).exits(0);
-    assert!(made_lent(&ended) > 10, "not lent: {}", ended.stderr);
+    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
     scene.holds("d/stuck-2", b"mine");
     scene.is_clean();
 }
@@ -350,7 +350,7 @@ print(n)
     }
     fs::write("/mnt/aside/stop", "").unwrap();
     let ended = running.ends().exits(0);
-    assert!(made_lent(&ended) > 10, "not lent: {}", ended.stderr);
+    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
     let made: usize = ended.stdout.trim().parse().unwrap();
     assert_eq!(scene.store_files().len(), made + 8);
     scene.is_clean();
@@ -381,7 +381,7 @@ for dir in range(6): assert len(os.listdir(f'd{dir}')) == 208
     let ended = Running::of(command).ends().exits(0);
     let killed = scene.log().matches("another one takes over").count();
     assert!(killed > 1, "{killed} were killed:\n{}", scene.log());
-    assert!(made_lent(&ended) > 10, "not lent: {}", ended.stderr);
+    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
     assert_eq!(scene.store_files().len(), 6 * 208);
     scene.is_clean();
 }
@@ -482,7 +482,7 @@ for n in range(200):
 ",
     );
     let ended = scene.run(FAST, script).exits(0);
-    assert!(made_lent(&ended) > 10, "not lent: {}", ended.stderr);
+    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
     assert_eq!(scene.store_files().len(), 200);
     scene.is_clean();
 }

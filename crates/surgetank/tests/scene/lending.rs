@@ -31,7 +31,7 @@ def bare(*words):
     "exec env SURGETANK_REPORT=1 python3 -S /mnt/program.py"
 }
 
-/// How many files programs made themselves: on a loaded machine they often ask, so a few are enough to say that they can.
+/// How many files programs made themselves. How often they ask instead is a matter of time, so one is enough to say that they can.
 pub fn made_lent(ended: &Ended) -> u64 {
     let lines = ended
         .stderr
