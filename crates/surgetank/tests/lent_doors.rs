@@ -288,7 +288,7 @@ for n in won: assert open(f'd/both-{n}').read() == 'second', n
     let one = one.ends().exits(0);
     fs::write("/mnt/aside/first-ended", "").unwrap();
     let two = two.ends().exits(0);
-    assert!(made_lent(&one) > 50 && made_lent(&two) > 50, "not lent: {}\n{}", one.stderr, two.stderr);
+    assert!(made_lent(&one) > 0 && made_lent(&two) > 0, "not lent: {}\n{}", one.stderr, two.stderr);
     let won = |who: &str| -> Vec<u32> {
         let told = fs::read_to_string(format!("/mnt/aside/won-{who}")).unwrap();
         told.split_whitespace().map(|n| n.parse().unwrap()).collect()
