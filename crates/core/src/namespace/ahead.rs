@@ -228,7 +228,7 @@ impl Namespace {
             }
             // Somebody else changed it since we looked: it would be copied for nothing. Or the drain did.
             let _inode = self.lock_inode(id);
-            if self.look_at_it(id).is_err() {
+            if self.look_quietly(id).is_err() {
                 return Ok(None);
             }
             if self.tree().is_queued(id) {

@@ -193,30 +193,42 @@ impl Namespace {
         }
     }
 
+    /// It lies only in the store, and we have not looked for a while.
+    pub(super) fn is_to_be_looked_at(&self, id: FileId) -> FsResult<bool> {
+        let tree = self.tree();
+        let inode = tree.get(id).ok_or(GONE)?;
+        let fresh = inode.checked.is_some_and(|at| at.elapsed() < self.config.store_ttl);
+        Ok(!fresh && inode.replica.is_none() && inode.spill().is_none() && !inode.dirty())
+    }
+
     /// A file that lies only in the store may have been changed by somebody else since we looked.
-    pub(super) fn reread(&self, id: FileId, truncates: bool) -> FsResult<()> {
-        {
-            let tree = self.tree();
-            let Some(inode) = tree.get(id) else {
-                return Err(GONE.into());
-            };
-            let fresh = inode.checked.is_some_and(|at| at.elapsed() < self.config.store_ttl);
-            if fresh || inode.replica.is_some() || inode.spill().is_some() || inode.dirty() {
-                return Ok(());
-            }
+    fn reread(&self, id: FileId, truncates: bool) -> FsResult<()> {
+        if !self.is_to_be_looked_at(id)? {
+            return Ok(());
         }
         // Where its bytes have to be asked for, that tells which version it is.
         if self.store.features().plain_files || truncates { self.look_at_it(id) } else { Ok(()) }
     }
 
-    pub(crate) fn look_at_it(&self, id: FileId) -> FsResult<()> {
+    pub(super) fn look_at_it(&self, id: FileId) -> FsResult<()> {
+        if self.look_quietly(id)?
+            && let Some(door) = self.door.get()
+        {
+            door.invalidate(id, false);
+        }
+        Ok(())
+    }
+
+    /// The same where somebody may be reading it: the kernel is not told, for that waits for reads, and whoever would serve them
+    /// may wait for the inode's lock. Returns whether it is another version.
+    pub(crate) fn look_quietly(&self, id: FileId) -> FsResult<bool> {
         let (path, who, identity) = {
             let tree = self.tree();
             let Some(inode) = tree.get(id) else {
                 return Err(GONE.into());
             };
             let Some(path) = tree.applied_path(id) else {
-                return Ok(());
+                return Ok(false);
             };
             (path, inode.cred(), inode.identity.as_deref().copied())
         };
@@ -226,16 +238,16 @@ impl Namespace {
         })?;
         let mut tree = self.tree();
         let Some(inode) = tree.get_mut(id) else {
-            return Ok(());
+            return Ok(false);
         };
         inode.checked = Some(crate::clock::Moment::now());
         let now = inode.identity.as_deref().copied();
         // The drain changed it while we looked, or is about to (a new link, new attributes): what we know is right then.
         if now.is_some_and(|now| now.is_still(&stat.identity)) || now != identity || tree.is_queued(id) {
-            return Ok(());
+            return Ok(false);
         }
         let Some(inode) = tree.get_mut(id) else {
-            return Ok(());
+            return Ok(false);
         };
         let ino = inode.attr.ino;
         inode.attr = crate::model::Attr { ino, ..stat.attr };
@@ -245,11 +257,7 @@ impl Namespace {
             txn.file(id);
             self.commit(&tree, txn);
         }
-        drop(tree);
-        if let Some(door) = self.door.get() {
-            door.invalidate(id, false);
-        }
-        Ok(())
+        Ok(true)
     }
 
     /// The store's file may be renamed by the drain between our look at its path and our use of it: once more then.
@@ -362,10 +370,11 @@ impl Namespace {
         if writes {
             self.times_in_place(id, &file)?;
         }
-        let found = rustix::fs::fstat(&file).ok().map(|stat| super::identity_of(&stat));
         let content = Content { file: Arc::new(file), lies: Lies::Store, writable: !direct };
         let mut open = self.engage(id, content, Wanted { via, writes, direct }, 0)?;
-        open.found = found;
+        if !open.direct {
+            open.found = rustix::fs::fstat(&*open.content().file).ok().map(|stat| super::identity_of(&stat));
+        }
         Ok(open)
     }
 

@@ -8,6 +8,7 @@
 //! what a write through another open makes of pages that are just being read is the kernel's affair until both are closed.
 
 use crate::clock;
+use crate::error::FsResult;
 use crate::model::StoreIdentity;
 
 use super::super::Namespace;
@@ -30,9 +31,14 @@ impl Namespace {
     /// Somebody opens it for reading who is not the first: was the store's file changed since it was opened? Where that
     /// cannot be told no pages are kept; it fails no open, for what was opened can be read.
     pub(super) fn look_whether_still(&self, open: &Open) {
-        let asks = open.found.is_some() && !open.direct && open.content().lies == Lies::Store;
-        if asks && self.reread(open.id, false).is_err() {
-            self.drop_pages(open);
+        let may_change = open.found.is_some() && open.content().lies == Lies::Store;
+        let look = || Ok(self.is_to_be_looked_at(open.id)? && self.look_quietly(open.id)?);
+        let looked: FsResult<bool> = if may_change { look() } else { Ok(false) };
+        if looked.is_err()
+            && let Some(inode) = self.tree().get_mut(open.id)
+        {
+            inode.pages = None;
+            inode.checked = None;
         }
     }
 
@@ -47,12 +53,6 @@ impl Namespace {
             inode.pages = now.map(Box::new);
         }
         keep
-    }
-
-    fn drop_pages(&self, open: &Open) {
-        if let Some(inode) = self.tree().get_mut(open.id) {
-            inode.pages = None;
-        }
     }
 }
 
