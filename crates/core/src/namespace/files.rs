@@ -5,6 +5,7 @@ mod distant;
 mod engage;
 mod hand;
 mod linger;
+mod look;
 mod only;
 mod open;
 mod pages;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::bequest::Record;
 use crate::clock;
-use crate::error::{Errno, Fault, FsResult};
+use crate::error::{Errno, FsResult};
 use crate::model::{Caller, DeviceId, FileId, Kind, RunId};
 use crate::store::{Cred, StorePath};
 
@@ -22,7 +22,7 @@ use super::{Grant, LEFT_TO_THE_MOUNT, Opened, Via};
 const MOVES_MAX: usize = 1000;
 /// Its last name went between the look-up and the open. The kernel looks the name up again then, and so do our own doors:
 /// whoever creates must not be told that there is nothing.
-const GONE: Errno = Errno::STALE;
+pub(super) const GONE: Errno = Errno::STALE;
 /// What was spilled to the store is being published as it is: whoever wrote to it now would write to the store's own file.
 /// (Another number than `STORE_TO_BE_ASKED`, which goes to whoever asked.)
 const PUBLISHED_AS_IT_IS: Errno = Errno::ALREADY;
@@ -191,73 +191,6 @@ impl Namespace {
         if let Some(inode) = self.tree().get_mut(open.id) {
             inode.handles += 1;
         }
-    }
-
-    /// It lies only in the store, and we have not looked for a while.
-    pub(super) fn is_to_be_looked_at(&self, id: FileId) -> FsResult<bool> {
-        let tree = self.tree();
-        let inode = tree.get(id).ok_or(GONE)?;
-        let fresh = inode.checked.is_some_and(|at| at.elapsed() < self.config.store_ttl);
-        Ok(!fresh && inode.replica.is_none() && inode.spill().is_none() && !inode.dirty())
-    }
-
-    /// A file that lies only in the store may have been changed by somebody else since we looked.
-    fn reread(&self, id: FileId, truncates: bool) -> FsResult<()> {
-        if !self.is_to_be_looked_at(id)? {
-            return Ok(());
-        }
-        // Where its bytes have to be asked for, that tells which version it is.
-        if self.store.features().plain_files || truncates { self.look_at_it(id) } else { Ok(()) }
-    }
-
-    pub(super) fn look_at_it(&self, id: FileId) -> FsResult<()> {
-        if self.look_quietly(id)?
-            && let Some(door) = self.door.get()
-        {
-            door.invalidate(id, false);
-        }
-        Ok(())
-    }
-
-    /// The same where somebody may be reading it: the kernel is not told, for that waits for reads, and whoever would serve them
-    /// may wait for the inode's lock. Returns whether it is another version.
-    pub(crate) fn look_quietly(&self, id: FileId) -> FsResult<bool> {
-        let (path, who, identity) = {
-            let tree = self.tree();
-            let Some(inode) = tree.get(id) else {
-                return Err(GONE.into());
-            };
-            let Some(path) = tree.applied_path(id) else {
-                return Ok(false);
-            };
-            (path, inode.cred(), inode.identity.as_deref().copied())
-        };
-        self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
-        let stat = self.store.stat(self.own_cred(who), &path).map_err(|why| {
-            if super::super::resolve::is_absent(&why) { Fault::from(Errno::STALE) } else { Fault::from(why) }
-        })?;
-        let mut tree = self.tree();
-        let Some(inode) = tree.get_mut(id) else {
-            return Ok(false);
-        };
-        inode.checked = Some(crate::clock::Moment::now());
-        let now = inode.identity.as_deref().copied();
-        // The drain changed it while we looked, or is about to (a new link, new attributes): what we know is right then.
-        if now.is_some_and(|now| now.is_still(&stat.identity)) || now != identity || tree.is_queued(id) {
-            return Ok(false);
-        }
-        let Some(inode) = tree.get_mut(id) else {
-            return Ok(false);
-        };
-        let ino = inode.attr.ino;
-        inode.attr = crate::model::Attr { ino, ..stat.attr };
-        inode.identity = Some(Box::new(stat.identity));
-        if inode.owned {
-            let mut txn = Txn::default();
-            txn.file(id);
-            self.commit(&tree, txn);
-        }
-        Ok(true)
     }
 
     /// The store's file may be renamed by the drain between our look at its path and our use of it: once more then.

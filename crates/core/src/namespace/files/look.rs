@@ -1,0 +1,78 @@
+//! Looks whether a file that only the store has is another version by now.
+
+use crate::error::{Errno, Fault, FsResult};
+use crate::model::FileId;
+use crate::sync::atomic::Ordering;
+
+use super::super::Namespace;
+use super::super::journal::Txn;
+use super::open::GONE;
+
+impl Namespace {
+    /// It lies only in the store, and we have not looked for a while.
+    pub(super) fn is_to_be_looked_at(&self, id: FileId) -> FsResult<bool> {
+        let tree = self.tree();
+        let inode = tree.get(id).ok_or(GONE)?;
+        let fresh = inode.checked.is_some_and(|at| at.elapsed() < self.config.store_ttl);
+        Ok(!fresh && inode.replica.is_none() && inode.spill().is_none() && !inode.dirty())
+    }
+
+    /// A file that lies only in the store may have been changed by somebody else since we looked.
+    pub(super) fn reread(&self, id: FileId, truncates: bool) -> FsResult<()> {
+        if !self.is_to_be_looked_at(id)? {
+            return Ok(());
+        }
+        // Where its bytes have to be asked for, that tells which version it is.
+        if self.store.features().plain_files || truncates { self.look_at_it(id) } else { Ok(()) }
+    }
+
+    pub(super) fn look_at_it(&self, id: FileId) -> FsResult<()> {
+        if self.look_quietly(id)?
+            && let Some(door) = self.door.get()
+        {
+            door.invalidate(id, false);
+        }
+        Ok(())
+    }
+
+    /// The same where somebody may be reading it: the kernel is not told, for that waits for reads, and whoever would serve them
+    /// may wait for the inode's lock. Returns whether it is another version.
+    pub(crate) fn look_quietly(&self, id: FileId) -> FsResult<bool> {
+        let (path, who, identity) = {
+            let tree = self.tree();
+            let Some(inode) = tree.get(id) else {
+                return Err(GONE.into());
+            };
+            let Some(path) = tree.applied_path(id) else {
+                return Ok(false);
+            };
+            (path, inode.cred(), inode.identity.as_deref().copied())
+        };
+        self.counters.store_stats.fetch_add(1, Ordering::Relaxed);
+        let stat = self.store.stat(self.own_cred(who), &path).map_err(|why| {
+            if super::super::resolve::is_absent(&why) { Fault::from(Errno::STALE) } else { Fault::from(why) }
+        })?;
+        let mut tree = self.tree();
+        let Some(inode) = tree.get_mut(id) else {
+            return Ok(false);
+        };
+        inode.checked = Some(crate::clock::Moment::now());
+        let now = inode.identity.as_deref().copied();
+        // The drain changed it while we looked, or is about to (a new link, new attributes): what we know is right then.
+        if now.is_some_and(|now| now.is_still(&stat.identity)) || now != identity || tree.is_queued(id) {
+            return Ok(false);
+        }
+        let Some(inode) = tree.get_mut(id) else {
+            return Ok(false);
+        };
+        let ino = inode.attr.ino;
+        inode.attr = crate::model::Attr { ino, ..stat.attr };
+        inode.identity = Some(Box::new(stat.identity));
+        if inode.owned {
+            let mut txn = Txn::default();
+            txn.file(id);
+            self.commit(&tree, txn);
+        }
+        Ok(true)
+    }
+}
