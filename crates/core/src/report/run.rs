@@ -35,7 +35,7 @@ pub struct RunRecord {
     pub format: u32,
     /// Of Surgetank.
     pub version: String,
-    /// Name of the record, `YYYYMMDD-HHMMSS-N` (UTC): what `surgetank report` is asked for. In the order of time.
+    /// Name of the record, `YYYYMMDD-HHMMSS-UUUUUU-N` (UTC, with microseconds): what `surgetank report` is asked for. In the order of time.
     pub id: String,
     pub run: RunId,
     pub host: String,

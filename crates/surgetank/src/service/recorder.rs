@@ -12,7 +12,7 @@
 mod keep;
 mod processes;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -184,7 +184,7 @@ impl Recorder {
             record.format = FORMAT;
             record.version = env!("CARGO_PKG_VERSION").into();
             record.begun_unix_us = unix_us;
-            record.id = keep::name_of(unix_us / 1_000_000, pid);
+            record.id = keep::name_of(unix_us, pid);
             record.run = run;
             record.host = rustix::system::uname().nodename().to_string_lossy().into_owned();
             record.command = command.chars().take(COMMAND_CHARS_MAX).collect();
@@ -313,13 +313,19 @@ impl Recorder {
     fn gather(&self, recording: &mut Recording, all: bool) -> usize {
         let run = recording.record.run;
         let since = processes::Since { begun: recording.begun, begun_ns: recording.begun_ns };
-        let seen = self.tally.take(run, |pid| all || !processes::is_alive(pid));
-        let counted = recording.counts.as_ref().map(|counts| counts.look(recording.processes.settled()));
+        // (Who is over before we look into the slots has nothing to add there.)
+        let over_before: HashSet<u32> =
+            self.tally.processes(run).into_iter().filter(|pid| !processes::is_alive(*pid)).collect();
+        let look = |counts: &Counts| counts.look(recording.processes.settled(), processes::is_alive);
+        let counted = recording.counts.as_ref().map(look);
         let counted = counted.transpose().unwrap_or_else(|why| {
             recording.count_no_more(&why);
             None
         });
-        let over = recording.processes.gather(counted.unwrap_or_default(), seen, &since, all);
+        let counted = counted.unwrap_or_default();
+        let over: HashSet<u32> = counted.iter().filter(|one| !one.alive).map(|one| one.pid).collect();
+        let seen = self.tally.take(run, |pid| all || over.contains(&pid) || over_before.contains(&pid));
+        let over = recording.processes.gather(counted, seen, &since, all);
         recording.record.counting_ended |= recording.counts.as_ref().is_some_and(Counts::is_nameless);
         recording.processes.lost =
             recording.counts.as_ref().map_or(recording.processes.lost, |counts| counts.lost().into());

@@ -3,7 +3,7 @@
 //! Read and write through the kernel (passthrough) never come here: their opens do, and the file's size at its close is kept as
 //! an estimate. The danger it avoids: asking `/proc` for each request, so a thread is looked up at its first open only.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -245,6 +245,15 @@ impl Tally {
                 *(if writes { &mut io.estimated_write_bytes } else { &mut io.estimated_read_bytes }) += size_bytes;
             });
         }
+    }
+
+    /// Whose requests were seen.
+    pub fn processes(&self, run: RunId) -> HashSet<u32> {
+        let mut pids = HashSet::new();
+        for shard in &self.threads {
+            pids.extend(lock(shard).values().filter(|seen| seen.run == run).map(|seen| seen.pid));
+        }
+        pids
     }
 
     /// Processes of the run that `is_over` says so of, each once; they are forgotten here.

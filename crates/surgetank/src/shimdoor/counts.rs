@@ -7,7 +7,7 @@
 //! The danger it avoids: an agent, or a program, that dies of a slot without memory behind it (SIGBUS); for programs slots are
 //! allocated before they may be used.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::mem::{offset_of, size_of};
@@ -95,6 +95,8 @@ pub struct Counted {
     pub command: String,
     /// Its figures were impossible, and are taken out.
     pub disbelieved: bool,
+    /// It may count on.
+    pub alive: bool,
 }
 
 impl Counted {
@@ -213,13 +215,29 @@ impl Counts {
         self.usable
     }
 
-    /// All slots that somebody has, but for those in `known`. An error: the file is not what it was.
-    pub fn look(&self, known: &HashSet<usize>) -> io::Result<Vec<Counted>> {
+    /// All slots that somebody has, but for those in `known`; of programs that are over, what they counted last. An error: the
+    /// file is not what it was.
+    pub fn look(&self, known: &HashSet<usize>, is_alive: impl Fn(u32) -> bool) -> io::Result<Vec<Counted>> {
         let head = head_of(&self.file)?;
         let mut found = Vec::new();
         for slot in 0..self.usable {
             if word_in(&head, offset_of!(Head, states) + 4 * slot) != FREE && !known.contains(&slot) {
                 found.extend(self.read(slot)?);
+            }
+        }
+        // Who came to its end since its slot was read has written more into it.
+        let mut newest: HashMap<u32, u64> = HashMap::new();
+        for one in &mut found {
+            one.alive = is_alive(one.pid);
+            newest
+                .entry(one.pid)
+                .and_modify(|begun_ns| *begun_ns = one.begun_ns.max(*begun_ns))
+                .or_insert(one.begun_ns);
+        }
+        for one in found.iter_mut().filter(|one| one.ended_ns == 0) {
+            if !one.alive || newest.get(&one.pid).is_some_and(|begun_ns| *begun_ns > one.begun_ns) {
+                let alive = one.alive;
+                *one = self.read(one.slot)?.map_or_else(|| one.clone(), |again| Counted { alive, ..again });
             }
         }
         Ok(found)
@@ -246,6 +264,7 @@ impl Counts {
             program: text_of(&raw.program),
             command: text_of(&raw.command),
             disbelieved: false,
+            alive: true,
         }))
     }
 
@@ -406,7 +425,7 @@ mod tests {
         let path = path_of(&dir.path().join("index"), 3);
         let counts = Counts::create(&path).unwrap();
         let none = HashSet::new();
-        assert!(counts.look(&none).unwrap().is_empty());
+        assert!(counts.look(&none, |_| true).unwrap().is_empty());
         let mut raw = RawSlot { pid: 77, ..empty() };
         raw.io[0].read_sizes[13] = 2;
         raw.io[0].read_bytes = 8192;
@@ -414,15 +433,36 @@ mod tests {
         raw.command[..9].copy_from_slice(b"cat\0a b\0c");
         write(&counts, 5, &raw, LIVE);
         let again = Counts::take_over(&path).unwrap();
-        let seen = again.look(&none).unwrap();
+        let seen = again.look(&none, |_| true).unwrap();
         assert_eq!((seen.len(), seen[0].pid, seen[0].program.as_str()), (1, 77, "cat"));
         assert_eq!((seen[0].plain.read_bytes, seen[0].plain.read_calls), (8192, 2));
         assert_eq!(seen[0].command, "cat a b c");
-        assert!(again.look(&HashSet::from([5])).unwrap().is_empty());
+        assert!(again.look(&HashSet::from([5]), |_| true).unwrap().is_empty());
         again.free(5).unwrap();
-        assert!(counts.look(&none).unwrap().is_empty());
+        assert!(counts.look(&none, |_| true).unwrap().is_empty());
         sweep(&dir.path().join("index"));
         assert!(!path.exists());
+    }
+
+    /// It ended after its slot was read and before it was asked whether it is alive: it was told of as killed, without its last bytes.
+    #[test]
+    fn a_process_that_ended_while_it_was_looked_at_was_cut_short() {
+        let dir = tempfile::tempdir().unwrap();
+        let counts = Counts::create(&path_of(&dir.path().join("index"), 3)).unwrap();
+        let slot = |pid, begun_ns, ended_ns| RawSlot { pid, begun_ns, ended_ns, ..empty() };
+        write(&counts, 0, &slot(77, 10, 0), LIVE);
+        write(&counts, 1, &slot(78, 10, 0), LIVE);
+        write(&counts, 2, &slot(78, 20, 0), LIVE);
+        let ends = |pid| {
+            if pid == 77 {
+                write(&counts, 0, &slot(77, 10, 99), LIVE);
+            }
+            write(&counts, 1, &slot(78, 10, 19), LIVE);
+            pid != 77
+        };
+        let seen = counts.look(&HashSet::new(), ends).unwrap();
+        let seen: Vec<_> = seen.iter().map(|one| (one.pid, one.begun_ns, one.ended_ns, one.alive)).collect();
+        assert_eq!(seen, [(77, 10, 99, false), (78, 10, 19, true), (78, 20, 0, true)]);
     }
 
     /// Of 256 slots that doubled now and then, 600 processes at once found 369.
@@ -436,7 +476,7 @@ mod tests {
         counts.file.write_all_at(&[0xff; 8], offset_of!(Head, usable) as u64).unwrap();
         let again = Counts::take_over(&dir.path().join("c")).unwrap();
         assert_eq!(again.usable(), SLOTS_MAX, "what a program wrote there is not believed");
-        assert!(again.look(&HashSet::new()).unwrap().is_empty());
+        assert!(again.look(&HashSet::new(), |_| true).unwrap().is_empty());
     }
 
     /// A mapped file would have ended the agent (SIGBUS).
@@ -447,9 +487,9 @@ mod tests {
         let counts = Counts::create(&path).unwrap();
         write(&counts, 4000, &RawSlot { pid: 77, ..empty() }, LIVE);
         File::options().write(true).open(&path).unwrap().set_len(SLOTS_OFFSET as u64 + 100).unwrap();
-        assert!(counts.look(&HashSet::new()).is_err());
+        assert!(counts.look(&HashSet::new(), |_| true).is_err());
         File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
-        assert!(counts.look(&HashSet::new()).is_err());
+        assert!(counts.look(&HashSet::new(), |_| true).is_err());
         assert_eq!(counts.lost(), 0);
     }
 
@@ -460,7 +500,7 @@ mod tests {
         const SECOND_NS: u64 = 1_000_000_000;
         let possible = |raw: &RawSlot| {
             write(&counts, 0, raw, LIVE);
-            counts.look(&HashSet::new()).unwrap().remove(0).is_possible(100 * SECOND_NS)
+            counts.look(&HashSet::new(), |_| true).unwrap().remove(0).is_possible(100 * SECOND_NS)
         };
         let plain = RawSlot { pid: 77, begun_ns: 90 * SECOND_NS, ..empty() };
         let with = |change: &dyn Fn(&mut RawSlot)| {

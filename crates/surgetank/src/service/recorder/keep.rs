@@ -81,14 +81,15 @@ pub fn read(path: &Path) -> io::Result<RunRecord> {
     Ok(serde_json::from_slice(&fs::read(path)?)?)
 }
 
-/// `YYYYMMDD-HHMMSS-PID`, UTC.
-pub fn name_of(unix_seconds: i64, pid: u32) -> String {
+/// `YYYYMMDD-HHMMSS-UUUUUU-PID`, UTC with microseconds: names are in the order of time, and process ids begin anew.
+pub fn name_of(unix_us: i64, pid: u32) -> String {
+    let (unix_seconds, micros) = (unix_us.div_euclid(1_000_000), unix_us.rem_euclid(1_000_000));
     // SAFETY: an all-zero tm is a valid one.
     let mut utc: libc::tm = unsafe { std::mem::zeroed() };
     // SAFETY: both point to what they should for the time of the call.
     unsafe { libc::gmtime_r(&raw const unix_seconds, &raw mut utc) };
     format!(
-        "{:04}{:02}{:02}-{:02}{:02}{:02}-{pid}",
+        "{:04}{:02}{:02}-{:02}{:02}{:02}-{micros:06}-{pid}",
         utc.tm_year + 1900,
         utc.tm_mon + 1,
         utc.tm_mday,
@@ -109,20 +110,27 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         let shelf = Shelf::new(state.path());
         for second in 0..KEPT_MAX as i64 + 7 {
-            let record = RunRecord { id: name_of(1_795_557_600 + second, 4711), ..RunRecord::default() };
+            let record = RunRecord { id: name_of((1_795_557_600 + second) * 1_000_000, 4711), ..RunRecord::default() };
             shelf.note(&record).unwrap();
             shelf.put(&record).unwrap();
         }
         let dir = state.path().join(RUNS);
         let mut names = records_in(&dir).unwrap();
         names.sort();
-        assert_eq!((names.len(), names[0].as_str()), (KEPT_MAX, "20261124-220007-4711.json"));
+        assert_eq!((names.len(), names[0].as_str()), (KEPT_MAX, "20261124-220007-000000-4711.json"));
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&dir), mode(&dir.join(&names[0]))), (0o700, 0o600));
-        assert_eq!(read(&dir.join(&names[0])).unwrap().id, "20261124-220007-4711");
+        assert_eq!(read(&dir.join(&names[0])).unwrap().id, "20261124-220007-000000-4711");
         assert!(shelf.noted(RunId(0)).is_some());
         shelf.forget_noted(RunId(0));
         assert!(shelf.noted(RunId(0)).is_none());
+    }
+
+    /// Two of one second were in the order of their process ids, as words: `last` was 9999, and not 10000.
+    #[test]
+    fn the_last_of_two_runs_in_a_second_was_not_the_last() {
+        assert!(name_of(1_795_557_600_000_007, 9999) < name_of(1_795_557_600_900_000, 10_000));
+        assert_eq!(name_of(-1, 1), "19691231-235959-999999-1");
     }
 
     #[test]

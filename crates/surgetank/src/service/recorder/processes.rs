@@ -95,7 +95,7 @@ impl Processes {
         // From the end: the next program of the same process is known by then.
         for one in counted.iter().rev() {
             let next = next_of.insert(one.pid, one);
-            let alive = next.is_none() && is_alive(one.pid);
+            let alive = next.is_none() && one.alive;
             if all || !alive {
                 over.push((one, next, alive));
             }
@@ -354,6 +354,7 @@ mod tests {
             program: program.into(),
             command: program.into(),
             disbelieved: false,
+            alive: is_alive(pid),
         }
     }
 
