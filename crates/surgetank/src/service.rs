@@ -3,9 +3,11 @@
 //! [`Service`] is the agent's backend: it opens catalog, tiers and namespace, mounts, and starts the drain.
 
 mod afterlife;
+mod backings;
 mod door;
 mod engine;
 mod guard;
+mod lookers;
 mod prefetcher;
 pub mod recorder;
 mod runs;

@@ -420,3 +420,43 @@ fn the_shim_holds_its_own_checks() {
     let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
 }
+
+/// Each listing made the kernel look up all files in it for programs that have them from the index: as slow again as the listing.
+#[test]
+fn a_listing_brings_attributes_only_to_those_who_have_no_shim() {
+    let Some(scene) = scene("shim_listing") else { return };
+    let program = "
+import os, subprocess, sys, urllib.request
+def requests():
+    told = urllib.request.urlopen('http://127.0.0.1:PORT/metrics').read().decode()
+    return next(int(line.split()[1]) for line in told.splitlines() if line.startswith('surgetank_mount_requests_total '))
+if sys.argv[1:] == ['walk']:
+    for name, count in ('few', 300), ('many', 2000):
+        assert sum(entry.stat().st_size for entry in os.scandir(name)) == count
+elif sys.argv[1:] == ['stat']:
+    assert all(os.stat(f'few/{n}').st_size == 1 for n in range(300))
+else:
+    for name, count in ('few', 300), ('many', 2000):
+        os.mkdir(name)
+        for n in range(count):
+            with open(f'{name}/{n}', 'w') as file:
+                file.write('x')
+        assert len(os.listdir(name)) == count
+    free = {name: value for name, value in os.environ.items() if name not in ('LD_PRELOAD', 'SURGETANK_SHIM')}
+    for what, environment in ('walk', os.environ), ('walk', free), ('stat', free):
+        before = requests()
+        subprocess.run([sys.executable, '/mnt/program.py', what], env=environment, check=True)
+        print(requests() - before)
+";
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    std::fs::write("/mnt/program.py", program.replace("PORT", &port.to_string())).unwrap();
+    std::fs::write("/mnt/open.toml", format!("metrics = {port}\nmetrics_token_file = \"none\"\n")).unwrap();
+    let script = format!("{HEAD}exec /usr/bin/python3 /mnt/program.py");
+    let said = scene.run(&["--config", "/mnt/open.toml"], &script).exits(0).stdout;
+    let counts: Vec<u32> = said.lines().map(|line| line.parse().unwrap()).collect();
+    let [with_the_shim, walk, stat] = counts[..] else { panic!("{said}") };
+    assert!(with_the_shim < 50, "{said}");
+    assert!(walk >= 300, "the kernel was told of files when they were listed for the shim: {said}");
+    assert!(walk < 1000, "who has no shim looks up each file: {said}");
+    assert!(stat < 50, "{said}");
+}

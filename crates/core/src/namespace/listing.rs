@@ -37,25 +37,27 @@ pub struct Listing {
     pub cache: bool,
     /// One that it has is still good.
     pub keep_cache: bool,
+    /// But without its files' attributes.
+    pub bare: bool,
 }
 
 impl Namespace {
     /// Returns a handle, and whether only we change the directory (the kernel may then keep its listing).
     pub fn opendir(&self, caller: &Caller, dir: FileId) -> FsResult<Listing> {
-        let (cache, keep_cache) = {
+        let (cache, keep_cache, bare) = {
             let mut tree = self.tree();
             let inode = tree.get_mut(dir).ok_or(Errno::STALE)?;
             self.permit(caller, &inode.attr, 4)?;
             let d = inode.dir.as_mut().ok_or(Errno::NOTDIR)?;
             // Since the kernel was last told, a file was made behind its back.
             let keep = std::mem::replace(&mut d.told, true);
-            (d.complete && !d.is_lent, d.complete && !d.is_lent && keep)
+            (d.complete && !d.is_lent, d.complete && !d.is_lent && keep, d.listed_bare)
         };
         let snapshot = Snapshot { dir, caller: *caller, entries: None, resumed: None };
         let fh = self.new_handle();
         self.bequeath(&Record::Listing { fh, dir, uid: caller.uid, gid: caller.gid });
         self.listings.lock().unwrap_or_else(PoisonError::into_inner).insert(fh, Arc::new(Mutex::new(snapshot)));
-        Ok(Listing { fh, cache, keep_cache })
+        Ok(Listing { fh, cache, keep_cache, bare })
     }
 
     /// The whole listing (without `.` and `..`); position `offset` of it comes first in what the caller wants.

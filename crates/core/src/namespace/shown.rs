@@ -75,6 +75,14 @@ pub trait Shim: Send + Sync {
 }
 
 impl Namespace {
+    /// The directory is about to be listed. May that be without its files' attributes, as programs with the shim see them all?
+    pub fn lists_bare(&self, dir: FileId, has_shim: bool) -> bool {
+        let mut tree = self.tree();
+        let Some(d) = tree.dir_mut(dir) else { return false };
+        d.listed_bare = has_shim && d.complete && self.shim.get().is_some();
+        d.listed_bare
+    }
+
     /// The shim's door is open from now on: everything is shown to it.
     pub fn set_shim(&self, shim: crate::sync::Arc<dyn Shim>) {
         let tree = self.tree();

@@ -89,6 +89,8 @@ pub struct Dir {
     pub queued: u32,
     /// The kernel was told of it, or of its listing, what a new name makes untrue.
     pub told: bool,
+    /// The listing that the kernel may have kept came without its files' attributes.
+    pub listed_bare: bool,
     /// Names of which the kernel was told that they do not exist, to be believed for long.
     pub told_absent: ToldAbsent,
     /// A rename of the directory itself is queued, so its making can no longer be taken back.

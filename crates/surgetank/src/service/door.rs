@@ -1,6 +1,5 @@
 //! The mount's door into the namespace: requests of the kernel in, answers out. No meaning of its own.
 
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -11,6 +10,8 @@ use surgetank_core::error::FsResult;
 use surgetank_core::model::{Attr, Caller, FileId, FileLock, Kind, LockKind, LockRequest, Timestamp};
 use surgetank_core::namespace::{self, Found, Grant, Namespace};
 
+use super::backings::Backings;
+use super::lookers::Lookers;
 use super::tally::{OpenedBy, Request, Tally};
 use crate::mount::filesystem::{FilePlace, ReleaseFlags};
 use crate::mount::{
@@ -29,53 +30,9 @@ pub struct Door {
     ending: AtomicBool,
     backings: Arc<Backings>,
     tally: Arc<Tally>,
+    lookers: Lookers,
     pub requests: AtomicU64,
     pub service_nanos: AtomicU64,
-}
-
-/// The way to the kernel.
-struct Backings {
-    tally: Arc<Tally>,
-    notifier: OnceLock<Notifier>,
-    passes_through: OnceLock<bool>,
-}
-
-impl namespace::Door for Backings {
-    fn passes_through(&self) -> bool {
-        self.passes_through.get().copied().unwrap_or(false) && !self.tally.traces.is_on()
-    }
-
-    fn back(&self, file: BorrowedFd<'_>) -> std::io::Result<u32> {
-        let notifier = self.notifier.get().ok_or_else(|| std::io::Error::from(Errno::NOTCONN))?;
-        notifier.backing_open(file).map(BackingId::raw)
-    }
-
-    fn unback(&self, backing: u32) {
-        if let Some(notifier) = self.notifier.get()
-            && let Err(why) = notifier.backing_close(BackingId::of(backing))
-        {
-            tracing::debug!(%why, "backing close");
-        }
-    }
-
-    fn invalidate(&self, file: FileId, attributes_only: bool) {
-        if let Some(notifier) = self.notifier.get() {
-            // Not known to the kernel (any more): nothing to drop.
-            drop(notifier.inval_inode(file.0, if attributes_only { -1 } else { 0 }, 0));
-        }
-    }
-
-    fn invalidate_name(&self, dir: FileId, name: &[u8]) {
-        if let Some(notifier) = self.notifier.get() {
-            drop(notifier.inval_entry(dir.0, name));
-        }
-    }
-
-    fn await_closes(&self) {
-        if let Some(notifier) = self.notifier.get() {
-            notifier.await_closes();
-        }
-    }
 }
 
 impl Door {
@@ -95,6 +52,7 @@ impl Door {
             ending: AtomicBool::new(false),
             backings: Arc::new(Backings { tally: Arc::clone(&tally), notifier, passes_through }),
             tally,
+            lookers: Lookers::new(),
             requests: AtomicU64::new(0),
             service_nanos: AtomicU64::new(0),
         }
@@ -260,7 +218,12 @@ impl Filesystem for Door {
 
     fn lookup(&self, caller: &Caller, parent: u64, name: &[u8]) -> FsResult<Looked> {
         self.serve(|ns| match ns.lookup(caller, FileId(parent), name) {
-            Ok(found) => Ok(Looked::Found(self.entry(&found))),
+            Ok(found) => {
+                if found.attr.kind == Kind::File {
+                    self.lookers.add(caller.pid);
+                }
+                Ok(Looked::Found(self.entry(&found)))
+            }
             // Others may make the name in the store at any moment.
             Err(fault) if fault.errno == Errno::NOENT => {
                 Ok(Looked::Missing { ttl: ns.absent_ttl(FileId(parent), name) })
@@ -502,7 +465,8 @@ impl Filesystem for Door {
     fn opendir(&self, caller: &Caller, id: u64) -> FsResult<OpenedDirectory> {
         self.serve(|ns| {
             let opened = ns.opendir(caller, FileId(id))?;
-            Ok(OpenedDirectory { fh: opened.fh, cache: opened.cache, keep_cache: opened.keep_cache })
+            let keep_cache = opened.keep_cache && !(opened.bare && self.lookers.has(caller.pid));
+            Ok(OpenedDirectory { fh: opened.fh, cache: opened.cache, keep_cache })
         })
     }
 
@@ -519,11 +483,14 @@ impl Filesystem for Door {
         offset: u64,
         sink: &mut DirectoryPlusSink<'_>,
     ) -> FsResult<()> {
+        // The shim has them from the index: for those who have it the kernel would only make inodes that nobody asks for.
+        let are_shown = self.namespace.lists_bare(FileId(id), !self.lookers.has(caller.pid));
         self.list(id, fh, offset, |ns, at, next| {
             if !sink.fits(at.name) {
                 return true;
             }
-            let found = if next > 2 { ns.lookup_known(caller, FileId(id), at.name) } else { None };
+            let bare = next <= 2 || are_shown && at.kind == Kind::File;
+            let found = if bare { None } else { ns.lookup_known(caller, FileId(id), at.name) };
             match found {
                 Some(found) => sink.add(&self.entry(&found), next, at.name),
                 None => sink.add_bare(at.ino, next, at.kind, at.name),

@@ -1,0 +1,56 @@
+//! What the namespace asks of the kernel through the mount's door.
+
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, OnceLock};
+
+use rustix::io::Errno;
+use surgetank_core::model::FileId;
+use surgetank_core::namespace;
+
+use super::tally::Tally;
+use crate::mount::{BackingId, Notifier};
+
+/// The way to the kernel.
+pub struct Backings {
+    pub tally: Arc<Tally>,
+    pub notifier: OnceLock<Notifier>,
+    pub passes_through: OnceLock<bool>,
+}
+
+impl namespace::Door for Backings {
+    fn passes_through(&self) -> bool {
+        self.passes_through.get().copied().unwrap_or(false) && !self.tally.traces.is_on()
+    }
+
+    fn back(&self, file: BorrowedFd<'_>) -> std::io::Result<u32> {
+        let notifier = self.notifier.get().ok_or_else(|| std::io::Error::from(Errno::NOTCONN))?;
+        notifier.backing_open(file).map(BackingId::raw)
+    }
+
+    fn unback(&self, backing: u32) {
+        if let Some(notifier) = self.notifier.get()
+            && let Err(why) = notifier.backing_close(BackingId::of(backing))
+        {
+            tracing::debug!(%why, "backing close");
+        }
+    }
+
+    fn invalidate(&self, file: FileId, attributes_only: bool) {
+        if let Some(notifier) = self.notifier.get() {
+            // Not known to the kernel (any more): nothing to drop.
+            drop(notifier.inval_inode(file.0, if attributes_only { -1 } else { 0 }, 0));
+        }
+    }
+
+    fn invalidate_name(&self, dir: FileId, name: &[u8]) {
+        if let Some(notifier) = self.notifier.get() {
+            drop(notifier.inval_entry(dir.0, name));
+        }
+    }
+
+    fn await_closes(&self) {
+        if let Some(notifier) = self.notifier.get() {
+            notifier.await_closes();
+        }
+    }
+}
