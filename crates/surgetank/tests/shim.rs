@@ -61,7 +61,8 @@ for n in range(10):
     let numbers: Vec<u32> = calls.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect();
     // pid (behind the program's name, which has a digit), opens: index, agent, mount; stats: index, mount.
     let [.., index, agent, _, stats, _] = numbers[..] else { panic!("{line}") };
-    assert!(index >= 10 && agent == 10 && stats >= 20, "{line}");
+    // (What the agent is just writing in the index goes by the mount.)
+    assert!(index >= 8 && agent == 10 && stats >= 15, "{line}");
 }
 
 #[test]
