@@ -423,8 +423,9 @@ fn the_shim_holds_its_own_checks() {
 }
 
 /// Each listing made the kernel look up all files in it for programs that have them from the index: as slow again as the listing.
+/// And removing what is not there was asked at the mount.
 #[test]
-fn a_listing_brings_attributes_only_to_those_who_have_no_shim() {
+fn listings_and_removals_cost_the_mount_nothing_that_the_index_tells() {
     let Some(scene) = scene("shim_listing") else { return };
     let program = "
 import os, subprocess, sys, urllib.request
@@ -434,6 +435,17 @@ def requests():
 if sys.argv[1:] == ['walk']:
     for name, count in ('few', 300), ('many', 2000):
         assert sum(entry.stat().st_size for entry in os.scandir(name)) == count
+elif sys.argv[1:] == ['remove']:
+    os.chdir('few')
+    here = os.open('.', os.O_RDONLY)
+    for n in range(100):
+        for remove in os.unlink, os.rmdir, lambda path: os.unlink(path, dir_fd=here):
+            try:
+                remove(f'{n}.not')
+            except FileNotFoundError:
+                pass
+            else:
+                sys.exit('it was there')
 elif sys.argv[1:] == ['stat']:
     assert all(os.stat(f'few/{n}').st_size == 1 for n in range(300))
 else:
@@ -444,7 +456,7 @@ else:
                 file.write('x')
         assert len(os.listdir(name)) == count
     free = {name: value for name, value in os.environ.items() if name not in ('LD_PRELOAD', 'SURGETANK_SHIM')}
-    for what, environment in ('walk', os.environ), ('walk', free), ('stat', free):
+    for what, environment in ('remove', os.environ), ('walk', os.environ), ('walk', free), ('stat', free):
         before = requests()
         subprocess.run([sys.executable, '/mnt/program.py', what], env=environment, check=True)
         print(requests() - before)
@@ -455,7 +467,8 @@ else:
     let script = format!("{HEAD}exec /usr/bin/python3 /mnt/program.py");
     let said = scene.run(&["--config", "/mnt/open.toml"], &script).exits(0).stdout;
     let counts: Vec<u32> = said.lines().map(|line| line.parse().unwrap()).collect();
-    let [with_the_shim, walk, stat] = counts[..] else { panic!("{said}") };
+    let [removals, with_the_shim, walk, stat] = counts[..] else { panic!("{said}") };
+    assert!(removals < 50, "a name that is not there was looked for at the mount to remove it: {said}");
     assert!(with_the_shim < 50, "{said}");
     assert!(walk >= 300, "the kernel was told of files when they were listed for the shim: {said}");
     assert!(walk < 1000, "who has no shim looks up each file: {said}");
