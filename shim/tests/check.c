@@ -270,7 +270,13 @@ static void check_writing(void)
     close(opened);
     SERVED("plain", open("top", O_RDWR));
     SERVED("mount", open("top", O_RDWR | O_SYNC));
-    CHECK(mkdir("a/dir", 0700) == 0 && rmdir("a/dir") == 0);
+    CHECK(mkdir("partial-dir/dir", 0700) == 0 && rmdir("partial-dir/dir") == 0);
+    FAILS(ENOENT, unlink("a/unlisted-ghost"));
+    FAILS(ENOENT, remove("a/unlisted-ghost"));
+    FAILS(ENOENT, rmdir("a/unlisted-ghost"));
+    FAILS(ENOENT, unlinkat(AT_FDCWD, "a/unlisted-ghost", 0));
+    FAILS(EINVAL, unlinkat(AT_FDCWD, "a/unlisted-ghost", AT_EMPTY_PATH));
+    CHECK(access("a/unlisted-ghost", R_OK) == 0);
     /* The lowest number, as open promises. */
     int low = dup(0);
     close(low);
