@@ -216,7 +216,7 @@ static inline void st_hash(const uint64_t key[2], uint64_t parent, const char *n
 
 #define ST_OPEN 1u    /* open for writing, or create: directory + name */
 #define ST_SYNC 2u    /* fsync of a plain file: dev + ino */
-#define ST_SETATTR 3u /* dev + ino */
+#define ST_SETATTR 3u /* dev + ino, or directory + name */
 
 /* ST_OPEN's `valid`: asked before, of an agent that was killed; `dev` and `ino` say which request it is. */
 #define ST_AGAIN 1u

@@ -100,31 +100,67 @@ static bool good_time(const struct timespec *time)
     return time->tv_nsec == UTIME_NOW || time->tv_nsec == UTIME_OMIT || (time->tv_nsec >= 0 && time->tv_nsec < 1000000000);
 }
 
+static const struct timespec NOW[2] = {{0, UTIME_NOW}, {0, UTIME_NOW}};
+
+static bool good_times(const struct timespec times[2])
+{
+    return (uintptr_t)times >= 4096 && good_time(&times[0]) && good_time(&times[1]);
+}
+
+static void ask_for_times(struct st_request *request, const struct timespec times[2])
+{
+    memset(request, 0, offsetof(struct st_request, name));
+    request->op = ST_SETATTR;
+    if (times[0].tv_nsec == UTIME_NOW) {
+        request->valid |= ST_SET_ATIME_NOW;
+    } else if (times[0].tv_nsec != UTIME_OMIT) {
+        request->valid |= ST_SET_ATIME;
+        request->atime_s = times[0].tv_sec;
+        request->atime_ns = (uint32_t)times[0].tv_nsec;
+    }
+    if (times[1].tv_nsec == UTIME_NOW) {
+        request->valid |= ST_SET_MTIME_NOW;
+    } else if (times[1].tv_nsec != UTIME_OMIT) {
+        request->valid |= ST_SET_MTIME;
+        request->mtime_s = times[1].tv_sec;
+        request->mtime_ns = (uint32_t)times[1].tv_nsec;
+    }
+}
+
+/* By the mount it is two requests, and this is one. */
+int st_change_times(int dirfd, const char *path, const struct timespec times[2])
+{
+    struct st_place place;
+    struct st_request request;
+    if (!times)
+        times = NOW;
+    if (!good_times(times) || !st_begin(&place, dirfd, path))
+        return ST_PASS;
+    enum st_found found = st_find(&place);
+    bool made_here = found == ST_UNSURE && (place.dir_flags & ST_LENT); /* and not taken in yet */
+    if (!made_here && !(found == ST_FOUND && S_ISREG(place.record.mode)))
+        return ST_PASS;
+    ask_for_times(&request, times);
+    if (!request.valid)
+        return ST_PASS;
+    request.dir = place.dir_id;
+    request.name_bytes = place.name_bytes;
+    memcpy(request.name, place.name, place.name_bytes);
+    int answer = st_ask(place.from.domain, &request, true, NULL);
+    return answer > 0 ? failed(answer) : answer == 0 ? 0 : ST_PASS;
+}
+
 static int change_times(int descriptor, const struct timespec times[2])
 {
     struct st_held held;
-    static const struct timespec now[2] = {{0, UTIME_NOW}, {0, UTIME_NOW}};
     if (!times)
-        times = now;
-    if ((uintptr_t)times < 4096 || !good_time(&times[0]) || !good_time(&times[1]) || !held_by_mount(descriptor, &held))
+        times = NOW;
+    if (!good_times(times) || !held_by_mount(descriptor, &held))
         return ST_PASS;
     if (is_fresh(&held, descriptor))
         return result_of(st_sys(__NR_utimensat, descriptor, 0, times, 0));
-    struct st_request request = {.op = ST_SETATTR};
-    if (times[0].tv_nsec == UTIME_NOW) {
-        request.valid |= ST_SET_ATIME_NOW;
-    } else if (times[0].tv_nsec != UTIME_OMIT) {
-        request.valid |= ST_SET_ATIME;
-        request.atime_s = times[0].tv_sec;
-        request.atime_ns = (uint32_t)times[0].tv_nsec;
-    }
-    if (times[1].tv_nsec == UTIME_NOW) {
-        request.valid |= ST_SET_MTIME_NOW;
-    } else if (times[1].tv_nsec != UTIME_OMIT) {
-        request.valid |= ST_SET_MTIME;
-        request.mtime_s = times[1].tv_sec;
-        request.mtime_ns = (uint32_t)times[1].tv_nsec;
-    }
+    struct st_request request;
+    ask_for_times(&request, times);
     int result = request.valid ? ask_about(&held, &request) : ST_PASS;
     if (result != ST_PASS)
         return result;
@@ -183,6 +219,8 @@ ST_WRAP(int, utimensat, int dirfd, const char *path, const struct timespec *time
         result = change_times(dirfd, times);
     else if (st_refused(dirfd, path))
         return -1;
+    else if (path && !(flags & ~AT_SYMLINK_NOFOLLOW))
+        result = st_change_times(dirfd, path, times);
     if (result != ST_PASS)
         return result;
     int (*next)(int, const char *, const struct timespec *, int) = ST_NEXT(utimensat);

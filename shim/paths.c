@@ -73,8 +73,38 @@ PATH1(lchmod, mode_t)
 FOLLOW_CALL(int, -1, chown, LIST(const char *, uid_t, gid_t), LIST(const char *path, uid_t a, gid_t b), LIST(path, a, b),
             AT_FDCWD, path)
 PATH2(lchown, uid_t, gid_t)
-FOLLOW1(utime, const struct utimbuf *)
-FOLLOW1(utimes, const struct timeval *)
+#define TIMES(name, type, nano)                                                              \
+    ST_WRAP(int, name, const char *path, type times)                                         \
+    {                                                                                        \
+        char text[ST_TEXT];                                                                  \
+        path = st_through(path, text);                                                       \
+        if (st_refused(AT_FDCWD, path))                                                      \
+            return -1;                                                                       \
+        struct timespec both[2];                                                             \
+        bool good = !times || ((uintptr_t)times >= 4096 && nano(times, both));               \
+        int result = good ? st_change_times(AT_FDCWD, path, times ? both : NULL) : ST_PASS;  \
+        if (result != ST_PASS)                                                               \
+            return result;                                                                   \
+        int (*next)(const char *, type) = ST_NEXT(name);                                     \
+        return next ? next(path, times) : (int)unknown();                                    \
+    }
+static inline bool of_seconds(const struct utimbuf *times, struct timespec both[2])
+{
+    both[0] = (struct timespec){times->actime, 0};
+    both[1] = (struct timespec){times->modtime, 0};
+    return true;
+}
+static inline bool of_micros(const struct timeval times[2], struct timespec both[2])
+{
+    for (int at = 0; at < 2; at++) {
+        if (times[at].tv_usec < 0 || times[at].tv_usec >= 1000000)
+            return false;
+        both[at] = (struct timespec){times[at].tv_sec, times[at].tv_usec * 1000};
+    }
+    return true;
+}
+TIMES(utime, const struct utimbuf *, of_seconds)
+TIMES(utimes, const struct timeval *, of_micros)
 PATH1(lutimes, const struct timeval *)
 FOLLOW1(truncate, off_t)
 FOLLOW1(truncate64, off_t)

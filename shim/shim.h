@@ -300,6 +300,9 @@ int st_ask(const struct st_domain *domain, const struct st_request *request, boo
 /* The agent was killed: returns when another one serves the mount, and a moment later each further time; false: none will. */
 bool st_agent_replaced(const struct st_domain *domain, int turn);
 
+/* Of the file that the path leads to, by the agent; -1 with errno, or ST_PASS (descriptors.c). */
+int st_change_times(int dirfd, const char *path, const struct timespec times[2]);
+
 /* ---- Lent directories (lent.c) */
 
 /* To be called before the look-up. False: nothing is lent. */

@@ -446,6 +446,35 @@ elif sys.argv[1:] == ['remove']:
                 pass
             else:
                 sys.exit('it was there')
+elif sys.argv[1:] == ['times']:
+    import ctypes
+    libc = ctypes.CDLL(None, use_errno=True)
+    os.mkdir('times')
+    for n in range(100):
+        with open(f'times/{n}', 'w') as file:
+            file.write('x')
+        # As git and Python's shutil do, before anybody looked at the file again.
+        if n % 2:
+            assert libc.utime(f'times/{n}'.encode(), (ctypes.c_long * 2)(n, 2 * n)) == 0
+        else:
+            os.utime(f'times/{n}', ns=(n * 10**9 + 7, 2 * n * 10**9 + 7))
+        assert os.stat(f'times/{n}').st_mtime_ns == 2 * n * 10**9 + (0 if n % 2 else 7), n
+    os.utime('times/3', ns=(1, 5))
+    os.symlink('3', 'times/link')
+    os.utime('times/link', ns=(3, 8), follow_symlinks=False)
+    assert (os.stat('times/3').st_mtime_ns, os.lstat('times/link').st_mtime_ns) == (5, 8)
+    os.utime('times/link', ns=(3, 2))
+    assert os.stat('times/3').st_mtime_ns == 2
+    for missing in 'times/no', 'no/no':
+        try:
+            os.utime(missing)
+        except FileNotFoundError:
+            continue
+        sys.exit('it was there')
+elif sys.argv[1:] == ['times seen']:
+    for n in range(100):
+        if n != 3:
+            assert os.stat(f'times/{n}').st_mtime_ns == 2 * n * 10**9 + (0 if n % 2 else 7), n
 elif sys.argv[1:] == ['stat']:
     assert all(os.stat(f'few/{n}').st_size == 1 for n in range(300))
 else:
@@ -456,7 +485,7 @@ else:
                 file.write('x')
         assert len(os.listdir(name)) == count
     free = {name: value for name, value in os.environ.items() if name not in ('LD_PRELOAD', 'SURGETANK_SHIM')}
-    for what, environment in ('remove', os.environ), ('walk', os.environ), ('walk', free), ('stat', free):
+    for what, environment in ('times', os.environ), ('times seen', free), ('remove', os.environ), ('walk', os.environ), ('walk', free), ('stat', free):
         before = requests()
         subprocess.run([sys.executable, '/mnt/program.py', what], env=environment, check=True)
         print(requests() - before)
@@ -466,8 +495,14 @@ else:
     std::fs::write("/mnt/open.toml", format!("metrics = {port}\nmetrics_token_file = \"none\"\n")).unwrap();
     let script = format!("{HEAD}exec /usr/bin/python3 /mnt/program.py");
     let said = scene.run(&["--config", "/mnt/open.toml"], &script).exits(0).stdout;
+    let mtime = |name: &str| std::fs::metadata(scene.over.join("times").join(name)).unwrap().modified().unwrap();
+    for n in [0, 1, 2, 99] {
+        let nanos = if n % 2 == 0 { 7 } else { 0 };
+        assert_eq!(mtime(&n.to_string()), std::time::UNIX_EPOCH + std::time::Duration::new(2 * n, nanos), "{n}");
+    }
     let counts: Vec<u32> = said.lines().map(|line| line.parse().unwrap()).collect();
-    let [removals, with_the_shim, walk, stat] = counts[..] else { panic!("{said}") };
+    let [times, _, removals, with_the_shim, walk, stat] = counts[..] else { panic!("{said}") };
+    assert!(times < 50, "{said}");
     assert!(removals < 50, "a name that is not there was looked for at the mount to remove it: {said}");
     assert!(with_the_shim < 50, "{said}");
     assert!(walk >= 300, "the kernel was told of files when they were listed for the shim: {said}");

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use crate::model::{Attr, DeviceId, FileId, Kind};
 
-use super::tree::{Inode, Tree};
+use super::tree::{Entry, Inode, Name, Tree};
 use super::{Claimed, Namespace, Stray};
 
 /// One file as it may be believed.
@@ -75,6 +75,13 @@ pub trait Shim: Send + Sync {
 }
 
 impl Namespace {
+    /// The file of our own that the name is, which programs with the shim may ask about.
+    pub fn file_named(&self, dir: FileId, name: &[u8]) -> Option<FileId> {
+        let tree = self.tree();
+        let id = tree.entry(dir, &Name::from(name)).and_then(Entry::logical)?;
+        tree.get(id).filter(|inode| inode.owned && inode.attr.kind == Kind::File).map(|_| id)
+    }
+
     /// The directory is about to be listed. May that be without its files' attributes, as programs with the shim see them all?
     pub fn lists_bare(&self, dir: FileId, has_shim: bool) -> bool {
         let mut tree = self.tree();

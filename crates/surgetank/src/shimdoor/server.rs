@@ -151,8 +151,14 @@ impl Server {
 
     fn set_attributes(&self, namespace: &Namespace, message: &Message) -> i32 {
         let request = &message.request;
-        let Some(id) = self.door.of_plain(request.dev, request.ino) else {
-            return libc::ENOENT;
+        let found = if message.name.is_empty() {
+            self.door.of_plain(request.dev, request.ino).ok_or(libc::ENOENT)
+        } else {
+            namespace.file_named(FileId(request.dir), &message.name).ok_or(abi::ASK_MOUNT)
+        };
+        let id = match found {
+            Ok(id) => id,
+            Err(status) => return status,
         };
         let on = |flag: u32| request.valid & flag != 0;
         let now = surgetank_core::clock::now();
