@@ -310,6 +310,26 @@ def test_what_a_killed_executor_left_running_is_ended_first(tmp_path: Path) -> N
     assert (work / "o").read_text() == "good\n"
 
 
+def test_logs_of_a_short_task_that_was_killed_with_the_executor_had_no_task_in_their_names(tmp_path: Path) -> None:
+    """It was killed before the half second after which logs have their own names."""
+    work = tmp_path / "w"
+    work.mkdir()
+    workflow = flow(sh("quiet", "true"), sh("a b", "echo said; [ -e go ] || sleep 60; touch o", [], ["o"]))
+    engine = in_background(workflow, work, tmp_path / "draft")
+    home = work / journal.HOME
+    until_s = time.monotonic() + 60
+    while not any(log.read_text() == "said\n" for log in home.glob("*/*.out")):
+        assert engine.poll() is None and time.monotonic() < until_s
+        time.sleep(0.005)
+    engine.kill()
+    engine.wait()
+    (work / "go").touch()
+    assert do(workflow, work)["exit"] == 0
+    first, second = (home / run for run in journal.runs(home))
+    assert [log.name for log in first.glob("*.out") if log.stat().st_size] == ["a%20b.out"]
+    assert [log.name for log in second.glob("*.out")] == ["a%20b.out"]
+
+
 def test_two_executors_in_one_directory_are_refused(tmp_path: Path) -> None:
     work = tmp_path / "w"
     work.mkdir()

@@ -132,6 +132,7 @@ class Engine:
             while True:
                 self._start_what_fits()
                 self.errands.go_on()
+                self.journal.flush()
                 if not self._running and not self._lingering:
                     break
                 for child, exit_ in self.spawner.wait(LOOK_AGAIN_S if self._lingering else IDLE_S):
@@ -167,8 +168,8 @@ class Engine:
         self._after_turn()
 
     def _after_turn(self) -> None:
-        self.journal.flush()
         if self._drops:
+            self.journal.flush()
             for path in self._drops:
                 if remove(path):
                     at_ns = time.time_ns()
@@ -227,6 +228,7 @@ class Engine:
             if len(prepared) == 1:
                 id_ = prepared[0]
                 pair = self.logs.open(log_name(id_, self._attempts[id_]))
+                self.journal.say("log", task=id_, attempt=self._attempts[id_], named=pair.named)
                 words = self._words(self.workflow.tasks[id_])
                 child = self.spawner.start(words, self._environment(id_), pair.out, pair.err)
                 running = Running(prepared, need, pair)

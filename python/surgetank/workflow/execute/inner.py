@@ -37,7 +37,10 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
     HOME.mkdir(exist_ok=True)
     with _lock():
         orphans.end(settings.directory)
-        past = journal.Past() if settings.fresh else journal.load(HOME)
+        past = journal.load(HOME)
+        journal.name_logs(HOME, past)
+        if settings.fresh:
+            past = journal.Past()
         missing = absent(workflow, settings)
         book = journal.Journal(HOME, past)
         (book.directory / "graph.json").write_text(json.dumps(graphfile.to_json(workflow)))

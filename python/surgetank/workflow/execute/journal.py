@@ -51,11 +51,15 @@ class Past:
     run: str | None = None
     # Tasks that had begun and of which nothing more is known: they, or we, were killed.
     open_tasks: set[str] = field(default_factory=set)
+    # Task → its attempt, and the name that its logs had then.
+    unnamed_logs: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def take(self, event: dict[str, Any]) -> None:
         kind = event.get("event")
         if kind == "start":
             self.open_tasks.add(event["task"])
+        elif kind == "log":
+            self.unnamed_logs[event["task"]] = (event["attempt"], event["named"])
         elif kind == "done":
             record = _record(event)
             self.records.setdefault((record.task, record.derivation), []).append(record)
@@ -83,6 +87,19 @@ def load(home: Path) -> Past:
                 past.take(event)
             break
     return past
+
+
+def name_logs(home: Path, past: Past) -> None:
+    """Gives the logs of tasks that were killed together with us their own names."""
+    for task in past.open_tasks & past.unnamed_logs.keys():
+        attempt, named = past.unnamed_logs[task]
+        for end in ("out", "err"):
+            log = home / (past.run or "") / f"{named}.{end}"
+            own = log.with_name(f"{log_name(task, attempt)}.{end}")
+            # (It got its name in time.)
+            with contextlib.suppress(FileNotFoundError):
+                if not own.exists():
+                    log.rename(own)
 
 
 def events(directory: Path) -> Iterator[dict[str, Any]]:
