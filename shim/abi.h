@@ -216,7 +216,8 @@ static inline void st_hash(const uint64_t key[2], uint64_t parent, const char *n
 
 #define ST_OPEN 1u    /* open for writing, or create: directory + name */
 #define ST_SYNC 2u    /* fsync of a plain file: dev + ino */
-#define ST_SETATTR 3u /* dev + ino, or directory + name */
+#define ST_SETATTR 3u /* dev + ino */
+#define ST_SETATTR_NAMED 4u /* directory + name; an agent from before answers EINVAL */
 
 /* ST_OPEN's `valid`: asked before, of an agent that was killed; `dev` and `ino` say which request it is. */
 #define ST_AGAIN 1u

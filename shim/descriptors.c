@@ -107,10 +107,10 @@ static bool good_times(const struct timespec times[2])
     return (uintptr_t)times >= 4096 && good_time(&times[0]) && good_time(&times[1]);
 }
 
-static void ask_for_times(struct st_request *request, const struct timespec times[2])
+static void ask_for_times(struct st_request *request, uint32_t op, const struct timespec times[2])
 {
     memset(request, 0, offsetof(struct st_request, name));
-    request->op = ST_SETATTR;
+    request->op = op;
     if (times[0].tv_nsec == UTIME_NOW) {
         request->valid |= ST_SET_ATIME_NOW;
     } else if (times[0].tv_nsec != UTIME_OMIT) {
@@ -140,14 +140,14 @@ int st_change_times(int dirfd, const char *path, const struct timespec times[2])
     bool made_here = found == ST_UNSURE && (place.dir_flags & ST_LENT); /* and not taken in yet */
     if (!made_here && !(found == ST_FOUND && S_ISREG(place.record.mode)))
         return ST_PASS;
-    ask_for_times(&request, times);
+    ask_for_times(&request, ST_SETATTR_NAMED, times);
     if (!request.valid)
         return ST_PASS;
     request.dir = place.dir_id;
     request.name_bytes = place.name_bytes;
     memcpy(request.name, place.name, place.name_bytes);
     int answer = st_ask(place.from.domain, &request, true, NULL);
-    return answer > 0 ? failed(answer) : answer == 0 ? 0 : ST_PASS;
+    return answer > 0 && answer != EINVAL ? failed(answer) : answer == 0 ? 0 : ST_PASS;
 }
 
 static int change_times(int descriptor, const struct timespec times[2])
@@ -160,7 +160,7 @@ static int change_times(int descriptor, const struct timespec times[2])
     if (is_fresh(&held, descriptor))
         return result_of(st_sys(__NR_utimensat, descriptor, 0, times, 0));
     struct st_request request;
-    ask_for_times(&request, times);
+    ask_for_times(&request, ST_SETATTR, times);
     int result = request.valid ? ask_about(&held, &request) : ST_PASS;
     if (result != ST_PASS)
         return result;

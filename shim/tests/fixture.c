@@ -309,7 +309,7 @@ static int serve_one(int client)
         status = serve_open(&request, name, &opened);
     else if (request.op == ST_SYNC)
         status = by_backing(request.ino) ? 0 : ENOENT;
-    else if (request.op == ST_SETATTR)
+    else if (request.op == ST_SETATTR) /* (not ST_SETATTR_NAMED: the mount is asked) */
         status = serve_attributes(&request);
     fprintf(log_file, "%u %s %o %o %u %d\n", request.op, name, request.flags, request.mode, request.valid, status);
     fflush(log_file);

@@ -83,7 +83,8 @@ pub trait Door: Send + Sync {
     fn back(&self, file: BorrowedFd<'_>) -> std::io::Result<u32>;
     fn unback(&self, backing: u32);
     /// Attributes (and pages, unless `attributes_only`) that the kernel remembers are void.
-    fn invalidate(&self, file: FileId, attributes_only: bool);
+    /// `false`: it does not know the file.
+    fn invalidate(&self, file: FileId, attributes_only: bool) -> bool;
     fn invalidate_name(&self, dir: FileId, name: &[u8]);
     /// Returns when what programs have closed until now was released ([`Namespace::release`]), or is slow.
     fn await_closes(&self);

@@ -509,3 +509,31 @@ else:
     assert!(walk < 1000, "who has no shim looks up each file: {said}");
     assert!(stat < 50, "{said}");
 }
+
+/// The answer to the first look-up of the file was on its way, with the times of before, to be believed for an hour; the kernel,
+/// which was told that they had changed, did not know the file yet.
+#[test]
+fn times_that_were_set_while_the_mount_looked_stayed_what_they_had_been() {
+    let Some(scene) = scene("shim_times_looked") else { return };
+    let program = "
+import os, subprocess, time
+plain = {name: value for name, value in os.environ.items() if name not in ('LD_PRELOAD', 'SURGETANK_SHIM')}
+def seen(name):
+    return int(subprocess.run(['stat', '-c', '%Y', name], env=plain, check=True, capture_output=True).stdout)
+os.mkdir('d')
+met = False
+for n in range(20): # where others keep the machine busy it is not met each time
+    with open(f'd/{n}', 'w') as file:
+        file.write('x')
+    time.sleep(0.2)
+    looks = subprocess.Popen(['stat', '-c', '%Y', f'd/{n}'], env=plain, stdout=subprocess.PIPE)
+    time.sleep(0.2)
+    os.utime(f'd/{n}', (7, 7))
+    met = int(looks.communicate()[0]) != 7
+    assert seen(f'd/{n}') == 7, seen(f'd/{n}')
+    if met: break
+assert met
+";
+    std::fs::write("/mnt/program.py", program).unwrap();
+    scene.run_held("lookup.found:500", &SMALL, "exec /usr/bin/python3 /mnt/program.py").exits(0);
+}

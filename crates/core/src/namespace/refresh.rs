@@ -30,7 +30,9 @@ impl Namespace {
             }
         }
         if let Some(door) = self.door.get() {
-            known.iter().for_each(|id| door.invalidate(*id, false));
+            for id in &known {
+                door.invalidate(*id, false);
+            }
             names.iter().for_each(|(dir, name)| door.invalidate_name(*dir, name));
         }
         known.len() as u64

@@ -35,7 +35,10 @@ impl Namespace {
             match self.found(id) {
                 // Whoever held it last gave it back since: it is there all the same.
                 Err(fault) if fault.errno == Errno::NOENT => {}
-                found => return found,
+                found => {
+                    crash_point!("lookup.found");
+                    return found;
+                }
             }
         }
         Err(Errno::AGAIN.into())

@@ -75,11 +75,11 @@ pub trait Shim: Send + Sync {
 }
 
 impl Namespace {
-    /// The file of our own that the name is, which programs with the shim may ask about.
+    /// The file of our own that the name is, which programs with the shim may ask about. (Of what is a copy the store is asked.)
     pub fn file_named(&self, dir: FileId, name: &[u8]) -> Option<FileId> {
         let tree = self.tree();
         let id = tree.entry(dir, &Name::from(name)).and_then(Entry::logical)?;
-        tree.get(id).filter(|inode| inode.owned && inode.attr.kind == Kind::File).map(|_| id)
+        tree.get(id).filter(|inode| inode.owned && !inode.is_copy() && inode.attr.kind == Kind::File).map(|_| id)
     }
 
     /// The directory is about to be listed. May that be without its files' attributes, as programs with the shim see them all?

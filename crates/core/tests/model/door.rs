@@ -26,7 +26,9 @@ impl Door for Kernel {
         Ok(self.backed.fetch_add(1, Ordering::Relaxed) + 1)
     }
     fn unback(&self, _backing: u32) {}
-    fn invalidate(&self, _file: FileId, _attributes_only: bool) {}
+    fn invalidate(&self, _file: FileId, _attributes_only: bool) -> bool {
+        true
+    }
     fn invalidate_name(&self, _dir: FileId, _name: &[u8]) {}
     fn await_closes(&self) {}
 }

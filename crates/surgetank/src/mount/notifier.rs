@@ -51,8 +51,8 @@ impl Notifier {
     }
 
     /// Drops cached attributes of a node and its cached pages from `offset` on: `length` bytes, 0 for all that follow;
-    /// a negative `offset` drops the attributes alone. For a directory: the cached listing.
-    pub fn inval_inode(&self, id: u64, offset: i64, length: i64) -> io::Result<()> {
+    /// a negative `offset` drops the attributes alone. For a directory: the cached listing. `false`: the kernel does not know it.
+    pub fn inval_inode(&self, id: u64, offset: i64, length: i64) -> io::Result<bool> {
         let mut body = [0; 24];
         body[0..8].copy_from_slice(&id.to_ne_bytes());
         body[8..16].copy_from_slice(&offset.to_ne_bytes());
@@ -68,7 +68,7 @@ impl Notifier {
         body.extend_from_slice(&[0; 4]);
         body.extend_from_slice(name);
         body.push(0);
-        self.tell(notify::INVAL_ENTRY, &body)
+        self.tell(notify::INVAL_ENTRY, &body).map(|_known| ())
     }
 
     /// As `inval_entry`, and tells those who watch the directory (inotify) that the file is gone.
@@ -80,7 +80,7 @@ impl Notifier {
         body.extend_from_slice(&[0; 4]);
         body.extend_from_slice(name);
         body.push(0);
-        self.tell(notify::DELETE, &body)
+        self.tell(notify::DELETE, &body).map(|_known| ())
     }
 
     /// Registers a file for passthrough. It must be on a file system below the mount's stack depth, opened not as O_PATH;
@@ -106,14 +106,15 @@ impl Notifier {
     /// All requests that were read and not answered are to be read once more. They come in no particular order, before
     /// others, with [`super::abi::UNIQUE_RESEND`] in their numbers.
     pub fn resend(&self) -> io::Result<()> {
-        self.tell(notify::RESEND, &[])
+        self.tell(notify::RESEND, &[]).map(|_known| ())
     }
 
-    /// A node or name that the kernel doesn't know needs no invalidation: that is success.
-    fn tell(&self, code: i32, body: &[u8]) -> io::Result<()> {
+    /// A node or name that the kernel doesn't know needs no invalidation: `false`.
+    fn tell(&self, code: i32, body: &[u8]) -> io::Result<bool> {
         let header = reply::header(0, -code, body.len());
         match rustix::io::writev(self.device.as_fd(), &reply::slices(&header, body)) {
-            Ok(_) | Err(Errno::NOENT) => Ok(()),
+            Ok(_) => Ok(true),
+            Err(Errno::NOENT) => Ok(false),
             Err(errno) => Err(errno.into()),
         }
     }

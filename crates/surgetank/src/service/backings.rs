@@ -35,11 +35,9 @@ impl namespace::Door for Backings {
         }
     }
 
-    fn invalidate(&self, file: FileId, attributes_only: bool) {
-        if let Some(notifier) = self.notifier.get() {
-            // Not known to the kernel (any more): nothing to drop.
-            drop(notifier.inval_inode(file.0, if attributes_only { -1 } else { 0 }, 0));
-        }
+    fn invalidate(&self, file: FileId, attributes_only: bool) -> bool {
+        let Some(notifier) = self.notifier.get() else { return true };
+        notifier.inval_inode(file.0, if attributes_only { -1 } else { 0 }, 0).unwrap_or(true)
     }
 
     fn invalidate_name(&self, dir: FileId, name: &[u8]) {

@@ -168,6 +168,7 @@ pub mod op {
     pub const OPEN: u32 = 1;
     pub const SYNC: u32 = 2;
     pub const SETATTR: u32 = 3;
+    pub const SETATTR_NAMED: u32 = 4;
 }
 pub mod set {
     pub const MODE: u32 = 1;

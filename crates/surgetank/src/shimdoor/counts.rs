@@ -226,16 +226,15 @@ impl Counts {
             }
         }
         // Who came to its end since its slot was read has written more into it.
-        let mut newest: HashMap<u32, u64> = HashMap::new();
+        // (Each process is asked about once: it is one answer for all its programs.)
+        let mut of_process: HashMap<u32, (bool, u64)> = HashMap::new();
         for one in &mut found {
-            one.alive = is_alive(one.pid);
-            newest
-                .entry(one.pid)
-                .and_modify(|begun_ns| *begun_ns = one.begun_ns.max(*begun_ns))
-                .or_insert(one.begun_ns);
+            let (alive, newest_ns) = of_process.entry(one.pid).or_insert_with(|| (is_alive(one.pid), 0));
+            one.alive = *alive;
+            *newest_ns = one.begun_ns.max(*newest_ns);
         }
         for one in found.iter_mut().filter(|one| one.ended_ns == 0) {
-            if !one.alive || newest.get(&one.pid).is_some_and(|begun_ns| *begun_ns > one.begun_ns) {
+            if !one.alive || of_process.get(&one.pid).is_some_and(|(_, newest_ns)| *newest_ns > one.begun_ns) {
                 let alive = one.alive;
                 *one = self.read(one.slot)?.map_or_else(|| one.clone(), |again| Counted { alive, ..again });
             }

@@ -121,7 +121,7 @@ impl Server {
                 Err(fault) if fault.errno == STORE_TO_BE_ASKED => self.aside(Aside::Open, client, message, namespace),
                 opened => answer_open(&self.door, &client, opened),
             },
-            op::SETATTR => reply(&client, self.set_attributes(&namespace, &message), None),
+            op::SETATTR | op::SETATTR_NAMED => reply(&client, self.set_attributes(&namespace, &message), None),
             op::SYNC => self.aside(Aside::Sync, client, message, namespace),
             _ => reply(&client, libc::EINVAL, None),
         }
@@ -151,15 +151,7 @@ impl Server {
 
     fn set_attributes(&self, namespace: &Namespace, message: &Message) -> i32 {
         let request = &message.request;
-        let found = if message.name.is_empty() {
-            self.door.of_plain(request.dev, request.ino).ok_or(libc::ENOENT)
-        } else {
-            namespace.file_named(FileId(request.dir), &message.name).ok_or(abi::ASK_MOUNT)
-        };
-        let id = match found {
-            Ok(id) => id,
-            Err(status) => return status,
-        };
+        let by_name = request.op == op::SETATTR_NAMED;
         let on = |flag: u32| request.valid & flag != 0;
         let now = surgetank_core::clock::now();
         let time = |at: u32, at_now: u32, secs: i64, nanos: u32| {
@@ -177,16 +169,37 @@ impl Server {
             times_now: !on(set::ATIME) && !on(set::MTIME),
             kill_suidgid: false,
         };
-        self.door.take_closings();
-        match namespace.setattr(&message.caller, id, None, &change) {
-            Ok(_) => {
-                namespace.forget_attributes(id);
-                0
-            }
-            Err(fault) => fault.errno.raw_os_error(),
+        if by_name {
+            namespace.catch_up();
+        } else {
+            self.door.take_closings();
         }
+        for _ in 0..LOOKS_MAX {
+            let id = if by_name {
+                namespace.file_named(FileId(request.dir), &message.name).ok_or(abi::ASK_MOUNT)
+            } else {
+                self.door.of_plain(request.dev, request.ino).ok_or(libc::ENOENT)
+            };
+            let id = match id {
+                Ok(id) => id,
+                Err(status) => return status,
+            };
+            match namespace.setattr(&message.caller, id, None, &change) {
+                Ok(_) => {
+                    namespace.forget_attributes_for_sure(id);
+                    return 0;
+                }
+                // Another file has the name by now.
+                Err(fault) if by_name && fault.errno == rustix::io::Errno::STALE => {}
+                Err(fault) => return fault.errno.raw_os_error(),
+            }
+        }
+        abi::ASK_MOUNT
     }
 }
+
+/// How often a name is looked up whose file went meanwhile.
+const LOOKS_MAX: usize = 3;
 
 #[derive(Clone, Copy)]
 enum Aside {

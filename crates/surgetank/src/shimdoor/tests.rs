@@ -88,6 +88,7 @@ fn the_layout_is_that_of_the_header() {
         ("ST_OPEN", abi::op::OPEN.into()),
         ("ST_SYNC", abi::op::SYNC.into()),
         ("ST_SETATTR", abi::op::SETATTR.into()),
+        ("ST_SETATTR_NAMED", abi::op::SETATTR_NAMED.into()),
         ("ST_AGAIN", abi::AGAIN.into()),
         ("ST_SET_MODE", abi::set::MODE.into()),
         ("ST_SET_UID", abi::set::UID.into()),

@@ -168,8 +168,8 @@ class Engine:
         self._after_turn()
 
     def _after_turn(self) -> None:
+        self.journal.flush()
         if self._drops:
-            self.journal.flush()
             for path in self._drops:
                 if remove(path):
                     at_ns = time.time_ns()

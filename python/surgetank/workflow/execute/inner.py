@@ -37,10 +37,7 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
     HOME.mkdir(exist_ok=True)
     with _lock():
         orphans.end(settings.directory)
-        past = journal.load(HOME)
-        journal.name_logs(HOME, past)
-        if settings.fresh:
-            past = journal.Past()
+        past = _past(settings)
         missing = absent(workflow, settings)
         book = journal.Journal(HOME, past)
         (book.directory / "graph.json").write_text(json.dumps(graphfile.to_json(workflow)))
@@ -87,6 +84,17 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
         report["seconds"] = round(time.monotonic() - begun_s, 3)
         (book.directory / "report.json").write_text(json.dumps(report))
     return report
+
+
+def _past(settings: Settings) -> journal.Past:
+    if settings.fresh:
+        # Whatever state it is in.
+        with contextlib.suppress(Exception):
+            journal.name_logs(HOME, journal.load(HOME))
+        return journal.Past()
+    past = journal.load(HOME)
+    journal.name_logs(HOME, past)
+    return past
 
 
 def check(workflow: Workflow, settings: Settings) -> None:

@@ -97,7 +97,7 @@ def name_logs(home: Path, past: Past) -> None:
             log = home / (past.run or "") / f"{named}.{end}"
             own = log.with_name(f"{log_name(task, attempt)}.{end}")
             # (It got its name in time.)
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 if not own.exists():
                     log.rename(own)
 

@@ -22,6 +22,10 @@ use super::{KEPT, LEFT_TO_THE_MOUNT, STORE_TO_BE_ASKED, Via};
 
 /// Somebody who takes the name away and brings it back more often than this, while one open lasts, is not met.
 const LOOKS_MAX: usize = 1000;
+/// An answer that is decided is with the kernel after microseconds, where the processor is not somebody else's.
+const TOLD_TRIES: u32 = 16;
+const TOLD_PAUSE: std::time::Duration = std::time::Duration::from_micros(100);
+const TOLD_PAUSE_MAX: std::time::Duration = std::time::Duration::from_millis(200);
 
 impl Namespace {
     /// A descriptor of the plain file, as open(2) of the name with these flags would give it. [`STORE_TO_BE_ASKED`] unless
@@ -311,6 +315,20 @@ impl Namespace {
         let known = self.tree().get(id).is_some_and(|inode| inode.lookups > 0);
         if let Some(door) = self.door.get().filter(|_| known) {
             door.invalidate(id, true);
+        }
+    }
+
+    /// The same, where nothing else tells it later. It does not know the file while the answer to its first look-up is on the way,
+    /// with the attributes of before. Not with a lock held.
+    pub fn forget_attributes_for_sure(&self, id: FileId) {
+        for turn in 0..TOLD_TRIES {
+            let known = self.tree().get(id).is_some_and(|inode| inode.lookups > 0);
+            match self.door.get().filter(|_| known) {
+                Some(door) if !door.invalidate(id, true) => {
+                    std::thread::sleep((TOLD_PAUSE * 2_u32.pow(turn)).min(TOLD_PAUSE_MAX))
+                }
+                _ => return,
+            }
         }
     }
 
