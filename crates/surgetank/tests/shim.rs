@@ -537,3 +537,28 @@ assert met
     std::fs::write("/mnt/program.py", program).unwrap();
     scene.run_held("lookup.found:500", &SMALL, "exec /usr/bin/python3 /mnt/program.py").exits(0);
 }
+
+/// Of an earlier agent's file nobody knows whether the kernel ever heard of it: each time that was set was waited for more than a
+/// second, with all other programs' requests behind it.
+#[test]
+fn times_of_files_of_an_agent_that_was_killed_were_waited_for() {
+    let Some(scene) = scene("shim_times_killed") else { return };
+    let program = "
+import os, time
+os.mkdir('d')
+for n in range(40):
+    with open(f'd/{n}', 'w') as file:
+        file.write('x')
+time.sleep(2)
+begun = time.monotonic()
+for n in range(40):
+    os.utime(f'd/{n}', (7, 7))
+assert time.monotonic() - begun < 20, time.monotonic() - begun # it was 48 s
+assert all(os.stat(f'd/{n}').st_mtime == 7 for n in range(40))
+";
+    std::fs::write("/mnt/program.py", program).unwrap();
+    let mut command = scene.run_command(&SMALL, "exec /usr/bin/python3 /mnt/program.py");
+    command.env("SURGETANK_CRASH", "drain.done:1");
+    scene::Running::of(command).ends().exits(0);
+    assert!(scene.log().contains("another one takes over"), "{}", scene.log());
+}

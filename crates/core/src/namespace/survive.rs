@@ -30,7 +30,7 @@ use crate::store::StoreStat;
 const REQUEST: &str = "request-";
 const ABOUT: &str = "about-";
 /// The kernel knows the file, how often nobody knows any more: it is remembered as long as the mount lives.
-const MANY: u32 = u32::MAX / 2;
+pub(super) const MANY: u32 = u32::MAX / 2;
 /// A program that was not answered asks the next agent, as soon as that one is there.
 const ASKED_AGAIN_WITHIN: Duration = Duration::from_secs(5);
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
+from . import logs
 from .stamp import Stamp
 
 HOME = ".surgetank-workflow"
@@ -93,6 +94,8 @@ def name_logs(home: Path, past: Past) -> None:
     """Gives the logs of tasks that were killed together with us their own names."""
     for task in past.open_tasks & past.unnamed_logs.keys():
         attempt, named = past.unnamed_logs[task]
+        if not logs.is_unnamed(named):
+            continue
         for end in ("out", "err"):
             log = home / (past.run or "") / f"{named}.{end}"
             own = log.with_name(f"{log_name(task, attempt)}.{end}")

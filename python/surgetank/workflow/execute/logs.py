@@ -4,6 +4,7 @@ its name only when it is known not to be: making, naming and removing two files 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +61,11 @@ class Logs:
                 os.unlink(self.path(pair.named, end))
                 os.close(descriptor)
         self._blank.clear()
+
+
+def is_unnamed(named: object) -> bool:
+    """A name that no task's log has, and nothing else: a journal may say anything."""
+    return isinstance(named, str) and re.fullmatch("running:[0-9]+", named) is not None
 
 
 def tail(path: str, lines: int = 10) -> list[str]:

@@ -16,6 +16,7 @@ use crate::model::{Caller, FileId, Kind};
 
 use super::super::Namespace;
 use super::super::content::{Content, Lies, Open};
+use super::super::survive::MANY;
 use super::super::tree::{Inode, Name, Tree};
 use super::seal::nobody_writes;
 use super::{KEPT, LEFT_TO_THE_MOUNT, STORE_TO_BE_ASKED, Via};
@@ -322,9 +323,10 @@ impl Namespace {
     /// with the attributes of before. Not with a lock held.
     pub fn forget_attributes_for_sure(&self, id: FileId) {
         for turn in 0..TOLD_TRIES {
-            let known = self.tree().get(id).is_some_and(|inode| inode.lookups > 0);
-            match self.door.get().filter(|_| known) {
-                Some(door) if !door.invalidate(id, true) => {
+            let lookups = self.tree().get(id).map_or(0, |inode| inode.lookups);
+            match self.door.get().filter(|_| lookups > 0) {
+                // (Of an earlier agent's file it is not known whether the kernel ever heard of it.)
+                Some(door) if !door.invalidate(id, true) && lookups < MANY / 2 => {
                     std::thread::sleep((TOLD_PAUSE * 2_u32.pow(turn)).min(TOLD_PAUSE_MAX))
                 }
                 _ => return,
