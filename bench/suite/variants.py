@@ -38,7 +38,9 @@ class Workload:
     compute_s: float = 0.0  # wall, of all processes together
     environment: dict[str, str] = field(default_factory=dict)
     stages: tuple[dict, ...] = ()
-    """As `surgetank model` wants it described (docs/model.md); where there is none, the record of a run is its description."""
+    """As `surgetank model` wants it described (docs/model.md)."""
+    describe: Callable[[Path], tuple[dict, ...]] | None = None
+    """The same from a run in that directory, which has the inputs; where there is neither, the record of a run is its description."""
 
 
 @dataclass(frozen=True)

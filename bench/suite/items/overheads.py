@@ -13,7 +13,7 @@ def cells(mode: str) -> list[Cell]:
     chunks, iterations = (4, 3) if mode == "smoke" else (CHUNKS, ITERATIONS)
     work = workload(chunks, 1, iterations, 2, "cpu", COMPUTE_MS)
     work = replace(work, command=(*work.command, "--tagged"))
-    parameters = {"tasks": chunks * iterations, "compute_ms": COMPUTE_MS}
+    parameters = {"tasks": chunks * iterations, "processes": 2, "compute_ms": COMPUTE_MS}
     # In-memory is the same work of which next to nothing is drained: the difference of the agents is the drain's.
     return [Cell("overheads", f"{chunks * iterations} tasks of {COMPUTE_MS} ms", work, ("in-memory", "copy-all"), "lustre-busy", rounds=3, parameters=parameters)]
 

@@ -2,7 +2,9 @@
 Montage and BLAST (woss, Tables 5 and 7). What each reads, writes and keeps it says itself (`describe`)."""
 
 import json
+import os
 import subprocess
+import time
 from pathlib import Path
 
 from suite.items.cell import FULL_ROUNDS, HEADLINE_ROUNDS, MIB, PYTHON, Cell, Item
@@ -10,6 +12,37 @@ from suite.testbed import CHECKOUT, words
 from suite.variants import Workload
 
 FOLDER = CHECKOUT / "bench/workloads"
+
+
+def described(directory: Path, program: str, size: str, told: dict) -> tuple[dict, ...]:
+    """Its stages for `surgetank model`: files and bytes as it says itself, the time of a task from one run in memory."""
+
+    def matching(patterns: list[str]) -> list[int]:
+        return [path.stat().st_size for pattern in patterns for path in directory.glob(pattern.removeprefix("/"))]
+
+    given = {stage["stage"]: matching([pattern for pattern in stage["reads"] if pattern in told["inputs"]]) for stage in told["stages"]}
+    before, began = os.times(), time.monotonic()
+    lines = words(PYTHON, program, "run", str(directory), "--size", size).splitlines()
+    whole_s, after = time.monotonic() - began, os.times()
+    took = {line["stage"]: line["seconds"] for line in map(json.loads, lines)}
+    processes = told["processes"]
+    lived = sum(seconds * min(stage["tasks"], processes) for stage in told["stages"] for seconds in [took[stage["stage"]]])
+    computing = after.children_user + after.children_system - before.children_user - before.children_system
+    share = min(1.0, computing / (lived + whole_s - sum(took.values())))
+    stages = [{"name": "start", "tasks": 1, "cpu_s": max(0.0, whole_s - sum(took.values()))}]
+    for stage in told["stages"]:
+        tasks, inputs = stage["tasks"], given[stage["stage"]]
+        task_s = took[stage["stage"]] * min(tasks, processes) / tasks
+        # All of a stage's tasks read the same where there are fewer files than tasks.
+        each = 1 if len(inputs) < tasks else tasks
+        stages.append({
+            "name": stage["stage"], "tasks": tasks, "barrier": True, "cpu_s": task_s * share, "wait_s": task_s * (1 - share),
+            "shared_in": each == 1, "files_in": max(1, len(inputs) // each), "bytes_in": sum(inputs) // each,
+            "reads": [other["stage"] for other in told["stages"] if set(other["writes"]) & set(stage["reads"])],
+            "files_out": max(1, stage["files_out"] // tasks), "bytes_out": stage["bytes_out"] // tasks,
+            "keep_out": any(pattern in told["final"] for pattern in stage["writes"]),
+        })  # fmt: skip
+    return tuple(stages)
 
 
 def workload(name: str, size: str, compute_s: float) -> Workload:
@@ -37,6 +70,7 @@ def workload(name: str, size: str, compute_s: float) -> Workload:
         final_mib=told["stages"][-1]["bytes_out"] / MIB,
         moved_mib=(read + written) / MIB,
         compute_s=compute_s,
+        describe=lambda directory: described(directory, program, size, told),
     )
 
 

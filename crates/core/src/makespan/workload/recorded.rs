@@ -23,7 +23,9 @@ struct Record {
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct StoreTraffic {
+    out_files: u64,
     out_bytes: u64,
+    in_files: u64,
     in_bytes: u64,
 }
 
@@ -64,6 +66,12 @@ impl Process {
     fn write_bytes(&self) -> u64 {
         self.sum(|io| total([io.write_bytes, io.estimated_write_bytes]))
     }
+    fn read_opens(&self) -> u64 {
+        self.sum(|io| io.read_opens)
+    }
+    fn write_opens(&self) -> u64 {
+        self.sum(|io| io.write_opens)
+    }
     fn io_us(&self) -> u64 {
         self.sum(|io| total([io.read_us, io.write_us, io.sync_us, io.open_us]))
     }
@@ -95,8 +103,12 @@ pub fn workload(value: Value) -> Result<Workload> {
     let read = total(moved.iter().map(|process| process.read_bytes()));
     let written = total(moved.iter().map(|process| process.write_bytes()));
     let share = |part: u64, whole: u64| if whole == 0 { 0.0 } else { (part as f64 / whole as f64).min(1.0) };
-    let from_store = share(record.store_traffic.in_bytes, read);
-    let to_store = share(record.store_traffic.out_bytes, written);
+    let opened = |of: fn(&Process) -> u64| total(moved.iter().map(|process| of(process)));
+    let traffic = &record.store_traffic;
+    let from_store = share(traffic.in_bytes, read);
+    let to_store = share(traffic.out_bytes, written);
+    let files_from_store = share(traffic.in_files, opened(Process::read_opens));
+    let files_to_store = share(traffic.out_files, opened(Process::write_opens));
 
     let mut made = Workload { name: record.id.clone(), tasks: Vec::new(), sets: Vec::new() };
     let mut outputs: Vec<Option<usize>> = Vec::new();
@@ -108,7 +120,7 @@ pub fn workload(value: Value) -> Result<Workload> {
         let part = |bytes: u64, share: f64| (bytes as f64 * share) as u64;
         let mut step = Step::default();
         let inputs = part(process.read_bytes(), from_store);
-        let opens = process.sum(|io| io.read_opens).max(1);
+        let opens = part(process.read_opens(), files_from_store);
         step.reads.extend(add(&mut made, "in", number, opens, inputs, Fate::Input));
         let mut left = process.read_bytes() - inputs;
         for output in after.iter().filter_map(|&other| outputs[other]) {
@@ -121,10 +133,11 @@ pub fn workload(value: Value) -> Result<Workload> {
         let waits = record.processes.iter().any(|child| child.parent == process.pid);
         let lived_us = ended(process).saturating_sub(process.begun_us);
         step.cpu_s = if waits { 0.0 } else { lived_us.saturating_sub(process.io_us()) as f64 * 1e-6 };
-        let files = process.sum(|io| io.write_opens).max(1);
         let kept = part(process.write_bytes(), to_store);
+        let files_kept = part(process.write_opens(), files_to_store);
+        let files = process.write_opens() - files_kept;
         let intermediate = add(&mut made, "work", number, files, process.write_bytes() - kept, Fate::Intermediate);
-        let last = add(&mut made, "out", number, files, kept, Fate::Final);
+        let last = add(&mut made, "out", number, files_kept, kept, Fate::Final);
         step.writes.extend(intermediate.iter().chain(&last));
         outputs.push(intermediate.or(last));
         made.tasks.push(Task { stage: process.program.clone(), cores: 1.0, steps: vec![step], after });
@@ -137,7 +150,8 @@ pub fn workload(value: Value) -> Result<Workload> {
 
 fn add(made: &mut Workload, what: &str, number: usize, files: u64, bytes: u64, fate: Fate) -> Option<usize> {
     (bytes > 0).then(|| {
-        made.sets.push(FileSet { name: format!("{what}/{number}"), files, bytes, fate });
+        let name = format!("{what}/{number}");
+        made.sets.push(FileSet { name, files: files.max(1), bytes, fate });
         made.sets.len() - 1
     })
 }
@@ -147,7 +161,7 @@ mod tests {
     use super::super::{Fate, Workload};
 
     const RECORD: &str = r#"{"format": 1, "id": "20261124-1", "ended_us": 9000000, "processes_total": 4,
-        "store_traffic": {"in_bytes": 100, "out_bytes": 50},
+        "store_traffic": {"in_files": 2, "in_bytes": 100, "out_files": 1, "out_bytes": 50},
         "processes": [
             {"pid": 1, "program": "sh", "begun_us": 0, "io": {}},
             {"pid": 2, "parent": 1, "program": "cut", "begun_us": 0, "ended_us": 2000000,
@@ -166,6 +180,18 @@ mod tests {
         assert_eq!((totals.input_bytes, totals.intermediate_bytes, totals.final_bytes), (100, 50, 50));
         let read = &workload.tasks[2].steps[0].reads;
         assert!(read.iter().any(|&set| workload.sets[set].fate == Fate::Intermediate), "{workload:?}");
+    }
+
+    /// 8,540 files of which 24 were kept were 17,000 to be published.
+    #[test]
+    fn every_file_counted_as_an_intermediate_and_as_a_final_one() {
+        let workload = Workload::parse(RECORD).unwrap();
+        let files =
+            |fate: Fate| workload.sets.iter().filter(|set| set.fate == fate).map(|set| set.files).collect::<Vec<_>>();
+        // A fifth of all files went to the store; what was written by one process is at least one file.
+        assert_eq!((files(Fate::Intermediate), files(Fate::Final)), (vec![4, 1], vec![1, 1]));
+        // Two of seven files that were opened came from there.
+        assert_eq!(files(Fate::Input), [1, 1]);
     }
 
     #[test]

@@ -117,7 +117,6 @@ impl Stage<'_> {
             fs::File::open(&path)?.sync_all()?;
         }
         let dirs: Vec<PathBuf> = (0..=self.cores).map(|number| self.over.join(format!("d{number}"))).collect();
-        dirs.iter().try_for_each(fs::create_dir)?;
         make_cold(&in_store, notes);
         let create = |dir: &PathBuf| Probe::Create { dir: dir.clone(), files: FILES };
         let rounds = [

@@ -132,9 +132,15 @@ fn measure(probe: &Probe) -> io::Result<Measured> {
             let mut file = File::open(path)?;
             while file.read(&mut buffer)? > 0 {}
         }
-        Probe::Create { dir, files } => each(dir, *files, |path| {
-            OpenOptions::new().write(true).create_new(true).open(path)?.write_all(&buffer[..SMALL_BYTES])
-        })?,
+        Probe::Create { dir, files } => {
+            // Made by who fills it, as programs do: in a directory of the store each new name would be asked for there first.
+            if !dir.is_dir() {
+                fs::create_dir(dir)?;
+            }
+            each(dir, *files, |path| {
+                OpenOptions::new().write(true).create_new(true).open(path)?.write_all(&buffer[..SMALL_BYTES])
+            })?;
+        }
         Probe::Open { dir, files } => {
             each(dir, *files, |path| File::open(path)?.read_exact(&mut buffer[..SMALL_BYTES]))?;
         }
