@@ -393,3 +393,58 @@ fn with_state_and_tiers_wiped_the_store_is_unharmed() {
     scene.holds("old", b"after\n");
     assert_eq!(scene.tier_files(), Vec::<PathBuf>::new());
 }
+
+/// Eight files of 1 MiB each, half of them temporary, then the end of the command; the drain takes four seconds.
+fn slow_tail(scene: &Scene, after: &str) -> Running {
+    let options = ["--drain-bytes-per-second-max", "1M", "--quiet-period", "1h", "--rule", "*.tmp=remove"];
+    let script = format!(
+        "for i in 0 1 2 3; do dd if=/mnt/source of=part$i bs=1M count=1 skip=$i status=none; cp part$i $i.tmp; done
+        {after}
+        touch /mnt/beside/written"
+    );
+    let mut running = scene.start(&options, &script);
+    await_told(&mut running, "written");
+    running
+}
+
+/// That everything goes from the tiers was begun when everything was in the store: programs that had ended waited for it.
+#[test]
+fn tiers_were_given_back_one_file_after_the_other_when_all_was_durable() {
+    let Some(scene) = prepare("parting") else { return };
+    let mut running = slow_tail(&scene, "");
+    eventually("temporaries and what is durable have left, and the rest is drained yet", || {
+        assert!(!running.is_over(), "{}", running.so_far());
+        let left = scene.tier_files().len();
+        (1..4).contains(&left)
+    });
+    assert!(!scene.path("part3").exists());
+    running.ends().exits(0);
+    (0..4).for_each(|number| scene.holds(&format!("part{number}"), &part(number, 1)));
+    scene.is_clean();
+}
+
+/// A process that was left behind reads temporaries when the command has ended; so does a run that came in the meantime, of what
+/// is its own.
+#[test]
+fn temporaries_went_while_somebody_was_left_who_read_them() {
+    let Some(scene) = prepare("parting_left") else { return };
+    let left = "(touch /mnt/beside/left; until [ -e /mnt/beside/seen ]; do sleep 0.02; done
+        cat ?.tmp > /mnt/beside/read 2>&1; touch /mnt/beside/done) > /dev/null 2>&1 < /dev/null &";
+    let mut running = slow_tail(&scene, left);
+    eventually("a part is durable and has left", || {
+        assert!(!running.is_over(), "{}", running.so_far());
+        scene.path("part0").exists() && scene.tier_files().len() < 8
+    });
+    let mut other =
+        scene.start(&["--rule", "*.tmp=remove"], "echo mine > mine.tmp; touch /mnt/beside/came; sleep 1; cat mine.tmp");
+    await_told(&mut other, "came");
+    tell("seen");
+    await_told(&mut running, "done");
+    let all: Vec<u8> = (0..4).flat_map(|number| part(number, 1)).collect();
+    scene::same_bytes("what was read", &fs::read("/mnt/beside/read").unwrap(), &all);
+    assert_eq!(other.ends().exits(0).stdout, "mine\n");
+    // (A process was left behind, which might still write.)
+    running.ends().exits(3);
+    (0..4).for_each(|number| scene.holds(&format!("part{number}"), &part(number, 1)));
+    scene.is_clean();
+}

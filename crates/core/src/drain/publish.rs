@@ -408,7 +408,7 @@ impl Drain {
     fn finalise(&self, done: Vec<(Seq, Done)>) {
         let mut tree = self.namespace.tree();
         let mut txn = Txn::default();
-        let mut moved = Vec::new();
+        let (mut moved, mut last) = (Vec::new(), Vec::new());
         for (seq, outcome) in done {
             let Some(id) = tree.ops.get(&seq).map(crate::namespace::tree::Op::file) else {
                 continue;
@@ -427,7 +427,9 @@ impl Drain {
             }
             self.namespace.retire(&mut tree, &mut txn, seq, copied.as_ref(), &outcome.gone);
             let file = tree.get(id).is_some_and(|inode| inode.attr.kind == Kind::File && inode.replica.is_some());
-            if file
+            if file && self.namespace.is_parting() {
+                last.push(id);
+            } else if file
                 && let Some(path) = tree.logical_path(id)
                 && self.namespace.decided(&tree, id, &path).mode == Mode::Move
             {
@@ -437,6 +439,7 @@ impl Drain {
         self.namespace.commit(&tree, txn);
         crash_point!("drain.done");
         drop(tree);
+        last.into_iter().for_each(|id| self.namespace.evict_at_the_end(id));
         for id in moved {
             if let Err(why) = self.namespace.evict(id, "its rule says move: evicted once it was in the store") {
                 tracing::warn!(%why, "evict");

@@ -18,6 +18,7 @@ use super::tree::{PlainId, Tree};
 
 /// Room is kept for what direct writers would write in so many looks, at the rate of the last one.
 const LOOKS_AHEAD: u64 = 4;
+const THE_END: &str = "the last run over this directory ended";
 /// For a new file at least this part of a full device is emptied.
 const EVICT_SHARE: u64 = 16;
 
@@ -139,7 +140,10 @@ impl Namespace {
         }
         let mut txn = Txn::default();
         let place = self.tiers.device(device).tier_name();
-        self.happened.count(EventKind::Evicted, place, &without_figures(reason), inode.charged_bytes);
+        // (That everything goes in the end is no event.)
+        if reason != THE_END {
+            self.happened.count(EventKind::Evicted, place, &without_figures(reason), inode.charged_bytes);
+        }
         let reason = tree.reason(reason);
         if let Some(inode) = tree.get_mut(id) {
             inode.placed = Some(reason);
@@ -281,18 +285,61 @@ impl Namespace {
         Growth { bytes: grown, reserved_bytes: reserved }
     }
 
+    /// The last command over this directory has ended: until `stay`, what is durable leaves the tiers at once, while the rest is
+    /// drained (to give memory back takes a quarter of a second a gigabyte, which nobody need wait for). Both are called one
+    /// after the other only. Returns which parting it is, for `empty_tiers`; nothing where it has begun already.
+    pub fn part(&self) -> Option<u32> {
+        let before = self.partings.load(Ordering::Relaxed);
+        let begins = before.is_multiple_of(2);
+        begins.then(|| {
+            self.partings.store(before.wrapping_add(1), Ordering::Relaxed);
+            before.wrapping_add(1)
+        })
+    }
+
+    /// Somebody has come.
+    pub fn stay(&self) {
+        if self.is_parting() {
+            self.partings.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn is_parting(&self) -> bool {
+        !self.partings.load(Ordering::Relaxed).is_multiple_of(2)
+    }
+
+    /// What is durable already goes, and temporaries where no process is left that could read them; while this parting lasts.
+    pub fn empty_tiers(&self, parting: u32, temporaries: bool) {
+        for id in self.replicas() {
+            if self.partings.load(Ordering::Relaxed) != parting {
+                return;
+            }
+            if temporaries {
+                self.drop_temporary(id, false);
+            }
+            self.evict_at_the_end(id);
+        }
+    }
+
+    pub(crate) fn evict_at_the_end(&self, id: FileId) {
+        let _inode = self.lock_inode(id);
+        self.evict_locked(id, THE_END, false);
+    }
+
+    fn replicas(&self) -> Vec<FileId> {
+        self.tree().iter().filter(|(_, inode)| inode.replica.is_some()).map(|(id, _)| id).collect()
+    }
+
     /// The end of the agent: everything durable leaves the tiers, temporaries are dropped, and when nothing
     /// is left that only we have, the catalog starts over. Returns whether all is in the store.
     pub fn finish(&self) -> bool {
         self.end_promises(std::time::Duration::ZERO);
         self.drop_waiting_on(None);
-        let ids: Vec<FileId> =
-            self.tree().iter().filter(|(_, inode)| inode.replica.is_some()).map(|(id, _)| id).collect();
-        for id in &ids {
-            self.drop_temporary(*id);
+        for id in self.replicas() {
+            self.drop_temporary(id, true);
             // A pin is for as long as somebody works here: a copy without an agent would only grow stale.
-            let _inode = self.lock_inode(*id);
-            self.evict_locked(*id, "the last run over this directory ended", true);
+            let _inode = self.lock_inode(id);
+            self.evict_locked(id, THE_END, true);
         }
         let (left, queued) = {
             let tree = self.tree();
@@ -318,15 +365,16 @@ impl Namespace {
         true
     }
 
-    /// `remove`, and `keep` with `--keep-at-exit=drop`.
-    fn drop_temporary(&self, id: FileId) {
+    /// `remove`, and `keep` with `--keep-at-exit=drop`, which is named in the verdict first.
+    fn drop_temporary(&self, id: FileId, kept: bool) {
         let _inode = self.lock_inode(id);
         let mut tree = self.tree();
         let Some(path) = tree.logical_path(id) else {
             return;
         };
         let mode = self.mode_for(&tree, id, &path);
-        let droppable = mode == Mode::Remove || (mode == Mode::Keep && self.config.keep_at_exit == KeepAtExit::Drop);
+        let droppable =
+            mode == Mode::Remove || (kept && mode == Mode::Keep && self.config.keep_at_exit == KeepAtExit::Drop);
         let Some(inode) = tree.get(id) else { return };
         let wanted = inode.publish.is_some() || inode.applied.is_some();
         if !droppable || !inode.dirty() || wanted || self.opens().contains_key(&id) {

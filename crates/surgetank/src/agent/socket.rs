@@ -43,6 +43,14 @@ impl Desk {
         }
     }
 
+    /// Of the programs that were started here, and of what they have left behind. (On a mount that all see anybody may be.)
+    fn nobody_inside(&self) -> bool {
+        match &self.listeners {
+            Some(listeners) => listeners.nobody_lives(),
+            None => self.hello.visibility == Visibility::Private && holders::of_our_namespace().is_empty(),
+        }
+    }
+
     fn release(&self, run: RunId) -> bool {
         self.engine.release_run(run);
         self.tell(&Record::Gone { run });
@@ -261,7 +269,7 @@ impl<'a> Client<'a> {
         self.desk.tell(&Record::Joined { run, pid, command: &command });
         let (recorded, is_again) = (command.clone(), again.is_some());
         let status = RunStatus { run, pid, command, since_unix_seconds: clock::now().secs() };
-        if !self.desk.users.join(status) {
+        if !self.desk.users.join(status, || self.desk.engine.stay()) {
             self.desk.engine.release_run(run);
             self.desk.tell(&Record::Gone { run });
             return self.refuse(RefusalKind::Leaving, "the agent is about to go");
@@ -293,6 +301,10 @@ impl<'a> Client<'a> {
             return self.refuse(RefusalKind::Leaving, "the agent is about to go");
         }
         tracing::info!(?scope, "a client waits");
+        if let Some(run) = self.run.filter(|run| scope.run == Some(*run)) {
+            let nobody_inside = self.desk.nobody_inside();
+            self.desk.users.command_ended(run, || self.desk.engine.part(nobody_inside));
+        }
         let result = self.drain(scope, timeout_ms).and_then(|timed_out| {
             let verdict = Box::new(self.desk.engine.verdict(scope));
             self.say(&Answer::Verdict { verdict, timed_out })

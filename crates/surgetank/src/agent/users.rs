@@ -30,6 +30,8 @@ struct Inner {
     runs: BTreeMap<RunId, RunStatus>,
     /// Those of `runs` that an earlier agent had and that have not come again yet.
     expected: BTreeSet<RunId>,
+    /// Those whose command has ended: they wait for their drain.
+    ended: BTreeSet<RunId>,
     waiters: usize,
     unmount: Unmount,
 }
@@ -93,6 +95,7 @@ impl Users {
             stopping: false,
             runs: BTreeMap::new(),
             expected: BTreeSet::new(),
+            ended: BTreeSet::new(),
             waiters: 0,
             unmount: Unmount::NotAsked,
         };
@@ -111,15 +114,17 @@ impl Users {
         self.lock().runs.values().cloned().collect()
     }
 
-    /// A run arrives. False: the agent is going away, or was told to stop.
-    pub fn join(&self, run: RunStatus) -> bool {
+    /// A run arrives; `stay` is called before anybody hears of it. False: the agent is going away, or was told to stop.
+    pub fn join(&self, run: RunStatus, stay: impl FnOnce()) -> bool {
         let mut inner = self.lock();
         // (Who was here when an earlier agent was told is nobody new.)
         if inner.stopping && !inner.expected.contains(&run.run) || !inner.step(Event::Arrived) {
             return false;
         }
         inner.expected.remove(&run.run);
+        inner.ended.remove(&run.run);
         inner.runs.insert(run.run, run);
+        stay();
         self.changed.notify_all();
         true
     }
@@ -145,9 +150,19 @@ impl Users {
     pub fn leave(&self, run: RunId) -> bool {
         let mut inner = self.lock();
         inner.runs.remove(&run);
+        inner.ended.remove(&run);
         inner.left();
         self.changed.notify_all();
         inner.count() == 0
+    }
+
+    /// The command of a run has ended. `part` is called when nobody's is left, before anybody else can join.
+    pub fn command_ended(&self, run: RunId, part: impl FnOnce()) {
+        let mut inner = self.lock();
+        inner.ended.insert(run);
+        if !inner.stay && inner.runs.keys().all(|run| inner.ended.contains(run)) {
+            part();
+        }
     }
 
     /// A client waits for something: the agent must not leave before it has its answer. False: too late.
@@ -275,6 +290,30 @@ mod tests {
         RunStatus { run: RunId(number), pid: 1, command: String::new(), since_unix_seconds: 0 }
     }
 
+    fn joins(users: &Users, number: u32) -> bool {
+        users.join(run(number), || ())
+    }
+
+    #[test]
+    fn a_run_that_still_works_loses_what_is_on_the_tiers_when_another_one_ends() {
+        let parts = |users: &Users, run: u32| {
+            let mut parts = false;
+            users.command_ended(RunId(run), || parts = true);
+            parts
+        };
+        let users = Users::new(false);
+        assert!(joins(&users, 1) && joins(&users, 2));
+        assert!(!parts(&users, 1));
+        assert!(parts(&users, 2));
+        assert!(joins(&users, 3), "who comes while they wait for the store");
+        assert!(!parts(&users, 2));
+        users.leave(RunId(3));
+        assert!(parts(&users, 2));
+        let users = Users::new(true);
+        assert!(joins(&users, 1));
+        assert!(!parts(&users, 1), "the mount stays");
+    }
+
     #[test]
     fn the_phase_table_has_no_way_out_of_closed_but_busy() {
         for event in [Event::Arrived, Event::Drained] {
@@ -287,12 +326,12 @@ mod tests {
     #[test]
     fn the_last_of_two_runs_makes_it_leave_and_a_third_calls_it_back() {
         let users = Users::new(false);
-        assert!(users.join(run(1)) && users.join(run(2)));
+        assert!(joins(&users, 1) && joins(&users, 2));
         assert!(!users.leave(RunId(1)));
         assert_eq!(users.phase(), Phase::Serving);
         assert!(users.leave(RunId(2)));
         assert_eq!(users.phase(), Phase::Leaving);
-        assert!(users.join(run(3)));
+        assert!(joins(&users, 3));
         assert_eq!(users.phase(), Phase::Serving);
         assert!(!users.close(), "closed under a user");
     }
@@ -302,10 +341,10 @@ mod tests {
         let users = Users::new(false);
         users.nobody_came();
         assert!(users.close());
-        assert!(!users.join(run(1)));
+        assert!(!joins(&users, 1));
         assert!(!users.begin_wait());
         users.reopen(Vec::new());
-        assert!(users.join(run(1)));
+        assert!(joins(&users, 1));
     }
 
     #[test]
@@ -315,7 +354,7 @@ mod tests {
         assert_eq!(users.phase(), Phase::Serving);
         users.stop_admitting();
         assert_eq!(users.phase(), Phase::Leaving);
-        assert!(!users.join(run(1)));
+        assert!(!joins(&users, 1));
     }
 
     #[test]
@@ -323,15 +362,15 @@ mod tests {
         let users = Users::new(false);
         users.expect(run(1));
         users.stop_admitting();
-        assert!(!users.join(run(2)));
-        assert!(users.join(run(1)));
-        assert!(!users.join(run(1)), "once");
+        assert!(!joins(&users, 2));
+        assert!(joins(&users, 1));
+        assert!(!joins(&users, 1), "once");
     }
 
     #[test]
     fn a_waiter_holds_the_door() {
         let users = Users::new(false);
-        users.join(run(1));
+        joins(&users, 1);
         assert!(users.begin_wait());
         users.leave(RunId(1));
         assert!(!users.close());

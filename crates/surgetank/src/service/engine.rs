@@ -348,6 +348,19 @@ impl Engine for Served {
         }
     }
 
+    fn part(&self, nobody_inside: bool) {
+        let Some(parting) = self.namespace.part() else { return };
+        let namespace = Arc::clone(&self.namespace);
+        let emptied = std::thread::Builder::new().name("parting".into());
+        if let Err(error) = emptied.spawn(move || namespace.empty_tiers(parting, nobody_inside)) {
+            tracing::warn!(%error, "tiers are given back later");
+        }
+    }
+
+    fn stay(&self) {
+        self.namespace.stay();
+    }
+
     fn job_ends(&self) {
         self.namespace.job_ends();
         self.begin_final_drain(&Scope::everything());
