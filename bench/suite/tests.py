@@ -82,6 +82,14 @@ class Fairness(unittest.TestCase):
             same_work(self.cell(), [run("store", 0, 1.0), less])
         same_work(self.cell(), [run("store", 0, 1.0), {**less, "variant": "in-memory"}])
 
+    def test_temporaries_that_found_no_room_may_be_in_the_store_besides(self) -> None:
+        spilled = run("in-memory", 1, 1.0, durable_bytes=2 << 20, agent={"spills": 1})
+        same_work(self.cell(), [run("in-memory", 0, 1.0, agent={"spills": 0}), spilled])
+        with self.assertRaises(Refused):
+            same_work(self.cell(), [run("in-memory", 0, 1.0, agent={"spills": 0}), {**spilled, "agent": {"spills": 0}}])
+        with self.assertRaises(Refused):
+            same_work(self.cell(), [run("copy-all", 0, 1.0, agent={"spills": 0}), {**spilled, "variant": "copy-all"}])
+
 
 class Report(unittest.TestCase):
     def test_a_page_changes_with_its_records_and_only_between_the_marks(self) -> None:

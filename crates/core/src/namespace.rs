@@ -182,7 +182,7 @@ pub struct Namespace {
     /// So many wait for everything.
     pub(crate) final_drains: AtomicU32,
     /// Odd while everybody's command has ended.
-    partings: AtomicU32,
+    emptyings: AtomicU32,
     pub(crate) end: deadline::End,
     /// Runs whose command has ended: what they still queue is drained at once.
     pub(crate) ending: Mutex<HashSet<RunId>>,
@@ -293,7 +293,7 @@ impl Namespace {
             unwritten: Mutex::default(),
             troubles: Mutex::default(),
             final_drains: AtomicU32::new(0),
-            partings: AtomicU32::new(0),
+            emptyings: AtomicU32::new(0),
             end: deadline::End::default(),
             ending: Mutex::default(),
             counters: Counters::default(),

@@ -72,8 +72,8 @@ fn every_mode_has_an_estimate_between_its_bounds() {
         let of = |name: &str| told[name].as_f64().unwrap();
         assert!(of("lower_s") <= of("estimate_s") && of("estimate_s") <= of("upper_s"), "{told}");
     }
-    // 1.5 GiB through 50 MiB/s, and 256 MiB of them; two runs of the same may differ by 3 %.
-    assert!(predictions[0]["lower_s"].as_f64().unwrap() > 30.0 / 1.04);
+    // 1.5 GiB through 50 MiB/s, and 256 MiB of them, less what stores let through at once.
+    assert!(predictions[0]["lower_s"].as_f64().unwrap() > 30.0 / 1.11);
     for told in predictions {
         assert!(told["upper_s"].as_f64().unwrap() <= 1.5 * told["lower_s"].as_f64().unwrap(), "{told}");
     }

@@ -538,6 +538,39 @@ assert met
     scene.run_held("lookup.found:500", &SMALL, "exec /usr/bin/python3 /mnt/program.py").exits(0);
 }
 
+/// The same of a size: the file was handed out to be written while that answer was on its way.
+#[test]
+fn a_file_that_grew_while_the_mount_looked_had_the_size_of_before() {
+    let Some(scene) = scene("shim_size_looked") else { return };
+    let program = "
+import os, subprocess, time
+plain = {name: value for name, value in os.environ.items() if name not in ('LD_PRELOAD', 'SURGETANK_SHIM')}
+def seen(name):
+    return int(subprocess.run(['stat', '-c', '%s', name], env=plain, check=True, capture_output=True).stdout)
+os.mkdir('d')
+met = False
+for n in range(20):
+    with open(f'd/{n}', 'w') as file:
+        file.write('x')
+    time.sleep(0.2)
+    looks = subprocess.Popen(['stat', '-c', '%s', f'd/{n}'], env=plain, stdout=subprocess.PIPE)
+    time.sleep(0.2)
+    begun = time.monotonic()
+    file = open(f'd/{n}', 'a')
+    # The answer is held for half a second: it is on its way yet, or was waited for.
+    met = looks.poll() is None or time.monotonic() - begun > 0.1
+    file.write('y' * 99)
+    file.flush()
+    looks.communicate()
+    assert seen(f'd/{n}') == 100, seen(f'd/{n}') # while it is open
+    file.close()
+    if met: break
+assert met
+";
+    std::fs::write("/mnt/program.py", program).unwrap();
+    scene.run_held("lookup.found:500", &SMALL, "exec /usr/bin/python3 /mnt/program.py").exits(0);
+}
+
 /// Of an earlier agent's file nobody knows whether the kernel ever heard of it: each time that was set was waited for more than a
 /// second, with all other programs' requests behind it.
 #[test]

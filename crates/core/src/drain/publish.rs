@@ -427,7 +427,7 @@ impl Drain {
             }
             self.namespace.retire(&mut tree, &mut txn, seq, copied.as_ref(), &outcome.gone);
             let file = tree.get(id).is_some_and(|inode| inode.attr.kind == Kind::File && inode.replica.is_some());
-            if file && self.namespace.is_parting() {
+            if file && self.namespace.is_emptying() {
                 last.push(id);
             } else if file
                 && let Some(path) = tree.logical_path(id)

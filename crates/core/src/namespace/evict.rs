@@ -285,33 +285,33 @@ impl Namespace {
         Growth { bytes: grown, reserved_bytes: reserved }
     }
 
-    /// The last command over this directory has ended: until `stay`, what is durable leaves the tiers at once, while the rest is
+    /// The last command over this directory has ended: until `end_emptying`, what is durable leaves the tiers at once, while the rest is
     /// drained (to give memory back takes a quarter of a second a gigabyte, which nobody need wait for). Both are called one
-    /// after the other only. Returns which parting it is, for `empty_tiers`; nothing where it has begun already.
-    pub fn part(&self) -> Option<u32> {
-        let before = self.partings.load(Ordering::Relaxed);
+    /// after the other only. Returns which turn it is, for `empty_tiers`; nothing where it has begun already.
+    pub fn begin_emptying(&self) -> Option<u32> {
+        let before = self.emptyings.load(Ordering::Relaxed);
         let begins = before.is_multiple_of(2);
         begins.then(|| {
-            self.partings.store(before.wrapping_add(1), Ordering::Relaxed);
+            self.emptyings.store(before.wrapping_add(1), Ordering::Relaxed);
             before.wrapping_add(1)
         })
     }
 
     /// Somebody has come.
-    pub fn stay(&self) {
-        if self.is_parting() {
-            self.partings.fetch_add(1, Ordering::Relaxed);
+    pub fn end_emptying(&self) {
+        if self.is_emptying() {
+            self.emptyings.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    pub(crate) fn is_parting(&self) -> bool {
-        !self.partings.load(Ordering::Relaxed).is_multiple_of(2)
+    pub(crate) fn is_emptying(&self) -> bool {
+        !self.emptyings.load(Ordering::Relaxed).is_multiple_of(2)
     }
 
-    /// What is durable already goes, and temporaries where no process is left that could read them; while this parting lasts.
-    pub fn empty_tiers(&self, parting: u32, temporaries: bool) {
+    /// What is durable already goes, and temporaries where no process is left that could read them; while this turn lasts.
+    pub fn empty_tiers(&self, turn: u32, temporaries: bool) {
         for id in self.replicas() {
-            if self.partings.load(Ordering::Relaxed) != parting {
+            if self.emptyings.load(Ordering::Relaxed) != turn {
                 return;
             }
             if temporaries {

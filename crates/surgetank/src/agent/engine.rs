@@ -37,9 +37,9 @@ pub trait Engine: Send + Sync {
         self.begin_final_drain(&Scope::everything());
     }
     /// Every command has ended; `nobody_inside`: and no process of theirs is left. Tiers may be given back while the rest is drained.
-    fn part(&self, _nobody_inside: bool) {}
+    fn nobody_works(&self, _nobody_inside: bool) {}
     /// A run has come.
-    fn stay(&self) {}
+    fn somebody_came(&self) {}
     /// What is not durable in the scope, and why. Open files that were written count as not durable.
     fn verdict(&self, scope: &Scope) -> Verdict;
     fn summary(&self, run: Option<RunId>) -> Summary;

@@ -269,7 +269,7 @@ impl<'a> Client<'a> {
         self.desk.tell(&Record::Joined { run, pid, command: &command });
         let (recorded, is_again) = (command.clone(), again.is_some());
         let status = RunStatus { run, pid, command, since_unix_seconds: clock::now().secs() };
-        if !self.desk.users.join(status, || self.desk.engine.stay()) {
+        if !self.desk.users.join(status, || self.desk.engine.somebody_came()) {
             self.desk.engine.release_run(run);
             self.desk.tell(&Record::Gone { run });
             return self.refuse(RefusalKind::Leaving, "the agent is about to go");
@@ -303,7 +303,7 @@ impl<'a> Client<'a> {
         tracing::info!(?scope, "a client waits");
         if let Some(run) = self.run.filter(|run| scope.run == Some(*run)) {
             let nobody_inside = self.desk.nobody_inside();
-            self.desk.users.command_ended(run, || self.desk.engine.part(nobody_inside));
+            self.desk.users.command_ended(run, || self.desk.engine.nobody_works(nobody_inside));
         }
         let result = self.drain(scope, timeout_ms).and_then(|timed_out| {
             let verdict = Box::new(self.desk.engine.verdict(scope));

@@ -114,8 +114,8 @@ impl Users {
         self.lock().runs.values().cloned().collect()
     }
 
-    /// A run arrives; `stay` is called before anybody hears of it. False: the agent is going away, or was told to stop.
-    pub fn join(&self, run: RunStatus, stay: impl FnOnce()) -> bool {
+    /// A run arrives; `welcome` is called before anybody hears of it. False: the agent is going away, or was told to stop.
+    pub fn join(&self, run: RunStatus, welcome: impl FnOnce()) -> bool {
         let mut inner = self.lock();
         // (Who was here when an earlier agent was told is nobody new.)
         if inner.stopping && !inner.expected.contains(&run.run) || !inner.step(Event::Arrived) {
@@ -124,7 +124,7 @@ impl Users {
         inner.expected.remove(&run.run);
         inner.ended.remove(&run.run);
         inner.runs.insert(run.run, run);
-        stay();
+        welcome();
         self.changed.notify_all();
         true
     }
@@ -156,12 +156,12 @@ impl Users {
         inner.count() == 0
     }
 
-    /// The command of a run has ended. `part` is called when nobody's is left, before anybody else can join.
-    pub fn command_ended(&self, run: RunId, part: impl FnOnce()) {
+    /// The command of a run has ended. `last` is called when nobody's is left, before anybody else can join.
+    pub fn command_ended(&self, run: RunId, last: impl FnOnce()) {
         let mut inner = self.lock();
         inner.ended.insert(run);
         if !inner.stay && inner.runs.keys().all(|run| inner.ended.contains(run)) {
-            part();
+            last();
         }
     }
 
@@ -296,22 +296,22 @@ mod tests {
 
     #[test]
     fn a_run_that_still_works_loses_what_is_on_the_tiers_when_another_one_ends() {
-        let parts = |users: &Users, run: u32| {
-            let mut parts = false;
-            users.command_ended(RunId(run), || parts = true);
-            parts
+        let is_last = |users: &Users, run: u32| {
+            let mut last = false;
+            users.command_ended(RunId(run), || last = true);
+            last
         };
         let users = Users::new(false);
         assert!(joins(&users, 1) && joins(&users, 2));
-        assert!(!parts(&users, 1));
-        assert!(parts(&users, 2));
+        assert!(!is_last(&users, 1));
+        assert!(is_last(&users, 2));
         assert!(joins(&users, 3), "who comes while they wait for the store");
-        assert!(!parts(&users, 2));
+        assert!(!is_last(&users, 2));
         users.leave(RunId(3));
-        assert!(parts(&users, 2));
+        assert!(is_last(&users, 2));
         let users = Users::new(true);
         assert!(joins(&users, 1));
-        assert!(!parts(&users, 1), "the mount stays");
+        assert!(!is_last(&users, 1), "the mount stays");
     }
 
     #[test]

@@ -348,17 +348,17 @@ impl Engine for Served {
         }
     }
 
-    fn part(&self, nobody_inside: bool) {
-        let Some(parting) = self.namespace.part() else { return };
+    fn nobody_works(&self, nobody_inside: bool) {
+        let Some(turn) = self.namespace.begin_emptying() else { return };
         let namespace = Arc::clone(&self.namespace);
-        let emptied = std::thread::Builder::new().name("parting".into());
-        if let Err(error) = emptied.spawn(move || namespace.empty_tiers(parting, nobody_inside)) {
+        let emptied = std::thread::Builder::new().name("emptier".into());
+        if let Err(error) = emptied.spawn(move || namespace.empty_tiers(turn, nobody_inside)) {
             tracing::warn!(%error, "tiers are given back later");
         }
     }
 
-    fn stay(&self) {
-        self.namespace.stay();
+    fn somebody_came(&self) {
+        self.namespace.end_emptying();
     }
 
     fn job_ends(&self) {

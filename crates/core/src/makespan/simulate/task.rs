@@ -42,6 +42,9 @@ impl Todo {
 impl Simulation<'_> {
     /// Ready tasks into free slots: the node with most of a task's input, then the emptiest.
     pub(super) fn dispatch(&mut self) {
+        // A store serves who asks first. Of equal tasks that begin together each gets its input when the one before has its own; shared
+        // out among them it would come to all at once, and they would stay in step, all reading, then all computing.
+        let mut served_s = vec![0.0; self.setup.nodes];
         while !self.ready.is_empty() {
             let task = self.ready[0];
             let wanted = self.workload.tasks[task].steps.first().map_or(&[][..], |step| &step.reads);
@@ -62,12 +65,30 @@ impl Simulation<'_> {
                 self.running.len() - 1
             });
             let mut todo = self.program(task);
-            if self.now_s <= self.began_s {
-                todo.push_front(Todo::flow(Cause::Start, Flow::new(slot as f64 * self.setup.apart_s, 1.0)));
+            if self.setup.apart_s > 0.0 {
+                let reading_s = self.first_reading_s(node, task);
+                todo.push_front(Todo::flow(Cause::ReadStore, Flow::new(served_s[node], 1.0)));
+                served_s[node] += reading_s;
+                if self.now_s <= self.began_s {
+                    todo.push_front(Todo::flow(Cause::Start, Flow::new(slot as f64 * self.setup.apart_s, 1.0)));
+                }
             }
             self.running[slot] = Some(Running { task, node, todo, held: false });
             self.go_on(slot);
         }
+    }
+
+    /// How long a task reads before it does anything else, if nobody else reads.
+    fn first_reading_s(&self, node: usize, task: usize) -> f64 {
+        let first = self.workload.tasks[task].steps.first();
+        let sets = first.iter().flat_map(|step| &step.reads);
+        let bytes = sets.map(|&set| {
+            let all = self.workload.sets[set].bytes as f64;
+            let parts = self.places.parts[set].iter();
+            let on_tiers: f64 = parts.filter(|(place, _)| *place != Where::Store).map(|(_, bytes)| bytes).sum();
+            (all - on_tiers - self.caches[node].has(set)).max(0.0)
+        });
+        bytes.sum::<f64>() / self.machine.store.read.all_bps
     }
 
     fn program(&self, task: usize) -> VecDeque<Todo> {

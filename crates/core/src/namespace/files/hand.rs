@@ -134,12 +134,14 @@ impl Namespace {
             }
         }
         // Whoever has it may be waiting for the store.
-        let _inode = if may_ask { self.lock_inode(id) } else { self.try_lock_inode(id).ok_or(STORE_TO_BE_ASKED)? };
+        let inode = if may_ask { self.lock_inode(id) } else { self.try_lock_inode(id).ok_or(STORE_TO_BE_ASKED)? };
         // The caches of the kernel that the mount's readers have are not ours to drop while they read.
         let open = self.open_locked(id, true, flags & libc::O_TRUNC != 0, self.run(caller), Via::Shim(flags))?;
         self.count_handed(&open);
-        self.forget_attributes(id);
-        self.hand(&open, None, flags)
+        let file = self.hand(&open, None, flags)?;
+        drop(inode);
+        self.forget_attributes_for_sure(id);
+        Ok(file)
     }
 
     fn hand_out_new(&self, caller: &Caller, dir: FileId, name: &[u8], perm: u32, flags: i32) -> FsResult<File> {

@@ -19,6 +19,9 @@ use crate::store::checksum::{Checksum, checksum, read_extent};
 use crate::store::extents::{Extent, Extents};
 
 const WINDOW_BYTES: u64 = 8 << 20;
+/// The rest of a file is written back at once from here on: or the device would rest while those before it are published, which
+/// takes a slow store some milliseconds each. (Small ones are brought to the disk together.)
+const REST_BYTES_MIN: u64 = 1 << 20;
 /// How far write-back may lag behind the copy.
 const BEHIND_BYTES: u64 = 4 * WINDOW_BYTES;
 
@@ -72,6 +75,7 @@ impl Copier {
                 }
             }
         }
+        behind.ends(written_to)?;
         if written_to < size {
             act(&|| target.set_len(size))?;
         }
@@ -112,6 +116,13 @@ impl<'a> WriteBehind<'a> {
             self.started += WINDOW_BYTES;
         }
         Ok(())
+    }
+
+    fn ends(&self, at: u64) -> io::Result<()> {
+        match at.saturating_sub(self.started) {
+            rest if rest >= REST_BYTES_MIN => sync_range(self.file, self.started, rest, libc::SYNC_FILE_RANGE_WRITE),
+            _ => Ok(()),
+        }
     }
 
     fn range(&self, start: u64, flags: libc::c_uint) -> io::Result<()> {

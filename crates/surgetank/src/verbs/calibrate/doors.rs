@@ -17,6 +17,7 @@ use super::{Scratch, since};
 
 const FILES: u64 = 300;
 const STORE_FILES: u64 = 100;
+const SMALL_DIRS: usize = 4;
 /// Large files of the drain, together about this long.
 const LARGE_FILES: u64 = 4;
 const DRAIN_S: f64 = 2.0;
@@ -150,21 +151,23 @@ impl Stage<'_> {
     /// From closed to durable: small files, then large ones. Only the fields of the drain are told.
     fn drain(&self, store: &Place) -> io::Result<Agent> {
         self.clear()?;
-        let (small, large) = (self.over.join("small"), self.over.join("large"));
-        fs::create_dir(&small)?;
-        fs::create_dir(&large)?;
+        // In several directories, as workflows do: names of one are made and renamed one after the other.
+        let small: Vec<PathBuf> = (0..SMALL_DIRS).map(|number| self.over.join(format!("small{number}"))).collect();
+        let large = self.over.join("large");
+        small.iter().chain([&large]).try_for_each(fs::create_dir)?;
         let tiers = &self.config.tiers;
         let held = tiers.iter().map(held_bytes).sum::<u64>() / LARGE_FILES;
         let most = if tiers.is_empty() { LARGE_BYTES_MAX } else { LARGE_BYTES_MAX.min(held) };
         let bytes = ((store.write.all_bps * DRAIN_S) as u64 / LARGE_FILES).min(most).max(4 << 20);
         let durable = || vec![Probe::Durable { over: self.over.clone(), state: self.state.clone() }];
-        let mut rounds = vec![vec![Probe::Create { dir: small, files: FILES }], durable()];
+        let create = |dir| vec![Probe::Create { dir, files: FILES / SMALL_DIRS as u64 }];
+        let mut rounds: Vec<_> = small.into_iter().map(create).chain([durable()]).collect();
         for number in 0..LARGE_FILES {
             rounds.push(vec![Probe::Write { path: large.join(format!("f{number}")), bytes, sync: false }]);
         }
         rounds.push(durable());
         let played = self.play(&[], &rounds)?;
-        let (small, large) = played.split_at(2);
+        let (small, large) = played.split_at(SMALL_DIRS + 1);
         let quiet_s = self.config.quiet.as_secs_f64();
         let sum = |rounds: &[Round], what: fn(&Round) -> f64| rounds.iter().map(what).sum::<f64>();
         let files_s = (sum(small, |round| round.wall_s) - quiet_s).max(0.0);
