@@ -43,7 +43,7 @@ def workload(chunks: int, chunk_mib: float, iterations: int, processes: int = 2,
         environment={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         stages=(
             # numpy is loaded first, by one.
-            {"name": "start", "tasks": 1, "cpu_s": 0.15},
+            {"name": "start", "tasks": 1, "cpu_s": 0.1},
             {
                 "name": "inc",
                 "tasks": chunks,

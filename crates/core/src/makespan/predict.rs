@@ -13,9 +13,10 @@ pub struct Prediction {
     /// What no schedule beats at the best rates that were measured, or [`WRONG_BY`] below the estimate, where that is more.
     pub lower_s: f64,
     pub estimate_s: f64,
-    /// At the worst rates that were measured, with half of the memory for the page cache, tasks and drain one after the other; or
-    /// [`WRONG_BY`] above the estimate, where that is less.
+    /// [`WRONG_BY`] above the estimate.
     pub upper_s: f64,
+    /// Everything one after the other, as Sea adds, with nothing cached, at the worst rates that were measured.
+    pub serial_s: f64,
     pub bottleneck: String,
     pub outcome: Outcome,
 }
@@ -25,27 +26,20 @@ const BOTTLENECK_BUSY: f64 = 0.6;
 
 /// The estimate's error in nine of ten cells that were predicted first and measured then (docs/model.md, "How good it is").
 const WRONG_BY: f64 = 1.22;
-/// Two runs of the same work on the same store differ by this, whatever the limits.
-const RUNS_DIFFER: f64 = 1.03;
-/// And a store lets through at once what was not asked of it in the moment before: a short run was a tenth quicker than any schedule.
+/// A store lets through at once what was not asked of it in the moment before: a short run was a tenth quicker than any schedule.
 const BURSTS: f64 = 1.1;
 
 pub fn predict(machine: &Calibration, workload: &Workload, setup: &Setup) -> Prediction {
     let (fastest, slowest) = (machine.at_spread(1.0), machine.at_spread(-1.0));
     let outcome = simulate::run(machine, workload, setup);
     let estimate_s = outcome.makespan_s;
-    // What programs need of the memory nobody told: between nothing, as in the estimate, and half.
-    let mut worst = Calibration { memory_bytes: machine.memory_bytes / 2, ..slowest.clone() };
-    // How tasks, write-back and drain interleave is decided by the kernel: between perfectly, and not at all.
-    worst.store.dirty_bytes = 0;
-    let apart = Setup { drain_last: true, ..setup.clone() };
-    let worst_s = simulate::run(&worst, workload, &apart).makespan_s;
     let limits = bounds::bounds(&fastest, &slowest, workload, setup);
     Prediction {
         setup: setup.clone(),
         lower_s: (limits.lower_s.min(estimate_s) / BURSTS).max(estimate_s / WRONG_BY),
         estimate_s,
-        upper_s: (worst_s.min(limits.upper_s).max(estimate_s) * RUNS_DIFFER).min(estimate_s * WRONG_BY),
+        upper_s: estimate_s * WRONG_BY,
+        serial_s: limits.upper_s,
         bottleneck: bottleneck(&outcome),
         outcome,
     }

@@ -78,8 +78,6 @@ pub struct Setup {
     /// Between the starts of the first tasks. Equal tasks that begin at the same instant stay in step for ever, all reading and then
     /// all writing while half of the store rests, until the least difference between them parts them; no real ones stay in step.
     pub apart_s: f64,
-    /// The drain begins when the last task has ended: for the upper bound.
-    pub drain_last: bool,
 }
 
 impl Setup {
@@ -94,7 +92,6 @@ impl Setup {
             dirty_bytes_max: machine.memory_bytes / 4,
             page_cache: true,
             apart_s: APART_S,
-            drain_last: false,
         }
     }
 }

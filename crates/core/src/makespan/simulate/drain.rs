@@ -35,9 +35,6 @@ impl Simulation<'_> {
     }
 
     pub(super) fn feed(&mut self, node: usize) {
-        if self.setup.drain_last && self.left > 0 {
-            return;
-        }
         while self.drains[node].working.len() < self.setup.drain_threads
             && let Some(set) = self.drains[node].waiting.pop_front()
         {

@@ -198,9 +198,6 @@ impl Simulation<'_> {
         self.free_slots[running.node] += 1;
         self.left -= 1;
         self.tasks_s = self.now_s;
-        if self.left == 0 && self.setup.drain_last {
-            (0..self.setup.nodes).for_each(|node| self.feed(node));
-        }
         for follower in self.followers[running.task].clone() {
             self.waits_for[follower] -= 1;
             if self.waits_for[follower] == 0 {

@@ -17,7 +17,7 @@ use super::{Scratch, since};
 
 const FILES: u64 = 300;
 const STORE_FILES: u64 = 100;
-const SMALL_DIRS: usize = 4;
+const SMALL_DIRS: usize = 3;
 /// Large files of the drain, together about this long.
 const LARGE_FILES: u64 = 4;
 const DRAIN_S: f64 = 2.0;
