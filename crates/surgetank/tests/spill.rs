@@ -354,7 +354,7 @@ fn temporaries_left_for_the_store_at_the_limit_of_what_is_undrained() {
     scene.tier("fast", 64);
     fs::write("/mnt/source", noise(3, 4 * MIB)).unwrap();
     let script = "for i in 0 1 2 3 4 5; do dd if=/mnt/source of=$i.tmp bs=1M status=none; cmp /mnt/source $i.tmp
-            getfattr -n user.surgetank.location --only-values $i.tmp | cut -d: -f2; done";
+            getfattr -n user.surgetank.tier --only-values $i.tmp; echo; done";
     for door in [&[][..], &["--no-preload"], &["--no-preload", "--direct", "false"]] {
         let options = [&["--rule", "*.tmp=remove", "--dirty-bytes-max", "6M"], door].concat();
         let ended = scene.run(&options, script).exits(0);

@@ -22,6 +22,8 @@ const FILES: u64 = 120;
 const SYNCED_FILES: u64 = 10;
 /// What the page cache surely takes at once.
 const CACHED_BYTES: u64 = 4 << 20;
+const CLOSED_BYTES_MIN: u64 = 16 << 20;
+const CLOSED_BYTES_MAX: u64 = 64 << 20;
 
 pub fn measure(
     name: &str,
@@ -79,7 +81,11 @@ impl Subject<'_> {
         let read = stream(bytes, &reads, read_all_s);
         let cached_read = stream(bytes, &cached, None);
         let cached_write = if self.in_memory { write } else { self.cached_write()? };
-        let dirty_bytes = if self.in_memory { 0 } else { dirty_bytes(bytes, write.one_bps, median(&ahead)) };
+        let mut dirty_bytes = if self.in_memory { 0 } else { dirty_bytes(bytes, write.one_bps, median(&ahead)) };
+        if dirty_bytes > 0 && self.close_waits(dirty_bytes, write.one_bps)? {
+            notes.push(format!("{name}: a writer's close waits until its bytes are there, as over NFS"));
+            dirty_bytes = 0;
+        }
         let scaled = |stream: Stream| Stream { all_bps: stream.one_bps * self.cores as f64, ..stream };
         Ok(Place {
             name: name.to_owned(),
@@ -139,6 +145,17 @@ impl Subject<'_> {
             fs::remove_file(path)?;
         }
         Ok(stream(CACHED_BYTES, &rounds, None))
+    }
+
+    /// A client that sends what is dirty before close returns lets nobody compute meanwhile.
+    fn close_waits(&self, dirty_bytes: u64, write_bps: f64) -> io::Result<bool> {
+        let path = self.dir.join("closed");
+        // More than what a store lets through at once.
+        let bytes = dirty_bytes.clamp(CLOSED_BYTES_MIN, CLOSED_BYTES_MAX).min(self.room_bytes / 4);
+        let closed = self.one(Probe::Write { path: path.clone(), bytes, sync: false })?;
+        fs::File::open(&path)?.sync_all()?;
+        fs::remove_file(path)?;
+        Ok(closed.each[0].wall_s > bytes as f64 / write_bps / 2.0)
     }
 
     fn operations(&self, notes: &mut Vec<String>) -> io::Result<Operations> {
