@@ -34,7 +34,7 @@ def workload(pixels: int, tiles: int) -> Workload:
         prepare=prepare,
         command=("make", "-s", "-f", str(MAKEFILE), "-j2", "DEM=dem.tif", f"TILES={tiles}"),
         inputs=("dem.tif",),
-        finals=("slope.tif", "aspect.tif", "hillshade.tif", "hillshade.png"),
+        finals=("slope.tif", "aspect.tif", "hillshade.tif", "hillshade.png", "hillshade.png.aux.xml"),
         temporaries=("crop/**", "trim/**", "slope/**", "aspect/**", "hillshade/**", "/*.vrt"),
         read_mib=model,
         written_mib=7.75 * model,

@@ -448,3 +448,22 @@ fn temporaries_went_while_somebody_was_left_who_read_them() {
     (0..4).for_each(|number| scene.holds(&format!("part{number}"), &part(number, 1)));
     scene.is_clean();
 }
+
+/// Names of temporaries that had gone were still known to the kernel and to the shim: who came then could not make them anew.
+#[test]
+fn a_run_that_came_while_tiers_were_emptied_met_temporaries_that_were_gone() {
+    let Some(scene) = prepare("emptied_names") else { return };
+    let mut running = slow_tail(&scene, "ls -l > /dev/null; env -u LD_PRELOAD stat ?.tmp > /dev/null");
+    eventually("temporaries have left, and the rest is drained yet", || {
+        assert!(!running.is_over(), "{}", running.so_far());
+        (1..4).contains(&scene.tier_files().len())
+    });
+    let script = "ls *.tmp 2>/dev/null | wc -l
+        for i in 0 1; do echo new$i > $i.tmp; cat $i.tmp; env -u LD_PRELOAD cat $i.tmp; done
+        for i in 2 3; do env -u LD_PRELOAD sh -c 'echo new > $0.tmp' $i; cat $i.tmp; stat -c %s $i.tmp; done";
+    let ended = scene.run(&["--rule", "*.tmp=remove"], script).exits(0);
+    assert_eq!(ended.stdout, "0\nnew0\nnew0\nnew1\nnew1\nnew\n4\nnew\n4\n");
+    running.ends().exits(0);
+    (0..4).for_each(|number| scene.holds(&format!("part{number}"), &part(number, 1)));
+    scene.is_clean();
+}

@@ -346,3 +346,23 @@ fn what_was_moved_on_a_full_tier_was_lost_through_the_mount() {
 fn what_was_moved_on_a_full_tier_was_lost_with_the_shim() {
     moved_on_a_full_tier("spill_moved_shim", &[]);
 }
+
+/// What is never drained was limited as if it were: temporaries went to the store, and stayed there, with half of the tier empty.
+#[test]
+fn temporaries_left_for_the_store_at_the_limit_of_what_is_undrained() {
+    let Some(mut scene) = Scene::new("temporaries_limit") else { return };
+    scene.tier("fast", 64);
+    fs::write("/mnt/source", noise(3, 4 * MIB)).unwrap();
+    let script = "for i in 0 1 2 3 4 5; do dd if=/mnt/source of=$i.tmp bs=1M status=none; cmp /mnt/source $i.tmp
+            getfattr -n user.surgetank.tier --only-values $i.tmp; echo; done";
+    for door in [&[][..], &["--no-preload"], &["--no-preload", "--direct", "false"]] {
+        let options = [&["--rule", "*.tmp=remove", "--dirty-bytes-max", "6M"], door].concat();
+        let ended = scene.run(&options, script).exits(0);
+        assert_eq!(ended.stdout, "fast\n".repeat(6), "{door:?}");
+        assert_eq!(scene.store_files().len(), 0, "{door:?}");
+    }
+    // What is drained keeps to it.
+    let ended = scene.run(&["--quiet-period", "1h", "--dirty-bytes-max", "6M"], script).exits(0);
+    assert!(ended.stdout.lines().any(|line| line != "fast"), "{}", ended.stdout);
+    scene.is_clean();
+}

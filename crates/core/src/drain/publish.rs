@@ -427,13 +427,13 @@ impl Drain {
             }
             self.namespace.retire(&mut tree, &mut txn, seq, copied.as_ref(), &outcome.gone);
             let file = tree.get(id).is_some_and(|inode| inode.attr.kind == Kind::File && inode.replica.is_some());
-            if file && self.namespace.is_emptying() {
-                last.push(id);
-            } else if file
+            if file
                 && let Some(path) = tree.logical_path(id)
                 && self.namespace.decided(&tree, id, &path).mode == Mode::Move
             {
                 moved.push(id);
+            } else if file && self.namespace.is_emptying() {
+                last.push(id);
             }
         }
         self.namespace.commit(&tree, txn);

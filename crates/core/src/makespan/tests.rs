@@ -403,6 +403,28 @@ fn a_larger_tier_is_seldom_and_never_much_slower() {
     assert!(parts.last().is_some_and(|most| *most < 1.10), "{parts:?}");
 }
 
+/// Sixteen that read one database waited for each other's reading of it.
+#[test]
+fn tasks_that_read_the_same_read_it_one_after_the_other() {
+    let machine = real();
+    let all = |tasks: usize| {
+        let text = format!("[[stage]]\nname='a'\ntasks={tasks}\nbytes_in='512M'\nshared_in=true\ncpu_s=0.01");
+        estimate(&machine, &Workload::parse(&text).unwrap(), &Setup::new(&machine, Mode::Store, 16))
+    };
+    assert!(all(16) < 1.5 * all(1), "{} {}", all(16), all(1));
+}
+
+/// Two that begin together were both reading, then both computing, with the store at rest: half as fast again as they are.
+#[test]
+fn equal_tasks_stayed_in_step() {
+    let machine = real();
+    let read_s = (32 << 20) as f64 / machine.store.read.all_bps;
+    let text = format!("[[stage]]\nname='a'\ntasks=16\nbytes_in='32M'\ncpu_s={read_s}");
+    let took_s = estimate(&machine, &Workload::parse(&text).unwrap(), &Setup::new(&machine, Mode::Store, 2));
+    // The store is busy but for the last one's computing.
+    assert!(took_s < 18.0 * read_s, "{took_s} {read_s}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 

@@ -14,7 +14,7 @@ use crate::placement::{self, Candidate, Reason, Skip};
 use super::Namespace;
 use super::content::Lies;
 use super::journal::Txn;
-use super::tree::{PlainId, Tree};
+use super::tree::{Place, PlainId, Tree};
 
 /// Room is kept for what direct writers would write in so many looks, at the rate of the last one.
 const LOOKS_AHEAD: u64 = 4;
@@ -314,8 +314,11 @@ impl Namespace {
             if self.emptyings.load(Ordering::Relaxed) != turn {
                 return;
             }
-            if temporaries {
-                self.drop_temporary(id, false);
+            if temporaries && let Some((dir, name)) = self.drop_temporary(id, false) {
+                // Whoever comes now may make it anew.
+                if let Some(door) = self.door.get() {
+                    door.invalidate_name(dir, &name);
+                }
             }
             self.evict_at_the_end(id);
         }
@@ -365,28 +368,29 @@ impl Namespace {
         true
     }
 
-    /// `remove`, and `keep` with `--keep-at-exit=drop`, which is named in the verdict first.
-    fn drop_temporary(&self, id: FileId, kept: bool) {
+    /// `remove`; and at the agent's end those with several names, and `keep` with `--keep-at-exit=drop`, which is named in the verdict
+    /// first. Returns the name that is free now.
+    fn drop_temporary(&self, id: FileId, ends: bool) -> Option<Place> {
         let _inode = self.lock_inode(id);
         let mut tree = self.tree();
-        let Some(path) = tree.logical_path(id) else {
-            return;
-        };
+        let path = tree.logical_path(id)?;
         let mode = self.mode_for(&tree, id, &path);
         let droppable =
-            mode == Mode::Remove || (kept && mode == Mode::Keep && self.config.keep_at_exit == KeepAtExit::Drop);
-        let Some(inode) = tree.get(id) else { return };
+            mode == Mode::Remove || (ends && mode == Mode::Keep && self.config.keep_at_exit == KeepAtExit::Drop);
+        let inode = tree.get(id)?;
         let wanted = inode.publish.is_some() || inode.applied.is_some();
-        if !droppable || !inode.dirty() || wanted || self.opens().contains_key(&id) {
-            return;
+        let several = inode.extra.as_ref().is_some_and(|extra| !extra.more_names.is_empty());
+        if !droppable || !inode.dirty() || wanted || (several && !ends) || self.opens().contains_key(&id) {
+            return None;
         }
+        let at = inode.logical.clone();
         let mut txn = Txn::default();
         txn.gone(inode.replica);
         let dropped = tree.drop_replica(id);
         txn.file(id);
-        if let Some((dir, name)) = tree.get(id).and_then(|inode| inode.logical.clone()) {
-            tree.bind(dir, &name, |entry| entry.set_logical(None));
-            txn.entry(dir, &name);
+        if let Some((dir, name)) = &at {
+            tree.bind(*dir, name, |entry| entry.set_logical(None));
+            txn.entry(*dir, name);
         }
         if let Some(inode) = tree.get_mut(id) {
             inode.logical = None;
@@ -399,5 +403,6 @@ impl Namespace {
             }
             device.add_used(-i64::try_from(charged).unwrap_or(i64::MAX));
         }
+        at
     }
 }

@@ -15,7 +15,7 @@ use surgetank_core::config::Config;
 use surgetank_core::error::Result;
 use surgetank_core::model::RunId;
 use surgetank_core::report::{
-    Audit, Figures, HintOf, Listing, Prefetch, Progress, RefusedHint, Scope, Status, Summary, Verdict, Visibility, Why,
+    Audit, Figures, HintOf, Listing, Prefetch, Progress, RefusedHint, Scope, Status, Summary, Trouble, Verdict, Visibility, Why,
 };
 
 use super::keep::Channel;
@@ -24,6 +24,10 @@ use super::wire::Account;
 /// What serves one directory. Paths are relative to it.
 pub trait Engine: Send + Sync {
     fn status(&self) -> Status;
+    /// Writers for whom no tier and not the store has room.
+    fn waiting_for_room(&self) -> Vec<Trouble> {
+        Vec::new()
+    }
     fn why(&self, path: &[u8]) -> Result<Why>;
     fn progress(&self, scope: &Scope) -> Progress;
     /// Blocks until the scope is settled or `at_most` has passed. This is how the end of a drain is noticed without polling.

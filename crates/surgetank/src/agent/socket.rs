@@ -177,6 +177,7 @@ impl<'a> Client<'a> {
             Request::Hello { .. } => return Ok(()),
             Request::Join { pid, command, again } => return self.join(pid, command, again),
             Request::Status => Answer::Status(Box::new(self.status())),
+            Request::Waiting => Answer::Waiting(engine.waiting_for_room()),
             Request::Scrub { repair } => Answer::Audit(Box::new(engine.scrub(repair))),
             Request::Why { path } => match engine.why(&path.0) {
                 Ok(why) => Answer::Why(Box::new(why)),

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use surgetank_core::error::Error;
 use surgetank_core::model::RunId;
 use surgetank_core::report::{
-    AgentStatus, Audit, HintOf, Holder, Listing, PathText, Prefetch, Progress, RefusedHint, Scope, Summary, Verdict,
-    Visibility, Why,
+    AgentStatus, Audit, HintOf, Holder, Listing, PathText, Prefetch, Progress, RefusedHint, Scope, Summary, Trouble,
+    Verdict, Visibility, Why,
 };
 
 /// Both sides must speak the same number: agent and verbs come from the same binary but may be of different age.
@@ -37,6 +37,8 @@ pub enum Request {
         again: Option<RunId>,
     },
     Status,
+    /// Who waits for room now: cheap, so that a run can ask every other second.
+    Waiting,
     Scrub {
         repair: bool,
     },
@@ -106,6 +108,7 @@ pub enum Answer {
         run: RunId,
     },
     Status(Box<AgentStatus>),
+    Waiting(Vec<Trouble>),
     Why(Box<Why>),
     Audit(Box<Audit>),
     Progress(Progress),

@@ -27,6 +27,8 @@ use crate::agent::engine::Engine;
 use crate::agent::wire::Account;
 use crate::seccomp::Refusals;
 
+mod trouble;
+
 pub struct Served {
     namespace: Arc<Namespace>,
     drain: Arc<Drain>,
@@ -113,61 +115,9 @@ impl Served {
             && self.namespace.unsealed(scope.run).iter().any(|path| path.as_ref().is_none_or(|path| scope.covers(path)))
     }
 
-    /// `ends`: it is the last drain, which gives up.
-    fn trouble(&self, ends: bool) -> Option<Trouble> {
-        let place = self.namespace.store.describe();
-        let paused = self.drain.paused_since_unix_seconds();
-        // It need not fail to be in trouble.
-        let silent = self.namespace.store_silent();
-        if let Some(time) = silent.or(self.drain.stalled_for()) {
-            let since_unix_seconds = paused.unwrap_or_else(|| before_unix(time));
-            let slow =
-                || format!("the store {place} has been at one thing for {} s: it is slow, or hangs", time.as_secs());
-            let reason = if silent.is_some() { self.namespace.silence() } else { slow() };
-            return Some(Trouble { path: None, place, reason, since_unix_seconds });
-        }
-        let mut stuck = self.namespace.stuck()?;
-        if ends && !stuck.lasting {
-            let left = self.namespace.config.retry.saturating_sub(stuck.since).as_secs();
-            stuck.text.push_str(&format!(" It is tried for {left} s more; what is left then stays safe in the tiers."));
-        }
-        Some(Trouble {
-            path: Some(PathText(stuck.path)),
-            place,
-            reason: stuck.text,
-            since_unix_seconds: before_unix(stuck.since).min(paused.unwrap_or(i64::MAX)),
-        })
-    }
-
-    /// Writers that wait for room.
-    fn waiting_for_room(&self) -> impl Iterator<Item = Trouble> {
-        let place = self.namespace.store.describe();
-        let patience = self.namespace.config.wait_for_room;
-        self.namespace.short_of_room().into_iter().map(move |short| Trouble {
-            path: Some(PathText(short.path)),
-            place: place.clone(),
-            reason: match short.refused {
-                true => format!("a writer got an error: {}", short.why),
-                false => {
-                    let left = patience.saturating_sub(short.since.elapsed());
-                    format!("a writer waits, {} s more: {}", left.as_secs(), short.why)
-                }
-            },
-            since_unix_seconds: short.at_unix_seconds,
-        })
-    }
-
     fn fault(path: &[u8], fault: &surgetank_core::error::Fault) -> Error {
         Error::new(format!("{}: cannot be looked up", String::from_utf8_lossy(path))).why(fault)
     }
-}
-
-fn before_unix(time: Duration) -> i64 {
-    now_unix() - i64::try_from(time.as_secs()).unwrap_or(0)
-}
-
-fn now_unix() -> i64 {
-    surgetank_core::clock::now().secs()
 }
 
 impl Engine for Served {
@@ -238,7 +188,7 @@ impl Engine for Served {
             savings: namespace.store.savings(),
         };
         status.troubles.extend(self.trouble(false));
-        status.troubles.extend(self.waiting_for_room().take(20));
+        status.troubles.extend(self.short_of_room(true));
         for noted in namespace.troubles().into_iter().rev().take(20) {
             status.troubles.push(Trouble {
                 path: Some(PathText(noted.path.into_bytes())),
@@ -248,6 +198,10 @@ impl Engine for Served {
             });
         }
         status
+    }
+
+    fn waiting_for_room(&self) -> Vec<Trouble> {
+        self.short_of_room(false).collect()
     }
 
     fn why(&self, path: &[u8]) -> Result<Why> {
@@ -265,7 +219,7 @@ impl Engine for Served {
             path: None,
             place: self.namespace.store.describe(),
             reason,
-            since_unix_seconds: now_unix(),
+            since_unix_seconds: surgetank_core::clock::now().secs(),
         });
         Ok(Why {
             path: PathText(answer.path),

@@ -11,6 +11,7 @@ pub mod child;
 pub mod final_drain;
 pub mod offspring;
 mod preload;
+mod waiting;
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -33,6 +34,7 @@ use crate::agent::wire::{Account, Answer, Request};
 use child::Stillborn;
 use final_drain::Drained;
 use offspring::Change;
+use waiting::Waiting;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -269,8 +271,13 @@ impl Run {
     fn attend(&mut self, command: u32) -> Result<u8> {
         let end = self.config.deadline.clone();
         let mut last_call = end.as_ref().map(|end| clock::tick() + end.left().saturating_sub(end.lead));
+        let mut waiting = Waiting::default();
         loop {
-            self.await_event(last_call)?;
+            let look = waiting.next();
+            self.await_event(Some(last_call.map_or(look, |call| call.min(look))))?;
+            if clock::tick() >= look && !self.agent_lost && self.dialed.is_none() {
+                waiting.look(&mut self.agent);
+            }
             if let Some(end) = end.as_ref().filter(|end| last_call.is_some() && end.is_near()) {
                 last_call = None;
                 self.tell_near_end(end);

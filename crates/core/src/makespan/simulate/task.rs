@@ -1,6 +1,6 @@
 //! What a task does, one thing after the other, and what each of them costs on this machine.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use super::{
     AGENT, CACHE, CACHE_WRITE, CORES, Cause, FROM_STORE, Flow, Mode, Owner, STORE_OPERATIONS, STORE_READ, STORE_WRITE,
@@ -45,6 +45,7 @@ impl Simulation<'_> {
         // A store serves who asks first. Of equal tasks that begin together each gets its input when the one before has its own; shared
         // out among them it would come to all at once, and they would stay in step, all reading, then all computing.
         let mut served_s = vec![0.0; self.setup.nodes];
+        let mut served = HashSet::new();
         while !self.ready.is_empty() {
             let task = self.ready[0];
             let wanted = self.workload.tasks[task].steps.first().map_or(&[][..], |step| &step.reads);
@@ -66,7 +67,7 @@ impl Simulation<'_> {
             });
             let mut todo = self.program(task);
             if self.setup.apart_s > 0.0 {
-                let reading_s = self.first_reading_s(node, task);
+                let reading_s = self.first_reading_s(node, task, &mut served);
                 todo.push_front(Todo::flow(Cause::ReadStore, Flow::new(served_s[node], 1.0)));
                 served_s[node] += reading_s;
                 if self.now_s <= self.began_s {
@@ -78,10 +79,10 @@ impl Simulation<'_> {
         }
     }
 
-    /// How long a task reads before it does anything else, if nobody else reads.
-    fn first_reading_s(&self, node: usize, task: usize) -> f64 {
+    /// How long a task reads before it does anything else, if nobody else reads; not what others read with it.
+    fn first_reading_s(&self, node: usize, task: usize, served: &mut HashSet<(usize, usize)>) -> f64 {
         let first = self.workload.tasks[task].steps.first();
-        let sets = first.iter().flat_map(|step| &step.reads);
+        let sets = first.iter().flat_map(|step| &step.reads).filter(|&&set| served.insert((node, set)));
         let bytes = sets.map(|&set| {
             let all = self.workload.sets[set].bytes as f64;
             let parts = self.places.parts[set].iter();

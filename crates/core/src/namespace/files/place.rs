@@ -168,7 +168,9 @@ impl Namespace {
                 }
                 Place::Device { id: device, direct, reserve_bytes } => {
                     let device = self.tiers.device(device);
-                    let direct = via.is_only() || direct && self.dirty_room_for_direct(device, reserve_bytes);
+                    let limited = Self::drained(wish.mode);
+                    let direct =
+                        via.is_only() || direct && (!limited || self.dirty_room_for_direct(device, reserve_bytes));
                     if !direct && !via.is_mount() {
                         return Err(LEFT_TO_THE_MOUNT.into());
                     }

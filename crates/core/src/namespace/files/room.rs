@@ -40,8 +40,8 @@ impl Namespace {
         }
         let ahead = charged.min(STEP_BYTES_MAX);
         let device = self.tiers.device(device);
-        // No tier holds more that is undrained than it may: the file goes on where it is safer.
-        if !self.dirty_allows(device, grows) {
+        // No tier holds more that is undrained than it may: the file goes on where it is safer. What is never drained is not meant.
+        if !self.dirty_allows(device, grows) && self.is_to_be_drained(open.id) {
             return false;
         }
         for want in [grows + ahead, grows] {
@@ -61,6 +61,12 @@ impl Namespace {
             }
             granted
         }
+    }
+
+    fn is_to_be_drained(&self, id: FileId) -> bool {
+        let tree = self.tree();
+        let path = tree.logical_path(id);
+        path.is_none_or(|path| Self::drained(self.mode_for(&tree, id, &path)))
     }
 
     /// Moves the content of a mediated file to the next place that has room, while its writer waits.

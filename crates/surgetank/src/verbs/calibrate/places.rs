@@ -22,6 +22,8 @@ const FILES: u64 = 120;
 const SYNCED_FILES: u64 = 10;
 /// What the page cache surely takes at once.
 const CACHED_BYTES: u64 = 4 << 20;
+const CLOSED_BYTES_MIN: u64 = 16 << 20;
+const CLOSED_BYTES_MAX: u64 = 64 << 20;
 
 pub fn measure(
     name: &str,
@@ -79,7 +81,11 @@ impl Subject<'_> {
         let read = stream(bytes, &reads, read_all_s);
         let cached_read = stream(bytes, &cached, None);
         let cached_write = if self.in_memory { write } else { self.cached_write()? };
-        let dirty_bytes = if self.in_memory { 0 } else { dirty_bytes(bytes, write.one_bps, median(&ahead)) };
+        let mut dirty_bytes = if self.in_memory { 0 } else { dirty_bytes(bytes, write.one_bps, median(&ahead)) };
+        if dirty_bytes > 0 && self.close_waits(dirty_bytes, &write, &cached_write)? {
+            notes.push(format!("{name}: a writer's close waits until its bytes are there, as over NFS"));
+            dirty_bytes = 0;
+        }
         let scaled = |stream: Stream| Stream { all_bps: stream.one_bps * self.cores as f64, ..stream };
         Ok(Place {
             name: name.to_owned(),
@@ -139,6 +145,17 @@ impl Subject<'_> {
             fs::remove_file(path)?;
         }
         Ok(stream(CACHED_BYTES, &rounds, None))
+    }
+
+    /// A client that sends what is dirty before close returns lets nobody compute meanwhile.
+    fn close_waits(&self, dirty_bytes: u64, write: &Stream, cached: &Stream) -> io::Result<bool> {
+        let path = self.dir.join("closed");
+        // More than what a store lets through at once.
+        let bytes = dirty_bytes.clamp(CLOSED_BYTES_MIN, CLOSED_BYTES_MAX).min(self.room_bytes / 4);
+        let closed = self.one(Probe::Write { path: path.clone(), bytes, sync: false })?;
+        fs::File::open(&path)?.sync_all()?;
+        fs::remove_file(path)?;
+        Ok(is_through(closed.each[0].wall_s, bytes, write.one_bps, cached.one_bps))
     }
 
     fn operations(&self, notes: &mut Vec<String>) -> io::Result<Operations> {
@@ -221,6 +238,12 @@ pub fn median(values: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
 }
 
+/// Did it take as long as the device does, rather than as memory? (Where they hardly differ it does not matter.)
+fn is_through(wall_s: f64, bytes: u64, write_bps: f64, cached_bps: f64) -> bool {
+    let midway_s = bytes as f64 * (1.0 / write_bps + 1.0 / cached_bps) / 2.0;
+    2.0 * write_bps < cached_bps && wall_s > midway_s
+}
+
 /// What was still to be written when the writer had ended; or, when that is nearly all, the kernel's own limit.
 fn dirty_bytes(bytes: u64, write_bps: f64, sync_s: f64) -> u64 {
     let ahead = (sync_s * write_bps) as u64;
@@ -240,6 +263,14 @@ mod tests {
     fn how_far_writers_may_be_ahead_is_what_the_sync_wrote() {
         assert_eq!(dirty_bytes(100 << 20, f64::from(50 << 20), 0.5), 25 << 20);
         assert!(dirty_bytes(100 << 20, f64::from(50 << 20), 1.9) >= 95 << 20);
+    }
+
+    #[test]
+    fn a_close_waits_when_it_takes_as_long_as_the_device() {
+        assert!(is_through(0.27, 30 << 20, f64::from(110 << 20), f64::from(800 << 20)));
+        assert!(!is_through(0.04, 30 << 20, f64::from(110 << 20), f64::from(800 << 20)));
+        // A disk as quick as memory.
+        assert!(!is_through(0.06, 64 << 20, f64::from(1100 << 20), f64::from(1300 << 20)));
     }
 
     #[test]

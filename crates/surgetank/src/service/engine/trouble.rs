@@ -1,0 +1,64 @@
+//! What is in the way of the drain, and of writers, in words.
+
+use std::time::Duration;
+
+use surgetank_core::report::{PathText, Trouble};
+
+use super::Served;
+
+const SHORT_TOLD_MAX: usize = 20;
+
+impl Served {
+    /// `ends`: it is the last drain, which gives up.
+    pub(super) fn trouble(&self, ends: bool) -> Option<Trouble> {
+        let place = self.namespace.store.describe();
+        let paused = self.drain.paused_since_unix_seconds();
+        // It need not fail to be in trouble.
+        let silent = self.namespace.store_silent();
+        if let Some(time) = silent.or(self.drain.stalled_for()) {
+            let since_unix_seconds = paused.unwrap_or_else(|| before_unix(time));
+            let slow =
+                || format!("the store {place} has been at one thing for {} s: it is slow, or hangs", time.as_secs());
+            let reason = if silent.is_some() { self.namespace.silence() } else { slow() };
+            return Some(Trouble { path: None, place, reason, since_unix_seconds });
+        }
+        let mut stuck = self.namespace.stuck()?;
+        if ends && !stuck.lasting {
+            let left = self.namespace.config.retry.saturating_sub(stuck.since).as_secs();
+            stuck.text.push_str(&format!(" It is tried for {left} s more; what is left then stays safe in the tiers."));
+        }
+        Some(Trouble {
+            path: Some(PathText(stuck.path)),
+            place,
+            reason: stuck.text,
+            since_unix_seconds: before_unix(stuck.since).min(paused.unwrap_or(i64::MAX)),
+        })
+    }
+
+    /// Writers that wait for room, or waited in vain.
+    pub(super) fn short_of_room(&self, refused: bool) -> impl Iterator<Item = Trouble> {
+        let place = self.namespace.store.describe();
+        let patience = self.namespace.config.wait_for_room;
+        let short = self.namespace.short_of_room().into_iter().filter(move |short| refused || !short.refused);
+        short.take(SHORT_TOLD_MAX).map(move |short| Trouble {
+            path: Some(PathText(short.path)),
+            place: place.clone(),
+            reason: match short.refused {
+                true => format!("a writer got an error: {}", short.why),
+                false => {
+                    let left = patience.saturating_sub(short.since.elapsed());
+                    format!("a writer waits, {} s more: {}", left.as_secs(), short.why)
+                }
+            },
+            since_unix_seconds: short.at_unix_seconds,
+        })
+    }
+}
+
+fn before_unix(time: Duration) -> i64 {
+    now_unix() - i64::try_from(time.as_secs()).unwrap_or(0)
+}
+
+fn now_unix() -> i64 {
+    surgetank_core::clock::now().secs()
+}

@@ -1,0 +1,78 @@
+//! Programs that stand still because nobody has room: told while they do, or a user would look for the fault in them.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use surgetank_core::clock;
+use surgetank_core::report::Trouble;
+
+use crate::agent::client::Connection;
+use crate::agent::wire::{Answer, Request};
+
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// At a time; the others wait for the same.
+const TOLD_MAX: usize = 3;
+
+pub struct Waiting {
+    next: Instant,
+    /// Who was told of, with the second since which he waits.
+    told: BTreeSet<(Vec<u8>, i64)>,
+}
+
+impl Default for Waiting {
+    fn default() -> Self {
+        Self { next: clock::tick() + LOOK_EVERY, told: BTreeSet::new() }
+    }
+}
+
+impl Waiting {
+    /// When to look.
+    pub fn next(&self) -> Instant {
+        self.next
+    }
+
+    pub fn look(&mut self, agent: &mut Connection) {
+        self.next = clock::tick() + LOOK_EVERY;
+        // (Of an agent that dies is heard elsewhere.)
+        let Ok(Answer::Waiting(waiting)) = agent.ask(&Request::Waiting) else { return };
+        for line in self.lines(&waiting) {
+            eprintln!("surgetank: {line}");
+        }
+    }
+
+    fn lines(&mut self, waiting: &[Trouble]) -> Vec<String> {
+        if waiting.is_empty() {
+            let over = !std::mem::take(&mut self.told).is_empty();
+            return over.then(|| "there is room again: nobody waits any more".to_owned()).into_iter().collect();
+        }
+        let mut lines = Vec::new();
+        for trouble in waiting.iter().take(TOLD_MAX) {
+            let path = trouble.path.as_ref().map_or(&[][..], |path| &path.0);
+            if self.told.insert((path.to_vec(), trouble.since_unix_seconds)) {
+                lines.push(format!("{}: {}", String::from_utf8_lossy(path), trouble.reason));
+            }
+        }
+        lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trouble(path: &str, since_unix_seconds: i64) -> Trouble {
+        let path = Some(surgetank_core::report::PathText(path.into()));
+        Trouble { path, place: "store".into(), reason: "a writer waits".into(), since_unix_seconds }
+    }
+
+    #[test]
+    fn each_is_told_once_and_the_end_of_it() {
+        let mut waiting = Waiting::default();
+        assert_eq!(waiting.lines(&[]), [""; 0], "nobody waited");
+        assert_eq!(waiting.lines(&[trouble("a", 1)]), ["a: a writer waits"]);
+        assert_eq!(waiting.lines(&[trouble("a", 1), trouble("b", 2)]), ["b: a writer waits"]);
+        assert_eq!(waiting.lines(&[]), ["there is room again: nobody waits any more"]);
+        assert_eq!(waiting.lines(&[]), [""; 0]);
+        assert_eq!(waiting.lines(&[trouble("a", 7)]), ["a: a writer waits"], "again");
+    }
+}
