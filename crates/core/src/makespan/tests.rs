@@ -370,7 +370,7 @@ fn compared(machine: &Calibration, cases: usize, caps: impl Fn(&Any, f64) -> (u6
 fn a_tier_of_a_byte_is_no_better_than_none() {
     // (A little worse it may be: a task goes to the node that has the byte.)
     let parts = compared(&real(), 150, |_, _| (0, 1));
-    assert!(parts.iter().all(|part| (0.99..1.05).contains(part)), "{:?}", (parts.first(), parts.last()));
+    assert!(parts.iter().all(|part| (0.97..1.05).contains(part)), "{:?}", (parts.first(), parts.last()));
     // All reading, then all writing: in step the store took 391 s.
     let text = "[[stage]]\nname='a'\ntasks=32\nbytes_in='64M'\nbytes_out='256M'\ncpu_s=1\n[[stage]]\nname='b'\ntasks=32\nreads=['a']\nbytes_out='16M'\ncpu_s=1";
     let workload = Workload::parse(text).unwrap();

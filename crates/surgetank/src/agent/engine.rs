@@ -15,7 +15,8 @@ use surgetank_core::config::Config;
 use surgetank_core::error::Result;
 use surgetank_core::model::RunId;
 use surgetank_core::report::{
-    Audit, Figures, HintOf, Listing, Prefetch, Progress, RefusedHint, Scope, Status, Summary, Trouble, Verdict, Visibility, Why,
+    Audit, Figures, HintOf, Listing, Prefetch, Progress, RefusedHint, Scope, Status, Summary, Trouble, Verdict,
+    Visibility, Why,
 };
 
 use super::keep::Channel;

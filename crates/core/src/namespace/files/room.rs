@@ -7,7 +7,7 @@ use crate::sync::{Arc, PoisonError};
 use std::fs::File;
 
 use crate::error::{Errno, FsResult};
-use crate::model::{Attr, DeviceId, Mode, RunId, Timestamp};
+use crate::model::{Attr, DeviceId, FileId, Mode, RunId, Timestamp};
 use crate::placement::AskKind;
 use crate::tier::ladder;
 
