@@ -146,6 +146,13 @@ def repeated(bench: Bench, cell: "items.Cell", rounds: int, began: float) -> lis
     return runs
 
 
+def found_no_room(one: dict, other: dict) -> bool:
+    """On their way, or from the beginning: then the tier had so much less."""
+    spilled = one["agent"]["spills"] or other["agent"]["spills"]
+    ones, others = (run["agent"]["tier_in_bytes"] + run["durable_bytes"] for run in (one, other))
+    return bool(spilled) or ones == others
+
+
 def same_work(cell: "items.Cell", runs: list[dict]) -> None:
     last = runs[-1]
     for other in runs[:-1]:
@@ -153,7 +160,7 @@ def same_work(cell: "items.Cell", runs: list[dict]) -> None:
             raise Refused(f"{cell.name}: {last['variant']} has other results than {other['variant']}")
         keeps = VARIANTS[last["variant"]].keeps
         # (Temporaries that no tier had room for lie in the store, and how many that are differs from run to run.)
-        more = keeps == FINALS and any(run.get("agent", {}).get("spills") for run in (last, other))
+        more = keeps == FINALS and "agent" in last and "agent" in other and found_no_room(last, other)
         same_promise = VARIANTS[other["variant"]].keeps == keeps and not more
         if same_promise and other["durable_bytes"] != last["durable_bytes"]:
             raise Refused(f"{cell.name}: {last['variant']} left {last['durable_bytes']} bytes in the store, {other['variant']} {other['durable_bytes']}")

@@ -83,12 +83,18 @@ class Fairness(unittest.TestCase):
         same_work(self.cell(), [run("store", 0, 1.0), {**less, "variant": "in-memory"}])
 
     def test_temporaries_that_found_no_room_may_be_in_the_store_besides(self) -> None:
-        spilled = run("in-memory", 1, 1.0, durable_bytes=2 << 20, agent={"spills": 1})
-        same_work(self.cell(), [run("in-memory", 0, 1.0, agent={"spills": 0}), spilled])
+        def agent(spills: int, tier_in_mib: int) -> dict:
+            return {"spills": spills, "tier_in_bytes": tier_in_mib << 20}
+
+        all_in = run("in-memory", 0, 1.0, agent=agent(0, 8))
+        more = run("in-memory", 1, 1.0, durable_bytes=2 << 20)
+        same_work(self.cell(), [all_in, {**more, "agent": agent(1, 8)}])
+        # Placed in the store when it was made: the tier had a MiB less.
+        same_work(self.cell(), [all_in, {**more, "agent": agent(0, 7)}])
         with self.assertRaises(Refused):
-            same_work(self.cell(), [run("in-memory", 0, 1.0, agent={"spills": 0}), {**spilled, "agent": {"spills": 0}}])
+            same_work(self.cell(), [all_in, {**more, "agent": agent(0, 8)}])
         with self.assertRaises(Refused):
-            same_work(self.cell(), [run("copy-all", 0, 1.0, agent={"spills": 0}), {**spilled, "variant": "copy-all"}])
+            same_work(self.cell(), [{**all_in, "variant": "copy-all"}, {**more, "variant": "copy-all", "agent": agent(1, 8)}])
 
 
 class Report(unittest.TestCase):
