@@ -62,6 +62,7 @@ pub use attributes::SetAttr;
 use content::{Handle, Open};
 pub use deadline::Outlook;
 pub use early::Real;
+pub(crate) use evict::THE_END;
 pub use files::{Grant, LEFT_TO_THE_MOUNT, Opened, STORE_TO_BE_ASKED, Short};
 pub(crate) use files::{HIDDEN_PREFIX, KEPT_FOR};
 use held::InodeGuard;
@@ -429,6 +430,10 @@ impl Namespace {
     }
     fn drained(mode: Mode) -> bool {
         matches!(mode, Mode::Copy | Mode::Move)
+    }
+    /// At the end at the latest: until then the node's death would cost it.
+    fn drained_sometime(&self, mode: Mode) -> bool {
+        Self::drained(mode) || (mode == Mode::Keep && self.config.keep_at_exit == KeepAtExit::Drain)
     }
     fn is_last(&self, decision: &Decision) -> bool {
         decision.timing == Timing::Last && self.final_drains.load(Ordering::Relaxed) == 0 && !self.end.is_hurried()

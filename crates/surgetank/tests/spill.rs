@@ -361,8 +361,12 @@ fn temporaries_left_for_the_store_at_the_limit_of_what_is_undrained() {
         assert_eq!(ended.stdout, "fast\n".repeat(6), "{door:?}");
         assert_eq!(scene.store_files().len(), 0, "{door:?}");
     }
-    // What is drained keeps to it.
-    let ended = scene.run(&["--quiet-period", "1h", "--dirty-bytes-max", "6M"], script).exits(0);
-    assert!(ended.stdout.lines().any(|line| line != "fast"), "{}", ended.stdout);
+    // What is drained keeps to it, be it at the end.
+    for kept in [&[][..], &["--rule", "*.tmp=keep", "--keep-at-exit", "drain", "--no-preload"]] {
+        let options = [&["--quiet-period", "1h", "--dirty-bytes-max", "6M"], kept].concat();
+        let ended = scene.run(&options, script).exits(0);
+        assert!(ended.stdout.lines().any(|line| line != "fast"), "{kept:?} {}", ended.stdout);
+        scene.store_files().keys().for_each(|path| fs::remove_file(scene.path(path.to_str().unwrap())).unwrap());
+    }
     scene.is_clean();
 }

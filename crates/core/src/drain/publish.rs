@@ -7,6 +7,7 @@ use crate::sync::PoisonError;
 use crate::sync::atomic::Ordering;
 
 use crate::model::{CONFLICT_INFIX, FileId, Kind, Mode, OpKind, Prepared, RunId, Seq};
+use crate::namespace::THE_END;
 use crate::namespace::content::Lies;
 use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Op, Progress, Tree};
@@ -408,7 +409,7 @@ impl Drain {
     fn finalise(&self, done: Vec<(Seq, Done)>) {
         let mut tree = self.namespace.tree();
         let mut txn = Txn::default();
-        let (mut moved, mut last) = (Vec::new(), Vec::new());
+        let mut leaving = Vec::new();
         for (seq, outcome) in done {
             let Some(id) = tree.ops.get(&seq).map(crate::namespace::tree::Op::file) else {
                 continue;
@@ -431,17 +432,16 @@ impl Drain {
                 && let Some(path) = tree.logical_path(id)
                 && self.namespace.decided(&tree, id, &path).mode == Mode::Move
             {
-                moved.push(id);
+                leaving.push((id, "its rule says move: evicted once it was in the store"));
             } else if file && self.namespace.is_emptying() {
-                last.push(id);
+                leaving.push((id, THE_END));
             }
         }
         self.namespace.commit(&tree, txn);
         crash_point!("drain.done");
         drop(tree);
-        last.into_iter().for_each(|id| self.namespace.evict_at_the_end(id));
-        for id in moved {
-            if let Err(why) = self.namespace.evict(id, "its rule says move: evicted once it was in the store") {
+        for (id, reason) in leaving {
+            if let Err(why) = self.namespace.evict(id, reason) {
                 tracing::warn!(%why, "evict");
             }
         }

@@ -24,7 +24,8 @@ pub struct Prediction {
 /// Busy for more of the makespan than this, a resource is what has to be faster.
 const BOTTLENECK_BUSY: f64 = 0.6;
 
-/// The estimate's error in nine of ten cells that were predicted first and measured then (docs/model.md, "How good it is").
+/// So that upper ÷ lower is at most 1.5, which is what was asked for. How many of the cells that were predicted first kept to it:
+/// docs/model.md, "How good it is".
 const WRONG_BY: f64 = 1.22;
 /// A store lets through at once what was not asked of it in the moment before: a short run was a tenth quicker than any schedule.
 const BURSTS: f64 = 1.1;

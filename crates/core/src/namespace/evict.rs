@@ -18,7 +18,7 @@ use super::tree::{Place, PlainId, Tree};
 
 /// Room is kept for what direct writers would write in so many looks, at the rate of the last one.
 const LOOKS_AHEAD: u64 = 4;
-const THE_END: &str = "the last run over this directory ended";
+pub(crate) const THE_END: &str = "the last run over this directory ended";
 /// For a new file at least this part of a full device is emptied.
 const EVICT_SHARE: u64 = 16;
 
@@ -320,13 +320,9 @@ impl Namespace {
                     door.invalidate_name(dir, &name);
                 }
             }
-            self.evict_at_the_end(id);
+            let _inode = self.lock_inode(id);
+            self.evict_locked(id, THE_END, false);
         }
-    }
-
-    pub(crate) fn evict_at_the_end(&self, id: FileId) {
-        let _inode = self.lock_inode(id);
-        self.evict_locked(id, THE_END, false);
     }
 
     fn replicas(&self) -> Vec<FileId> {

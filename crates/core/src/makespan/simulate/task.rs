@@ -42,6 +42,9 @@ impl Todo {
 impl Simulation<'_> {
     /// Ready tasks into free slots: the node with most of a task's input, then the emptiest.
     pub(super) fn dispatch(&mut self) {
+        if self.ready.is_empty() {
+            return;
+        }
         // A store serves who asks first. Of equal tasks that begin together each gets its input when the one before has its own; shared
         // out among them it would come to all at once, and they would stay in step, all reading, then all computing.
         let mut served_s = vec![0.0; self.setup.nodes];

@@ -168,7 +168,7 @@ impl Namespace {
                 }
                 Place::Device { id: device, direct, reserve_bytes } => {
                     let device = self.tiers.device(device);
-                    let limited = Self::drained(wish.mode);
+                    let limited = self.drained_sometime(wish.mode);
                     let direct =
                         via.is_only() || direct && (!limited || self.dirty_room_for_direct(device, reserve_bytes));
                     if !direct && !via.is_mount() {

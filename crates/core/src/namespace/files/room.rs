@@ -66,7 +66,7 @@ impl Namespace {
     fn is_to_be_drained(&self, id: FileId) -> bool {
         let tree = self.tree();
         let path = tree.logical_path(id);
-        path.is_none_or(|path| Self::drained(self.mode_for(&tree, id, &path)))
+        path.is_none_or(|path| self.drained_sometime(self.mode_for(&tree, id, &path)))
     }
 
     /// Moves the content of a mediated file to the next place that has room, while its writer waits.
