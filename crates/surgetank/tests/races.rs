@@ -235,3 +235,19 @@ assert os.listdir('d') == ['late'] and os.path.isdir('other')
     scene.run_held("rename.looked:500", &[], "python3 /mnt/rename.py").exits(0);
     scene.holds("d/late", b"late");
 }
+
+/// To give back a gigabyte of memory takes a quarter of a second, and was done under the lock that everybody needs.
+#[test]
+fn a_large_file_that_was_deleted_held_up_everybody_else() {
+    let Some(scene) = prepare("races_large") else { return };
+    let script = "
+        head -c 4M /dev/urandom >large; echo 1 >other
+        rm large & sleep 0.5
+        before=$(date +%s%N); cat other >/dev/null; touch new; mkdir d; after=$(date +%s%N)
+        wait; echo $(((after - before) / 1000000)) $(ls)";
+    let ended = scene.run_held("remains.held:4000", &["--no-preload"], script).exits(0);
+    let (took_ms, names) = ended.stdout.trim().split_once(' ').unwrap();
+    assert!(took_ms.parse::<u64>().unwrap() < 2000, "{took_ms} ms beside a deletion: {}", ended.stderr);
+    assert_eq!(names, "d new other");
+    scene.is_clean();
+}

@@ -60,6 +60,11 @@ impl Namespace {
         }
     }
 
+    /// Of these the store never hears.
+    pub fn knows_attribute(name: &[u8]) -> bool {
+        VIRTUAL.contains(&name) || name.starts_with(ATTRIBUTE_PREFIX)
+    }
+
     pub fn getxattr(&self, id: FileId, name: &[u8]) -> FsResult<Vec<u8>> {
         if !name.starts_with(b"user.") {
             // (Who lists a directory asks once where there are no labels, and for every file where one of them has none.)

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, openat, statat, unlinkat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, fstatfs, openat, statat, unlinkat};
 use rustix::io::Errno;
 
 use super::beneath::{Dir, Place};
@@ -32,6 +32,26 @@ pub fn entries(dir: &OwnedFd) -> io::Result<Vec<StoreEntry>> {
         entries.push(StoreEntry { name: name.into(), kind, ino: entry.ino() });
     }
     Ok(entries)
+}
+
+const AUTOFS_SUPER_MAGIC: i64 = 0x187;
+
+/// `None`: there are more, or they are not the names that can be looked up.
+pub fn names(dir: &OwnedFd, at_most: usize) -> io::Result<Option<Vec<Box<[u8]>>>> {
+    // What is mounted when it is looked up need not be listed.
+    if fstatfs(dir)?.f_type == AUTOFS_SUPER_MAGIC {
+        return Ok(None);
+    }
+    let mut names = Vec::new();
+    let mut buffer = Vec::with_capacity(64 << 10);
+    let mut raw = RawDir::new(dir, buffer.spare_capacity_mut());
+    while let Some(entry) = raw.next() {
+        if names.len() > at_most {
+            return Ok(None);
+        }
+        names.push(entry?.file_name().to_bytes().into());
+    }
+    Ok(Some(names))
 }
 
 /// Removes a name and, if it is a directory, all below it, following nothing.
