@@ -23,10 +23,10 @@ static bool is_memory(const void *at)
 static int ask(const char *path, struct st_request *request, struct st_attribute *about)
 {
     struct st_place place;
-    if (!is_memory(about->name) || strncmp(about->name, OURS, sizeof OURS - 1) != 0)
+    if (!st_begin(&place, AT_FDCWD, path) || !is_memory(about->name) || strncmp(about->name, OURS, sizeof OURS - 1) != 0)
         return ST_PASS;
     about->name_bytes = (uint32_t)strnlen(about->name, ST_NAME_BYTES_MAX + 1);
-    if (about->name_bytes > ST_NAME_BYTES_MAX || !st_begin(&place, AT_FDCWD, path))
+    if (about->name_bytes > ST_NAME_BYTES_MAX)
         return ST_PASS;
     enum st_found found = st_find(&place);
     bool made_here = found == ST_UNSURE && (place.dir_flags & ST_LENT); /* and not taken in yet */

@@ -67,8 +67,10 @@ static inline uintptr_t this_thread(void)
 
 static void shares_memory(uintptr_t who)
 {
-    uintptr_t before = __atomic_load_n(&vforker, __ATOMIC_RELAXED);
-    __atomic_store_n(&vforker, before && before != who ? MANY : who, __ATOMIC_RELAXED);
+    uintptr_t before = __atomic_load_n(&vforker, __ATOMIC_RELAXED), now;
+    do
+        now = before && before != who ? MANY : who;
+    while (!__atomic_compare_exchange_n(&vforker, &before, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
 }
 
 bool st_is_vforked(void)

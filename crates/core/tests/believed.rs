@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use surgetank_core::error::Errno;
+use surgetank_core::model::FileId;
 use world::{Kind, World, pattern};
 
 const ROOMY: u64 = 1 << 30;
@@ -43,7 +44,14 @@ fn each_new_file_in_a_directory_of_the_store_was_looked_for_there() {
     world.settle();
     for number in 0..50 {
         assert!(world.find(&format!("old-{number}")).is_ok());
-        assert!(world.create(&format!("old-{number}")).is_err(), "made over another's file");
+        let again = world.namespace.create(
+            &world.caller,
+            FileId::ROOT,
+            format!("old-{number}").as_bytes(),
+            0o644,
+            libc::O_RDWR | libc::O_EXCL,
+        );
+        assert_eq!(again.unwrap_err().errno, Errno::EXIST);
     }
     assert_eq!(std::fs::read(world.in_store("new-499")).unwrap(), b"new-499");
 }
@@ -66,7 +74,7 @@ fn a_file_of_our_own_was_absent_once_it_was_only_in_the_store() {
     let id = world.find("ours").unwrap();
     world.namespace.forget(id, u64::from(u32::MAX));
     assert!(world.find("ours").is_ok(), "it is in the store");
-    world.namespace.unlink(&world.caller, surgetank_core::model::FileId::ROOT, b"ours").unwrap();
+    world.namespace.unlink(&world.caller, FileId::ROOT, b"ours").unwrap();
     assert_eq!(world.find("ours").unwrap_err(), Errno::NOENT);
     world.settle();
     assert_eq!(world.find("ours").unwrap_err(), Errno::NOENT);
@@ -110,4 +118,37 @@ fn a_directory_with_more_names_than_it_pays_to_list_is_asked_by_name() {
     let (lookups, listings) = asked(&world);
     assert!(lookups >= 100 && listings == 1, "{lookups} look-ups, {listings} listings");
     assert!(world.find("old-4999").is_ok());
+}
+
+#[test]
+fn a_name_that_a_listing_showed_was_absent_when_it_was_opened() {
+    let mut world = world(Duration::from_secs(600));
+    for number in 0..20 {
+        make(&world, &format!("new-{number}"));
+    }
+    world.put("theirs", b"theirs");
+    assert_eq!(world.find("theirs").unwrap_err(), Errno::NOENT);
+    let listing = world.namespace.opendir(&world.caller, FileId::ROOT).unwrap();
+    let names = world.namespace.listing(listing.fh, 0).unwrap();
+    assert!(names.iter().any(|listed| *listed.name == *b"theirs"));
+    assert!(world.find("theirs").is_ok());
+    // What the drain calls otherwise because somebody else was there first, too.
+    world.put("new-5", b"theirs");
+    world.settle();
+    let conflict = std::fs::read_dir(world.in_store("")).unwrap().map(|entry| entry.unwrap().file_name());
+    let conflict =
+        conflict.map(|name| name.into_string().unwrap()).find(|name| name.starts_with("new-5.surgetank-conflict"));
+    assert!(world.find(&conflict.expect("both are kept")).is_ok());
+}
+
+/// What is in it would not have been seen as long as we live.
+#[test]
+fn a_directory_that_another_node_made_a_moment_ago_was_made_once_more() {
+    let world = world(Duration::from_secs(600));
+    for number in 0..20 {
+        make(&world, &format!("new-{number}"));
+    }
+    std::fs::create_dir(world.in_store("shared")).unwrap();
+    let made = world.namespace.mkdir(&world.caller, FileId::ROOT, b"shared", 0o755);
+    assert_eq!(made.unwrap_err().errno, Errno::EXIST);
 }

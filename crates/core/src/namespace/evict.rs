@@ -321,7 +321,10 @@ impl Namespace {
     /// What is durable already goes, and temporaries where no process is left that could read them; while this turn lasts. `share` of
     /// `of`: several do it at a time, each its share of the files.
     pub fn empty_tiers(&self, turn: u32, temporaries: bool, (share, of): (usize, usize)) {
-        for id in self.replicas().into_iter().skip(share).step_by(of) {
+        for id in self.replicas() {
+            if id.0 as usize % of != share {
+                continue;
+            }
             if self.emptyings.load(Ordering::Relaxed) != turn {
                 return;
             }

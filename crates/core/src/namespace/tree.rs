@@ -371,7 +371,7 @@ impl Tree {
             d.generation = d.generation.wrapping_add(1);
         }
         d.absent.remove(name);
-        d.believed.bound(name);
+        d.believed.may_be_there(name);
         entry
     }
 

@@ -220,6 +220,10 @@ fn set_attribute(namespace: &Namespace, message: &Message) -> i32 {
     namespace.catch_up();
     for _ in 0..LOOKS_MAX {
         let Some(id) = namespace.file_named(FileId(message.request.dir), &message.name) else { return abi::ASK_MOUNT };
+        // A hint may make it go, and to give it back takes its time.
+        if namespace.may_leave(id) {
+            return abi::ASK_MOUNT;
+        }
         match namespace.setxattr(&message.caller, id, attribute, value, 0) {
             Ok(()) => return 0,
             // Another file has the name by now.
@@ -234,7 +238,9 @@ fn attribute(namespace: &Namespace, message: &Message) -> Result<Vec<u8>, i32> {
     let (attribute, _) = split(message)?;
     namespace.catch_up();
     let id = namespace.file_named(FileId(message.request.dir), &message.name).ok_or(abi::ASK_MOUNT)?;
-    let value = namespace.getxattr(id, attribute).map_err(|fault| fault.errno.raw_os_error())?;
+    // (Where it is gone meanwhile the mount looks again.)
+    let value = namespace.own_attribute(id, attribute).ok_or(abi::ASK_MOUNT)?;
+    let value = value.map_err(|fault| fault.errno.raw_os_error())?;
     if value.len() > abi::VALUE_BYTES_MAX { Err(abi::ASK_MOUNT) } else { Ok(value) }
 }
 
@@ -285,7 +291,7 @@ fn open(namespace: &Namespace, message: &Message, may_ask: bool) -> FsResult<Fil
 }
 
 fn open_new(namespace: &Namespace, message: &Message, may_ask: bool) -> FsResult<File> {
-    let Message { request, name, caller } = message;
+    let Message { request, name, caller, .. } = message;
     let dir = FileId(request.dir);
     let hand = || namespace.hand_out(caller, dir, name, request.mode & 0o7777, request.flags as i32, may_ask);
     match hand() {

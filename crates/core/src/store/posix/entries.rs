@@ -34,12 +34,12 @@ pub fn entries(dir: &OwnedFd) -> io::Result<Vec<StoreEntry>> {
     Ok(entries)
 }
 
-const AUTOFS_SUPER_MAGIC: i64 = 0x187;
+/// Of these more can be looked up than is listed: autofs, two kinds of AFS, proc.
+const LISTS_LESS: [i64; 4] = [0x187, 0x5346_414f, 0x6b41_4653, 0x9fa0];
 
 /// `None`: there are more, or they are not the names that can be looked up.
 pub fn names(dir: &OwnedFd, at_most: usize) -> io::Result<Option<Vec<Box<[u8]>>>> {
-    // What is mounted when it is looked up need not be listed.
-    if fstatfs(dir)?.f_type == AUTOFS_SUPER_MAGIC {
+    if LISTS_LESS.contains(&fstatfs(dir)?.f_type) {
         return Ok(None);
     }
     let mut names = Vec::new();
