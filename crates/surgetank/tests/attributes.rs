@@ -14,7 +14,7 @@ def attempt(what, *words, **more):
 def asked(path, name, room):
     buffer = ctypes.create_string_buffer(room + 1)
     got = libc.getxattr(path, name, buffer if room else None, room)
-    print(room, got, errno.errorcode[ctypes.get_errno()] if got < 0 else buffer.raw[:got] if room else '')
+    print(room, got, errno.errorcode[ctypes.get_errno()] if got < 0 else buffer.raw[:got] if room else '-')
 def said(path, name, value, size):
     print(libc.setxattr(path, name, value, size, 0) and errno.errorcode[ctypes.get_errno()])
 with open('f', 'w') as f: f.write('x')
@@ -61,7 +61,7 @@ fn prepare(name: &str) -> Option<Scene> {
 /// As a file system without the shim says it, but for the names that are ours.
 const SAID: &str = r#"ENODATA
 None
-0 4 
+0 4 -
 1 -1 ERANGE
 3 -1 ERANGE
 4 4 b'keep'
