@@ -218,6 +218,12 @@ static inline void st_hash(const uint64_t key[2], uint64_t parent, const char *n
 #define ST_SYNC 2u    /* fsync of a plain file: dev + ino */
 #define ST_SETATTR 3u /* dev + ino */
 #define ST_SETATTR_NAMED 4u /* directory + name; an agent from before answers EINVAL */
+/* An attribute whose name begins with "user.surgetank.", of directory + name. Behind the name come the attribute's name, of `mode` bytes,
+   and what it is set to, of `valid` bytes; or `valid` is the room for what it is, which comes behind the reply. */
+#define ST_SETXATTR 5u
+#define ST_GETXATTR 6u
+#define ST_MORE_BYTES_MAX 1024u /* behind the name */
+#define ST_VALUE_BYTES_MAX 4096u /* behind the reply */
 
 /* ST_OPEN's `valid`: asked before, of an agent that was killed; `dev` and `ino` say which request it is. */
 #define ST_AGAIN 1u
@@ -242,14 +248,14 @@ struct st_request {
     int64_t atime_s, mtime_s;
     uint32_t atime_ns, mtime_ns;
     uint32_t name_bytes;
-    uint32_t reserved;
+    uint32_t more_bytes; /* behind the name */
     uint8_t name[ST_NAME_BYTES_MAX + 1]; /* only `name_bytes` of it are sent */
 };
 
 /* With ST_OPEN and status 0 the message carries the descriptor. */
 struct st_reply {
     int32_t status; /* 0: done; > 0: this errno; ST_ASK_MOUNT */
-    uint32_t reserved;
+    uint32_t value_bytes; /* with ST_GETXATTR */
 };
 #define ST_ASK_MOUNT (-1) /* make the system call as if there were no shim */
 

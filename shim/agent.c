@@ -125,26 +125,39 @@ static void keep(struct connection *connection, const struct st_domain *domain, 
     connection->descriptor = descriptor;
 }
 
-static int send_request(int socket, const struct st_request *request)
+/* `about`: of an attribute. Its name and value are the program's memory, which only the kernel looks at. */
+static int send_request(int socket, const struct st_request *request, const struct st_attribute *about)
 {
     size_t bytes = offsetof(struct st_request, name) + request->name_bytes;
+    struct iovec parts[] = {{(void *)(uintptr_t)request, bytes}, {NULL, 0}, {NULL, 0}};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = about ? 3 : 1};
     long result;
+    if (about) {
+        parts[1] = (struct iovec){(void *)(uintptr_t)about->name, about->name_bytes};
+        parts[2] = (struct iovec){about->value, request->more_bytes - about->name_bytes};
+        bytes += request->more_bytes;
+    }
     do
-        result = st_sys(__NR_sendto, socket, request, bytes, MSG_NOSIGNAL, 0, 0);
+        result = about ? st_sys(__NR_sendmsg, socket, &message, MSG_NOSIGNAL)
+                       : st_sys(__NR_sendto, socket, request, bytes, MSG_NOSIGNAL, 0, 0);
     while (result == -EINTR);
     return result == (long)bytes ? 0 : -1;
 }
 
-static int receive_reply(int socket, bool cloexec, int *descriptor)
+static int receive_reply(int socket, bool cloexec, int *descriptor, struct st_attribute *asked)
 {
     struct st_reply reply;
     union {
         struct cmsghdr head;
         char room[CMSG_SPACE(sizeof(int))];
     } control;
-    struct iovec vector = {&reply, sizeof reply};
-    struct msghdr message = {
-        .msg_iov = &vector, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    struct iovec parts[] = {{&reply, sizeof reply}, {NULL, 0}};
+    struct msghdr message = {.msg_iov = parts,
+                             .msg_iovlen = asked ? 2 : 1,
+                             .msg_control = &control,
+                             .msg_controllen = sizeof control};
+    if (asked)
+        parts[1] = (struct iovec){asked->value, asked->room_bytes};
     long result;
     do
         result = st_sys(__NR_recvmsg, socket, &message, cloexec ? MSG_CMSG_CLOEXEC : 0);
@@ -153,8 +166,11 @@ static int receive_reply(int socket, bool cloexec, int *descriptor)
     *descriptor = -1;
     if (head && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS && head->cmsg_len >= CMSG_LEN(sizeof(int)))
         memcpy(descriptor, CMSG_DATA(head), sizeof(int));
-    if (result != sizeof reply)
+    if (st_sys_failed(result) || (size_t)result < sizeof reply ||
+        (size_t)result != sizeof reply + (asked && asked->room_bytes && !reply.status ? reply.value_bytes : 0))
         return ST_UNHEARD;
+    if (asked)
+        asked->value_bytes = reply.value_bytes;
     if (*descriptor < 0 && (message.msg_flags & MSG_CTRUNC))
         return EMFILE;
     return reply.status;
@@ -171,7 +187,8 @@ bool st_agent_replaced(const struct st_domain *domain, int turn)
     return true;
 }
 
-int st_ask(const struct st_domain *domain, const struct st_request *request, bool cloexec, int *descriptor)
+static int ask(const struct st_domain *domain, const struct st_request *request, bool cloexec, int *descriptor,
+               struct st_attribute *about)
 {
     int unused = -1, answer = ST_UNSENT;
     int *out = descriptor ? descriptor : &unused;
@@ -182,8 +199,8 @@ int st_ask(const struct st_domain *domain, const struct st_request *request, boo
         int socket = old ? connection->descriptor : dial(domain);
         if (socket >= 0 && connection && !old)
             keep(connection, domain, socket);
-        if (socket >= 0 && send_request(socket, request) == 0)
-            answer = receive_reply(socket, cloexec, out);
+        if (socket >= 0 && send_request(socket, request, about) == 0)
+            answer = receive_reply(socket, cloexec, out, about && request->op == ST_GETXATTR ? about : NULL);
         bool pooled = connection && connection->descriptor == socket && socket >= 0;
         if (socket >= 0 && (!pooled || answer == ST_UNSENT || answer == ST_UNHEARD)) {
             if (pooled)
@@ -200,4 +217,14 @@ int st_ask(const struct st_domain *domain, const struct st_request *request, boo
         *out = -1;
     }
     return answer;
+}
+
+int st_ask(const struct st_domain *domain, const struct st_request *request, bool cloexec, int *descriptor)
+{
+    return ask(domain, request, cloexec, descriptor, NULL);
+}
+
+int st_ask_attribute(const struct st_domain *domain, const struct st_request *request, struct st_attribute *about)
+{
+    return ask(domain, request, true, NULL, about);
 }

@@ -236,25 +236,19 @@ static unsigned learn(int descriptor)
 }
 
 /* A vfork child has its parent's memory and other descriptors: what it finds out is not written down, but for what would only
- * make the parent count less (asking costs a system call, which nobody else's descriptors should).
+ * make the parent count less.
  */
-static bool is_vforked(void)
-{
-    int pid;
-    return st_self(&pid) == ST_SELF_VFORKED;
-}
-
 unsigned st_kind_learn(int descriptor)
 {
     unsigned kind = learn(descriptor);
-    if (kind == ST_KIND_FOREIGN || (kind && !is_vforked()))
+    if (kind == ST_KIND_FOREIGN || (kind && !st_is_vforked()))
         __atomic_store_n(&st_kinds[descriptor], (uint8_t)kind, __ATOMIC_RELAXED);
     return kind;
 }
 
 void st_kind_over(int descriptor, bool still_open)
 {
-    if (is_vforked())
+    if (st_is_vforked())
         return;
     st_streams_over(descriptor, still_open);
     __atomic_store_n(&st_kinds[descriptor], 0, __ATOMIC_RELAXED);
@@ -276,7 +270,7 @@ int st_counted_open(const struct st_domain *domain, int descriptor, int flags)
         return descriptor;
     unsigned kind = ST_KIND_OURS + (unsigned)(domain - st_process.domains) * ST_IOS + ST_IO_PLAIN;
     st_fresh(descriptor);
-    if (!is_vforked())
+    if (!st_is_vforked())
         __atomic_store_n(&st_kinds[descriptor], (uint8_t)kind, __ATOMIC_RELAXED);
     struct st_io *io = st_io_of(kind);
     if (io) {

@@ -126,14 +126,6 @@ ST_WRAP(int, fchmodat, int dirfd, const char *path, mode_t mode, int flags)
     return next ? next(dirfd, path, mode, flags) : (int)unknown();
 }
 
-FOLLOW_CALL(ssize_t, -1, getxattr, LIST(const char *, const char *, void *, size_t),
-            LIST(const char *path, const char *a, void *b, size_t c), LIST(path, a, b, c), AT_FDCWD, path)
-PATH_CALL(ssize_t, -1, lgetxattr, LIST(const char *, const char *, void *, size_t),
-          LIST(const char *path, const char *a, void *b, size_t c), LIST(path, a, b, c), AT_FDCWD, path)
-FOLLOW_CALL(int, -1, setxattr, LIST(const char *, const char *, const void *, size_t, int),
-            LIST(const char *path, const char *a, const void *b, size_t c, int d), LIST(path, a, b, c, d), AT_FDCWD, path)
-PATH_CALL(int, -1, lsetxattr, LIST(const char *, const char *, const void *, size_t, int),
-          LIST(const char *path, const char *a, const void *b, size_t c, int d), LIST(path, a, b, c, d), AT_FDCWD, path)
 FOLLOW_CALL(ssize_t, -1, listxattr, LIST(const char *, char *, size_t), LIST(const char *path, char *a, size_t b),
             LIST(path, a, b), AT_FDCWD, path)
 PATH_CALL(ssize_t, -1, llistxattr, LIST(const char *, char *, size_t), LIST(const char *path, char *a, size_t b),

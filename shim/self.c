@@ -8,6 +8,9 @@
 #define _GNU_SOURCE
 #include "shim.h"
 
+#include <errno.h>
+#include <sched.h>
+#include <stdarg.h>
 #include <sys/mman.h>
 
 #ifndef MADV_WIPEONFORK
@@ -17,6 +20,9 @@
 static int *owner;      /* in the page that is wiped; NULL: none */
 static bool wiped;      /* the kernel does that */
 static uint32_t mask = ST_UMASK_UNKNOWN;
+
+#define MANY UINTPTR_MAX
+static uintptr_t vforker; /* the thread that called vfork; MANY: several, or something like it */
 
 void st_self_start(void)
 {
@@ -31,6 +37,7 @@ void st_self_start(void)
 
 void st_self_forked(void)
 {
+    __atomic_store_n(&vforker, 0, __ATOMIC_RELAXED);
     if (owner)
         __atomic_store_n(owner, st_sys_getpid(), __ATOMIC_RELAXED);
 }
@@ -42,6 +49,75 @@ enum st_self st_self(int *pid)
     if (written == *pid)
         return ST_SELF_OWN;
     return written && wiped ? ST_SELF_VFORKED : ST_SELF_UNKNOWN;
+}
+
+/* ---- Without a system call: has anybody called vfork since we were last alone in our memory? Only for what may be wrong in a child that
+ * was made by a bare system call (it counts for its parent). */
+
+static inline uintptr_t this_thread(void)
+{
+    uintptr_t self;
+#if defined(__x86_64__)
+    __asm__("movq %%fs:0, %0" : "=r"(self));
+#else
+    __asm__("mrs %0, tpidr_el0" : "=r"(self));
+#endif
+    return self;
+}
+
+static void shares_memory(uintptr_t who)
+{
+    uintptr_t before = __atomic_load_n(&vforker, __ATOMIC_RELAXED), now;
+    do
+        now = before && before != who ? MANY : who;
+    while (!__atomic_compare_exchange_n(&vforker, &before, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+}
+
+bool st_is_vforked(void)
+{
+    int pid;
+    uintptr_t who = __atomic_load_n(&vforker, __ATOMIC_RELAXED);
+    if (st_likely(!who))
+        return false;
+    enum st_self self = st_self(&pid);
+    /* The thread is back, so its child is gone. */
+    if (self == ST_SELF_OWN && who == this_thread())
+        __atomic_compare_exchange_n(&vforker, &who, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    return self == ST_SELF_VFORKED;
+}
+
+/* Who calls vfork returns twice, so no function in C may stand between: ours only notes it, and goes on in the next one. */
+__attribute__((used, visibility("hidden"))) void *st_vfork_begins(void)
+{
+    void *next = ST_NEXT(vfork);
+    shares_memory(this_thread());
+    return next ? next : ST_NEXT(fork);
+}
+
+#if defined(__x86_64__)
+__asm__(".text\n.globl vfork\n.type vfork, @function\nvfork:\n"
+        "\tendbr64\n\tsubq $8, %rsp\n\tcall st_vfork_begins\n\taddq $8, %rsp\n\tjmp *%rax\n"
+        ".size vfork, .-vfork\n");
+#else
+__asm__(".text\n.globl vfork\n.type vfork, %function\nvfork:\n"
+        "\thint #34\n\tstp x29, x30, [sp, #-16]!\n\tbl st_vfork_begins\n\tldp x29, x30, [sp], #16\n\tmov x16, x0\n\tbr x16\n"
+        ".size vfork, .-vfork\n");
+#endif
+
+/* A child in our memory that is no thread may live as long as it wants. */
+ST_WRAP(int, clone, int (*begins)(void *), void *stack, int flags, void *argument, ...)
+{
+    va_list more;
+    va_start(more, argument);
+    void *a = va_arg(more, void *), *b = va_arg(more, void *), *c = va_arg(more, void *);
+    va_end(more);
+    int (*next)(int (*)(void *), void *, int, void *, ...) = ST_NEXT(clone);
+    if ((flags & CLONE_VM) && !(flags & CLONE_THREAD))
+        shares_memory(MANY);
+    if (next)
+        return next(begins, stack, flags, argument, a, b, c);
+    errno = ENOSYS;
+    return -1;
 }
 
 static uint32_t ask_umask(void)

@@ -81,6 +81,8 @@ enum st_self { ST_SELF_OWN, ST_SELF_VFORKED, ST_SELF_UNKNOWN };
 void st_self_start(void);
 void st_self_forked(void); /* in the child of a fork that we saw */
 enum st_self st_self(int *pid);
+/* Without a system call, where nobody has called vfork. Believes of a child that was made by a bare system call that it is its parent. */
+bool st_is_vforked(void);
 
 #define ST_UMASK_UNKNOWN (~UINT32_C(0))
 uint32_t st_umask(void); /* ST_UMASK_UNKNOWN: leave it to the mount */
@@ -297,6 +299,15 @@ static inline bool st_refused(int dirfd, const char *path)
 #define ST_UNSENT (-2) /* nobody was asked */
 #define ST_UNHEARD (-3) /* asked, but no answer came */
 int st_ask(const struct st_domain *domain, const struct st_request *request, bool cloexec, int *descriptor);
+/* With what stands behind the request and the reply of ST_SETXATTR and ST_GETXATTR. */
+struct st_attribute {
+    const char *name;
+    uint32_t name_bytes;
+    uint32_t room_bytes;  /* for what is asked */
+    uint32_t value_bytes; /* of what was asked */
+    void *value;
+};
+int st_ask_attribute(const struct st_domain *domain, const struct st_request *request, struct st_attribute *about);
 /* The agent was killed: returns when another one serves the mount, and a moment later each further time; false: none will. */
 bool st_agent_replaced(const struct st_domain *domain, int turn);
 

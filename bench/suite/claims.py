@@ -62,13 +62,18 @@ def copy_all(records: list[dict]) -> list[list[str]]:
 
 
 def terrain(records: list[dict]) -> list[list[str]]:
+    """35 % or more; where staging by hand saves less, which nothing beats that copies the results, 0.9 of what that saves."""
     rows = []
     for variant in ("copy-all", "in-memory"):
         for record, cell, ratio in cells(records, "terrain", variant):
             if not record["store"]["simulated"]:
                 continue
             saved = 1 - 1 / ratio.median
-            rows.append([f"terrain, {where(record, cell)}, {variant}: time saved", "35 %", "≥ 35 %", f"{saved:.0%} ({1 - 1 / ratio.low:.0%} – {1 - 1 / ratio.high:.0%})", verdict(saved >= 0.35)])
+            by_hand = faster(cell, "by-hand", "store") if variant == "in-memory" else None
+            limit = 1 - 1 / by_hand.median if by_hand else 0.35
+            target = "≥ 35 %" if limit >= 0.35 else f"≥ 35 %, or 0.9 of by hand's {limit:.0%}"
+            good = saved >= min(0.35, 0.9 * limit) if by_hand else saved >= 0.35
+            rows.append([f"terrain, {where(record, cell)}, {variant}: time saved", "35 %", target, f"{saved:.0%} ({1 - 1 / ratio.low:.0%} – {1 - 1 / ratio.high:.0%})", verdict(good)])
     return rows
 
 

@@ -110,6 +110,16 @@ class Report(unittest.TestCase):
         self.assertEqual(claims.in_memory([record(ours=4.0)])[0][-1], "✗")
         self.assertEqual(faster(record(ours=4.0)["cells"][0], "in-memory", "by-hand"), None)
 
+    def test_terrain_is_held_against_staging_by_hand_where_that_saves_less(self) -> None:
+        def said(ours: float, by_hand: float | None) -> str:
+            terrain = {**record(ours=ours, theirs=10.0), "item": "terrain"}
+            if by_hand is not None:
+                terrain["cells"][0]["runs"] += [run("by-hand", number, by_hand) for number in range(10)]
+            return claims.terrain([terrain])[0][-1]
+
+        # 40 %; 33 % with nothing beside it; beside 27 and beside 50 % by hand; 24 % beside 27.
+        self.assertEqual([said(6.0, None), said(6.7, None), said(6.7, 7.3), said(6.7, 5.0), said(7.6, 7.3)], ["✓", "✗", "✓", "✗", "✗"])
+
     def test_a_plot_is_named_by_its_numbers(self) -> None:
         one, other = ([{**record(), "store": {**record()["store"], "name": name}} for name in names] for names in (("a", "b"), ("a", "c")))
         self.assertNotEqual(report.drawn_from(one), report.drawn_from(other))

@@ -54,8 +54,7 @@ def cells(mode: str) -> list[Cell]:
     if mode == "headline":
         return [one(*SIZES[-1], "nfs", ("store", "in-memory", "copy-all"), rounds=3)]
     variants = ("store", "copy-all", "in-memory")
-    found = [one(*size, "nfs", (*variants, "by-hand"), rounds=FULL_ROUNDS) for size in SIZES[:-1]]
-    found.append(one(*SIZES[-1], "nfs", variants, rounds=HEADLINE_ROUNDS))
+    found = [one(*size, "nfs", (*variants, "by-hand"), rounds=rounds) for size, rounds in zip(SIZES, (FULL_ROUNDS, FULL_ROUNDS, HEADLINE_ROUNDS), strict=True)]
     return [*found, one(*SIZES[1], "moosefs", ("store", "copy-all", "in-memory"))]
 
 

@@ -11,6 +11,7 @@
 mod ahead;
 mod arrive;
 mod attributes;
+mod believed;
 pub mod content;
 mod deadline;
 mod early;

@@ -278,6 +278,11 @@ pub trait Store: Send + Sync {
     }
     /// Entries without `.` and `..`; our own temporaries are included only when `temporaries`.
     fn list(&self, who: Cred, path: &StorePath, temporaries: bool) -> io::Result<Vec<StoreEntry>>;
+    /// The names in a directory, for one who wants to know which are absent. `None`: there are more than `at_most`, or it is not told quickly, or
+    /// more can be looked up than is listed.
+    fn names(&self, _who: Cred, _path: &StorePath, _at_most: usize) -> io::Result<Option<Vec<Box<[u8]>>>> {
+        Ok(None)
+    }
     fn read_link(&self, who: Cred, path: &StorePath) -> io::Result<Box<[u8]>>;
     /// `user.*` attributes.
     fn xattrs(&self, who: Cred, path: &StorePath) -> io::Result<Xattrs>;

@@ -27,7 +27,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
-pub use device::{Device, DeviceCounters, DeviceView, Standing};
+pub use device::{Device, DeviceCounters, DeviceView, Remains, Standing};
 pub use remembered::Remembered;
 pub use scope::files_of_all;
 pub use tree::{Each, Plain};

@@ -235,3 +235,22 @@ assert os.listdir('d') == ['late'] and os.path.isdir('other')
     scene.run_held("rename.looked:500", &[], "python3 /mnt/rename.py").exits(0);
     scene.holds("d/late", b"late");
 }
+
+/// To give back a gigabyte of memory takes a quarter of a second, and was done under the lock that everybody needs.
+#[test]
+fn a_large_file_that_was_deleted_held_up_everybody_else() {
+    let Some(scene) = prepare("races_large") else { return };
+    let beside = scene.beside("beside");
+    let script = "
+        mkdir sub; head -c 4M /dev/urandom >sub/large; echo 1 >other
+        (begun=$(date +%s%N); rm sub/large; echo $((($(date +%s%N) - begun) / 1000000)) >/mnt/beside/rm) & sleep 0.5
+        before=$(date +%s%N); cat other >/dev/null; touch new; mkdir d; after=$(date +%s%N)
+        wait; echo $(((after - before) / 1000000)) $(ls)";
+    let ended = scene.run_held("remains.held:4000", &["--no-preload"], script).exits(0);
+    let (took_ms, names) = ended.stdout.trim().split_once(' ').unwrap();
+    assert!(took_ms.parse::<u64>().unwrap() < 2000, "{took_ms} ms beside a deletion: {}", ended.stderr);
+    assert_eq!(names, "d new other sub");
+    let rm_ms = fs::read_to_string(beside.join("rm")).unwrap();
+    assert!(rm_ms.trim().parse::<u64>().unwrap() >= 4000, "it did not wait where it should: {rm_ms} ms");
+    scene.is_clean();
+}

@@ -63,6 +63,10 @@ fn lower(machine: &Calibration, workload: &Workload, setup: &Setup) -> f64 {
 /// The first: the earliest end of what comes before a file that goes there. The second: whoever reads last still computes and
 /// writes; it holds only where inputs are read by a task's first step and by nobody else.
 fn edges(machine: &Calibration, workload: &Workload, setup: &Setup, pace: &Pace) -> (f64, f64) {
+    // (Who writes as he computes may write his first byte at once.)
+    if workload.tasks.iter().flat_map(|task| &task.steps).any(|step| step.streams) {
+        return (0.0, 0.0);
+    }
     let mut ends: Vec<f64> = Vec::with_capacity(workload.tasks.len());
     let (mut before, mut after) = (f64::INFINITY, f64::INFINITY);
     let is_input = |set: &usize| workload.sets[*set].fate == Fate::Input;
@@ -362,12 +366,13 @@ fn step_s(workload: &Workload, step: &Step, cores: f64, pace: &Pace) -> f64 {
         workload.sets[set].bytes as f64 / if fresh { pace.first_read_bps } else { pace.read_bps }
     };
     let written = bytes(workload, &step.writes);
+    let (computing_s, writing_s) =
+        (step.cpu_s / cores, (written / pace.write_bps).max((written - pace.ahead_bytes) / pace.through_bps));
     files(&step.reads) * pace.open_s
         + step.reads.iter().map(read_s).sum::<f64>()
-        + step.cpu_s / cores
         + step.wait_s
         + files(&step.writes) * pace.create_s
-        + (written / pace.write_bps).max((written - pace.ahead_bytes) / pace.through_bps)
+        + if step.streams { computing_s.max(writing_s) } else { computing_s + writing_s }
 }
 
 fn read_once(workload: &Workload) -> Vec<bool> {

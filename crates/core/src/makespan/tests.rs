@@ -425,13 +425,33 @@ fn equal_tasks_stayed_in_step() {
     assert!(took_s < 18.0 * read_s, "{took_s} {read_s}");
 }
 
+/// GDAL writes its tiles as it computes them; straight on a store it was said to take a fifth longer than it does.
+#[test]
+fn programs_were_said_to_compute_all_before_they_write_anything() {
+    let mut machine = real();
+    machine.store.dirty_bytes = 0;
+    let text = "[[stage]]\nname='a'\ntasks=1\nbytes_out='64M'\ncpu_s=1";
+    let mut workload = Workload::parse(text).unwrap();
+    let setup = Setup::new(&machine, Mode::Store, 1);
+    let then_s = estimate(&machine, &workload, &setup);
+    workload.tasks[0].steps[0].streams = true;
+    let meanwhile_s = estimate(&machine, &workload, &setup);
+    let writing_s = (64 << 20) as f64 / machine.store.write.one_bps;
+    assert!((then_s - meanwhile_s - writing_s.min(1.0)).abs() < 0.05 * then_s, "{then_s} {meanwhile_s} {writing_s}");
+    let limits = super::bounds::bounds(&machine, &machine, &workload, &setup);
+    assert!(limits.lower_s <= meanwhile_s && meanwhile_s <= limits.upper_s, "{limits:?}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
     fn the_estimate_lies_between_the_bounds(any in any()) {
         let machine = real();
-        let (workload, setup) = (any.workload(), any.setup(&machine));
+        let (mut workload, setup) = (any.workload(), any.setup(&machine));
+        for step in workload.tasks.iter_mut().flat_map(|task| &mut task.steps) {
+            step.streams = any.files % 2 == 0;
+        }
         let estimate_s = estimate(&machine, &workload, &setup);
         let limits = super::bounds::bounds(&machine, &machine, &workload, &setup);
         prop_assert!(limits.lower_s <= estimate_s * (1.0 + 1e-6), "{limits:?} {estimate_s}");
@@ -453,8 +473,9 @@ proptest! {
         faster.agent.drain_bps *= factor;
         let (workload, setup) = (any.workload(), any.setup(&machine));
         let (slow, fast) = (estimate(&machine, &workload, &setup), estimate(&faster, &workload, &setup));
-        // A schedule may turn out unluckily (Graham's anomalies): by a task's step at most. 3.02 % was met in some thousands of cases.
-        prop_assert!(fast <= slow * 1.06, "{slow} s, with {factor} times the bandwidth {fast} s");
+        // A schedule may turn out unluckily (Graham's anomalies): by a task at most.
+        let task_s = any.cpu_s * any.iterations as f64;
+        prop_assert!(fast <= slow * 1.06 + task_s, "{slow} s, with {factor} times the bandwidth {fast} s");
         let closed = |machine: &Calibration| super::bounds::bounds(machine, machine, &workload, &setup);
         prop_assert!(closed(&faster).lower_s <= closed(&machine).lower_s * (1.0 + 1e-9));
         prop_assert!(closed(&faster).upper_s <= closed(&machine).upper_s * (1.0 + 1e-9));

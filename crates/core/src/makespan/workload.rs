@@ -33,7 +33,7 @@ pub struct FileSet {
     pub fate: Fate,
 }
 
-/// Reading, then computing, then writing.
+/// Reading, then computing, then writing; or computing while it writes.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Step {
     pub reads: Vec<usize>,
@@ -42,6 +42,8 @@ pub struct Step {
     /// Time that passes without any core: sleeping, waiting for somebody else's network.
     pub wait_s: f64,
     pub writes: Vec<usize>,
+    /// It writes as it computes.
+    pub streams: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]

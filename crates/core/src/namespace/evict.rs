@@ -10,6 +10,7 @@ use crate::config::KeepAtExit;
 use crate::error::Result;
 use crate::model::{DeviceId, FileId, Mode};
 use crate::placement::{self, Candidate, Reason, Skip};
+use crate::tier::Remains;
 
 use super::Namespace;
 use super::content::Lies;
@@ -149,7 +150,9 @@ impl Namespace {
             inode.placed = Some(reason);
         }
         txn.file(id);
-        self.drop_copy(&mut tree, txn, id, replica, path)
+        let remains = self.drop_copy(&mut tree, txn, id, replica, path);
+        drop(tree);
+        remains.bytes()
     }
 
     /// Somebody else has changed in the store what we have a copy of, or taken it away: the copy goes, and the name with
@@ -178,7 +181,7 @@ impl Namespace {
         txn.dropped(id);
         txn.entry(dir, &name);
         if let Some(replica) = replica {
-            self.drop_copy(tree, txn, id, replica, path);
+            drop(self.drop_copy(tree, txn, id, replica, path));
         } else {
             self.commit(tree, txn);
         }
@@ -189,8 +192,15 @@ impl Namespace {
         true
     }
 
-    /// The plain file goes when it is written down that it does. Returns the bytes that it was charged.
-    fn drop_copy(&self, tree: &mut Tree, mut txn: Txn, id: FileId, replica: PlainId, path: Option<Vec<u8>>) -> u64 {
+    /// The plain file goes when it is written down that it does.
+    fn drop_copy(
+        &self,
+        tree: &mut Tree,
+        mut txn: Txn,
+        id: FileId,
+        replica: PlainId,
+        path: Option<Vec<u8>>,
+    ) -> Remains<'_> {
         txn.gone(Some(replica));
         let shown_perm = self.perm_to_leave(tree, id);
         let charged = tree.drop_replica(id).map_or(0, |(_, charged)| charged);
@@ -198,15 +208,15 @@ impl Namespace {
         self.commit(tree, txn);
         crash_point!("evict.written_down");
         let device = self.tiers.device(replica.device);
+        let remains = device.hold(path.as_deref(), charged);
         if let Some(path) = path
             && let Err(why) = device.unlink_with(&path, shown_perm)
         {
             self.device_failed(device.id(), &why);
         }
-        device.add_used(-i64::try_from(charged).unwrap_or(i64::MAX));
         device.counters().evictions.fetch_add(1, Ordering::Relaxed);
         device.counters().evicted_bytes.fetch_add(charged, Ordering::Relaxed);
-        charged
+        remains
     }
 
     /// Programs that the shim serves open plain files without asking us. What they have open stays: its space would not be
@@ -308,9 +318,13 @@ impl Namespace {
         !self.emptyings.load(Ordering::Relaxed).is_multiple_of(2)
     }
 
-    /// What is durable already goes, and temporaries where no process is left that could read them; while this turn lasts.
-    pub fn empty_tiers(&self, turn: u32, temporaries: bool) {
+    /// What is durable already goes, and temporaries where no process is left that could read them; while this turn lasts. `share` of
+    /// `of`: several do it at a time, each its share of the files.
+    pub fn empty_tiers(&self, turn: u32, temporaries: bool, (share, of): (usize, usize)) {
         for id in self.replicas() {
+            if id.0 as usize % of != share {
+                continue;
+            }
             if self.emptyings.load(Ordering::Relaxed) != turn {
                 return;
             }
@@ -392,13 +406,16 @@ impl Namespace {
             inode.logical = None;
         }
         self.commit(&tree, txn);
-        if let Some((device, charged)) = dropped {
+        let remains = dropped.map(|(device, charged)| {
             let device = self.tiers.device(device);
+            let remains = device.hold(Some(&path), charged);
             if let Err(why) = device.unlink(&path) {
                 self.device_failed(device.id(), &why);
             }
-            device.add_used(-i64::try_from(charged).unwrap_or(i64::MAX));
-        }
+            remains
+        });
+        drop(tree);
+        drop(remains);
         at
     }
 }

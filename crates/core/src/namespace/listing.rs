@@ -134,7 +134,14 @@ impl Namespace {
         for name in hidden {
             names.remove(&name);
         }
-        let tree = self.tree();
+        let mut tree = self.tree();
+        // What is shown is there for those who look it up now.
+        if let Some(d) = tree.dir_mut(dir).filter(|d| !d.complete) {
+            for name in names.keys() {
+                d.absent.remove(name);
+                d.believed.may_be_there(name);
+            }
+        }
         let d = tree.dir(dir).ok_or(Errno::NOTDIR)?;
         for (name, entry) in &d.children {
             match entry.logical().and_then(|id| Some((id, tree.get(id)?))) {

@@ -9,6 +9,7 @@ use crate::config::Survives;
 use crate::error::{Errno, FsResult};
 use crate::model::{Caller, FileId, Kind, OpKind, RunId};
 use crate::store::{Cred, StorePath};
+use crate::tier::Remains;
 
 use super::Namespace;
 use super::journal::Txn;
@@ -36,13 +37,18 @@ impl Namespace {
             }
             Ok(tree.applied_path(dir))
         };
-        if look()?.is_none() {
+        if look()?.is_none() || self.is_changeable(dir, Self::who(caller)) {
             return Ok(());
         }
         // The drain must not rename the directory between our look at its path and our use of it.
         let _moving = self.moving.read().unwrap_or_else(crate::sync::PoisonError::into_inner);
         let Some(path) = look()? else { return Ok(()) };
         self.let_in(dir, || self.may_change_dir(dir, Self::who(caller), &path)).map_err(Into::into)
+    }
+
+    /// Would `permit_change` have to ask the store?
+    pub(super) fn change_would_ask(&self, caller: &Caller, dir: FileId) -> bool {
+        !self.tree().dir(dir).is_some_and(|d| d.complete) && !self.is_changeable(dir, Self::who(caller))
     }
 
     /// Can the store ever keep a file of this name? Better an error now than in the drain.
@@ -194,9 +200,10 @@ impl Namespace {
         if last {
             txn.gone(replica);
         }
+        let mut charged_bytes = 0;
         if last && !self.opens().contains_key(&id) {
-            let charged_bytes = tree.get(id).map_or(0, |inode| inode.charged_bytes);
-            self.drop_content(tree, txn, id, charged_bytes);
+            charged_bytes = tree.get(id).filter(|inode| inode.replica.is_some()).map_or(0, |inode| inode.charged_bytes);
+            self.drop_content(tree, txn, id, 0);
         }
         let open = self.opens().get(&id).cloned();
         if let Some(open) = open.as_ref().filter(|_| last) {
@@ -213,6 +220,7 @@ impl Namespace {
             aside,
             shown_perm,
             until_synced,
+            charged_bytes,
         }
     }
 
@@ -223,12 +231,14 @@ impl Namespace {
         (self.shim.get().is_some() && perm & 0o777 | 0o600 != perm).then_some(perm)
     }
 
-    /// The tier's side of `detach`, after the catalog has it.
-    fn detach_on_tier(&self, detached: &Detached) {
-        let (Some(device), Some(old)) = (detached.device, &detached.old_path) else {
-            return;
+    /// The tier's side of `detach`, after the catalog has it. What it returns goes when the tree's lock does not hold anybody up.
+    fn detach_on_tier(&self, detached: &Detached) -> Option<Remains<'_>> {
+        let device = self.tiers.device(detached.device?);
+        let goes = detached.last && detached.aside.is_none();
+        let remains = device.hold(detached.old_path.as_deref().filter(|_| goes), detached.charged_bytes);
+        let Some(old) = &detached.old_path else {
+            return Some(remains);
         };
-        let device = self.tiers.device(device);
         let result = match (&detached.new_path, &detached.aside) {
             (Some(new), _) => device.follow(old, new),
             (None, _) if !detached.last => Ok(()),
@@ -240,6 +250,7 @@ impl Namespace {
             self.device_failed(device.id(), &why);
             tracing::warn!(%why, path = %String::from_utf8_lossy(old), "a tier did not follow an unlink");
         }
+        Some(remains)
     }
 
     /// Not under the tree's lock: it takes as long as the catalog's disk does.
@@ -285,9 +296,10 @@ impl Namespace {
         txn.carried_out(id);
         self.commit(&tree, txn);
         crash_point!("unlink.written_down");
-        self.detach_on_tier(&detached);
+        let remains = self.detach_on_tier(&detached);
         crash_point!("unlink.tier_done");
         drop(tree);
+        drop(remains);
         self.nudge();
         Ok(())
     }
@@ -424,4 +436,6 @@ struct Detached {
     shown_perm: Option<u32>,
     /// It goes from there when the catalog has been synced.
     until_synced: bool,
+    /// What it was charged, if nobody has it open.
+    charged_bytes: u64,
 }

@@ -183,12 +183,17 @@ impl Namespace {
         format!("the store {} does not answer. {} {}", self.store.describe(), advice.meaning, advice.remedy)
     }
 
+    /// The store has said so a moment ago.
+    pub(super) fn is_changeable(&self, dir: FileId, who: Cred) -> bool {
+        let ttl = self.config.store_ttl;
+        locked(&self.asking.changeable).get(&(dir, who.uid, who.gid)).is_some_and(|at| at.elapsed() < ttl)
+    }
+
     /// Does the store refuse to have names made or removed in the directory? Better told now than in the drain; what it
     /// said is believed for a while, and that it cannot say is no refusal.
     pub(super) fn may_change_dir(&self, dir: FileId, who: Cred, path: &StorePath) -> io::Result<()> {
         let key = (dir, who.uid, who.gid);
-        let ttl = self.config.store_ttl;
-        if locked(&self.asking.changeable).get(&key).is_some_and(|at| at.elapsed() < ttl) {
+        if self.is_changeable(dir, who) {
             return Ok(());
         }
         let path = path.clone();

@@ -164,6 +164,8 @@ impl Namespace {
                 Ok(stat) => Ok(self.integrate(&mut tree, dir, &name, &stat)),
                 Err(why) if is_absent(&why) => {
                     self.vanished(&mut tree, dir, &name);
+                    drop(tree);
+                    self.missed(caller, dir, &name);
                     Err(Errno::NOENT.into())
                 }
                 Err(why) => Err(why.into()),
@@ -205,7 +207,10 @@ impl Namespace {
             if believed {
                 return Ask::Known(id);
             }
-        } else if d.complete || d.absent.get(name).is_some_and(|at| at.elapsed() < self.config.store_ttl) {
+        } else if d.complete
+            || d.absent.get(name).is_some_and(|at| at.elapsed() < self.config.store_ttl)
+            || d.believed.is_absent(name, self.config.store_ttl)
+        {
             return Ask::Absent;
         }
         match tree.applied_path(dir) {

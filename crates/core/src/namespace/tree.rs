@@ -85,6 +85,7 @@ pub struct Dir {
     pub generation: u32,
     /// Names that the store did not have when we looked.
     pub absent: HashMap<Name, Instant>,
+    pub believed: super::believed::Believed,
     /// Queued operations that put something into this directory or take it away.
     pub queued: u32,
     /// The kernel was told of it, or of its listing, what a new name makes untrue.
@@ -370,6 +371,7 @@ impl Tree {
             d.generation = d.generation.wrapping_add(1);
         }
         d.absent.remove(name);
+        d.believed.may_be_there(name);
         entry
     }
 

@@ -60,17 +60,24 @@ impl Namespace {
         }
     }
 
+    /// Of these the store never hears.
+    pub fn knows_attribute(name: &[u8]) -> bool {
+        VIRTUAL.contains(&name) || name.starts_with(ATTRIBUTE_PREFIX)
+    }
+
+    /// Without the store. `None`: it is none of these, or there is no such file.
+    pub fn own_attribute(&self, id: FileId, name: &[u8]) -> Option<FsResult<Vec<u8>>> {
+        self.virtual_xattr(id, name).map(Ok).or_else(|| self.hint_attribute(id, name))
+    }
+
     pub fn getxattr(&self, id: FileId, name: &[u8]) -> FsResult<Vec<u8>> {
         if !name.starts_with(b"user.") {
             // (Who lists a directory asks once where there are no labels, and for every file where one of them has none.)
             let absent = name.starts_with(b"security.") && name != b"security.selinux";
             return Err(if absent { Errno::NODATA } else { Errno::OPNOTSUPP }.into());
         }
-        if let Some(value) = self.virtual_xattr(id, name) {
-            return Ok(value);
-        }
-        if let Some(hint) = self.hint_attribute(id, name) {
-            return hint;
+        if let Some(value) = self.own_attribute(id, name) {
+            return value;
         }
         let value = self.xattrs_of(id)?.remove(name).ok_or(Errno::NODATA)?;
         Ok(value.into_vec())

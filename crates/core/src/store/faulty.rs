@@ -260,6 +260,9 @@ impl<S: Store> Store for Faulty<S> {
     fn list(&self, who: Cred, path: &StorePath, temporaries: bool) -> io::Result<Vec<StoreEntry>> {
         self.run(Operation::List, &[path], || self.inner.list(who, path, temporaries))
     }
+    fn names(&self, who: Cred, path: &StorePath, at_most: usize) -> io::Result<Option<Vec<Box<[u8]>>>> {
+        self.run(Operation::List, &[path], || self.inner.names(who, path, at_most))
+    }
     fn read_link(&self, who: Cred, path: &StorePath) -> io::Result<Box<[u8]>> {
         self.run(Operation::ReadLink, &[path], || self.inner.read_link(who, path))
     }

@@ -48,7 +48,7 @@ use content::{Copier, written_without_error};
 use counters::Counters;
 pub use counters::Counts;
 use durability::{FileSystem, TOGETHER_MIN};
-use entries::{entries, remove_tree};
+use entries::{entries, names, remove_tree};
 use identity::Identity;
 
 pub struct PosixStore {
@@ -197,6 +197,10 @@ impl Store for PosixStore {
             entries.retain(|entry| temporaries || !entry.name.starts_with(STORE_TEMPORARY_PREFIX));
             Ok(entries)
         })
+    }
+
+    fn names(&self, who: Cred, path: &StorePath, at_most: usize) -> io::Result<Option<Vec<Box<[u8]>>>> {
+        self.identity.act(who, || names(&self.root.open_dir(path)?, at_most))
     }
 
     fn read_link(&self, who: Cred, path: &StorePath) -> io::Result<Box<[u8]>> {

@@ -26,6 +26,8 @@ use super::tree::Tree;
 use crate::config::Survives;
 use crate::model::DeviceId;
 
+pub use names::Remains;
+
 /// How long a refusal by quota keeps newcomers away; then it is tried again.
 const QUOTA_BELIEVED: Duration = Duration::from_secs(10);
 

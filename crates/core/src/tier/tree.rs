@@ -232,6 +232,12 @@ impl<'a> Tree<'a> {
         Ok(File::from(self.open_at(path, flags, Mode::empty())?))
     }
 
+    /// Neither reads nor writes: its bytes stay as long as this is open.
+    pub fn hold(self, path: &[u8]) -> io::Result<OwnedFd> {
+        check(path)?;
+        Ok(self.open_at(path, OFlags::PATH, Mode::empty())?)
+    }
+
     pub fn rename(self, from: &[u8], to: &[u8]) -> io::Result<()> {
         check(from)?;
         check(to)?;

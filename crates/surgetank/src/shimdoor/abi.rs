@@ -169,7 +169,11 @@ pub mod op {
     pub const SYNC: u32 = 2;
     pub const SETATTR: u32 = 3;
     pub const SETATTR_NAMED: u32 = 4;
+    pub const SETXATTR: u32 = 5;
+    pub const GETXATTR: u32 = 6;
 }
+pub const MORE_BYTES_MAX: usize = 1024;
+pub const VALUE_BYTES_MAX: usize = 4096;
 pub mod set {
     pub const MODE: u32 = 1;
     pub const UID: u32 = 2;
@@ -201,7 +205,7 @@ pub struct Request {
     pub atime_ns: u32,
     pub mtime_ns: u32,
     pub name_bytes: u32,
-    pub reserved: u32,
+    pub more_bytes: u32,
 }
 
 pub fn fold(x: u64, y: u64) -> u64 {

@@ -41,6 +41,8 @@ pub struct Server {
 struct Message {
     request: Request,
     name: Vec<u8>,
+    /// What stands behind the name.
+    more: Vec<u8>,
     caller: Caller,
 }
 
@@ -122,6 +124,11 @@ impl Server {
                 opened => answer_open(&self.door, &client, opened),
             },
             op::SETATTR | op::SETATTR_NAMED => reply(&client, self.set_attributes(&namespace, &message), None),
+            op::SETXATTR => reply(&client, set_attribute(&namespace, &message), None),
+            op::GETXATTR => match attribute(&namespace, &message) {
+                Ok(value) => reply_value(&client, &value, message.request.valid),
+                Err(status) => reply(&client, status, None),
+            },
             op::SYNC => self.aside(Aside::Sync, client, message, namespace),
             _ => reply(&client, libc::EINVAL, None),
         }
@@ -198,6 +205,45 @@ impl Server {
     }
 }
 
+/// Of an attribute that is asked for or set: its name, and what it is set to.
+fn split(message: &Message) -> Result<(&[u8], &[u8]), i32> {
+    let parts = message.more.split_at_checked(message.request.mode as usize).ok_or(libc::EINVAL)?;
+    // Of others the store might have to be asked.
+    if Namespace::knows_attribute(parts.0) { Ok(parts) } else { Err(abi::ASK_MOUNT) }
+}
+
+fn set_attribute(namespace: &Namespace, message: &Message) -> i32 {
+    let (attribute, value) = match split(message) {
+        Ok(parts) => parts,
+        Err(status) => return status,
+    };
+    namespace.catch_up();
+    for _ in 0..LOOKS_MAX {
+        let Some(id) = namespace.file_named(FileId(message.request.dir), &message.name) else { return abi::ASK_MOUNT };
+        // A hint may make it go, and to give it back takes its time.
+        if namespace.may_leave(id) {
+            return abi::ASK_MOUNT;
+        }
+        match namespace.setxattr(&message.caller, id, attribute, value, 0) {
+            Ok(()) => return 0,
+            // Another file has the name by now.
+            Err(fault) if fault.errno == rustix::io::Errno::STALE => {}
+            Err(fault) => return fault.errno.raw_os_error(),
+        }
+    }
+    abi::ASK_MOUNT
+}
+
+fn attribute(namespace: &Namespace, message: &Message) -> Result<Vec<u8>, i32> {
+    let (attribute, _) = split(message)?;
+    namespace.catch_up();
+    let id = namespace.file_named(FileId(message.request.dir), &message.name).ok_or(abi::ASK_MOUNT)?;
+    // (Where it is gone meanwhile the mount looks again.)
+    let value = namespace.own_attribute(id, attribute).ok_or(abi::ASK_MOUNT)?;
+    let value = value.map_err(|fault| fault.errno.raw_os_error())?;
+    if value.len() > abi::VALUE_BYTES_MAX { Err(abi::ASK_MOUNT) } else { Ok(value) }
+}
+
 /// How often a name is looked up whose file went meanwhile.
 const LOOKS_MAX: usize = 3;
 
@@ -245,7 +291,7 @@ fn open(namespace: &Namespace, message: &Message, may_ask: bool) -> FsResult<Fil
 }
 
 fn open_new(namespace: &Namespace, message: &Message, may_ask: bool) -> FsResult<File> {
-    let Message { request, name, caller } = message;
+    let Message { request, name, caller, .. } = message;
     let dir = FileId(request.dir);
     let hand = || namespace.hand_out(caller, dir, name, request.mode & 0o7777, request.flags as i32, may_ask);
     match hand() {
@@ -277,19 +323,20 @@ fn sync(door: &Door, namespace: &Namespace, dev: u64, ino: u64) -> i32 {
     }
 }
 
-/// A request and the name in it, as it came over the socket; `None`: it is none.
-pub fn parse(bytes: &[u8]) -> Option<(Request, &[u8])> {
+/// A request, the name in it and what stands behind that, as it came over the socket; `None`: it is none.
+pub fn parse(bytes: &[u8]) -> Option<(Request, &[u8], &[u8])> {
     let (head, rest) = bytes.split_at_checked(size_of::<Request>())?;
     // SAFETY: `head` holds as many bytes, and any bytes are a request.
     let request: Request = unsafe { head.as_ptr().cast::<Request>().read_unaligned() };
-    let name = rest.get(..request.name_bytes as usize)?;
+    let (name, more) = rest.split_at_checked(request.name_bytes as usize)?;
+    let more = more.get(..request.more_bytes as usize)?;
     let is_name = !name.contains(&0) && !name.contains(&b'/') && name != b"." && name != b"..";
-    is_name.then_some((request, name))
+    is_name.then_some((request, name, more))
 }
 
 /// `None`: the program has gone.
 fn receive(client: BorrowedFd<'_>) -> io::Result<Option<Message>> {
-    let mut bytes = [0; size_of::<Request>() + abi::NAME_BYTES_MAX + 1];
+    let mut bytes = [0; size_of::<Request>() + abi::NAME_BYTES_MAX + 1 + abi::MORE_BYTES_MAX];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let received =
@@ -304,14 +351,14 @@ fn receive(client: BorrowedFd<'_>) -> io::Result<Option<Message>> {
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
     // What was sent before we asked for them has none: then whoever connected just now.
     let credentials = credentials.map_or_else(|| rustix::net::sockopt::socket_peercred(client), Ok)?;
-    let (request, name) = parse(&bytes[..received.bytes]).ok_or_else(invalid)?;
+    let (request, name, more) = parse(&bytes[..received.bytes]).ok_or_else(invalid)?;
     let caller = Caller {
         uid: credentials.uid.as_raw(),
         gid: credentials.gid.as_raw(),
         pid: credentials.pid.as_raw_pid().unsigned_abs(),
         umask: 0,
     };
-    Ok(Some(Message { request, name: name.to_vec(), caller }))
+    Ok(Some(Message { request, name: name.to_vec(), more: more.to_vec(), caller }))
 }
 
 fn reply(client: &OwnedFd, status: i32, file: Option<BorrowedFd<'_>>) {
@@ -327,4 +374,19 @@ fn reply(client: &OwnedFd, status: i32, file: Option<BorrowedFd<'_>>) {
     let _ = rustix::net::sendmsg(client, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL);
 }
 
-const _: () = assert!(offset_of!(Request, reserved) + 4 == size_of::<Request>());
+/// As getxattr: without room its length, with too little an error.
+fn reply_value(client: &OwnedFd, value: &[u8], room_bytes: u32) {
+    let asks_length = room_bytes == 0;
+    if !asks_length && value.len() > room_bytes as usize {
+        return reply(client, libc::ERANGE, None);
+    }
+    let mut head = [0; 8];
+    // (No longer than `VALUE_BYTES_MAX`.)
+    head[4..].copy_from_slice(&(value.len() as u32).to_ne_bytes());
+    let value = if asks_length { &[] } else { value };
+    let mut none = SendAncillaryBuffer::new(&mut []);
+    let parts = [IoSlice::new(&head), IoSlice::new(value)];
+    let _ = rustix::net::sendmsg(client, &parts, &mut none, SendFlags::NOSIGNAL);
+}
+
+const _: () = assert!(offset_of!(Request, more_bytes) + 4 == size_of::<Request>());

@@ -105,6 +105,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("prefetch.adopted", "of what is brought in ahead: tests/ahead.rs"),
     ("relief.copied", "when memory runs short: tests/memory_limit.rs"),
     ("relief.written_down", "when memory runs short: tests/memory_limit.rs"),
+    ("remains.held", "of files of more than a megabyte, held, not killed at: tests/races.rs"),
     ("lookup.found", "held, not killed at: tests/shim.rs"),
     ("run.joined", "of `surgetank run`, which is no agent: tests/survive.rs"),
     ("store.publish", "of the drivers of servers: tests/redis.rs, tests/hdfs.rs"),

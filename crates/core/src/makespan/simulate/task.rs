@@ -7,6 +7,7 @@ use super::{
     Simulation, TO_STORE, Where,
 };
 use crate::makespan::machine::{Place, Stream};
+use crate::makespan::workload::Step;
 
 pub struct Running {
     task: usize,
@@ -20,9 +21,14 @@ pub struct Running {
 #[derive(Debug)]
 pub enum Todo {
     Read(usize),
-    Write(usize),
+    /// And what is computed for each byte, in core seconds.
+    Write(usize, f64),
     Closed(usize),
-    Flow { cause: Cause, flow: Flow, into: Option<Into> },
+    Flow {
+        cause: Cause,
+        flow: Flow,
+        into: Option<Into>,
+    },
 }
 
 /// Written into a write-back cache: as long as it is full, also through it.
@@ -100,36 +106,46 @@ impl Simulation<'_> {
         let mut todo = VecDeque::new();
         for step in &task.steps {
             todo.extend(step.reads.iter().map(|&set| Todo::Read(set)));
-            if step.cpu_s > 0.0 {
+            if step.cpu_s > 0.0 && self.cpu_s_per_byte(step) == 0.0 {
                 // Which node's cores is known when the turn comes: see `go_on`.
                 todo.push_back(Todo::flow(Cause::Compute, Flow::new(step.cpu_s, task.cores)));
             }
             if step.wait_s > 0.0 {
                 todo.push_back(Todo::flow(Cause::Wait, Flow::new(step.wait_s, 1.0)));
             }
-            todo.extend(step.writes.iter().map(|&set| Todo::Write(set)));
+            let cpu_s_per_byte = self.cpu_s_per_byte(step);
+            todo.extend(step.writes.iter().map(|&set| Todo::Write(set, cpu_s_per_byte)));
         }
         todo
+    }
+
+    /// Computed while writing; 0 where that is done before.
+    fn cpu_s_per_byte(&self, step: &Step) -> f64 {
+        let bytes: f64 = step.writes.iter().map(|&set| self.workload.sets[set].bytes as f64).sum();
+        if step.streams && bytes > 0.0 { step.cpu_s / bytes } else { 0.0 }
     }
 
     /// The next thing of a slot's task; when there is none, the task has ended.
     pub(super) fn go_on(&mut self, slot: usize) {
         loop {
             let Some(running) = self.running[slot].as_mut() else { return };
-            let node = running.node;
+            let (node, running_task) = (running.node, running.task);
             match running.todo.pop_front() {
                 Some(Todo::Read(set)) => {
                     let flows = self.reading(node, set);
                     self.put_before(slot, flows);
                 }
-                Some(Todo::Write(set)) => {
+                Some(Todo::Write(set, cpu_s_per_byte)) => {
                     let bytes = self.workload.sets[set].bytes as f64;
                     let drains = self.setup.mode.drains(self.workload.sets[set].fate);
                     if drains && !self.admits(node, bytes) {
-                        self.hold(slot, set);
+                        self.hold(slot, Todo::Write(set, cpu_s_per_byte));
                         return;
                     }
                     let mut flows = self.writing(node, set);
+                    if cpu_s_per_byte > 0.0 {
+                        self.compute_while(node, running_task, cpu_s_per_byte, &mut flows);
+                    }
                     flows.push(Todo::Closed(set));
                     self.put_before(slot, flows);
                 }
@@ -142,7 +158,8 @@ impl Simulation<'_> {
                     if flow.remaining <= 0.0 {
                         continue;
                     }
-                    if cause == Cause::Compute {
+                    // (Of what is written while it is computed it is told already.)
+                    if cause == Cause::Compute && flow.uses.is_empty() {
                         flow = flow.using(self.resources.own(node, CORES), 1.0);
                     }
                     self.start_flow(Owner::Task(slot), Todo::Flow { cause, flow, into });
@@ -164,9 +181,27 @@ impl Simulation<'_> {
         }
     }
 
-    fn hold(&mut self, slot: usize, set: usize) {
+    /// Bytes are written no faster than they are computed.
+    fn compute_while(&self, node: usize, task: usize, cpu_s_per_byte: f64, flows: &mut [Todo]) {
+        let cores = self.resources.own(node, CORES);
+        let computed_bps = self.workload.tasks[task].cores / cpu_s_per_byte;
+        for todo in flows {
+            if let Todo::Flow { cause: cause @ (Cause::WriteTier | Cause::WriteStore), flow, .. } = todo {
+                if computed_bps < flow.bound {
+                    flow.bound = computed_bps;
+                    *cause = Cause::Compute;
+                }
+                match flow.uses.iter_mut().find(|(resource, _)| *resource == cores) {
+                    Some((_, each)) => *each += cpu_s_per_byte,
+                    None => flow.uses.push((cores, cpu_s_per_byte)),
+                }
+            }
+        }
+    }
+
+    fn hold(&mut self, slot: usize, todo: Todo) {
         if let Some(running) = self.running[slot].as_mut() {
-            running.todo.push_front(Todo::Write(set));
+            running.todo.push_front(todo);
             running.held = true;
         }
     }

@@ -195,7 +195,7 @@ fn add(
                 reads: if stage.reread { out.into_iter().collect() } else { Vec::new() },
                 cpu_s: stage.cpu_s,
                 wait_s: stage.wait_s,
-                writes: Vec::new(),
+                ..Step::default()
             });
         }
         let last = output(made, stage, &number.to_string(), fate);

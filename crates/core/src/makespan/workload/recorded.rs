@@ -1,8 +1,11 @@
 //! A recorded run (`STATE/KEY/runs/ID.json`, docs/report.md) as a workload: what programs did, to be played on another machine.
 //!
-//! The record tells of each process when it lived and what it moved, not which files: so a task is a process that moved something, it
-//! waits for those that had ended when it began, and what is read is shared between the store and what those have written in the
-//! proportion that the whole run had. Time that a process did not spend in I/O counts as computing. Only the fields that are used are read.
+//! The record tells of each process when it lived and what it moved, not which files: so a task is a process that moved something, and it
+//! waits for those that had ended when it began. Of the largest files it tells when they were closed for the last time and whether they went to
+//! the store: such a file is the output of whoever wrote enough and ended soonest after that. What it read past the shim was
+//! the store's, for what lies in a tier the shim opens. The rest, and where the shim was not used, is shared between the
+//! store and what others have written in the proportion that the whole run had. Time that a process did not spend in I/O counts as
+//! computing, and time between its beginning and the last end before it as waiting. Only the fields that are used are read.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -18,6 +21,15 @@ struct Record {
     processes_total: u64,
     ended_us: u64,
     store_traffic: StoreTraffic,
+    files: Vec<File>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct File {
+    size_bytes: u64,
+    sealed_us: u64,
+    durable_us: Option<u64>,
 }
 
 #[derive(Deserialize, Default)]
@@ -63,6 +75,14 @@ impl Process {
     fn read_bytes(&self) -> u64 {
         self.sum(|io| total([io.read_bytes, io.estimated_read_bytes, io.mapped_bytes]))
     }
+    /// Past the shim.
+    fn other_read_bytes(&self) -> u64 {
+        let others = self.io.iter().filter(|(door, _)| *door != "shim").map(|(_, io)| io);
+        total(others.map(|io| total([io.read_bytes, io.estimated_read_bytes, io.mapped_bytes])))
+    }
+    fn shim_read_bytes(&self) -> u64 {
+        self.read_bytes().saturating_sub(self.other_read_bytes())
+    }
     fn write_bytes(&self) -> u64 {
         self.sum(|io| total([io.write_bytes, io.estimated_write_bytes]))
     }
@@ -81,6 +101,9 @@ impl Process {
 fn total(figures: impl IntoIterator<Item = u64>) -> u64 {
     figures.into_iter().fold(0, u64::saturating_add)
 }
+
+/// The agent learns of a close, and whoever closed ends, at about the same time.
+const SEALED_LATE_US: u64 = 50_000;
 
 /// Each is compared with each. A record keeps far fewer.
 const PROCESSES_MAX: usize = 10_000;
@@ -106,20 +129,51 @@ pub fn workload(value: Value) -> Result<Workload> {
     let opened = |of: fn(&Process) -> u64| total(moved.iter().map(|process| of(process)));
     let traffic = &record.store_traffic;
     let from_store = share(traffic.in_bytes, read);
-    let to_store = share(traffic.out_bytes, written);
     let files_from_store = share(traffic.in_files, opened(Process::read_opens));
-    let files_to_store = share(traffic.out_files, opened(Process::write_opens));
+    let others_read = total(moved.iter().map(|process| process.other_read_bytes()));
+    let shim_read = total(moved.iter().map(|process| process.shim_read_bytes()));
+    // (Half: what is mapped counts for more than what is read of it, and what several read of one file for each.)
+    let doors_tell = shim_read > 0 && traffic.in_bytes > 0 && others_read >= traffic.in_bytes / 2;
+    let of_others = share(traffic.in_bytes, others_read);
+
+    // Which files of whom went to the store, as far as is told; the rest is shared.
+    let mut known = vec![(0u64, 0u64); moved.len()];
+    for file in record.files.iter().filter(|file| file.durable_us.is_some() && file.size_bytes > 0) {
+        let wrote = |number: &usize| {
+            let (process, (_, bytes)) = (moved[*number], known[*number]);
+            let alive =
+                process.begun_us <= file.sealed_us && ended(process).saturating_add(SEALED_LATE_US) >= file.sealed_us;
+            alive && process.write_bytes() >= bytes.saturating_add(file.size_bytes - file.size_bytes / 8)
+        };
+        let writer = (0..moved.len()).filter(wrote).min_by_key(|&number| ended(moved[number]).abs_diff(file.sealed_us));
+        if let Some(writer) = writer {
+            let (files, bytes) = known[writer];
+            known[writer] = (files + 1, moved[writer].write_bytes().min(bytes + file.size_bytes));
+        }
+    }
+    let known_files = total(known.iter().map(|(files, _)| *files));
+    let known_bytes = total(known.iter().map(|(_, bytes)| *bytes));
+    let to_store = share(traffic.out_bytes.saturating_sub(known_bytes), written.saturating_sub(known_bytes));
+    let unknown_files = opened(Process::write_opens).saturating_sub(known_files);
+    let files_to_store = share(traffic.out_files.saturating_sub(known_files), unknown_files);
 
     let mut made = Workload { name: record.id.clone(), tasks: Vec::new(), sets: Vec::new() };
     let mut outputs: Vec<Option<usize>> = Vec::new();
     for (number, process) in moved.iter().enumerate() {
         let over: Vec<usize> = (0..number).filter(|&other| ended(moved[other]) <= process.begun_us).collect();
         // Who was over before one of those began is waited for by that one.
+        // Between them others were at work that moved nothing: make, shells.
+        let before_us = over.iter().map(|&other| ended(moved[other])).max().unwrap_or(0);
         let latest = over.iter().map(|&other| moved[other].begun_us).max().unwrap_or(0);
         let after: Vec<usize> = over.into_iter().filter(|&other| ended(moved[other]) > latest).collect();
         let part = |bytes: u64, share: f64| (bytes as f64 * share) as u64;
-        let mut step = Step::default();
-        let inputs = part(process.read_bytes(), from_store);
+        // Programs do not compute all before they write anything; how they do it is not told.
+        let mut step = Step { streams: true, ..Step::default() };
+        let inputs = if doors_tell {
+            part(process.other_read_bytes(), of_others)
+        } else {
+            part(process.read_bytes(), from_store)
+        };
         let opens = part(process.read_opens(), files_from_store);
         step.reads.extend(add(&mut made, "in", number, opens, inputs, Fate::Input));
         let mut left = process.read_bytes() - inputs;
@@ -133,9 +187,11 @@ pub fn workload(value: Value) -> Result<Workload> {
         let waits = record.processes.iter().any(|child| child.parent == process.pid);
         let lived_us = ended(process).saturating_sub(process.begun_us);
         step.cpu_s = if waits { 0.0 } else { lived_us.saturating_sub(process.io_us()) as f64 * 1e-6 };
-        let kept = part(process.write_bytes(), to_store);
-        let files_kept = part(process.write_opens(), files_to_store);
-        let files = process.write_opens() - files_kept;
+        step.wait_s = process.begun_us.saturating_sub(before_us) as f64 * 1e-6;
+        let (known_files, known_bytes) = known[number];
+        let kept = known_bytes + part(process.write_bytes() - known_bytes, to_store);
+        let files_kept = known_files + part(process.write_opens().saturating_sub(known_files), files_to_store);
+        let files = process.write_opens().saturating_sub(files_kept);
         let intermediate = add(&mut made, "work", number, files, process.write_bytes() - kept, Fate::Intermediate);
         let last = add(&mut made, "out", number, files_kept, kept, Fate::Final);
         step.writes.extend(intermediate.iter().chain(&last));
@@ -192,6 +248,32 @@ mod tests {
         assert_eq!((files(Fate::Intermediate), files(Fate::Final)), (vec![4, 1], vec![1, 1]));
         // Two of seven files that were opened came from there.
         assert_eq!(files(Fate::Input), [1, 1]);
+    }
+
+    /// GDAL's mosaics, a quarter of what was written and all that went to the store, were taken for a quarter of each task's output, and the
+    /// elevations that the first tasks read for a part of what all read: the drain had all the time that there was.
+    #[test]
+    fn what_the_last_process_made_was_drained_from_the_beginning() {
+        let record = r#"{"format": 1, "id": "x", "ended_us": 9000000,
+            "store_traffic": {"in_files": 1, "in_bytes": 1000, "out_files": 2, "out_bytes": 1010},
+            "files": [{"size_bytes": 1000, "sealed_us": 3990000, "durable_us": 5000000}, {"size_bytes": 1000, "sealed_us": 1990000}],
+            "processes": [
+                {"pid": 2, "program": "crop", "begun_us": 0, "ended_us": 2000000,
+                 "io": {"passthrough": {"read_bytes": 1000, "read_opens": 1}, "shim": {"write_bytes": 1000, "write_opens": 1}}},
+                {"pid": 3, "program": "slope", "begun_us": 2000000, "ended_us": 3000000,
+                 "io": {"shim": {"read_bytes": 1000, "read_opens": 1, "write_bytes": 1010, "write_opens": 2}}},
+                {"pid": 4, "program": "mosaic", "begun_us": 3000000, "ended_us": 4000000,
+                 "io": {"shim": {"read_bytes": 1000, "read_opens": 1, "write_bytes": 1010, "write_opens": 2}}}]}"#;
+        let workload = Workload::parse(record).unwrap();
+        let of = |task: usize, fate: Fate| {
+            let steps = &workload.tasks[task].steps[0];
+            let sets = steps.reads.iter().chain(&steps.writes).map(|set| &workload.sets[*set]);
+            sets.filter(|set| set.fate == fate).map(|set| set.bytes).sum::<u64>()
+        };
+        assert_eq!((of(0, Fate::Input), of(1, Fate::Input), of(2, Fate::Input)), (1000, 0, 0));
+        // Ten bytes are nobody's that is told.
+        assert!(of(0, Fate::Final) <= 5 && of(1, Fate::Final) <= 5 && (1000..=1005).contains(&of(2, Fate::Final)));
+        assert_eq!(workload.totals().final_bytes / 10, 100);
     }
 
     #[test]

@@ -143,7 +143,7 @@ pub fn workload(value: Value) -> Result<Workload> {
         after.sort_unstable();
         after.dedup();
         let stage = stage_of(if task.name.is_empty() { &task.id } else { &task.name }).to_owned();
-        let step = Step { reads, cpu_s: runtime_s * average, wait_s: 0.0, writes };
+        let step = Step { reads, cpu_s: runtime_s * average, wait_s: 0.0, writes, streams: false };
         tasks.push(Task { stage, cores: average.max(1.0), steps: vec![step], after });
     }
     Ok(Workload { name: instance.name, tasks, sets })

@@ -80,6 +80,7 @@ impl Namespace {
                 }
                 Some(id) => self.hand_out_existing(caller, id, flags, may_ask),
                 None if flags & libc::O_CREAT == 0 => Err(Errno::NOENT.into()),
+                None if !may_ask && self.change_would_ask(caller, dir) => Err(STORE_TO_BE_ASKED.into()),
                 None => {
                     self.permit_change(caller, dir)?;
                     self.hand_out_new(caller, dir, name, perm, flags)

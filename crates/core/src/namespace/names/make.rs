@@ -292,6 +292,12 @@ impl Namespace {
         device: u64,
         target: Option<&[u8]>,
     ) -> FsResult<Found> {
+        // What is in a directory that we make is ours alone: that nobody else has made it is not just believed.
+        if kind == Kind::Directory
+            && let Some(d) = self.tree().dir_mut(dir)
+        {
+            d.believed.may_be_there(name);
+        }
         self.must_be_absent(caller, dir, name)?;
         self.permit_change(caller, dir)?;
         let run = self.run(caller);

@@ -4,6 +4,7 @@
 use crate::clock;
 use crate::error::{Errno, FsResult};
 use crate::model::{Caller, FileId, OpKind, RunId};
+use crate::tier::Remains;
 
 use super::super::Namespace;
 use super::super::journal::Txn;
@@ -121,8 +122,9 @@ impl Namespace {
         if is_dir && tree.is_within(to_dir, id) {
             return Err(Errno::INVAL.into());
         }
-        let detached = self.rename_locked(&mut tree, (from_dir, from), (to_dir, to), id, target, run)?;
+        let (detached, remains) = self.rename_locked(&mut tree, (from_dir, from), (to_dir, to), id, target, run)?;
         drop(tree);
+        drop(remains);
         if let Some(detached) = &detached {
             self.let_go_after_sync(detached);
         }
@@ -138,7 +140,7 @@ impl Namespace {
         id: FileId,
         target: Option<FileId>,
         run: RunId,
-    ) -> FsResult<Option<Detached>> {
+    ) -> FsResult<(Option<Detached>, Option<Remains<'_>>)> {
         let mut txn = Txn::default();
         self.own(tree, &mut txn, id);
         self.own(tree, &mut txn, to_dir);
@@ -215,9 +217,7 @@ impl Namespace {
         self.commit(tree, txn);
         crash_point!("rename.written_down");
         // The tiers' side.
-        if let Some(detached) = &detached {
-            self.detach_on_tier(detached);
-        }
+        let remains = detached.as_ref().and_then(|detached| self.detach_on_tier(detached));
         let new_path = tree.child_path(to_dir, &to).ok_or(Errno::NOENT)?;
         self.move_on_tiers(tree, id, was_primary, &old_path, &new_path);
         // (Under its old name it may have been nobody's business.)
@@ -225,7 +225,7 @@ impl Namespace {
         if is_dir {
             self.rules_changed_below(tree, id);
         }
-        Ok(detached)
+        Ok((detached, remains))
     }
 
     /// What renames a file in the store there, in its turn.

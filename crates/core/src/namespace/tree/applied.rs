@@ -178,6 +178,13 @@ impl Tree {
     /// Returns files that lost a name in the store.
     pub fn carried_out(&mut self, kind: &OpKind, at: Option<Place>) -> Vec<FileId> {
         let at = at.map(|(dir, name)| (dir, self.shared(dir, &name))).or_else(|| self.destination(kind));
+        // (Where somebody else has the name, ours is another one, which no operation names.)
+        if let Some((dir, name)) = &at
+            && let Some(d) = self.dir_mut(*dir)
+        {
+            d.absent.remove(name);
+            d.believed.may_be_there(name);
+        }
         let mut gone = Vec::new();
         let place = |dir: &FileId, name: &[u8]| (*dir, Name::from(name));
         let change = |tree: &mut Self, id: FileId, act: &mut dyn FnMut(&mut Inode)| {

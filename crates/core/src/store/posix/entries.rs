@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, openat, statat, unlinkat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, fstatfs, openat, statat, unlinkat};
 use rustix::io::Errno;
 
 use super::beneath::{Dir, Place};
@@ -32,6 +32,26 @@ pub fn entries(dir: &OwnedFd) -> io::Result<Vec<StoreEntry>> {
         entries.push(StoreEntry { name: name.into(), kind, ino: entry.ino() });
     }
     Ok(entries)
+}
+
+/// Of these more can be looked up than is listed: autofs, two kinds of AFS, proc.
+const LISTS_LESS: [i64; 4] = [0x187, 0x5346_414f, 0x6b41_4653, 0x9fa0];
+
+/// `None`: there are more, or they are not the names that can be looked up.
+pub fn names(dir: &OwnedFd, at_most: usize) -> io::Result<Option<Vec<Box<[u8]>>>> {
+    if LISTS_LESS.contains(&fstatfs(dir)?.f_type) {
+        return Ok(None);
+    }
+    let mut names = Vec::new();
+    let mut buffer = Vec::with_capacity(64 << 10);
+    let mut raw = RawDir::new(dir, buffer.spare_capacity_mut());
+    while let Some(entry) = raw.next() {
+        if names.len() > at_most {
+            return Ok(None);
+        }
+        names.push(entry?.file_name().to_bytes().into());
+    }
+    Ok(Some(names))
 }
 
 /// Removes a name and, if it is a directory, all below it, following nothing.

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
@@ -23,6 +24,36 @@ use super::{Device, lock};
 
 /// What was moved aside is called so, and has a number.
 const ASTRAY: &str = ".surgetank-astray-";
+
+/// To give back fewer bytes takes no longer than to hold them.
+const HELD_BYTES_MIN: u64 = 1 << 20;
+
+/// The bytes of a plain file without a name, and their room on the device: both are given back when this goes. The name goes under the tree's
+/// lock, but to give back memory takes a quarter of a second a gigabyte, and nobody else need wait for that.
+#[derive(Debug)]
+#[must_use = "its room is given back when it goes"]
+pub struct Remains<'a> {
+    device: &'a Device,
+    held: Option<OwnedFd>,
+    charged_bytes: u64,
+}
+
+impl Remains<'_> {
+    pub fn bytes(&self) -> u64 {
+        self.charged_bytes
+    }
+}
+
+impl Drop for Remains<'_> {
+    fn drop(&mut self) {
+        if self.held.is_some() {
+            crash_point!("remains.held");
+        }
+        drop(self.held.take());
+        // In this order: whoever is promised the room finds it.
+        self.device.add_used(-i64::try_from(self.charged_bytes).unwrap_or(i64::MAX));
+    }
+}
 
 #[derive(Debug, Default)]
 pub(super) struct Astray {
@@ -242,6 +273,13 @@ impl Device {
             tracing::debug!(%why, "a plain file keeps its mode");
         }
         self.unlink(path)
+    }
+
+    /// Of a file whose name is about to go, and what it was charged.
+    pub fn hold(&self, path: Option<&[u8]>, charged_bytes: u64) -> Remains<'_> {
+        let large = charged_bytes >= HELD_BYTES_MIN && self.is_there();
+        let held = path.filter(|_| large).and_then(|path| self.tree().hold(&self.lies(path)).ok());
+        Remains { device: self, held, charged_bytes }
     }
 
     /// What is there, if anything.

@@ -1,0 +1,154 @@
+//! Making many files in a directory that the store has already.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test says what it found by failing
+
+#[path = "distant/world.rs"]
+mod world;
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use surgetank_core::error::Errno;
+use surgetank_core::model::FileId;
+use world::{Kind, World, pattern};
+
+const ROOMY: u64 = 1 << 30;
+
+fn world(ttl: Duration) -> World {
+    World::of(Kind { plain: true, direct: false }, ROOMY, |config| config.store_ttl = ttl)
+}
+
+fn make(world: &World, name: &str) {
+    let made = world.create(name).unwrap();
+    world.write(&made, 0, name.as_bytes()).unwrap();
+    world.close(made);
+}
+
+/// Names that were looked up in the store, and listings.
+fn asked(world: &World) -> (u64, u64) {
+    let counters = &world.namespace.counters;
+    (counters.store_stats.load(Ordering::Relaxed), counters.store_lists.load(Ordering::Relaxed))
+}
+
+#[test]
+fn each_new_file_in_a_directory_of_the_store_was_looked_for_there() {
+    let mut world = world(Duration::from_secs(600));
+    for number in 0..50 {
+        world.put(&format!("old-{number}"), b"theirs");
+    }
+    for number in 0..500 {
+        make(&world, &format!("new-{number}"));
+    }
+    let (lookups, listings) = asked(&world);
+    assert!(lookups <= 10 && listings == 1, "{lookups} look-ups, {listings} listings for 500 files");
+    // What the store has is found, whoever made it.
+    world.settle();
+    for number in 0..50 {
+        assert!(world.find(&format!("old-{number}")).is_ok());
+        let again = world.namespace.create(
+            &world.caller,
+            FileId::ROOT,
+            format!("old-{number}").as_bytes(),
+            0o644,
+            libc::O_RDWR | libc::O_EXCL,
+        );
+        assert_eq!(again.unwrap_err().errno, Errno::EXIST);
+    }
+    assert_eq!(std::fs::read(world.in_store("new-499")).unwrap(), b"new-499");
+}
+
+/// Made here, drained, given back and forgotten, all while the listing from before is believed.
+#[test]
+fn a_file_of_our_own_was_absent_once_it_was_only_in_the_store() {
+    let mut world = world(Duration::from_secs(600));
+    for number in 0..20 {
+        make(&world, &format!("early-{number}"));
+    }
+    make(&world, "ours");
+    world.settle();
+    let id = world.find("ours").unwrap();
+    world.namespace.forget(id, u64::from(u32::MAX));
+    world.namespace.evict(id, "a test").unwrap();
+    let again = world.open("ours", libc::O_RDONLY).unwrap();
+    assert_eq!(world.read(&again, 0, 100).unwrap(), b"ours");
+    world.close(again);
+    let id = world.find("ours").unwrap();
+    world.namespace.forget(id, u64::from(u32::MAX));
+    assert!(world.find("ours").is_ok(), "it is in the store");
+    world.namespace.unlink(&world.caller, FileId::ROOT, b"ours").unwrap();
+    assert_eq!(world.find("ours").unwrap_err(), Errno::NOENT);
+    world.settle();
+    assert_eq!(world.find("ours").unwrap_err(), Errno::NOENT);
+    assert!(!world.in_store("ours").exists());
+}
+
+#[test]
+fn a_file_that_others_made_is_seen_when_the_time_is_over() {
+    let ttl = Duration::from_millis(300);
+    let world = world(ttl);
+    for number in 0..20 {
+        make(&world, &format!("new-{number}"));
+    }
+    assert_eq!(asked(&world).1, 1);
+    world.put("theirs", b"theirs");
+    world.put(".hidden", b"theirs");
+    assert!(world.find(".hidden").is_ok(), "such names are asked for");
+    let put = Instant::now();
+    while world.find("theirs").is_err() {
+        assert!(put.elapsed() < ttl + Duration::from_secs(5), "never seen");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // `refresh` does not wait.
+    for number in 0..20 {
+        make(&world, &format!("newer-{number}"));
+    }
+    world.put("later", b"theirs");
+    world.namespace.refresh_all();
+    assert!(world.find("later").is_ok());
+}
+
+#[test]
+fn a_directory_with_more_names_than_it_pays_to_list_is_asked_by_name() {
+    let world = world(Duration::from_secs(600));
+    for number in 0..5000 {
+        std::fs::write(world.in_store(&format!("old-{number}")), pattern(8, number)).unwrap();
+    }
+    for number in 0..100 {
+        make(&world, &format!("new-{number}"));
+    }
+    let (lookups, listings) = asked(&world);
+    assert!(lookups >= 100 && listings == 1, "{lookups} look-ups, {listings} listings");
+    assert!(world.find("old-4999").is_ok());
+}
+
+#[test]
+fn a_name_that_a_listing_showed_was_absent_when_it_was_opened() {
+    let mut world = world(Duration::from_secs(600));
+    for number in 0..20 {
+        make(&world, &format!("new-{number}"));
+    }
+    world.put("theirs", b"theirs");
+    assert_eq!(world.find("theirs").unwrap_err(), Errno::NOENT);
+    let listing = world.namespace.opendir(&world.caller, FileId::ROOT).unwrap();
+    let names = world.namespace.listing(listing.fh, 0).unwrap();
+    assert!(names.iter().any(|listed| *listed.name == *b"theirs"));
+    assert!(world.find("theirs").is_ok());
+    // What the drain calls otherwise because somebody else was there first, too.
+    world.put("new-5", b"theirs");
+    world.settle();
+    let conflict = std::fs::read_dir(world.in_store("")).unwrap().map(|entry| entry.unwrap().file_name());
+    let conflict =
+        conflict.map(|name| name.into_string().unwrap()).find(|name| name.starts_with("new-5.surgetank-conflict"));
+    assert!(world.find(&conflict.expect("both are kept")).is_ok());
+}
+
+/// What is in it would not have been seen as long as we live.
+#[test]
+fn a_directory_that_another_node_made_a_moment_ago_was_made_once_more() {
+    let world = world(Duration::from_secs(600));
+    for number in 0..20 {
+        make(&world, &format!("new-{number}"));
+    }
+    std::fs::create_dir(world.in_store("shared")).unwrap();
+    let made = world.namespace.mkdir(&world.caller, FileId::ROOT, b"shared", 0o755);
+    assert_eq!(made.unwrap_err().errno, Errno::EXIST);
+}

@@ -1,0 +1,136 @@
+//! Hints and questions as extended attributes, by each way to the agent.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+
+mod scene;
+
+use scene::Scene;
+
+const PROGRAM: &str = r#"
+import ctypes, errno, os
+libc = ctypes.CDLL(None, use_errno=True)
+def attempt(what, *words, **more):
+    try: print(what(*words, **more))
+    except OSError as error: print(errno.errorcode[error.errno])
+def asked(path, name, room):
+    buffer = ctypes.create_string_buffer(room + 1)
+    got = libc.getxattr(path, name, buffer if room else None, room)
+    print(room, got, errno.errorcode[ctypes.get_errno()] if got < 0 else buffer.raw[:got] if room else '-')
+def said(path, name, value, size):
+    print(libc.setxattr(path, name, value, size, 0) and errno.errorcode[ctypes.get_errno()])
+with open('f', 'w') as f: f.write('x')
+mode, state = 'user.surgetank.hint.mode', 'user.surgetank.state'
+attempt(os.getxattr, 'f', mode)
+attempt(os.setxattr, 'f', mode, b'keep')
+for room in (0, 1, 3, 4, 100): asked(b'f', mode.encode(), room)
+attempt(os.getxattr, 'f', state)
+attempt(os.setxattr, 'f', state, b'durable')
+attempt(os.setxattr, 'f', mode, b'no such mode')
+attempt(os.setxattr, 'f', mode, b'copy', os.XATTR_CREATE)
+attempt(os.getxattr, 'f', 'user.surgetank.none')
+attempt(os.getxattr, 'f', 'user.other')
+attempt(os.setxattr, 'f', 'user.other', b'1' * 2000)
+attempt(lambda: len(os.getxattr('f', 'user.other')))
+attempt(os.listxattr, 'f')
+attempt(os.getxattr, 'absent', mode)
+attempt(os.getxattr, 'f/below', mode)
+os.symlink('f', 'l')
+attempt(os.getxattr, 'l', mode)
+attempt(os.getxattr, 'l', mode, follow_symlinks=False)
+attempt(os.getxattr, f'/proc/self/fd/{os.open("f", os.O_RDONLY)}', mode)
+# Memory that is none of the program's.
+for bad in (8, 1 << 46): said(b'f', mode.encode(), ctypes.c_void_p(bad), 4)
+said(b'f', ctypes.c_void_p(8), b'keep', 4)
+said(b'f', mode.encode(), b'move', 4)
+attempt(os.getxattr, 'f', mode)
+# Of a file that is made anew, and of the store's own.
+os.unlink('f'); open('f', 'w').close()
+attempt(os.getxattr, 'f', mode)
+attempt(os.getxattr, 'old', state)
+attempt(os.setxattr, 'old', 'user.surgetank.hint.pin', b'true')
+attempt(os.getxattr, 'old', 'user.surgetank.hint.pin')
+"#;
+
+fn prepare(name: &str) -> Option<Scene> {
+    let mut scene = Scene::new(name)?;
+    scene.tier("fast", 64);
+    std::fs::write(scene.path("old"), b"theirs").unwrap();
+    std::fs::write(scene.beside("beside").join("attributes.py"), PROGRAM).unwrap();
+    Some(scene)
+}
+
+/// As a file system without the shim says it, but for the names that are ours.
+const SAID: &str = r#"ENODATA
+None
+0 4 -
+1 -1 ERANGE
+3 -1 ERANGE
+4 4 b'keep'
+100 4 b'keep'
+b'kept'
+EPERM
+EINVAL
+EEXIST
+ENODATA
+ENODATA
+None
+2000
+['user.other']
+ENOENT
+ENOTDIR
+b'keep'
+ENODATA
+b'keep'
+EFAULT
+EFAULT
+EFAULT
+0
+b'move'
+ENODATA
+b'evicted'
+None
+b'true'
+"#;
+
+#[track_caller]
+fn says_the_same(name: &str, options: &[&str]) {
+    let Some(scene) = prepare(name) else { return };
+    let ended = scene.run(options, "python3 /mnt/beside/attributes.py").exits(0);
+    assert_eq!(ended.stdout, SAID, "{}", ended.stderr);
+    scene.is_clean();
+}
+
+#[test]
+fn attributes_by_the_mount() {
+    says_the_same("attributes-mount", &["--no-preload"]);
+}
+
+#[test]
+fn attributes_by_the_shim_are_those_by_the_mount() {
+    says_the_same("attributes-shim", &[]);
+}
+
+#[test]
+fn attributes_without_a_mount_are_those_by_it() {
+    says_the_same("attributes-seccomp", &["--door", "seccomp"]);
+}
+
+/// By the mount each is a look-up and a request of its own.
+#[test]
+fn a_tag_on_a_new_file_took_two_requests_at_the_mount() {
+    let Some(scene) = prepare("attributes-requests") else { return };
+    let script = "
+        cat >/mnt/beside/tag.py <<'P'
+import os
+for number in range(20):
+    with open(f'f{number}', 'w') as f: f.write('x')
+    os.setxattr(f'f{number}', 'user.surgetank.hint.mode', b'keep')
+    assert os.getxattr(f'f{number}', 'user.surgetank.hint.mode') == b'keep'
+    assert os.getxattr(f'f{number}', 'user.surgetank.tier') == b'fast'
+P
+        strace -f -e trace=setxattr,getxattr -o /mnt/beside/calls python3 /mnt/beside/tag.py && grep xattr /mnt/beside/calls || true";
+    // (Of what the store has the mount is asked: a hint might make it go.)
+    let ended = scene.run(&["--rule", "**=keep", "--keep-at-exit", "drop"], script).exits(0);
+    // (What is being sealed at that moment the index does not tell of.)
+    let by_mount = ended.stdout.lines().count();
+    assert!(by_mount <= 12, "{by_mount} of 60 by the mount: {}", ended.stdout);
+}
