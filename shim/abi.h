@@ -218,7 +218,7 @@ static inline void st_hash(const uint64_t key[2], uint64_t parent, const char *n
 #define ST_SYNC 2u    /* fsync of a plain file: dev + ino */
 #define ST_SETATTR 3u /* dev + ino */
 #define ST_SETATTR_NAMED 4u /* directory + name; an agent from before answers EINVAL */
-/* An attribute whose name begins with "user.surgetank.", of directory + name. Behind the name come the attribute's name, of `mode` bytes,
+/* An attribute whose name begins with "user.", of directory + name. Behind the name come the attribute's name, of `mode` bytes,
    and what it is set to, of `valid` bytes; or `valid` is the room for what it is, which comes behind the reply. */
 #define ST_SETXATTR 5u
 #define ST_GETXATTR 6u

@@ -1,6 +1,7 @@
-/* Extended attributes by path. The mount serves them, but for hints and the question where a file is ("user.surgetank.*"): of these the
- * agent is asked at once, where the mount would be asked twice. Danger avoided: a hint that is set twice, or an answer about
- * another file; what the index is not sure of, and all that is unusual, is the mount's.
+/* Extended attributes by path ("user.*": others are not served). Of files that are ours (hints, where they are, and what a store that
+ * does not have them yet cannot know) the agent is asked at once, where the mount would be asked twice. Danger avoided: an
+ * attribute that is set twice, or an answer about another file; what the index is not sure of, and all that is unusual, is
+ * the mount's.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -12,7 +13,7 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
-static const char OURS[] = "user.surgetank.";
+static const char SERVED[] = "user.";
 
 static bool is_memory(const void *at)
 {
@@ -23,7 +24,7 @@ static bool is_memory(const void *at)
 static int ask(const char *path, struct st_request *request, struct st_attribute *about)
 {
     struct st_place place;
-    if (!st_begin(&place, AT_FDCWD, path) || !is_memory(about->name) || strncmp(about->name, OURS, sizeof OURS - 1) != 0)
+    if (!st_begin(&place, AT_FDCWD, path) || !is_memory(about->name) || strncmp(about->name, SERVED, sizeof SERVED - 1) != 0)
         return ST_PASS;
     about->name_bytes = (uint32_t)strnlen(about->name, ST_NAME_BYTES_MAX + 1);
     if (about->name_bytes > ST_NAME_BYTES_MAX)

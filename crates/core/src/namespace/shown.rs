@@ -82,11 +82,6 @@ impl Namespace {
         tree.get(id).filter(|inode| inode.owned && !inode.is_copy() && inode.attr.kind == Kind::File).map(|_| id)
     }
 
-    /// The store has it too, so that it may go from its tier.
-    pub fn may_leave(&self, id: FileId) -> bool {
-        self.tree().get(id).is_some_and(|inode| inode.sealed && !inode.dirty() && inode.replica.is_some())
-    }
-
     /// The directory is about to be listed. May that be without its files' attributes, as programs with the shim see them all?
     pub fn lists_bare(&self, dir: FileId, has_shim: bool) -> bool {
         let mut tree = self.tree();

@@ -11,6 +11,7 @@ use crate::model::{Caller, FileId, Kind, Xattrs};
 
 use super::Namespace;
 use super::journal::Txn;
+use super::tree::Inode;
 
 /// They tell where a file is.
 const VIRTUAL: [&[u8]; 4] =
@@ -60,14 +61,34 @@ impl Namespace {
         }
     }
 
-    /// Of these the store never hears.
-    pub fn knows_attribute(name: &[u8]) -> bool {
-        VIRTUAL.contains(&name) || name.starts_with(ATTRIBUTE_PREFIX)
+    /// Without the store, and without giving back a file that a hint sends away.
+    pub fn sets_attribute_at_once(&self, id: FileId, name: &[u8]) -> bool {
+        let tree = self.tree();
+        let Some(inode) = tree.get(id) else { return false };
+        if VIRTUAL.contains(&name) || name.starts_with(ATTRIBUTE_PREFIX) {
+            return !(inode.sealed && !inode.dirty() && inode.replica.is_some());
+        }
+        Self::has_all_xattrs(inode)
     }
 
-    /// Without the store. `None`: it is none of these, or there is no such file.
-    pub fn own_attribute(&self, id: FileId, name: &[u8]) -> Option<FsResult<Vec<u8>>> {
+    /// The store has none that we do not know.
+    fn has_all_xattrs(inode: &Inode) -> bool {
+        inode.applied.is_none() || inode.extra.as_ref().is_some_and(|extra| extra.xattrs.is_some())
+    }
+
+    /// Those that are ours. `None`: it is none of them, or there is no such file.
+    fn own_attribute(&self, id: FileId, name: &[u8]) -> Option<FsResult<Vec<u8>>> {
         self.virtual_xattr(id, name).map(Ok).or_else(|| self.hint_attribute(id, name))
+    }
+
+    /// Without the store. `None`: it has to be asked, or there is no such file.
+    pub fn attribute_known(&self, id: FileId, name: &[u8]) -> Option<FsResult<Vec<u8>>> {
+        self.own_attribute(id, name).or_else(|| {
+            let tree = self.tree();
+            let inode = tree.get(id).filter(|inode| !VIRTUAL.contains(&name) && Self::has_all_xattrs(inode))?;
+            let value = inode.extra.as_ref().and_then(|extra| extra.xattrs.as_ref()?.get(name));
+            Some(value.map(|value| value.to_vec()).ok_or_else(|| Errno::NODATA.into()))
+        })
     }
 
     pub fn getxattr(&self, id: FileId, name: &[u8]) -> FsResult<Vec<u8>> {

@@ -207,9 +207,7 @@ impl Server {
 
 /// Of an attribute that is asked for or set: its name, and what it is set to.
 fn split(message: &Message) -> Result<(&[u8], &[u8]), i32> {
-    let parts = message.more.split_at_checked(message.request.mode as usize).ok_or(libc::EINVAL)?;
-    // Of others the store might have to be asked.
-    if Namespace::knows_attribute(parts.0) { Ok(parts) } else { Err(abi::ASK_MOUNT) }
+    message.more.split_at_checked(message.request.mode as usize).ok_or(libc::EINVAL)
 }
 
 fn set_attribute(namespace: &Namespace, message: &Message) -> i32 {
@@ -220,8 +218,7 @@ fn set_attribute(namespace: &Namespace, message: &Message) -> i32 {
     namespace.catch_up();
     for _ in 0..LOOKS_MAX {
         let Some(id) = namespace.file_named(FileId(message.request.dir), &message.name) else { return abi::ASK_MOUNT };
-        // A hint may make it go, and to give it back takes its time.
-        if namespace.may_leave(id) {
+        if !namespace.sets_attribute_at_once(id, attribute) {
             return abi::ASK_MOUNT;
         }
         match namespace.setxattr(&message.caller, id, attribute, value, 0) {
@@ -239,7 +236,7 @@ fn attribute(namespace: &Namespace, message: &Message) -> Result<Vec<u8>, i32> {
     namespace.catch_up();
     let id = namespace.file_named(FileId(message.request.dir), &message.name).ok_or(abi::ASK_MOUNT)?;
     // (Where it is gone meanwhile the mount looks again.)
-    let value = namespace.own_attribute(id, attribute).ok_or(abi::ASK_MOUNT)?;
+    let value = namespace.attribute_known(id, attribute).ok_or(abi::ASK_MOUNT)?;
     let value = value.map_err(|fault| fault.errno.raw_os_error())?;
     if value.len() > abi::VALUE_BYTES_MAX { Err(abi::ASK_MOUNT) } else { Ok(value) }
 }
