@@ -158,7 +158,7 @@ impl Namespace {
 fn is_plain(name: &[u8]) -> bool {
     name.is_ascii()
         && !name.starts_with(b".")
-        && !name.contains(&b'~')
+        && !name.iter().any(|byte| matches!(byte, b'~' | b':'))
         && !name.ends_with(b".")
         && !name.ends_with(b" ")
 }

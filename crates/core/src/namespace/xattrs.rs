@@ -9,9 +9,9 @@ use crate::error::{Errno, FsResult};
 use crate::hint::ATTRIBUTE_PREFIX;
 use crate::model::{Caller, FileId, Kind, Xattrs};
 
-use super::Namespace;
 use super::journal::Txn;
 use super::tree::Inode;
+use super::{Namespace, STORE_TO_BE_ASKED};
 
 /// They tell where a file is.
 const VIRTUAL: [&[u8]; 4] =
@@ -25,6 +25,9 @@ pub(super) const REPLACE: i32 = 2;
 impl Namespace {
     /// The attributes as they are, from the store where we have none of our own.
     fn xattrs_of(&self, id: FileId) -> FsResult<Xattrs> {
+        if let Some(known) = self.tree().get(id).and_then(Self::known_xattrs) {
+            return Ok(known);
+        }
         let asked = self.asked_of_it(id, || {
             let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
             let (path, who) = {
@@ -61,19 +64,10 @@ impl Namespace {
         }
     }
 
-    /// Without the store, and without giving back a file that a hint sends away.
-    pub fn sets_attribute_at_once(&self, id: FileId, name: &[u8]) -> bool {
-        let tree = self.tree();
-        let Some(inode) = tree.get(id) else { return false };
-        if VIRTUAL.contains(&name) || name.starts_with(ATTRIBUTE_PREFIX) {
-            return !(inode.sealed && !inode.dirty() && inode.replica.is_some());
-        }
-        Self::has_all_xattrs(inode)
-    }
-
-    /// The store has none that we do not know.
-    fn has_all_xattrs(inode: &Inode) -> bool {
-        inode.applied.is_none() || inode.extra.as_ref().is_some_and(|extra| extra.xattrs.is_some())
+    /// `None`: the store may have others.
+    fn known_xattrs(inode: &Inode) -> Option<Xattrs> {
+        let ours = inode.extra.as_ref().and_then(|extra| extra.xattrs.clone());
+        ours.or_else(|| inode.applied.is_none().then(Xattrs::new))
     }
 
     /// Those that are ours. `None`: it is none of them, or there is no such file.
@@ -84,10 +78,8 @@ impl Namespace {
     /// Without the store. `None`: it has to be asked, or there is no such file.
     pub fn attribute_known(&self, id: FileId, name: &[u8]) -> Option<FsResult<Vec<u8>>> {
         self.own_attribute(id, name).or_else(|| {
-            let tree = self.tree();
-            let inode = tree.get(id).filter(|inode| !VIRTUAL.contains(&name) && Self::has_all_xattrs(inode))?;
-            let value = inode.extra.as_ref().and_then(|extra| extra.xattrs.as_ref()?.get(name));
-            Some(value.map(|value| value.to_vec()).ok_or_else(|| Errno::NODATA.into()))
+            let known = self.tree().get(id).filter(|_| !VIRTUAL.contains(&name)).and_then(Self::known_xattrs)?;
+            Some(known.get(name).map(|value| value.to_vec()).ok_or_else(|| Errno::NODATA.into()))
         })
     }
 
@@ -121,16 +113,38 @@ impl Namespace {
         if let Some(hint) = name.strip_prefix(ATTRIBUTE_PREFIX) {
             return self.set_hint(id, hint, value, flags);
         }
-        let mut xattrs = self.xattrs_of(id)?;
-        let present = xattrs.contains_key(name);
-        if flags & CREATE != 0 && present {
-            return Err(Errno::EXIST.into());
+        let asked = self.xattrs_of(id)?;
+        self.change_xattrs(caller, id, Some(asked), |xattrs| {
+            let present = xattrs.contains_key(name);
+            if flags & CREATE != 0 && present {
+                return Err(Errno::EXIST.into());
+            }
+            if flags & REPLACE != 0 && !present {
+                return Err(Errno::NODATA.into());
+            }
+            xattrs.insert(Box::from(name), Box::from(value));
+            Ok(())
+        })
+    }
+
+    /// As `setxattr`, without the store, and without giving back a file that a hint sends away. `None`: that cannot be.
+    pub fn set_attribute_known(&self, caller: &Caller, id: FileId, name: &[u8], value: &[u8]) -> Option<FsResult<()>> {
+        if VIRTUAL.contains(&name) || name.starts_with(ATTRIBUTE_PREFIX) {
+            let stays = |inode: &Inode| !inode.sealed || inode.dirty() || inode.replica.is_none();
+            let stays = self.tree().get(id).is_some_and(stays);
+            return stays.then(|| self.setxattr(caller, id, name, value, 0));
         }
-        if flags & REPLACE != 0 && !present {
-            return Err(Errno::NODATA.into());
+        let set = || {
+            self.may_set_xattr(caller, id, name)?;
+            self.change_xattrs(caller, id, None, |xattrs| {
+                xattrs.insert(Box::from(name), Box::from(value));
+                Ok(())
+            })
+        };
+        match set() {
+            Err(fault) if fault.errno == STORE_TO_BE_ASKED => None,
+            done => Some(done),
         }
-        xattrs.insert(Box::from(name), Box::from(value));
-        self.store_xattrs(caller, id, xattrs)
     }
 
     pub fn removexattr(&self, caller: &Caller, id: FileId, name: &[u8]) -> FsResult<()> {
@@ -138,11 +152,10 @@ impl Namespace {
         if let Some(hint) = name.strip_prefix(ATTRIBUTE_PREFIX) {
             return self.remove_hint(id, hint);
         }
-        let mut xattrs = self.xattrs_of(id)?;
-        if xattrs.remove(name).is_none() {
-            return Err(Errno::NODATA.into());
-        }
-        self.store_xattrs(caller, id, xattrs)
+        let asked = self.xattrs_of(id)?;
+        self.change_xattrs(caller, id, Some(asked), |xattrs| {
+            xattrs.remove(name).map(drop).ok_or_else(|| Errno::NODATA.into())
+        })
     }
 
     fn may_set_xattr(&self, caller: &Caller, id: FileId, name: &[u8]) -> FsResult<()> {
@@ -167,8 +180,18 @@ impl Namespace {
         self.permit(caller, &attr, 2)
     }
 
-    fn store_xattrs(&self, caller: &Caller, id: FileId, xattrs: Xattrs) -> FsResult<()> {
+    /// In one step: another door may be at it as well. `asked`: what the store has, where we have none of our own.
+    fn change_xattrs(
+        &self,
+        caller: &Caller,
+        id: FileId,
+        asked: Option<Xattrs>,
+        change: impl FnOnce(&mut Xattrs) -> FsResult<()>,
+    ) -> FsResult<()> {
         let mut tree = self.tree();
+        let inode = tree.get(id).ok_or(Errno::STALE)?;
+        let mut xattrs = Self::known_xattrs(inode).or(asked).ok_or(STORE_TO_BE_ASKED)?;
+        change(&mut xattrs)?;
         self.unlend(&mut tree, Some(id));
         let mut txn = Txn::default();
         self.own(&mut tree, &mut txn, id);

@@ -218,14 +218,16 @@ fn set_attribute(namespace: &Namespace, message: &Message) -> i32 {
     namespace.catch_up();
     for _ in 0..LOOKS_MAX {
         let Some(id) = namespace.file_named(FileId(message.request.dir), &message.name) else { return abi::ASK_MOUNT };
-        if !namespace.sets_attribute_at_once(id, attribute) {
-            return abi::ASK_MOUNT;
-        }
-        match namespace.setxattr(&message.caller, id, attribute, value, 0) {
-            Ok(()) => return 0,
+        match namespace.set_attribute_known(&message.caller, id, attribute, value) {
+            Some(Ok(())) => {
+                // (Its time of change is another one.)
+                namespace.forget_attributes_for_sure(id);
+                return 0;
+            }
             // Another file has the name by now.
-            Err(fault) if fault.errno == rustix::io::Errno::STALE => {}
-            Err(fault) => return fault.errno.raw_os_error(),
+            Some(Err(fault)) if fault.errno == rustix::io::Errno::STALE => {}
+            Some(Err(fault)) => return fault.errno.raw_os_error(),
+            None => return abi::ASK_MOUNT,
         }
     }
     abi::ASK_MOUNT

@@ -184,11 +184,14 @@ impl Simulation<'_> {
     /// Bytes are written no faster than they are computed.
     fn compute_while(&self, node: usize, task: usize, cpu_s_per_byte: f64, flows: &mut [Todo]) {
         let cores = self.resources.own(node, CORES);
-        let computed_bps = self.workload.tasks[task].cores / cpu_s_per_byte;
+        let computed_s = cpu_s_per_byte / self.workload.tasks[task].cores;
         for todo in flows {
             if let Todo::Flow { cause: cause @ (Cause::WriteTier | Cause::WriteStore), flow, .. } = todo {
-                if computed_bps < flow.bound {
-                    flow.bound = computed_bps;
+                // The program copies its bytes itself.
+                let copied_s: f64 =
+                    flow.uses.iter().filter(|(resource, _)| *resource == cores).map(|(_, each)| each).sum();
+                if 1.0 / (computed_s + copied_s) < flow.bound {
+                    flow.bound = 1.0 / (computed_s + copied_s);
                     *cause = Cause::Compute;
                 }
                 match flow.uses.iter_mut().find(|(resource, _)| *resource == cores) {

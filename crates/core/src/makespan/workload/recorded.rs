@@ -80,6 +80,9 @@ impl Process {
         let others = self.io.iter().filter(|(door, _)| *door != "shim").map(|(_, io)| io);
         total(others.map(|io| total([io.read_bytes, io.estimated_read_bytes, io.mapped_bytes])))
     }
+    fn other_read_opens(&self) -> u64 {
+        total(self.io.iter().filter(|(door, _)| *door != "shim").map(|(_, io)| io.read_opens))
+    }
     fn shim_read_bytes(&self) -> u64 {
         self.read_bytes().saturating_sub(self.other_read_bytes())
     }
@@ -102,8 +105,13 @@ fn total(figures: impl IntoIterator<Item = u64>) -> u64 {
     figures.into_iter().fold(0, u64::saturating_add)
 }
 
+/// Shells and make between two programs take no longer.
+const OWN_START_US_MAX: u64 = 250_000;
 /// The agent learns of a close, and whoever closed ends, at about the same time.
 const SEALED_LATE_US: u64 = 50_000;
+
+/// Each is compared with each process. A record has the hundred largest.
+const FILES_MAX: usize = 1_000;
 
 /// Each is compared with each. A record keeps far fewer.
 const PROCESSES_MAX: usize = 10_000;
@@ -135,10 +143,11 @@ pub fn workload(value: Value) -> Result<Workload> {
     // (Half: what is mapped counts for more than what is read of it, and what several read of one file for each.)
     let doors_tell = shim_read > 0 && traffic.in_bytes > 0 && others_read >= traffic.in_bytes / 2;
     let of_others = share(traffic.in_bytes, others_read);
+    let files_of_others = share(traffic.in_files, opened(Process::other_read_opens));
 
     // Which files of whom went to the store, as far as is told; the rest is shared.
     let mut known = vec![(0u64, 0u64); moved.len()];
-    for file in record.files.iter().filter(|file| file.durable_us.is_some() && file.size_bytes > 0) {
+    for file in record.files.iter().take(FILES_MAX).filter(|file| file.durable_us.is_some() && file.size_bytes > 0) {
         let wrote = |number: &usize| {
             let (process, (_, bytes)) = (moved[*number], known[*number]);
             let alive =
@@ -148,7 +157,7 @@ pub fn workload(value: Value) -> Result<Workload> {
         let writer = (0..moved.len()).filter(wrote).min_by_key(|&number| ended(moved[number]).abs_diff(file.sealed_us));
         if let Some(writer) = writer {
             let (files, bytes) = known[writer];
-            known[writer] = (files + 1, moved[writer].write_bytes().min(bytes + file.size_bytes));
+            known[writer] = (files + 1, moved[writer].write_bytes().min(bytes.saturating_add(file.size_bytes)));
         }
     }
     let known_files = total(known.iter().map(|(files, _)| *files));
@@ -166,7 +175,7 @@ pub fn workload(value: Value) -> Result<Workload> {
         let before_us = over.iter().map(|&other| ended(moved[other])).max().unwrap_or(0);
         let latest = over.iter().map(|&other| moved[other].begun_us).max().unwrap_or(0);
         let after: Vec<usize> = over.into_iter().filter(|&other| ended(moved[other]) > latest).collect();
-        let part = |bytes: u64, share: f64| (bytes as f64 * share) as u64;
+        let part = |bytes: u64, share: f64| ((bytes as f64 * share) as u64).min(bytes);
         // Programs do not compute all before they write anything; how they do it is not told.
         let mut step = Step { streams: true, ..Step::default() };
         let inputs = if doors_tell {
@@ -174,7 +183,11 @@ pub fn workload(value: Value) -> Result<Workload> {
         } else {
             part(process.read_bytes(), from_store)
         };
-        let opens = part(process.read_opens(), files_from_store);
+        let opens = if doors_tell {
+            part(process.other_read_opens(), files_of_others)
+        } else {
+            part(process.read_opens(), files_from_store)
+        };
         step.reads.extend(add(&mut made, "in", number, opens, inputs, Fate::Input));
         let mut left = process.read_bytes() - inputs;
         for output in after.iter().filter_map(|&other| outputs[other]) {
@@ -187,10 +200,15 @@ pub fn workload(value: Value) -> Result<Workload> {
         let waits = record.processes.iter().any(|child| child.parent == process.pid);
         let lived_us = ended(process).saturating_sub(process.begun_us);
         step.cpu_s = if waits { 0.0 } else { lived_us.saturating_sub(process.io_us()) as f64 * 1e-6 };
-        step.wait_s = process.begun_us.saturating_sub(before_us) as f64 * 1e-6;
+        let alone_us = process.begun_us.saturating_sub(before_us);
+        // (What took long, a driver perhaps, kept all who waited with it, and not each of them in turn.)
+        let began_us = if number > 0 { moved[number - 1].begun_us } else { 0 };
+        let with_others_us = process.begun_us.saturating_sub(before_us.max(began_us));
+        step.wait_s = if alone_us <= OWN_START_US_MAX { alone_us } else { with_others_us } as f64 * 1e-6;
         let (known_files, known_bytes) = known[number];
         let kept = known_bytes + part(process.write_bytes() - known_bytes, to_store);
-        let files_kept = known_files + part(process.write_opens().saturating_sub(known_files), files_to_store);
+        let files_kept =
+            known_files.saturating_add(part(process.write_opens().saturating_sub(known_files), files_to_store));
         let files = process.write_opens().saturating_sub(files_kept);
         let intermediate = add(&mut made, "work", number, files, process.write_bytes() - kept, Fate::Intermediate);
         let last = add(&mut made, "out", number, files_kept, kept, Fate::Final);

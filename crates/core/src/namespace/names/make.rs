@@ -292,7 +292,7 @@ impl Namespace {
         device: u64,
         target: Option<&[u8]>,
     ) -> FsResult<Found> {
-        // What is in a directory that we make is ours alone: that nobody else has made it is not just believed.
+        // What is in a directory that we make is ours alone: that nobody else has made it is not believed of a listing.
         if kind == Kind::Directory
             && let Some(d) = self.tree().dir_mut(dir)
         {

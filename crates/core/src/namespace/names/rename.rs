@@ -49,6 +49,15 @@ impl Namespace {
         moved.map_or(Ok(()), |attr| self.permit(caller, &attr, 2))
     }
 
+    fn ask_for_directory(&self, id: FileId, to_dir: FileId, to: &[u8]) {
+        let mut tree = self.tree();
+        if tree.get(id).is_some_and(Inode::is_dir)
+            && let Some(d) = tree.dir_mut(to_dir)
+        {
+            d.believed.may_be_there(to);
+        }
+    }
+
     /// `ESTALE` when a name has come to mean another file meanwhile.
     fn rename_seen(
         &self,
@@ -58,6 +67,8 @@ impl Namespace {
         flags: u32,
     ) -> FsResult<()> {
         let id = self.resolve(caller, from_dir, from)?;
+        // As where one is made: what is in it would hide what another node has put there.
+        self.ask_for_directory(id, to_dir, to);
         let target = match self.resolve(caller, to_dir, to) {
             Ok(target) => Some(target),
             Err(fault) if fault.errno == Errno::NOENT => None,

@@ -179,11 +179,15 @@ impl Tree {
     pub fn carried_out(&mut self, kind: &OpKind, at: Option<Place>) -> Vec<FileId> {
         let at = at.map(|(dir, name)| (dir, self.shared(dir, &name))).or_else(|| self.destination(kind));
         // (Where somebody else has the name, ours is another one, which no operation names.)
-        if let Some((dir, name)) = &at
-            && let Some(d) = self.dir_mut(*dir)
-        {
-            d.absent.remove(name);
-            d.believed.may_be_there(name);
+        let link = match kind {
+            OpKind::Link { dir, name, .. } => Some((*dir, Name::from(&**name))),
+            _ => None,
+        };
+        for (dir, name) in at.iter().chain(&link) {
+            if let Some(d) = self.dir_mut(*dir) {
+                d.absent.remove(name);
+                d.believed.may_be_there(name);
+            }
         }
         let mut gone = Vec::new();
         let place = |dir: &FileId, name: &[u8]| (*dir, Name::from(name));

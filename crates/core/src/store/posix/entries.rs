@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, fstatfs, openat, statat, unlinkat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, StatxFlags, fstatfs, openat, statat, statx, unlinkat};
 use rustix::io::Errno;
 
 use super::beneath::{Dir, Place};
@@ -34,13 +34,19 @@ pub fn entries(dir: &OwnedFd) -> io::Result<Vec<StoreEntry>> {
     Ok(entries)
 }
 
+const NFS_SUPER_MAGIC: i64 = 0x6969;
 /// Of these more can be looked up than is listed: autofs, two kinds of AFS, proc.
 const LISTS_LESS: [i64; 4] = [0x187, 0x5346_414f, 0x6b41_4653, 0x9fa0];
 
 /// `None`: there are more, or they are not the names that can be looked up.
 pub fn names(dir: &OwnedFd, at_most: usize) -> io::Result<Option<Vec<Box<[u8]>>>> {
-    if LISTS_LESS.contains(&fstatfs(dir)?.f_type) {
+    let kind = fstatfs(dir)?.f_type;
+    if LISTS_LESS.contains(&kind) {
         return Ok(None);
+    }
+    // What the kernel has of a listing may be older than what a look-up would find.
+    if kind == NFS_SUPER_MAGIC {
+        statx(dir, "", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::MTIME)?;
     }
     let mut names = Vec::new();
     let mut buffer = Vec::with_capacity(64 << 10);
