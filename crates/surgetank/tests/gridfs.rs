@@ -33,7 +33,13 @@ fn names(server: &MongoServer) -> Vec<String> {
 /// Nothing is under way, and nothing lies about.
 #[track_caller]
 fn nothing_else_stays(server: &MongoServer) {
-    for collection in ["surgetank.uploads", "surgetank.parts", "surgetank.locks"] {
+    assert_eq!(server.client(&["count", "surgetank.locks"]), "0");
+    nothing_but_locks_stays(server);
+}
+
+#[track_caller]
+fn nothing_but_locks_stays(server: &MongoServer) {
+    for collection in ["surgetank.uploads", "surgetank.parts"] {
         assert_eq!(server.client(&["count", collection]), "0", "{collection}");
     }
     const CHUNK_BYTES: u64 = 255 << 10;
@@ -161,7 +167,11 @@ fn a_server_that_goes_and_comes_back_has_everything_in_the_end() {
     assert_eq!(server.client_get("p/f59"), b"59\n");
     clean_up(&node, &server);
     assert_eq!(names(&server).len(), 61);
-    nothing_else_stays(&server);
+    // A name whose lock could not be taken away because the server had gone: whoever changes it next does that. No more than are published
+    // at a time.
+    let locked: u32 = server.client(&["count", "surgetank.locks"]).parse().unwrap();
+    assert!(locked <= 4, "{locked} names are locked");
+    nothing_but_locks_stays(&server);
 }
 
 /// What was cut off between two requests of a small file may have left a chunk.
