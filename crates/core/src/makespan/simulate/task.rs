@@ -106,14 +106,14 @@ impl Simulation<'_> {
         let mut todo = VecDeque::new();
         for step in &task.steps {
             todo.extend(step.reads.iter().map(|&set| Todo::Read(set)));
-            if step.cpu_s > 0.0 && self.cpu_s_per_byte(step) == 0.0 {
+            let cpu_s_per_byte = self.cpu_s_per_byte(step);
+            if step.cpu_s > 0.0 && cpu_s_per_byte == 0.0 {
                 // Which node's cores is known when the turn comes: see `go_on`.
                 todo.push_back(Todo::flow(Cause::Compute, Flow::new(step.cpu_s, task.cores)));
             }
             if step.wait_s > 0.0 {
                 todo.push_back(Todo::flow(Cause::Wait, Flow::new(step.wait_s, 1.0)));
             }
-            let cpu_s_per_byte = self.cpu_s_per_byte(step);
             todo.extend(step.writes.iter().map(|&set| Todo::Write(set, cpu_s_per_byte)));
         }
         todo

@@ -170,9 +170,8 @@ pub fn workload(value: Value) -> Result<Workload> {
     let mut outputs: Vec<Option<usize>> = Vec::new();
     for (number, process) in moved.iter().enumerate() {
         let over: Vec<usize> = (0..number).filter(|&other| ended(moved[other]) <= process.begun_us).collect();
-        // Who was over before one of those began is waited for by that one.
-        // Between them others were at work that moved nothing: make, shells.
         let before_us = over.iter().map(|&other| ended(moved[other])).max().unwrap_or(0);
+        // Who was over before one of those began is waited for by that one.
         let latest = over.iter().map(|&other| moved[other].begun_us).max().unwrap_or(0);
         let after: Vec<usize> = over.into_iter().filter(|&other| ended(moved[other]) > latest).collect();
         let part = |bytes: u64, share: f64| ((bytes as f64 * share) as u64).min(bytes);
@@ -200,6 +199,7 @@ pub fn workload(value: Value) -> Result<Workload> {
         let waits = record.processes.iter().any(|child| child.parent == process.pid);
         let lived_us = ended(process).saturating_sub(process.begun_us);
         step.cpu_s = if waits { 0.0 } else { lived_us.saturating_sub(process.io_us()) as f64 * 1e-6 };
+        // Others were at work meanwhile that moved nothing: make, shells.
         let alone_us = process.begun_us.saturating_sub(before_us);
         // (What took long, a driver perhaps, kept all who waited with it, and not each of them in turn.)
         let began_us = if number > 0 { moved[number - 1].begun_us } else { 0 };

@@ -195,3 +195,19 @@ pub fn room(store: &dyn Store) {
     assert_eq!(space.name_bytes_max, 255);
     assert_eq!(errno(store.space(&path("none"))), libc::ENOENT);
 }
+
+/// What is not among them is said to be absent.
+pub fn who_tells_names_tells_all(store: &dyn Store) {
+    make_dir(store, "d");
+    for number in 0..20 {
+        deliver(store, &format!("d/f{number}"), b"x", &meta(0o644));
+    }
+    make_dir(store, "d/sub");
+    let told = |at_most| store.names(me(), &path("d"), at_most).unwrap();
+    if let Some(all) = told(1000) {
+        let listed = store.list(me(), &path("d"), true).unwrap();
+        assert_eq!(listed.len(), 21);
+        assert!(listed.iter().all(|entry| all.contains(&entry.name)), "{all:?}");
+        assert_eq!(told(10), None, "more than were asked for");
+    }
+}
