@@ -1,7 +1,7 @@
 /* Where a relative path begins: the record of the working directory or of a directory's descriptor. Danger avoided: taking
- * one directory for another. The kernel is asked each time, unless the working directory's answer is remembered; a
- * remembered "outside" that is wrong only costs time, so descriptors have a table of those, while a remembered "inside" is
- * given up for good as soon as something may change the working directory without our seeing it.
+ * one directory for another. The kernel's answer is remembered until a call changes the working directory, or gives the
+ * descriptor's number to another file. A remembered "outside" that is wrong only costs time; a remembered "inside" is given
+ * up for good as soon as something may change what it stands for without our seeing it.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -14,6 +14,7 @@
 #endif
 
 uint8_t st_hints[ST_DESCRIPTORS];
+struct st_known st_known[ST_DESCRIPTORS];
 
 /* `turn` grows with every change of the working directory; what was remembered under another turn is void. */
 static uint64_t turn = 2;
@@ -111,12 +112,51 @@ static void remember(const struct st_base *base, uint64_t then)
     __atomic_store_n(&inside.seq, seq + 2, __ATOMIC_RELEASE);
 }
 
-bool st_base_of(int dirfd, struct st_base *out)
+/* ---- Descriptors. What is known of a number counts as long as `filled` says that it was found out in the present turn. */
+
+#define FILLING UINT64_MAX
+
+static bool may_know(int dirfd)
+{
+    /* Standard streams are exchanged inside libc (daemon, forkpty); a vfork child has other descriptors. */
+    return dirfd > 2 && dirfd < ST_DESCRIPTORS && !__atomic_load_n(&never, __ATOMIC_RELAXED) && !st_is_vforked();
+}
+
+static bool known(int dirfd, struct st_base *out)
+{
+    if (!may_know(dirfd))
+        return false;
+    const struct st_known *known = &st_known[dirfd];
+    uint64_t filled = __atomic_load_n(&known->filled, __ATOMIC_ACQUIRE);
+    if (!filled || filled != __atomic_load_n(&known->turn, __ATOMIC_ACQUIRE) + 1)
+        return false;
+    out->domain = &st_process.domains[__atomic_load_n(&known->domain, __ATOMIC_RELAXED) % ST_DOMAINS_MAX];
+    out->record = __atomic_load_n(&known->record, __ATOMIC_RELAXED);
+    out->id = __atomic_load_n(&known->id, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    struct st_record record; /* none under that id: it was removed */
+    return __atomic_load_n(&known->filled, __ATOMIC_RELAXED) == filled &&
+           st_index_read_head(out->domain, out->record, &record) && record.id == out->id;
+}
+
+static void know(int dirfd, const struct st_base *base, uint64_t then)
+{
+    struct st_known *known = &st_known[dirfd];
+    uint64_t before = __atomic_load_n(&known->filled, __ATOMIC_RELAXED);
+    if (before == FILLING || __atomic_load_n(&known->turn, __ATOMIC_SEQ_CST) != then ||
+        !__atomic_compare_exchange_n(&known->filled, &before, FILLING, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+        return;
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    __atomic_store_n(&known->domain, (uint16_t)(base->domain - st_process.domains), __ATOMIC_RELAXED);
+    __atomic_store_n(&known->record, base->record, __ATOMIC_RELAXED);
+    __atomic_store_n(&known->id, base->id, __ATOMIC_RELAXED);
+    __atomic_store_n(&known->filled, then + 1, __ATOMIC_RELEASE);
+}
+
+static bool ask_base_of(int dirfd, struct st_base *out)
 {
     uint64_t then = __atomic_load_n(&turn, __ATOMIC_SEQ_CST), dev, ino;
     bool removed;
-    if (dirfd == AT_FDCWD && remembered(out))
-        return true;
     if (!ask(dirfd, &dev, &ino, &removed))
         return false;
     for (uint32_t number = 0; number < st_process.domain_count; number++) {
@@ -137,4 +177,23 @@ bool st_base_of(int dirfd, struct st_base *out)
     else if ((unsigned)dirfd < ST_DESCRIPTORS)
         __atomic_store_n(&st_hints[dirfd], 1, __ATOMIC_RELAXED);
     return false;
+}
+
+bool st_base_of(int dirfd, struct st_base *out)
+{
+    if (dirfd == AT_FDCWD)
+        return remembered(out) || ask_base_of(dirfd, out);
+    if (known(dirfd, out))
+        return true;
+    if (!may_know(dirfd))
+        return ask_base_of(dirfd, out);
+    /* Whoever gives the number to another file meanwhile sees that somebody asks, and begins another turn. */
+    struct st_known *known = &st_known[dirfd];
+    __atomic_fetch_add(&known->asking, 1, __ATOMIC_SEQ_CST);
+    uint64_t then = __atomic_load_n(&known->turn, __ATOMIC_SEQ_CST);
+    bool found = ask_base_of(dirfd, out);
+    if (found)
+        know(dirfd, out, then);
+    __atomic_fetch_sub(&known->asking, 1, __ATOMIC_SEQ_CST);
+    return found;
 }

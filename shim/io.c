@@ -214,7 +214,8 @@ CLOSES(__close)
 
 static void forget_range(unsigned first, unsigned last)
 {
-    for (unsigned at = first; st_counting && at <= last && at < ST_KINDS; at++)
+    unsigned end = st_counting ? ST_KINDS : ST_DESCRIPTORS;
+    for (unsigned at = first; at <= last && at < end; at++)
         st_kind_forget((int)at);
 }
 
@@ -245,6 +246,7 @@ ST_WRAP(int, dup2, int from, int to)
     if (from != to)
         st_kind_forget(to);
     int result = next ? next(from, to) : (int)result_of(st_sys(__NR_dup3, from, to, 0));
+    st_base_forget(to); /* who asked in between */
     if (stream != ST_NO_STREAM)
         st_streams_again(stream, to);
     return result;
@@ -257,6 +259,7 @@ ST_WRAP(int, dup3, int from, int to, int flags)
     if (from != to)
         st_kind_forget(to);
     int result = next ? next(from, to, flags) : (int)result_of(st_sys(__NR_dup3, from, to, flags));
+    st_base_forget(to);
     if (stream != ST_NO_STREAM)
         st_streams_again(stream, to);
     return result;

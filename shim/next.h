@@ -12,12 +12,12 @@
     X(fstatfs) X(fstatfs64) X(fstatvfs) X(fstatvfs64) X(fgetxattr) X(fsetxattr) X(flistxattr) X(fremovexattr)           \
     X(readlink) X(readlinkat) X(__readlink_chk) X(__readlinkat_chk) X(linkat) X(fexecve) X(execveat)                    \
     X(_exit) X(_Exit) X(quick_exit)                                                                                      \
-    X(chdir) X(fchdir) X(umask) X(fork) X(vfork) X(clone) X(daemon) X(unshare) X(setns) X(chroot) X(prctl) X(capset)           \
+    X(chdir) X(fchdir) X(umask) X(fork) X(vfork) X(clone) X(syscall) X(daemon) X(unshare) X(setns) X(chroot) X(prctl) X(capset)           \
     X(setuid) X(setgid) X(seteuid) X(setegid) X(setreuid) X(setregid) X(setresuid) X(setresgid) X(setfsuid)             \
     X(setfsgid) X(setgroups) X(initgroups) X(nftw) X(nftw64) X(fts_open) X(fts64_open)                                   \
     X(execve) X(execv) X(execvp) X(execvpe) X(posix_spawn) X(posix_spawnp)                                               \
     X(posix_spawn_file_actions_addopen) X(posix_spawn_file_actions_addchdir_np) X(posix_spawn_file_actions_addchdir)    \
-    X(opendir) X(scandir) X(scandir64) X(scandirat) X(scandirat64) X(ftw) X(ftw64) X(glob) X(glob64)                    \
+    X(opendir) X(closedir) X(scandir) X(scandir64) X(scandirat) X(scandirat64) X(ftw) X(ftw64) X(glob) X(glob64)                    \
     X(mkstemp) X(mkstemp64) X(mkostemp) X(mkostemp64) X(mkstemps) X(mkstemps64) X(mkostemps) X(mkostemps64)             \
     X(mkdtemp) X(tmpfile) X(tmpfile64) X(setmntent)                                                                      \
     X(chmod) X(lchmod) X(fchmodat) X(chown) X(lchown) X(fchownat) X(utime) X(utimes) X(lutimes)                         \

@@ -242,6 +242,14 @@ ST_WRAP(DIR *, opendir, const char *path)
     return opened;
 }
 
+ST_WRAP(int, closedir, DIR *directory)
+{
+    int (*next)(DIR *) = ST_NEXT(closedir);
+    if (directory)
+        st_kind_forget(dirfd(directory));
+    return next ? next(directory) : (int)unknown();
+}
+
 #define SCANDIR(name)                                                                                                \
     PATH_CALL(int, -1, name, LIST(const char *, void *, void *, void *), LIST(const char *path, void *a, void *b, void *c), \
               LIST(path, a, b, c), AT_FDCWD, path)

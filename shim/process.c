@@ -191,8 +191,16 @@ GIVES_UP(setfsgid, (gid_t)result != a && a != (gid_t)-1, ST_ON_INDEX, LIST(gid_t
 GIVES_UP(setgroups, result == 0, ST_ON_INDEX, LIST(size_t, const gid_t *), LIST(size_t a, const gid_t *b), LIST(a, b))
 GIVES_UP(initgroups, result == 0, ST_ON_INDEX, LIST(const char *, gid_t), LIST(const char *a, gid_t b), LIST(a, b))
 GIVES_UP(capset, result == 0, ST_ON_INDEX, LIST(void *, const void *), LIST(void *a, const void *b), LIST(a, b))
-GIVES_UP(unshare, result == 0 && (a & ~(CLONE_FILES | CLONE_SYSVSEM)), ST_ON_INDEX | ST_ON_PATHS, LIST(int), LIST(int a),
-         LIST(a))
+ST_WRAP(int, unshare, int flags)
+{
+    int (*next)(int) = ST_NEXT(unshare);
+    if (flags & CLONE_FILES)
+        st_base_never(); /* this thread's descriptors are others than its neighbours' */
+    int result = next ? next(flags) : result_of(st_sys(__NR_unshare, flags));
+    if (result == 0 && (flags & ~(CLONE_FILES | CLONE_SYSVSEM)))
+        st_off(ST_ON_INDEX | ST_ON_PATHS);
+    return result;
+}
 GIVES_UP(setns, result == 0, ST_ON_INDEX | ST_ON_PATHS, LIST(int, int), LIST(int a, int b), LIST(a, b))
 
 ST_WRAP(int, chroot, const char *path)

@@ -114,6 +114,8 @@ ST_WRAP(int, clone, int (*begins)(void *), void *stack, int flags, void *argumen
     int (*next)(int (*)(void *), void *, int, void *, ...) = ST_NEXT(clone);
     if ((flags & CLONE_VM) && !(flags & CLONE_THREAD))
         shares_memory(MANY);
+    if (!(flags & CLONE_VM) != !(flags & CLONE_FILES))
+        st_base_never(); /* one of memory and descriptors is shared, the other is not */
     if (next)
         return next(begins, stack, flags, argument, a, b, c);
     errno = ENOSYS;

@@ -99,7 +99,27 @@ bool st_base_known_outside(int dirfd); /* cheap; true: leave it to the mount */
 bool st_base_of(int dirfd, struct st_base *out);
 void st_base_moving(void); /* around chdir */
 void st_base_moved(void);
-void st_base_never(void); /* the working directory may change behind our back: never believe a remembered one */
+void st_base_never(void); /* they may change behind our back: never believe what is remembered of them */
+
+/* What is remembered of a directory's descriptor (base.c says how). */
+struct st_known {
+    uint64_t turn;   /* grows when the number may mean another file */
+    uint64_t filled; /* the turn that this is of + 1; 0: none */
+    uint64_t id;
+    uint32_t record;
+    uint16_t domain;
+    uint16_t asking; /* so many are finding out */
+};
+extern struct st_known st_known[ST_DESCRIPTORS];
+
+/* The number is about to mean another file, or does. */
+static inline void st_base_forget(int descriptor)
+{
+    struct st_known *known = &st_known[(unsigned)descriptor % ST_DESCRIPTORS];
+    if (st_unlikely(__atomic_load_n(&known->filled, __ATOMIC_RELAXED) || __atomic_load_n(&known->asking, __ATOMIC_RELAXED)) &&
+        (unsigned)descriptor < ST_DESCRIPTORS)
+        __atomic_fetch_add(&known->turn, 1, __ATOMIC_SEQ_CST);
+}
 
 /* ---- Counting (counts.c; streams.c for stdio). Of each descriptor: whose is it? */
 
@@ -133,6 +153,7 @@ static inline unsigned st_kind_of(int descriptor)
 /* The number is about to mean another file. */
 static inline void st_kind_forget(int descriptor)
 {
+    st_base_forget(descriptor);
     unsigned kind = (unsigned)descriptor < ST_KINDS ? __atomic_load_n(&st_kinds[descriptor], __ATOMIC_RELAXED) : 0;
     if (st_unlikely(kind >= ST_KIND_OURS))
         st_kind_over(descriptor, true);
@@ -178,6 +199,7 @@ extern uint8_t st_hints[ST_DESCRIPTORS]; /* 1: this directory was outside of all
 /* A descriptor that a call passed on has returned: what was known of its number is over. */
 static inline int st_fresh(int descriptor)
 {
+    st_base_forget(descriptor);
     if ((unsigned)descriptor < ST_DESCRIPTORS && __atomic_load_n(&st_hints[descriptor], __ATOMIC_RELAXED))
         __atomic_store_n(&st_hints[descriptor], 0, __ATOMIC_RELAXED);
     if ((unsigned)descriptor >= ST_KINDS)

@@ -262,14 +262,20 @@ void st_stream_opened(FILE *file, int descriptor)
     publish(stream, file);
 }
 
+static int fileno_of(FILE *file)
+{
+    int before = errno, descriptor = fileno(file);
+    errno = before;
+    return descriptor;
+}
+
 /* One that nobody has seen being opened: it began at the front, and only stdio has moved it. */
 static struct stream *known(FILE *file)
 {
     struct stream *stream = find(file);
     if (stream)
         return stream;
-    int before = errno, descriptor = fileno(file);
-    errno = before;
+    int descriptor = fileno_of(file);
     if (descriptor < 0 || st_kind_of(descriptor) < ST_KIND_OURS || marked(descriptor) || !is_own() ||
         !(stream = claim(file)))
         return NULL;
@@ -283,11 +289,12 @@ static struct stream *known(FILE *file)
 
 void st_stream_closing(FILE *file)
 {
+    if (!st_counting && file)
+        st_base_forget(fileno_of(file));
     if (!st_counting || !file)
         return;
     struct stream *stream = known(file);
-    int before = errno, descriptor = fileno(file);
-    errno = before;
+    int descriptor = fileno_of(file);
     if (stream && is_own()) {
         account(stream, file, -1, true);
         if (has_descriptor(stream))

@@ -464,6 +464,7 @@ int main(int count, char **arguments)
         tier = arguments[3];
         log_path = arguments[4];
         check_reading();
+        check_numbers(mount);
         check_stat();
         check_writing();
         check_children(arguments[0]);

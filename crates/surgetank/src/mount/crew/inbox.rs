@@ -1,9 +1,9 @@
 //! Where a thread reads requests to, and how it waits for them.
 //!
-//! Being woken on another core costs more than most operations (10–40 µs in a virtual machine). So while requests follow each
-//! other closely a thread asks again for a moment, leaving the core to whoever wants it between two looks, before it goes to
-//! sleep. That needs a descriptor that doesn't block: a clone, with its own queue of answers, which is why every request
-//! remembers where it came from.
+//! Being woken on another core costs more than most operations (10–40 µs in a virtual machine). So a thread looks for the next
+//! request for a moment before it goes to sleep, longer while longer would have been worth it ([`Looks`]), leaving the core to
+//! whoever wants it between two looks. That needs a descriptor that doesn't block: a clone, with its own queue of answers,
+//! which is why every request remembers where it came from.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -15,10 +15,14 @@ use rustix::io::Errno;
 
 use crate::mount::abi::{self, device};
 
-/// How long to look before sleeping.
-const LOOK: Duration = Duration::from_micros(20);
-/// A request that woke us this soon would have been seen while looking: waking up is part of it.
-const CLOSE_BEHIND: Duration = Duration::from_micros(60);
+/// Always: less than half of what waking up costs.
+const LOOK_MIN: Duration = Duration::from_micros(20);
+const LOOK_MAX: Duration = Duration::from_micros(200);
+/// Who yields and does not get the core back for so long shares it with a program that computes. Whoever waits for a core
+/// there gets it later than who is woken up.
+const CROWDED: Duration = Duration::from_micros(500);
+const KEEP_OUT_MIN: Duration = Duration::from_millis(10);
+const KEEP_OUT_MAX: Duration = Duration::from_secs(1);
 
 pub struct Inbox {
     /// Placed so that the data of a WRITE starts on a page boundary.
@@ -27,8 +31,46 @@ pub struct Inbox {
     size: usize,
     sleeping: Arc<OwnedFd>,
     looking: Option<OwnedFd>,
-    /// Requests follow each other closely.
-    eager: bool,
+    looks: Looks,
+}
+
+/// How long to look before sleeping.
+#[derive(Debug, Clone, Copy)]
+struct Looks {
+    window: Duration,
+    /// No looking before that: the core is somebody else's.
+    not_before: Option<Instant>,
+    keep_out: Duration,
+}
+
+impl Default for Looks {
+    fn default() -> Self {
+        Self { window: LOOK_MIN, not_before: None, keep_out: KEEP_OUT_MIN }
+    }
+}
+
+impl Looks {
+    fn may_begin(&mut self, now: Instant) -> bool {
+        if self.not_before.is_some_and(|then| now < then) {
+            return false;
+        }
+        self.not_before = None;
+        true
+    }
+
+    /// A request came after `waited`, most of which we slept.
+    fn slept(&mut self, waited: Duration) {
+        self.window = if waited <= LOOK_MAX { (self.window * 2).min(LOOK_MAX) } else { LOOK_MIN };
+    }
+
+    fn seen(&mut self) {
+        self.keep_out = KEEP_OUT_MIN;
+    }
+
+    fn crowded(&mut self, now: Instant) {
+        self.not_before = Some(now + self.keep_out);
+        self.keep_out = (self.keep_out * 2).min(KEEP_OUT_MAX);
+    }
 }
 
 /// A request that was read: how long it is and where it came from.
@@ -51,28 +93,40 @@ impl Inbox {
         let start = (abi::PAGE_BYTES - data_at) % abi::PAGE_BYTES;
         let alone = std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1);
         let looking = if alone { None } else { clones.take(device.as_fd()) };
-        Self { bytes, start, size, sleeping: device, looking, eager: false }
+        Self { bytes, start, size, sleeping: device, looking, looks: Looks::default() }
     }
 
-    /// Waits for the next request.
-    pub fn read(&mut self) -> Result<Place, Errno> {
+    /// Waits for the next request. Calls `looked` each time that there was none.
+    pub fn read(&mut self, looked: impl Fn()) -> Result<Place, Errno> {
         let room = &mut self.bytes[self.start..self.start + self.size];
         let Some(looking) = &self.looking else {
             return Ok(Place { bytes: rustix::io::read(&*self.sleeping, room)?, while_looking: false });
         };
         let since = Instant::now();
-        while self.eager {
+        let mut now = since;
+        let mut goes_on = self.looks.may_begin(now);
+        while goes_on {
             match rustix::io::read(looking, &mut *room) {
                 Ok(bytes) => {
+                    self.looks.seen();
                     return Ok(Place { bytes, while_looking: true });
                 }
-                Err(Errno::AGAIN) if since.elapsed() < LOOK => rustix::thread::sched_yield(),
-                Err(Errno::AGAIN) => self.eager = false,
+                Err(Errno::AGAIN) => {}
                 Err(errno) => return Err(errno),
+            }
+            looked();
+            goes_on = now.duration_since(since) < self.looks.window;
+            if goes_on {
+                rustix::thread::sched_yield();
+                let before = std::mem::replace(&mut now, Instant::now());
+                if now.duration_since(before) > CROWDED {
+                    self.looks.crowded(now);
+                    goes_on = false;
+                }
             }
         }
         let bytes = rustix::io::read(&*self.sleeping, room)?;
-        self.eager = since.elapsed() < CLOSE_BEHIND;
+        self.looks.slept(since.elapsed());
         Ok(Place { bytes, while_looking: false })
     }
 

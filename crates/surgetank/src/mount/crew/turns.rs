@@ -36,6 +36,8 @@ pub struct Turns {
     /// The thread that is in `read` (or one of the above).
     reader: AtomicI32,
     read: AtomicU64,
+    /// So often somebody looked and there was no request.
+    looks: AtomicU64,
     releases: Mutex<VecDeque<Release>>,
     done: Condvar,
 }
@@ -67,7 +69,7 @@ impl Turns {
             Some(request) => inbox.put(&request),
             None => {
                 self.reader.store(own_tid(), Ordering::SeqCst);
-                let outcome = inbox.read();
+                let outcome = inbox.read(|| _ = self.looks.fetch_add(1, Ordering::SeqCst));
                 self.reader.store(if outcome.is_ok() { HAS_READ } else { NOBODY }, Ordering::SeqCst);
                 outcome?
             }
@@ -86,7 +88,8 @@ impl Turns {
     pub fn await_closes(&self, device: BorrowedFd<'_>) {
         let until = Instant::now() + PATIENCE;
         let read = self.read.load(Ordering::Relaxed);
-        while !self.all_are_read(device) {
+        let looks = self.looks.load(Ordering::SeqCst);
+        while !self.all_are_read(device, looks) {
             if Instant::now() >= until || self.read.load(Ordering::Relaxed) - read >= READ_MAX {
                 break;
             }
@@ -108,8 +111,8 @@ impl Turns {
         }
     }
 
-    /// Has every request that the kernel had when we were called been read, and put down?
-    fn all_are_read(&self, device: BorrowedFd<'_>) -> bool {
+    /// Has every request that the kernel had when there had been so many looks been read, and put down?
+    fn all_are_read(&self, device: BorrowedFd<'_>, looks: u64) -> bool {
         let mut fds = [PollFd::from_borrowed_fd(device.as_fd(), PollFlags::IN)];
         if poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok() && fds[0].revents().contains(PollFlags::IN)
         {
@@ -118,10 +121,12 @@ impl Turns {
         match self.reading.try_lock() {
             Ok(behind) => behind.is_empty(),
             Err(TryLockError::Poisoned(behind)) => behind.into_inner().is_empty(),
-            // Whoever reads sleeps until there is something; or he has something, and runs.
+            // Whoever reads sleeps until there is something, or looks, the second time since then in vain; or he has something, and
+            // runs.
             Err(TryLockError::WouldBlock) => {
                 let reader = self.reader.load(Ordering::SeqCst);
-                reader > NOBODY && sleeps(reader) && self.reader.load(Ordering::SeqCst) == reader
+                let in_vain = || self.looks.load(Ordering::SeqCst) >= looks + 2;
+                reader > NOBODY && (in_vain() || sleeps(reader)) && self.reader.load(Ordering::SeqCst) == reader
             }
         }
     }
@@ -178,9 +183,9 @@ mod tests {
     fn what_the_kernel_has_sent_is_waited_for() {
         let turns = Turns::default();
         let (device, kernel) = rustix::pipe::pipe().unwrap();
-        assert!(turns.all_are_read(device.as_fd()));
+        assert!(turns.all_are_read(device.as_fd(), 0));
         rustix::io::write(&kernel, b"request").unwrap();
-        assert!(!turns.all_are_read(device.as_fd()));
+        assert!(!turns.all_are_read(device.as_fd(), 0));
         rustix::io::read(&device, &mut [0; 7]).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -192,15 +197,15 @@ mod tests {
                 turns.releases().push_back(Release { unique: 7, slow: false });
                 turns.reader.store(NOBODY, Ordering::SeqCst);
             });
-            while !turns.all_are_read(device.as_fd()) || turns.reader.load(Ordering::SeqCst) == NOBODY {
+            while !turns.all_are_read(device.as_fd(), 0) || turns.reader.load(Ordering::SeqCst) == NOBODY {
                 std::thread::yield_now();
             }
             rustix::io::write(&kernel, b"release").unwrap();
             while turns.reader.load(Ordering::SeqCst) > NOBODY {
-                assert!(!turns.all_are_read(device.as_fd()) || turns.reader.load(Ordering::SeqCst) <= NOBODY);
+                assert!(!turns.all_are_read(device.as_fd(), 0) || turns.reader.load(Ordering::SeqCst) <= NOBODY);
             }
             // It is read, and not put down.
-            assert!(!turns.all_are_read(device.as_fd()));
+            assert!(!turns.all_are_read(device.as_fd(), 0));
             scope.spawn(|| {
                 while turns.releases().is_empty() {
                     std::thread::yield_now();
