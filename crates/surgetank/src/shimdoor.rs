@@ -34,6 +34,8 @@ pub use server::current;
 /// Programs believe the index for so long after the last sign of life.
 const BELIEVED: Duration = Duration::from_secs(2);
 const SIGN_EVERY: Duration = Duration::from_millis(200);
+/// So many times, and directories are looked at whose closes nobody waits for.
+const REST_EVERY: u32 = 5;
 /// Closed files are gathered for so long; whoever needs to know takes them in at once.
 const GATHERED: Duration = Duration::from_millis(1);
 
@@ -235,8 +237,11 @@ impl Door {
 
     fn stay_alive(&self, stop: &OwnedFd) {
         let timeout = rustix::time::Timespec { tv_sec: 0, tv_nsec: i64::from(SIGN_EVERY.subsec_nanos()) };
-        loop {
+        for turn in 1_u32.. {
             self.live();
+            if turn.is_multiple_of(REST_EVERY) {
+                self.closings.rest();
+            }
             let mut fds = [rustix::event::PollFd::new(stop, rustix::event::PollFlags::IN)];
             if rustix::event::poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready > 0) {
                 return;

@@ -486,3 +486,45 @@ for n in range(200):
     assert_eq!(scene.store_files().len(), 200);
     scene.is_clean();
 }
+
+/// It stayed lent, and watched: every look there looked into the ring too, every open cost a tenth of a microsecond more, and the kernel
+/// kept no listing of it. As long as a file of it is open the kernel has to tell of its close.
+#[test]
+fn a_directory_in_which_nothing_is_made_any_more_stayed_lent() {
+    let Some(scene) = scene("lent_unused") else { return };
+    let script = python(
+        r"
+import glob
+os.mkdir('d'); lend('d')
+ino = os.stat(glob.glob('/mnt/tier-ram/surgetank-*/d')[0]).st_ino
+def is_watched():
+    for info in glob.glob('/proc/[0-9]*/fdinfo/*'):
+        try: text = open(info).read()
+        except OSError: continue
+        if f' ino:{ino:x} ' in text: return True
+    return False
+def rests():
+    began = time.time()
+    while is_watched():
+        assert time.time() - began < 20, 'still watched'
+        time.sleep(0.1)
+assert is_watched()
+rests()
+assert len(bare('ls', 'd').stdout.split()) == 8
+held = os.open('d/held', os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+for n in range(20): make(f'd/again-{n}')
+assert len(bare('ls', 'd').stdout.split()) == 29
+time.sleep(5)
+assert is_watched(), 'nobody would tell of its close'
+os.write(held, b'late'); os.close(held)
+rests()
+for n in range(20): make(f'd/more-{n}')
+assert len(os.listdir('d')) == 49 and open('d/held').read() == 'late'
+",
+    );
+    let ended = scene.run(FAST, script).exits(0);
+    assert!(made_lent(&ended) > 0, "not lent: {}", ended.stderr);
+    scene.holds("d/held", b"late");
+    assert_eq!(scene.store_files().len(), 49);
+    scene.is_clean();
+}

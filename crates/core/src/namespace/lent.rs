@@ -9,9 +9,11 @@ use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, PoisonError};
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
 use foldhash::{HashMap, HashSet};
 
+use crate::clock;
 use crate::model::{Attr, Caller, DeviceId, FileId, Kind, RunId, Timestamp};
 use crate::tier::Plain;
 
@@ -33,6 +35,9 @@ const FREE_SHARE: u64 = 4;
 const HANDED_MAX: u64 = 1024;
 /// And what may be open there is a part of what we may have open.
 const OPEN_SHARE: u64 = 4;
+/// A directory in which nobody has made anything for so long is taken back: the kernel keeps no listing of what is lent, and each
+/// look-up has to look into the ring as well.
+const UNUSED: Duration = Duration::from_secs(2);
 const DIRTY_AHEAD_BYTES: u64 = LENDS_MAX as u64 * FILES_AHEAD * FILE_BYTES_MIN;
 
 /// A file that a program says it made.
@@ -64,6 +69,8 @@ pub struct Lend {
     /// It is not shown any more; what was made in it is still to be taken in.
     ended: bool,
     number: u64,
+    /// When it was lent, or something was made in it.
+    used: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -137,7 +144,8 @@ impl Namespace {
     }
 
     fn take_claimed(&self, tree: &mut Tree, txn: &mut Txn, claim: &Claimed) -> Result<(), String> {
-        let lend = tree.lends.dirs.get(&claim.dir).ok_or("the directory is not lent")?;
+        let lend = tree.lends.dirs.get_mut(&claim.dir).ok_or("the directory is not lent")?;
+        lend.used = clock::tick();
         let (device, watch, reserve_bytes, reason) = (lend.device, lend.watch, lend.reserve_bytes, lend.reason.clone());
         let (file, stat, path) = self.claimed_file(tree, claim, device)?;
         let plain = Plain::of(&file).map_err(|why| why.to_string())?;
@@ -255,7 +263,8 @@ impl Namespace {
         let reason = tree.get(open.id).and_then(|inode| inode.placed.clone());
         tree.lends.next += 1;
         let number = tree.lends.next;
-        let lend = Lend { device, watch, reserve_bytes, ahead_bytes, reason, ended: false, number };
+        let used = clock::tick();
+        let lend = Lend { device, watch, reserve_bytes, ahead_bytes, reason, ended: false, number, used };
         tree.lends.dirs.insert(dir, lend);
         if let Some(d) = tree.dir_mut(dir) {
             d.is_lent = true;
@@ -432,6 +441,7 @@ impl Namespace {
             .filter(|(dir, lend)| {
                 let on = self.tiers.device(lend.device);
                 ending
+                    || lend.used.elapsed() > UNUSED
                     || !on.healthy()
                     || on.free_bytes() < Self::bytes_to_lend(on, 0)
                     || full.contains(&lend.device)

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use foldhash::HashMap;
+use foldhash::{HashMap, HashSet};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use surgetank_core::clock;
 use surgetank_core::model::FileId;
@@ -22,7 +22,8 @@ const BUFFER_BYTES: usize = 64 << 10;
 /// struct inotify_event: watch, mask, cookie, bytes of the name that follows.
 const EVENT_BYTES: usize = 16;
 
-/// So many directories of which nothing is open stay watched.
+/// So many directories of which nothing is open stay watched, and for no longer than [`Closings::rest`] says: a watch costs
+/// whoever opens a file there a tenth of a microsecond.
 pub(super) const IDLE_MAX: usize = 512;
 
 pub struct Closings {
@@ -38,6 +39,8 @@ struct Watched {
     dirs: HashMap<i32, Names>,
     /// Of directories that are lent: their watches stay, whoever is open in them.
     lent: HashMap<i32, u32>,
+    /// Of directories of which nothing was open when somebody last looked, nor since.
+    idle: HashSet<i32>,
     /// Directory's watch and name of those that are told of by their directories.
     made: HashMap<FileId, (i32, Arc<[u8]>)>,
 }
@@ -46,6 +49,19 @@ struct Watched {
 type Names = HashMap<Arc<[u8]>, Vec<FileId>>;
 
 impl Watched {
+    fn is_idle(&self, watch: i32) -> bool {
+        self.dirs.get(&watch).is_some_and(HashMap::is_empty) && !self.lent.contains_key(&watch)
+    }
+
+    /// The kernel tells of none of these any more. (An error: the directory is gone, which will be told.)
+    fn drop_watches(&mut self, queue: &OwnedFd, those: &[i32]) {
+        for watch in those {
+            self.dirs.remove(watch);
+            self.idle.remove(watch);
+            let _ = inotify::remove_watch(queue, *watch);
+        }
+    }
+
     fn forget(&mut self, id: FileId) {
         if let Some((watch, name)) = self.made.remove(&id)
             && let Some(names) = self.dirs.get_mut(&watch)
@@ -108,17 +124,10 @@ impl Closings {
         let mut watched = self.watched();
         let watch = inotify::add_watch(&self.queue, dir, WatchFlags::CLOSE_WRITE | WatchFlags::ONLYDIR)?;
         if watched.dirs.len() >= IDLE_MAX && !watched.dirs.contains_key(&watch) {
-            let queue = &self.queue;
-            let Watched { dirs, lent, .. } = &mut *watched;
-            dirs.retain(|idle, names| {
-                // (An error: it is gone, which will be told.)
-                let kept = !names.is_empty() || lent.contains_key(idle);
-                if !kept {
-                    let _ = inotify::remove_watch(queue, *idle);
-                }
-                kept
-            });
+            let idle: Vec<i32> = watched.dirs.keys().copied().filter(|watch| watched.is_idle(*watch)).collect();
+            watched.drop_watches(&self.queue, &idle);
         }
+        watched.idle.remove(&watch);
         watched.forget(id);
         let name: Arc<[u8]> = name.into();
         watched.made.insert(id, (watch, name.clone()));
@@ -130,6 +139,7 @@ impl Closings {
     pub fn watch_lent(&self, dir: &Path) -> io::Result<i32> {
         let mut watched = self.watched();
         let watch = inotify::add_watch(&self.queue, dir, WatchFlags::CLOSE_WRITE | WatchFlags::ONLYDIR)?;
+        watched.idle.remove(&watch);
         watched.dirs.entry(watch).or_default();
         *watched.lent.entry(watch).or_default() += 1;
         Ok(watch)
@@ -146,12 +156,26 @@ impl Closings {
         }
     }
 
+    /// Called now and then: directories of which nothing has been open since the last time are watched no more.
+    pub fn rest(&self) {
+        let mut watched = self.watched();
+        let (long, just): (Vec<i32>, Vec<i32>) = watched
+            .dirs
+            .keys()
+            .copied()
+            .filter(|watch| watched.is_idle(*watch))
+            .partition(|watch| watched.idle.contains(watch));
+        watched.drop_watches(&self.queue, &long);
+        watched.idle.extend(just);
+    }
+
     /// `false`: the kernel does not tell of that directory any more.
     pub fn made_in(&self, watch: i32, name: &[u8], id: FileId) -> bool {
         let mut watched = self.watched();
         if !watched.dirs.contains_key(&watch) {
             return false;
         }
+        watched.idle.remove(&watch);
         let name: Arc<[u8]> = name.into();
         watched.made.insert(id, (watch, name.clone()));
         watched.dirs.entry(watch).or_default().entry(name).or_default().push(id);
@@ -197,6 +221,7 @@ impl Closings {
                 } else if event.mask & libc::IN_IGNORED != 0 {
                     let mut watched = self.watched();
                     watched.files.remove(&event.watch);
+                    watched.idle.remove(&event.watch);
                     let names = watched.dirs.remove(&event.watch).unwrap_or_default();
                     names.values().flatten().for_each(|id| drop(watched.made.remove(id)));
                 }

@@ -528,9 +528,28 @@ fn another_directory_of_a_name_is_watched_anew_and_idle_ones_not_for_ever() {
         drop(file);
         assert_eq!(told(&closings, &[id]), [id]);
     }
-    let watches = fs::read_to_string(format!("/proc/self/fdinfo/{}", closings.as_fd().as_raw_fd())).unwrap();
-    let watches = watches.lines().filter(|line| line.starts_with("inotify")).count();
-    assert!(watches <= IDLE_MAX + 1, "{watches} directories are watched");
+    let watches = || {
+        let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", closings.as_fd().as_raw_fd())).unwrap();
+        text.lines().filter(|line| line.starts_with("inotify")).count()
+    };
+    assert!(watches() <= IDLE_MAX + 1, "{} directories are watched", watches());
+    closings.rest();
+    let used = make(&place.path().join("1"));
+    drop(used.1);
+    assert_eq!(told(&closings, &[used.0]), [used.0]);
+    closings.rest();
+    assert_eq!(watches(), 2, "of one a file is open, one was used since");
+    closings.rest();
+    assert_eq!(watches(), 1);
+    let lent = closings.watch_lent(&place.path().join("2")).unwrap();
+    (0..3).for_each(|_| closings.rest());
+    assert_eq!(watches(), 2);
+    closings.lent_no_more(lent);
+    (0..3).for_each(|_| closings.rest());
+    assert_eq!(watches(), 1);
+    let again = make(&place.path().join("2"));
+    drop(again.1);
+    assert_eq!(told(&closings, &[again.0]), [again.0]);
     drop(held.1);
     assert_eq!(told(&closings, &[held.0]), [held.0]);
 }

@@ -201,3 +201,34 @@ fn clone_unblocking(origin: BorrowedFd<'_>) -> Option<OwnedFd> {
     };
     make().inspect_err(|error| tracing::debug!(%error, "no clone of the FUSE descriptor")).ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_looks_for_as_long_as_that_pays() {
+        let mut looks = Looks::default();
+        assert_eq!(looks.window, LOOK_MIN);
+        for _ in 0..5 {
+            looks.slept(Duration::from_micros(90));
+        }
+        assert_eq!(looks.window, LOOK_MAX);
+        looks.slept(LOOK_MAX + Duration::from_micros(1));
+        assert_eq!(looks.window, LOOK_MIN);
+    }
+
+    #[test]
+    fn who_was_kept_from_the_core_looks_less_and_less_often() {
+        let mut looks = Looks::default();
+        let now = Instant::now();
+        assert!(looks.may_begin(now));
+        looks.crowded(now);
+        assert!(!looks.may_begin(now + KEEP_OUT_MIN / 2) && looks.may_begin(now + KEEP_OUT_MIN));
+        looks.crowded(now);
+        assert!(!looks.may_begin(now + KEEP_OUT_MIN) && looks.may_begin(now + KEEP_OUT_MIN * 2));
+        looks.seen();
+        looks.crowded(now);
+        assert!(looks.may_begin(now + KEEP_OUT_MIN));
+    }
+}

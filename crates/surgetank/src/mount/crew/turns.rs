@@ -206,6 +206,8 @@ mod tests {
             }
             // It is read, and not put down.
             assert!(!turns.all_are_read(device.as_fd(), 0));
+            turns.looks.store(9, Ordering::SeqCst);
+            assert!(!turns.all_are_read(device.as_fd(), 0), "who has one does not look");
             scope.spawn(|| {
                 while turns.releases().is_empty() {
                     std::thread::yield_now();
@@ -216,6 +218,18 @@ mod tests {
             turns.await_closes(device.as_fd());
             assert!(turns.releases().is_empty());
         });
+    }
+
+    #[test]
+    fn who_looks_in_vain_has_read_all() {
+        let turns = Turns::default();
+        let (device, _kernel) = rustix::pipe::pipe().unwrap();
+        let _reading = turns.reading.lock().unwrap();
+        turns.reader.store(own_tid(), Ordering::SeqCst);
+        turns.looks.store(6, Ordering::SeqCst);
+        assert!(!turns.all_are_read(device.as_fd(), 5), "that look may have begun before");
+        turns.looks.store(7, Ordering::SeqCst);
+        assert!(turns.all_are_read(device.as_fd(), 5));
     }
 
     #[test]
