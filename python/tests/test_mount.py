@@ -205,3 +205,44 @@ def test_a_store_without_room_for_what_goes_there_is_told_before_the_run(
     done = run(["unshare", "-m", "sh", "-c", mounted, str(work), *words])
     assert done.returncode == 0, done.stderr
     assert ("12.0 MiB are to be written to the store, and 8.0 MiB are free there" in done.stderr) == warned, done.stderr
+
+
+FULL = """
+set -eu
+store=$1; shift
+mount -t tmpfs -o size=3M tmpfs "$store"
+dd if=/dev/zero of="$store/filler" bs=1M count=2 status=none
+SURGETANK_RETRY=2s "$@" && exit 1
+code=$?
+rm "$store/filler"
+"$@" >"$store.again"
+cmp "$store/made" "$store.wanted"
+exit $code
+"""
+
+
+@NEEDS_MOUNT
+def test_a_store_that_was_full_was_waited_for_twice(tmp_path: Path, tier: Path) -> None:
+    work, state = places(tmp_path)
+    work.mkdir()
+    wanted = os.urandom(1_600_000)
+    Path(f"{work}.wanted").write_bytes(wanted)
+    given = tmp_path / "w.yaml"
+    tasks = {"t": {"command": ["cp", f"{work}.wanted", "made"], "outputs": ["made"]}}
+    given.write_text(json.dumps({"surgetank": 1, "tasks": tasks}))
+    # What the executor asks for goes by this, and is written down.
+    asked, program = tmp_path / "asked", tmp_path / "surgetank"
+    program.write_text(f'#!/bin/sh\necho "$1" >>{asked}\nexec {BINARY} "$@"\n')
+    program.chmod(0o755)
+    words = command(tier, work, state, str(given))
+    there = ["unshare", "-m", "env", f"SURGETANK_BINARY={program}", "sh", "-c", FULL, "sh", str(work)]
+    done = run([*there, *words[2:]])
+    assert done.returncode == 3, done.stderr
+    report, again = json.loads(done.stdout), json.loads(Path(f"{work}.again").read_text())
+    out = {step["step"]: step["ok"] for step in report["steps"]}
+    assert out == {"reserve": True, "stage-out": False, "release": True} and report["exit"] == 3
+    assert report["steps"][1]["ended_ns"] - report["steps"][1]["began_ns"] >= 2e9
+    assert "wait" not in asked.read_text().split() and "run" in asked.read_text().split()
+    # The next one brings it over, and has nothing to do.
+    assert again["exit"] == 0 and again["tasks"]["done"] == 0
+    assert all(step["ok"] for step in again["steps"]) and again["steps"][1]["step"] == "stage-out"

@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 from .. import __version__ as VERSION
 from .execute import graphfile, journal
-from .execute.launch import find_record
+from .execute.launch import find_record, last_drain
 from .execute.stamp import Stamp, stamp
 from .graph import Workflow
 from .problem import Problem
@@ -118,6 +118,11 @@ class _Writer:
         self.crate, self.run, self.copy, self.draft = crate, run, copy, draft
         self.context = ContextEntity
         self.lived = lives(run, record)
+        self.steps = list(run.report["steps"])
+        self.well = run.report["exit"] == 0
+        if self.well and record and (drained := last_drain(self.steps, record)):
+            self.steps.append(drained)
+            self.well = drained["ok"]
         self.files: dict[str, Any] = {}
         self.stamps: dict[str, Stamp] = {}
         for done in run.records.values():
@@ -132,7 +137,7 @@ class _Writer:
     def all(self, licence: str) -> None:
         run, root = self.run, self.crate.root_dataset
         done = sorted(run.records.values(), key=lambda one: (one.began_ns, one.task))
-        steps = [step for step in run.report["steps"] if step.get("ended_ns")]
+        steps = [step for step in self.steps if step.get("ended_ns")]
         begun = min([one.began_ns for one in done] + [step["began_ns"] for step in steps])
         ended = max([one.ended_ns for one in done] + [step["ended_ns"] for step in steps])
         self.crate.name = f"Run {run.report['run']} of {run.workflow.name}"
@@ -156,7 +161,7 @@ class _Writer:
             ended,
             inputs,
             outputs,
-            run.report["exit"] == 0,
+            self.well,
             description=f"all tasks of {run.workflow.source}",
         )
         mentioned = [action]

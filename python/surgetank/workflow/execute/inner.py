@@ -21,7 +21,7 @@ from . import graphfile, journal, orphans, peak, persist, plan, resume
 from .ahead import Ahead
 from .engine import Engine, Tally
 from .progress import Progress, choose
-from .settings import NOT_DURABLE, Settings
+from .settings import Settings
 from .stamp import stamp
 
 HOME = Path(journal.HOME)
@@ -72,10 +72,11 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
             engine.run()
             code = tally.code
             out = next((step for step in planned.steps if step.kind == "stage-out"), None)
-            if out is not None and code == 0:
+            # Without a place of the user's it is the last drain of `surgetank run` (launch.py).
+            if out is not None and code == 0 and settings.results_to is not None:
                 progress.step(f"stage-out: {out.what}")
                 with _step(steps, "stage-out", book):
-                    code = stage_out(settings, agent, out.files)
+                    stage_out(settings, settings.results_to, out.files)
         finally:
             progress.end()
             with _step(steps, "release", book):
@@ -169,14 +170,10 @@ def copy(settings: Settings, pairs: list[tuple[str, str]]) -> None:
         )
 
 
-def stage_out(settings: Settings, agent: Agent | None, paths: list[str]) -> int:
-    """Results are made durable and, where the user said so, copied."""
+def stage_out(settings: Settings, target: str, paths: list[str]) -> None:
+    """Results are copied to where the user wants them."""
     inside = [path for path in paths if not os.path.isabs(path)]
-    if agent is not None and not agent.wait(_join(settings.directory, path) for path in inside):
-        return NOT_DURABLE
-    if settings.results_to is not None:
-        copy(settings, [(_join(settings.directory, path), _join(settings.results_to, path)) for path in inside])
-    return 0
+    copy(settings, [(_join(settings.directory, path), _join(target, path)) for path in inside])
 
 
 def _join(place: str | None, path: str) -> str:

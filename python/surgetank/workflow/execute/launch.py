@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from ..derive import Persist
 from ..graph import Workflow
 from . import graphfile
 from .inner import run
-from .settings import Settings
+from .settings import NOT_DURABLE, Settings
 
 PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -57,8 +58,10 @@ def _under_mount(workflow: Workflow, settings: Settings, draft: Path) -> dict[st
     code = _attend(words, environment)
     report = _read(draft / "report.json")
     report["surgetank"] = _read(draft / "run.json")
-    report["exit"] = code
     record = find_record(settings.state, str(draft))
+    if report.get("exit") == 0 and record and (drained := last_drain(report["steps"], record)):
+        report["steps"].insert(-1, drained)
+    report["exit"] = code
     report["record"] = record.get("id") if record else None
     tiers = record.get("tiers", []) if record else []
     report["tier_bytes_max"] = {tier["name"]: tier["used_bytes_max"] for tier in tiers}
@@ -69,6 +72,22 @@ def find_record(state: str | None, mark: str) -> dict[str, Any] | None:
     """What `surgetank report` has of the run whose command line has `mark` in it."""
     found = [one for one in Agent(state=state).records() if mark in one.get("command", "")]
     return found[-1] if found else None
+
+
+def last_drain(steps: list[dict[str, Any]], record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What `surgetank run` does when all tasks are done, as the auxiliary task that it is, of its record; None: it was another's.
+
+    A store that is full was waited for twice when the executor waited for the results as well.
+    """
+    if any(step["step"] == "stage-out" for step in steps) or record.get("ended_us") is None:
+        return None
+    begun_us = record["begun_unix_us"]
+    return {
+        "step": "stage-out",
+        "began_ns": (begun_us + record["command_ended_us"]) * 1000,
+        "ended_ns": (begun_us + record["ended_us"]) * 1000,
+        "ok": record["exit"] != NOT_DURABLE,
+    }
 
 
 def _attend(words: list[str], environment: dict[str, str]) -> int:
