@@ -12,12 +12,13 @@ use scene::record::{number, records};
 use scene::{Running, Scene, eventually};
 
 /// A program that has made the plain file of what it makes, and has not told of it: there it dies, or stands until it may go on.
-/// (Its own filter holds its `fstat`, which comes just between; root needs no prctl for that, at which the shim would stop.)
+/// (Its own filter holds its `fstat`, which comes just between; root needs no prctl for that, at which the shim would stop, as at
+/// libc's `syscall` where it is ours.)
 const STUCK: &str = r"
 HALF = '''
 import ctypes, fcntl, os, struct, sys, threading, time
 name, plain, aside, then = sys.argv[1:5]
-libc = ctypes.CDLL(None, use_errno=True)
+libc = ctypes.CDLL('libc.so.6', use_errno=True)
 class Step(ctypes.Structure): _fields_ = [('code', ctypes.c_uint16), ('yes', ctypes.c_uint8), ('no', ctypes.c_uint8), ('k', ctypes.c_uint32)]
 class Program(ctypes.Structure): _fields_ = [('steps', ctypes.c_ushort), ('first', ctypes.POINTER(Step))]
 FSTAT, SECCOMP = {'x86_64': (5, 317), 'aarch64': (80, 277)}[os.uname().machine]

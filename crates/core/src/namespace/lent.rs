@@ -69,7 +69,7 @@ pub struct Lend {
     /// It is not shown any more; what was made in it is still to be taken in.
     ended: bool,
     number: u64,
-    /// When it was lent, or something was made in it.
+    /// When it was lent, or a file was made in it, by whomever.
     used: Instant,
 }
 
@@ -215,6 +215,9 @@ impl Namespace {
         open: &Open,
         may_be_dirty: bool,
     ) -> Option<Vec<Name>> {
+        if let Some(lend) = tree.lends.dirs.get_mut(&dir) {
+            lend.used = clock::tick();
+        }
         if !may_be_dirty || !self.may_lend_at_all(caller) {
             return None;
         }
