@@ -116,10 +116,24 @@ static void remember(const struct st_base *base, uint64_t then)
 
 #define FILLING UINT64_MAX
 
+/* A fork copies descriptors before memory, so what another thread found out in between is of what its parent has. */
+#define FORK (UINT64_C(1) << 48)
+static uint64_t forks;
+
+void st_base_forked(void)
+{
+    __atomic_fetch_add(&forks, FORK, __ATOMIC_RELAXED);
+}
+
+static uint64_t turn_of(const struct st_known *known)
+{
+    return __atomic_load_n(&known->turn, __ATOMIC_SEQ_CST) + __atomic_load_n(&forks, __ATOMIC_RELAXED);
+}
+
 static bool may_know(int dirfd)
 {
     /* Standard streams are exchanged inside libc (daemon, forkpty); a vfork child has other descriptors. */
-    return dirfd > 2 && dirfd < ST_DESCRIPTORS && !__atomic_load_n(&never, __ATOMIC_RELAXED) && !st_is_vforked();
+    return dirfd > 2 && dirfd < ST_DESCRIPTORS && !__atomic_load_n(&never, __ATOMIC_RELAXED) && st_owns_memory();
 }
 
 static bool known(int dirfd, struct st_base *out)
@@ -128,7 +142,7 @@ static bool known(int dirfd, struct st_base *out)
         return false;
     const struct st_known *known = &st_known[dirfd];
     uint64_t filled = __atomic_load_n(&known->filled, __ATOMIC_ACQUIRE);
-    if (!filled || filled != __atomic_load_n(&known->turn, __ATOMIC_ACQUIRE) + 1)
+    if (!filled || filled != turn_of(known) + 1)
         return false;
     out->domain = &st_process.domains[__atomic_load_n(&known->domain, __ATOMIC_RELAXED) % ST_DOMAINS_MAX];
     out->record = __atomic_load_n(&known->record, __ATOMIC_RELAXED);
@@ -143,7 +157,7 @@ static void know(int dirfd, const struct st_base *base, uint64_t then)
 {
     struct st_known *known = &st_known[dirfd];
     uint64_t before = __atomic_load_n(&known->filled, __ATOMIC_RELAXED);
-    if (before == FILLING || __atomic_load_n(&known->turn, __ATOMIC_SEQ_CST) != then ||
+    if (before == FILLING || turn_of(known) != then ||
         !__atomic_compare_exchange_n(&known->filled, &before, FILLING, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
         return;
     __atomic_thread_fence(__ATOMIC_RELEASE);
@@ -190,7 +204,7 @@ bool st_base_of(int dirfd, struct st_base *out)
     /* Whoever gives the number to another file meanwhile sees that somebody asks, and begins another turn. */
     struct st_known *known = &st_known[dirfd];
     __atomic_fetch_add(&known->asking, 1, __ATOMIC_SEQ_CST);
-    uint64_t then = __atomic_load_n(&known->turn, __ATOMIC_SEQ_CST);
+    uint64_t then = turn_of(known);
     bool found = ask_base_of(dirfd, out);
     if (found)
         know(dirfd, out, then);

@@ -6,6 +6,8 @@
 #include "shim.h"
 
 #include <errno.h>
+#include <linux/seccomp.h>
+#include <sched.h>
 
 static long call(long number, long a, long b, long c, long d, long e, long f)
 {
@@ -43,7 +45,16 @@ __attribute__((used, visibility("hidden"))) void *st_syscall_begins(long number,
     case __NR_setfsuid: case __NR_setfsgid: case __NR_setgroups: case __NR_capset:
         st_off(ST_ON_INDEX);
         break;
-    case __NR_unshare: case __NR_setns: case __NR_chroot: case __NR_seccomp:
+    case __NR_unshare:
+        st_base_never();
+        if (a & ~(CLONE_FILES | CLONE_SYSVSEM))
+            st_off(ST_ON_INDEX | ST_ON_PATHS);
+        break;
+    case __NR_seccomp: /* others only ask */
+        if (a != SECCOMP_SET_MODE_STRICT && a != SECCOMP_SET_MODE_FILTER)
+            break;
+        /* fallthrough */
+    case __NR_setns: case __NR_chroot:
         st_off(ST_ON_INDEX | ST_ON_PATHS);
         break;
     default:

@@ -222,9 +222,14 @@ static void forget_range(unsigned first, unsigned last)
 #ifndef __NR_close_range
 #define __NR_close_range 436
 #endif
+#ifndef CLOSE_RANGE_UNSHARE
+#define CLOSE_RANGE_UNSHARE 2
+#endif
 ST_WRAP(int, close_range, unsigned first, unsigned last, int flags)
 {
     int (*next)(unsigned, unsigned, int) = ST_NEXT(close_range);
+    if (flags & CLOSE_RANGE_UNSHARE)
+        st_base_never(); /* as unshare(CLONE_FILES) */
     forget_range(first, last);
     return next ? next(first, last, flags) : (int)result_of(st_sys(__NR_close_range, first, last, flags));
 }
@@ -239,18 +244,21 @@ ST_WRAP(void, closefrom, int first)
         st_sys(__NR_close_range, first < 0 ? 0 : first, ~0u, 0);
 }
 
-ST_WRAP(int, dup2, int from, int to)
-{
-    int (*next)(int, int) = ST_NEXT(dup2);
-    unsigned stream = from != to ? st_streams_on(to) : ST_NO_STREAM;
-    if (from != to)
-        st_kind_forget(to);
-    int result = next ? next(from, to) : (int)result_of(st_sys(__NR_dup3, from, to, 0));
-    st_base_forget(to); /* who asked in between */
-    if (stream != ST_NO_STREAM)
-        st_streams_again(stream, to);
-    return result;
-}
+#define DUPLICATES(name)                                                                          \
+    ST_WRAP(int, name, int from, int to)                                                          \
+    {                                                                                             \
+        int (*next)(int, int) = ST_NEXT(name);                                                    \
+        unsigned stream = from != to ? st_streams_on(to) : ST_NO_STREAM;                          \
+        if (from != to)                                                                           \
+            st_kind_forget(to);                                                                   \
+        int result = next ? next(from, to) : (int)result_of(st_sys(__NR_dup3, from, to, 0));      \
+        st_base_forget(to); /* who asked in between */                                            \
+        if (stream != ST_NO_STREAM)                                                               \
+            st_streams_again(stream, to);                                                         \
+        return result;                                                                            \
+    }
+DUPLICATES(dup2)
+DUPLICATES(__dup2)
 
 ST_WRAP(int, dup3, int from, int to, int flags)
 {

@@ -12,7 +12,7 @@
     X(fstatfs) X(fstatfs64) X(fstatvfs) X(fstatvfs64) X(fgetxattr) X(fsetxattr) X(flistxattr) X(fremovexattr)           \
     X(readlink) X(readlinkat) X(__readlink_chk) X(__readlinkat_chk) X(linkat) X(fexecve) X(execveat)                    \
     X(_exit) X(_Exit) X(quick_exit)                                                                                      \
-    X(chdir) X(fchdir) X(umask) X(fork) X(vfork) X(clone) X(syscall) X(daemon) X(unshare) X(setns) X(chroot) X(prctl) X(capset)           \
+    X(chdir) X(fchdir) X(umask) X(fork) X(__fork) X(vfork) X(clone) X(__clone) X(syscall) X(daemon) X(unshare) X(setns) X(chroot) X(prctl) X(capset)           \
     X(setuid) X(setgid) X(seteuid) X(setegid) X(setreuid) X(setregid) X(setresuid) X(setresgid) X(setfsuid)             \
     X(setfsgid) X(setgroups) X(initgroups) X(nftw) X(nftw64) X(fts_open) X(fts64_open)                                   \
     X(execve) X(execv) X(execvp) X(execvpe) X(posix_spawn) X(posix_spawnp)                                               \
@@ -29,7 +29,7 @@
     X(read) X(__read) X(write) X(__write) X(pread) X(pread64) X(__pread64) X(pwrite) X(pwrite64) X(__pwrite64)           \
     X(__read_chk) X(__pread_chk) X(__pread64_chk) X(readv) X(writev) X(preadv) X(preadv64) X(pwritev) X(pwritev64)      \
     X(preadv2) X(preadv64v2) X(pwritev2) X(pwritev64v2) X(sendfile) X(sendfile64) X(splice) X(mmap) X(mmap64)           \
-    X(close) X(__close) X(close_range) X(closefrom) X(dup2) X(dup3) X(lseek) X(lseek64)                                  \
+    X(close) X(__close) X(close_range) X(closefrom) X(dup2) X(__dup2) X(dup3) X(lseek) X(lseek64)                                  \
     X(wait) X(waitpid) X(wait3) X(wait4) X(system) X(fclose) X(fseek) X(fseeko) X(fseeko64) X(fsetpos) X(fsetpos64) X(rewind)                                           \
     X(dup) X(fcntl) X(fcntl64) X(__fcntl) X(socket) X(socketpair) X(accept) X(accept4) X(pipe) X(pipe2)                 \
     X(epoll_create) X(epoll_create1) X(eventfd) X(memfd_create) X(timerfd_create) X(signalfd) X(inotify_init)           \

@@ -93,19 +93,23 @@ FTS_OPEN(fts64_open)
 
 /* ---- Children */
 
-ST_WRAP(pid_t, fork, void)
-{
-    pid_t (*next)(void) = ST_NEXT(fork);
-    st_streams_forking();
-    pid_t child = next ? next() : failed(ENOSYS);
-    if (child == 0) {
-        st_self_forked();
-        for (int which = 0; which < ST_COUNTS; which++)
-            __atomic_store_n(&st_counts[which], 0, __ATOMIC_RELAXED); /* the parent reports its own */
-        st_counts_forked();
+#define FORKS(name)                                                                                       \
+    ST_WRAP(pid_t, name, void)                                                                            \
+    {                                                                                                     \
+        pid_t (*next)(void) = ST_NEXT(name);                                                              \
+        st_streams_forking();                                                                             \
+        pid_t child = next ? next() : failed(ENOSYS);                                                     \
+        if (child == 0) {                                                                                 \
+            st_self_forked();                                                                             \
+            st_base_forked();                                                                             \
+            for (int which = 0; which < ST_COUNTS; which++)                                               \
+                __atomic_store_n(&st_counts[which], 0, __ATOMIC_RELAXED); /* the parent reports its own */ \
+            st_counts_forked();                                                                           \
+        }                                                                                                 \
+        return child;                                                                                     \
     }
-    return child;
-}
+FORKS(fork)
+FORKS(__fork)
 
 /* A fork and a chdir inside libc. */
 ST_WRAP(int, daemon, int stay, int keep)
@@ -116,6 +120,7 @@ ST_WRAP(int, daemon, int stay, int keep)
     st_base_moved();
     if (st_on(ST_ON_INDEX))
         st_self_forked();
+    st_base_forked();
     st_counts_forked();
     return result;
 }

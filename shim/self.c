@@ -73,6 +73,15 @@ static void shares_memory(uintptr_t who)
     while (!__atomic_compare_exchange_n(&vforker, &before, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
 }
 
+bool st_owns_memory(void)
+{
+    int pid;
+    /* Wiped: the child of a fork that we did not see, which may itself have called vfork by now. */
+    if (!wiped || !__atomic_load_n(owner, __ATOMIC_RELAXED))
+        return false;
+    return st_likely(!__atomic_load_n(&vforker, __ATOMIC_RELAXED)) || st_self(&pid) == ST_SELF_OWN;
+}
+
 bool st_is_vforked(void)
 {
     int pid;
@@ -97,30 +106,33 @@ __attribute__((used, visibility("hidden"))) void *st_vfork_begins(void)
 #if defined(__x86_64__)
 __asm__(".text\n.globl vfork\n.type vfork, @function\nvfork:\n"
         "\tendbr64\n\tsubq $8, %rsp\n\tcall st_vfork_begins\n\taddq $8, %rsp\n\tjmp *%rax\n"
-        ".size vfork, .-vfork\n");
+        ".size vfork, .-vfork\n.globl __vfork\n.set __vfork, vfork\n");
 #else
 __asm__(".text\n.globl vfork\n.type vfork, %function\nvfork:\n"
         "\thint #34\n\tstp x29, x30, [sp, #-16]!\n\tbl st_vfork_begins\n\tldp x29, x30, [sp], #16\n\tmov x16, x0\n\tbr x16\n"
-        ".size vfork, .-vfork\n");
+        ".size vfork, .-vfork\n.globl __vfork\n.set __vfork, vfork\n");
 #endif
 
 /* A child in our memory that is no thread may live as long as it wants. */
-ST_WRAP(int, clone, int (*begins)(void *), void *stack, int flags, void *argument, ...)
-{
-    va_list more;
-    va_start(more, argument);
-    void *a = va_arg(more, void *), *b = va_arg(more, void *), *c = va_arg(more, void *);
-    va_end(more);
-    int (*next)(int (*)(void *), void *, int, void *, ...) = ST_NEXT(clone);
-    if ((flags & CLONE_VM) && !(flags & CLONE_THREAD))
-        shares_memory(MANY);
-    if (!(flags & CLONE_VM) != !(flags & CLONE_FILES))
-        st_base_never(); /* one of memory and descriptors is shared, the other is not */
-    if (next)
-        return next(begins, stack, flags, argument, a, b, c);
-    errno = ENOSYS;
-    return -1;
-}
+#define CLONES(name)                                                                                           \
+    ST_WRAP(int, name, int (*begins)(void *), void *stack, int flags, void *argument, ...)                     \
+    {                                                                                                          \
+        va_list more;                                                                                          \
+        va_start(more, argument);                                                                              \
+        void *a = va_arg(more, void *), *b = va_arg(more, void *), *c = va_arg(more, void *);                  \
+        va_end(more);                                                                                          \
+        int (*next)(int (*)(void *), void *, int, void *, ...) = ST_NEXT(name);                                \
+        if ((flags & CLONE_VM) && !(flags & CLONE_THREAD))                                                     \
+            shares_memory(MANY);                                                                               \
+        if (!(flags & CLONE_VM) != !(flags & CLONE_FILES))                                                     \
+            st_base_never(); /* one of memory and descriptors is shared, the other is not */                   \
+        if (next)                                                                                              \
+            return next(begins, stack, flags, argument, a, b, c);                                              \
+        errno = ENOSYS;                                                                                        \
+        return -1;                                                                                             \
+    }
+CLONES(clone)
+CLONES(__clone)
 
 static uint32_t ask_umask(void)
 {

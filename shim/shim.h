@@ -83,6 +83,8 @@ void st_self_forked(void); /* in the child of a fork that we saw */
 enum st_self st_self(int *pid);
 /* Without a system call, where nobody has called vfork. Believes of a child that was made by a bare system call that it is its parent. */
 bool st_is_vforked(void);
+/* For sure: not in a vfork child, nor in the child of a fork that we did not see. Without a system call, as above. */
+bool st_owns_memory(void);
 
 #define ST_UMASK_UNKNOWN (~UINT32_C(0))
 uint32_t st_umask(void); /* ST_UMASK_UNKNOWN: leave it to the mount */
@@ -100,6 +102,8 @@ bool st_base_of(int dirfd, struct st_base *out);
 void st_base_moving(void); /* around chdir */
 void st_base_moved(void);
 void st_base_never(void); /* they may change behind our back: never believe what is remembered of them */
+
+void st_base_forked(void); /* in the child of a fork that we saw */
 
 /* What is remembered of a directory's descriptor (base.c says how). */
 struct st_known {

@@ -17,6 +17,7 @@ import pytest
 from test_execute import diamond, do
 
 from surgetank.workflow import crate
+from surgetank.workflow.execute import launch
 from surgetank.workflow.graph import Task, Workflow
 from surgetank.workflow.problem import Problem
 
@@ -47,6 +48,7 @@ def test_crate_has_tasks_files_and_times(tmp_path: Path) -> None:
     begun_us = min(record.began_ns for record in run.records.values()) // 1000
     file = {"path": "c", "place": "ram", "placement": "room", "versions": 1, "sealed_us": 5, "durable_us": 1_000_000}
     record = {"directory": str(work), "store": "file:///store", "begun_unix_us": begun_us, "files": [file]}
+    record |= {"exit": 0, "command_ended_us": 1_000_000, "ended_us": 3_000_000}
     crate.write(run, record, tmp_path / "out", "results", "CC0-1.0")
     found = graph((tmp_path / "out/ro-crate-metadata.json").read_text())
 
@@ -62,6 +64,8 @@ def test_crate_has_tasks_files_and_times(tmp_path: Path) -> None:
     actions = [entity for entity in found.values() if entity["@type"] == "CreateAction"]
     assert all(action["instrument"]["@id"] in found and action["endTime"] >= action["startTime"] for action in actions)
     assert {action["@id"] for action in actions} | {"#organize"} == {one["@id"] for one in root["mentions"]}
+    assert all(action["actionStatus"].endswith("CompletedActionStatus") for action in actions)
+    assert "auxiliary task stage-out" in {action["name"] for action in actions}
     assert {"#task-a", "#task-c", "#run", "#step-0"} <= {action["@id"] for action in actions}
     assert (
         [one["@id"] for one in found["#task-c"]["result"]] == ["files/c"]
@@ -173,3 +177,31 @@ def test_changed_file_has_no_checksum_and_unknown_run_is_said(tmp_path: Path) ->
     assert "sha256" not in found[(tmp_path / "c").as_uri()] and "sha256" in found["files/in"]
     with pytest.raises(Problem, match="there is no run"):
         crate.read("0009-nothing", tmp_path)
+
+
+STEPS = [{"step": name, "began_ns": 1, "ended_ns": 2, "ok": True} for name in ("reserve", "release")]
+COPIED = [STEPS[0], {**STEPS[0], "step": "stage-out"}, STEPS[1]]
+DRAINED: dict[str, int | None] = {"begun_unix_us": 10, "command_ended_us": 5, "ended_us": 8, "exit": 0}
+
+
+@pytest.mark.parametrize(
+    ("steps", "record", "code", "expected"),
+    [
+        (STEPS, DRAINED, 0, (15_000, 18_000, True)),
+        (STEPS, DRAINED | {"exit": 3}, None, (15_000, 18_000, False)),
+        (COPIED, DRAINED, 0, (1, 18_000, True)),
+        (COPIED, DRAINED | {"exit": 3}, 3, (1, 18_000, False)),
+        # Killed in the drain, before it, and before anybody wrote it down.
+        (STEPS, DRAINED | {"exit": None}, None, (15_000, 18_000, False)),
+        (STEPS, DRAINED | {"exit": None, "command_ended_us": None}, 137, (None, None, False)),
+        (STEPS, None, 137, (None, None, False)),
+        (STEPS, None, 0, (None, None, True)),
+    ],
+)
+def test_a_drain_that_did_not_come_to_its_end_was_well(
+    steps: list[dict[str, Any]], record: dict[str, Any] | None, code: int | None, expected: tuple[Any, ...]
+) -> None:
+    told = launch.drained(steps, record, code)
+    assert [step["step"] for step in told] == ["reserve", "stage-out", "release"]
+    assert (told[1]["began_ns"], told[1]["ended_ns"], told[1]["ok"]) == expected
+    assert launch.drained(steps, None) == steps

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
@@ -19,7 +20,9 @@ static long unseen(long number, long a, long b, long c)
 {
     long result;
 #if defined(__x86_64__)
-    __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
+    register long r10 __asm__("r10") = 0;
+    register long r8 __asm__("r8") = 0;
+    __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8) : "rcx", "r11", "memory");
 #else
     register long x8 __asm__("x8") = number;
     register long x0 __asm__("x0") = a;
@@ -76,10 +79,12 @@ static void other_at(int number)
     close(number);
 }
 
+static bool by_close_range; /* or by unshare */
+
 static void *in_a_thread_of_its_own(void *argument)
 {
     int number = *(int *)argument;
-    CHECK(unshare(CLONE_FILES) == 0);
+    CHECK(by_close_range ? close_range(900, 901, CLOSE_RANGE_UNSHARE) == 0 : unshare(CLONE_FILES) == 0);
     int opened = open(below(mount, "target-dir"), O_RDONLY | O_DIRECTORY);
     CHECK(unseen(SYS_dup3, opened, number, 0) == number && leads_to(number, "target-dir"));
     return NULL;
@@ -142,13 +147,31 @@ void check_numbers(const char *where)
         _exit(failures);
     }
     CHECK(waitpid(child, &status, 0) == child && status == 0);
-    child = fork();
+    for (int how = 0; how < 2; how++) {
+        by_close_range = how;
+        child = fork();
+        if (child == 0) {
+            failures = 0;
+            number = remembered();
+            pthread_t thread;
+            CHECK(pthread_create(&thread, NULL, in_a_thread_of_its_own, &number) == 0 && pthread_join(thread, NULL) == 0);
+            CHECK(leads_to(number, "a"));
+            _exit(failures);
+        }
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+
+    /* A vfork child of a child that we do not know: of a fork by a bare system call. */
+    child = (pid_t)unseen(SYS_clone, SIGCHLD, 0, 0);
     if (child == 0) {
         failures = 0;
         number = remembered();
-        pthread_t thread;
-        CHECK(pthread_create(&thread, NULL, in_a_thread_of_its_own, &number) == 0 && pthread_join(thread, NULL) == 0);
-        CHECK(leads_to(number, "a"));
+        pid_t its = vfork();
+        if (its == 0) {
+            bool right = unseen(SYS_dup3, other, number, 0) == number && leads_to(number, "target-dir");
+            _exit(!right);
+        }
+        CHECK(waitpid(its, &status, 0) == its && status == 0 && leads_to(number, "a"));
         _exit(failures);
     }
     CHECK(waitpid(child, &status, 0) == child && status == 0);

@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 from .. import __version__ as VERSION
 from .execute import graphfile, journal
-from .execute.launch import find_record, last_drain
+from .execute.launch import drained, find_record
 from .execute.stamp import Stamp, stamp
 from .graph import Workflow
 from .problem import Problem
@@ -118,11 +118,10 @@ class _Writer:
         self.crate, self.run, self.copy, self.draft = crate, run, copy, draft
         self.context = ContextEntity
         self.lived = lives(run, record)
-        self.steps = list(run.report["steps"])
         self.well = run.report["exit"] == 0
-        if self.well and record and (drained := last_drain(self.steps, record)):
-            self.steps.append(drained)
-            self.well = drained["ok"]
+        self.steps = drained(run.report["steps"], record) if self.well else run.report["steps"]
+        # (What was kept was written before the last drain.)
+        self.well = self.well and all(step["ok"] for step in self.steps)
         self.files: dict[str, Any] = {}
         self.stamps: dict[str, Stamp] = {}
         for done in run.records.values():

@@ -52,6 +52,9 @@ pub struct Args {
     /// No progress
     #[arg(long)]
     no_progress: bool,
+    /// No summary; progress and trouble are told
+    #[arg(long)]
+    no_summary: bool,
     /// Record which process reads and writes which file, and where in it. Everything goes through the agent then, and is slower
     #[arg(long)]
     trace: bool,
@@ -526,13 +529,12 @@ impl Run {
     }
 
     fn tell(&self, facts: &account::Facts<'_>, summary: Option<&Summary>, drain_ms: u64, reason: &str) {
-        if !self.args.quiet
-            && let Some(summary) = summary
-        {
+        let no_summary = self.args.quiet || self.args.no_summary;
+        if !no_summary && let Some(summary) = summary {
             words::tell(&account::summary_lines(summary, drain_ms));
         }
         if let Some(verdict) = facts.verdict
-            && (!self.args.quiet || !verdict.is_durable())
+            && (!no_summary || !verdict.is_durable())
         {
             words::tell(&words::verdict_lines(verdict));
         }

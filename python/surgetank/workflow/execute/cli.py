@@ -91,7 +91,7 @@ def name_options(parser: argparse.ArgumentParser) -> None:
 
 def settings_of(args: argparse.Namespace) -> Settings:
     directory = os.path.realpath(args.dir or args.over or ".")
-    serve = ["--no-progress", "-q"]
+    serve = ["-q"] if args.quiet else ["--no-summary"]
     for option in ("tier", "rule"):
         for value in getattr(args, option):
             serve += [f"--{option}", value]

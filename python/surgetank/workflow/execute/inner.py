@@ -21,7 +21,7 @@ from . import graphfile, journal, orphans, peak, persist, plan, resume
 from .ahead import Ahead
 from .engine import Engine, Tally
 from .progress import Progress, choose
-from .settings import Settings
+from .settings import NOT_DURABLE, Settings
 from .stamp import stamp
 
 HOME = Path(journal.HOME)
@@ -72,11 +72,14 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
             engine.run()
             code = tally.code
             out = next((step for step in planned.steps if step.kind == "stage-out"), None)
-            # Without a place of the user's it is the last drain of `surgetank run` (launch.py).
-            if out is not None and code == 0 and settings.results_to is not None:
+            if out is not None and code == 0:
                 progress.step(f"stage-out: {out.what}")
-                with _step(steps, "stage-out", book):
-                    stage_out(settings, settings.results_to, out.files)
+                if agent is not None and not agent.wait(_before(workflow, settings, decision, out.files)):
+                    code = NOT_DURABLE
+                # Under the mount it ends with the last drain of `surgetank run` (launch.py).
+                if settings.results_to is not None:
+                    with _step(steps, "stage-out", book):
+                        stage_out(settings, settings.results_to, out.files)
         finally:
             progress.end()
             with _step(steps, "release", book):
@@ -168,6 +171,12 @@ def copy(settings: Settings, pairs: list[tuple[str, str]]) -> None:
         raise Problem(
             "files could not be staged", why=done.stderr.decode(errors="replace").strip(), code=done.returncode
         )
+
+
+def _before(workflow: Workflow, settings: Settings, decision: resume.Decision, results: list[str]) -> list[str]:
+    """Results that an earlier run made, for which the last drain of this one does not wait."""
+    inside = (path for path in results if not os.path.isabs(path))
+    return [_join(settings.directory, path) for path in inside if workflow.producer[path] in decision.done]
 
 
 def stage_out(settings: Settings, target: str, paths: list[str]) -> None:

@@ -59,8 +59,10 @@ def _under_mount(workflow: Workflow, settings: Settings, draft: Path) -> dict[st
     report = _read(draft / "report.json")
     report["surgetank"] = _read(draft / "run.json")
     record = find_record(settings.state, str(draft))
-    if report.get("exit") == 0 and record and (drained := last_drain(report["steps"], record)):
-        report["steps"].insert(-1, drained)
+    if report.get("exit") in (0, NOT_DURABLE):
+        report["steps"] = drained(report["steps"], record, code)
+        # The user waited for that, too.
+        report["seconds"] = round(report["seconds"] + _drain_s(record), 3)
     report["exit"] = code
     report["record"] = record.get("id") if record else None
     tiers = record.get("tiers", []) if record else []
@@ -74,20 +76,35 @@ def find_record(state: str | None, mark: str) -> dict[str, Any] | None:
     return found[-1] if found else None
 
 
-def last_drain(steps: list[dict[str, Any]], record: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What `surgetank run` does when all tasks are done, as the auxiliary task that it is, of its record; None: it was another's.
+def drained(
+    steps: list[dict[str, Any]], record: Mapping[str, Any] | None, code: int | None = None
+) -> list[dict[str, Any]]:
+    """With what `surgetank run` does when all tasks are done, by its record: stage-out, or the end of it.
 
-    A store that is full was waited for twice when the executor waited for the results as well.
+    A store that is full was waited for twice when the executor waited for the results as well. `code`: what it ended with, where
+    that is known.
     """
-    if any(step["step"] == "stage-out" for step in steps) or record.get("ended_us") is None:
-        return None
-    begun_us = record["begun_unix_us"]
-    return {
-        "step": "stage-out",
-        "began_ns": (begun_us + record["command_ended_us"]) * 1000,
-        "ended_ns": (begun_us + record["ended_us"]) * 1000,
-        "ok": record["exit"] != NOT_DURABLE,
-    }
+    told = {} if record is None else record
+    ended = told.get("exit") if code is None else code
+    if ended is None and not told:
+        return steps  # nobody knows any more
+    found = next((step for step in steps if step["step"] == "stage-out"), None)
+    out = dict(found or {"step": "stage-out", "began_ns": None, "ended_ns": None, "ok": True})
+    if told.get("command_ended_us") is not None:
+        begun_us = told["begun_unix_us"]
+        out["began_ns"] = out["began_ns"] or (begun_us + told["command_ended_us"]) * 1000
+        out["ended_ns"] = (begun_us + told["ended_us"]) * 1000
+    # (The tasks had all ended well.)
+    out["ok"] = out["ok"] and ended == 0
+    if found is not None:
+        return [out if step is found else step for step in steps]
+    return [*steps[:-1], out, *steps[-1:]]
+
+
+def _drain_s(record: Mapping[str, Any] | None) -> float:
+    if record is None or record.get("command_ended_us") is None:
+        return 0.0
+    return float(max(record["ended_us"] - record["command_ended_us"], 0)) / 1e6
 
 
 def _attend(words: list[str], environment: dict[str, str]) -> int:

@@ -21,7 +21,8 @@ const LOOK_MAX: Duration = Duration::from_micros(200);
 /// Who yields and does not get the core back for so long shares it with a program that computes. Whoever waits for a core
 /// there gets it later than who is woken up.
 const CROWDED: Duration = Duration::from_micros(500);
-const KEEP_OUT_MIN: Duration = Duration::from_millis(10);
+/// It may have been the hypervisor, for once.
+const KEEP_OUT_MIN: Duration = Duration::from_millis(1);
 const KEEP_OUT_MAX: Duration = Duration::from_secs(1);
 
 pub struct Inbox {
@@ -41,35 +42,38 @@ struct Looks {
     /// No looking before that: the core is somebody else's.
     not_before: Option<Instant>,
     keep_out: Duration,
+    /// When looking was last allowed again.
+    allowed_since: Option<Instant>,
 }
 
 impl Default for Looks {
     fn default() -> Self {
-        Self { window: LOOK_MIN, not_before: None, keep_out: KEEP_OUT_MIN }
+        Self { window: LOOK_MIN, not_before: None, keep_out: KEEP_OUT_MIN, allowed_since: None }
     }
 }
 
 impl Looks {
     fn may_begin(&mut self, now: Instant) -> bool {
-        if self.not_before.is_some_and(|then| now < then) {
-            return false;
+        match self.not_before {
+            Some(then) if now < then => false,
+            Some(then) => {
+                (self.not_before, self.allowed_since) = (None, Some(then));
+                true
+            }
+            None => true,
         }
-        self.not_before = None;
-        true
     }
 
-    /// A request came after `waited`, most of which we slept.
+    /// A request came after `waited`, most of which we slept, having looked in vain.
     fn slept(&mut self, waited: Duration) {
         self.window = if waited <= LOOK_MAX { (self.window * 2).min(LOOK_MAX) } else { LOOK_MIN };
     }
 
-    fn seen(&mut self) {
-        self.keep_out = KEEP_OUT_MIN;
-    }
-
+    /// The sooner somebody else wants the core again, the longer it is left to him.
     fn crowded(&mut self, now: Instant) {
+        let soon = self.allowed_since.is_some_and(|then| now.duration_since(then) < self.keep_out);
+        self.keep_out = if soon { (self.keep_out * 2).min(KEEP_OUT_MAX) } else { KEEP_OUT_MIN };
         self.not_before = Some(now + self.keep_out);
-        self.keep_out = (self.keep_out * 2).min(KEEP_OUT_MAX);
     }
 }
 
@@ -104,13 +108,11 @@ impl Inbox {
         };
         let since = Instant::now();
         let mut now = since;
-        let mut goes_on = self.looks.may_begin(now);
+        let looks = self.looks.may_begin(now);
+        let mut goes_on = looks;
         while goes_on {
             match rustix::io::read(looking, &mut *room) {
-                Ok(bytes) => {
-                    self.looks.seen();
-                    return Ok(Place { bytes, while_looking: true });
-                }
+                Ok(bytes) => return Ok(Place { bytes, while_looking: true }),
                 Err(Errno::AGAIN) => {}
                 Err(errno) => return Err(errno),
             }
@@ -126,7 +128,9 @@ impl Inbox {
             }
         }
         let bytes = rustix::io::read(&*self.sleeping, room)?;
-        self.looks.slept(since.elapsed());
+        if looks {
+            self.looks.slept(since.elapsed());
+        }
         Ok(Place { bytes, while_looking: false })
     }
 
@@ -221,13 +225,17 @@ mod tests {
     #[test]
     fn who_was_kept_from_the_core_looks_less_and_less_often() {
         let mut looks = Looks::default();
-        let now = Instant::now();
+        let (mut now, mut kept_out) = (Instant::now(), KEEP_OUT_MIN);
         assert!(looks.may_begin(now));
-        looks.crowded(now);
-        assert!(!looks.may_begin(now + KEEP_OUT_MIN / 2) && looks.may_begin(now + KEEP_OUT_MIN));
-        looks.crowded(now);
-        assert!(!looks.may_begin(now + KEEP_OUT_MIN) && looks.may_begin(now + KEEP_OUT_MIN * 2));
-        looks.seen();
+        for _ in 0..12 {
+            looks.crowded(now);
+            assert!(!looks.may_begin(now + kept_out - Duration::from_nanos(1)) && looks.may_begin(now + kept_out));
+            now += kept_out + KEEP_OUT_MIN / 2;
+            kept_out = (kept_out * 2).min(KEEP_OUT_MAX);
+        }
+        assert_eq!(looks.keep_out, KEEP_OUT_MAX);
+        // Nobody wanted it for long.
+        now += 2 * KEEP_OUT_MAX;
         looks.crowded(now);
         assert!(looks.may_begin(now + KEEP_OUT_MIN));
     }
