@@ -123,6 +123,9 @@ static uint64_t forks;
 void st_base_forked(void)
 {
     __atomic_fetch_add(&forks, FORK, __ATOMIC_RELAXED);
+    /* Nor is the working directory's, and nobody here is changing it. */
+    __atomic_fetch_add(&turn, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&moving, 0, __ATOMIC_RELAXED);
 }
 
 static uint64_t turn_of(const struct st_known *known)

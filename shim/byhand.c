@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <linux/seccomp.h>
 #include <sched.h>
+#include <sys/prctl.h>
 
 static long call(long number, long a, long b, long c, long d, long e, long f)
 {
@@ -16,6 +17,16 @@ static long call(long number, long a, long b, long c, long d, long e, long f)
         return result;
     errno = (int)-result;
     return -1;
+}
+
+/* Many calls of these two only ask. */
+static bool ends_paths(long number, long a)
+{
+    switch (number) {
+    case __NR_seccomp: return (unsigned)a == SECCOMP_SET_MODE_STRICT || (unsigned)a == SECCOMP_SET_MODE_FILTER;
+    case __NR_prctl: return (int)a == PR_SET_SECCOMP || (int)a == PR_SET_NO_NEW_PRIVS;
+    default: return true;
+    }
 }
 
 /* Returns who makes the call. */
@@ -50,12 +61,9 @@ __attribute__((used, visibility("hidden"))) void *st_syscall_begins(long number,
         if (a & ~(CLONE_FILES | CLONE_SYSVSEM))
             st_off(ST_ON_INDEX | ST_ON_PATHS);
         break;
-    case __NR_seccomp: /* others only ask */
-        if (a != SECCOMP_SET_MODE_STRICT && a != SECCOMP_SET_MODE_FILTER)
-            break;
-        /* fallthrough */
-    case __NR_setns: case __NR_chroot:
-        st_off(ST_ON_INDEX | ST_ON_PATHS);
+    case __NR_seccomp: case __NR_prctl: case __NR_setns: case __NR_chroot:
+        if (ends_paths(number, a))
+            st_off(ST_ON_INDEX | ST_ON_PATHS);
         break;
     default:
         break;

@@ -100,8 +100,8 @@ FTS_OPEN(fts64_open)
         st_streams_forking();                                                                             \
         pid_t child = next ? next() : failed(ENOSYS);                                                     \
         if (child == 0) {                                                                                 \
+            st_base_forked(); /* before anything counts as ours */                                        \
             st_self_forked();                                                                             \
-            st_base_forked();                                                                             \
             for (int which = 0; which < ST_COUNTS; which++)                                               \
                 __atomic_store_n(&st_counts[which], 0, __ATOMIC_RELAXED); /* the parent reports its own */ \
             st_counts_forked();                                                                           \
@@ -118,9 +118,9 @@ ST_WRAP(int, daemon, int stay, int keep)
     st_base_moving();
     int result = next ? next(stay, keep) : failed(ENOSYS);
     st_base_moved();
+    st_base_forked();
     if (st_on(ST_ON_INDEX))
         st_self_forked();
-    st_base_forked();
     st_counts_forked();
     return result;
 }

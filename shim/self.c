@@ -73,13 +73,22 @@ static void shares_memory(uintptr_t who)
     while (!__atomic_compare_exchange_n(&vforker, &before, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
 }
 
+/* Who called vfork is back, so its child is gone. */
+static bool is_own(uintptr_t who, enum st_self self)
+{
+    if (self == ST_SELF_OWN && who == this_thread())
+        __atomic_compare_exchange_n(&vforker, &who, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    return self == ST_SELF_OWN;
+}
+
 bool st_owns_memory(void)
 {
     int pid;
     /* Wiped: the child of a fork that we did not see, which may itself have called vfork by now. */
     if (!wiped || !__atomic_load_n(owner, __ATOMIC_RELAXED))
         return false;
-    return st_likely(!__atomic_load_n(&vforker, __ATOMIC_RELAXED)) || st_self(&pid) == ST_SELF_OWN;
+    uintptr_t who = __atomic_load_n(&vforker, __ATOMIC_RELAXED);
+    return st_likely(!who) || is_own(who, st_self(&pid));
 }
 
 bool st_is_vforked(void)
@@ -89,10 +98,7 @@ bool st_is_vforked(void)
     if (st_likely(!who))
         return false;
     enum st_self self = st_self(&pid);
-    /* The thread is back, so its child is gone. */
-    if (self == ST_SELF_OWN && who == this_thread())
-        __atomic_compare_exchange_n(&vforker, &who, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-    return self == ST_SELF_VFORKED;
+    return !is_own(who, self) && self == ST_SELF_VFORKED;
 }
 
 /* Who calls vfork returns twice, so no function in C may stand between: ours only notes it, and goes on in the next one. */

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from surgetank.workflow.execute import graphfile, journal, orphans
+from surgetank.workflow.execute import graphfile, journal, orphans, settings
 from surgetank.workflow.execute.cli import dry_run
 from surgetank.workflow.execute.launch import launch
 from surgetank.workflow.execute.settings import Settings
@@ -358,3 +358,20 @@ def test_peak_with_lifetimes_is_less(tmp_path: Path) -> None:
     peak = do(flow(*tasks), tmp_path, persist_named=True)["peak"]
     assert peak["without_lifetimes_bytes"] == 10_000 and peak["with_lifetimes_bytes"] == 2000
     assert 2000 <= peak["executed_bytes"] <= 3000
+
+
+def test_of_a_job_in_an_old_cgroup_the_whole_node_counted(tmp_path: Path) -> None:
+    groups, top = tmp_path / "cgroup", tmp_path / "mounted"
+    job = top / "memory/slurm/job_7"
+    (job / "step").mkdir(parents=True)
+    whole = settings.memory_here(str(groups), str(top))
+    groups.write_text("5:cpuset:/\n4:memory,hugetlb:/slurm/job_7/step\n0::/\n")
+    assert settings.memory_here(str(groups), str(top)) == whole > 1 << 20
+    (job / "step/memory.limit_in_bytes").write_text("9223372036854771712\n")
+    (job / "memory.limit_in_bytes").write_text("1048576\n")
+    assert settings.memory_here(str(groups), str(top)) == 1 << 20
+    (top / "new/step").mkdir(parents=True)
+    (top / "new/memory.max").write_text("524288\n")
+    (top / "new/step/memory.max").write_text("max\n")
+    groups.write_text("0::/new/step\n")
+    assert settings.memory_here(str(groups), str(top)) == 1 << 19

@@ -11,6 +11,7 @@ pub mod machine;
 mod metrics;
 pub mod quantity;
 mod sea;
+mod slurm;
 pub mod tiers;
 
 pub use deadline::Deadline;
@@ -187,6 +188,9 @@ pub struct Config {
     /// When the job ends, as far as it is known.
     #[serde(default)]
     pub deadline: Option<Deadline>,
+    /// A job of Slurm's, of which nobody said when it ends.
+    #[serde(skip)]
+    pub job: Option<String>,
     pub keep_at_exit: KeepAtExit,
     pub direct: bool,
     #[serde(default)]
@@ -310,6 +314,13 @@ impl Config {
     /// The same for surroundings of the caller's choice.
     pub fn load_in(overrides: &Overrides, around: &Surroundings) -> Result<Loaded> {
         load::load(overrides, around)
+    }
+
+    /// Asks Slurm for the end of the job where nobody said it: before version 23.02 it tells jobs nothing of it.
+    pub fn ask_when_the_job_ends(&mut self) {
+        if let Some(job) = self.job.take() {
+            self.deadline = slurm::end_of(&job);
+        }
     }
 
     /// The state root alone, for those who only look for agents; it does not matter where they ask from.

@@ -60,9 +60,10 @@ class Agent:
         asked = subprocess.run(words, input=lines.encode(), capture_output=True, check=False)
         return None if asked.returncode == 0 else asked.stderr.decode(errors="replace").strip()
 
-    def wait(self, paths: Iterable[str]) -> bool:
-        """Until these are durable; False: not all of them are."""
-        return all([_ran(words) for words in self.wait_words(paths)])
+    def wait(self, paths: Iterable[str]) -> str:
+        """Until these are durable; what is said where not all of them are."""
+        said = (_said(words) for words in self.wait_words(paths))
+        return "\n".join(filter(None, said))
 
     def hint_words(self, paths: Iterable[str], mode: str) -> Iterator[list[str]]:
         """The same as commands, for who starts them himself."""
@@ -121,8 +122,10 @@ class Agent:
             yield head + some
 
 
-def _ran(words: list[str]) -> bool:
-    return subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, check=False).returncode == 0
+def _said(words: list[str]) -> str:
+    """Nothing when all went well."""
+    ran = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, check=False)
+    return "" if ran.returncode == 0 else ran.stderr.decode(errors="replace").strip() or f"exit code {ran.returncode}"
 
 
 def _literal(path: str) -> str:

@@ -25,6 +25,7 @@ from urllib.parse import quote
 from .. import __version__ as VERSION
 from .execute import graphfile, journal
 from .execute.launch import drained, find_record
+from .execute.settings import NOT_DURABLE
 from .execute.stamp import Stamp, stamp
 from .graph import Workflow
 from .problem import Problem
@@ -119,7 +120,10 @@ class _Writer:
         self.context = ContextEntity
         self.lived = lives(run, record)
         self.well = run.report["exit"] == 0
-        self.steps = drained(run.report["steps"], record) if self.well else run.report["steps"]
+        code = run.report["exit"]
+        # (3: an earlier run's results were not durable, whatever became of this one's.)
+        known = {0: None, NOT_DURABLE: NOT_DURABLE}
+        self.steps = drained(run.report["steps"], record, known[code]) if code in known else run.report["steps"]
         # (What was kept was written before the last drain.)
         self.well = self.well and all(step["ok"] for step in self.steps)
         self.files: dict[str, Any] = {}

@@ -15,7 +15,7 @@ pub struct Deadline {
     pub unix_seconds: i64,
     /// So long before it nobody new is admitted and everything is due.
     pub lead: Duration,
-    /// Who said so: `--deadline`, `SLURM_JOB_END_TIME`.
+    /// Who said so: `--deadline`, `SLURM_JOB_END_TIME`, `squeue`.
     pub from: String,
 }
 

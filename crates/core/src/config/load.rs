@@ -26,6 +26,7 @@ const PROJECT_FILE: &str = "surgetank.toml";
 const PREFIX: &str = "SURGETANK_";
 /// The end of the job in seconds since 1970.
 const SLURM_END: &str = "SLURM_JOB_END_TIME";
+const SLURM_JOB: &str = "SLURM_JOB_ID";
 /// Variables that are no keys.
 const OTHER_VARIABLES: [&str; 5] = ["CONFIG", "TMP", "LOG", "REPORT", "SHIM"];
 /// Tiers, and devices of one tier: they are counted in a byte.
@@ -333,7 +334,9 @@ fn resolve(
         }
     }
     RuleSet::new(&draft.rules)?;
+    let unsaid = draft.deadline.is_none();
     let deadline = resolve_deadline(draft.deadline, around, &mut notes);
+    let job = around.var(SLURM_JOB).filter(|_| unsaid && deadline.is_none());
     let config = Config {
         over,
         store,
@@ -354,6 +357,7 @@ fn resolve(
         wait_for_room: draft.wait_for_room.unwrap_or(Duration::from_secs(60)),
         grace: draft.grace.unwrap_or(Duration::from_secs(5)),
         deadline,
+        job,
         keep_at_exit: draft.keep_at_exit.unwrap_or_default(),
         direct: draft.direct.unwrap_or(true),
         door: draft.door.unwrap_or_default(),

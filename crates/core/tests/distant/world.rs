@@ -102,6 +102,7 @@ impl World {
             store_ttl: Duration::ZERO,
             quiet: Duration::ZERO,
             deadline: None,
+            job: None,
             sync_after: Duration::from_millis(20),
             retry: Duration::from_secs(1),
             wait_for_room: Duration::ZERO,

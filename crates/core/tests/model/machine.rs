@@ -119,6 +119,7 @@ pub fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Publish
         store_ttl: terms.store_ttl,
         quiet: terms.quiet,
         deadline: None,
+        job: None,
         sync_after: Duration::from_millis(20),
         retry: Duration::from_secs(1),
         wait_for_room: Duration::ZERO,

@@ -29,7 +29,8 @@ pub fn mount(program: &Program<'_>, args: &MountArgs) -> Outcome {
     let mut settings = args.settings.clone();
     settings.over = args.directory.clone().or(settings.over);
     clear_dead_mount(program, &settings)?;
-    let config = (program.configure)(&settings).map_err(Failure::usage)?;
+    let mut config = (program.configure)(&settings).map_err(Failure::usage)?;
+    config.ask_when_the_job_ends();
     let over = config.over.clone();
     if let Some(agent) = client::serving(&config.state, &over)? {
         return Err(Error::new(format!("{} is served already, by the agent of {}", over.display(), agent.hello.over))

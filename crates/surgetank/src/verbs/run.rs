@@ -80,7 +80,8 @@ const PASSED_ON: [i32; 9] = [
 
 pub fn run(program: &Program<'_>, args: Args) -> Outcome {
     super::clear_dead_mount(program, &args.settings)?;
-    let config = (program.configure)(&args.settings).map_err(Failure::usage)?;
+    let mut config = (program.configure)(&args.settings).map_err(Failure::usage)?;
+    config.ask_when_the_job_ends();
     let cwd = std::env::current_dir()
         .map_err(|error| Error::new("the working directory is gone").why(error).remedy("cd to it again"))?;
     let inherited = child::inherited_below(&config.over);

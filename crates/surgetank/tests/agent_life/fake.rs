@@ -226,6 +226,7 @@ pub fn configure(settings: &Settings) -> Result<Config> {
         wait_for_room: Duration::ZERO,
         grace: grace.transpose().map_err(|error| Error::new("--grace").why(error))?.unwrap_or_default(),
         deadline: None,
+        job: None,
         keep_at_exit: KeepAtExit::Leave,
         direct: false,
         door: surgetank_core::config::Way::Fuse,

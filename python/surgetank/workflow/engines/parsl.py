@@ -113,9 +113,12 @@ class SurgetankStaging(Staging, RepresentationMixin):  # type: ignore[misc, unus
             if (error := done.exception()) is not None:
                 raise error
             assert self._agent is not None
-            if not self._agent.wait([str(self._directory / path)]):
+            if left := self._agent.wait([str(self._directory / path)]):
                 raise Problem(
-                    f"{path!r} is not in the store", remedy=f"`surgetank why {path}` tells where it is", code=3
+                    f"{path!r} is not in the store",
+                    why=left,
+                    remedy=f"`surgetank why {path}` tells where it is",
+                    code=3,
                 )
             stored.set_result(file)
         except BaseException as error:

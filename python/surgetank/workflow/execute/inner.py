@@ -74,7 +74,8 @@ def run(workflow: Workflow, settings: Settings) -> dict[str, Any]:
             out = next((step for step in planned.steps if step.kind == "stage-out"), None)
             if out is not None and code == 0:
                 progress.step(f"stage-out: {out.what}")
-                if agent is not None and not agent.wait(_before(workflow, settings, decision, out.files)):
+                if agent is not None and (left := agent.wait(_before(workflow, settings, decision, out.files))):
+                    progress.say(f"what an earlier run made is not in the store: {left}")
                     code = NOT_DURABLE
                 # Under the mount it ends with the last drain of `surgetank run` (launch.py).
                 if settings.results_to is not None:

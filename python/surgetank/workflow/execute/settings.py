@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass, field
@@ -58,20 +59,32 @@ def size_of(text: str) -> int:
     return int(float(found[1]) * UNITS[found[2].lower()])
 
 
-def memory_here() -> int:
-    """What this machine, or the job's cgroup, lets us use."""
+def memory_here(groups: str = "/proc/self/cgroup", mounted: str = "/sys/fs/cgroup") -> int:
+    """What this machine, or the job's cgroup, of either version, lets us use."""
     limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    top = Path(mounted)
     try:
-        group = Path("/proc/self/cgroup").read_text().rsplit("::", 1)[1].strip()
-        here = Path("/sys/fs/cgroup") / group.lstrip("/")
-        while here.is_relative_to("/sys/fs/cgroup"):
-            top = here / "memory.max"
-            if top.exists() and (said := top.read_text().strip()) != "max":
-                limit = min(limit, int(said))
-            here = here.parent
-    except (OSError, IndexError, ValueError):
-        pass
+        lines = Path(groups).read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if not controllers:
+            limit = min(limit, *(_least(root, group, "memory.max", limit) for root in (top, top / "unified")))
+        elif "memory" in controllers.split(","):
+            limit = min(limit, _least(top / "memory", group, "memory.limit_in_bytes", limit))
     return max(limit, 1)
+
+
+def _least(root: Path, group: str, name: str, limit: int) -> int:
+    """Of the group and all above it."""
+    here = root / group.lstrip("/")
+    while here.is_relative_to(root):
+        with contextlib.suppress(OSError, ValueError):
+            if (said := (here / name).read_text().strip()) != "max":
+                limit = min(limit, int(said))
+        here = here.parent
+    return limit
 
 
 def below(directory: str, over: str) -> str:

@@ -24,6 +24,8 @@ const CROWDED: Duration = Duration::from_micros(500);
 /// It may have been the hypervisor, for once.
 const KEEP_OUT_MIN: Duration = Duration::from_millis(1);
 const KEEP_OUT_MAX: Duration = Duration::from_secs(1);
+/// A program that computes wants it all the time, but it may be a while until we look.
+const SOON: Duration = Duration::from_millis(10);
 
 pub struct Inbox {
     /// Placed so that the data of a WRITE starts on a page boundary.
@@ -69,9 +71,9 @@ impl Looks {
         self.window = if waited <= LOOK_MAX { (self.window * 2).min(LOOK_MAX) } else { LOOK_MIN };
     }
 
-    /// The sooner somebody else wants the core again, the longer it is left to him.
-    fn crowded(&mut self, now: Instant) {
-        let soon = self.allowed_since.is_some_and(|then| now.duration_since(then) < self.keep_out);
+    /// We let somebody else have the core, and had it back only now. The sooner he wants it again, the longer it is left to him.
+    fn crowded(&mut self, let_go: Instant, now: Instant) {
+        let soon = self.allowed_since.is_some_and(|then| let_go.duration_since(then) < self.keep_out.max(SOON));
         self.keep_out = if soon { (self.keep_out * 2).min(KEEP_OUT_MAX) } else { KEEP_OUT_MIN };
         self.not_before = Some(now + self.keep_out);
     }
@@ -122,7 +124,7 @@ impl Inbox {
                 rustix::thread::sched_yield();
                 let before = std::mem::replace(&mut now, Instant::now());
                 if now.duration_since(before) > CROWDED {
-                    self.looks.crowded(now);
+                    self.looks.crowded(before, now);
                     goes_on = false;
                 }
             }
@@ -225,18 +227,20 @@ mod tests {
     #[test]
     fn who_was_kept_from_the_core_looks_less_and_less_often() {
         let mut looks = Looks::default();
-        let (mut now, mut kept_out) = (Instant::now(), KEEP_OUT_MIN);
+        // (Slices of 4 ms, and the next look half a millisecond after it may be.)
+        let (mut now, mut kept_out, slice) = (Instant::now(), KEEP_OUT_MIN, Duration::from_millis(4));
         assert!(looks.may_begin(now));
         for _ in 0..12 {
-            looks.crowded(now);
+            looks.crowded(now, now + slice);
+            now += slice;
             assert!(!looks.may_begin(now + kept_out - Duration::from_nanos(1)) && looks.may_begin(now + kept_out));
-            now += kept_out + KEEP_OUT_MIN / 2;
+            now += kept_out + Duration::from_micros(500);
             kept_out = (kept_out * 2).min(KEEP_OUT_MAX);
         }
         assert_eq!(looks.keep_out, KEEP_OUT_MAX);
         // Nobody wanted it for long.
         now += 2 * KEEP_OUT_MAX;
-        looks.crowded(now);
-        assert!(looks.may_begin(now + KEEP_OUT_MIN));
+        looks.crowded(now, now + slice);
+        assert!(looks.may_begin(now + slice + KEEP_OUT_MIN));
     }
 }
