@@ -41,8 +41,8 @@ pub struct Inbox {
 #[derive(Debug, Clone, Copy)]
 struct Looks {
     window: Duration,
-    /// No looking before that: the core is somebody else's.
-    not_before: Option<Instant>,
+    /// No looking on that core before that: it is somebody else's.
+    not_before: Option<(usize, Instant)>,
     keep_out: Duration,
     /// When looking was last allowed again.
     allowed_since: Option<Instant>,
@@ -55,10 +55,10 @@ impl Default for Looks {
 }
 
 impl Looks {
-    fn may_begin(&mut self, now: Instant) -> bool {
+    fn may_begin(&mut self, core: usize, now: Instant) -> bool {
         match self.not_before {
-            Some(then) if now < then => false,
-            Some(then) => {
+            Some((whose, then)) if now < then => core != whose,
+            Some((_, then)) => {
                 (self.not_before, self.allowed_since) = (None, Some(then));
                 true
             }
@@ -72,10 +72,10 @@ impl Looks {
     }
 
     /// We let somebody else have the core, and had it back only now. The sooner he wants it again, the longer it is left to him.
-    fn crowded(&mut self, let_go: Instant, now: Instant) {
+    fn crowded(&mut self, core: usize, let_go: Instant, now: Instant) {
         let soon = self.allowed_since.is_some_and(|then| let_go.duration_since(then) < self.keep_out.max(SOON));
         self.keep_out = if soon { (self.keep_out * 2).min(KEEP_OUT_MAX) } else { KEEP_OUT_MIN };
-        self.not_before = Some(now + self.keep_out);
+        self.not_before = Some((core, now + self.keep_out));
     }
 }
 
@@ -110,7 +110,7 @@ impl Inbox {
         };
         let since = Instant::now();
         let mut now = since;
-        let looks = self.looks.may_begin(now);
+        let looks = self.looks.may_begin(rustix::thread::sched_getcpu(), now);
         let mut goes_on = looks;
         while goes_on {
             match rustix::io::read(looking, &mut *room) {
@@ -124,7 +124,7 @@ impl Inbox {
                 rustix::thread::sched_yield();
                 let before = std::mem::replace(&mut now, Instant::now());
                 if now.duration_since(before) > CROWDED {
-                    self.looks.crowded(before, now);
+                    self.looks.crowded(rustix::thread::sched_getcpu(), before, now);
                     goes_on = false;
                 }
             }
@@ -229,18 +229,22 @@ mod tests {
         let mut looks = Looks::default();
         // (Slices of 4 ms, and the next look half a millisecond after it may be.)
         let (mut now, mut kept_out, slice) = (Instant::now(), KEEP_OUT_MIN, Duration::from_millis(4));
-        assert!(looks.may_begin(now));
+        assert!(looks.may_begin(0, now));
         for _ in 0..12 {
-            looks.crowded(now, now + slice);
+            looks.crowded(0, now, now + slice);
             now += slice;
-            assert!(!looks.may_begin(now + kept_out - Duration::from_nanos(1)) && looks.may_begin(now + kept_out));
+            assert!(
+                !looks.may_begin(0, now + kept_out - Duration::from_nanos(1)) && looks.may_begin(0, now + kept_out)
+            );
             now += kept_out + Duration::from_micros(500);
             kept_out = (kept_out * 2).min(KEEP_OUT_MAX);
         }
         assert_eq!(looks.keep_out, KEEP_OUT_MAX);
+        looks.crowded(0, now, now + slice);
+        assert!(!looks.may_begin(0, now + slice) && looks.may_begin(1, now + slice), "another core is another matter");
         // Nobody wanted it for long.
         now += 2 * KEEP_OUT_MAX;
-        looks.crowded(now, now + slice);
-        assert!(looks.may_begin(now + slice + KEEP_OUT_MIN));
+        looks.crowded(0, now, now + slice);
+        assert!(looks.may_begin(0, now + slice + KEEP_OUT_MIN));
     }
 }
