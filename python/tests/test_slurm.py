@@ -23,7 +23,7 @@ from surgetank.workflow.execute import journal
 
 __all__ = ["tier"]
 
-# (Where tests are all that is to be done a missing Slurm is an error.)
+# (Under CI a missing Slurm is an error.)
 NEEDS_SLURM = pytest.mark.skipif(
     "CI" not in os.environ and shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin") is None,
     reason="needs Slurm (scripts/setup test)",
@@ -125,7 +125,7 @@ def test_jobs_end_with_all_in_the_store_and_the_next_goes_on(tmp_path: Path, tie
     slurm.environment["PATH"] = f"{Path(sys.executable).parent}:{slurm.environment['PATH']}"
     killed = slurm.submit(again, "--time=5", "--mem=300M", "--cpus-per-task=1")
     until = time.monotonic() + 40
-    while sum(event["event"] == "done" for event in _events(flow_state, tmp_path / "disk")) < 3:
+    while sum(event["event"] == "done" for event in _events(tmp_path / "disk")) < 3:
         assert time.monotonic() < until and slurm.state(killed) in ("PENDING", "CONFIGURING", "RUNNING")
         time.sleep(0.05)
     slurm.kill(killed)
@@ -148,7 +148,7 @@ def test_jobs_end_with_all_in_the_store_and_the_next_goes_on(tmp_path: Path, tie
     assert 0 < sum(caps) <= 300 * MIB, found["tiers"]
 
 
-def _events(state: Path, disk: Path) -> Iterator[dict[str, str]]:
+def _events(disk: Path) -> Iterator[dict[str, str]]:
     """Of the run that is under way: its journal lies on the tier."""
     for home in disk.glob(f"*/{journal.HOME}"):
         for run in journal.runs(home):

@@ -337,6 +337,9 @@ fn resolve(
     let unsaid = draft.deadline.is_none();
     let deadline = resolve_deadline(draft.deadline, around, &mut notes);
     let job = around.var(SLURM_JOB).filter(|_| unsaid && deadline.is_none());
+    if let Some(job) = &job {
+        notes.push(format!("Slurm does not tell job {job} when it ends: `run` and `mount` ask squeue"));
+    }
     let config = Config {
         over,
         store,

@@ -34,6 +34,7 @@ fn the_end_of_the_job_is_said_or_slurms() {
         place.load(overrides).expect("load").config.job
     };
     assert_eq!((job(None).as_deref(), job(Some("none")), job(Some("1h"))), (Some("17"), None, None));
+    assert!(deadline(&place, None).1.contains("job 17") && !deadline(&place, Some("1h")).1.contains("squeue"));
     let refused =
         place.load(Overrides { deadline: Some("90".to_owned()), ..Overrides::default() }).expect_err("no unit");
     assert!(refused.to_string().contains("2h30m"), "{refused}");
