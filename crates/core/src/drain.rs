@@ -149,6 +149,7 @@ impl Drain {
         self.discard();
         self.take_back_jobs();
         self.discard();
+        self.namespace.discard_late_at_the_end();
         if self.namespace.tree().ops.is_empty()
             && let Err(why) = self.namespace.store.collect()
         {

@@ -441,6 +441,40 @@ fn a_program_reads_on_when_the_agent_was_killed() {
     world.is_charged();
 }
 
+/// What a killed agent had asked a server for, and the server did after the next one had cleared up, lay in the store for ever.
+#[test]
+fn a_temporary_that_came_after_the_next_agent_had_cleared_up_stayed() {
+    for ends in [true, false] {
+        let mut world = World::new(ROOMY);
+        world.put("read", b"read");
+        // While it is open, temporaries may come.
+        let reading = world.open("read", libc::O_RDONLY).unwrap();
+        let made = world.create("made").unwrap();
+        world.write(&made, 0, b"made").unwrap();
+        world.close(made);
+        world.settle();
+        let mut world = world.die();
+        let late = world.in_store(&format!(".surgetank-tmp-{}-77", world.namespace.key()));
+        let others = world.in_store(".surgetank-tmp-somebody-77");
+        for path in [&late, &others] {
+            std::fs::write(path, "half").unwrap();
+        }
+        world.close(reading);
+        world.settle();
+        if ends {
+            world.stop_drain();
+        } else {
+            let until = Instant::now() + Duration::from_secs(20);
+            while late.exists() {
+                assert!(Instant::now() < until, "it stays");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+        assert!(!late.exists() && others.exists());
+        assert_eq!(std::fs::read(world.in_store("made")).unwrap(), b"made");
+    }
+}
+
 /// A program whose creation of a file was carried out, and whose agent died before it said so, asks the next one. Somebody
 /// else's fsync brought the empty file to the store before that.
 #[test]

@@ -61,7 +61,7 @@ impl Namespace {
         }
         let mut tree = self.tree();
         tree.reserve(image.files.len());
-        tree.temporaries = super::temporaries::remembered(&image);
+        tree.temporaries = super::temporaries::Temporaries::remembered(&image);
         let gone = super::gone::remembered(&image);
         let files = std::mem::take(&mut image.files);
         for (id, record) in files {

@@ -1,7 +1,11 @@
 //! Where in the store temporaries of ours may lie. The catalog knows it before the first is made in a directory, so that
 //! what a killed agent left is found and removed by the next one.
+//!
+//! The danger: a server that carries out what the killed agent asked it for after that was removed. So it is looked for once
+//! more when nothing is under way.
 
 use std::io;
+use std::time::{Duration, Instant};
 
 use foldhash::HashSet;
 
@@ -11,19 +15,34 @@ use super::Namespace;
 use super::journal::Txn;
 use super::resolve::is_absent;
 use super::tree::{Inode, Name, Tree};
+use crate::clock;
 use crate::store::{Cred, StorePath};
 
 const COUNTER: &str = "temporaries-in-";
+/// A server is done by then with what a killed agent asked it for; the second is for who ends now.
+const LATE: Duration = Duration::from_secs(5);
+const LATE_AT_THE_END: Duration = Duration::from_millis(700);
 
-pub(super) fn remembered(image: &Image) -> HashSet<FileId> {
-    let directory = |name: &str| name.strip_prefix(COUNTER)?.parse().ok().map(FileId);
-    image.counters.iter().filter(|(_, there)| **there > 0).filter_map(|(name, _)| directory(name)).collect()
+/// Directories of the store in which there may be temporaries of ours.
+#[derive(Debug, Default)]
+pub struct Temporaries {
+    dirs: HashSet<FileId>,
+    /// Since when we have gone on where another agent was killed: in `dirs` a server may make some for it yet.
+    inherited: Option<Instant>,
+}
+
+impl Temporaries {
+    pub fn remembered(image: &Image) -> Self {
+        let directory = |name: &str| name.strip_prefix(COUNTER)?.parse().ok().map(FileId);
+        let dirs = image.counters.iter().filter(|(_, there)| **there > 0).filter_map(|(name, _)| directory(name));
+        Self { dirs: dirs.collect(), inherited: None }
+    }
 }
 
 impl Tree {
     /// Where they may lie, as the store is now.
     pub fn dirs_of_temporaries(&self) -> Vec<(FileId, StorePath)> {
-        self.temporaries.iter().filter_map(|dir| Some((*dir, self.applied_path(*dir)?))).collect()
+        self.temporaries.dirs.iter().filter_map(|dir| Some((*dir, self.applied_path(*dir)?))).collect()
     }
 }
 
@@ -31,7 +50,7 @@ impl Namespace {
     /// A temporary is about to be made in this directory.
     pub(crate) fn expect_temporaries_in(&self, dir: FileId) {
         let mut tree = self.tree();
-        if tree.temporaries.contains(&dir) {
+        if tree.temporaries.dirs.contains(&dir) {
             return;
         }
         let mut txn = Txn::default();
@@ -43,22 +62,55 @@ impl Namespace {
         if let Err(why) = self.sync_catalog() {
             tracing::warn!(%why, "the catalog cannot be synced: after a power loss a temporary may be left in the store");
         }
-        self.tree().temporaries.insert(dir);
+        self.tree().temporaries.dirs.insert(dir);
     }
 
     /// When nothing is under way, there are none.
     pub(crate) fn forget_temporaries(&self) {
+        let inherited = {
+            let tree = self.tree();
+            if tree.temporaries.dirs.is_empty() || !self.is_nothing_under_way(&tree) {
+                return;
+            }
+            tree.temporaries.inherited
+        };
+        match inherited {
+            Some(since) if since.elapsed() < LATE => return,
+            Some(_) => self.discard_late(),
+            None => {}
+        }
         let mut tree = self.tree();
-        let none =
-            tree.ops.is_empty() && tree.staging.is_empty() && tree.discards.is_empty() && self.opens().is_empty();
-        if !none || tree.temporaries.is_empty() {
+        if !self.is_nothing_under_way(&tree) {
             return;
         }
         let mut txn = Txn::default();
-        for dir in std::mem::take(&mut tree.temporaries) {
+        for dir in std::mem::take(&mut tree.temporaries.dirs) {
             txn.counter(format!("{COUNTER}{}", dir.0), 0);
         }
         self.commit(&tree, txn);
+    }
+
+    fn is_nothing_under_way(&self, tree: &Tree) -> bool {
+        tree.ops.is_empty() && tree.staging.is_empty() && tree.discards.is_empty() && self.opens().is_empty()
+    }
+
+    /// The drain has stopped. With operations left, the next agent looks.
+    pub(crate) fn discard_late_at_the_end(&self) {
+        let since = {
+            let tree = self.tree();
+            let done = tree.ops.is_empty() && tree.staging.is_empty();
+            tree.temporaries.inherited.filter(|_| done && !tree.temporaries.dirs.is_empty())
+        };
+        if let Some(since) = since {
+            crate::sync::thread::sleep(LATE_AT_THE_END.saturating_sub(since.elapsed()));
+            self.discard_late();
+        }
+    }
+
+    /// Nothing is under way: what is there is what a server made for an agent that had been killed by then.
+    fn discard_late(&self) {
+        self.tree().temporaries.inherited = None;
+        self.discard_in_all();
     }
 
     /// What files are spilled to now.
@@ -82,6 +134,14 @@ impl Namespace {
 
     /// Removes what an earlier agent left half made. What a file was spilled to stays.
     pub(super) fn discard_leftovers(&self) {
+        self.discard_in_all();
+        // (In a directory files are spilled to, too, and nothing is late.)
+        if !self.store.features().plain_files {
+            self.tree().temporaries.inherited = Some(clock::tick());
+        }
+    }
+
+    fn discard_in_all(&self) {
         let (dirs, who) = {
             let tree = self.tree();
             let who = tree.get(FileId::ROOT).map(Inode::cred).unwrap_or(crate::store::Cred { uid: 0, gid: 0 });

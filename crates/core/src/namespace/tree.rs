@@ -265,8 +265,7 @@ pub struct Tree {
     reasons_max: usize,
     /// Copies that are being made, and where.
     pub staging: Vec<(Seq, FileId)>,
-    /// Directories of the store in which there may be temporaries of ours.
-    pub temporaries: HashSet<FileId>,
+    pub temporaries: super::temporaries::Temporaries,
     /// Store files with several links, by their inode number: all names lead to one file.
     pub hard_links: HashMap<u64, FileId>,
     /// Bytes on each device that the store has too.
@@ -306,7 +305,7 @@ impl Tree {
             reasons: HashSet::default(),
             reasons_max: REASONS_MAX,
             staging: Vec::new(),
-            temporaries: HashSet::default(),
+            temporaries: super::temporaries::Temporaries::default(),
             hard_links: HashMap::default(),
             clean_bytes: HashMap::default(),
             arriving_bytes: HashMap::default(),

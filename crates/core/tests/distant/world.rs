@@ -255,7 +255,7 @@ impl Drop for World {
 }
 
 impl World {
-    fn stop_drain(&mut self) {
+    pub fn stop_drain(&mut self) {
         if let Some(drain) = self.drain.take() {
             drain.stop();
         }

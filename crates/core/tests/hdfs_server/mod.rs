@@ -123,6 +123,19 @@ impl HdfsServer {
         }
     }
 
+    /// What the datanode was asked for it does when it goes on: whoever asked may be gone by then.
+    pub fn hold_the_datanode<R>(&self, meanwhile: impl FnOnce() -> R) -> R {
+        let send = |signal: &str| {
+            let about = format!("{}.*server.datanode.DataNode", self.directory.path().display());
+            let sent = Command::new("pkill").args([signal, "-f", &about]).status().unwrap();
+            assert!(sent.success(), "no datanode to send {signal} to");
+        };
+        send("-STOP");
+        let result = meanwhile();
+        send("-CONT");
+        result
+    }
+
     /// At the same address, with what it had.
     pub fn restart(&mut self) {
         self.kill();
