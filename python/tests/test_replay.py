@@ -212,6 +212,22 @@ def test_content_tells_what_is_wrong(tmp_path: Path, size: int) -> None:
         assert content.verify(path, "g", size) is not None
 
 
+@pytest.mark.parametrize(
+    "at", [0, content.MASK_BYTES - 1, content.MASK_BYTES, content.BLOCK_BYTES - 1, content.BLOCK_BYTES + 5]
+)
+def test_one_byte_and_one_block_that_are_wrong_are_found(tmp_path: Path, at: int) -> None:
+    path = tmp_path / "f"
+    content.write(str(path), "f", 3 * content.BLOCK_BYTES)
+    right = path.read_bytes()
+    path.write_bytes(right[:at] + bytes([right[at] ^ 1]) + right[at + 1 :])
+    said = content.verify(str(path), "f", len(right))
+    assert said is not None and f"block {at // content.BLOCK_BYTES}: its bytes are wrong" in said
+    first, second, third = (right[n * content.BLOCK_BYTES : (n + 1) * content.BLOCK_BYTES] for n in range(3))
+    path.write_bytes(second + first + third)
+    assert content.verify(str(path), "f", len(right)) is not None
+    assert content.Content("f").block(1) == second and second.startswith(content.Content("f").block(1, 5000))
+
+
 def test_scaling_keeps_the_graph() -> None:
     tasks = [Task("t", "t", ["i"], ["o"], runtime_s=2.0)]
     workflow = Workflow.of("w", "w", tasks, [File("i", 1000), File("o", 1)])

@@ -1,7 +1,8 @@
 """Content that can be verified: any block of a file follows from the file's name and the block's number.
 
-One mebibyte is drawn from SHAKE-128 for each name; a block is that, exclusive-or a mask of its own. So a block that is wrong, in the
-wrong place, of another file or cut short is found out, and making one costs less than a millisecond and no more memory than a few blocks.
+One mebibyte is drawn from SHAKE-128 for each name. A block is a mask of its own, and then that mebibyte from another byte on for
+each number, going round. So a block that is wrong, in the wrong place, of another file or cut short is found out, and comparing
+one costs two copies of it: what a replay takes shall be the storage's time.
 """
 
 from __future__ import annotations
@@ -18,19 +19,32 @@ class Content:
 
     def __init__(self, name: str) -> None:
         self._name = os.fsencode(name)
-        self._base: int | None = None
+        self._twice: bytes | None = None
 
     def block(self, number: int, length: int = BLOCK_BYTES) -> bytes:
         """The first `length` bytes of a block."""
-        mask = hashlib.shake_128(b"%d %s" % (number, self._name)).digest(MASK_BYTES)
+        mask, begin = self._place(number)
         if length <= MASK_BYTES:
             return mask[:length]
-        if self._base is None:
-            self._base = int.from_bytes(hashlib.shake_128(self._name).digest(BLOCK_BYTES), "little")
-        masks = int.from_bytes(mask * (BLOCK_BYTES // MASK_BYTES), "little")
-        # The first part is the mask itself, so that a short block is the beginning of a long one.
-        whole = (self._base ^ masks).to_bytes(BLOCK_BYTES, "little")
-        return (mask + whole[MASK_BYTES:])[:length]
+        return b"".join((mask, memoryview(self._base())[begin : begin + length - MASK_BYTES]))
+
+    def is_block(self, found: bytes, number: int, length: int) -> bool:
+        if len(found) != length:
+            return False
+        mask, begin = self._place(number)
+        if length <= MASK_BYTES:
+            return found == mask[:length]
+        return found.startswith(mask) and found[MASK_BYTES:] == self._base()[begin : begin + length - MASK_BYTES]
+
+    def _place(self, number: int) -> tuple[bytes, int]:
+        """Its mask, and where in the mebibyte the rest of it begins."""
+        drawn = hashlib.shake_128(b"%d %s" % (number, self._name)).digest(MASK_BYTES + 8)
+        return drawn[:MASK_BYTES], int.from_bytes(drawn[MASK_BYTES:], "little") % BLOCK_BYTES
+
+    def _base(self) -> bytes:
+        if self._twice is None:
+            self._twice = hashlib.shake_128(self._name).digest(BLOCK_BYTES) * 2
+        return self._twice
 
 
 def write(path: str, name: str, size: int) -> None:
@@ -49,7 +63,7 @@ def verify(path: str, name: str, size: int) -> str | None:
         with open(path, "rb", buffering=0) as stream:
             for number, length in _blocks(size):
                 found = _exactly(stream.fileno(), length)
-                if found != content.block(number, length):
+                if not content.is_block(found, number, length):
                     short = f"only {len(found)} bytes of it are there" if len(found) < length else "its bytes are wrong"
                     return f"{path!r}: block {number}: {short}"
             if stream.read(1):
