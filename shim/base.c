@@ -42,6 +42,7 @@ void st_base_moved(void)
 void st_base_never(void)
 {
     __atomic_store_n(&never, true, __ATOMIC_SEQ_CST);
+    st_anchor_end();
 }
 
 bool st_base_known_outside(int dirfd)

@@ -373,7 +373,7 @@ static int sync_memory(uintptr_t start, size_t bytes)
     int result = 0;
     while (result == 0 && next_mapping(&reader, &from, &to, &file)) {
         struct st_held held;
-        if (from < start + bytes && start < to && file.st_ino && st_held_as(&file, &held))
+        if (from < start + bytes && start < to && file.st_ino && st_held_as(-1, &file, &held))
             result = sync_held(&held, -1);
     }
     st_sys_close((int)opened);

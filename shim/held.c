@@ -10,9 +10,26 @@
 #define WAITS_MAX 10000 /* of a millisecond */
 #define TURNS_MAX 200 /* of other processes, while the agent rebuilds its tables, or a record */
 
-static bool held_in(struct st_held *out)
+uint32_t st_opened_as[ST_DESCRIPTORS];
+
+/* The record that the descriptor was opened by, if that is the file's: it is in the cache, and a table's entry for it is not. */
+static bool held_as_opened(int descriptor, struct st_held *out)
+{
+    uint64_t generation;
+    if ((unsigned)descriptor >= ST_DESCRIPTORS)
+        return false;
+    out->number = __atomic_load_n(&st_opened_as[descriptor], __ATOMIC_RELAXED);
+    return out->number && st_index_generation(out->domain, &generation) &&
+           st_index_read(out->domain, out->number, &out->record) && out->record.backing_ino == out->stat.st_ino &&
+           out->record.device == out->device && S_ISREG(out->record.mode) &&
+           st_index_same_generation(out->domain, generation);
+}
+
+static bool held_in(int descriptor, struct st_held *out)
 {
     int wait = 0;
+    if (held_as_opened(descriptor, out))
+        return true;
     for (int turn = 0; turn < TURNS_MAX; turn++) {
         uint64_t generation, epoch, given = 0;
         bool busy = false, lends = st_lent_begin(out->domain, &epoch), quiet = st_lent_turn(out->domain, &given);
@@ -36,7 +53,7 @@ static bool held_in(struct st_held *out)
     return false;
 }
 
-bool st_held_as(const struct stat *stat, struct st_held *out)
+bool st_held_as(int descriptor, const struct stat *stat, struct st_held *out)
 {
     struct st_owner owner;
     if (!st_on(ST_ON_IDENTITY) || !S_ISREG(stat->st_mode))
@@ -47,7 +64,7 @@ bool st_held_as(const struct stat *stat, struct st_held *out)
     for (; found; found = st_index_device_of(out->stat.st_dev, &owner, true)) {
         out->domain = &st_process.domains[owner.number];
         out->device = owner.device;
-        if (held_in(out))
+        if (held_in(descriptor, out))
             return true;
     }
     return false;
@@ -55,7 +72,8 @@ bool st_held_as(const struct stat *stat, struct st_held *out)
 
 bool st_held(int descriptor, struct st_held *out)
 {
-    return st_on(ST_ON_IDENTITY) && !st_sys_failed(st_sys_fstat(descriptor, &out->stat)) && st_held_as(&out->stat, out);
+    return st_on(ST_ON_IDENTITY) && !st_sys_failed(st_sys_fstat(descriptor, &out->stat)) && 
+           st_held_as(descriptor, &out->stat, out);
 }
 
 char *st_write_number(char *to, unsigned long number)

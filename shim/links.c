@@ -31,7 +31,7 @@ static ssize_t read_instead(int dirfd, const char *path, char *out, size_t bytes
     const char *root;
     long got = st_sys(__NR_readlinkat, dirfd, path, text, ST_TEXT);
     if (st_sys_failed(got) || got >= (long)ST_TEXT || *text != '/' ||
-        st_sys_failed(st_sys(__NR_newfstatat, dirfd, path, &held.stat, 0)) || !st_held_as(&held.stat, &held) ||
+        st_sys_failed(st_sys(__NR_newfstatat, dirfd, path, &held.stat, 0)) || !st_held_as(-1, &held.stat, &held) ||
         !st_index_device(held.domain, held.device, &device, &root) || (size_t)got <= device.root_bytes ||
         memcmp(text, root, device.root_bytes) != 0 || text[device.root_bytes] != '/')
         return 0;

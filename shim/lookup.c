@@ -146,6 +146,7 @@ static enum st_found walk(struct st_place *place)
             place->dir_id = id;
             place->dir_flags = directory.flags;
             place->dir_device = directory.device;
+            place->dir_seq = directory.seq;
         }
         if (found == ST_UNSURE && !final)
             return ST_LEAVE;
@@ -219,7 +220,7 @@ static char *climb(struct st_place *place, char *text, char *at)
 }
 
 /* Written from the end of `text` to its front: what was asked for, where that began, the device's root. */
-const char *st_plain_path(struct st_place *place, char text[ST_TEXT])
+char *st_plain_path(struct st_place *place, char text[ST_TEXT])
 {
     const char *root;
     struct st_device device;

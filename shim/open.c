@@ -41,6 +41,18 @@ static bool may_read(const struct st_domain *domain, const struct st_record *rec
     return !uid || (record->uid == uid ? record->mode & 0400 : record->mode & 0044);
 }
 
+static long open_by_path(struct st_place *place, int flags)
+{
+    char text[ST_TEXT];
+    char *path = st_plain_path(place, text);
+    if (!path)
+        return -1;
+    long opened = st_sys(__NR_openat, AT_FDCWD, path, flags, 0, 0, ST_OWN_CALL);
+    if (!st_sys_failed(opened))
+        st_anchor_opened(place, path);
+    return opened;
+}
+
 static int open_plain(struct st_place *place, int flags)
 {
     const char *root;
@@ -50,12 +62,18 @@ static int open_plain(struct st_place *place, int flags)
         !st_index_device(place->from.domain, record->device, &device, &root) ||
         ((device.flags & ST_DEVICE_NOEXEC) && (record->mode & 0111)))
         return ST_PASS;
-    char text[ST_TEXT];
-    const char *path = st_plain_path(place, text);
-    if (!path)
-        return ST_PASS;
-    long opened = st_sys(__NR_openat, AT_FDCWD, path, (flags & ~O_CREAT) | O_NOFOLLOW | O_NOCTTY, 0, 0,
-                         ST_OWN_CALL);
+    int as = (flags & ~O_CREAT) | O_NOFOLLOW | O_NOCTTY;
+    struct st_anchor anchor;
+    long opened = -1;
+    if (st_anchor_of(place, &anchor)) {
+        opened = st_sys(__NR_openat, anchor.number, place->name, as, 0, 0, ST_OWN_CALL);
+        if (!st_sys_failed(opened) && !st_anchor_still(&anchor)) {
+            st_sys_close((int)opened);
+            opened = -1;
+        }
+    }
+    if (st_sys_failed(opened))
+        opened = open_by_path(place, as);
     if (st_sys_failed(opened))
         return ST_PASS;
     struct stat stat;
@@ -63,8 +81,11 @@ static int open_plain(struct st_place *place, int flags)
     if (sure && ((record->flags & ST_LINKED) || !st_chain_still(place)))
         sure = !st_sys_failed(st_sys_fstat((int)opened, &stat)) && stat.st_ino == record->backing_ino &&
                stat.st_dev == device.dev;
-    if (sure)
+    if (sure) {
+        if (opened < ST_DESCRIPTORS)
+            __atomic_store_n(&st_opened_as[opened], place->number, __ATOMIC_RELAXED);
         return st_counted_open(place->from.domain, (int)opened, flags & ~O_CREAT);
+    }
     st_sys_close((int)opened);
     return ST_PASS;
 }

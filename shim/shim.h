@@ -59,9 +59,12 @@ static inline uint32_t st_on(uint32_t bits)
     return __atomic_load_n(&st_process.on, __ATOMIC_RELAXED) & bits;
 }
 
+void st_anchor_end(void);
 static inline void st_off(uint32_t bits)
 {
     __atomic_fetch_and(&st_process.on, ~bits, __ATOMIC_RELAXED);
+    if (bits & ST_ON_INDEX)
+        st_anchor_end();
 }
 
 /* ---- Counters for SURGETANK_REPORT (report.c). */
@@ -116,9 +119,26 @@ struct st_known {
 };
 extern struct st_known st_known[ST_DESCRIPTORS];
 
+/* ---- A directory of a tier to open from (anchor.c): turn and number of its descriptor; number 0: there is none. */
+extern uint64_t st_anchor_word;
+#define ST_ANCHOR_BITS 16
+#define ST_ANCHOR_NUMBER UINT64_C(0xffff)
+struct st_anchor {
+    uint64_t word;
+    int number;
+};
+struct st_place;
+/* True: what was found is `number` + its name, if that can be opened, and `still` is true afterwards. */
+bool st_anchor_of(const struct st_place *place, struct st_anchor *out);
+bool st_anchor_still(const struct st_anchor *anchor);
+void st_anchor_opened(const struct st_place *place, char *path); /* by its path, which is cut: the next ones may lie there, too */
+void st_anchor_lost(int descriptor);
+
 /* The number is about to mean another file, or does. */
 static inline void st_base_forget(int descriptor)
 {
+    if (st_unlikely((__atomic_load_n(&st_anchor_word, __ATOMIC_RELAXED) & ST_ANCHOR_NUMBER) == (unsigned)descriptor))
+        st_anchor_lost(descriptor);
     struct st_known *known = &st_known[(unsigned)descriptor % ST_DESCRIPTORS];
     if (st_unlikely(__atomic_load_n(&known->filled, __ATOMIC_RELAXED) || __atomic_load_n(&known->asking, __ATOMIC_RELAXED)) &&
         (unsigned)descriptor < ST_DESCRIPTORS)
@@ -233,6 +253,7 @@ struct st_place {
     uint32_t dir;         /* record of the directory that has the last name */
     uint32_t dir_flags;   /* what was read of that */
     uint32_t dir_device;
+    uint32_t dir_seq;
     uint64_t dir_id;
     uint32_t number;      /* of `record` */
     struct st_record record;
@@ -255,7 +276,7 @@ enum st_found {
 bool st_begin_slow(struct st_place *place, int dirfd, const char *path);
 enum st_found st_find(struct st_place *place);
 /* The plain file's path in `text`, or NULL. */
-const char *st_plain_path(struct st_place *place, char text[ST_TEXT]);
+char *st_plain_path(struct st_place *place, char text[ST_TEXT]);
 /* Is what was found still so? And where: has no directory on the way been written since? */
 bool st_still(const struct st_place *place);
 bool st_chain_still(const struct st_place *place);
@@ -300,7 +321,10 @@ struct st_held {
     struct stat stat; /* of the plain file */
 };
 bool st_held(int descriptor, struct st_held *out);
-bool st_held_as(const struct stat *stat, struct st_held *out);
+/* `descriptor`: whose stat that is; -1: of none that is known. */
+bool st_held_as(int descriptor, const struct stat *stat, struct st_held *out);
+/* By which record a number was opened last: worth a look, and no more. */
+extern uint32_t st_opened_as[ST_DESCRIPTORS];
 /* The path below the mount of what a diverted descriptor has open, in `text`; NULL: it has none, or it is not known. */
 const char *st_held_path(const struct st_held *held, int descriptor, char text[ST_TEXT]);
 char *st_write_number(char *to, unsigned long number);
@@ -358,6 +382,6 @@ bool st_lent_plain(const struct st_domain *domain, uint32_t device, uint64_t ino
 int st_open(int dirfd, const char *path, int flags, mode_t mode);
 
 /* stat.c */
-void st_identify(struct stat *out);
+void st_identify(int descriptor, struct stat *out);
 
 #endif

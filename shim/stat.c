@@ -54,19 +54,26 @@ static void put_over(const struct st_domain *domain, const struct st_record *rec
         out->st_ctim = changed;
 }
 
-void st_identify(struct stat *out)
+void st_identify(int descriptor, struct stat *out)
 {
     struct st_held held;
     if (st_likely(!st_on(ST_ON_IDENTITY)))
         return;
-    if (st_held_as(out, &held))
+    if (st_held_as(descriptor, out, &held))
         put_over(held.domain, &held.record, out);
 }
 
 static bool stat_plain(struct st_place *place, struct stat *out)
 {
     char text[ST_TEXT];
-    const char *path = place->record.flags & ST_RESIDENT ? st_plain_path(place, text) : NULL;
+    struct st_anchor anchor;
+    if (!(place->record.flags & ST_RESIDENT))
+        return false;
+    if (st_anchor_of(place, &anchor) &&
+        !st_sys_failed(st_sys(__NR_newfstatat, anchor.number, place->name, out, AT_SYMLINK_NOFOLLOW, 0, ST_OWN_CALL)) &&
+        out->st_ino == place->record.backing_ino && st_anchor_still(&anchor))
+        return st_still(place);
+    const char *path = st_plain_path(place, text);
     return path && !st_sys_failed(st_sys(__NR_newfstatat, AT_FDCWD, path, out, AT_SYMLINK_NOFOLLOW, 0, ST_OWN_CALL)) &&
            out->st_ino == place->record.backing_ino && st_still(place);
 }
@@ -127,10 +134,10 @@ static int raw_stat(int dirfd, const char *path, struct stat *out, int flags)
     return st_sys_failed(result) ? failed((int)-result) : 0;
 }
 
-static int identified(int result, struct stat *out)
+static int identified(int descriptor, int result, struct stat *out)
 {
     if (result == 0)
-        st_identify(out);
+        st_identify(descriptor, out);
     return result;
 }
 
@@ -175,7 +182,8 @@ PATH_XSTAT(__lxstat64, AT_SYMLINK_NOFOLLOW)
     ST_WRAP(int, name, int descriptor, struct stat *out)                                              \
     {                                                                                                   \
         int (*next)(int, struct stat *) = ST_NEXT(name);                                              \
-        return identified(next ? next(descriptor, out) : raw_stat(descriptor, "", out, AT_EMPTY_PATH), out); \
+        return identified(descriptor, next ? next(descriptor, out) : raw_stat(descriptor, "", out, AT_EMPTY_PATH), \
+                          out);                                                                         \
     }
 DESCRIPTOR_STAT(fstat)
 DESCRIPTOR_STAT(fstat64)
@@ -185,7 +193,7 @@ DESCRIPTOR_STAT(fstat64)
     {                                                                                                   \
         int (*next)(int, int, struct stat *) = ST_NEXT(name);                                         \
         return identified(                                                                              \
-            next ? next(version, descriptor, out) : raw_stat(descriptor, "", out, AT_EMPTY_PATH), out); \
+            descriptor, next ? next(version, descriptor, out) : raw_stat(descriptor, "", out, AT_EMPTY_PATH), out); \
     }
 DESCRIPTOR_XSTAT(__fxstat)
 DESCRIPTOR_XSTAT(__fxstat64)
@@ -205,7 +213,7 @@ DESCRIPTOR_XSTAT(__fxstat64)
             return result;                                                                              \
         int (*next)(TYPES) = ST_NEXT(name);                                                           \
         result = next ? next(ARGUMENTS) : raw_stat(dirfd, path, out, flags);                            \
-        return descriptor ? identified(result, out) : result;                                           \
+        return descriptor ? identified(dirfd, result, out) : result;                                        \
     }
 #define LIST(...) __VA_ARGS__
 AT_STAT(fstatat, LIST(int dirfd, const char *path, struct stat *out, int flags),

@@ -473,6 +473,7 @@ int main(int count, char **arguments)
         log_path = arguments[4];
         check_reading();
         check_numbers(mount);
+        check_anchors(mount);
         check_stat();
         check_writing();
         check_children(arguments[0]);

@@ -24,6 +24,7 @@ const char *below(const char *mount, const char *path);
 void check_dead(const char *mount);
 void check_stress(const char *mount, int rounds);
 void check_numbers(const char *mount);
+void check_anchors(const char *mount);
 void check_fuzz(const char *index, const char *mount, int rounds);
 void measure(const char *mount, const char *tier);
 
