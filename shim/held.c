@@ -72,7 +72,7 @@ bool st_held_as(int descriptor, const struct stat *stat, struct st_held *out)
 
 bool st_held(int descriptor, struct st_held *out)
 {
-    return st_on(ST_ON_IDENTITY) && !st_sys_failed(st_sys_fstat(descriptor, &out->stat)) && 
+    return st_on(ST_ON_IDENTITY) && !st_sys_failed(st_sys_fstat(descriptor, &out->stat)) &&
            st_held_as(descriptor, &out->stat, out);
 }
 
