@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #define ST_MAGIC UINT64_C(0x5844494b4e415453) /* "STANKIDX" */
-#define ST_LAYOUT 3u
+#define ST_LAYOUT 4u
 #define ST_DEVICES_MAX 16u
 #define ST_NAME_BYTES_MAX 255u
 
@@ -69,7 +69,7 @@ struct st_header {
     struct st_table dirs;    /* struct st_dir, probing from st_mix(ino) & (capacity - 1) */
     struct st_table plain;   /* struct st_plain, probing from st_mix(backing_ino + device) & (capacity - 1) */
     uint32_t device_count;
-    uint32_t reserved;
+    uint32_t moves; /* grows before and after a directory is moved on the tiers */
     struct st_device devices[ST_DEVICES_MAX];
 };
 

@@ -3,10 +3,12 @@
  * it names a directory and can do nothing else (O_PATH), is closed on exec, stands where programs have no numbers, and is
  * given up with the index (chroot, setuid, sandboxes).
  *
- * Dangers avoided: another directory under its number (whatever closes or replaces it makes it nobody's, and a reader looks
- * again afterwards whether it still is the one that he opened from); the directory of another path (it counts as long as its
- * record has not been written since); closing a number that is somebody else's by now (whoever makes it nobody's closes it,
- * unless that is the program).
+ * Dangers avoided: the directory of another path (one of its files has to lie in it, under its name, when it is found; it counts
+ * until its record is written, the index rebuilt, or any directory moved on the tiers); another directory under its number
+ * (whatever closes or replaces it makes it nobody's, and a reader looks again afterwards whether it still is the one that he
+ * opened from); closing a number that is somebody else's by now (whoever makes it nobody's closes it, unless that is the
+ * program, and looks whether it is ours). A fork in the very moment in which one is being opened leaves the child a descriptor
+ * at a low number.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -15,7 +17,6 @@
 #include <string.h>
 
 #define NUMBERS_FROM 192
-#define SLOTS 8u
 #define IN_A_ROW_MIN 3u
 #define IN_A_ROW_MAX 1024u
 #define SERVES 8u   /* an anchor that was good for less was not worth it */
@@ -25,11 +26,12 @@
 #define PUT(to, what) __atomic_store_n(&(to), (what), __ATOMIC_RELAXED)
 
 uint64_t st_anchor_word;
-/* Of which directory, and as it was written last. Of the turn in the word, modulo. */
+/* Of the word's turn: which directory, what counted when it was found, and what the descriptor is. */
 static struct {
-    uint64_t id;
-    uint32_t domain, device, record, seq;
-} slots[SLOTS];
+    uint64_t id, generation, dev, ino;
+    uint32_t domain, device, record, seq, moves;
+} at;
+static uint32_t writing;   /* somebody writes that */
 static uint64_t candidate; /* the directory from which a file was opened last */
 static uint32_t in_a_row, wanted = IN_A_ROW_MIN, served;
 static int lost;
@@ -40,38 +42,65 @@ static uint32_t number_of(const struct st_domain *domain)
     return (uint32_t)(domain - st_process.domains);
 }
 
+static uint32_t moves_of(const struct st_domain *domain)
+{
+    return __atomic_load_n(&domain->index->moves, __ATOMIC_ACQUIRE);
+}
+
 /* Makes it nobody's. Whoever does so answers for the descriptor. */
 static bool take(uint64_t *word)
 {
     uint64_t none = ((*word >> ST_ANCHOR_BITS) + 1) << ST_ANCHOR_BITS;
     if (!__atomic_compare_exchange_n(&st_anchor_word, word, none, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
         return false;
+    __atomic_thread_fence(__ATOMIC_RELEASE);
     *word = none;
+    return true;
+}
+
+static bool is(int number, uint64_t dev, uint64_t ino)
+{
+    struct stat now;
+    return !st_sys_failed(st_sys_fstat(number, &now)) && now.st_dev == dev && now.st_ino == ino;
+}
+
+/* The name as it was looked up: another thread may be changing the path. */
+static bool copy_name(const struct st_place *place, char *to)
+{
+    for (uint32_t byte = 0; byte < place->name_bytes; byte++) {
+        to[byte] = ((const volatile char *)place->name)[byte];
+        if (!to[byte] || to[byte] == '/')
+            return false;
+    }
+    to[place->name_bytes] = 0;
     return true;
 }
 
 bool st_anchor_of(const struct st_place *place, struct st_anchor *out)
 {
     uint64_t word = __atomic_load_n(&st_anchor_word, __ATOMIC_ACQUIRE);
-    unsigned slot = (unsigned)(word >> ST_ANCHOR_BITS) % SLOTS;
-    if (!(word & ST_ANCHOR_NUMBER) || RELAXED(slots[slot].id) != place->dir_id || RELAXED(slots[slot].seq) != place->dir_seq ||
-        RELAXED(slots[slot].record) != place->dir || RELAXED(slots[slot].device) != place->record.device ||
-        RELAXED(slots[slot].domain) != number_of(place->from.domain) || !st_owns_memory())
+    if (!(word & ST_ANCHOR_NUMBER) || RELAXED(at.id) != place->dir_id || RELAXED(at.seq) != place->dir_seq ||
+        RELAXED(at.record) != place->dir || RELAXED(at.device) != place->record.device ||
+        RELAXED(at.domain) != number_of(place->from.domain) || RELAXED(at.generation) != place->generation ||
+        RELAXED(at.moves) != moves_of(place->from.domain) || !st_owns_memory() || !copy_name(place, out->name))
         return false;
     PUT(served, RELAXED(served) + 1);
-    *out = (struct st_anchor){word, (int)(word & ST_ANCHOR_NUMBER)};
+    out->word = word;
+    out->moves = RELAXED(at.moves);
+    out->number = (int)(word & ST_ANCHOR_NUMBER);
     return true;
 }
 
-bool st_anchor_still(const struct st_anchor *anchor)
+bool st_anchor_still(const struct st_place *place, const struct st_anchor *anchor)
 {
-    return __atomic_load_n(&st_anchor_word, __ATOMIC_SEQ_CST) == anchor->word;
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    return RELAXED(st_anchor_word) == anchor->word && moves_of(place->from.domain) == anchor->moves;
 }
 
 /* Shall there be one of that file's directory? */
 static bool is_wanted(const struct st_place *place)
 {
-    if (RELAXED(over) || !st_on(ST_ON_INDEX))
+    if (RELAXED(over) || !st_on(ST_ON_INDEX) || (place->record.flags & ST_LINKED))
         return false;
     if (RELAXED(candidate) != place->dir_id) {
         PUT(candidate, place->dir_id);
@@ -84,6 +113,13 @@ static bool is_wanted(const struct st_place *place)
         return false;
     PUT(in_a_row, 0);
     return true;
+}
+
+/* The next one has to be earned. */
+static void was_in_vain(void)
+{
+    uint32_t more = RELAXED(wanted) * 2;
+    PUT(wanted, more < IN_A_ROW_MAX ? more : IN_A_ROW_MAX);
 }
 
 static int open_directory(const char *path)
@@ -101,39 +137,64 @@ static int open_directory(const char *path)
     return -1;
 }
 
+static void publish(const struct st_place *place, const struct stat *directory, uint32_t moves, int number)
+{
+    uint64_t word = __atomic_load_n(&st_anchor_word, __ATOMIC_ACQUIRE), dev = RELAXED(at.dev), ino = RELAXED(at.ino);
+    int old = (int)(word & ST_ANCHOR_NUMBER);
+    if (!take(&word)) {
+        st_sys_close(number);
+        return;
+    }
+    if (old && RELAXED(served) < SERVES)
+        was_in_vain();
+    else
+        PUT(wanted, IN_A_ROW_MIN);
+    PUT(served, 0);
+    PUT(at.id, place->dir_id);
+    PUT(at.generation, place->generation);
+    PUT(at.dev, directory->st_dev);
+    PUT(at.ino, directory->st_ino);
+    PUT(at.domain, number_of(place->from.domain));
+    PUT(at.device, place->record.device);
+    PUT(at.record, place->dir);
+    PUT(at.seq, place->dir_seq);
+    PUT(at.moves, moves);
+    if (!__atomic_compare_exchange_n(&st_anchor_word, &word, word | (unsigned)number, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+        st_sys_close(number);
+    if (old && is(old, dev, ino))
+        st_sys_close(old);
+    /* A sandbox may have begun meanwhile. */
+    if (__atomic_load_n(&over, __ATOMIC_SEQ_CST))
+        st_anchor_end();
+}
+
 void st_anchor_opened(const struct st_place *place, char *path)
 {
-    if (!is_wanted(place))
-        return;
-    char *end = strrchr(path, '/');
-    if (!end || end == path)
+    char *end = is_wanted(place) ? strrchr(path, '/') : NULL;
+    if (!end || end == path || __atomic_exchange_n(&writing, 1, __ATOMIC_ACQUIRE))
         return;
     *end = 0;
+    uint32_t moves = moves_of(place->from.domain);
+    const char *root;
+    struct st_device device;
+    struct stat directory, file;
+    char name[ST_NAME_BYTES_MAX + 1];
     int number = open_directory(path);
-    if (number < 0)
-        return;
-    /* Nothing on the way was written: what had that path is the directory. */
-    uint64_t word = __atomic_load_n(&st_anchor_word, __ATOMIC_ACQUIRE);
-    int old = (int)(word & ST_ANCHOR_NUMBER);
-    if (!st_still(place) || !st_chain_still(place) || !take(&word)) {
-        st_sys_close(number);
-        return;
+    /* Nothing on the way was written, and the file lies there. (What the index says already may not have been done yet.) */
+    bool sure = number >= 0 && copy_name(place, name) &&
+                st_index_device(place->from.domain, place->record.device, &device, &root) &&
+                !st_sys_failed(st_sys_fstat(number, &directory)) &&
+                !st_sys_failed(st_sys(__NR_newfstatat, number, name, &file, AT_SYMLINK_NOFOLLOW, 0, ST_OWN_CALL)) &&
+                file.st_ino == place->record.backing_ino && file.st_dev == device.dev && st_still(place) &&
+                st_chain_still(place) && moves_of(place->from.domain) == moves;
+    if (sure) {
+        publish(place, &directory, moves, number);
+    } else {
+        was_in_vain();
+        if (number >= 0)
+            st_sys_close(number);
     }
-    if (old) {
-        uint32_t more = RELAXED(wanted) * 2;
-        PUT(wanted, RELAXED(served) >= SERVES ? IN_A_ROW_MIN : more < IN_A_ROW_MAX ? more : IN_A_ROW_MAX);
-    }
-    PUT(served, 0);
-    unsigned slot = (unsigned)(word >> ST_ANCHOR_BITS) % SLOTS;
-    PUT(slots[slot].id, place->dir_id);
-    PUT(slots[slot].domain, number_of(place->from.domain));
-    PUT(slots[slot].device, place->record.device);
-    PUT(slots[slot].record, place->dir);
-    PUT(slots[slot].seq, place->dir_seq);
-    if (!__atomic_compare_exchange_n(&st_anchor_word, &word, word | (unsigned)number, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
-        st_sys_close(number);
-    if (old)
-        st_sys_close(old);
+    __atomic_store_n(&writing, 0, __ATOMIC_RELEASE);
 }
 
 void st_anchor_lost(int descriptor)
@@ -146,11 +207,24 @@ void st_anchor_lost(int descriptor)
         PUT(over, true);
 }
 
+/* Also in the child of a fork that was not seen: it has a descriptor of its own. */
 void st_anchor_end(void)
 {
-    PUT(over, true);
-    uint64_t word = __atomic_load_n(&st_anchor_word, __ATOMIC_ACQUIRE);
+    if (st_is_vforked())
+        return;
+    __atomic_store_n(&over, true, __ATOMIC_SEQ_CST);
+    uint64_t word = __atomic_load_n(&st_anchor_word, __ATOMIC_SEQ_CST), dev = RELAXED(at.dev), ino = RELAXED(at.ino);
     int number = (int)(word & ST_ANCHOR_NUMBER);
-    if (number && st_owns_memory() && take(&word))
+    if (number && take(&word) && is(number, dev, ino))
         st_sys_close(number);
+}
+
+/* A fork copies descriptors before memory: the number may be another file's here. */
+void st_anchor_forked(void)
+{
+    uint64_t word = RELAXED(st_anchor_word);
+    int number = (int)(word & ST_ANCHOR_NUMBER);
+    PUT(writing, 0);
+    if (number && !is(number, RELAXED(at.dev), RELAXED(at.ino)))
+        take(&word);
 }

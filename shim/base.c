@@ -127,6 +127,7 @@ void st_base_forked(void)
     /* Nor is the working directory's, and nobody here is changing it. */
     __atomic_fetch_add(&turn, 1, __ATOMIC_RELAXED);
     __atomic_store_n(&moving, 0, __ATOMIC_RELAXED);
+    st_anchor_forked();
 }
 
 static uint64_t turn_of(const struct st_known *known)

@@ -225,12 +225,16 @@ static void forget_range(unsigned first, unsigned last)
 #ifndef CLOSE_RANGE_UNSHARE
 #define CLOSE_RANGE_UNSHARE 2
 #endif
+#ifndef CLOSE_RANGE_CLOEXEC
+#define CLOSE_RANGE_CLOEXEC 4
+#endif
 ST_WRAP(int, close_range, unsigned first, unsigned last, int flags)
 {
     int (*next)(unsigned, unsigned, int) = ST_NEXT(close_range);
     if (flags & CLOSE_RANGE_UNSHARE)
         st_base_never(); /* as unshare(CLONE_FILES) */
-    forget_range(first, last);
+    if (!(flags & CLOSE_RANGE_CLOEXEC)) /* which closes nothing now */
+        forget_range(first, last);
     return next ? next(first, last, flags) : (int)result_of(st_sys(__NR_close_range, first, last, flags));
 }
 

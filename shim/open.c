@@ -66,8 +66,8 @@ static int open_plain(struct st_place *place, int flags)
     struct st_anchor anchor;
     long opened = -1;
     if (st_anchor_of(place, &anchor)) {
-        opened = st_sys(__NR_openat, anchor.number, place->name, as, 0, 0, ST_OWN_CALL);
-        if (!st_sys_failed(opened) && !st_anchor_still(&anchor)) {
+        opened = st_sys(__NR_openat, anchor.number, anchor.name, as, 0, 0, ST_OWN_CALL);
+        if (!st_sys_failed(opened) && !st_anchor_still(place, &anchor)) {
             st_sys_close((int)opened);
             opened = -1;
         }

@@ -167,8 +167,10 @@ static int after_identity(int result, struct identity before)
         int (*next)(TYPES) = ST_NEXT(name);                                                               \
         if (!next)                                                                                          \
             return failed(ENOSYS);                                                                          \
-        if (!st_on(ST_ON_INDEX))                                                                            \
+        if (!st_on(ST_ON_INDEX)) {                                                                          \
+            st_anchor_end(); /* a vfork child may have ended the rest */                                    \
             return next(ARGUMENTS);                                                                         \
+        }                                                                                                   \
         struct identity before = identity_now();                                                            \
         return after_identity(next(ARGUMENTS), before);                                                     \
     }

@@ -132,6 +132,8 @@ __asm__(".text\n.globl vfork\n.type vfork, %function\nvfork:\n"
             shares_memory(MANY);                                                                               \
         if (!(flags & CLONE_VM) != !(flags & CLONE_FILES))                                                     \
             st_base_never(); /* one of memory and descriptors is shared, the other is not */                   \
+        if ((flags & CLONE_VM) && (flags & CLONE_FILES) && !(flags & CLONE_THREAD))                            \
+            st_anchor_end(); /* it looks like a vfork child, which has descriptors of its own */               \
         if (next)                                                                                              \
             return next(begins, stack, flags, argument, a, b, c);                                              \
         errno = ENOSYS;                                                                                        \

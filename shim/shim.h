@@ -125,12 +125,15 @@ extern uint64_t st_anchor_word;
 #define ST_ANCHOR_NUMBER UINT64_C(0xffff)
 struct st_anchor {
     uint64_t word;
+    uint32_t moves;
     int number;
+    char name[ST_NAME_BYTES_MAX + 1];
 };
 struct st_place;
-/* True: what was found is `number` + its name, if that can be opened, and `still` is true afterwards. */
+/* True: what was found is `number` + `name`, if that can be opened, and `still` is true afterwards. */
 bool st_anchor_of(const struct st_place *place, struct st_anchor *out);
-bool st_anchor_still(const struct st_anchor *anchor);
+bool st_anchor_still(const struct st_place *place, const struct st_anchor *anchor);
+void st_anchor_forked(void);
 void st_anchor_opened(const struct st_place *place, char *path); /* by its path, which is cut: the next ones may lie there, too */
 void st_anchor_lost(int descriptor);
 

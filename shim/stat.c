@@ -70,8 +70,8 @@ static bool stat_plain(struct st_place *place, struct stat *out)
     if (!(place->record.flags & ST_RESIDENT))
         return false;
     if (st_anchor_of(place, &anchor) &&
-        !st_sys_failed(st_sys(__NR_newfstatat, anchor.number, place->name, out, AT_SYMLINK_NOFOLLOW, 0, ST_OWN_CALL)) &&
-        out->st_ino == place->record.backing_ino && st_anchor_still(&anchor))
+        !st_sys_failed(st_sys(__NR_newfstatat, anchor.number, anchor.name, out, AT_SYMLINK_NOFOLLOW, 0, ST_OWN_CALL)) &&
+        out->st_ino == place->record.backing_ino && st_anchor_still(place, &anchor))
         return st_still(place);
     const char *path = st_plain_path(place, text);
     return path && !st_sys_failed(st_sys(__NR_newfstatat, AT_FDCWD, path, out, AT_SYMLINK_NOFOLLOW, 0, ST_OWN_CALL)) &&

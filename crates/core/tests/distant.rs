@@ -456,7 +456,7 @@ fn a_temporary_that_came_after_the_next_agent_had_cleared_up_stayed() {
         let mut world = world.die();
         let late = world.in_store(&format!(".surgetank-tmp-{}-77", world.namespace.key()));
         let others = world.in_store(".surgetank-tmp-somebody-77");
-        [&late, &others].map(|path| std::fs::write(path, "half").unwrap());
+        [&late, &others].iter().for_each(|path| std::fs::write(path, "half").unwrap());
         world.close(reading);
         world.settle();
         if ends {

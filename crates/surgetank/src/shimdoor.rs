@@ -263,6 +263,9 @@ impl Shim for Door {
     fn name(&self, dir: FileId, name: &[u8], id: Option<FileId>) {
         self.index().name(dir, name, id);
     }
+    fn directories_move(&self) {
+        self.index().directories_move();
+    }
     fn watch(&self, id: FileId, file: BorrowedFd<'_>) -> io::Result<()> {
         self.closings.watch(id, file)
     }

@@ -46,6 +46,8 @@ pub trait Shim: Send + Sync {
     fn conceal(&self, id: FileId);
     /// Whom the name in a directory means; `None`: nobody.
     fn name(&self, dir: FileId, name: &[u8], id: Option<FileId>);
+    /// A directory is about to be moved on the tiers, or has been: what was found out before of where one lies is void.
+    fn directories_move(&self);
     /// From now on `Namespace::handed_closed` is to be called when a descriptor of the file that can write is closed.
     fn watch(&self, id: FileId, file: BorrowedFd<'_>) -> std::io::Result<()>;
     /// The same of a file that was just made, which costs less: it lies in this directory, under this name, as long as nobody

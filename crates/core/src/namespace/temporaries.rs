@@ -76,8 +76,8 @@ impl Namespace {
         };
         match inherited {
             Some(since) if since.elapsed() < LATE => return,
-            Some(_) => self.discard_late(),
-            None => {}
+            Some(_) if !self.discard_late() => return,
+            _ => {}
         }
         let mut tree = self.tree();
         if !self.is_nothing_under_way(&tree) {
@@ -103,14 +103,19 @@ impl Namespace {
         };
         if let Some(since) = since {
             crate::sync::thread::sleep(LATE_AT_THE_END.saturating_sub(since.elapsed()));
-            self.discard_late();
+            let _ = self.discard_late();
         }
     }
 
-    /// Nothing is under way: what is there is what a server made for an agent that had been killed by then.
-    fn discard_late(&self) {
+    /// Nothing is under way: what is there is what a server made for an agent that had been killed by then. `false`: it is
+    /// tried again, by us after a while or by the next one.
+    fn discard_late(&self) -> bool {
         self.tree().temporaries.inherited = None;
-        self.discard_in_all();
+        let gone = self.discard_in_all();
+        if !gone {
+            self.tree().temporaries.inherited = Some(clock::tick());
+        }
+        gone
     }
 
     /// What files are spilled to now.
@@ -141,22 +146,39 @@ impl Namespace {
         }
     }
 
-    fn discard_in_all(&self) {
+    /// `false`: some may be there yet, or the store does not tell.
+    fn discard_in_all(&self) -> bool {
         let (dirs, who) = {
             let tree = self.tree();
             let who = tree.get(FileId::ROOT).map(Inode::cred).unwrap_or(crate::store::Cred { uid: 0, gid: 0 });
             (tree.dirs_of_temporaries(), self.own_cred(who))
         };
         let spills = self.spill_names();
+        let (mut gone, begun) = (true, clock::tick());
         for (_, dir) in dirs {
-            for entry in self.store.list(who, &dir, true).unwrap_or_default() {
+            let left = match self.store.list(who, &dir, true) {
+                Err(why) if is_absent(&why) => continue,
+                Err(why) => {
+                    tracing::warn!(%why, %dir, "what may be left of an earlier agent's copies is not known");
+                    gone = false;
+                    // A store that does not answer would be waited for in each of them.
+                    if begun.elapsed() > LATE {
+                        break;
+                    }
+                    continue;
+                }
+                Ok(left) => left,
+            };
+            for entry in left {
                 if self.is_left_over(&entry.name, &spills)
                     && let Err(why) = self.discard_left(who, &dir, &entry.name)
                 {
                     tracing::warn!(%why, %dir, "what is left of an earlier agent's copies stays in the store for now");
+                    gone = false;
                 }
             }
         }
+        gone
     }
 
     fn is_left_over(&self, name: &[u8], spills: &HashSet<Name>) -> bool {

@@ -1,7 +1,7 @@
 //! The layout that the shim reads: `shim/abi.h` in Rust, where each field is explained. A test compares the two.
 
 pub const MAGIC: u64 = 0x5844_494b_4e41_5453;
-pub const LAYOUT: u32 = 3;
+pub const LAYOUT: u32 = 4;
 pub const DEVICES_MAX: usize = 16;
 pub const NAME_BYTES_MAX: usize = 255;
 
@@ -54,7 +54,7 @@ pub struct Header {
     pub dirs: Extent,
     pub plain: Extent,
     pub device_count: u32,
-    pub reserved: u32,
+    pub moves: u32,
     pub devices: [Device; DEVICES_MAX],
 }
 

@@ -270,6 +270,10 @@ impl Index {
         }
     }
 
+    pub fn directories_move(&self) {
+        self.memory.count_move();
+    }
+
     pub fn hide(&mut self, id: FileId) {
         let Some(number) = self.numbers.remove(&id.0) else { return };
         let record = self.record(number);

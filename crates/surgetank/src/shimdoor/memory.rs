@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use rustix::fs::FallocateFlags;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -108,6 +108,12 @@ impl Memory {
     /// Until then (CLOCK_MONOTONIC) the index may be believed.
     pub fn live_until(&self, nanoseconds: u64) {
         self.word(std::mem::offset_of!(Header, alive_until_ns)).store(nanoseconds, Ordering::Release);
+    }
+
+    pub fn count_move(&self) {
+        let at = self.at(std::mem::offset_of!(Header, moves));
+        // SAFETY: an aligned number of the header, which is mapped as long as `self` lives.
+        unsafe { AtomicU32::from_ptr(at.cast()) }.fetch_add(1, Ordering::SeqCst);
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {

@@ -31,7 +31,7 @@ fn the_layout_is_that_of_the_header() {
         };
     }
     says!(abi::Header, "st_header": magic, layout, flags, total_bytes, alive_until_ns, generation, key, mount_dev, root,
-        uid, names, records, labels, dirs, plain, device_count, devices);
+        uid, names, records, labels, dirs, plain, device_count, moves, devices);
     says!(abi::Device, "st_device": dev, flags, root_bytes, root_offset);
     says!(abi::Name, "st_name": a, b, id, record);
     says!(abi::Record, "st_record": seq, flags, id, ino, backing_ino, device, mode, uid, gid, nlink, label, rdev,

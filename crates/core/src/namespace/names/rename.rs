@@ -260,11 +260,14 @@ impl Namespace {
             tracing::warn!(%why, path = %String::from_utf8_lossy(old_path), "a tier did not follow a rename");
         };
         if inode.is_dir() {
+            let shim = self.shim.get();
+            shim.inspect(|shim| shim.directories_move());
             for device in self.tiers.devices() {
                 if let Err(why) = device.follow_dir(old_path, new_path) {
                     failed(device, why);
                 }
             }
+            shim.inspect(|shim| shim.directories_move());
         } else if let (true, Some(PlainId { device, .. })) = (was_primary, inode.replica) {
             let device = self.tiers.device(device);
             if let Err(why) = device.follow(old_path, new_path) {
