@@ -7,8 +7,8 @@
  * until its record is written, the index rebuilt, or any directory moved on the tiers); another directory under its number
  * (whatever closes or replaces it makes it nobody's, and a reader looks again afterwards whether it still is the one that he
  * opened from); closing a number that is somebody else's by now (whoever makes it nobody's closes it, unless that is the
- * program, and looks whether it is ours). A fork in the very moment in which one is being opened leaves the child a descriptor
- * at a low number.
+ * program, and looks whether it is ours). A fork in the very moment in which one is being made leaves the child a descriptor
+ * that nobody knows of.
  */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -122,17 +122,24 @@ static void was_in_vain(void)
     PUT(wanted, more < IN_A_ROW_MAX ? more : IN_A_ROW_MAX);
 }
 
-static int open_directory(const char *path)
+static void close_if(int number, const struct stat *directory)
+{
+    if (is(number, directory->st_dev, directory->st_ino))
+        st_sys_close(number);
+}
+
+/* Its stat is taken at once: while nobody else can know of it. */
+static int open_directory(const char *path, struct stat *directory)
 {
     long opened = st_sys(__NR_openat, AT_FDCWD, path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0, 0, ST_OWN_CALL);
-    if (st_sys_failed(opened))
+    if (st_sys_failed(opened) || st_sys_failed(st_sys_fstat((int)opened, directory)))
         return -1;
     long number = st_sys(__NR_fcntl, opened, F_DUPFD_CLOEXEC, NUMBERS_FROM);
-    st_sys_close((int)opened);
+    close_if((int)opened, directory);
     if (!st_sys_failed(number) && number < ST_DESCRIPTORS)
         return (int)number;
     if (!st_sys_failed(number))
-        st_sys_close((int)number);
+        close_if((int)number, directory);
     PUT(over, true); /* the program may have no such numbers, or has them all */
     return -1;
 }
@@ -142,7 +149,7 @@ static void publish(const struct st_place *place, const struct stat *directory, 
     uint64_t word = __atomic_load_n(&st_anchor_word, __ATOMIC_ACQUIRE), dev = RELAXED(at.dev), ino = RELAXED(at.ino);
     int old = (int)(word & ST_ANCHOR_NUMBER);
     if (!take(&word)) {
-        st_sys_close(number);
+        close_if(number, directory);
         return;
     }
     if (old && RELAXED(served) < SERVES)
@@ -160,9 +167,13 @@ static void publish(const struct st_place *place, const struct stat *directory, 
     PUT(at.seq, place->dir_seq);
     PUT(at.moves, moves);
     if (!__atomic_compare_exchange_n(&st_anchor_word, &word, word | (unsigned)number, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
-        st_sys_close(number);
+        close_if(number, directory);
     if (old && is(old, dev, ino))
         st_sys_close(old);
+    /* Until now nobody knew that the number was taken: whoever closed it or put another file there did so unseen. */
+    uint64_t now = __atomic_load_n(&st_anchor_word, __ATOMIC_SEQ_CST);
+    if ((now & ST_ANCHOR_NUMBER) == (unsigned)number && !is(number, directory->st_dev, directory->st_ino))
+        take(&now);
     /* A sandbox may have begun meanwhile. */
     if (__atomic_load_n(&over, __ATOMIC_SEQ_CST))
         st_anchor_end();
@@ -179,11 +190,10 @@ void st_anchor_opened(const struct st_place *place, char *path)
     struct st_device device;
     struct stat directory, file;
     char name[ST_NAME_BYTES_MAX + 1];
-    int number = open_directory(path);
+    int number = open_directory(path, &directory);
     /* Nothing on the way was written, and the file lies there. (What the index says already may not have been done yet.) */
     bool sure = number >= 0 && copy_name(place, name) &&
                 st_index_device(place->from.domain, place->record.device, &device, &root) &&
-                !st_sys_failed(st_sys_fstat(number, &directory)) &&
                 !st_sys_failed(st_sys(__NR_newfstatat, number, name, &file, AT_SYMLINK_NOFOLLOW, 0, ST_OWN_CALL)) &&
                 file.st_ino == place->record.backing_ino && file.st_dev == device.dev && st_still(place) &&
                 st_chain_still(place) && moves_of(place->from.domain) == moves;
@@ -192,7 +202,7 @@ void st_anchor_opened(const struct st_place *place, char *path)
     } else {
         was_in_vain();
         if (number >= 0)
-            st_sys_close(number);
+            close_if(number, &directory);
     }
     __atomic_store_n(&writing, 0, __ATOMIC_RELEASE);
 }

@@ -22,6 +22,8 @@ const COUNTER: &str = "temporaries-in-";
 /// A server is done by then with what a killed agent asked it for; the second is for who ends now.
 const LATE: Duration = Duration::from_secs(5);
 const LATE_AT_THE_END: Duration = Duration::from_millis(700);
+/// Until a store that could not be asked is asked again.
+const AGAIN: Duration = Duration::from_secs(60);
 
 /// Directories of the store in which there may be temporaries of ours.
 #[derive(Debug, Default)]
@@ -110,11 +112,8 @@ impl Namespace {
     /// Nothing is under way: what is there is what a server made for an agent that had been killed by then. `false`: it is
     /// tried again, by us after a while or by the next one.
     fn discard_late(&self) -> bool {
-        self.tree().temporaries.inherited = None;
-        let gone = self.discard_in_all();
-        if !gone {
-            self.tree().temporaries.inherited = Some(clock::tick());
-        }
+        let gone = self.discard_in_all(true);
+        self.tree().temporaries.inherited = if gone { None } else { Some(clock::tick() + AGAIN) };
         gone
     }
 
@@ -139,15 +138,15 @@ impl Namespace {
 
     /// Removes what an earlier agent left half made. What a file was spilled to stays.
     pub(super) fn discard_leftovers(&self) {
-        self.discard_in_all();
+        self.discard_in_all(false);
         // (In a directory files are spilled to, too, and nothing is late.)
         if !self.store.features().plain_files {
             self.tree().temporaries.inherited = Some(clock::tick());
         }
     }
 
-    /// `false`: some may be there yet, or the store does not tell.
-    fn discard_in_all(&self) -> bool {
+    /// `late`: operations may have begun, whose temporaries stay. `false`: some may be there yet, or the store does not tell.
+    fn discard_in_all(&self, late: bool) -> bool {
         let (dirs, who) = {
             let tree = self.tree();
             let who = tree.get(FileId::ROOT).map(Inode::cred).unwrap_or(crate::store::Cred { uid: 0, gid: 0 });
@@ -169,8 +168,11 @@ impl Namespace {
                 }
                 Ok(left) => left,
             };
+            // What was begun meanwhile: an operation is there before its temporary is.
+            let wanted: HashSet<Name> = self.tree().ops.keys().map(|seq| self.staged_name(*seq)).collect();
             for entry in left {
                 if self.is_left_over(&entry.name, &spills)
+                    && (!late || !wanted.contains(&*entry.name))
                     && let Err(why) = self.discard_left(who, &dir, &entry.name)
                 {
                     tracing::warn!(%why, %dir, "what is left of an earlier agent's copies stays in the store for now");
