@@ -50,7 +50,7 @@ static int anchors(int *number)
 static int anchored_at(const char *file)
 {
     int number = -1;
-    for (int again = 0; again < 2000 && again >= 0; again++)
+    for (int again = 0; again < 2000; again++)
         CHECK(is_plain(file));
     CHECK(anchors(&number) == 1 && number >= 192);
     return number;
