@@ -3,6 +3,7 @@
 //! [`Config::load`] is the way in; what it returns is resolved, absolute and ready to use. `docs/configuration.md` is the
 //! reference for people.
 
+mod again;
 mod deadline;
 mod file;
 pub mod key;
@@ -18,6 +19,7 @@ pub use deadline::Deadline;
 pub use load::{Loaded, Surroundings};
 pub use metrics::TokenFile;
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -207,6 +209,9 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     #[serde(default)]
     pub metrics_token_file: TokenFile,
+    /// The options of a later command that means the same, all but `--over`.
+    #[serde(default)]
+    pub again: Vec<OsString>,
 }
 
 /// What the command line says; everything as it was typed.
@@ -304,6 +309,19 @@ impl Config {
     /// Where the store is no directory.
     pub fn store_url(&self) -> Option<&str> {
         url_of(&self.store)
+    }
+
+    /// A store is said; the directory itself is not only the default.
+    pub fn says_store(&self) -> bool {
+        self.again.iter().any(|word| word == again::STORE)
+    }
+
+    /// The options that lead a command that only asks to this state; none where it is found without.
+    pub fn state_options(state: &Path) -> Vec<OsString> {
+        match Surroundings::of_this_process() {
+            Ok(around) => again::state(state, &around),
+            Err(_) => vec!["--state".into(), state.into()],
+        }
     }
 
     /// Gathers everything that was said, for this process.

@@ -20,6 +20,7 @@ pub mod namespace;
 pub mod placement;
 pub mod report;
 pub mod rule;
+pub mod shell;
 pub mod store;
 mod sync;
 pub mod tier;

@@ -72,7 +72,7 @@ pub use lent::{Claimed, Stray};
 pub use listing::Listed;
 pub use questions::{Queued, Stuck, Undurable, Waiting, Where};
 pub(crate) use recover::{ORPHANS, Worth, is_damage, went_down, went_down_with, worth};
-pub use recover::{keep_copy, unproven_name};
+pub use recover::{is_spent, keep_copy, unproven_name};
 pub use shown::{Shim, Shown};
 pub use survive::{Keeper, Request, Survival};
 use tree::{Inode, Tree};

@@ -23,12 +23,14 @@ pub mod posix;
 pub mod redis;
 #[cfg(feature = "s3")]
 pub mod s3;
+mod sites;
 pub mod source;
 pub mod verdict;
 #[cfg(feature = "webhdfs")]
 pub mod webhdfs;
 
 pub use at_once::at_once;
+pub use sites::sites;
 pub use source::{Remote, Source};
 
 use std::fs::File;

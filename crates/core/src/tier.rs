@@ -29,7 +29,7 @@ use std::time::Duration;
 
 pub use device::{Device, DeviceCounters, DeviceView, Remains, Standing};
 pub use remembered::Remembered;
-pub use scope::files_of_all;
+pub use scope::{files_of_all, is_in_use};
 pub use tree::{Each, Plain};
 
 use device::{Setup, Sighting};

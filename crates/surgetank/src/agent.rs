@@ -10,6 +10,7 @@
 //! The danger it avoids: two agents over one directory, and an agent that leaves while somebody can still write.
 
 pub mod client;
+pub mod commands;
 pub mod engine;
 pub mod ground;
 pub mod group;

@@ -29,9 +29,9 @@ use surgetank_core::config::Config;
 use surgetank_core::error::{Error, Result};
 
 use crate::agent::client::{self, Connection};
+use crate::agent::commands::{self, Commands};
 use crate::agent::engine::Backend;
 use crate::agent::life;
-use crate::agent::place::naming;
 use settings::Settings;
 
 /// Exit codes of our own; a command's code is passed on as it is.
@@ -209,14 +209,14 @@ fn agent_of(program: &Program<'_>, settings: &Settings, path: &Path) -> Outcome<
     Err(match client::dead_mount(path)? {
         Some(dead) => dead_mount_error(&dead, &state),
         None => Error::new(format!("no agent of yours serves {}", path.display()))
-            .remedy("`surgetank status` lists the agents; `surgetank mount DIR` or `surgetank run` starts one"),
+            .remedy(format!("list the agents of this state directory:\n  {}", commands::asking(&["status"], &state))),
     }
     .into())
 }
 
 fn dead_mount_error(dead: &Path, state: &Path) -> Error {
     Error::new(format!("{} is a dead mount of an agent that was killed", dead.display()))
-        .remedy(format!("surgetank umount{} {}", naming(state), dead.display()))
+        .remedy(Commands::of_directory(dead, state).umount())
         .data("what was closed there is in the store or still in the tiers; the next run over the directory brings it to the store")
 }
 

@@ -6,12 +6,13 @@
 //! Danger avoided: starting with directories in each other's way. Whatever could hide files or feed the mount to itself
 //! is refused here, before anything was touched.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::again::{self, Sources};
 use super::deadline::Deadline;
 use super::key::{self, Draft, Origin, Said, nearest};
 use super::machine::Machine;
@@ -20,6 +21,7 @@ use super::tiers::{self, Candidates};
 use super::{Authority, Config, Overrides, TierConfig, file};
 use crate::error::{Error, Result};
 use crate::rule::RuleSet;
+use crate::shell;
 use crate::store::Verify;
 
 const PROJECT_FILE: &str = "surgetank.toml";
@@ -102,7 +104,9 @@ pub fn load(overrides: &Overrides, around: &Surroundings) -> Result<Loaded> {
     key::overlay(&mut draft, project);
     environment(around, &mut draft, &mut notes)?;
     overrides.apply(&around.cwd, &mut draft)?;
-    resolve(draft, sea, around, notes, files)
+    // A list that only SEA_HOME leads to is named, too.
+    let by_variable = files.iter().find(|path| is_ini(path) && path.parent() != Some(&home)).cloned();
+    resolve(draft, sea, around, notes, files, given.or(by_variable).as_deref())
 }
 
 /// The state root alone, for those who only ask: whether anything could be served from here is not their business.
@@ -195,10 +199,11 @@ fn optional(path: &Path) -> Result<Option<String>> {
         Ok(text) => Ok(Some(text)),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error()) => {
-            let dir = path.parent().unwrap_or(path).display();
-            Err(Error::new(format!("{dir} is a dead mount, its server is gone"))
+            let dir = path.parent().unwrap_or(path);
+            let umount = shell::line([OsStr::new("surgetank"), OsStr::new("umount"), dir.as_os_str()]);
+            Err(Error::new(format!("{} is a dead mount, its server is gone", dir.display()))
                 .why(error)
-                .remedy(format!("if an agent of yours was killed there: surgetank umount {dir}")))
+                .remedy(format!("if an agent of yours was killed there: {umount}")))
         }
         Err(error) => Err(Error::new(format!("{} can't be read", path.display())).why(error)),
     }
@@ -280,6 +285,7 @@ fn resolve(
     around: &Surroundings,
     mut notes: Vec<String>,
     files: Vec<PathBuf>,
+    named_file: Option<&Path>,
 ) -> Result<Loaded> {
     let machine = &around.machine;
     let over = resolve_over(&draft, around)?;
@@ -303,13 +309,18 @@ fn resolve(
         None => over.clone(),
         Some(said) if super::url_of(&said.value).is_some() => said.value.clone(),
         Some(said) => directory(said, "the store")
-            .map_err(|error| error.remedy(format!("create it: mkdir -p {}", said.value.display())))?,
+            .map_err(|error| error.remedy(format!("create it: mkdir -p {}", shell::word(&said.value))))?,
     };
     if store != over {
         refuse_apart(&over, &store, machine)?;
     }
     let state = resolve_state(&draft, around, &over, &store)?;
     let (metrics, metrics_token_file) = super::metrics::settled(&draft)?;
+    let said_tiers: Option<Vec<TierConfig>> = draft
+        .tiers
+        .as_ref()
+        .filter(|said| said.iter().all(|tier| tier.origin.authority == Authority::CommandLine))
+        .map(|said| said.iter().map(|tier| tier.value.clone()).collect());
     let tiers = match draft.tiers {
         Some(said) => given_tiers(machine, said, &over, &store)?,
         None => {
@@ -340,7 +351,7 @@ fn resolve(
     if let Some(job) = &job {
         notes.push(format!("Slurm does not tell job {job} when it ends: `run` and `mount` ask squeue"));
     }
-    let config = Config {
+    let mut config = Config {
         over,
         store,
         tiers,
@@ -369,7 +380,10 @@ fn resolve(
         group_socket: draft.group_socket.map(|said| said.value),
         metrics,
         metrics_token_file,
+        again: Vec::new(),
     };
+    let sources = Sources { file: named_file, says_store: draft.store.is_some(), tiers: said_tiers.as_deref() };
+    config.again = again::options(&config, &sources, around);
     Ok(Loaded { config, notes, files })
 }
 
@@ -501,8 +515,12 @@ fn resolve_state(draft: &Draft, around: &Surroundings, over: &Path, store: &Path
 fn said_state<'a>(draft: &'a Draft, around: &Surroundings) -> (PathBuf, &'a str) {
     match &draft.state {
         Some(said) => (physical(&said.value), said.origin.label.as_str()),
-        None => (physical(Path::new(&format!("/var/tmp/surgetank-{}", around.uid))), "the default"),
+        None => (usual_state(around), "the default"),
     }
+}
+
+pub(super) fn usual_state(around: &Surroundings) -> PathBuf {
+    physical(Path::new(&format!("/var/tmp/surgetank-{}", around.uid)))
 }
 
 /// The physical path of something that need not exist yet.
@@ -546,7 +564,7 @@ fn given_tiers(machine: &Machine, said: Vec<Said<TierConfig>>, over: &Path, stor
         for path in &mut tier.paths {
             let said = Said { value: path.clone(), origin: origin.clone() };
             *path = directory(&said, &format!("the directory of tier '{name}',"))
-                .map_err(|error| error.remedy(format!("create it: mkdir -p {}", said.value.display())))?;
+                .map_err(|error| error.remedy(format!("create it: mkdir -p {}", shell::word(&said.value))))?;
             refuse_tier(path, &name, label, over, store)?;
             if used.contains(path) {
                 return Err(Error::new(format!("{label}: {} is used twice", path.display())));

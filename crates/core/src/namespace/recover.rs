@@ -30,6 +30,12 @@ pub(crate) const ORPHANS: &[u8] = b".surgetank-orphans/";
 /// So many are named one by one.
 const ORPHANS_TOLD_MAX: usize = 20;
 
+/// The catalog names nothing that lies on a tier, is owed to the store, or may be under way there.
+pub fn is_spent(image: &Image) -> bool {
+    let empty = image.files.is_empty() && image.entries.is_empty() && image.ops.is_empty();
+    empty && !super::temporaries::are_expected(image) && !damaged::is_doubtful(image)
+}
+
 struct OnTier {
     path: Vec<u8>,
     plain: Plain,

@@ -25,6 +25,11 @@ const LATE_AT_THE_END: Duration = Duration::from_millis(700);
 /// Until a store that could not be asked is asked again.
 const AGAIN: Duration = Duration::from_secs(60);
 
+/// Temporaries of the agent that left this may be in the store.
+pub(super) fn are_expected(image: &Image) -> bool {
+    image.counters.iter().any(|(name, there)| *there > 0 && name.starts_with(COUNTER))
+}
+
 /// Directories of the store in which there may be temporaries of ours.
 #[derive(Debug, Default)]
 pub struct Temporaries {

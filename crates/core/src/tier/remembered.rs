@@ -105,6 +105,11 @@ impl Remembered {
         serde_json::from_str(name.strip_prefix(COUNTER_PREFIX)?).ok()
     }
 
+    /// May files of an agent of this key be there? Also where the device cannot be reached.
+    pub fn may_hold(&self, key: &str) -> bool {
+        self.standing(key) != Standing::Lost
+    }
+
     fn standing(&self, key: &str) -> Standing {
         if !self.token.is_empty() && Scope::token_at(&self.path, key).as_deref() == Some(&*self.token) {
             return Standing::Drained;

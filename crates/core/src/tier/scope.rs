@@ -160,6 +160,12 @@ pub fn files_of_all(path: &Path) -> Vec<PathBuf> {
     in_it(path).filter(is_flat).chain(nested).filter(|files| files.is_dir()).collect()
 }
 
+/// Has an agent of this key left a directory in a tier's? Also where that cannot be seen.
+pub fn is_in_use(path: &Path, key: &str) -> bool {
+    let there = |path: PathBuf| !matches!(rustix::fs::lstat(&path), Err(Errno::NOENT | Errno::NOTDIR));
+    there(path.join(flat_name(key))) || there(Scope::path_of(path, key))
+}
+
 fn flat_name(key: &str) -> String {
     format!("surgetank-{}-{key}", rustix::process::geteuid().as_raw())
 }

@@ -115,6 +115,7 @@ impl World {
             group_socket: None,
             metrics: None,
             metrics_token_file: surgetank_core::config::TokenFile::Own,
+            again: Vec::new(),
         };
         change(&mut config);
         Self::begin(kind, base, config, Arc::new(Bequest::new().unwrap()), false)

@@ -132,6 +132,7 @@ pub fn open(terms: &Terms, base: &Scratch, fuse: &Arc<Fuse>, published: &Publish
         group_socket: None,
         metrics: None,
         metrics_token_file: surgetank_core::config::TokenFile::Own,
+        again: Vec::new(),
     };
     let root = rustix::fs::open(
         &config.store,

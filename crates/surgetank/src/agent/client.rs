@@ -19,8 +19,9 @@ use surgetank_core::error::{Error, Result};
 use surgetank_core::model::RunId;
 use surgetank_core::report::{PathText, Scope, Verdict, Visibility};
 
+use super::commands::Commands;
 use super::life::{Outcome, Startup};
-use super::place::{Place, StateRoot, naming};
+use super::place::{Place, StateRoot};
 use super::wire::{self, ANSWER_BYTES_MAX, Answer, Hello, PROTOCOL, RefusalKind, Request};
 use crate::mount;
 
@@ -142,12 +143,45 @@ impl Connection {
         Self::open(&Place::open(&self.place)?)
     }
 
+    /// What can be done about the directory, with what its agent was started with.
+    pub fn commands(&self) -> Commands {
+        Commands::of_path(&self.place, self.hello.over.as_path())
+    }
+
+    /// Refuses a command that means another store than the agent's. One that is given inside the mount, and says none,
+    /// means the agent's.
+    pub fn check_store(&self, config: &Config) -> Result<()> {
+        let place = Place::open(&self.place);
+        let same = self.hello.store.as_path() == config.store;
+        if same || place.as_ref().is_ok_and(|place| place.serves_store(config)) {
+            return Ok(());
+        }
+        if !config.says_store() && self.is_around(&config.over) {
+            return Ok(());
+        }
+        Err(Error::new(format!("{} is served already, with the store {}", self.hello.over, self.hello.store))
+            .why(format!("this command names another store: {}", config.store.display()))
+            .remedy(format!(
+                "give its store, or wait until its runs have ended and all is in it:\n  {}",
+                self.commands().wait()
+            ))
+            .data("nothing was begun"))
+    }
+
+    /// Are we inside what it serves?
+    fn is_around(&self, over: &Path) -> bool {
+        let named = std::env::var_os(AGENT_VARIABLE);
+        let named = named.is_some_and(|around| std::env::split_paths(&around).any(|place| place == self.place));
+        named || fs::metadata(over).is_ok_and(|meta| meta.dev() == self.hello.mount_device)
+    }
+
     fn lost(&self, why: impl std::fmt::Display) -> Error {
         Error::new(format!("the agent of {} does not answer any more", self.hello.over))
             .why(why)
             .remedy(format!(
-                "run `surgetank run` or `surgetank mount` over the directory again: a new agent finds what was there; the log is {}",
-                self.place.join("agent.log").display()
+                "look into {}, then let a new agent take up what is there:\n  {}",
+                self.place.join("agent.log").display(),
+                self.commands().run()
             ))
             .data("what was sealed is in the tiers; nothing half-written is in the store")
     }
@@ -348,13 +382,27 @@ pub fn find_or_start(config: &Config, wanted: Visibility) -> Result<Found> {
     // One that is on its way out, or one that was killed a moment ago.
     place.await_no_agent()?;
     for left in root.left_behind(over, Some(&place))? {
-        eprintln!("surgetank: {}", left.tell(over, &naming(&config.state)));
+        eprintln!("surgetank: {}", left.tell(over));
     }
     refuse_near_end(config)?;
     let start = spawn(config, &place, wanted)?;
     match Connection::open(&place)? {
         Some(connection) => Ok(Found { connection, started: true, start: Some(start), _turn: Some(turn) }),
         None => Err(died(&place)),
+    }
+}
+
+/// Refuses a store to which what an earlier agent left is not owed. Of a living agent see [`Connection::check_store`].
+pub fn check_store(config: &Config) -> Result<()> {
+    let Some(root) = StateRoot::open_existing(&config.state)? else { return Ok(()) };
+    let Ok(meta) = fs::metadata(&config.over) else { return Ok(()) };
+    let Some(place) = root.existing_place(&meta, &config.over)? else { return Ok(()) };
+    if place.serves_store(config) {
+        return Ok(());
+    }
+    match place.try_agent_lock()? {
+        Some(_dead) => place.check_store(config),
+        None => Ok(()),
     }
 }
 

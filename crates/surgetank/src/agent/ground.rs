@@ -79,7 +79,7 @@ impl Ground {
         let may_mount =
             rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
         let taken = if may_mount && !by_calls { submounts::take(over)? } else { refuse_submounts(over)? };
-        let key = place.identify(over)?;
+        let key = place.identify(&config)?;
         Ok(Self {
             config,
             wanted,

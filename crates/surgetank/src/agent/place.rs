@@ -1,4 +1,4 @@
-//! The agent's place on disk: `STATE/KEY/` with socket, locks, log, and what an agent left for the next one.
+//! The agent's place on disk: `STATE/PLACE/` with socket, locks, log, and what an agent left for the next one.
 //!
 //! | file | meaning |
 //! |---|---|
@@ -8,12 +8,13 @@
 //! | `agent.json` | over, pid: finds a mount whose agent was killed |
 //! | `agent.log` | tracing |
 //! | `undrained.json` | the verdict of an agent that ended with something not durable |
-//! | `identity.json` | over, and what its things elsewhere are called: finds the place when the device number changed |
+//! | `identity.json` | what is served, to which store, and the instance's KEY ([`identity`]) |
 //!
-//! KEY is `UID-DEVICE-INODE-BIRTH` of the *bare* directory (inside the mount it shows other numbers).
+//! A place's name is `UID-DEVICE-INODE-BIRTH` of the *bare* directory (inside the mount it shows other numbers).
 //! The danger it avoids: a state directory that somebody else can write. So the root is checked for owner, mode and
 //! symlink, and everything below is reached through the checked descriptor.
 
+pub mod identity;
 pub mod renumbered;
 
 use std::fs::{self, File, OpenOptions};
@@ -27,21 +28,14 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use surgetank_core::clock;
-use surgetank_core::config::{Config, Overrides};
 use surgetank_core::error::{Error, Result};
 use surgetank_core::report::{PathText, Verdict};
+use surgetank_core::shell;
 
 /// The state root, checked.
 pub struct StateRoot {
     path: PathBuf,
     dir: OwnedFd,
-}
-
-/// What a command line that somebody is told has to name besides, with a space before it; empty where the state is found
-/// by itself.
-pub fn naming(state: &Path) -> String {
-    let found = Config::state_root(&Overrides::default()).is_ok_and(|found| found == state);
-    if found { String::new() } else { format!(" --state {}", state.display()) }
 }
 
 /// One agent's directory below the root.
@@ -173,7 +167,7 @@ fn check_owner(path: &Path, dir: &OwnedFd) -> Result<()> {
     }
     if stat.st_mode & 0o077 != 0 {
         return Err(refuse(path, &format!("its mode is {:04o}: others can reach into it", stat.st_mode & 0o7777))
-            .remedy(format!("chmod 700 {}", path.display())));
+            .remedy(format!("chmod 700 {}", shell::word(path))));
     }
     Ok(())
 }

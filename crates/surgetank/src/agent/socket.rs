@@ -343,7 +343,7 @@ impl<'a> Client<'a> {
         let desk = self.desk;
         if desk.hello.visibility == Visibility::Private {
             let mut refusal = Refusal::new(RefusalKind::Failed, "this mount is private to its runs");
-            refusal.remedy = "it goes when they end; `surgetank status` lists them".into();
+            refusal.remedy = "it goes when they end".into();
             return self.say(&Answer::Error(refusal));
         }
         let over = desk.hello.over.to_path_buf();

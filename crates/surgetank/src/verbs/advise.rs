@@ -5,6 +5,7 @@ use surgetank_core::config::quantity::show_bytes;
 use surgetank_core::error::Error;
 use surgetank_core::makespan::advise::{self, Advice, Question};
 use surgetank_core::makespan::simulate::Mode;
+use surgetank_core::shell;
 
 use super::model::{Loaded, Subject, prediction_lines};
 use super::{Failure, Outcome, exit, words};
@@ -65,7 +66,8 @@ fn command(loaded: &Loaded, advice: &Advice) -> String {
     let mut line = "surgetank run".to_owned();
     for (tier, bytes) in loaded.machine.tiers.iter().zip(&setup.tier_bytes) {
         if *bytes > 0 {
-            line += &format!(" --tier {}={}:{}M", tier.name, tier.path.display(), bytes.div_ceil(1 << 20));
+            let said = format!("{}={}:{}M", tier.name, tier.path.display(), bytes.div_ceil(1 << 20));
+            line += &format!(" --tier {}", shell::word(said));
         }
     }
     line += match setup.mode {

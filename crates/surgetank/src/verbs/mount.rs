@@ -7,11 +7,12 @@ use std::path::PathBuf;
 
 use surgetank_core::error::Error;
 use surgetank_core::report::{Scope, Visibility};
+use surgetank_core::shell;
 
 use super::run::final_drain::{self, Drained};
 use super::settings::Settings;
 use super::{Failure, Outcome, Program, agent_of, clear_dead_mount, dead_mount_error, exit, state_root, wait, words};
-use crate::agent::place::naming;
+use crate::agent::commands::{self, Commands};
 use crate::agent::signals::Signals;
 use crate::agent::wire::{Answer, Request};
 use crate::agent::{client, holders};
@@ -38,7 +39,10 @@ pub fn mount(program: &Program<'_>, args: &MountArgs) -> Outcome {
                 Visibility::Global => "it is mounted",
                 Visibility::Private => "a run has a private mount over it",
             })
-            .remedy("`surgetank status` tells more; `surgetank umount` takes a mount away")
+            .remedy(match agent.hello.visibility {
+                Visibility::Global => format!("take the mount away:\n  {}", agent.commands().umount()),
+                Visibility::Private => format!("wait until its runs have ended:\n  {}", agent.commands().wait()),
+            })
             .into());
     }
     let holding = holders::of_directory(&over);
@@ -48,10 +52,11 @@ pub fn mount(program: &Program<'_>, args: &MountArgs) -> Outcome {
             .remedy("end them or let them leave the directory (a shell: `cd /`), or use `surgetank run`, which needs no such care");
         return Err(error.into());
     }
+    client::check_store(&config).map_err(Failure::usage)?;
     let found = client::find_or_start(&config, Visibility::Global)?;
     if !found.started && found.connection.hello.visibility == Visibility::Private {
         return Err(Error::new(format!("{} is served by runs with a private mount", over.display()))
-            .remedy("wait until they are over: `surgetank status`")
+            .remedy(format!("see when they have ended:\n  {}", commands::asking(&["status"], &config.state)))
             .into());
     }
     let agent = found.settled();
@@ -59,11 +64,10 @@ pub fn mount(program: &Program<'_>, args: &MountArgs) -> Outcome {
         eprintln!("surgetank: {}", agent.hello.inherited);
     }
     eprintln!(
-        "surgetank: mounted over {} (agent pid {}); take it away with: surgetank umount{} {}",
+        "surgetank: mounted over {} (agent pid {}); take it away with:\n  {}",
         over.display(),
         agent.pid,
-        naming(&config.state),
-        over.display()
+        agent.commands().umount()
     );
     Ok(exit::OK)
 }
@@ -89,10 +93,10 @@ pub fn umount(program: &Program<'_>, args: &UmountArgs) -> Outcome {
         let state = state_root(program, &settings)?;
         if !client::clear_dead_mount(&state, &dead)? {
             return Err(dead_mount_error(&dead, &state)
-                .remedy(format!("no agent of yours left it there: umount {}", dead.display()))
+                .remedy(format!("no agent of yours left it there:\n  umount {}", shell::word(&dead)))
                 .into());
         }
-        eprintln!("surgetank: {}", words::left_by_killed(&dead, &naming(&state)));
+        eprintln!("surgetank: {}", words::left_by_killed(&dead, &Commands::of_directory(&dead, &state)));
         return Ok(exit::NOT_DURABLE);
     }
     let mut agent = agent_of(program, &settings, &directory)?;

@@ -13,6 +13,7 @@ use surgetank_core::report::run::RunRecord;
 
 use super::settings::Settings;
 use super::{Failure, Outcome, Program, exit, state_root, words};
+use crate::agent::commands;
 use crate::agent::place::StateRoot;
 use crate::service::recorder::{RUNS, read, records_in};
 
@@ -90,12 +91,20 @@ pub fn find(records: &[(String, PathBuf)], wanted: &str, state: &Path) -> Outcom
         [(_, path)] => read(path)
             .map_err(|error| Error::new(format!("the record {} cannot be read", path.display())).why(error).into()),
         [] => Err(Failure::usage(
-            Error::new(if wanted == "last" { "no run is recorded".to_owned() } else { format!("no run {wanted} is recorded") })
-                .why(format!("below {}", state.display()))
-                .remedy("`surgetank report --list` shows those that are; with a state directory of its own the run needs --state here, too"),
+            Error::new(if wanted == "last" {
+                "no run is recorded".to_owned()
+            } else {
+                format!("no run {wanted} is recorded")
+            })
+            .why(format!("below {}", state.display()))
+            .remedy(format!(
+                "list those that are (a run with another state directory needs its --state):\n  {}",
+                commands::asking(&["report", "--list"], state)
+            )),
         )),
         several => Err(Failure::usage(
-            Error::new(format!("{wanted} is the beginning of {} runs' names", several.len())).remedy("name one of them: surgetank report --list"),
+            Error::new(format!("{wanted} is the beginning of {} runs' names", several.len()))
+                .remedy(format!("name one of them:\n  {}", commands::asking(&["report", "--list"], state))),
         )),
     }
 }

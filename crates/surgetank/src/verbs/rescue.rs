@@ -23,8 +23,9 @@ use surgetank_core::tier::ladder;
 use super::settings::Settings;
 use super::{Failure, Outcome, Program, clear_dead_mount, exit, words};
 use crate::agent::client;
+use crate::agent::commands::Commands;
 use crate::agent::engine::{Engine, Opening};
-use crate::agent::place::{Place, StateRoot, naming};
+use crate::agent::place::{Place, StateRoot};
 use crate::agent::progress::Display;
 use crate::agent::wire::{Answer, Request};
 
@@ -66,11 +67,6 @@ pub struct ScavengeArgs {
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What returns when the living agent has brought everything to the store.
-fn waiting(config: &Config) -> String {
-    format!("surgetank wait{} {}", naming(&config.state), config.over.display())
-}
-
 /// The place of a directory that no agent serves, held against agents.
 struct Left {
     config: Config,
@@ -91,7 +87,7 @@ impl Left {
             bare: (config.store != config.over).then(|| open(&config.over, "the directory")).transpose()?,
             survival: None,
             state: self.place.path().to_path_buf(),
-            key: self.place.identify(&config.over)?,
+            key: self.place.key(&config)?,
             visibility: Visibility::Private,
             by_calls: true,
             on_lost: Box::new(|| ()),
@@ -116,7 +112,7 @@ fn left_of(config: Config) -> Outcome<Option<Left>> {
     };
     let Some(lock) = lock else {
         return Err(Error::new(format!("{} is being served", config.over.display()))
-            .remedy(format!("wait until its agent is gone: {}", waiting(&config)))
+            .remedy(format!("wait until its agent is gone:\n  {}", Commands::of(&config).wait()))
             .into());
     };
     place.await_catalog();
@@ -135,6 +131,7 @@ fn configure(program: &Program<'_>, directory: Option<&PathBuf>, settings: &Sett
 pub fn fsck(program: &Program<'_>, args: &FsckArgs) -> Outcome {
     let config = configure(program, args.directory.as_ref(), &args.settings)?;
     if let Some(mut agent) = client::serving(&config.state, &config.over)? {
+        agent.check_store(&config).map_err(Failure::usage)?;
         let audit = match agent.ask(&Request::Scrub { repair: args.repair })? {
             Answer::Audit(audit) => *audit,
             other => return Err(agent.confused(&other).into()),
@@ -144,6 +141,7 @@ pub fn fsck(program: &Program<'_>, args: &FsckArgs) -> Outcome {
     let Some(left) = left_of(config.clone())? else {
         return tell(&Audit::default(), args.json, &config.over);
     };
+    left.place.check_store(&left.config).map_err(Failure::usage)?;
     let before = program.backend.audit(left.opening()?, args.scrub)?;
     if !args.repair {
         return tell(&before, args.json, &config.over);
@@ -153,6 +151,7 @@ pub fn fsck(program: &Program<'_>, args: &FsckArgs) -> Outcome {
             keep_copy(copy, &finding.path.0)?;
         }
     }
+    left.place.take_up(&left.config)?;
     let engine = program.backend.offline(left.opening()?)?;
     let mut after = if args.scrub { engine.scrub(true) } else { Audit::default() };
     let durable = drain(&left, engine)?;
@@ -249,10 +248,10 @@ pub fn scavenge(program: &Program<'_>, args: &ScavengeArgs) -> Outcome {
     let config = configure(program, args.directory.as_ref(), &args.settings)?;
     if client::serving(&config.state, &config.over)?.is_some() {
         return Err(Error::new(format!("{} is being served: nothing there is left behind", config.over.display()))
-            .remedy(format!("`{}` returns when all of it is in the store", waiting(&config)))
+            .remedy(format!("wait until all of it is in the store:\n  {}", Commands::of(&config).wait()))
             .into());
     }
-    let over = config.over.clone();
+    let (over, named) = (config.over.clone(), config.clone());
     let tiers: Vec<PathBuf> = config.tiers.iter().flat_map(|tier| tier.paths.iter().cloned()).collect();
     let Some(left) = left_of(config)? else {
         let nobodys = without_state(&tiers)?;
@@ -263,7 +262,10 @@ pub fn scavenge(program: &Program<'_>, args: &ScavengeArgs) -> Outcome {
             list_or_copy(&nobodys, args, &over)
         } else {
             list_or_copy(&nobodys, args, &over)?;
-            eprintln!("surgetank: whose they are nobody knows any more: copy them with --to, and look at them");
+            eprintln!(
+                "surgetank: no catalog entry identifies these files. Copy them to a new directory, and look at them:\n  {}",
+                Commands::of(&named).copy_out()
+            );
             Ok(exit::NOT_DURABLE)
         };
     };
@@ -273,10 +275,15 @@ pub fn scavenge(program: &Program<'_>, args: &ScavengeArgs) -> Outcome {
         let mut damages = audit.findings.iter().filter(|finding| finding.what == What::Damaged).peekable();
         let is_all = damages.peek().is_none();
         for damage in damages {
-            eprintln!("surgetank: {}: {} (`surgetank fsck` names them)", damage.at, damage.text);
+            eprintln!("surgetank: {}: {}", damage.at, damage.text);
+        }
+        if !is_all {
+            eprintln!("surgetank: the files are named by:\n  {}", Commands::at(&left.place, &over).fsck());
         }
         return Ok(if is_all { code } else { exit::NOT_DURABLE });
     }
+    left.place.check_store(&left.config).map_err(Failure::usage)?;
+    left.place.take_up(&left.config)?;
     let engine = program.backend.offline(left.opening()?)?;
     Ok(if drain(&left, engine)? { exit::OK } else { exit::NOT_DURABLE })
 }

@@ -28,7 +28,6 @@ use surgetank_core::report::{Holder, PathText, RunReport, Scope, Summary, Verdic
 use super::settings::Settings;
 use super::{Failure, Outcome, Program, words};
 use crate::agent::client::{self, Connection, Dialed, Joined};
-use crate::agent::place::naming;
 use crate::agent::signals::{self, Signals};
 use crate::agent::wire::{Account, Answer, Request};
 use child::Stillborn;
@@ -88,6 +87,7 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
     // Before anything is started: a report that cannot be written is to be known now.
     let json = args.json.as_deref().map(open_report).transpose()?;
 
+    client::check_store(&config).map_err(Failure::usage)?;
     let (mut agent, run, started) = join(&config, &args)?;
     if args.trace
         && let Err(error) = trace(&mut agent)
@@ -205,19 +205,13 @@ fn check_agent(agent: &Connection, config: &Config, args: &Args, started: bool) 
         return Err(Failure::usage(
             Error::new("--detach-drain needs a mount that outlives the run")
                 .why(format!("the mount over {} is private to its runs", hello.over))
-                .remedy(format!("surgetank mount {}", hello.over)),
+                .remedy(format!("when its runs have ended, mount it first:\n  {}", agent.commands().mount())),
         ));
     }
     if started {
         return Ok(());
     }
-    if args.settings.store.is_some() && hello.store.as_path() != config.store {
-        return Err(Failure::usage(
-            Error::new(format!("{} is served already, with the store {}", hello.over, hello.store))
-                .why(format!("--store names another: {}", config.store.display()))
-                .remedy("wait until its runs are over (`surgetank status`), or leave --store out"),
-        ));
-    }
+    agent.check_store(config).map_err(Failure::usage)?;
     let ignored = args.settings.given_at_start();
     if !ignored.is_empty() {
         eprintln!(
@@ -546,19 +540,16 @@ impl Run {
         if !reason.is_empty() {
             eprintln!("surgetank: {reason} (the command's own exit code was {})", facts.command_exit);
         }
-        let state = naming(&self.config.state);
+        let (commands, pid) = (self.agent.commands(), self.agent.pid);
         if facts.timed_out {
-            let (over, pid) = (&self.agent.hello.over, self.agent.pid);
             eprintln!(
-                "surgetank: the agent (pid {pid}) goes on as long as it may; what it does not bring to the store is brought by: surgetank scavenge{state} {over}"
+                "surgetank: the agent (pid {pid}) goes on as long as it may. Bring what it leaves to the store with:\n  {}",
+                commands.scavenge()
             );
         } else if facts.gave_up || facts.detached {
-            let over = &self.agent.hello.over;
-            let pid = self.agent.pid;
-            eprintln!("surgetank: the agent (pid {pid}) goes on; wait for it with: surgetank wait{state} {over}");
+            eprintln!("surgetank: the agent (pid {pid}) goes on; wait for it with:\n  {}", commands.wait());
         } else if facts.verdict.is_some_and(|verdict| !verdict.not_durable.is_empty()) {
-            let over = &self.agent.hello.over;
-            eprintln!("surgetank: once the cause is mended: surgetank run{state} --over {over} -- true");
+            eprintln!("surgetank: after the cause is fixed, bring it to the store with:\n  {}", commands.run());
         }
     }
 }

@@ -11,7 +11,8 @@ use super::run::final_drain::{self, Drained};
 use super::settings::Settings;
 use super::{Failure, Outcome, Program, exit, state_root, words};
 use crate::agent::client;
-use crate::agent::place::{StateRoot, naming};
+use crate::agent::commands::Commands;
+use crate::agent::place::StateRoot;
 use crate::agent::signals::Signals;
 use crate::agent::wire::{Answer, RefusalKind, Request};
 
@@ -83,9 +84,8 @@ fn code(verdict: &Verdict) -> u8 {
 /// No agent serves the path: all is durable, unless one was killed or had to leave something.
 fn without_agent(state: &Path, path: &Path, paths: &[PathBuf], quiet: bool) -> Outcome {
     let path = client::absolute(path)?;
-    let named = naming(state);
     if let Some(dead) = client::dead_mount(&path)? {
-        eprintln!("surgetank: {}", words::left_by_killed(&dead, &named));
+        eprintln!("surgetank: {}", words::left_by_killed(&dead, &Commands::of_directory(&dead, state)));
         return Ok(exit::NOT_DURABLE);
     }
     let root = StateRoot::open_existing(state)?;
@@ -96,21 +96,21 @@ fn without_agent(state: &Path, path: &Path, paths: &[PathBuf], quiet: bool) -> O
             Err(_) => None,
         };
         let behind = root.left_behind(directory, place.as_ref())?;
-        words::tell(&behind.iter().map(|left| left.tell(directory, &named)).collect::<Vec<_>>());
+        words::tell(&behind.iter().map(|left| left.tell(directory)).collect::<Vec<_>>());
         let Some(place) = place else {
             if behind.is_empty() {
                 continue;
             }
             return Ok(exit::NOT_DURABLE);
         };
-        let again = format!("surgetank run{named} --over {} -- true", directory.display());
+        let commands = Commands::at(&place, directory);
         if place.was_killed()? {
-            eprintln!("surgetank: {}", words::left_by_killed(directory, &named));
+            eprintln!("surgetank: {}", words::left_by_killed(directory, &commands));
             return Ok(exit::NOT_DURABLE);
         }
         if let Some(verdict) = place.undrained() {
             words::tell(&words::verdict_lines(&verdict));
-            eprintln!("surgetank: once the cause is mended: {again}");
+            eprintln!("surgetank: after the cause is fixed, bring it to the store with:\n  {}", commands.run());
             return Ok(if behind.is_empty() { code(&verdict) } else { exit::NOT_DURABLE });
         }
         if !behind.is_empty() {

@@ -7,6 +7,8 @@ use std::path::Path;
 use surgetank_core::error::Error;
 use surgetank_core::report::{Holder, Listing, Verdict};
 
+use crate::agent::commands::Commands;
+
 pub fn bytes(value: u64) -> String {
     indicatif::BinaryBytes(value).to_string()
 }
@@ -34,11 +36,12 @@ pub fn millis(value: u64) -> String {
     }
 }
 
-/// What the death of an agent leaves, and what to do about it; `state` as of [`naming`](crate::agent::place::naming).
-pub fn left_by_killed(over: &Path, state: &str) -> String {
-    let over = over.display();
+/// What the death of an agent leaves, and the command that brings it to its store.
+pub fn left_by_killed(over: &Path, commands: &Commands) -> String {
     format!(
-        "the agent of {over} was killed: what is not in the store yet lies in its tiers; bring it there (with the same options) by: surgetank run{state} --over {over} -- true"
+        "the agent of {} was killed: what is not in the store yet stays in its tiers. Bring it to the store with:\n  {}",
+        over.display(),
+        commands.run()
     )
 }
 

@@ -205,13 +205,15 @@ pub fn configure(settings: &Settings) -> Result<Config> {
     };
     let state = settings.state.as_ref().map(PathBuf::from);
     let state = state.or_else(|| std::env::var_os("SURGETANK_STATE").map(PathBuf::from));
+    let state = state.ok_or_else(|| Error::new("no state directory"))?;
     let grace = settings.grace.as_deref().map(|text| text.parse().map(Duration::from_millis));
     Ok(Config {
         store: settings.store.as_ref().map_or_else(|| over.clone(), PathBuf::from),
         over,
         tiers: Vec::new(),
         rules: Vec::new(),
-        state: state.ok_or_else(|| Error::new("no state directory"))?,
+        again: vec!["--state".into(), state.clone().into()],
+        state,
         ordered: true,
         verify: Verify::Cache,
         fsync: None,

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import queue
+import shlex
 import subprocess
 import sys
 import threading
@@ -117,7 +118,7 @@ class SurgetankStaging(Staging, RepresentationMixin):  # type: ignore[misc, unus
                 raise Problem(
                     f"{path!r} is not in the store",
                     why=left,
-                    remedy=f"`surgetank why {path}` tells where it is",
+                    remedy=f"`surgetank why {shlex.quote(str(self._directory / path))}` shows where it is",
                     code=3,
                 )
             stored.set_result(file)

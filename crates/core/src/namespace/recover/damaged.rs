@@ -34,6 +34,11 @@ pub(crate) fn is_damage(damage: &Damage, image: &Image) -> bool {
     damage.records_behind > 0 || !went_down(image)
 }
 
+/// Spilled files that no record names may be in the store.
+pub(super) fn is_doubtful(image: &Image) -> bool {
+    image.counters.get(DOUBTFUL_BELOW).is_some_and(|below| *below > 0)
+}
+
 impl Namespace {
     /// More was lost of the log than a death takes.
     pub(super) fn damage(&self, image: &Image) -> Option<Damage> {

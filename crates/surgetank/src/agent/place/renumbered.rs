@@ -1,35 +1,21 @@
 //! A directory that came back under another device number, and what was left of one that did not.
 //!
 //! Loop devices, NFS and FUSE get their numbers anew at each mount, and a place is found by them. So a place also
-//! remembers the path that it served: a place of a dead agent that served the same path, and whose directory had the
+//! remembers the path that it served ([`super::identity`]): a place of a dead agent that served the same path, and whose directory had the
 //! same inode number and birth, is the directory's own and follows it to its new name. What its agent called its things
-//! elsewhere ([`Identity::key`]) does not change with it.
+//! elsewhere does not change with it.
 //! The dangers it avoids: a run that finds nothing where files are left, and says that all is in the store; and what is
 //! left of one file system being put into another that is mounted under the same path.
 
 use std::fs::{self, File};
-use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
-use serde::{Deserialize, Serialize};
 use surgetank_core::catalog::LogCatalog;
-use surgetank_core::error::{Error, Result};
-use surgetank_core::report::PathText;
-use surgetank_core::store::checksum;
+use surgetank_core::error::Result;
 
 use super::{Place, StateRoot, key, lock, lock_file, refuse};
-
-const IDENTITY: &str = "identity.json";
-
-/// What a place remembers for as long as it exists.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Identity {
-    /// The path that was served last.
-    pub over: PathText,
-    /// Names what its agents put elsewhere: scope directories on tiers, temporaries in the store.
-    pub key: String,
-}
+use crate::agent::commands::Commands;
 
 /// Undrained things that a run over the same path does not take up.
 #[derive(Debug, Clone)]
@@ -158,22 +144,22 @@ impl StateRoot {
 }
 
 impl Left {
-    /// For people; `state` as of [`super::naming`].
-    pub fn tell(&self, over: &Path, state: &str) -> String {
+    /// For people: what is left, and the command that brings it to its store.
+    pub fn tell(&self, over: &Path) -> String {
         let what = match self.counted {
             Some((files, operations)) => format!("{files} file(s) and {operations} operation(s)"),
             None => "an unknown number of files".to_owned(),
         };
-        let (over, place) = (over.display(), self.place.display());
+        let commands = Commands::of_path(&self.place, over);
+        let (run, at, over) = (commands.run(), self.place.display(), over.display());
         if self.same_directory {
             return format!(
-                "an earlier agent of {over} left {what} undrained ({place}); once this is drained, the next run takes them up: surgetank run{state} --over {over} -- true"
+                "an earlier agent of {over} left {what} undrained ({at}); when this is drained, the next run takes them up:\n  {run}"
             );
         }
         format!(
-            "NOT taken up: an earlier agent of {over} left {what} undrained ({place}), and another directory or file system is there now. \
-             They stay in the tiers; mount the file system that was there again, then: surgetank run{state} --over {over} -- true. \
-             If nobody wants them any more, remove {place}"
+            "NOT taken up: an earlier agent of {over} left {what} undrained ({at}), and another directory or file system is there now. \
+             They stay in the tiers; mount the file system that was there again, then:\n  {run}\nIf the files are not needed, remove {at}"
         )
     }
 }
@@ -183,21 +169,17 @@ impl Place {
         self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    fn identity(&self) -> Option<Identity> {
-        serde_json::from_slice(&fs::read(self.inner(IDENTITY)).ok()?).ok()
-    }
-
-    fn served(&self, over: &Path) -> bool {
+    pub fn served(&self, over: &Path) -> bool {
         self.identity().is_some_and(|identity| identity.over.as_path() == over)
     }
 
     /// May something be left here? The agent lives or was killed, or wrote down that it left something.
-    fn has_left(&self) -> bool {
+    pub(super) fn has_left(&self) -> bool {
         ["agent.json", "undrained.json"].iter().any(|name| self.inner(name).exists())
     }
 
     /// Files whose content only the tiers have, and operations, as the catalog of a dead agent has them.
-    fn count_left(&self) -> Option<(u64, u64)> {
+    pub(super) fn count_left(&self) -> Option<(u64, u64)> {
         let catalog = self.path.join("catalog");
         if !catalog.exists() {
             return Some((0, 0));
@@ -207,33 +189,5 @@ impl Place {
             file.version != file.durable_version && (file.replica.is_some() || file.spill.is_some())
         });
         Some((files.count() as u64, image.ops.len() as u64))
-    }
-
-    /// Remembers what is served. Returns the key: the same at every start over the directory, whatever number its device
-    /// has now, and another for every other agent that may serve it: of another node, user or state directory.
-    pub fn identify(&self, over: &Path) -> Result<String> {
-        let key = match self.identity() {
-            Some(identity) if identity.over.as_path() == over => return Ok(identity.key),
-            Some(identity) => identity.key,
-            None => self.first_key()?,
-        };
-        let identity = Identity { over: over.into(), key };
-        let bytes = serde_json::to_vec(&identity).map_err(io::Error::from);
-        bytes
-            .and_then(|bytes| self.put(IDENTITY, &bytes))
-            .map_err(|error| refuse(&self.path.join(IDENTITY), &error.to_string()))?;
-        Ok(identity.key)
-    }
-
-    fn first_key(&self) -> Result<String> {
-        let name = self.name();
-        let numbers = Numbers::of(&name)
-            .ok_or_else(|| Error::new(format!("{} is no agent's state directory", self.path.display())))?;
-        let node = rustix::system::uname();
-        let mut who = node.nodename().to_bytes().to_vec();
-        who.push(0);
-        who.extend_from_slice(&rustix::process::getuid().as_raw().to_le_bytes());
-        who.extend_from_slice(self.path.as_os_str().as_encoded_bytes());
-        Ok(format!("{}-{}-{:016x}", numbers.device, numbers.inode, checksum::of_bytes(&who)))
     }
 }

@@ -5,7 +5,6 @@ use surgetank_core::error::{Error, Result};
 use surgetank_core::report::{Scope, Verdict};
 
 use crate::agent::client::Connection;
-use crate::agent::place::naming;
 use crate::agent::progress::Display;
 use crate::agent::signals::{self, Signals};
 use crate::agent::wire::{Answer, RefusalKind, Request};
@@ -59,9 +58,9 @@ pub fn follow(
             }
             if told {
                 display.say(&format!(
-                    "surgetank: the agent goes on draining: `surgetank wait{state} {over}` waits for it; should it be killed, `surgetank scavenge{state} {over}` brings what is left to the store",
-                    state = agent.place.parent().map(naming).unwrap_or_default(),
-                    over = agent.hello.over
+                    "surgetank: the agent goes on draining; wait for it with:\n  {}\nIf it is killed, bring what is left to the store with:\n  {}",
+                    agent.commands().wait(),
+                    agent.commands().scavenge()
                 ));
                 display.finish();
                 return Ok(Ok(Drained::GaveUp));

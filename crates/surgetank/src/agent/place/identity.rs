@@ -1,0 +1,244 @@
+//! `identity.json`: which directory a place serves, to which store it owes what is left there, and its instance's KEY.
+//!
+//! KEY names what an agent puts elsewhere: directories on tiers, temporaries in the store. It is a random number, so no two
+//! instances have the same one, also where machines are clones with one host name. It stays while anything may lie under
+//! it. A machine that is cloned with such a place draws another one after its boot if nothing does.
+//! A KEY that an earlier version made (from host name, user and path) stays valid likewise.
+//!
+//! Invariant: while something is left, the place is bound to the store for which it was written. An agent, `fsck` and
+//! `scavenge` for another store are refused before anything is changed.
+//! The danger it avoids: leftovers that are brought to another store with exit code 0.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::UNIX_EPOCH;
+
+use serde::{Deserialize, Serialize};
+use surgetank_core::catalog::LogCatalog;
+use surgetank_core::config::Config;
+use surgetank_core::error::{Error, Result};
+use surgetank_core::model::Image;
+use surgetank_core::namespace;
+use surgetank_core::report::PathText;
+use surgetank_core::store;
+use surgetank_core::tier::{self, Remembered};
+
+use super::{Place, refuse};
+use crate::agent::commands::Commands;
+
+const IDENTITY: &str = "identity.json";
+const KEY_BYTES: usize = 16;
+
+/// What a place remembers for as long as it exists.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Identity {
+    /// The path that was served last.
+    pub over: PathText,
+    pub key: String,
+    /// Whose is what is left. `None`: an earlier version did not write it down.
+    #[serde(default)]
+    pub store: Option<StoreMark>,
+    /// The options that the last agent was started with, as a later command needs them.
+    #[serde(default)]
+    again: Vec<PathText>,
+    /// The machine's boot at that start.
+    #[serde(default)]
+    boot: String,
+}
+
+/// A store, by its name and by what does not depend on the name.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StoreMark {
+    /// A path or a URL, as a command line says it.
+    pub place: PathText,
+    #[serde(flatten)]
+    what: What,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+enum What {
+    Directory {
+        device: u64,
+        inode: u64,
+        /// Nanoseconds since 1970, where the file system says it.
+        born: Option<u64>,
+    },
+    Server {
+        sites: Vec<String>,
+    },
+}
+
+impl StoreMark {
+    fn of(config: &Config) -> Result<Self> {
+        let place = PathText::from(config.store.as_path());
+        if let Some(url) = config.store_url() {
+            return Ok(Self { place, what: What::Server { sites: store::sites(url)? } });
+        }
+        let meta = fs::metadata(&config.store)
+            .map_err(|why| Error::new(format!("the store {} cannot be used", config.store.display())).why(why))?;
+        let born = meta.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+        let born = born.and_then(|since| u64::try_from(since.as_nanos()).ok());
+        Ok(Self { place, what: What::Directory { device: meta.dev(), inode: meta.ino(), born } })
+    }
+
+    /// Device numbers change with each mount, and some file systems do not say when a directory was made: there the path
+    /// decides.
+    fn is(&self, other: &Self) -> bool {
+        let same_path = self.place == other.place;
+        match (&self.what, &other.what) {
+            (What::Server { sites }, What::Server { sites: others }) => sites.iter().any(|site| others.contains(site)),
+            (
+                What::Directory { device, inode, born },
+                What::Directory { device: other_device, inode: other_inode, born: other_born },
+            ) => match (born, other_born) {
+                (Some(_), Some(_)) => {
+                    inode == other_inode && born == other_born && (same_path || device == other_device)
+                }
+                (None, None) => same_path || (device, inode) == (other_device, other_inode),
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+}
+
+impl Identity {
+    pub fn options(&self) -> Vec<OsString> {
+        self.again.iter().map(|word| word.as_path().as_os_str().to_owned()).collect()
+    }
+}
+
+impl Place {
+    pub fn identity(&self) -> Option<Identity> {
+        serde_json::from_slice(&fs::read(self.inner(IDENTITY)).ok()?).ok()
+    }
+
+    /// Binds the place to this directory and store, for an agent that starts or takes up what is left. Returns the KEY.
+    /// The caller holds the agent's lock.
+    pub fn identify(&self, config: &Config) -> Result<String> {
+        let known = self.identity();
+        let now = Identity {
+            over: config.over.as_path().into(),
+            key: self.key_for(known.as_ref(), config)?,
+            store: Some(StoreMark::of(config)?),
+            again: config.again.iter().map(|word| Path::new(word).into()).collect(),
+            boot: boot_id(),
+        };
+        if known.as_ref() != Some(&now) {
+            let bytes = serde_json::to_vec(&now).map_err(io::Error::from);
+            bytes
+                .and_then(|bytes| self.put(IDENTITY, &bytes))
+                .map_err(|error| refuse(&self.path.join(IDENTITY), &error.to_string()))?;
+        }
+        Ok(now.key)
+    }
+
+    /// As [`Self::identify`], for a command that takes up what is left: what the last agent was started with stays.
+    pub fn take_up(&self, config: &Config) -> Result<String> {
+        match self.identity() {
+            Some(identity) if identity.store.is_some() => {
+                self.check_store(config)?;
+                Ok(identity.key)
+            }
+            _ => self.identify(config),
+        }
+    }
+
+    /// The KEY of what is left, for a command that only looks: nothing is written down.
+    pub fn key(&self, config: &Config) -> Result<String> {
+        match self.identity() {
+            Some(identity) => Ok(identity.key),
+            None => self.key_for(None, config),
+        }
+    }
+
+    /// The KEY that stays, or another one where nothing lies under it.
+    fn key_for(&self, known: Option<&Identity>, config: &Config) -> Result<String> {
+        let Some(known) = known else { return random_key() };
+        self.check_store(config)?;
+        if known.boot == boot_id() || self.is_in_use(&known.key, config) {
+            return Ok(known.key.clone());
+        }
+        random_key()
+    }
+
+    /// Refuses a store to which what is left here is not owed. The caller holds the agent's lock.
+    pub fn check_store(&self, config: &Config) -> Result<()> {
+        let Some(owed) = self.identity().and_then(|identity| identity.store) else { return Ok(()) };
+        if owed.is(&StoreMark::of(config)?) {
+            return Ok(());
+        }
+        let image = self.catalog_left();
+        if !self.has_left() && image.as_ref().is_some_and(namespace::is_spent) {
+            return Ok(());
+        }
+        Err(self.other_store(config, &owed))
+    }
+
+    fn other_store(&self, config: &Config, owed: &StoreMark) -> Error {
+        let over = config.over.display();
+        let counted =
+            self.count_left().map(|(files, operations)| format!("{files} file(s), {operations} operation(s)"));
+        let counted = counted.unwrap_or_else(|| "its catalog cannot be read".to_owned());
+        let commands = Commands::at(self, &config.over);
+        let data = format!("nothing is changed; what is left stays on its tiers and below {}", self.path.display());
+        if owed.place.as_path() == config.store {
+            return Error::new(format!("{over} owes what is left on its tiers ({counted}) to another directory than {}", owed.place))
+                .why("another directory is at this path now; its file system may not be mounted")
+                .remedy(format!(
+                    "mount that file system there, then run:\n  {}\nIf that store does not come back, copy the files to a new directory:\n  {}",
+                    commands.run(),
+                    commands.copy_out()
+                ))
+                .data(data);
+        }
+        Error::new(format!("{over} owes what is left on its tiers ({counted}) to the store {}", owed.place))
+            .why(format!("this command names another store: {}", config.store.display()))
+            .remedy(format!("bring it to its store first:\n  {}", commands.run()))
+            .data(data)
+    }
+
+    /// `None`: the catalog cannot be read, or not all of it is believed.
+    fn catalog_left(&self) -> Option<Image> {
+        self.await_catalog();
+        let (image, recovery) = LogCatalog::look(&self.path.join("catalog")).ok()?;
+        recovery.damage.is_none().then_some(image)
+    }
+
+    /// May anything lie under this key: on a tier, in the store?
+    fn is_in_use(&self, key: &str, config: &Config) -> bool {
+        let Some(image) = self.catalog_left().filter(namespace::is_spent) else { return true };
+        let mut remembered = image.counters.keys().filter_map(|name| Remembered::from_counter(name));
+        let mut paths = config.tiers.iter().flat_map(|tier| &tier.paths);
+        self.has_left() || paths.any(|path| tier::is_in_use(path, key)) || remembered.any(|device| device.may_hold(key))
+    }
+
+    /// Is this the store of the agent that serves the directory?
+    pub fn serves_store(&self, config: &Config) -> bool {
+        let mark = self.identity().and_then(|identity| identity.store);
+        mark.zip(StoreMark::of(config).ok()).is_some_and(|(served, asked)| served.is(&asked))
+    }
+}
+
+fn random_key() -> Result<String> {
+    let mut bytes = [0_u8; KEY_BYTES];
+    let mut filled = 0;
+    while filled < KEY_BYTES {
+        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
+            Ok(count) => filled += count,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(Error::new("an instance cannot get a random key").why(errno)),
+        }
+    }
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Empty where the kernel does not say it.
+fn boot_id() -> String {
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.trim().to_owned()
+}
