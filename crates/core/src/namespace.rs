@@ -18,6 +18,7 @@ mod early;
 mod evict;
 mod files;
 mod gone;
+mod groups;
 mod happened;
 pub(crate) mod held;
 mod hints;
@@ -192,6 +193,7 @@ pub struct Namespace {
     pub happened: happened::Happened,
     /// We check permissions ourselves (a mount without `default_permissions`).
     pub checks_permissions: bool,
+    /// The agent's own.
     groups: Vec<u32>,
     started: Instant,
     key: String,
@@ -483,14 +485,19 @@ impl Namespace {
         if !self.checks_permissions || caller.uid == 0 {
             return Ok(());
         }
-        let class = if caller.uid == attr.uid {
-            attr.perm >> 6
-        } else if caller.gid == attr.gid || self.groups.contains(&attr.gid) {
-            attr.perm >> 3
+        let allows = |class: u32| class & want == want;
+        let (group, other) = (allows(attr.perm >> 3), allows(attr.perm));
+        let allowed = if caller.uid == attr.uid {
+            allows(attr.perm >> 6)
+        } else if group == other {
+            // The group does not matter, and is not asked for.
+            group
+        } else if self.is_in_group(caller, attr.gid) {
+            group
         } else {
-            attr.perm
+            other
         };
-        if class & want == want { Ok(()) } else { Err(Errno::ACCESS.into()) }
+        if allowed { Ok(()) } else { Err(Errno::ACCESS.into()) }
     }
 
     /// May the caller change attributes of the file?

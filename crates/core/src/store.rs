@@ -291,6 +291,11 @@ pub trait Store: Send + Sync {
     fn space(&self, path: &StorePath) -> io::Result<Space>;
     /// May `who` create and remove names here (`W_OK | X_OK`)? EACCES, EROFS, EDQUOT as they come.
     fn may_write_dir(&self, who: Cred, path: &StorePath) -> io::Result<()>;
+    /// A process that is acted for has these groups. Returns whether they were unknown, so that what it was denied may
+    /// succeed now.
+    fn learn_groups(&self, _who: Cred, _groups: &[u32]) -> bool {
+        false
+    }
     /// Opens the store's own file, for reading or for writing in place (never creating). EOPNOTSUPP without plain files.
     fn open(&self, who: Cred, path: &StorePath, write: bool) -> io::Result<File>;
     /// The content of a file, to be read.

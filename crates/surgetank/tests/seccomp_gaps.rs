@@ -5,6 +5,8 @@
 mod scene;
 
 use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use scene::{Scene, eventually};
@@ -332,4 +334,44 @@ fn a_fifo_was_a_new_file_under_a_name_that_was_not_drained() {
           rm two; mv three one
         done; ls";
     scene.run(BARE, script).exits(0).prints(&format!("first\n{}one\n", "through\n".repeat(5)));
+}
+/// A process was judged by the agent's groups and by the system's list for its user, not by the groups that it has itself.
+#[test]
+fn file_of_a_supplementary_group_opens_to_its_members() {
+    let Some(scene) = scene("gaps_groups") else { return };
+    let give_to_team = |path: &Path, mode| {
+        chown(path, None, Some(scene::TEAM)).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    for (name, mode) in [("shared", 0o640), ("not_for_the_team", 0o604)] {
+        fs::write(scene.path(name), "of the team\n").unwrap();
+        give_to_team(&scene.path(name), mode);
+    }
+    let script = r#"
+cat > /mnt/ask.py <<'P'
+import errno, os, sys
+def tried(what, *given):
+    try: what(*given); return 'done'
+    except OSError as e: return errno.errorcode[e.errno]
+mine = 'team/' + sys.argv[1]
+def make(): os.close(os.open(mine, os.O_CREAT | os.O_WRONLY, 0o640))
+print(tried(open, 'shared'), tried(open, 'not_for_the_team'), tried(os.listdir, 'team'), tried(make),
+    tried(os.chown, mine, -1, 2000), tried(os.chmod, mine, 0o2750), tried(os.chown, mine, -1, 3000), tried(os.mkdir, mine + '.d'),
+    tried(os.access, 'shared', os.R_OK) and os.access('shared', os.R_OK))
+if os.path.exists(mine): print(oct(os.stat(mine).st_mode), os.stat(mine).st_gid)
+P
+as() { setpriv --reuid 1000 --regid 1000 "$@"; }
+as --groups 2000 /usr/bin/python3 /mnt/ask.py member
+as --groups 4000,2000,4001 /usr/bin/python3 /mnt/ask.py of_several
+as --clear-groups /usr/bin/python3 /mnt/ask.py stranger
+"#;
+    let member = "done EACCES done done done done EPERM done True\n0o102750 2000\n";
+    let stranger = "EACCES done EACCES EACCES EACCES EACCES EACCES EACCES False\n";
+    for door in [BARE, &["--door", "fuse", "--no-preload"]] {
+        let team = scene.path("team");
+        fs::create_dir(&team).unwrap();
+        give_to_team(&team, 0o770);
+        scene.run(door, script).exits(0).prints(&format!("{member}{member}{stranger}"));
+        fs::remove_dir_all(team).unwrap();
+    }
 }

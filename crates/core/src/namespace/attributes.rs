@@ -145,9 +145,10 @@ impl Namespace {
             if change.uid.is_some_and(|uid| uid != attr.uid) {
                 return Err(Errno::PERM.into());
             }
-            if change.gid.is_some_and(|gid| {
-                gid != attr.gid && !(caller.uid == attr.uid && (gid == caller.gid || self.groups.contains(&gid)))
-            }) {
+            if change
+                .gid
+                .is_some_and(|gid| gid != attr.gid && !(caller.uid == attr.uid && self.is_in_group(caller, gid)))
+            {
                 return Err(Errno::PERM.into());
             }
         }
@@ -192,8 +193,8 @@ impl Namespace {
             // As every file system does: who is not of the group may not make it run as that group.
             if self.checks_permissions
                 && caller.uid != 0
-                && caller.gid != inode.attr.gid
-                && !self.groups.contains(&inode.attr.gid)
+                && perm & 0o2000 != 0
+                && !self.is_in_group(caller, inode.attr.gid)
             {
                 inode.attr.perm &= !0o2000;
             }

@@ -126,7 +126,7 @@ impl Namespace {
             };
             if let Some(path) = path {
                 self.counters.store_lists.fetch_add(1, Ordering::Relaxed);
-                for entry in self.let_in(dir, || self.store.list(Self::who(caller), &path, false))? {
+                for entry in self.let_caller_in(caller, dir, |who| self.store.list(who, &path, false))? {
                     names.insert(Name::from(entry.name), (entry.kind, entry.ino));
                 }
             }

@@ -43,7 +43,7 @@ impl Namespace {
         // The drain must not rename the directory between our look at its path and our use of it.
         let _moving = self.moving.read().unwrap_or_else(crate::sync::PoisonError::into_inner);
         let Some(path) = look()? else { return Ok(()) };
-        self.let_in(dir, || self.may_change_dir(dir, Self::who(caller), &path)).map_err(Into::into)
+        self.let_caller_in(caller, dir, |who| self.may_change_dir(dir, who, &path)).map_err(Into::into)
     }
 
     /// Would `permit_change` have to ask the store?

@@ -139,7 +139,7 @@ impl Namespace {
                     Some(answer) => answer,
                     None => return Ok(id),
                 },
-                None => self.let_in(dir, || self.store.glance(Self::who(caller), &path)),
+                None => self.let_caller_in(caller, dir, |who| self.store.glance(who, &path)),
             };
             let mut tree = self.tree();
             let unchanged =

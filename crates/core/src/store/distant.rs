@@ -158,6 +158,9 @@ impl<S: Store + 'static> Store for Distant<S> {
     fn space(&self, path: &StorePath) -> io::Result<Space> {
         self.inner.space(path)
     }
+    fn learn_groups(&self, who: Cred, groups: &[u32]) -> bool {
+        self.inner.learn_groups(who, groups)
+    }
     fn may_write_dir(&self, who: Cred, path: &StorePath) -> io::Result<()> {
         self.inner.may_write_dir(who, path)
     }

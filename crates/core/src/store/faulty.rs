@@ -272,6 +272,9 @@ impl<S: Store> Store for Faulty<S> {
     fn space(&self, path: &StorePath) -> io::Result<Space> {
         self.run(Operation::Space, &[path], || self.inner.space(path))
     }
+    fn learn_groups(&self, who: Cred, groups: &[u32]) -> bool {
+        self.inner.learn_groups(who, groups)
+    }
     fn may_write_dir(&self, who: Cred, path: &StorePath) -> io::Result<()> {
         self.run(Operation::MayWriteDir, &[path], || self.inner.may_write_dir(who, path))
     }

@@ -234,6 +234,10 @@ impl Store for Packed {
         self.inner.space(path)
     }
 
+    fn learn_groups(&self, who: Cred, groups: &[u32]) -> bool {
+        self.inner.learn_groups(who, groups)
+    }
+
     fn may_write_dir(&self, who: Cred, path: &StorePath) -> io::Result<()> {
         self.inner.may_write_dir(who, path)
     }

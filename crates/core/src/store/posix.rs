@@ -227,6 +227,10 @@ impl Store for PosixStore {
         })
     }
 
+    fn learn_groups(&self, who: Cred, groups: &[u32]) -> bool {
+        self.identity.learn_groups(who, groups)
+    }
+
     fn may_write_dir(&self, who: Cred, path: &StorePath) -> io::Result<()> {
         self.identity
             .act(who, || Ok(accessat(self.root.dir(path)?, ".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)?))

@@ -17,6 +17,9 @@ use crate::store::Cred;
 
 type Groups = Arc<[libc::gid_t]>;
 
+/// As many as the kernel takes.
+const GROUPS_MAX: usize = 65536;
+
 /// The agent's own ids, and the groups of those it has acted for.
 pub struct Identity {
     uid: u32,
@@ -67,6 +70,21 @@ impl Identity {
         let result = operation();
         drop(restore);
         result
+    }
+
+    /// Beside those that the system's list has: a process may have been given others. Returns whether any is new.
+    pub fn learn_groups(&self, who: Cred, groups: &[u32]) -> bool {
+        if !self.differs(who) {
+            return false;
+        }
+        let known = self.groups_of(who);
+        let new: Vec<_> = groups.iter().copied().filter(|group| !known.contains(group)).collect();
+        if new.is_empty() || known.len() + new.len() > GROUPS_MAX {
+            return false;
+        }
+        let all = known.iter().copied().chain(new).collect();
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).insert((who.uid, who.gid), all);
+        true
     }
 
     fn groups_of(&self, who: Cred) -> Groups {
