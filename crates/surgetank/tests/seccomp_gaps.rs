@@ -324,6 +324,82 @@ fn a_fifo_that_was_used_could_not_be_removed() {
     assert!(!scene.path("one").exists() && scene.path("moved").exists());
 }
 
+/// A fifo's own times were compared, after a use had changed them: a false conflict, exit 3. By its descriptor the bare one
+/// was changed instead.
+#[test]
+fn used_fifo_takes_new_attributes_without_conflict() {
+    let Some(scene) = scene("gaps_fifo_attributes") else { return };
+    let script = r#"
+mkfifo touched modes bydescriptor; mknod null c 1 3; mkdir d
+for pipe in touched modes; do (echo through $pipe >$pipe) & cat $pipe; wait; done
+echo away >null
+touch touched; touch -d @5000 null; chmod 600 modes; chmod 640 null; chown 1000 modes
+exec /usr/bin/python3 - <<'P'
+import os
+pipe = os.open('bydescriptor', os.O_RDWR)
+os.write(pipe, b'in it'); os.read(pipe, 5)
+named, opened = os.stat('bydescriptor'), os.fstat(pipe)
+print(os.path.samestat(named, opened), os.readlink(f'/proc/self/fd/{pipe}'))
+os.fchmod(pipe, 0o604); os.utime(pipe, (7, 8)); os.fchown(pipe, -1, 1000)
+try: os.fsync(pipe)
+except OSError as e: print(os.strerror(e.errno))
+for name in ('touched', 'modes', 'null', 'bydescriptor'):
+    stat = os.stat(name)
+    print(name, oct(stat.st_mode), stat.st_uid, stat.st_gid, int(stat.st_mtime) if stat.st_mtime < 10_000 else 'now')
+os.rename('touched', 'd/touched'); os.write(pipe, b'in it'); os.chmod('bydescriptor', 0o600); os.unlink('modes')
+P"#;
+    let printed = "through touched\nthrough modes\nTrue /mnt/project/bydescriptor\nInvalid argument
+touched 0o10644 0 0 now\nmodes 0o10600 1000 0 now\nnull 0o20640 0 0 5000\nbydescriptor 0o10604 0 1000 8\n";
+    for door in [BARE, &["--door", "seccomp"]] {
+        scene.run(door, script).exits(0).prints(printed);
+        assert_eq!(fs::metadata(scene.path("bydescriptor")).unwrap().permissions().mode(), 0o10600);
+        assert_eq!(fs::metadata(scene.path("null")).unwrap().permissions().mode(), 0o20640);
+        assert!(scene.path("d/touched").exists() && !scene.path("modes").exists());
+        fs::remove_dir_all(scene.path("d")).unwrap();
+        for name in ["bydescriptor", "null"] {
+            fs::remove_file(scene.path(name)).unwrap();
+        }
+    }
+}
+
+/// What Snakemake's `pipe()` does with its fifo: it is made, touched, used by two jobs and removed.
+#[test]
+fn fifo_between_two_jobs_is_removed_without_conflict() {
+    let Some(scene) = scene("gaps_fifo_jobs") else { return };
+    let script = "mkfifo pipe; touch -h pipe
+        seq 1000 >pipe & sort -n pipe | tail -1 >last; wait
+        touch -h pipe; stat -c %F pipe; rm pipe; ls";
+    scene.run(BARE, script).exits(0).prints("fifo\nlast\n");
+    scene.holds("last", b"1000\n");
+}
+
+/// A slash behind the name of a file gave ENOTDIR, where every file system says EISDIR.
+#[test]
+fn open_with_a_slash_behind_the_name_fails_as_elsewhere() {
+    let Some(scene) = scene("gaps_slash") else { return };
+    let script = r#"
+mkdir -p "$1" && cd "$1" && mkdir d && touch file && ln -s file link && ln -s d dlink && ln -s absent dangling && ln -s d/ slash
+exec /usr/bin/python3 - <<'P'
+import errno, os
+flags = {'read': os.O_RDONLY, 'write': os.O_WRONLY, 'create': os.O_CREAT | os.O_RDWR, 'create to read': os.O_CREAT,
+    'excl': os.O_CREAT | os.O_EXCL | os.O_WRONLY, 'trunc': os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 'path': os.O_PATH,
+    'nofollow': os.O_CREAT | os.O_NOFOLLOW | os.O_WRONLY, 'directory': os.O_DIRECTORY}
+names = ('file/', 'd/', 'absent/', 'link/', 'dlink/', 'slash', 'slash/', 'file//', 'd/.', 'd/..', 'file/.', 'absent/x', 'file/x', 'd/x/')
+for name in names:
+    for how, given in flags.items():
+        try: os.close(os.open(name, given)); result = 'opened'
+        except OSError as e: result = errno.errorcode[e.errno]
+        print(name, how, result)
+P"#;
+    fs::write("/mnt/script", script).unwrap();
+    let plain = scene.command("bash").args(["-eu", "/mnt/script", "/mnt/plain"]).output().unwrap();
+    let plain = String::from_utf8(plain.stdout).unwrap();
+    assert!(plain.contains("file/ create EISDIR\n"), "{plain}");
+    for (door, dir) in [(BARE, "one"), (&["--door", "seccomp"][..], "two"), (&["--door", "fuse"], "three")] {
+        scene.run(door, &format!("bash -eu /mnt/script {dir}")).exits(0).prints(&plain);
+    }
+}
+
 /// The store had it, but not yet under this of its names: the kernel made a file there, and the other end waited for ever.
 #[test]
 fn a_fifo_was_a_new_file_under_a_name_that_was_not_drained() {

@@ -67,6 +67,10 @@ impl Call<'_> {
                     return Err(Errno::NOTDIR);
                 }
                 return self.refuse("files without a name (O_TMPFILE)", Errno::OPNOTSUPP);
+            // As the kernel says of a slash behind a name, whatever has it.
+            if creates && spot.must_be_dir && !spot.name.is_empty() {
+                return Err(Errno::ISDIR);
+            }
             }
             let file: OwnedFd = match spot.found {
                 Some(_) if excludes => return Err(Errno::EXIST),
@@ -81,7 +85,6 @@ impl Call<'_> {
                     },
                 },
                 None if !creates => return Err(Errno::NOENT),
-                None if spot.must_be_dir => return Err(Errno::ISDIR),
                 None => match self.create(&spot, flags, mode) {
                     Err(Errno::EXIST) if !excludes => continue,
                     other => other?,
