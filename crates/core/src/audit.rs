@@ -281,7 +281,7 @@ impl Look<'_> {
                 return;
             }
         };
-        if record.identity.is_some_and(|known| !known.is(&stat.identity)) {
+        if record.identity.is_some_and(|known| !known.of_kind(record.attr.kind).is(&stat.identity)) {
             self.say(What::ChangedInStore, path, &shown, "somebody changed it in the store; the store's counts");
             return;
         }

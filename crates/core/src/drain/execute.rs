@@ -52,9 +52,7 @@ impl Drain {
         let inode = tree.get(id)?;
         let identity = *inode.identity.as_deref()?;
         let in_place = || self.namespace.open_of(id).is_some_and(|open| open.content().lies == Lies::Store);
-        // A fifo's times change with its use, which without a mount is the store's own.
-        let used_there = !matches!(inode.attr.kind, Kind::File | Kind::Directory | Kind::Symlink);
-        Some(if used_there || identity.is_bare() || !inode.sealed && in_place() {
+        Some(if identity.is_bare() || !inode.sealed && in_place() {
             Expect::Inode(identity.ino)
         } else if identity.is_touched() || tree.is_hard_linked(id) {
             Expect::Linked(identity)

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Attr, DeviceId, FileId, NodeId, RunId, Seq};
+use super::{Attr, DeviceId, FileId, Kind, NodeId, RunId, Seq};
 
 /// Extended attributes by name.
 pub type Xattrs = BTreeMap<Box<[u8]>, Box<[u8]>>;
@@ -51,6 +51,13 @@ impl StoreIdentity {
     #[must_use]
     pub fn bare(self) -> Self {
         Self { mtime_nanos: Self::UNKNOWN_NANOS, ..self.touched() }
+    }
+
+    /// A fifo's or a device's times change with its use, in the store where programs use the store's own: of those only the inode
+    /// is known.
+    #[must_use]
+    pub fn of_kind(self, kind: Kind) -> Self {
+        if matches!(kind, Kind::File | Kind::Directory | Kind::Symlink) { self } else { self.bare() }
     }
 
     pub fn is_bare(&self) -> bool {

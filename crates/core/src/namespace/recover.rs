@@ -84,7 +84,7 @@ impl Namespace {
             });
             inode.synced = u32::try_from(record.synced_version).unwrap_or(0);
             inode.promised = u32::try_from(record.promised_version).unwrap_or(0);
-            inode.identity = record.identity.map(Box::new);
+            inode.identity = record.identity.map(|known| Box::new(known.of_kind(record.attr.kind)));
             inode.logical = record.logical.map(place);
             inode.pinned = record.pinned;
             inode.checksum = record.checksum;

@@ -517,11 +517,12 @@ fn present_now(place: &Place<'_>) -> io::Result<(Kind, StoreIdentity)> {
         Err(error) => return Err(error.into()),
     };
     let nanos = |time: rustix::fs::StatxTimestamp| crate::model::Timestamp::from_parts(time.tv_sec, time.tv_nsec).nanos;
+    let kind = Kind::from_mode(found.stx_mode.into());
     let identity = StoreIdentity {
         ino: found.stx_ino,
         size_bytes: found.stx_size,
         mtime_nanos: nanos(found.stx_mtime),
         ctime_nanos: nanos(found.stx_ctime),
     };
-    Ok((Kind::from_mode(found.stx_mode.into()), identity))
+    Ok((kind, identity.of_kind(kind)))
 }

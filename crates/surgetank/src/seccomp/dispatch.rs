@@ -1,6 +1,7 @@
 //! From a call's number to what answers it.
 
 use rustix::io::Errno;
+use surgetank_core::model::Kind;
 
 use super::call::{Answer, Answered, Call, DONE, errno};
 use super::filter::number;
@@ -171,10 +172,10 @@ impl Call<'_> {
     fn fsync(&self) -> Answered {
         let Some(known) = self.of_descriptor(self.int(0))? else { return Ok(Answer::Continue) };
         self.namespace().catch_up();
-        if known.attr.kind == surgetank_core::model::Kind::Directory {
-            self.namespace().fsync_dir(known.id).map_err(errno)?;
-        } else {
-            self.namespace().fsync_handed(known.id).map_err(errno)?;
+        match known.attr.kind {
+            Kind::Directory => self.namespace().fsync_dir(known.id).map_err(errno)?,
+            Kind::File => self.namespace().fsync_handed(known.id).map_err(errno)?,
+            _ => return Ok(Answer::Continue),
         }
         DONE
     }

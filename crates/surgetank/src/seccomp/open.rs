@@ -1,7 +1,6 @@
 //! Opening, entering, executing: what gives a program something of ours that the kernel then serves by itself.
 
 use std::ffi::CString;
-use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -67,10 +66,10 @@ impl Call<'_> {
                     return Err(Errno::NOTDIR);
                 }
                 return self.refuse("files without a name (O_TMPFILE)", Errno::OPNOTSUPP);
+            }
             // As the kernel says of a slash behind a name, whatever has it.
             if creates && spot.must_be_dir && !spot.name.is_empty() {
                 return Err(Errno::ISDIR);
-            }
             }
             let file: OwnedFd = match spot.found {
                 Some(_) if excludes => return Err(Errno::EXIST),
@@ -101,7 +100,7 @@ impl Call<'_> {
         let perm = mode & 0o7777 & !caller.umask;
         let (id, file) =
             self.namespace().create_plain(&caller, spot.dir, &spot.name, perm, flags & !libc::O_EXCL).map_err(errno)?;
-        self.remember(&file, id);
+        self.remember(id, rustix::fs::fstat(&file));
         if flags & libc::O_ACCMODE == libc::O_RDONLY {
             drop(file);
             return self.plain(id, flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC));
@@ -110,8 +109,8 @@ impl Call<'_> {
         Ok(file.into())
     }
 
-    fn remember(&self, file: &File, id: FileId) {
-        if let Ok(stat) = rustix::fs::fstat(file)
+    fn remember(&self, id: FileId, there: Result<rustix::fs::Stat, Errno>) {
+        if let Ok(stat) = there
             && self.supervisor.remember_file(stat.st_dev, stat.st_ino, id)
         {
             self.keep(id);
@@ -125,7 +124,7 @@ impl Call<'_> {
             self.namespace().catch_up();
         }
         let file = self.namespace().open_plain(&caller, id, flags).map_err(errno)?;
-        self.remember(&file, id);
+        self.remember(id, rustix::fs::fstat(&file));
         (self.supervisor.gave)(self.task.tid, id, flags, false);
         // What is written to the plain file is not seen by us.
         if writes && caller.uid != 0 {
@@ -163,7 +162,7 @@ impl Call<'_> {
                 // To have its name takes no right to read it.
                 let anybody = Caller { uid: 0, gid: 0, pid: self.task.tid, umask: 0 };
                 let file = self.namespace().open_plain(&anybody, known.id, libc::O_RDONLY).map_err(errno)?;
-                self.remember(&file, known.id);
+                self.remember(known.id, rustix::fs::fstat(&file));
                 Ok(Some(file.into()))
             }
             Kind::File => self.plain(known.id, flags & !(libc::O_CREAT | libc::O_EXCL)).map(Some),
@@ -176,6 +175,8 @@ impl Call<'_> {
     fn special(&self, dirfd: i32, path: &[u8], spot: &Spot, id: FileId) -> Answered {
         let below = self.await_file(id)?;
         self.await_name(dirfd, path, spot, &below)?;
+        // What the program does with its descriptor is asked of the catalog, which has the attributes.
+        self.remember(id, rustix::fs::lstat(&*self.bare(&below)));
         Ok(Answer::Continue)
     }
 

@@ -299,12 +299,15 @@ impl Call<'_> {
                 }
                 self.dir_at(link, &text)?.map(|id| self.known(id)).transpose()
             }
-            libc::S_IFREG => {
+            libc::S_IFDIR => Ok(None),
+            kind => {
                 let Some(id) = self.supervisor.file(stat.st_dev, stat.st_ino) else { return Ok(None) };
-                // Forgotten by now: it is what it is.
-                Ok(self.known(id).ok().filter(|known| known.attr.kind == Kind::File))
+                // Forgotten by now: it is what it is. (A deleted fifo's number may be another one's outside.)
+                let is_it = |known: &Known| {
+                    known.attr.kind.type_bits() == kind && (known.attr.kind == Kind::File || known.attr.links > 0)
+                };
+                Ok(self.known(id).ok().filter(is_it))
             }
-            _ => Ok(None),
         }
     }
 }

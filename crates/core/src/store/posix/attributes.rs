@@ -53,6 +53,7 @@ pub fn identity_of(stat: &Stat) -> StoreIdentity {
         mtime_nanos: attr.mtime.nanos,
         ctime_nanos: attr.ctime.nanos,
     }
+    .of_kind(attr.kind)
 }
 
 /// An open inode that `meta` is brought to. `inode` may be an `O_PATH` handle; for a link it must be.
