@@ -15,16 +15,11 @@
 
 static const char SERVED[] = "user.";
 
-static bool is_memory(const void *at)
-{
-    return (uintptr_t)at >= 4096;
-}
-
 /* 0: done; > 0: errno; ST_PASS. */
 static int ask(const char *path, struct st_request *request, struct st_attribute *about)
 {
     struct st_place place;
-    if (!st_begin(&place, AT_FDCWD, path) || !is_memory(about->name) || strncmp(about->name, SERVED, sizeof SERVED - 1) != 0)
+    if (!st_begin(&place, AT_FDCWD, path) || !st_is_text(about->name) || strncmp(about->name, SERVED, sizeof SERVED - 1) != 0)
         return ST_PASS;
     about->name_bytes = (uint32_t)strnlen(about->name, ST_NAME_BYTES_MAX + 1);
     if (about->name_bytes > ST_NAME_BYTES_MAX)
@@ -46,7 +41,7 @@ static int set(const char *path, const char *name, const void *value, size_t byt
 {
     struct st_request request;
     struct st_attribute about = {.name = name, .value = (void *)(uintptr_t)value};
-    if (flags || bytes > ST_MORE_BYTES_MAX - ST_NAME_BYTES_MAX || (bytes && !is_memory(value)))
+    if (flags || bytes > ST_MORE_BYTES_MAX - ST_NAME_BYTES_MAX || (bytes && (uintptr_t)value < ST_MEMORY_MIN))
         return ST_PASS;
     memset(&request, 0, offsetof(struct st_request, name));
     request.op = ST_SETXATTR;
@@ -60,7 +55,7 @@ static ssize_t get(const char *path, const char *name, void *value, size_t room)
 {
     struct st_request request;
     struct st_attribute about = {.name = name, .value = value};
-    if (room && !is_memory(value))
+    if (room && (uintptr_t)value < ST_MEMORY_MIN)
         return ST_PASS;
     about.room_bytes = room < ST_VALUE_BYTES_MAX ? (uint32_t)room : ST_VALUE_BYTES_MAX;
     memset(&request, 0, offsetof(struct st_request, name));
@@ -80,8 +75,7 @@ static int missing(void)
     ST_WRAP(result, name, PARAMETERS)                                         \
     {                                                                           \
         char text[ST_TEXT];                                                     \
-        if (follows)                                                            \
-            path = st_through(path, text);                                      \
+        path = (follows) ? st_through(path, text) : st_path(path);              \
         if (st_refused(AT_FDCWD, path))                                         \
             return -1;                                                          \
         result answer = attempt;                                                \

@@ -102,9 +102,14 @@ static bool good_time(const struct timespec *time)
 
 static const struct timespec NOW[2] = {{0, UTIME_NOW}, {0, UTIME_NOW}};
 
-static bool good_times(const struct timespec times[2])
+/* What was passed, or the present; false: leave it to the kernel. */
+static bool good_times(const struct timespec **times)
 {
-    return (uintptr_t)times >= 4096 && good_time(&times[0]) && good_time(&times[1]);
+    if (!*times) {
+        *times = NOW;
+        return true;
+    }
+    return st_readable(*times, 2 * sizeof **times) && good_time(&(*times)[0]) && good_time(&(*times)[1]);
 }
 
 static void ask_for_times(struct st_request *request, uint32_t op, const struct timespec times[2])
@@ -132,9 +137,7 @@ int st_change_times(int dirfd, const char *path, const struct timespec times[2])
 {
     struct st_place place;
     struct st_request request;
-    if (!times)
-        times = NOW;
-    if (!good_times(times) || !st_begin(&place, dirfd, path))
+    if (!good_times(&times) || !st_begin(&place, dirfd, path))
         return ST_PASS;
     enum st_found found = st_find(&place);
     bool made_here = found == ST_UNSURE && (place.dir_flags & ST_LENT); /* and not taken in yet */
@@ -153,9 +156,7 @@ int st_change_times(int dirfd, const char *path, const struct timespec times[2])
 static int change_times(int descriptor, const struct timespec times[2])
 {
     struct st_held held;
-    if (!times)
-        times = NOW;
-    if (!good_times(times) || !held_by_mount(descriptor, &held))
+    if (!good_times(&times) || !held_by_mount(descriptor, &held))
         return ST_PASS;
     if (is_fresh(&held, descriptor))
         return result_of(st_sys(__NR_utimensat, descriptor, 0, times, 0));
@@ -173,7 +174,7 @@ static int change_micro_times(int descriptor, const struct timeval times[2])
 {
     if (!times)
         return change_times(descriptor, NULL);
-    if ((uintptr_t)times < 4096)
+    if (!st_readable(times, 2 * sizeof *times))
         return ST_PASS;
     struct timespec nano[2];
     for (int at = 0; at < 2; at++) {
@@ -206,14 +207,13 @@ DESCRIPTOR_CALL(futimes, LIST(int, const struct timeval *), LIST(int descriptor,
 
 static bool empty_path(const char *path, int flags)
 {
-    return (flags & AT_EMPTY_PATH) && (uintptr_t)path >= 4096 && !*path;
+    return (flags & AT_EMPTY_PATH) && (uintptr_t)path >= ST_MEMORY_MIN && !*path;
 }
 
 ST_WRAP(int, utimensat, int dirfd, const char *path, const struct timespec *times, int flags)
 {
     char text[ST_TEXT];
-    if (!(flags & AT_SYMLINK_NOFOLLOW))
-        path = st_through(path, text);
+    path = flags & AT_SYMLINK_NOFOLLOW ? st_path(path) : st_through(path, text);
     int result = ST_PASS;
     if ((!path || empty_path(path, flags)) && dirfd >= 0)
         result = change_times(dirfd, times);
@@ -243,8 +243,7 @@ ST_WRAP(int, futimesat, int dirfd, const char *path, const struct timeval *times
 ST_WRAP(int, fchownat, int dirfd, const char *path, uid_t uid, gid_t gid, int flags)
 {
     char text[ST_TEXT];
-    if (!(flags & AT_SYMLINK_NOFOLLOW))
-        path = st_through(path, text);
+    path = flags & AT_SYMLINK_NOFOLLOW ? st_path(path) : st_through(path, text);
     if (st_refused(dirfd, path))
         return -1;
     int result = empty_path(path, flags) && dirfd >= 0 ? change_owner(dirfd, uid, gid) : ST_PASS;

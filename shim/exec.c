@@ -15,7 +15,7 @@
 
 static bool refused_program(const char *path, bool search)
 {
-    if (search && st_on(ST_ON_DEAD) && (uintptr_t)path >= 4096 && !strchr(path, '/'))
+    if (search && st_on(ST_ON_DEAD) && (uintptr_t)path >= ST_MEMORY_MIN && !strchr(path, '/'))
         return false;
     return st_refused(AT_FDCWD, path);
 }

@@ -17,7 +17,7 @@ static int failed(int error)
 /* Only the kernel's own links to descriptors; a symbolic link that somebody wrote is shown as it is. */
 static bool may_be_descriptor(int dirfd, const char *path)
 {
-    if ((uintptr_t)path < 4096)
+    if ((uintptr_t)path < ST_MEMORY_MIN)
         return false;
     return *path == '/' ? !strncmp(path, "/proc/", 6) || !strncmp(path, "/dev/fd/", 8) : dirfd != AT_FDCWD && *path;
 }
@@ -86,7 +86,7 @@ ST_WRAP(ssize_t, __readlinkat_chk, int dirfd, const char *path, char *out, size_
 static const char *path_of(int descriptor, const char *path, int flags, char text[ST_TEXT])
 {
     struct st_held held;
-    if (!(flags & AT_EMPTY_PATH) || (uintptr_t)path < 4096 || *path || !st_on(ST_ON_PATHS) || !st_held(descriptor, &held))
+    if (!(flags & AT_EMPTY_PATH) || (uintptr_t)path < ST_MEMORY_MIN || *path || !st_on(ST_ON_PATHS) || !st_held(descriptor, &held))
         return NULL;
     return st_held_path(&held, descriptor, text);
 }
@@ -94,6 +94,7 @@ static const char *path_of(int descriptor, const char *path, int flags, char tex
 ST_WRAP(int, linkat, int dirfd, const char *path, int to_dirfd, const char *to, int flags)
 {
     char text[ST_TEXT];
+    path = st_path(path);
     if (st_refused(dirfd, path) || st_refused(to_dirfd, to))
         return -1;
     const char *instead = path_of(dirfd, path, flags, text);
@@ -122,6 +123,7 @@ ST_WRAP(int, fexecve, int descriptor, char *const *arguments, char *const *envir
 ST_WRAP(int, execveat, int dirfd, const char *path, char *const *arguments, char *const *environment, int flags)
 {
     char text[ST_TEXT];
+    path = st_path(path);
     if (st_refused(dirfd, path))
         return -1;
     const char *instead = path_of(dirfd, path, flags, text);

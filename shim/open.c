@@ -217,8 +217,7 @@ static int raw_openat(int dirfd, const char *path, int flags, mode_t mode)
 
 /* A link to a descriptor is followed unless the caller forbids that. */
 #define SERVE(dirfd)                                                  \
-    if (!(flags & (O_NOFOLLOW | O_PATH)))                             \
-        path = st_through(path, text);                                \
+    path = flags & (O_NOFOLLOW | O_PATH) ? st_path(path) : st_through(path, text); \
     int opened = st_open(dirfd, path, flags, mode);                   \
     if (opened != ST_PASS)                                            \
         return opened;
@@ -320,7 +319,7 @@ static int flags_of(const char *mode)
 static FILE *open_stream(const char *path, const char *mode, bool *pass)
 {
     FILE *(*stream_of)(int, const char *) = ST_NEXT(fdopen);
-    int flags = (uintptr_t)mode < 4096 ? -1 : flags_of(mode);
+    int flags = st_is_text(mode) ? flags_of(mode) : -1;
     int opened = flags < 0 || !stream_of ? ST_PASS : st_open(AT_FDCWD, path, flags, 0666);
     *pass = opened == ST_PASS;
     if (opened < 0)

@@ -81,7 +81,7 @@ PATH2(lchown, uid_t, gid_t)
         if (st_refused(AT_FDCWD, path))                                                      \
             return -1;                                                                       \
         struct timespec both[2];                                                             \
-        bool good = !times || ((uintptr_t)times >= 4096 && nano(times, both));               \
+        bool good = !times || nano(times, both);                                             \
         int result = good ? st_change_times(AT_FDCWD, path, times ? both : NULL) : ST_PASS;  \
         if (result != ST_PASS)                                                               \
             return result;                                                                   \
@@ -90,12 +90,16 @@ PATH2(lchown, uid_t, gid_t)
     }
 static inline bool of_seconds(const struct utimbuf *times, struct timespec both[2])
 {
+    if (!st_readable(times, sizeof *times))
+        return false;
     both[0] = (struct timespec){times->actime, 0};
     both[1] = (struct timespec){times->modtime, 0};
     return true;
 }
 static inline bool of_micros(const struct timeval times[2], struct timespec both[2])
 {
+    if (!st_readable(times, 2 * sizeof *times))
+        return false;
     for (int at = 0; at < 2; at++) {
         if (times[at].tv_usec < 0 || times[at].tv_usec >= 1000000)
             return false;
@@ -118,8 +122,7 @@ FOLLOW_CALL(key_t, -1, ftok, LIST(const char *, int), LIST(const char *path, int
 ST_WRAP(int, fchmodat, int dirfd, const char *path, mode_t mode, int flags)
 {
     char text[ST_TEXT];
-    if (!(flags & AT_SYMLINK_NOFOLLOW))
-        path = st_through(path, text);
+    path = flags & AT_SYMLINK_NOFOLLOW ? st_path(path) : st_through(path, text);
     if (st_refused(dirfd, path))
         return -1;
     int (*next)(int, const char *, mode_t, int) = ST_NEXT(fchmodat);
@@ -137,7 +140,7 @@ PATH1(lremovexattr, const char *)
 static bool is_missing(int dirfd, const char *path)
 {
     struct st_place place;
-    if (!st_begin(&place, dirfd, path))
+    if (!st_begin(&place, dirfd, st_path(path)))
         return false;
     enum st_found found = st_find(&place);
     return found == ST_MISSING || found == ST_NOWHERE;
@@ -330,8 +333,8 @@ static bool socket_refused(const struct sockaddr *address, socklen_t bytes)
 {
     struct sockaddr_un copy;
     char path[sizeof copy.sun_path + 1];
-    if (!st_on(ST_ON_DEAD) || (uintptr_t)address < 4096 || bytes <= offsetof(struct sockaddr_un, sun_path) ||
-        bytes > sizeof copy || address->sa_family != AF_UNIX)
+    if (!st_on(ST_ON_DEAD) || bytes <= offsetof(struct sockaddr_un, sun_path) ||
+        bytes > sizeof copy || !st_readable(address, bytes) || address->sa_family != AF_UNIX)
         return false;
     size_t room = bytes - offsetof(struct sockaddr_un, sun_path);
     for (size_t at = 0; at < room; at++)

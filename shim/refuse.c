@@ -63,7 +63,7 @@ bool st_refused_slow(int dirfd, const char *path)
 {
     char text[PATH_MAX];
     long bytes = 0;
-    if ((uintptr_t)path < 4096 || !*path)
+    if (!st_is_text(path) || !*path)
         return false;
     if (*path != '/') {
         if (!place_of(dirfd, text))

@@ -54,17 +54,6 @@ enum st_self st_self(int *pid)
 /* ---- Without a system call: has anybody called vfork since we were last alone in our memory? Only for what may be wrong in a child that
  * was made by a bare system call (it counts for its parent). */
 
-static inline uintptr_t this_thread(void)
-{
-    uintptr_t self;
-#if defined(__x86_64__)
-    __asm__("movq %%fs:0, %0" : "=r"(self));
-#else
-    __asm__("mrs %0, tpidr_el0" : "=r"(self));
-#endif
-    return self;
-}
-
 static void shares_memory(uintptr_t who)
 {
     uintptr_t before = __atomic_load_n(&vforker, __ATOMIC_RELAXED), now;
@@ -76,7 +65,7 @@ static void shares_memory(uintptr_t who)
 /* Who called vfork is back, so its child is gone. */
 static bool is_own(uintptr_t who, enum st_self self)
 {
-    if (self == ST_SELF_OWN && who == this_thread())
+    if (self == ST_SELF_OWN && who == st_this_thread())
         __atomic_compare_exchange_n(&vforker, &who, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
     return self == ST_SELF_OWN;
 }
@@ -105,7 +94,7 @@ bool st_is_vforked(void)
 __attribute__((used, visibility("hidden"))) void *st_vfork_begins(void)
 {
     void *next = ST_NEXT(vfork);
-    shares_memory(this_thread());
+    shares_memory(st_this_thread());
     return next ? next : ST_NEXT(fork);
 }
 

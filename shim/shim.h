@@ -67,6 +67,62 @@ static inline void st_off(uint32_t bits)
         st_anchor_end();
 }
 
+/* ---- Memory that a program passes (memory.c): is it there? Asked before the shim looks at it. */
+
+static inline uintptr_t st_this_thread(void)
+{
+    uintptr_t self;
+#if defined(__x86_64__)
+    __asm__("movq %%fs:0, %0" : "=r"(self));
+#else
+    __asm__("mrs %0, tpidr_el0" : "=r"(self));
+#endif
+    return self;
+}
+
+void st_memory_start(void);
+extern uintptr_t st_stack_end, st_heap_begin, st_program, st_program_bytes;
+extern void *__curbrk __attribute__((weak)); /* libc's: where the heap ends */
+static inline uintptr_t st_break(void)
+{
+    return &__curbrk ? (uintptr_t)__curbrk : 0;
+}
+#define ST_STACK_MAX (64u << 20) /* less than the kernel leaves free below the first thread's stack */
+#define ST_MEMORY_MIN 4096u      /* nothing is below */
+/* Without a call: on the stack in use, if that is the first thread's, or in the heap, with room for a path behind it. */
+static inline bool st_surely_there(uintptr_t at, size_t bytes)
+{
+    uintptr_t here = (uintptr_t)__builtin_frame_address(0);
+    if (st_stack_end - here < ST_STACK_MAX && at >= here && at < st_stack_end && bytes <= st_stack_end - at)
+        return true;
+    uintptr_t end = st_break();
+    return at >= __atomic_load_n(&st_heap_begin, __ATOMIC_RELAXED) && at < end && end - at > bytes + 4096;
+}
+bool st_text_slow(const char *text);
+bool st_memory_slow(const void *memory, size_t bytes, bool to_write);
+static inline bool st_is_text(const char *text)
+{
+    return st_likely(st_surely_there((uintptr_t)text, 1)) || (uintptr_t)text - st_program < st_program_bytes ||
+           st_text_slow(text);
+}
+static inline bool st_readable(const void *memory, size_t bytes)
+{
+    return st_likely(st_surely_there((uintptr_t)memory, bytes)) || st_memory_slow(memory, bytes, false);
+}
+static inline bool st_writable(const void *memory, size_t bytes)
+{
+    return st_likely(st_surely_there((uintptr_t)memory, bytes)) || st_memory_slow(memory, bytes, true);
+}
+/* A path as it was passed; of one that cannot be read an address that the kernel answers with EFAULT, too. Every wrapper
+ * begins with this, or with `st_through`. */
+#define ST_NO_MEMORY ((const char *)1)
+static inline const char *st_path(const char *path)
+{
+    if (st_likely(!st_on(~0u)) || (uintptr_t)path < ST_MEMORY_MIN)
+        return path;
+    return st_likely(st_is_text(path)) ? path : ST_NO_MEMORY;
+}
+
 /* ---- Counters for SURGETANK_REPORT (report.c). */
 
 enum st_count { ST_OPEN_INDEX, ST_OPEN_AGENT, ST_OPEN_LENT, ST_OPEN_LEFT, ST_STAT_INDEX, ST_STAT_LEFT, ST_COUNTS };
@@ -287,7 +343,7 @@ bool st_mount_prefix(const struct st_domain *domain, const char *path, const cha
 
 static inline bool st_begin(struct st_place *place, int dirfd, const char *path)
 {
-    if (st_likely(!st_on(ST_ON_INDEX)) || st_unlikely((uintptr_t)path < 4096))
+    if (st_likely(!st_on(ST_ON_INDEX)) || st_unlikely((uintptr_t)path < ST_MEMORY_MIN))
         return false;
     if (*path != '/' && st_base_known_outside(dirfd))
         return false;
@@ -336,7 +392,8 @@ const char *st_proc_path(int descriptor, char text[32]);
 const char *st_through_slow(const char *path, char text[ST_TEXT]);
 static inline const char *st_through(const char *path, char text[ST_TEXT])
 {
-    if (st_likely(!st_on(ST_ON_PATHS)) || (uintptr_t)path < 4096 || path[0] != '/' || (path[1] != 'p' && path[1] != 'd'))
+    path = st_path(path);
+    if (st_likely(!st_on(ST_ON_PATHS)) || (uintptr_t)path < ST_MEMORY_MIN || path[0] != '/' || (path[1] != 'p' && path[1] != 'd'))
         return path;
     return st_through_slow(path, text);
 }

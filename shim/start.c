@@ -200,6 +200,7 @@ __attribute__((constructor)) static void start(int count, char **arguments, char
         return;
     memcpy(texts, lines, bytes + 1);
     start_domains(texts);
+    st_memory_start();
 
     uint32_t on = 0;
     for (uint32_t number = 0; number < st_process.domain_count; number++) {

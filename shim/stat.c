@@ -117,7 +117,7 @@ static int stat_path(int dirfd, const char *path, struct stat *out, bool follow)
         return -1;
     if (!st_begin(&place, dirfd, path))
         return ST_PASS;
-    int result = (uintptr_t)out < 4096 ? ST_PASS : stat_inside(&place, out, follow);
+    int result = st_writable(out, sizeof *out) ? stat_inside(&place, out, follow) : ST_PASS;
     st_count(result == ST_PASS ? ST_STAT_LEFT : ST_STAT_INDEX);
     return result;
 }
@@ -125,7 +125,7 @@ static int stat_path(int dirfd, const char *path, struct stat *out, bool follow)
 /* "" with AT_EMPTY_PATH is the descriptor itself. */
 static bool names_descriptor(const char *path, int flags)
 {
-    return (flags & AT_EMPTY_PATH) && ((uintptr_t)path < 4096 ? !path : !*path);
+    return (flags & AT_EMPTY_PATH) && ((uintptr_t)path < ST_MEMORY_MIN ? !path : !*path);
 }
 
 static int raw_stat(int dirfd, const char *path, struct stat *out, int flags)
@@ -145,8 +145,7 @@ static int identified(int descriptor, int result, struct stat *out)
     ST_WRAP(int, name, const char *path, struct stat *out)                                            \
     {                                                                                                   \
         char text[ST_TEXT];                                                                             \
-        if (!((flags) & AT_SYMLINK_NOFOLLOW))                                                           \
-            path = st_through(path, text);                                                              \
+        path = (flags) & AT_SYMLINK_NOFOLLOW ? st_path(path) : st_through(path, text);                  \
         int result = stat_path(AT_FDCWD, path, out, !((flags) & AT_SYMLINK_NOFOLLOW));                  \
         if (result != ST_PASS)                                                                          \
             return result;                                                                              \
@@ -163,8 +162,7 @@ PATH_STAT(lstat64, AT_SYMLINK_NOFOLLOW)
     ST_WRAP(int, name, int version, const char *path, struct stat *out)                               \
     {                                                                                                   \
         char text[ST_TEXT];                                                                             \
-        if (!((flags) & AT_SYMLINK_NOFOLLOW))                                                           \
-            path = st_through(path, text);                                                              \
+        path = (flags) & AT_SYMLINK_NOFOLLOW ? st_path(path) : st_through(path, text);                  \
         int result = (unsigned)version > 1                                                              \
                          ? ST_PASS                                                                      \
                          : stat_path(AT_FDCWD, path, out, !((flags) & AT_SYMLINK_NOFOLLOW));            \
@@ -203,9 +201,9 @@ DESCRIPTOR_XSTAT(__fxstat64)
     ST_WRAP(int, name, PARAMETERS)                                                                    \
     {                                                                                                   \
         char text[ST_TEXT];                                                                             \
-        bool follow = !(flags & AT_SYMLINK_NOFOLLOW), descriptor = names_descriptor(path, flags);       \
-        if (follow)                                                                                     \
-            path = st_through(path, text);                                                              \
+        bool follow = !(flags & AT_SYMLINK_NOFOLLOW);                                                   \
+        path = follow ? st_through(path, text) : st_path(path);                                         \
+        bool descriptor = names_descriptor(path, flags);                                                \
         int result = st_refused(dirfd, path)           ? -1                                             \
                      : descriptor || (flags & ~KNOWN)  ? ST_PASS                                        \
                                                        : stat_path(dirfd, path, out, follow);           \
@@ -254,12 +252,11 @@ static int statx_path(int dirfd, const char *path, int flags, unsigned mask, str
     const unsigned ours = STATX_BASIC_STATS | STATX_BTIME;
     if (st_refused(dirfd, path))
         return -1;
-    if ((flags & ~(AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | AT_EMPTY_PATH | AT_STATX_DONT_SYNC)) || (mask & ~ours) ||
-        (uintptr_t)out < 4096)
+    if ((flags & ~(AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | AT_EMPTY_PATH | AT_STATX_DONT_SYNC)) || (mask & ~ours))
         return ST_PASS;
     int result = stat_path(dirfd, path, &stat, !(flags & AT_SYMLINK_NOFOLLOW));
-    if (result != 0)
-        return result;
+    if (result != 0 || !st_writable(out, sizeof *out))
+        return result == 0 ? ST_PASS : result;
     memset(out, 0, sizeof *out);
     put_statx(&stat, out);
     out->stx_mask = STATX_BASIC_STATS;
@@ -287,9 +284,8 @@ static void identify_statx(int descriptor, struct statx *out)
 ST_WRAP(int, statx, int dirfd, const char *path, int flags, unsigned mask, struct statx *out)
 {
     char text[ST_TEXT];
+    path = flags & AT_SYMLINK_NOFOLLOW ? st_path(path) : st_through(path, text);
     bool descriptor = names_descriptor(path, flags);
-    if (!(flags & AT_SYMLINK_NOFOLLOW))
-        path = st_through(path, text);
     int result = descriptor ? ST_PASS : statx_path(dirfd, path, flags, mask, out);
     if (result != ST_PASS)
         return result;
@@ -355,8 +351,7 @@ ACCESS(euidaccess)
 ST_WRAP(int, faccessat, int dirfd, const char *path, int mode, int flags)
 {
     char text[ST_TEXT];
-    if (!(flags & AT_SYMLINK_NOFOLLOW))
-        path = st_through(path, text);
+    path = flags & AT_SYMLINK_NOFOLLOW ? st_path(path) : st_through(path, text);
     int result = st_refused(dirfd, path) ? -1 : flags & ~AT_EACCESS ? ST_PASS : exists(dirfd, path, mode);
     if (result != ST_PASS)
         return result;

@@ -1,5 +1,5 @@
 /* Checks of the shim, run under it by `run`: check live MOUNT TIER LOG | dead MOUNT | stress MOUNT ROUNDS |
- * fuzz INDEX MOUNT ROUNDS | poke MOUNT | measure MOUNT TIER | memory MOUNT. Files below MOUNT begin with "mount", those of
+ * fuzz INDEX MOUNT ROUNDS | pointers MOUNT | poke MOUNT | measure MOUNT TIER | memory MOUNT. Files below MOUNT begin with "mount", those of
  * the tier with "plain", so every check can tell who served, and fails without the shim.
  */
 #define _GNU_SOURCE
@@ -491,6 +491,8 @@ int main(int count, char **arguments)
         check_memory();
     } else if (!strcmp(what, "dead")) {
         check_dead(mount);
+    } else if (!strcmp(what, "pointers")) {
+        check_pointers(mount);
     } else if (!strcmp(what, "stress")) {
         check_stress(mount, atoi(arguments[3]));
     } else if (!strcmp(what, "fuzz")) {

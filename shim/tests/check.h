@@ -25,6 +25,7 @@ void check_dead(const char *mount);
 void check_stress(const char *mount, int rounds);
 void check_numbers(const char *mount);
 void check_anchors(const char *mount);
+void check_pointers(const char *mount);
 void check_fuzz(const char *index, const char *mount, int rounds);
 void measure(const char *mount, const char *tier);
 

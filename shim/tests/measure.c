@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -37,7 +38,7 @@ static double now(void)
             EACH(best, call);                                                                      \
             EACH(bare, native);                                                                    \
         }                                                                                          \
-        printf("%-34s %7.0f   native %7.0f   %+6.0f\n", name, best, bare, best - bare);            \
+        printf("%-37s %7.0f   native %7.0f   %+6.0f\n", name, best, bare, best - bare);            \
     } while (0)
 
 #define OPEN(dir, path, flags) (int)syscall(SYS_openat, dir, path, flags)
@@ -47,11 +48,14 @@ void measure(const char *mount, const char *tier)
 {
     struct stat out;
     /* Outside on another device than the mount: the stand-in of a mount shares its own with most of the machine. */
-    const char *outside = below(tier, "a/file"), *inside = below(mount, "a/b/c/deep"), *direct = below(tier, "a/b/c/deep");
+    const char *outside = strdup(below(tier, "a/file"));
+    const char *inside = strdup(below(mount, "a/b/c/deep")), *direct = strdup(below(tier, "a/b/c/deep"));
+    const char *mapped = strcpy(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), outside);
     CHECK(chdir(below(tier, "a")) == 0);
     MEASURE("outside, open+close", close(open(outside, O_RDONLY)), close(OPEN(AT_FDCWD, outside, O_RDONLY)));
     MEASURE("outside, open+close, relative", close(open("file", O_RDONLY)), close(OPEN(AT_FDCWD, "file", O_RDONLY)));
     MEASURE("outside, stat", stat(outside, &out), STAT(AT_FDCWD, outside));
+    MEASURE("outside, stat, path in mapped memory", stat(mapped, &out), STAT(AT_FDCWD, mapped));
     MEASURE("outside, stat, relative", stat("file", &out), STAT(AT_FDCWD, "file"));
     int directory = open(tier, O_RDONLY | O_DIRECTORY);
     MEASURE("outside, fstatat, descriptor", fstatat(directory, "a/file", &out, 0), STAT(directory, "a/file"));

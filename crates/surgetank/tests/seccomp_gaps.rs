@@ -400,6 +400,43 @@ P"#;
     }
 }
 
+/// The shim looked at what it was given, and the program died where the kernel says EFAULT.
+#[test]
+fn bad_pointers_give_efault_through_every_door() {
+    let Some(scene) = scene("gaps_pointers") else { return };
+    let script = r#"
+mkdir -p d; echo there > d/f
+exec /usr/bin/python3 - <<'P'
+import ctypes, errno, mmap, os
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+none = libc.mmap(None, 4096, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+out, here, held = ctypes.create_string_buffer(4096), -100, os.open('d/f', os.O_RDWR)
+wrong = []
+for bad in (none, 0xdeadc0de, 2**64 - 1, 2**63, 0):
+    bad = ctypes.c_void_p(bad)
+    calls = {'open': (bad, 0), 'openat': (here, bad, 0o101, 0o600), 'creat': (bad, 0o600), 'stat': (bad, out), 'lstat': (bad, out),
+        'access': (bad, 0), 'chmod': (bad, 0o600), 'chown': (bad, 0, 0), 'lchown': (bad, 0, 0), 'truncate': (bad, ctypes.c_long(0)),
+        'unlink': (bad,), 'rmdir': (bad,), 'mkdir': (bad, 0o700), 'mkfifo': (bad, 0o600), 'symlink': (b'to', bad),
+        'link': (bad, b'to'), 'rename': (bad, b'to'), 'readlink': (bad, out, 100), 'chdir': (bad,), 'statfs': (bad, out),
+        'getxattr': (bad, b'user.a', out, 10), 'execv': (bad, None), 'statx': (here, bad, 0, 0x7ff, out)}
+    if bad.value:
+        calls.update({'utimensat': (here, bad, None, 0)})
+        calls.update({'fstat': (held, bad), 'statx of a file': (here, b'd/f', 0, 0x7ff, bad), 'stat into': (b'd/f', bad),
+            'times': (here, b'd/f', bad, 0), 'futimens': (held, bad), 'fstatfs': (held, bad), 'readlink into': (b'/proc/self/exe', bad, 9)})
+    for name, given in calls.items():
+        function = getattr(libc, {'times': 'utimensat'}.get(name, name.split()[0]))
+        ctypes.set_errno(0)
+        if function(*given) != -1 or ctypes.get_errno() != errno.EFAULT:
+            wrong.append((name, bad.value and hex(bad.value), errno.errorcode.get(ctypes.get_errno())))
+print(wrong)
+print(open('d/f').read(), end='')
+P"#;
+    for door in [BARE, &["--door", "seccomp"], &["--door", "fuse", "--no-preload"], &["--door", "fuse"]] {
+        scene.run(door, script).exits(0).prints("[]\nthere\n");
+    }
+}
+
 /// The store had it, but not yet under this of its names: the kernel made a file there, and the other end waited for ever.
 #[test]
 fn a_fifo_was_a_new_file_under_a_name_that_was_not_drained() {
