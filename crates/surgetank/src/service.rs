@@ -113,6 +113,12 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     let mut afterlife = afterlife::Mount::of(survival);
     let mut survival = afterlife.survival();
     survival.claimed = shimdoor::left(&key, &state);
+    if !survival.again {
+        let found = shimdoor::leftovers::sweep(Path::new(shimdoor::leftovers::SHARED_MEMORY), true);
+        if found.files > 0 {
+            tracing::info!(files = found.files, bytes = found.bytes, "removed from shared memory: their agents are dead");
+        }
+    }
     let namespace = Namespace::open_after(config, store, tiers.clone(), catalog, key, checks, survival)?;
     let runs = Arc::new(runs::Runs::default());
     let asked = runs.clone();
@@ -159,6 +165,9 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     })?;
     let again = afterlife.is_another();
     let shim = namespace.config.preload.then(|| open_shim_door(&namespace, &state, &over, again)).flatten();
+    if let (Some(shim), Some(keeper)) = (&shim, afterlife.keeper()) {
+        shim.keep(keeper);
+    }
     let place = shim.as_ref().map(|door| ShimPlace { index: door.index().into(), socket: door.socket().into() });
     let index = shim.as_ref().map(shimdoor::Opened::index);
     let recorder = recorder::Recorder::start(&namespace, &drain, tally, &state, index, again);

@@ -8,6 +8,7 @@ pub mod abi;
 mod closings;
 pub mod counts;
 mod index;
+pub mod leftovers;
 mod memory;
 mod ring;
 mod server;
@@ -25,7 +26,7 @@ use std::time::Duration;
 
 use rustix::event::EventfdFlags;
 use surgetank_core::model::FileId;
-use surgetank_core::namespace::{Claimed, Namespace, Shim, Shown, Stray};
+use surgetank_core::namespace::{Claimed, Keeper, Namespace, Shim, Shown, Stray};
 
 use closings::{Closed, Closings};
 use index::{Index, Place};
@@ -147,8 +148,8 @@ fn create_index(
 }
 
 fn places_of_index(key: &str, state: &Path) -> [PathBuf; 2] {
-    let uid = rustix::process::geteuid().as_raw();
-    [PathBuf::from(format!("/dev/shm/surgetank-{uid}-{key}.index")), state.join("index")]
+    let name = format!("{}{key}.index", leftovers::prefix());
+    [Path::new(leftovers::SHARED_MEMORY).join(name), state.join("index")]
 }
 
 /// A descriptor is being sent.
@@ -166,6 +167,17 @@ impl Opened {
     }
     pub fn socket(&self) -> &Path {
         &self.socket
+    }
+
+    /// Has the supervisor hold what says that the files are used, so that they outlive this agent.
+    pub fn keep(&self, keeper: &dyn Keeper) {
+        let index = self.door.index();
+        let files = [("index", Some(index.memory().file())), ("ring", self.door.ring.as_ref().map(ring::Ring::file))];
+        for (name, file) in files {
+            if let Some(Err(why)) = file.map(|file| keeper.keep(name, file.as_fd())) {
+                tracing::warn!(%why, name, "another agent may remove it while this one is replaced");
+            }
+        }
     }
 }
 

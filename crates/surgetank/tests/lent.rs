@@ -406,6 +406,12 @@ time.sleep(30)
     scene.await_no_agent();
     running.kill();
     drop(running.ends());
+    // An agent of another directory removes what agents left that are dead, but not this.
+    scene.beside("elsewhere");
+    let words = ["run", "--over", "/mnt/elsewhere", "--state", "/mnt/state-elsewhere", "--tier", "t=/mnt/tier-ram:32M"];
+    Running::of(scene.surgetank(&[&words[..], &["--", "true"]].concat())).ends().exits(0);
+    let clean = Running::of(scene.surgetank(&["doctor", "--clean"])).ends().exits(0).stdout;
+    assert!(clean.contains("stays: it names 4"), "{clean}");
     scene.drain_what_is_left().exits(0);
     let stored = scene.store_files();
     for n in 0..40 {

@@ -304,6 +304,91 @@ fn the_agent_outlives_its_run() {
     scene.is_clean();
 }
 
+/// What agents have in shared memory now.
+fn shared_memory() -> Vec<PathBuf> {
+    fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().path()).collect()
+}
+
+/// A run that waits, and has made a file; with `stop` in its directory it ends.
+fn waiting(scene: &Scene) -> Running {
+    let running = scene.start(&[], "echo x > file; touch /mnt/beside/ready; until [ -e stop ]; do sleep 0.02; done");
+    eventually("the program is there", || Path::new("/mnt/beside/ready").exists());
+    running
+}
+
+/// A run of the same user over another directory, with another state.
+fn run_elsewhere(scene: &Scene) {
+    scene.beside("elsewhere");
+    let words = ["run", "--over", "/mnt/elsewhere", "--state", "/mnt/state-elsewhere", "--no-progress"];
+    let tier = ["--tier", "slow=/mnt/tier-slow:32M", "--", "true"];
+    Running::of(scene.surgetank(&[&words[..], &tier].concat())).ends().exits(0);
+}
+
+/// Nothing but a run of the same project removed them: tests alone left 40.
+#[test]
+fn memory_of_a_killed_agent_is_removed_by_any_next_agent() {
+    let Some(scene) = prepare("memory_left") else { return };
+    let running = waiting(&scene);
+    scene.kill_agent();
+    running.kill();
+    drop(running);
+    assert!(shared_memory().len() >= 2, "nothing is tested: {:?}", shared_memory());
+    run_elsewhere(&scene);
+    assert_eq!(shared_memory(), Vec::<PathBuf>::new());
+    scene.drain_what_is_left().exits(0);
+    scene.holds("file", b"x\n");
+}
+
+#[test]
+fn memory_of_a_killed_agent_is_removed_by_the_doctor() {
+    let Some(scene) = prepare("memory_doctor") else { return };
+    let doctor = |words: &[&str]| Running::of(scene.surgetank(&[&["doctor"], words].concat())).ends().exits(0).stdout;
+    let living = waiting(&scene);
+    let used = shared_memory();
+    assert!(doctor(&["--clean"]).contains("killed agents in /dev/shm: 0 files removed"));
+    assert_eq!(shared_memory(), used);
+    scene.kill_agent();
+    living.kill();
+    drop(living);
+    let said = doctor(&[]);
+    assert!(said.contains(&format!("killed agents in /dev/shm: {} files", used.len())), "{said}");
+    assert!(said.contains("try: surgetank doctor --clean"), "{said}");
+    assert_eq!(shared_memory(), used);
+    let said = doctor(&["--clean"]);
+    assert!(said.contains(&format!("{} files removed", used.len())), "{said}");
+    assert_eq!(shared_memory(), Vec::<PathBuf>::new());
+}
+
+/// For as long as its supervisor replaces it, an agent that was killed is not dead.
+#[test]
+fn memory_stays_while_the_agent_is_replaced() {
+    let Some(scene) = prepare("memory_replaced") else { return };
+    let running = waiting(&scene);
+    let used = shared_memory();
+    for stopped in [false, true] {
+        let (supervisor, agent) = (scene.supervisor().unwrap(), scene.agent().unwrap());
+        let signal = |pid: u32, signal| {
+            // SAFETY: the process was started by this test.
+            assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0);
+        };
+        if stopped {
+            signal(supervisor, libc::SIGSTOP);
+            signal(agent, libc::SIGKILL);
+        } else {
+            scene.replace_agent();
+            scene.await_served();
+        }
+        run_elsewhere(&scene);
+        assert_eq!(shared_memory(), used, "stopped: {stopped}");
+        signal(supervisor, libc::SIGCONT);
+    }
+    scene.await_served();
+    let stop = scene.run(&[], "cat file; touch stop").exits(0);
+    stop.prints("x\n");
+    running.ends().exits(0);
+    assert_eq!(shared_memory(), Vec::<PathBuf>::new());
+}
+
 /// A script's files, of one process, so that all of them are closed when the last of it is said.
 const LEAVES: &str = "mkdir -p sub; head -c 3000000 /dev/urandom > sub/one; head -c 2000000 /dev/urandom > two; cp sub/one two /mnt/beside; touch /mnt/beside/ready; sleep 100";
 /// Nothing gets into the store by itself.

@@ -66,6 +66,11 @@ impl Mount {
         self.afterlife.as_ref().is_some_and(|afterlife| afterlife.life > 0)
     }
 
+    /// What holds for an agent what has to outlive it.
+    pub fn keeper(&self) -> Option<&dyn Keeper> {
+        self.afterlife.as_ref().map(|afterlife| &*afterlife.channel as &dyn Keeper)
+    }
+
     pub fn survival(&mut self) -> Survival {
         let again = self.is_another();
         let Some(afterlife) = &mut self.afterlife else { return Survival::default() };

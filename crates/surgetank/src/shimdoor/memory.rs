@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
@@ -15,6 +15,7 @@ use rustix::fs::FallocateFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::abi::Header;
+use super::leftovers;
 
 pub struct Memory {
     base: NonNull<u8>,
@@ -33,11 +34,7 @@ unsafe impl Sync for Memory {}
 impl Memory {
     /// A new file, only ours; what an earlier agent left under the name goes.
     pub fn create(path: &Path, bytes: usize) -> io::Result<Self> {
-        match std::fs::remove_file(path) {
-            Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
-            _ => {}
-        }
-        let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(path)?;
+        let file = leftovers::create(path)?;
         let memory = file.set_len(bytes as u64).and_then(|()| map(&file, bytes));
         match memory {
             Ok(base) => Ok(Self { base, bytes, file, path: path.to_path_buf(), unsettled: AtomicBool::new(false) }),
@@ -52,6 +49,9 @@ impl Memory {
     pub fn take_over(path: &Path, bytes: usize, keep_bytes: usize) -> io::Result<Self> {
         unsettle(path)?;
         let file = File::options().read(true).write(true).open(path)?;
+        if !leftovers::mark_used(&file) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
         if file.metadata()?.len() != bytes as u64 {
             return Err(io::ErrorKind::InvalidData.into());
         }
@@ -75,6 +75,11 @@ impl Memory {
 
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// While its description is open the file counts as used.
+    pub fn file(&self) -> &File {
+        &self.file
     }
 
     pub fn at(&self, offset: usize) -> *mut u8 {

@@ -8,7 +8,6 @@ use std::fs::File;
 use std::io;
 use std::mem::offset_of;
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -21,6 +20,7 @@ use surgetank_core::model::{FileId, RunId};
 use surgetank_core::namespace::{Claimed, Stray};
 
 use super::abi::{self, CLAIMS, Claim, phase};
+use super::leftovers;
 
 const BYTES: usize = abi::RING_SLOTS_OFFSET + CLAIMS as usize * size_of::<Claim>();
 /// So many are dealt with in one step, so that nobody waits long for the tree.
@@ -29,6 +29,7 @@ const PAUSE: Duration = Duration::from_micros(20);
 
 pub struct Ring {
     base: NonNull<u8>,
+    file: File,
     path: PathBuf,
     /// The oldest claim that was not given back.
     first: AtomicU64,
@@ -61,21 +62,16 @@ impl Ring {
     pub fn create(index: &Path, again: bool, numbers: &mut dyn FnMut() -> u64) -> io::Result<Self> {
         let path = path_of(index);
         let taken_over = again.then(|| File::options().read(true).write(true).open(&path).ok()).flatten();
-        let taken_over = taken_over.filter(|file| file.metadata().is_ok_and(|file| file.len() == BYTES as u64));
+        let taken_over = taken_over
+            .filter(|file| leftovers::mark_used(file) && file.metadata().is_ok_and(|file| file.len() == BYTES as u64));
         let file = match taken_over {
             Some(file) => file,
-            None => {
-                match std::fs::remove_file(&path) {
-                    Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
-                    _ => {}
-                }
-                File::options().read(true).write(true).create_new(true).mode(0o600).open(&path)?
-            }
+            None => leftovers::create(&path)?,
         };
         file.set_len(BYTES as u64)?;
         // A full file system would kill us at the first write.
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, BYTES as u64)?;
-        let ring = Self::of(&file, path)?;
+        let ring = Self::of(file, path)?;
         let next = ring.word(offset_of!(abi::Ring, next)).load(Ordering::SeqCst);
         ring.word(offset_of!(abi::Ring, epoch)).fetch_add(1, Ordering::SeqCst);
         // (Nor does an earlier agent.)
@@ -104,13 +100,18 @@ impl Ring {
         Ok(ring)
     }
 
-    fn of(file: &File, path: PathBuf) -> io::Result<Self> {
+    fn of(file: File, path: PathBuf) -> io::Result<Self> {
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a fresh mapping at an address that the kernel chooses.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), BYTES, access, flags, file.as_fd(), 0) }?;
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let state = State { numbers: vec![0; CLAIMS as usize], taken: Vec::new(), strays: Vec::new() };
-        Ok(Self { base, path, first: AtomicU64::new(0), state: Mutex::new(state) })
+        Ok(Self { base, file, path, first: AtomicU64::new(0), state: Mutex::new(state) })
+    }
+
+    /// While its description is open the file counts as used.
+    pub fn file(&self) -> &File {
+        &self.file
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -283,7 +284,7 @@ pub fn left(index: &Path) -> Vec<Claimed> {
         if file.metadata()?.len() != BYTES as u64 {
             return Ok(None);
         }
-        Ring::of(&file, path.clone()).map(Some)
+        Ring::of(file, path.clone()).map(Some)
     };
     let ring = match open() {
         Ok(Some(ring)) => ring,

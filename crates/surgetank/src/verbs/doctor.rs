@@ -1,9 +1,11 @@
 //! `surgetank doctor`: what this machine can do, which door will be used and why, and what to do about what is missing.
 //!
 //! Everything is tried, not guessed, and nothing is left behind: name spaces and mounts are tried in a child that dies
-//! at once, files in tiers are removed again. Exit code 0 when `surgetank run` would work here, 1 when not.
+//! at once, files in tiers are removed again. `--clean` removes what killed agents left in shared memory. Exit code 0 when
+//! `surgetank run` would work here, 1 when not.
 
 mod door;
+mod leftovers;
 mod probe;
 
 use std::io::{self, BufWriter, Write};
@@ -27,6 +29,9 @@ pub struct DoctorArgs {
     /// Also write and read in each tier and in the store, and say how fast it was
     #[arg(long)]
     pub measure: bool,
+    /// Also remove from shared memory what agents left that were killed
+    #[arg(long)]
+    pub clean: bool,
     /// Write JSON
     #[arg(long)]
     pub json: bool,
@@ -88,6 +93,7 @@ fn examine(args: &DoctorArgs) -> Vec<Finding> {
     };
     let mut findings = door::examine(&target);
     limits(&machine, &mut findings);
+    leftovers::examine(args.clean, &mut findings);
     match &loaded {
         Ok(loaded) => {
             store(&machine, loaded, args.measure, &mut findings);
@@ -362,7 +368,7 @@ mod tests {
     #[test]
     fn everything_is_looked_at_and_nothing_left() {
         let dir = tempfile::tempdir().expect("tempdir");
-        let findings = examine(&DoctorArgs { settings: settings(dir.path()), measure: true, json: false });
+        let findings = examine(&DoctorArgs { settings: settings(dir.path()), measure: true, ..DoctorArgs::default() });
         let about = |text: &str| {
             findings
                 .iter()
@@ -402,7 +408,7 @@ mod tests {
     fn a_bad_configuration_is_a_finding() {
         let dir = tempfile::tempdir().expect("tempdir");
         let settings = Settings { fsync: Some("sometimes".to_owned()), ..settings(dir.path()) };
-        let findings = examine(&DoctorArgs { settings, measure: false, json: false });
+        let findings = examine(&DoctorArgs { settings, ..DoctorArgs::default() });
         let bad = findings.iter().find(|finding| finding.about == "configuration").expect("a finding");
         assert_eq!(bad.verdict, Verdict::Bad);
         assert!(bad.found.contains("--fsync: 'sometimes'") && !bad.remedy.is_empty(), "{bad:?}");
