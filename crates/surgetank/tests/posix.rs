@@ -57,7 +57,8 @@ fn every_difference_is_documented() {
 struct Difference {
     why: &'static str,
     doors: Vec<&'static str>,
-    /// It depends on who is faster.
+    /// It depends on who is faster (an open that the shim's door cannot serve at once goes through the mount), or on the
+    /// file system of the plain directory (overlay has no whiteouts).
     sometimes: bool,
     in_store: bool,
     case: &'static str,
