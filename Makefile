@@ -6,40 +6,17 @@ SHELL := bash
 # Runs the words with the tools of scripts/setup on the path.
 ENV := . scripts/env &&
 
-# A third of the time of two at once was spent waiting.
-TESTS_AT_ONCE := $$(( ($$(nproc) * 3 + 1) / 2 ))
-
-# Slurm's jobs end by the minute, most of which is waited for: beside the others.
-define PYTHON_TESTS
-export SURGETANK_BINARY=$(CURDIR)/target/debug/surgetank; scripts/python -c ''; \
-	scripts/python -m pytest -q python/tests/test_slurm.py & beside=$$!; failed=; \
-	scripts/python -m pytest -q python/tests --ignore=python/tests/test_slurm.py || failed=yes; \
-	wait $$beside; [ -z "$$failed" ]
-endef
-
 demo: ## a real workflow twice on a slow store: straight, then under surgetank
 	demo/run
 
 test: ## everything that CI checks, apart from lint
 	scripts/setup test
-	$(ENV) cargo nextest run --workspace --test-threads $(TESTS_AT_ONCE)
-	$(ENV) cargo nextest run -p surgetank-core --features schedules --test schedules
-	$(ENV) cargo test --quiet --workspace --doc
-	cd bench && python3 -m unittest --quiet suite.tests
-	$(PYTHON_TESTS)
+	$(ENV) scripts/suite
 
-test-full: ## the same with long random searches, the shim under other glibcs, and the demonstration
+test-full: ## the same with long random searches, the shim under other glibcs, from a clone with empty caches, and the demonstration
 	scripts/setup test
-	$(ENV) PROPTEST_CASES=4096 SURGETANK_MODEL_CASES=600 SURGETANK_MODEL_SEED=$$(date +%s) \
-		SURGETANK_FSX_OPERATIONS=100000 SURGETANK_FSX_SEED=$$(date +%s) \
-		SURGETANK_KILLS=50 SURGETANK_KILLS_SEED=$$(date +%s) SURGETANK_OUTAGE_SECONDS=150 cargo nextest run --profile full --workspace
-	$(ENV) SURGETANK_SCHEDULES=4000 cargo nextest run -p surgetank-core --features schedules --test schedules
-	$(ENV) cargo test --quiet --workspace --doc
-	cargo build -p surgetank --bin surgetank
-	$(PYTHON_TESTS)
-	shim/tests/glibc target/debug/surgetank
-	$(ENV) scripts/crash
-	$(ENV) scripts/fuzz
+	$(ENV) scripts/suite full
+	scripts/fresh
 	demo/run
 
 model: ## 100,000 random operations through mount and shim, and as many in the core, compared with the reference model

@@ -1,0 +1,142 @@
+"""Of what the suite says at its end. Run: cd scripts && python3 -m unittest --quiet checks.tests"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+from checks import flaky, remains
+
+# As nextest 0.9.114 writes it, shortened: one test that held in its third run, one that failed in all, one that was ended.
+JUNIT = """<?xml version="1.0" encoding="UTF-8"?>
+<testsuites name="nextest-run" tests="4" failures="1" errors="0">
+    <testsuite name="surgetank::model_mount" tests="4" disabled="0" errors="0" failures="1">
+        <testcase name="flips" classname="flake" time="0.004">
+            <flakyFailure time="0.195" message="panicked at src/lib.rs:8:5" type="test failure with exit code 101">thread panicked
+                <system-out>
+SURGETANK_MODEL_SEED=77
+</system-out>
+                <system-err>said &amp; &lt;done&gt;
+</system-err>
+            </flakyFailure>
+            <flakyFailure time="0.159" message="panicked" type="test failure with exit code 101">thread panicked
+                <system-out>SURGETANK_MODEL_SEED=78</system-out>
+                <system-err></system-err>
+            </flakyFailure>
+        </testcase>
+        <testcase name="holds" classname="flake" time="0.003"></testcase>
+        <testcase name="fails" classname="flake" time="0.179">
+            <failure message="always" type="test failure with exit code 101">always</failure>
+            <rerunFailure time="0.171" message="always" type="test failure with exit code 101">always</rerunFailure>
+        </testcase>
+        <testcase name="hung" classname="flake" time="1">
+            <flakyFailure time="300" message="test timed out" type="test timeout"></flakyFailure>
+        </testcase>
+    </testsuite>
+</testsuites>
+"""
+
+
+class OfFlaky(unittest.TestCase):
+    def of(self, junit: str) -> list[flaky.Flaky]:
+        with tempfile.TemporaryDirectory() as place:
+            path = Path(place) / "junit.xml"
+            path.write_text(junit)
+            return flaky.of_junit(path)
+
+    def test_tests_that_held_when_repeated_are_found_with_output(self) -> None:
+        flips, hung = self.of(JUNIT)
+        self.assertEqual(flips.name, "surgetank::model_mount flips")
+        self.assertEqual(flips.said, ("SURGETANK_MODEL_SEED=77\nsaid & <done>", "SURGETANK_MODEL_SEED=78"))
+        self.assertEqual((hung.name, hung.said), ("surgetank::model_mount hung", ("test timed out",)))
+
+    def test_file_that_is_missing_has_none(self) -> None:
+        self.assertEqual(flaky.of_junit(Path("/nonexistent")), [])
+        self.assertEqual(flaky.of_pytest(Path("/nonexistent")), [])
+
+    def test_three_are_allowed_and_four_fail(self) -> None:
+        some = [flaky.Flaky(f"test {number}", (f"seed {number}",)) for number in range(4)]
+        text, passes = flaky.report(some[:3])
+        self.assertTrue(passes)
+        self.assertIn("flaky: test 2 (held in run 2)\n---- run 1 said\nseed 2", text)
+        text, passes = flaky.report(some)
+        self.assertFalse(passes)
+        self.assertTrue(text.endswith("each is a defect of the product or of the test"))
+        self.assertEqual(flaky.report([]), ("", True))
+
+
+class OfPytest(unittest.TestCase):
+    """pytest with the conftest of python/tests."""
+
+    def run_pytest(self, place: Path, tests: str) -> tuple[int, list[flaky.Flaky]]:
+        conftest = Path(__file__).resolve().parents[2] / "python/tests/conftest.py"
+        (place / "conftest.py").write_text(conftest.read_text())
+        (place / "test_one.py").write_text(tests)
+        record = place / "flaky"
+        python = conftest.parents[2] / "scripts/python"
+        words = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(place), str(place)]
+        environment = os.environ | {"CI": "true", "SURGETANK_FLAKY": str(record)}
+        done = subprocess.run(words, env=environment, cwd=place, capture_output=True, text=True, check=False)
+        return done.returncode, flaky.of_pytest(record)
+
+    def test_test_that_holds_when_repeated_is_recorded(self) -> None:
+        tests = """
+runs = []
+def test_flips():
+    runs.append(1)
+    print("seed", len(runs))
+    assert len(runs) == 3
+"""
+        with tempfile.TemporaryDirectory() as place:
+            code, (one,) = self.run_pytest(Path(place), tests)
+        self.assertEqual((code, one.name, len(one.said)), (0, "test_one.py::test_flips", 2))
+        self.assertIn("seed 1", one.said[0])
+
+    def test_test_that_fails_three_times_fails(self) -> None:
+        with tempfile.TemporaryDirectory() as place:
+            code, found = self.run_pytest(Path(place), "def test_fails():\n    assert False\n")
+        self.assertEqual((code, found), (1, []))
+
+
+class OfRemains(unittest.TestCase):
+    def setUp(self) -> None:
+        place = tempfile.TemporaryDirectory()
+        self.addCleanup(place.cleanup)
+        self.target, self.temporary = Path(place.name) / "target", Path(place.name) / "temporary"
+        (self.target / "tmp").mkdir(parents=True)
+        self.temporary.mkdir()
+        self.before = remains.Before(self.target, self.temporary, own=False)
+
+    def test_nothing_remains_of_a_suite_that_left_nothing(self) -> None:
+        (self.target / "tmp/scene.lock").touch()
+        (self.temporary / "hsperfdata_root").mkdir()
+        self.assertEqual(self.before.remains(), [])
+
+    def test_files_and_directories_remain(self) -> None:
+        (self.target / "tmp/scene-one").mkdir()
+        (self.temporary / "left").touch()
+        self.assertEqual(self.before.remains(), [f"directory {self.target}/tmp/scene-one", f"file {self.temporary}/left"])
+
+    def test_process_with_the_mark_remains_until_it_ends(self) -> None:
+        other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        environment = os.environ | {remains.MARK: str(self.temporary)}
+        left = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment)
+        try:
+            (found,) = remains.await_nothing(self.before.remains, patience_s=0.5)
+            self.assertTrue(found.startswith(f"process {left.pid}: "), found)
+        finally:
+            for process in (left, other):
+                process.communicate(b"\n")
+        self.assertEqual(remains.await_nothing(self.before.remains), [])
+
+    def test_mounts_are_found(self) -> None:
+        self.before.mounts.discard("/proc")
+        self.assertEqual(self.before.remains(), ["mount /proc"])
+
+
+if __name__ == "__main__":
+    unittest.main()
