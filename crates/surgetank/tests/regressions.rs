@@ -213,7 +213,11 @@ fn wait_said_durable_over_a_dead_mount() {
     fs::write(scene.path("sub/file"), "undrained").unwrap();
     scene.kill_agent();
     eventually("the mount is dead", || scene.is_dead());
-    scene.asked_at_root("wait", &[over]).exits(3).says(&["killed", "surgetank run --state /mnt/state --over"]);
+    scene.asked_at_root("wait", &[over]).exits(3).says(&[
+        "killed",
+        "surgetank run --state /mnt/state",
+        "--over /mnt/project -- true",
+    ]);
     scene.asked_at_root("wait", &[scene.path("sub/file").to_str().unwrap()]).exits(3);
     scene.asked_at_root("status", &[over]).exits(1).says(&["dead mount", "umount --state /mnt/state"]);
     // `mount` takes it away, begins anew, and finds the file.
@@ -235,7 +239,11 @@ fn a_dead_mount_could_only_be_taken_away_by_hand() {
     fs::write(scene.path("file"), "undrained").unwrap();
     scene.kill_agent();
     eventually("the mount is dead", || scene.is_dead());
-    scene.asked_at_root("umount", &[over]).exits(3).says(&["killed", "surgetank run --state /mnt/state --over"]);
+    scene.asked_at_root("umount", &[over]).exits(3).says(&[
+        "killed",
+        "surgetank run --state /mnt/state",
+        "--over /mnt/project -- true",
+    ]);
     assert!(!scene.is_dead());
     scene.asked_at_root("wait", &[over]).exits(3);
     scene.drain_what_is_left().exits(0);

@@ -3,6 +3,8 @@
 
 #[path = "rescue/kept.rs"]
 mod kept;
+#[path = "rescue/owed.rs"]
+mod owed;
 mod scene;
 
 use std::collections::{BTreeMap, BTreeSet};

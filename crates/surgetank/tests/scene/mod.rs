@@ -12,6 +12,7 @@
 mod agents;
 pub mod group;
 pub mod lending;
+pub mod printed;
 pub mod record;
 pub mod server;
 

@@ -242,3 +242,140 @@ fn boot_id() -> String {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use surgetank_core::config::{Overrides, Surroundings};
+
+    use super::*;
+    use crate::agent::place::StateRoot;
+
+    /// A machine's directories. Its clones have the same ones.
+    struct Machine {
+        dir: tempfile::TempDir,
+    }
+
+    impl Machine {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            for name in ["over", "store", "other", "fast"] {
+                fs::create_dir(dir.path().join(name)).unwrap();
+            }
+            Self { dir }
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.dir.path().join(name)
+        }
+
+        fn config(&self, store: Option<&str>) -> Config {
+            let text = |name: &str| self.path(name).display().to_string();
+            let overrides = Overrides {
+                over: Some(self.path("over")),
+                state: Some(text("state")),
+                store: store.map(text),
+                tiers: vec![format!("fast={}:1G", text("fast"))],
+                ..Overrides::default()
+            };
+            let around = Surroundings { env: Vec::new(), ..Surroundings::of_this_process().unwrap() };
+            Config::load_in(&overrides, &around).unwrap().config
+        }
+
+        fn place(&self) -> Place {
+            let config = self.config(None);
+            let root = StateRoot::open(&config.state, &config.over).unwrap();
+            root.place(&config.over.metadata().unwrap(), &config.over).unwrap()
+        }
+
+        /// Something is left: the agent was killed.
+        fn leave(&self) {
+            fs::write(self.place().path().join("agent.json"), "{}").unwrap();
+        }
+
+        /// The machine boots, or a copy of it does.
+        fn boot(&self) {
+            let path = self.place().path().join(IDENTITY);
+            let mut identity = self.place().identity().unwrap();
+            identity.boot = "before".into();
+            fs::write(path, serde_json::to_vec(&identity).unwrap()).unwrap();
+        }
+    }
+
+    /// They were hashes of the host's name, the user and the path, which clones have in common.
+    #[test]
+    fn keys_of_equal_machines_differ() {
+        let machine = Machine::new();
+        let first = machine.place().identify(&machine.config(None)).unwrap();
+        fs::remove_dir_all(machine.path("state")).unwrap();
+        let second = machine.place().identify(&machine.config(None)).unwrap();
+        assert_ne!(first, second);
+    }
+
+    #[test]
+    fn key_stays_while_anything_may_lie_under_it() {
+        let machine = Machine::new();
+        let config = machine.config(None);
+        let key = machine.place().identify(&config).unwrap();
+        assert_eq!(machine.place().identify(&config).unwrap(), key, "the same boot");
+        machine.boot();
+        let scope = machine.path("fast").join(format!("surgetank-{}-{key}", rustix::process::geteuid().as_raw()));
+        fs::create_dir(&scope).unwrap();
+        assert_eq!(machine.place().identify(&config).unwrap(), key, "plain files on a tier");
+        fs::remove_dir(&scope).unwrap();
+        machine.boot();
+        machine.leave();
+        assert_eq!(machine.place().identify(&config).unwrap(), key, "a killed agent");
+        fs::remove_file(machine.place().path().join("agent.json")).unwrap();
+        machine.boot();
+        // A copy of this machine draws another one, too.
+        assert_ne!(machine.place().identify(&config).unwrap(), key, "nothing");
+    }
+
+    #[test]
+    fn key_of_an_earlier_version_stays_valid() {
+        let machine = Machine::new();
+        let place = machine.place();
+        let written = serde_json::json!({ "over": machine.path("over"), "key": "801-2f-0123456789abcdef" });
+        fs::write(place.path().join(IDENTITY), written.to_string()).unwrap();
+        machine.leave();
+        // To which store that is owed is not written down: the first one that is named binds it.
+        assert_eq!(place.identify(&machine.config(Some("store"))).unwrap(), "801-2f-0123456789abcdef");
+        assert!(place.identify(&machine.config(Some("other"))).is_err());
+    }
+
+    #[test]
+    fn place_with_leftovers_is_bound_to_its_store() {
+        let machine = Machine::new();
+        let place = machine.place();
+        let [first, other] = ["store", "other"].map(|store| machine.config(Some(store)));
+        place.identify(&first).unwrap();
+        place.identify(&other).unwrap();
+        place.identify(&first).unwrap();
+        machine.leave();
+        for config in [&other, &machine.config(None)] {
+            let refused = place.identify(config).unwrap_err();
+            assert!(refused.what.contains(&machine.path("store").display().to_string()), "{refused}");
+            assert!(refused.remedy.contains("--store") && refused.remedy.contains("--tier"), "{refused}");
+            assert!(place.check_store(config).is_err() && place.take_up(config).is_err());
+        }
+        let key = place.identify(&first).unwrap();
+        assert_eq!(place.take_up(&first).unwrap(), key);
+    }
+
+    #[test]
+    fn another_directory_at_the_path_is_another_store() {
+        let machine = Machine::new();
+        let place = machine.place();
+        let config = machine.config(Some("store"));
+        place.identify(&config).unwrap();
+        machine.leave();
+        fs::rename(machine.path("store"), machine.path("aside")).unwrap();
+        fs::create_dir(machine.path("store")).unwrap();
+        let refused = place.check_store(&config).unwrap_err();
+        assert!(refused.why.contains("another directory"), "{refused}");
+        // The directory itself, wherever it is.
+        place.check_store(&machine.config(Some("aside"))).unwrap();
+    }
+}
