@@ -212,6 +212,8 @@ pub struct Noted {
     pub at_unix_seconds: i64,
 }
 
+/// The kernel believes a name for so long at least, whether it is there or not.
+pub const NAME_TTL_MIN: Duration = Duration::from_secs(1);
 /// What the kernel may believe for long: only we change it, and we tell the kernel.
 const TTL_OURS: Duration = Duration::from_secs(3600);
 /// Attributes of a file that is written directly. The kernel drops them itself at every write through a descriptor;
@@ -459,7 +461,9 @@ impl Namespace {
         }
     }
 
-    /// How long the kernel may believe that a name of the directory does not exist, of which it was found just now.
+    /// How long the kernel may believe that a name of the directory does not exist, of which it was found just now. Never for
+    /// long: the directory may turn out to be in the store already, made by another client with files in it, and the next
+    /// agent asks the store for what is in it. Neither of them can take back all that the kernel was told.
     pub fn absent_ttl(&self, dir: FileId, name: &[u8]) -> Duration {
         crash_point!("lookup.missed");
         let mut tree = self.tree();
@@ -469,7 +473,7 @@ impl Namespace {
             // Only we make names in a directory of our own, and the kernel sees us do it, or is told.
             Some(d) => {
                 d.told_absent.add(name);
-                TTL_OURS
+                self.config.store_ttl.max(NAME_TTL_MIN)
             }
             None => Duration::ZERO,
         }

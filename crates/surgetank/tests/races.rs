@@ -236,6 +236,41 @@ assert os.listdir('d') == ['late'] and os.path.isdir('other')
     scene.holds("d/late", b"late");
 }
 
+/// The kernel kept for an hour what it was told of a directory while that was only ours: that it had no such file.
+fn absent_name_is_found(name: &str, script: &str, meanwhile: impl FnOnce(&Scene)) {
+    let Some(scene) = prepare(name) else { return };
+    let aside = scene.beside("aside");
+    let script = format!(
+        "look() {{ [ -e $1/theirs ] && echo early; touch /mnt/aside/looked; until [ -e /mnt/aside/made ]; do sleep 0.01; done; }}
+         find() {{ for turn in $(seq 300); do [ -e $1/theirs ] && break; sleep 0.1; done; cat $1/theirs; }}
+         {script}"
+    );
+    let running = scene.start(&["--no-preload", "--quiet-period", "0s"], &script);
+    scene::eventually("the name is looked up", || aside.join("looked").exists());
+    meanwhile(&scene);
+    fs::write(aside.join("made"), "").unwrap();
+    running.ends().exits(0).prints("theirs\n");
+    scene.is_clean();
+}
+
+/// Directories of this name are made in the store at the end, or when one of them is synced.
+#[test]
+fn absent_name_is_found_when_the_store_has_the_directory() {
+    absent_name_is_found("absent_merged", "mkdir .venv; look .venv; sync .venv; find .venv", |scene| {
+        fs::create_dir(scene.path(".venv")).unwrap();
+        fs::write(scene.path(".venv/theirs"), "theirs\n").unwrap();
+    });
+}
+
+#[test]
+fn absent_name_is_found_after_the_agent_is_replaced() {
+    absent_name_is_found("absent_replaced", "mkdir d; look d; find d", |scene| {
+        scene::eventually("the store has the directory", || scene.path("d").exists());
+        fs::write(scene.path("d/theirs"), "theirs\n").unwrap();
+        scene.replace_agent();
+    });
+}
+
 /// To give back a gigabyte of memory takes a quarter of a second, and was done under the lock that everybody needs.
 #[test]
 fn a_large_file_that_was_deleted_held_up_everybody_else() {

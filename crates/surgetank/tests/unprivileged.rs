@@ -302,3 +302,38 @@ fn a_directory_of_somebody_else_keeps_its_attributes_when_files_in_it_are_rewrit
     assert_eq!((meta.uid(), meta.gid(), meta.mode() & 0o7777), (0, TEAM, 0o2775));
     scene.is_clean();
 }
+
+/// A plain file has neither bit, so a write through a descriptor of it took nothing away: set-user-id stayed, and reached the
+/// store.
+#[test]
+fn writing_ones_own_file_clears_set_ids() {
+    let Some(scene) = prepare("user_set_ids") else { return };
+    let program = r#"
+import os
+def mode(name): print(name, oct(os.stat(name).st_mode & 0o7777))
+made = os.open('made', os.O_RDWR | os.O_CREAT, 0o6755); mode('made')
+os.write(made, b'written'); mode('made'); os.close(made); mode('made')
+late = os.open('late', os.O_RDWR | os.O_CREAT, 0o755); os.write(late, b'before')
+os.fchmod(late, 0o6755); mode('late')
+os.write(late, b'behind'); mode('late'); os.close(late); mode('late')
+again = os.open('again', os.O_WRONLY | os.O_CREAT, 0o755); os.write(again, b'text'); os.close(again)
+os.chmod('again', 0o4755); mode('again')
+again = os.open('again', os.O_WRONLY | os.O_APPEND); os.write(again, b'more'); mode('again'); os.close(again); mode('again')
+kept = os.open('kept', os.O_WRONLY | os.O_CREAT, 0o755); os.write(kept, b'text')
+os.fchmod(kept, 0o4755); os.close(kept); mode('kept')
+os.chown('kept', -1, -1); mode('kept')
+os.chmod('kept', 0o4755); mode('kept')
+"#;
+    fs::write("/mnt/set_ids.py", program).unwrap();
+    let plain = scene.command("python3").arg("/mnt/set_ids.py").output().unwrap();
+    let names = ["made", "late", "again", "kept"];
+    let modes = || names.map(|name| fs::metadata(scene.path(name)).unwrap().mode() & 0o7777);
+    let (plain, left) = (String::from_utf8(plain.stdout).unwrap(), modes());
+    assert!(plain.ends_with("kept 0o4755\n") && left == [0o755, 0o755, 0o755, 0o4755], "{plain} {left:?}");
+    for door in DOORS {
+        names.iter().for_each(|name| fs::remove_file(scene.path(name)).unwrap());
+        scene.run(door, "python3 /mnt/set_ids.py").exits(0).prints(&plain);
+        assert_eq!(modes(), left, "{door:?}");
+    }
+    scene.is_clean();
+}

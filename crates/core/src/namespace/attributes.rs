@@ -1,6 +1,7 @@
 //! Attributes: ours while we have something of the file, the store's otherwise. A file that is being
 //! written directly is asked for its size and times each time.
 
+use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, MutexGuard, PoisonError};
 use std::io;
 use std::time::Duration;
@@ -27,8 +28,18 @@ pub struct SetAttr {
     pub mtime: Option<Timestamp>,
     /// The times are "now", for which write permission suffices.
     pub times_now: bool,
-    /// A change by somebody who may not keep them clears setuid and setgid.
+    /// A change by a process that may not keep them clears set-user-id and set-group-id.
     pub kill_suidgid: bool,
+}
+
+impl SetAttr {
+    /// A chown that names neither owner nor group. The kernel sends the same when a file loses set-user-id or set-group-id
+    /// because a process writes to it (also to its plain file, by passthrough), allocates or copies into it.
+    fn is_empty(&self) -> bool {
+        let times = self.atime.is_some() || self.mtime.is_some();
+        let ids = self.perm.is_some() || self.uid.is_some() || self.gid.is_some();
+        !(times || ids || self.size_bytes.is_some() || self.kill_suidgid)
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -37,10 +48,21 @@ pub struct Attributes {
     pub ttl: Duration,
 }
 
+/// Set-user-id and set-group-id.
+pub(super) const SET_IDS: u32 = 0o6000;
+
+/// What is written from here on through a descriptor that was handed out takes the bits away: no door sees it.
+pub(super) fn watch_set_ids(tree: &Tree, open: &Open) {
+    let has_any = tree.get(open.id).is_some_and(|inode| inode.attr.perm & SET_IDS != 0);
+    let watched = has_any && open.handed.load(Ordering::Relaxed);
+    let stat = watched.then(|| rustix::fs::fstat(&*open.content().file).ok()).flatten();
+    open.watch_writes_of_others(stat.as_ref());
+}
+
 /// The attributes of a file that was written in its plain file. The plain file's permissions are the file's with the owner's
 /// right to read and write; until there is a version, programs that have it by the shim change them, and the access time,
 /// there.
-pub(super) fn as_written(inode: &Inode, stat: &rustix::fs::Stat) -> Attr {
+pub(super) fn as_written(inode: &Inode, stat: &rustix::fs::Stat, open: Option<&Open>) -> Attr {
     let mut attr = inode.attr;
     attr.size_bytes = u64::try_from(stat.st_size).unwrap_or(0);
     attr.blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
@@ -52,6 +74,9 @@ pub(super) fn as_written(inode: &Inode, stat: &rustix::fs::Stat) -> Attr {
     if inode.is_fresh() && perm != attr.perm & 0o777 | 0o600 {
         attr.perm = attr.perm & 0o7000 | perm;
     }
+    if open.is_some_and(|open| open.is_written_by_others(stat)) {
+        attr.perm &= !SET_IDS;
+    }
     attr
 }
 
@@ -60,13 +85,13 @@ impl Namespace {
     pub(super) fn attr_of(&self, id: FileId, inode: &Inode) -> Attr {
         if !inode.sealed {
             let open = self.opens().get(&id).cloned();
-            let stat = open.and_then(|open| match open.content() {
+            let stat = open.as_ref().and_then(|open| match open.content() {
                 Content { file, lies: Lies::Tier(_), .. } => rustix::fs::fstat(&*file).ok(),
                 // The tree is locked: a store that hangs would stop everything.
                 Content { file, .. } => self.would_stat(file),
             });
             if let Some(stat) = stat {
-                return as_written(inode, &stat);
+                return as_written(inode, &stat, open.as_deref());
             }
         }
         inode.attr
@@ -99,6 +124,11 @@ impl Namespace {
     }
 
     pub fn setattr(&self, caller: &Caller, id: FileId, fh: Option<u64>, change: &SetAttr) -> FsResult<Attributes> {
+        if change.is_empty() {
+            self.permit_clearing(caller, id)?;
+            self.change_meta(caller, id, change)?;
+            return self.getattr(id, fh);
+        }
         self.permit_setattr(caller, id, fh, change)?;
         if let Some(size_bytes) = change.size_bytes {
             self.truncate(caller, id, fh, size_bytes)?;
@@ -108,26 +138,53 @@ impl Namespace {
             self.change_meta(caller, id, change)?;
         }
         if change.kill_suidgid {
-            self.clear_suidgid(id);
+            self.clear_suidgid(caller, id);
         }
         self.getattr(id, fh)
     }
 
-    /// The content was changed by somebody who may not keep setuid and setgid.
-    pub fn clear_suidgid(&self, id: FileId) {
+    /// The content was changed by a process that may not keep set-user-id and set-group-id.
+    pub fn clear_suidgid(&self, caller: &Caller, id: FileId) {
         let mut tree = self.tree();
         let Some(inode) = tree.get_mut(id) else {
             return;
         };
-        let cleared = if inode.attr.perm & 0o10 != 0 { 0o6000 } else { 0o4000 };
-        if inode.attr.perm & cleared == 0 || inode.attr.kind != Kind::File {
+        let perm = self.perm_without_set_ids(caller, &inode.attr);
+        if perm == inode.attr.perm {
             return;
         }
-        inode.attr.perm &= !cleared;
+        inode.attr.perm = perm;
+        inode.attr.ctime = clock::now();
         let mut txn = Txn::default();
         txn.file(id);
         self.queue_meta(&mut tree, &mut txn, id, RunId(0), false);
         self.commit(&tree, txn);
+        drop(tree);
+        self.nudge();
+        // The answer to a write or an open has no attributes.
+        self.forget_attributes(id);
+    }
+
+    /// The permissions that a change of content or of owner leaves, as Linux does it.
+    fn perm_without_set_ids(&self, caller: &Caller, attr: &Attr) -> u32 {
+        if attr.kind == Kind::Directory {
+            return attr.perm;
+        }
+        // Without the group's right to execute the bit stays for those who could set it.
+        let own_group = caller.uid == 0 || caller.gid == attr.gid;
+        let keeps = own_group || self.checks_permissions && self.groups.contains(&attr.gid);
+        attr.perm & if attr.perm & 0o10 == 0 && keeps { !0o4000 } else { !SET_IDS }
+    }
+
+    /// A change without anything to change: only who owns the file, or has it open for writing, takes the bits away.
+    fn permit_clearing(&self, caller: &Caller, id: FileId) -> FsResult<()> {
+        let attr = self.tree().get(id).ok_or(Errno::STALE)?.attr;
+        let loses = self.perm_without_set_ids(caller, &attr) != attr.perm;
+        let writes = || self.open_of(id).is_some_and(|open| open.writers() > 0);
+        if loses && caller.uid != 0 && caller.uid != attr.uid && !writes() {
+            return Err(Errno::PERM.into());
+        }
+        Ok(())
     }
 
     fn permit_setattr(&self, caller: &Caller, id: FileId, fh: Option<u64>, change: &SetAttr) -> FsResult<()> {
@@ -188,6 +245,11 @@ impl Namespace {
         let open = self.opens().get(&id).cloned();
         let now = clock::now();
         let inode = tree.get_mut(id).ok_or(Errno::STALE)?;
+        if let Some(open) = open.as_ref().filter(|open| open.is_watched())
+            && open.is_written_by_others(&rustix::fs::fstat(&*open.content().file)?)
+        {
+            inode.attr.perm &= !SET_IDS;
+        }
         if let Some(perm) = change.perm {
             inode.attr.perm = perm & 0o7777;
             // As every file system does: who is not of the group may not make it run as that group.
@@ -199,13 +261,12 @@ impl Namespace {
                 inode.attr.perm &= !0o2000;
             }
         }
-        if change.uid.is_some() || change.gid.is_some() {
+        if change.uid.is_some() || change.gid.is_some() || change.is_empty() {
+            if change.perm.is_none() {
+                inode.attr.perm = self.perm_without_set_ids(caller, &inode.attr);
+            }
             inode.attr.uid = change.uid.unwrap_or(inode.attr.uid);
             inode.attr.gid = change.gid.unwrap_or(inode.attr.gid);
-            if inode.attr.kind == Kind::File && change.perm.is_none() {
-                let group_runs = inode.attr.perm & 0o10 != 0;
-                inode.attr.perm &= if group_runs { !0o6000 } else { !0o4000 };
-            }
         }
         if let Some(atime) = change.atime {
             inode.attr.atime = atime;
@@ -222,6 +283,9 @@ impl Namespace {
             if let (Some(identity), Some(inode)) = (in_place, tree.get_mut(id)) {
                 inode.identity = Some(Box::new(identity));
             }
+        }
+        if let Some(open) = &open {
+            watch_set_ids(&tree, open);
         }
         let gives_away = change.uid.is_some() || change.gid.is_some();
         self.queue_meta(&mut tree, &mut txn, id, self.run(caller), gives_away);

@@ -7,7 +7,7 @@ use crate::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::fs::File;
 use std::os::fd::AsFd;
 
-use crate::model::{DeviceId, FileId, RunId, StoreIdentity};
+use crate::model::{DeviceId, FileId, RunId, StoreIdentity, Timestamp};
 
 use super::arrive::Arrival;
 
@@ -66,6 +66,11 @@ pub struct Open {
     pub direct_writer: AtomicBool,
     /// Of the store's own file: which version it was when it was opened.
     pub found: Option<StoreIdentity>,
+    /// A process that may not keep set-user-id and set-group-id has a descriptor that we handed out.
+    others: AtomicBool,
+    /// Size and time of the plain file when the file got one of these bits while descriptors were handed out: a
+    /// different plain file was written since. A leaf lock.
+    unwritten: Mutex<Option<(i64, Timestamp)>>,
 }
 
 impl Open {
@@ -84,7 +89,25 @@ impl Open {
             written: AtomicBool::new(false),
             direct_writer: AtomicBool::new(false),
             found: None,
+            others: AtomicBool::new(false),
+            unwritten: Mutex::default(),
         }
+    }
+    /// A process of this user gets a descriptor of the plain file that can write.
+    pub fn handed_to(&self, uid: u32) {
+        self.others.fetch_or(uid != 0, Ordering::Relaxed);
+    }
+    /// `plain`: the plain file, of which descriptors are handed out; `None`: the file has neither bit.
+    pub(super) fn watch_writes_of_others(&self, plain: Option<&rustix::fs::Stat>) {
+        *self.unwritten.lock().unwrap_or_else(PoisonError::into_inner) = plain.map(written_at);
+    }
+    pub(super) fn is_watched(&self) -> bool {
+        self.unwritten.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+    /// Was the file written since it has these bits, by a process that may not keep them?
+    pub(super) fn is_written_by_others(&self, plain: &rustix::fs::Stat) -> bool {
+        let unwritten = *self.unwritten.lock().unwrap_or_else(PoisonError::into_inner);
+        self.others.load(Ordering::Relaxed) && unwritten.is_some_and(|then| then != written_at(plain))
     }
     pub fn content(&self) -> Content {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -124,6 +147,10 @@ impl Open {
     pub fn writers(&self) -> u32 {
         self.users.lock().unwrap_or_else(PoisonError::into_inner).writers
     }
+}
+
+fn written_at(plain: &rustix::fs::Stat) -> (i64, Timestamp) {
+    (plain.st_size, Timestamp::from_parts(plain.st_mtime, plain.st_mtime_nsec as u32))
 }
 
 /// One open file description as the mount knows it.

@@ -169,6 +169,7 @@ impl Namespace {
         }
         open.users.lock().unwrap_or_else(PoisonError::into_inner).writers = 1;
         open.handed.store(true, Ordering::Relaxed);
+        open.handed_to(stat.st_uid);
         self.directly_written(&open);
         self.opens().insert(id, open.clone());
         self.handed.fetch_add(1, Ordering::Relaxed);

@@ -17,7 +17,7 @@ use super::{Claimed, Namespace, Stray};
 pub struct Shown {
     pub id: FileId,
     pub attr: Attr,
-    /// The attributes are right; otherwise the mount has to be asked.
+    /// The attributes are right; otherwise the mount has to be asked. (So it is where a write takes set-user-id away.)
     pub known: bool,
     /// Size, blocks and times are the plain file's, which is being written directly.
     pub live: bool,
@@ -166,6 +166,7 @@ impl Namespace {
     fn shown(&self, id: FileId, inode: &Inode, parent: FileId) -> Shown {
         let open = (!inode.sealed).then(|| self.opens().get(&id).cloned()).flatten();
         let direct = open.as_ref().is_some_and(|open| open.direct);
+        let watched = open.as_ref().is_some_and(|open| open.is_watched());
         let handed = open.is_some_and(|open| open.handed.load(crate::sync::atomic::Ordering::Relaxed));
         let file = inode.attr.kind == Kind::File;
         let ours = |want| !self.checks_permissions || self.may(&inode.attr, want);
@@ -177,7 +178,7 @@ impl Namespace {
         Shown {
             id,
             attr: inode.attr,
-            known: !file || inode.sealed && !looked_at || steady,
+            known: (!file || inode.sealed && !looked_at || steady) && !watched,
             live: file && !inode.sealed,
             fresh: handed && inode.is_fresh(),
             plain,

@@ -29,7 +29,7 @@ impl BackingId {
 /// Cloneable; usable from any thread, also after the session ended (everything fails then).
 ///
 /// Never call the `inval_*` and `delete` methods while answering a request: the kernel may hold, for that very request, the
-/// lock that the invalidation wants.
+/// lock that the invalidation wants. (Attributes alone need no lock.)
 #[derive(Debug, Clone)]
 pub struct Notifier {
     device: Arc<OwnedFd>,

@@ -135,7 +135,7 @@ impl Call<'_> {
         let file = self.namespace().open_plain(&caller, known.id, flags).map_err(errno)?;
         rustix::fs::ftruncate(&file, size_bytes)?;
         if caller.uid != 0 {
-            self.namespace().clear_suidgid(known.id);
+            self.namespace().clear_suidgid(&caller, known.id);
         }
         DONE
     }

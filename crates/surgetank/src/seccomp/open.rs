@@ -128,7 +128,7 @@ impl Call<'_> {
         (self.supervisor.gave)(self.task.tid, id, flags, false);
         // What is written to the plain file is not seen by us.
         if writes && caller.uid != 0 {
-            self.namespace().clear_suidgid(id);
+            self.namespace().clear_suidgid(&caller, id);
         }
         Ok(file.into())
     }

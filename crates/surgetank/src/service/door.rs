@@ -2,13 +2,13 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
 use surgetank_core::error::FsResult;
 use surgetank_core::model::{Attr, Caller, FileId, FileLock, Kind, LockKind, LockRequest, Timestamp};
-use surgetank_core::namespace::{self, Found, Grant, Namespace};
+use surgetank_core::namespace::{self, Found, Grant, NAME_TTL_MIN, Namespace};
 
 use super::backings::Backings;
 use super::lookers::Lookers;
@@ -91,6 +91,7 @@ impl Door {
             id: found.id.0,
             generation: 0,
             attr: self.shown(found.attr),
+            // A file that is being written directly has attributes that change all the time; its name does not.
             entry_ttl: found.ttl.max(NAME_TTL_MIN),
             attr_ttl: found.ttl,
         }
@@ -195,9 +196,6 @@ impl Door {
         Some((id, self.namespace.opened_as(fh).map(|opened| self.opened(&opened, flags))))
     }
 }
-
-/// A file that is being written directly has attributes that change all the time; its name does not.
-const NAME_TTL_MIN: Duration = Duration::from_secs(1);
 
 impl Filesystem for Door {
     fn started(&self, notifier: &Notifier, agreed: &Agreed) {
@@ -338,7 +336,7 @@ impl Filesystem for Door {
         self.change(|ns| {
             let opened = ns.open_file(caller, FileId(id), flags.bits() as i32)?;
             if kill_suidgid {
-                ns.clear_suidgid(FileId(id));
+                ns.clear_suidgid(caller, FileId(id));
             }
             let opened = self.opened(&opened, flags);
             self.tally_open(caller, FileId(id), &opened, (flags, false), begun);
@@ -366,7 +364,7 @@ impl Filesystem for Door {
         self.change(|ns| {
             let (found, opened) = ns.create(caller, FileId(parent), name, perm, flags.bits() as i32)?;
             if kill_suidgid {
-                ns.clear_suidgid(found.id);
+                ns.clear_suidgid(caller, found.id);
             }
             let opened = self.opened(&opened, flags);
             self.tally_open(caller, found.id, &opened, (flags, true), begun);
@@ -409,7 +407,7 @@ impl Filesystem for Door {
         let written = self.serve(|ns| {
             let count = ns.write(fh, offset, bytes, flags.open & libc::O_APPEND as u32 != 0)?;
             if flags.kill_suidgid {
-                ns.clear_suidgid(FileId(id));
+                ns.clear_suidgid(caller, FileId(id));
             }
             Ok(count)
         });

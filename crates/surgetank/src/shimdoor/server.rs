@@ -174,8 +174,13 @@ impl Server {
             atime: time(set::ATIME, set::ATIME_NOW, request.atime_s, request.atime_ns),
             mtime: time(set::MTIME, set::MTIME_NOW, request.mtime_s, request.mtime_ns),
             times_now: !on(set::ATIME) && !on(set::MTIME),
-            kill_suidgid: false,
+            // As every chown, whatever the true owner is.
+            kill_suidgid: on(set::UID | set::GID),
         };
+        // With set-user-id or set-group-id the kernel has to know what it looks after.
+        if change.perm.is_some_and(|perm| perm & 0o6000 != 0) {
+            return abi::ASK_MOUNT;
+        }
         if by_name {
             namespace.catch_up();
         } else {

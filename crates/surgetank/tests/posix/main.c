@@ -3,7 +3,7 @@
 #include <grp.h>
 #include <stdarg.h>
 
-static const struct one_case *const groups[] = {opening, making, renaming, attributes, times, content, mapping, locking, listing};
+static const struct one_case *const groups[] = {opening, making, renaming, attributes, set_ids, times, content, mapping, locking, listing};
 
 void say(const char *format, ...) {
     va_list words;

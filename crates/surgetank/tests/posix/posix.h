@@ -37,7 +37,7 @@ struct one_case {
     void (*run)(void);
 };
 /* Each ends with an empty one. */
-extern const struct one_case opening[], making[], renaming[], attributes[], times[], content[], mapping[], locking[], listing[];
+extern const struct one_case opening[], making[], renaming[], attributes[], set_ids[], times[], content[], mapping[], locking[], listing[];
 
 #define USER 1000
 

@@ -15,6 +15,7 @@ use crate::error::{Errno, FsResult};
 use crate::model::{Caller, FileId, Kind};
 
 use super::super::Namespace;
+use super::super::attributes::SET_IDS;
 use super::super::content::{Content, Lies, Open};
 use super::super::survive::MANY;
 use super::super::tree::{Inode, Name, Tree};
@@ -80,6 +81,7 @@ impl Namespace {
                 }
                 Some(id) => self.hand_out_existing(caller, id, flags, may_ask),
                 None if flags & libc::O_CREAT == 0 => Err(Errno::NOENT.into()),
+                None if perm & SET_IDS != 0 => Err(LEFT_TO_THE_MOUNT.into()),
                 None if !may_ask && self.change_would_ask(caller, dir) => Err(STORE_TO_BE_ASKED.into()),
                 None => {
                     self.permit_change(caller, dir)?;
@@ -129,8 +131,8 @@ impl Namespace {
                 return Err(LEFT_TO_THE_MOUNT.into());
             }
             self.permit(caller, &inode.attr, want)?;
-            // Only the store has it.
-            if inode.replica.is_none() {
+            // Only the store has it. Or the kernel has to see who writes.
+            if inode.replica.is_none() || inode.attr.perm & SET_IDS != 0 {
                 return Err(LEFT_TO_THE_MOUNT.into());
             }
         }
@@ -139,7 +141,7 @@ impl Namespace {
         // The caches of the kernel that the mount's readers have are not ours to drop while they read.
         let open = self.open_locked(id, true, flags & libc::O_TRUNC != 0, self.run(caller), Via::Shim(flags))?;
         self.count_handed(&open);
-        let file = self.hand(&open, None, flags)?;
+        let file = self.hand(caller, &open, None, flags)?;
         drop(inode);
         self.forget_attributes_for_sure(id);
         Ok(file)
@@ -173,7 +175,7 @@ impl Namespace {
             tree = self.tree();
             more = self.lend(&mut tree, caller, dir, &made.open);
         }
-        self.hand(&made.open, made.plain, flags)
+        self.hand(caller, &made.open, made.plain, flags)
     }
 
     /// The writer that was just counted is one that we hand out. The inode's lock is held.
@@ -188,7 +190,8 @@ impl Namespace {
     }
 
     /// Gives up what was opened when the descriptor cannot be given.
-    pub(super) fn hand(&self, open: &Arc<Open>, plain: Option<File>, flags: i32) -> FsResult<File> {
+    pub(super) fn hand(&self, caller: &Caller, open: &Arc<Open>, plain: Option<File>, flags: i32) -> FsResult<File> {
+        open.handed_to(caller.uid);
         let content = open.content();
         let made = plain.is_some();
         let file = match plain {

@@ -16,6 +16,7 @@ use crate::error::{Errno, Fault, FsResult};
 use crate::model::{Caller, FileId, Kind, RunId};
 
 use super::super::Namespace;
+use super::super::attributes::watch_set_ids;
 use super::{KEPT, LEFT_TO_THE_MOUNT, Via};
 
 /// While one of us moves a file's bytes (a prefetch, an eviction) nobody gets it directly.
@@ -76,7 +77,9 @@ impl Namespace {
         let _inode = self.lock_inode(id);
         let open = self.open_locked(id, true, flags & libc::O_TRUNC != 0, self.run(caller), Via::Only(given))?;
         self.count_handed(&open);
-        self.hand(&open, None, given)
+        let file = self.hand(caller, &open, None, given)?;
+        watch_set_ids(&self.tree(), &open);
+        Ok(file)
     }
 
     /// Makes a file that must not exist, and opens it for writing.
@@ -96,8 +99,9 @@ impl Namespace {
         let made = self.make_file(caller, (dir, name), perm, run, Via::Only(flags))?;
         self.handed.fetch_add(1, Ordering::Relaxed);
         let file = self
-            .hand(&made.open, made.plain, flags)
+            .hand(caller, &made.open, made.plain, flags)
             .map_err(|fault| if fault.errno == LEFT_TO_THE_MOUNT { Errno::IO.into() } else { fault })?;
+        watch_set_ids(&self.tree(), &made.open);
         Ok((made.id, file))
     }
 }

@@ -68,7 +68,7 @@ impl Namespace {
             return;
         };
         if written {
-            inode.attr = as_written(inode, &stat);
+            inode.attr = as_written(inode, &stat, open);
             inode.version += 1;
             if in_place {
                 inode.durable = inode.version;

@@ -310,7 +310,7 @@ impl Namespace {
                 return Ok(());
             };
             if dirty {
-                inode.attr = as_written(inode, &stat);
+                inode.attr = as_written(inode, &stat, Some(open));
                 inode.version += 1;
                 if let Some(seq) = inode.publish {
                     self.take_back(&mut tree, &mut txn, id, seq);

@@ -49,6 +49,7 @@ impl Namespace {
         let charged_bytes = self.tree().get(id).map_or(0, |inode| inode.charged_bytes);
         let open = Arc::new(Open::new(id, content.clone(), true, self.backing_left(id), charged_bytes));
         open.handed.store(true, Ordering::Relaxed);
+        open.handed_to(rustix::process::geteuid().as_raw());
         self.handed.fetch_add(1, Ordering::Relaxed);
         self.directly_written(&open);
         self.count_user(&open, true);
