@@ -13,6 +13,7 @@ use std::path::Path;
 use crate::catalog::Damage;
 use crate::error::Result;
 use crate::model::{DeviceId, FileId, FileRecord, Image, Kind, STORE_TEMPORARY_PREFIX};
+use crate::namespace::losses::{gone_from, lost_from};
 use crate::namespace::{HIDDEN_PREFIX, ORPHANS, Worth, is_damage, went_down, went_down_with, worth};
 use crate::report::{Audit, Finding, Proven, TierCopy, Undrained, What};
 use crate::store::{Cred, Store, StorePath, checksum};
@@ -24,7 +25,8 @@ pub struct Ground<'a> {
     /// The catalog's log, of which `image` has what stands before that.
     pub damage: Option<&'a Damage>,
     pub tiers: &'a Tiers,
-    pub store: &'a dyn Store,
+    /// `None`: what the store has is not looked at.
+    pub store: Option<&'a dyn Store>,
     pub who: Cred,
     /// The served directory's store, as a path that people can use.
     pub store_path: &'a Path,
@@ -43,13 +45,15 @@ struct Look<'a> {
     ground: &'a Ground<'a>,
     records: HashMap<FileId, &'a FileRecord>,
     ids: HashMap<DeviceId, DeviceId>,
+    /// What is not found on these devices may be there.
+    unread: HashSet<DeviceId>,
     audit: Audit,
 }
 
 pub fn audit(ground: &Ground<'_>) -> Result<Audit> {
     let ids = take_up(ground)?;
     let records: HashMap<FileId, &FileRecord> = ground.image.files.iter().map(|(id, record)| (*id, record)).collect();
-    let mut look = Look { ground, records, ids, audit: Audit::default() };
+    let mut look = Look { ground, records, ids, unread: HashSet::new(), audit: Audit::default() };
     look.damage();
     let mut found = look.walk_tiers();
     let mut files: Vec<(&FileId, &FileRecord)> = ground.image.files.iter().map(|(id, record)| (id, record)).collect();
@@ -60,6 +64,7 @@ pub fn audit(ground: &Ground<'_>) -> Result<Audit> {
             look.file(record, &mut found);
         }
     }
+    look.recorded_losses();
     look.orphans(found);
     look.leftovers();
     Ok(look.audit)
@@ -111,6 +116,7 @@ impl Look<'_> {
         for device in self.ground.tiers.devices() {
             if !device.is_there() {
                 if device.standing() == Standing::Absent {
+                    self.unread.insert(device.id());
                     self.say(
                         What::Unread,
                         b"",
@@ -124,6 +130,7 @@ impl Look<'_> {
                 found.insert((device.id(), plain.ino), OnTier { path: path.to_vec(), plain });
             });
             if let Err(why) = walked {
+                self.unread.insert(device.id());
                 self.say(What::Unread, b"", device.path(), format!("the tier cannot be read: {why}"));
             }
         }
@@ -191,24 +198,50 @@ impl Look<'_> {
                 self.say(What::WrongSize, &path, &at, text);
             }
         } else if let Some(spill) = &record.spill {
-            let place = self.path_in_store(spill);
-            let there = place.as_ref().and_then(|at| self.ground.store.stat(self.ground.who, at).ok());
-            match (place, there) {
-                (Some(at), Some(stat)) => {
-                    let (at, went_down) = (self.in_store(&at), went_down(self.ground.image));
-                    self.undrained(&path, &at, record, stat.attr.size_bytes, went_down);
-                }
-                (at, _) => {
-                    let at = at.map(|at| self.in_store(&at)).unwrap_or_default();
-                    self.say(What::Lost, &path, &at, "the temporary in the store that held it is gone");
-                }
+            self.spilled(&path, record, spill);
+        } else if let (true, Some(device)) = (dirty, device) {
+            let at = on_device(device, &path);
+            if self.unread.contains(&device.id()) {
+                self.say(What::Unread, &path, &at, "it is on a tier that is not there, or cannot be read");
+            } else {
+                self.say(What::Lost, &path, &at, gone_from(device, !record.applied.is_empty()));
             }
-        } else if dirty && record.replica.is_some() && device.is_none_or(Device::is_there) {
-            let before = if record.applied.is_empty() { "" } else { "; the store has the version before" };
-            let at = device.map(|device| on_device(device, &path)).unwrap_or_default();
-            self.say(What::Lost, &path, &at, format!("its newest version is not on the tier{before}"));
         }
         self.store_copy(&path, record, dirty, device.zip(on_tier.as_ref()));
+    }
+
+    /// Its newest version is a temporary in the store.
+    fn spilled(&mut self, path: &[u8], record: &FileRecord, spill: &(FileId, Box<[u8]>)) {
+        let Some(store) = self.ground.store else { return };
+        let place = self.path_in_store(spill);
+        let at = place.as_ref().map(|at| self.in_store(at)).unwrap_or_default();
+        match place.map(|place| store.stat(self.ground.who, &place)) {
+            Some(Ok(stat)) => {
+                self.undrained(path, &at, record, stat.attr.size_bytes, went_down(self.ground.image));
+            }
+            Some(Err(why)) if why.kind() != io::ErrorKind::NotFound => {
+                self.say(
+                    What::Unread,
+                    path,
+                    &at,
+                    format!("the store does not show the temporary that holds it: {why}"),
+                );
+            }
+            Some(Err(_)) | None => {
+                let why = lost_from("the temporary in the store that held it", !record.applied.is_empty());
+                self.say(What::Lost, path, &at, why);
+            }
+        }
+    }
+
+    /// Those that an earlier agent found and that the user has not acknowledged.
+    fn recorded_losses(&mut self) {
+        let found: HashSet<Vec<u8>> = self.audit.lost().map(|finding| finding.path.0.clone()).collect();
+        for (path, record) in &self.ground.image.lost {
+            if !found.contains(&**path) {
+                self.say(What::Lost, path, Path::new(std::ffi::OsStr::from_bytes(&record.at)), &*record.why);
+            }
+        }
     }
 
     /// `went_down`: the machine did since.
@@ -258,9 +291,10 @@ impl Look<'_> {
 
     /// What the store has of a file, against what was written there.
     fn store_copy(&mut self, path: &[u8], record: &FileRecord, dirty: bool, on_tier: Option<(&Device, &OnTier)>) {
+        let Some(store) = self.ground.store else { return };
         let Some(at) = record.applied.first().and_then(|place| self.path_in_store(place)) else { return };
         let shown = self.in_store(&at);
-        let stat = match self.ground.store.stat(self.ground.who, &at) {
+        let stat = match store.stat(self.ground.who, &at) {
             Ok(stat) => stat,
             Err(why) if why.kind() == io::ErrorKind::NotFound => {
                 match on_tier {
@@ -286,7 +320,7 @@ impl Look<'_> {
             return;
         }
         let Some(right) = record.checksum.filter(|_| self.ground.scrub && !dirty) else { return };
-        let store = self.ground.store.source(self.ground.who, &at).and_then(|source| {
+        let store = store.source(self.ground.who, &at).and_then(|source| {
             self.audit.scrubbed_bytes += stat.attr.size_bytes;
             source.sum()
         });
@@ -348,6 +382,7 @@ impl Look<'_> {
     }
 
     fn leftovers(&mut self) {
+        let Some(store) = self.ground.store else { return };
         let mut prefix = STORE_TEMPORARY_PREFIX.to_vec();
         prefix.extend_from_slice(self.ground.key.as_bytes());
         let spills: HashSet<&[u8]> =
@@ -356,7 +391,7 @@ impl Look<'_> {
         let applied = self.records.values().filter(|record| record.attr.kind == Kind::Directory);
         dirs.extend(applied.filter_map(|record| self.path_in_store(record.applied.first()?)));
         for dir in dirs {
-            for entry in self.ground.store.list(self.ground.who, &dir, true).unwrap_or_default() {
+            for entry in store.list(self.ground.who, &dir, true).unwrap_or_default() {
                 if entry.name.starts_with(&prefix) && !spills.contains(&*entry.name) {
                     let at = dir.join(&entry.name);
                     let shown = self.in_store(&at);

@@ -23,7 +23,7 @@ pub use log::{LogCatalog, Options};
 pub use record::{Decoded, decode};
 
 use crate::error::Result;
-use crate::model::{Change, EntryRecord, FileId, FileRecord, HintRecord, Hinted, Image, OpRecord, Seq};
+use crate::model::{Change, EntryRecord, FileId, FileRecord, HintRecord, Hinted, Image, LostRecord, OpRecord, Seq};
 
 /// Position in the log; grows with every commit. Positions of failed commits are left out, never given out twice
 /// while the catalog is open.
@@ -38,6 +38,7 @@ pub enum Loaded {
     Op(Seq, OpRecord),
     Counter(String, u64),
     Hints(Hinted, HintRecord),
+    Lost(Box<[u8]>, LostRecord),
 }
 
 impl Loaded {
@@ -48,6 +49,7 @@ impl Loaded {
             Self::Op(seq, record) => drop(image.ops.insert(seq, record)),
             Self::Counter(name, value) => drop(image.counters.insert(name, value)),
             Self::Hints(of, record) => drop(image.hints.insert(of, record)),
+            Self::Lost(path, record) => drop(image.lost.insert(path, record)),
         }
     }
 }
@@ -75,7 +77,7 @@ pub trait Catalog: Send + Sync {
         Ok(())
     }
     /// The same as [`load`](Self::load), one thing at a time: files by id, then entries by directory and name, then
-    /// operations by sequence, then counters, then hints. For a million files, where a whole [`Image`] would triple the memory.
+    /// operations by sequence, then counters, then hints, then losses. For a million files, where a whole [`Image`] would triple the memory.
     fn load_into(&self, take: &mut dyn FnMut(Loaded)) -> Result<()> {
         let image = self.load()?;
         image.files.into_iter().for_each(|(id, record)| take(Loaded::File(id, Box::new(record))));
@@ -83,6 +85,7 @@ pub trait Catalog: Send + Sync {
         image.ops.into_iter().for_each(|(seq, record)| take(Loaded::Op(seq, record)));
         image.counters.into_iter().for_each(|(name, value)| take(Loaded::Counter(name, value)));
         image.hints.into_iter().for_each(|(of, record)| take(Loaded::Hints(of, record)));
+        image.lost.into_iter().for_each(|(path, record)| take(Loaded::Lost(path, record)));
         Ok(())
     }
 }

@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 
 use crate::clock;
 use crate::model::{FileId, OpKind, Seq};
-use crate::namespace::Namespace;
 use crate::namespace::tree::{Name, Progress, Tree, Trouble};
+use crate::namespace::{Absence, Namespace};
 use crate::store::Staged;
 use crate::store::verdict::{self, Verdict};
 use pause::{May, Pause};
@@ -433,15 +433,18 @@ impl Drain {
 
     /// Notes that an operation failed, and when it is tried again.
     pub(crate) fn failed(&self, seq: Seq, why: &std::io::Error) {
-        self.counters.failures.fetch_add(1, Ordering::Relaxed);
         let errno = verdict::errno_of(why);
         let judged = verdict::classify(errno);
         let errno = errno.raw_os_error();
         let retry = self.namespace.config.retry;
         let opened_up = errno == libc::EACCES && self.open_up(seq);
+        let unreadable = self.unreadable(seq, why);
         let mut tree = self.namespace.tree();
         let path = tree.ops.get(&seq).map(|op| self.namespace.op_path(&tree, op)).unwrap_or_default();
-        let absent = tree.ops.get(&seq).and_then(|op| self.namespace.absence(&tree, op.file()));
+        let absent = tree.ops.get(&seq).and_then(|op| self.namespace.absence(&tree, op.file())).or(unreadable);
+        if absent.is_none() {
+            self.counters.failures.fetch_add(1, Ordering::Relaxed);
+        }
         let Some(op) = tree.ops.get_mut(&seq) else {
             return;
         };
@@ -458,19 +461,24 @@ impl Drain {
         let due = now + self.pause.back_off(seq, op.failures);
         // The try after which it is given up is not put off: somebody waits for it.
         op.due = if now < last { due.min(last) } else { due };
-        self.pause.failed(seq, verdict::errno_of(why));
-        let lasting = judged == Verdict::Refuse || first.elapsed() >= retry || absent.is_some();
+        // The store is not to blame for what a tier does not give.
+        if absent.is_none() {
+            self.pause.failed(seq, verdict::errno_of(why));
+        }
+        let lasting = judged == Verdict::Refuse
+            || first.elapsed() >= retry
+            || absent.as_ref().is_some_and(|absent| absent.lasting);
         let advice = verdict::advise(verdict::errno_of(why));
-        let text = absent.unwrap_or_else(|| {
-            format!(
-                "the store {} refused it ({why}). {} {}",
-                self.namespace.store.describe(),
-                advice.meaning,
-                advice.remedy
-            )
-        });
+        let (place, text) = match absent {
+            Some(absent) => (absent.place, absent.text),
+            None => {
+                let store = self.namespace.store.describe();
+                let text = format!("the store {store} refused it ({why}). {} {}", advice.meaning, advice.remedy);
+                (store, text)
+            }
+        };
         tracing::warn!(path = %String::from_utf8_lossy(&path), %why, failures = op.failures, lasting, "drain");
-        op.error = Some(Trouble { errno, text, lasting });
+        op.error = Some(Trouble { errno, place, text, lasting });
         if op.progress != Progress::Waiting && !matches!(op.progress, Progress::Staged { .. }) {
             op.progress = Progress::Waiting;
         }
@@ -478,6 +486,17 @@ impl Drain {
         if self.pause.may() != May::All {
             self.take_back_jobs();
         }
+    }
+
+    /// Is it the tier that cannot be read, where the error may be of either side?
+    fn unreadable(&self, seq: Seq, why: &std::io::Error) -> Option<Absence> {
+        let code = why.raw_os_error()?;
+        let file = match &self.namespace.tree().ops.get(&seq)?.kind {
+            OpKind::Publish { file, .. } => *file,
+            _ => return None,
+        };
+        let either = crate::tier::is_sickness(rustix::io::Errno::from_raw_os_error(code));
+        either.then(|| self.namespace.unreadable(file)).flatten()
     }
 
     /// What was handed out but not begun waits for its turn again.

@@ -7,8 +7,8 @@ pub mod record;
 pub use attr::{Attr, Kind, Timestamp};
 pub use lock::{FileLock, LockKind, LockRequest};
 pub use record::{
-    Change, EntryRecord, FileRecord, HintRecord, Hinted, Image, OpKind, OpRecord, Prepared, Replica, StoreIdentity,
-    Xattrs,
+    Change, EntryRecord, FileRecord, HintRecord, Hinted, Image, LostRecord, OpKind, OpRecord, Prepared, Replica,
+    StoreIdentity, Xattrs,
 };
 
 use serde::{Deserialize, Serialize};

@@ -13,6 +13,7 @@ mod arrive;
 mod attributes;
 mod believed;
 pub mod content;
+mod copies;
 mod deadline;
 mod early;
 mod evict;
@@ -26,6 +27,7 @@ pub(crate) mod journal;
 mod lent;
 mod listing;
 mod locks;
+pub(crate) mod losses;
 mod meet;
 mod names;
 mod patience;
@@ -62,6 +64,8 @@ use crate::tier::Tiers;
 pub use ahead::BroughtIn;
 pub use attributes::SetAttr;
 use content::{Handle, Open};
+pub(crate) use copies::Absence;
+pub use copies::Newest;
 pub use deadline::Outlook;
 pub use early::Real;
 pub(crate) use evict::THE_END;
@@ -182,6 +186,7 @@ pub struct Namespace {
     last_reason: Mutex<Option<LastReason>>,
     pub(crate) unwritten: Mutex<Vec<crate::model::Change>>,
     pub(crate) troubles: Mutex<Vec<Noted>>,
+    losses: Mutex<std::collections::BTreeMap<Box<[u8]>, crate::model::LostRecord>>,
     /// So many wait for everything.
     pub(crate) final_drains: AtomicU32,
     /// Odd while everybody's command has ended.
@@ -298,6 +303,7 @@ impl Namespace {
             last_reason: Mutex::default(),
             unwritten: Mutex::default(),
             troubles: Mutex::default(),
+            losses: Mutex::default(),
             final_drains: AtomicU32::new(0),
             emptyings: AtomicU32::new(0),
             end: deadline::End::default(),

@@ -8,6 +8,7 @@ mod audit;
 mod figures;
 pub mod pattern;
 pub mod run;
+mod verdict;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,6 +19,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use audit::{Audit, Finding, Proven, TierCopy, Undrained, What};
 pub use figures::{DrainFigures, Figures, TierFigures};
+pub use verdict::{Conflict, Lost, NotDurable, Undelivered, Verdict};
 
 use crate::config::Survives;
 use crate::model::{Mode, RunId};
@@ -250,9 +252,12 @@ pub struct Status {
     #[serde(default)]
     pub drain: DrainStatus,
     pub troubles: Vec<Trouble>,
-    /// Undrained bytes that a reboot of the node would take.
+    /// Losses that the user has not acknowledged yet.
+    #[serde(default)]
+    pub lost: Listing<Lost>,
+    /// Bytes that are meant for the store, have no durable copy, and would be lost with a reboot of the node.
     pub at_risk_reboot_bytes: u64,
-    /// Undrained bytes that the loss of the node would take.
+    /// The same with the loss of the node.
     pub at_risk_node_bytes: u64,
     #[serde(default)]
     pub deadline: Option<DeadlineStatus>,
@@ -402,44 +407,6 @@ pub struct Progress {
     pub settled: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NotDurable {
-    pub path: PathText,
-    pub why: String,
-    /// Where the newest bytes are now; empty when that is unknown.
-    pub safe_at: PathText,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Conflict {
-    pub path: PathText,
-    /// Name under which our copy was put into the store.
-    pub kept_as: PathText,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Undelivered {
-    /// `rename a → b`.
-    pub operation: String,
-    pub why: String,
-}
-
-/// What the exit code is decided by.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Verdict {
-    pub not_durable: Listing<NotDurable>,
-    pub conflicts: Listing<Conflict>,
-    pub undelivered: Listing<Undelivered>,
-    /// By rule `keep`: not in the store, on purpose; no failure.
-    pub kept: Listing<PathText>,
-}
-
-impl Verdict {
-    pub fn is_durable(&self) -> bool {
-        self.not_durable.is_empty() && self.conflicts.is_empty() && self.undelivered.is_empty()
-    }
-}
-
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct TierSummary {
     pub name: String,
@@ -486,7 +453,7 @@ pub struct Summary {
     pub tiers: Vec<TierSummary>,
     pub drain: DrainSummary,
     pub mount: MountSummary,
-    /// Undrained bytes that the loss of the node would take now.
+    /// Bytes that are meant for the store, have no durable copy, and would be lost with the node now.
     pub at_risk_node_bytes: u64,
     /// By all programs that the agent served, not by one run's.
     #[serde(default)]
@@ -581,14 +548,5 @@ mod tests {
         assert!(scope.covers(b"out") && scope.covers(b"out/a"));
         assert!(!scope.covers(b"output") && !scope.covers(b"ou"));
         assert!(Scope::everything().covers(b"anything"));
-    }
-
-    #[test]
-    fn kept_files_are_no_failure_and_conflicts_are() {
-        let mut verdict = Verdict::default();
-        verdict.kept.push(PathText(b"k".to_vec()));
-        assert!(verdict.is_durable());
-        verdict.conflicts.push(Conflict { path: PathText::default(), kept_as: PathText::default() });
-        assert!(!verdict.is_durable());
     }
 }

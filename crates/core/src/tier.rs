@@ -28,6 +28,7 @@ use std::path::Path;
 use std::time::Duration;
 
 pub use device::{Device, DeviceCounters, DeviceView, Remains, Standing};
+pub use health::is_sickness;
 pub use remembered::Remembered;
 pub use scope::{files_of_all, is_in_use};
 pub use tree::{Each, Plain};

@@ -78,7 +78,8 @@ impl Backend for Service {
         let store_path = if config.store_url().is_some() { Path::new(&described) } else { &config.store };
         let key = key.as_str();
         let damage = recovery.damage.as_ref();
-        let ground = Ground { image: &image, damage, tiers: &tiers, store: &*store, who, store_path, key, scrub };
+        let store = Some(&*store);
+        let ground = Ground { image: &image, damage, tiers: &tiers, store, who, store_path, key, scrub };
         let audit = audit::audit(&ground)?;
         for device in tiers.devices() {
             // Empty directories that were made for looking.

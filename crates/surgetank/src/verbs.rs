@@ -7,6 +7,7 @@ pub mod calibrate;
 pub mod doctor;
 pub mod gc;
 pub mod hint;
+mod left;
 pub mod model;
 pub mod mount;
 pub mod plan;

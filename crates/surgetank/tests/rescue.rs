@@ -3,6 +3,8 @@
 
 #[path = "rescue/kept.rs"]
 mod kept;
+#[path = "rescue/lost.rs"]
+mod lost;
 #[path = "rescue/owed.rs"]
 mod owed;
 mod scene;
@@ -96,7 +98,7 @@ fn fsck_finds_what_is_wrong_and_changes_nothing() {
         assert!(!scene.path("d/good").exists(), "fsck without --repair changed the store");
     }
     let told = verb(&scene, &["fsck"]).exits(3).stdout;
-    assert!(told.contains("d/lost: its newest version is not on the tier") && told.contains("3 found"), "{told}");
+    assert!(told.contains("d/lost: it is gone from the tier fast") && told.contains("3 found"), "{told}");
 }
 
 #[test]
@@ -113,7 +115,10 @@ fn fsck_repair_drains_what_is_left_and_keeps_the_only_copy_of_anything() {
     assert_eq!(fs::read_to_string(scene.path("d/good")).unwrap(), "content of good\n");
     assert!(!scene.path("d/lost").exists());
     assert_eq!(fs::read_to_string(plain(&scene, ".surgetank-orphans/d/stranger")).unwrap(), "whose?");
-    // Only the stranger is left to be told of.
+    let audit = verb(&scene, &["fsck", "--json"]).exits(3).json();
+    assert_eq!(found(&audit), pairs(&[("lost", "d/lost"), ("orphan", "d/stranger")]));
+    // The loss is acknowledged, and only the stranger is left.
+    verb(&scene, &["scavenge", "--forget"]).exits(0);
     let audit = verb(&scene, &["fsck", "--json"]).exits(3).json();
     assert_eq!(found(&audit), pairs(&[("orphan", "d/stranger")]));
 }

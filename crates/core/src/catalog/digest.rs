@@ -13,7 +13,7 @@ use super::Lsn;
 use super::directory::DATA_IS_SAFE;
 use super::segment::{Segment, Step};
 use crate::error::{Error, Result};
-use crate::model::{Change, EntryRecord, FileId, HintRecord, Hinted, OpRecord, Seq};
+use crate::model::{Change, EntryRecord, FileId, HintRecord, Hinted, LostRecord, OpRecord, Seq};
 
 /// Where the postcard bytes of a `FileRecord` lie.
 #[derive(Debug, Clone, Copy)]
@@ -32,6 +32,7 @@ pub(super) struct Digest {
     pub ops: BTreeMap<Seq, Option<OpRecord>>,
     pub counters: BTreeMap<String, u64>,
     pub hints: BTreeMap<Hinted, Option<HintRecord>>,
+    pub lost: BTreeMap<Box<[u8]>, Option<LostRecord>>,
 }
 
 impl Digest {
@@ -90,6 +91,12 @@ impl Digest {
                 }
                 Change::DropHints(of) => {
                     self.hints.insert(of, None);
+                }
+                Change::PutLost(path, record) => {
+                    self.lost.insert(path, Some(record));
+                }
+                Change::DropLost(path) => {
+                    self.lost.insert(path, None);
                 }
             }
             rest = after;

@@ -29,6 +29,8 @@ const OPS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("ops");
 const COUNTERS: TableDefinition<'_, &str, u64> = TableDefinition::new("counters");
 /// Not there in what was made before there were hints.
 const HINTS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("hints");
+/// Missing in snapshots of versions that did not record losses.
+const LOST: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("lost");
 
 pub(super) struct Snapshot {
     path: PathBuf,
@@ -127,7 +129,8 @@ impl Snapshot {
             files(below.as_ref(), digest, take)?;
             entries(below.as_ref(), digest, take)?;
             ops_and_counters(below.as_ref(), digest, take)?;
-            hints(below.as_ref(), digest, take)
+            hints(below.as_ref(), digest, take)?;
+            lost(below.as_ref(), digest, take)
         };
         read().map_err(|error| self.failed("read", error))
     }
@@ -200,6 +203,13 @@ fn apply(database: &Database, digest: &Digest, last: Lsn) -> Result<(), redb::Er
             match record {
                 Some(record) => drop(hints.insert(&*key, &*bytes(record)?)?),
                 None => drop(hints.remove(&*key)?),
+            }
+        }
+        let mut lost = write.open_table(LOST)?;
+        for (path, record) in &digest.lost {
+            match record {
+                Some(record) => drop(lost.insert(&**path, &*bytes(record)?)?),
+                None => drop(lost.remove(&**path)?),
             }
         }
         let mut meta = write.open_table(META)?;
@@ -303,6 +313,26 @@ fn hints(below: Option<&ReadTransaction>, digest: &Digest, take: Take<'_>) -> Re
     for (of, record) in hints {
         if let Some(record) = record {
             take(Loaded::Hints(of, record));
+        }
+    }
+    Ok(())
+}
+
+fn lost(below: Option<&ReadTransaction>, digest: &Digest, take: Take<'_>) -> Result<(), redb::Error> {
+    let mut lost = BTreeMap::new();
+    match below.map(|below| below.open_table(LOST)) {
+        None | Some(Err(TableError::TableDoesNotExist(_))) => {}
+        Some(table) => {
+            for row in table?.iter()? {
+                let (key, bytes) = row?;
+                lost.insert(Box::from(key.value()), Some(value("lost file", bytes.value())?));
+            }
+        }
+    }
+    lost.extend(digest.lost.iter().map(|(path, record)| (path.clone(), record.clone())));
+    for (path, record) in lost {
+        if let Some(record) = record {
+            take(Loaded::Lost(path, record));
         }
     }
     Ok(())

@@ -91,7 +91,7 @@ impl Drain {
                     self.namespace.tree().discards.push((job.dir, job.temporary.clone(), job.owner));
                 }
                 // Its directory moves, or moved before a crash, by an operation that comes before it.
-                let early = why.kind() == io::ErrorKind::NotFound && !self.is_head(seq);
+                let early = why.kind() == io::ErrorKind::NotFound && !self.is_head(seq) && !self.is_absent(job.id);
                 // What is not taken back although its content changed is copied again when that is complete.
                 if early || cancelled {
                     self.put_off(seq);
@@ -126,6 +126,11 @@ impl Drain {
     fn is_head(&self, seq: Seq) -> bool {
         let tree = self.namespace.tree();
         tree.ops.iter().find(|(_, op)| !op.last).is_none_or(|(first, _)| *first == seq)
+    }
+
+    /// Is it the tier that does not have it?
+    fn is_absent(&self, id: FileId) -> bool {
+        self.namespace.absence(&self.namespace.tree(), id).is_some()
     }
 
     /// Tried again a little later; nothing went wrong.

@@ -220,6 +220,17 @@ pub enum Change {
     PutCounter(String, u64),
     PutHints(Hinted, HintRecord),
     DropHints(Hinted),
+    /// By the path that programs knew it by.
+    PutLost(Box<[u8]>, LostRecord),
+    DropLost(Box<[u8]>),
+}
+
+/// A version whose bytes are gone. The record stays until the user acknowledges the loss.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LostRecord {
+    /// Where its bytes were.
+    pub at: Box<[u8]>,
+    pub why: String,
 }
 
 /// All that the catalog remembers, as loaded at start.
@@ -230,4 +241,5 @@ pub struct Image {
     pub ops: BTreeMap<Seq, OpRecord>,
     pub counters: BTreeMap<String, u64>,
     pub hints: BTreeMap<Hinted, HintRecord>,
+    pub lost: BTreeMap<Box<[u8]>, LostRecord>,
 }

@@ -359,17 +359,22 @@ impl Namespace {
             let left = tree.iter().any(|(_, inode)| inode.replica.is_some() || inode.spill().is_some());
             (left, !tree.ops.is_empty())
         };
-        if left || queued {
+        let is_over = !left && !queued;
+        // Losses are reported until they are acknowledged.
+        if !is_over || self.has_losses() {
             // It may have to wait long: until the store is back, or for the next run.
             self.sync_closed(true);
             self.end_hints();
             self.forget_what_the_store_has();
+        } else {
+            if let Err(why) = self.catalog.clear() {
+                tracing::warn!(%why, "the catalog could not be cleared");
+            }
+            self.write_down_doubt();
+        }
+        if !is_over {
             return false;
         }
-        if let Err(why) = self.catalog.clear() {
-            tracing::warn!(%why, "the catalog could not be cleared");
-        }
-        self.write_down_doubt();
         for device in self.tiers.devices() {
             if let Err(why) = device.sweep() {
                 tracing::warn!(%why, device = %device.path().display(), "a tier could not be swept");

@@ -4,7 +4,7 @@
 use crate::sync::PoisonError;
 use std::time::Duration;
 
-use crate::model::{Change, FileId, Hinted, OpKind, Prepared, RunId, Seq};
+use crate::model::{Change, FileId, Hinted, LostRecord, OpKind, Prepared, RunId, Seq};
 
 use super::Namespace;
 use super::tree::{Inode, Name, Place, PlainId, Progress, Tree};
@@ -16,6 +16,7 @@ pub(crate) struct Txn {
     ops: Vec<Seq>,
     dropped: Vec<FileId>,
     counters: Vec<(String, u64)>,
+    lost: Vec<Change>,
     gone: Vec<PlainId>,
     hints: Vec<Hinted>,
     /// The request that this thread serves is carried out with this; it is about that file.
@@ -50,6 +51,13 @@ impl Txn {
     }
     pub fn counter(&mut self, name: String, value: u64) {
         self.counters.push((name, value));
+    }
+    /// `None`: the loss is acknowledged.
+    pub fn lost(&mut self, path: &[u8], record: Option<LostRecord>) {
+        self.lost.push(match record {
+            Some(record) => Change::PutLost(path.into(), record),
+            None => Change::DropLost(path.into()),
+        });
     }
 }
 
@@ -320,6 +328,7 @@ impl Namespace {
         }
         changes.extend(txn.gone.iter().filter_map(|plain| self.gone(tree, *plain)));
         changes.extend(txn.counters.into_iter().map(|(name, value)| Change::PutCounter(name, value)));
+        changes.extend(txn.lost);
         self.bequeath_names(tree, &txn.entries, &txn.dropped);
         if changes.is_empty() {
             return;

@@ -40,6 +40,8 @@ pub struct Where {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stuck {
     pub path: Vec<u8>,
+    /// The layer that failed: the store, or a tier.
+    pub place: String,
     pub text: String,
     pub since: Duration,
     /// The last drain does not wait for it any more.
@@ -60,8 +62,7 @@ pub struct Waiting {
 pub struct Undurable {
     pub path: Vec<u8>,
     pub why: String,
-    /// Where the bytes are.
-    pub safe_in: String,
+    pub file: FileId,
     pub bytes: u64,
     /// A file's content; otherwise an operation on names or attributes.
     pub is_content: bool,
@@ -208,34 +209,6 @@ impl Namespace {
         volatile.map(|device| self.dirty_bytes_on(&tree, device)).sum()
     }
 
-    /// Why the content of a file cannot be had now, when its tier is not there.
-    pub(crate) fn absence(&self, tree: &Tree, id: FileId) -> Option<String> {
-        let device = tree.get(id)?.replica?.device;
-        let device = self.tiers.device(device);
-        (!device.is_there()).then(|| {
-            format!(
-                "it is on a tier that is not there: {}; bring it back (mount it again) and start once more",
-                device.path().display()
-            )
-        })
-    }
-
-    fn safe_in(&self, tree: &Tree, id: FileId) -> String {
-        let Some(inode) = tree.get(id) else {
-            return String::new();
-        };
-        let path = tree.logical_path(id).unwrap_or_default();
-        match (inode.replica, inode.spill()) {
-            (Some(plain), _) => {
-                format!("{}/{}", self.tiers.device(plain.device).files_path().display(), String::from_utf8_lossy(&path))
-            }
-            (None, Some((dir, name))) => {
-                format!("{}/{}", self.store.describe(), tree.applied_path(*dir).unwrap_or_default().join(name))
-            }
-            _ => String::new(),
-        }
-    }
-
     /// How much is queued, for who asks again and again while the queue is carried out: no words are made of it while the tree
     /// is locked.
     pub fn queued(&self, scope: &Scope) -> Queued {
@@ -278,7 +251,7 @@ impl Namespace {
                 list.push(Undurable {
                     path: self.op_path(&tree, op),
                     why,
-                    safe_in: self.safe_in(&tree, id),
+                    file: id,
                     bytes,
                     is_content: matches!(op.kind, OpKind::Publish { .. }),
                     operation: self.op_name(&tree, op),
@@ -293,7 +266,7 @@ impl Namespace {
                 why: String::from(
                     "it is not in the store and nothing is queued: a fault of surgetank, please report it",
                 ),
-                safe_in: self.safe_in(&tree, id),
+                file: id,
                 bytes: tree.get(id).map_or(0, |inode| inode.attr.size_bytes),
                 is_content: true,
                 operation: String::new(),
@@ -311,8 +284,8 @@ impl Namespace {
             let path = tree.logical_path(id).unwrap_or_default();
             if Self::drained(self.mode_for(&tree, id, &path)) {
                 list.push(Undurable {
-                    why: self.absence(&tree, id).unwrap_or_else(|| String::from("still open for writing")),
-                    safe_in: self.safe_in(&tree, id),
+                    why: self.absence(&tree, id).map_or_else(|| "still open for writing".into(), |absent| absent.text),
+                    file: id,
                     bytes: self.attr_of(id, inode).size_bytes,
                     is_content: true,
                     operation: String::new(),
@@ -411,6 +384,7 @@ impl Namespace {
             let trouble = op.error.as_ref()?;
             Some(Stuck {
                 path: self.op_path(&tree, op),
+                place: trouble.place.clone(),
                 text: trouble.text.clone(),
                 since: op.first_failure.map(|at| at.elapsed()).unwrap_or_default(),
                 lasting: trouble.lasting,

@@ -20,6 +20,7 @@ use super::content::{Content, Lies};
 use super::journal::Txn;
 use super::tree::{Entry, Inode, Name, Op, PlainId, Tree};
 pub(crate) use damaged::is_damage;
+use lost::Held;
 pub use lost::unproven_name;
 pub(crate) use lost::{Doubt, Worth, went_down, went_down_with, worth};
 pub use orphans::keep_copy;
@@ -33,7 +34,7 @@ const ORPHANS_TOLD_MAX: usize = 20;
 /// The catalog names nothing that lies on a tier, is owed to the store, or may be under way there.
 pub fn is_spent(image: &Image) -> bool {
     let empty = image.files.is_empty() && image.entries.is_empty() && image.ops.is_empty();
-    empty && !super::temporaries::are_expected(image) && !damaged::is_doubtful(image)
+    empty && image.lost.is_empty() && !super::temporaries::are_expected(image) && !damaged::is_doubtful(image)
 }
 
 struct OnTier {
@@ -47,6 +48,7 @@ impl Namespace {
     pub(super) fn recover(&self) -> Result<()> {
         let mut image = self.catalog.load()?;
         self.remember_requests(&image);
+        *self.losses.lock().unwrap_or_else(PoisonError::into_inner) = std::mem::take(&mut image.lost);
         let damage = self.damage(&image);
         if let Some(damage) = &damage {
             self.tell_damage(damage, &image);
@@ -286,7 +288,7 @@ impl Namespace {
                     *files += 1;
                     continue;
                 }
-                self.replica_missing(&mut tree, &mut txn, id, want);
+                self.replica_missing(&mut tree, &mut txn, id, &Held::Tier(device));
                 continue;
             };
             let Some(mut want) = want else {
@@ -354,7 +356,8 @@ impl Namespace {
                         "{files} file(s) are on a tier that is not there: {}; bring it back (mount it again) and start once more; until then they are remembered, and not in the store",
                         device.path().display()
                     ),
-                    true,
+                    // The verdict names the files that are meant for the store.
+                    false,
                 );
             }
         }
@@ -417,27 +420,6 @@ impl Namespace {
             Some(self.is_handed_still(&Content { file: Arc::new(file), lies: Lies::Tier(device), writable: false }))
         };
         self.left_written(id) || handed().unwrap_or(false)
-    }
-
-    fn replica_missing(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, path: Option<Vec<u8>>) {
-        let dirty = tree.get(id).is_some_and(|inode| inode.dirty() || !inode.sealed);
-        let (Some(path), true) = (path, dirty) else {
-            tree.drop_replica(id);
-            txn.file(id);
-            return;
-        };
-        let there = tree.get(id).is_some_and(|inode| inode.applied.is_some());
-        self.lose(tree, txn, id);
-        self.note(
-            RunId(0),
-            String::from_utf8_lossy(&path).into_owned(),
-            if there {
-                "its newest version is gone from the tier (a volatile tier does not survive a reboot); the store keeps the version before"
-            } else {
-                "it is gone from the tier (a volatile tier does not survive a reboot), and was not in the store yet"
-            },
-            true,
-        );
     }
 
     /// Files that were open when the agent died are complete now: nobody can have them open any more, unless programs go on.

@@ -2,7 +2,7 @@
 //! is given up where the store's is right; a bad one in the store is written anew where the tier's is right.
 
 use crate::model::{DeviceId, FileId};
-use crate::report::{Audit, Finding, What};
+use crate::report::{Audit, Finding, Scope, What};
 use crate::store::{Source, StorePath};
 
 use super::Namespace;
@@ -26,11 +26,33 @@ impl Namespace {
             self.tree().iter().filter(|(_, inode)| inode.replica.is_some()).map(|(id, _)| id).collect();
         for id in ids {
             audit.files += 1;
+            audit.findings.extend(self.missing(id));
             if let Some(pair) = self.pair(id) {
                 audit.findings.extend(self.compare(&pair, repair, &mut audit.scrubbed_bytes));
             }
         }
+        let lost = self.losses(&Scope::everything());
+        audit.findings.extend(lost.first.into_iter().map(|lost| Finding {
+            what: What::Lost,
+            path: lost.path,
+            at: lost.at,
+            text: lost.why,
+            mended: false,
+            copy: None,
+        }));
         audit
+    }
+
+    /// The tier should have its newest version, and does not.
+    fn missing(&self, id: FileId) -> Option<Finding> {
+        let tree = self.tree();
+        let inode = tree.get(id).filter(|inode| inode.dirty() || !inode.sealed)?;
+        let device = self.tiers.device(inode.replica?.device);
+        let absent = self.absence(&tree, id)?;
+        let path = tree.logical_path(id)?;
+        let what = if absent.lasting && device.is_there() { What::Lost } else { What::Unread };
+        let at = device.shown(&path)[..].into();
+        Some(Finding { what, path: path[..].into(), at, text: absent.text, mended: false, copy: None })
     }
 
     fn pair(&self, id: FileId) -> Option<Pair> {

@@ -12,7 +12,7 @@ use crate::model::Timestamp;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum What {
-    /// Its newest version was on a tier, and is not there.
+    /// Its newest version is gone. It stays a finding until the user acknowledges it.
     Lost,
     /// A plain file has another size than its version had when it was closed.
     WrongSize,
@@ -30,7 +30,7 @@ pub enum What {
     Orphan,
     /// A half-made copy in the store.
     Leftover,
-    /// A tier that is not there, or cannot be read.
+    /// A tier that is not there, or cannot be read; and each file whose newest version is on it.
     Unread,
     /// The machine went down before all of it was synced.
     Unproven,
@@ -99,6 +99,12 @@ pub struct Audit {
     pub scrubbed_bytes: u64,
     pub findings: Vec<Finding>,
     pub undrained: Vec<Undrained>,
+}
+
+impl Audit {
+    pub fn lost(&self) -> impl Iterator<Item = &Finding> {
+        self.findings.iter().filter(|finding| finding.what == What::Lost)
+    }
 }
 
 impl What {

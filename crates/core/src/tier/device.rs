@@ -179,6 +179,11 @@ impl Device {
     pub fn files_path(&self) -> &Path {
         &self.scope.files_path
     }
+    /// A path below it, for people and reports.
+    pub fn shown(&self, path: &[u8]) -> Vec<u8> {
+        use std::os::unix::ffi::OsStrExt;
+        self.files_path().join(std::ffi::OsStr::from_bytes(path)).into_os_string().into_encoded_bytes()
+    }
     /// The directory from the configuration.
     pub fn path(&self) -> &Path {
         &self.path

@@ -12,7 +12,7 @@ const BACK_OFF_MIN: Duration = Duration::from_secs(1);
 const BACK_OFF_MAX: Duration = Duration::from_secs(64);
 
 /// Does this error speak of the device rather than of one file or of room?
-pub(super) fn is_sickness(errno: Errno) -> bool {
+pub fn is_sickness(errno: Errno) -> bool {
     matches!(
         errno,
         Errno::IO

@@ -82,6 +82,11 @@ impl Commands {
         self.line("scavenge", &self.options, &[&self.over])
     }
 
+    /// Acknowledges what is lost.
+    pub fn forget(&self) -> String {
+        self.line("scavenge", &self.options, &["--forget".as_ref(), &self.over])
+    }
+
     /// For a store that does not come back: it is not named, because nothing is brought there.
     pub fn copy_out(&self) -> String {
         self.line("scavenge", &self.state, &["--to".as_ref(), "rescued".as_ref(), &self.over])

@@ -15,7 +15,7 @@ use surgetank_core::config::Config;
 use surgetank_core::error::Result;
 use surgetank_core::model::RunId;
 use surgetank_core::report::{
-    Audit, Figures, HintOf, Listing, Prefetch, Progress, RefusedHint, Scope, Status, Summary, Trouble, Verdict,
+    Audit, Figures, HintOf, Listing, Lost, Prefetch, Progress, RefusedHint, Scope, Status, Summary, Trouble, Verdict,
     Visibility, Why,
 };
 
@@ -61,6 +61,10 @@ pub trait Engine: Send + Sync {
     fn prefetch(&self, patterns: &[Vec<u8>]) -> Result<Prefetch>;
     /// Reads what lies both on a tier and in the store and compares it with its checksum.
     fn scrub(&self, repair: bool) -> Audit;
+    /// Files on tiers that are not there count as lost. When no program is served.
+    fn give_up_absent(&self) {}
+    /// The user knows of what is lost; returns what is not reported any more.
+    fn forget_losses(&self) -> Listing<Lost>;
     /// What `pid` and its descendants write from now on is this run's.
     fn register_run(&self, pid: u32) -> RunId;
     fn release_run(&self, run: RunId);

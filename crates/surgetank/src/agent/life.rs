@@ -363,6 +363,7 @@ fn detach_after_failure(mount: &mut dyn Mounted, engine: &dyn Engine) {
 fn inherited(place: &Place) -> String {
     match place.undrained() {
         None => String::new(),
+        Some(verdict) if verdict.is_drained() => String::new(),
         Some(verdict) => format!(
             "an earlier agent had to leave {} file(s) and {} operation(s) undrained; they are drained now",
             verdict.not_durable.total, verdict.undelivered.total

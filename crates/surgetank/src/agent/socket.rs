@@ -179,6 +179,7 @@ impl<'a> Client<'a> {
             Request::Status => Answer::Status(Box::new(self.status())),
             Request::Waiting => Answer::Waiting(engine.waiting_for_room()),
             Request::Scrub { repair } => Answer::Audit(Box::new(engine.scrub(repair))),
+            Request::ForgetLosses => Answer::Forgotten(engine.forget_losses()),
             Request::Why { path } => match engine.why(&path.0) {
                 Ok(why) => Answer::Why(Box::new(why)),
                 Err(error) => Answer::Error(error.into()),
@@ -365,9 +366,10 @@ impl<'a> Client<'a> {
         desk.users.end_wait();
         let timed_out = drained?;
         let verdict = desk.engine.verdict(&everything);
-        let durable = verdict.is_durable();
+        // What is lost does not come back by waiting.
+        let drained = verdict.is_drained();
         self.say(&Answer::Verdict { verdict: Box::new(verdict), timed_out })?;
-        if timed_out || !durable {
+        if timed_out || !drained {
             return Ok(());
         }
         match desk.users.ask_unmount() {

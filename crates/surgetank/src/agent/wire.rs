@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use surgetank_core::error::Error;
 use surgetank_core::model::RunId;
 use surgetank_core::report::{
-    AgentStatus, Audit, HintOf, Holder, Listing, PathText, Prefetch, Progress, RefusedHint, Scope, Summary, Trouble,
-    Verdict, Visibility, Why,
+    AgentStatus, Audit, HintOf, Holder, Listing, Lost, PathText, Prefetch, Progress, RefusedHint, Scope, Summary,
+    Trouble, Verdict, Visibility, Why,
 };
 
 /// Both sides must speak the same number: agent and verbs come from the same binary but may be of different age.
@@ -42,6 +42,8 @@ pub enum Request {
     Scrub {
         repair: bool,
     },
+    /// The user knows of what is lost.
+    ForgetLosses,
     Why {
         path: PathText,
     },
@@ -111,6 +113,7 @@ pub enum Answer {
     Waiting(Vec<Trouble>),
     Why(Box<Why>),
     Audit(Box<Audit>),
+    Forgotten(Listing<Lost>),
     Progress(Progress),
     Verdict {
         verdict: Box<Verdict>,

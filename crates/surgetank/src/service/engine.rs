@@ -10,11 +10,12 @@ use surgetank_core::drain::Drain;
 use surgetank_core::error::{Error, Result};
 use surgetank_core::model::{Mode, RunId};
 use surgetank_core::namespace::tree::State;
-use surgetank_core::namespace::{Namespace, Queued, Undurable};
+use surgetank_core::namespace::{Namespace, Newest, Queued, Undurable};
 use surgetank_core::report::{
     Audit, Conflict, DeadlineStatus, DeviceStatus, DrainFigures, DrainStatus, DrainSummary, Figures, FileState, Health,
-    HintOf, Listing, MountSummary, NoRoom, NotDurable, Oldest, PathText, Prefetch, Progress, Queue, RefusedHint,
-    ReplicaStatus, Scope, Status, Summary, TierFigures, TierStatus, TierSummary, Trouble, Undelivered, Verdict, Why,
+    HintOf, LISTED_MAX, Listing, Lost, MountSummary, NoRoom, NotDurable, Oldest, PathText, Prefetch, Progress, Queue,
+    RefusedHint, ReplicaStatus, Scope, Status, Summary, TierFigures, TierStatus, TierSummary, Trouble, Undelivered,
+    Verdict, Why,
 };
 use surgetank_core::store::StorePath;
 
@@ -140,12 +141,6 @@ impl Engine for Served {
                 free_bytes: view.free_bytes,
                 health,
             };
-            if device.survives() == Survives::Agent {
-                status.at_risk_reboot_bytes += dirty_bytes;
-            }
-            if device.survives() != Survives::Node {
-                status.at_risk_node_bytes += dirty_bytes;
-            }
             match status.tiers.iter_mut().find(|tier| tier.name == device.tier_name()) {
                 Some(tier) => {
                     tier.cap_bytes += view.cap_bytes;
@@ -165,6 +160,9 @@ impl Engine for Served {
                 }),
             }
         }
+        status.at_risk_reboot_bytes = namespace.at_risk_bytes(|device| device.survives() == Survives::Agent);
+        status.at_risk_node_bytes = namespace.at_risk_bytes(|device| device.survives() != Survives::Node);
+        status.lost = namespace.losses(&Scope::everything());
         let waiting = namespace.waiting();
         status.queue = Queue {
             files: waiting.files,
@@ -329,15 +327,21 @@ impl Engine for Served {
         let mut verdict = Verdict::default();
         for one in self.undurable(scope) {
             if one.is_content {
-                verdict.not_durable.push(NotDurable {
-                    path: PathText(one.path),
-                    why: one.why,
-                    safe_at: PathText(one.safe_in.into_bytes()),
-                });
+                // A copy is looked at before it is called safe, as far as it is listed.
+                let listed = verdict.not_durable.total < LISTED_MAX as u64;
+                let newest = if listed { self.namespace.newest_copy(one.file) } else { Newest::Unknown };
+                let (why, safe_at) = match newest {
+                    Newest::At(at) => (one.why, at),
+                    Newest::Missing(why) => (why, String::new()),
+                    Newest::Unknown => (one.why, String::new()),
+                };
+                let safe_at = PathText(safe_at.into_bytes());
+                verdict.not_durable.push(NotDurable { path: PathText(one.path), why, safe_at });
             } else {
                 verdict.undelivered.push(Undelivered { operation: one.operation, why: one.why });
             }
         }
+        verdict.lost = self.namespace.losses(scope);
         for escaped in self.guard.iter().flat_map(Guard::escaped) {
             if scope.covers(escaped.operation.as_bytes()) {
                 verdict.undelivered.push(escaped);
@@ -387,10 +391,8 @@ impl Engine for Served {
                 }
                 None => summary.tiers.push(one),
             }
-            if device.survives() != Survives::Node {
-                summary.at_risk_node_bytes += self.namespace.dirty_bytes_of(device);
-            }
         }
+        summary.at_risk_node_bytes = self.namespace.at_risk_bytes(|device| device.survives() != Survives::Node);
         let now = self.mark();
         let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner).get(&run).copied();
         let tail = begun.map_or(Duration::ZERO, |begun| begun.at.elapsed());
@@ -541,6 +543,14 @@ impl Engine for Served {
 
     fn scrub(&self, repair: bool) -> Audit {
         self.namespace.scrub(repair)
+    }
+
+    fn give_up_absent(&self) {
+        self.namespace.give_up_absent();
+    }
+
+    fn forget_losses(&self) -> Listing<Lost> {
+        self.namespace.forget_losses()
     }
 
     fn shutdown(&self) {

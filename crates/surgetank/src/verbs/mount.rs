@@ -100,6 +100,7 @@ pub fn umount(program: &Program<'_>, args: &UmountArgs) -> Outcome {
         return Ok(exit::NOT_DURABLE);
     }
     let mut agent = agent_of(program, &settings, &directory)?;
+    let commands = agent.commands();
     let signals = Signals::block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT])
         .map_err(|error| Error::new("signals cannot be blocked").why(error))?;
     let over = agent.hello.over.clone();
@@ -107,9 +108,9 @@ pub fn umount(program: &Program<'_>, args: &UmountArgs) -> Outcome {
     let request = Request::Unmount { timeout_ms: args.timeout };
     let verdict = loop {
         let verdict = match final_drain::follow(&mut agent, &scope, &request, &signals, args.quiet)? {
-            Ok(Drained::Settled(verdict)) if verdict.is_durable() => verdict,
+            Ok(Drained::Settled(verdict)) if verdict.is_drained() => verdict,
             Ok(Drained::Settled(verdict) | Drained::TimedOut(verdict)) => {
-                words::tell(&words::verdict_lines(&verdict));
+                words::tell_verdict(&verdict, &commands);
                 eprintln!("surgetank: {over} stays mounted: not everything is in the store");
                 return Ok(exit::NOT_DURABLE);
             }
@@ -130,10 +131,10 @@ pub fn umount(program: &Program<'_>, args: &UmountArgs) -> Outcome {
         }
     };
     agent.await_gone(None);
-    if !args.quiet {
-        words::tell(&words::verdict_lines(&verdict));
+    if !args.quiet || !verdict.is_durable() {
+        words::tell_verdict(&verdict, &commands);
     }
-    Ok(exit::OK)
+    Ok(if verdict.is_durable() { exit::OK } else { exit::NOT_DURABLE })
 }
 
 fn busy(over: &str, holders: &[surgetank_core::report::Holder]) -> Error {

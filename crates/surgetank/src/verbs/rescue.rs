@@ -17,7 +17,7 @@ use rustix::fs::{Mode, OFlags, Timespec, Timestamps};
 use surgetank_core::config::Config;
 use surgetank_core::error::{Error, Result};
 use surgetank_core::namespace::{self, unproven_name};
-use surgetank_core::report::{Audit, Proven, Scope, TierCopy, Undrained, Visibility, What};
+use surgetank_core::report::{Audit, Finding, Listing, Lost, Proven, Scope, TierCopy, Undrained, Visibility, What};
 use surgetank_core::tier::ladder;
 
 use super::settings::Settings;
@@ -58,6 +58,9 @@ pub struct ScavengeArgs {
     /// Copy it into this new directory instead of the store; nothing is changed where it lies
     #[arg(long, value_name = "OUT")]
     to: Option<PathBuf>,
+    /// Acknowledge what is lost: it is named once more, and not any more after that. Files on a tier that is not there are given up
+    #[arg(long, conflicts_with_all = ["list", "to", "json"])]
+    forget: bool,
     /// As JSON
     #[arg(long)]
     json: bool,
@@ -136,15 +139,16 @@ pub fn fsck(program: &Program<'_>, args: &FsckArgs) -> Outcome {
             Answer::Audit(audit) => *audit,
             other => return Err(agent.confused(&other).into()),
         };
-        return tell(&audit, args.json, &config.over);
+        return tell(&audit, args.json, &config);
     }
     let Some(left) = left_of(config.clone())? else {
-        return tell(&Audit::default(), args.json, &config.over);
+        let audit = Audit { findings: of_nobody(&without_state(&tiers_of(&config))?), ..Audit::default() };
+        return tell(&audit, args.json, &config);
     };
     left.place.check_store(&left.config).map_err(Failure::usage)?;
     let before = program.backend.audit(left.opening()?, args.scrub)?;
     if !args.repair {
-        return tell(&before, args.json, &config.over);
+        return tell(&before, args.json, &config);
     }
     for finding in &before.findings {
         if let Some(copy) = &finding.copy {
@@ -154,7 +158,7 @@ pub fn fsck(program: &Program<'_>, args: &FsckArgs) -> Outcome {
     left.place.take_up(&left.config)?;
     let engine = program.backend.offline(left.opening()?)?;
     let mut after = if args.scrub { engine.scrub(true) } else { Audit::default() };
-    let durable = drain(&left, engine)?;
+    let durable = drain(&left, engine, false)?;
     let again = program.backend.audit(left.opening()?, false)?;
     // What was found before and is not there any more was mended; what only reading finds was judged on the way.
     after.files = before.files;
@@ -168,7 +172,7 @@ pub fn fsck(program: &Program<'_>, args: &FsckArgs) -> Outcome {
         }
     }
     after.undrained = again.undrained;
-    let code = tell(&after, args.json, &config.over)?;
+    let code = tell(&after, args.json, &config)?;
     Ok(if durable { code } else { exit::NOT_DURABLE })
 }
 
@@ -184,10 +188,22 @@ fn keep_copy(copy: &TierCopy, path: &[u8]) -> Result<()> {
     })
 }
 
-/// Everything goes to the store that can; says whether all could.
-fn drain(left: &Left, engine: Arc<dyn Engine>) -> Result<bool> {
+fn tell_forgotten(forgotten: &Listing<Lost>) {
+    for one in &forgotten.first {
+        eprintln!("surgetank: forgotten: {}: {}", one.path, one.why);
+    }
+    let more =
+        if forgotten.more() > 0 { format!(", {} of them not listed here", forgotten.more()) } else { String::new() };
+    eprintln!("surgetank: {} lost files are acknowledged{more}", words::count(forgotten.total));
+}
+
+/// Everything goes to the store that can; says whether all could. `forget`: losses are acknowledged.
+fn drain(left: &Left, engine: Arc<dyn Engine>, forget: bool) -> Result<bool> {
     const LOOK_EVERY: Duration = Duration::from_millis(200);
     let everything = Scope::everything();
+    if forget {
+        engine.give_up_absent();
+    }
     engine.begin_final_drain(&everything);
     let mut display = Display::new("draining", false);
     loop {
@@ -198,12 +214,15 @@ fn drain(left: &Left, engine: Arc<dyn Engine>) -> Result<bool> {
         display.show(&progress);
     }
     display.finish();
+    if forget {
+        tell_forgotten(&engine.forget_losses());
+    }
     let verdict = engine.verdict(&everything);
     engine.shutdown();
     // And with it the catalog's lock.
     drop(engine);
     let durable = verdict.is_durable();
-    words::tell(&words::verdict_lines(&verdict));
+    words::tell_verdict(&verdict, &Commands::at(&left.place, &left.config.over));
     left.place
         .put_undrained((!durable).then_some(&verdict))
         .map_err(|why| Error::new("the note for the next start could not be written").why(why))?;
@@ -211,7 +230,7 @@ fn drain(left: &Left, engine: Arc<dyn Engine>) -> Result<bool> {
     Ok(durable)
 }
 
-fn tell(audit: &Audit, json: bool, over: &Path) -> Outcome {
+fn tell(audit: &Audit, json: bool, config: &Config) -> Outcome {
     let bad = audit.findings.iter().filter(|finding| !finding.mended && finding.what.is_trouble()).count();
     let code = if bad == 0 { exit::OK } else { exit::NOT_DURABLE };
     if json {
@@ -230,12 +249,15 @@ fn tell(audit: &Audit, json: bool, over: &Path) -> Outcome {
     };
     text += &format!(
         "{}: {} files looked at{scrubbed}; {} found, {bad} to be dealt with; {} not in the store yet\n",
-        over.display(),
+        config.over.display(),
         words::count(audit.files),
         audit.findings.len(),
         words::count(audit.undrained.len() as u64),
     );
     words::print(&text)?;
+    if audit.lost().next().is_some() {
+        words::tell(&words::acknowledge(&Commands::of(config)));
+    }
     Ok(code)
 }
 
@@ -246,55 +268,87 @@ fn print_json(value: &impl serde::Serialize) -> Result<()> {
 
 pub fn scavenge(program: &Program<'_>, args: &ScavengeArgs) -> Outcome {
     let config = configure(program, args.directory.as_ref(), &args.settings)?;
-    if client::serving(&config.state, &config.over)?.is_some() {
+    if let Some(mut agent) = client::serving(&config.state, &config.over)? {
+        if args.forget {
+            return match agent.ask(&Request::ForgetLosses)? {
+                Answer::Forgotten(forgotten) => {
+                    tell_forgotten(&forgotten);
+                    Ok(exit::OK)
+                }
+                other => Err(agent.confused(&other).into()),
+            };
+        }
         return Err(Error::new(format!("{} is being served: nothing there is left behind", config.over.display()))
             .remedy(format!("wait until all of it is in the store:\n  {}", Commands::of(&config).wait()))
             .into());
     }
     let (over, named) = (config.over.clone(), config.clone());
-    let tiers: Vec<PathBuf> = config.tiers.iter().flat_map(|tier| tier.paths.iter().cloned()).collect();
+    let tiers = tiers_of(&config);
     let Some(left) = left_of(config)? else {
         let nobodys = without_state(&tiers)?;
         if !nobodys.is_empty() {
             eprintln!("surgetank: no state of {} is known; these plain files lie on its tiers:", over.display());
         }
-        return if args.list || args.to.is_some() || nobodys.is_empty() {
-            list_or_copy(&nobodys, args, &over)
-        } else {
-            list_or_copy(&nobodys, args, &over)?;
-            eprintln!(
-                "surgetank: no catalog entry identifies these files. Copy them to a new directory, and look at them:\n  {}",
-                Commands::of(&named).copy_out()
-            );
-            Ok(exit::NOT_DURABLE)
-        };
+        list_or_copy(&nobodys, args, &over)?;
+        if nobodys.is_empty() || args.to.is_some() {
+            return Ok(exit::OK);
+        }
+        eprintln!(
+            "surgetank: no catalog entry identifies these files. Copy them to a new directory, and look at them:\n  {}",
+            Commands::of(&named).copy_out()
+        );
+        return Ok(exit::NOT_DURABLE);
     };
     if args.list || args.to.is_some() {
         let audit = program.backend.audit(left.opening()?, false)?;
-        let code = list_or_copy(&audit.undrained, args, &over)?;
-        let mut damages = audit.findings.iter().filter(|finding| finding.what == What::Damaged).peekable();
-        let is_all = damages.peek().is_none();
-        for damage in damages {
-            eprintln!("surgetank: {}: {}", damage.at, damage.text);
+        list_or_copy(&audit.undrained, args, &over)?;
+        // The list is not all there was.
+        let missing =
+            |finding: &&Finding| matches!(finding.what, What::Damaged | What::Lost | What::Orphan | What::Unread);
+        let commands = Commands::at(&left.place, &over);
+        let mut is_all = true;
+        for finding in audit.findings.iter().filter(missing) {
+            is_all = false;
+            let path = if finding.path.0.is_empty() { String::new() } else { format!("{}: ", finding.path) };
+            eprintln!("surgetank: {}: {path}{} [{}]", finding.what, finding.text, finding.at);
         }
-        if !is_all {
-            eprintln!("surgetank: the files are named by:\n  {}", Commands::at(&left.place, &over).fsck());
+        if audit.findings.iter().any(|finding| finding.what == What::Damaged) {
+            eprintln!("surgetank: the files are named by:\n  {}", commands.fsck());
         }
-        return Ok(if is_all { code } else { exit::NOT_DURABLE });
+        if audit.lost().next().is_some() {
+            words::tell(&words::acknowledge(&commands));
+        }
+        return Ok(if is_all { exit::OK } else { exit::NOT_DURABLE });
     }
     left.place.check_store(&left.config).map_err(Failure::usage)?;
     left.place.take_up(&left.config)?;
     let engine = program.backend.offline(left.opening()?)?;
-    Ok(if drain(&left, engine)? { exit::OK } else { exit::NOT_DURABLE })
+    Ok(if drain(&left, engine, args.forget)? { exit::OK } else { exit::NOT_DURABLE })
 }
 
-fn list_or_copy(undrained: &[Undrained], args: &ScavengeArgs, over: &Path) -> Outcome {
+fn tiers_of(config: &Config) -> Vec<PathBuf> {
+    config.tiers.iter().flat_map(|tier| tier.paths.iter().cloned()).collect()
+}
+
+/// Plain files on the tiers of a directory without a state.
+fn of_nobody(files: &[Undrained]) -> Vec<Finding> {
+    let finding = |one: &Undrained| Finding {
+        what: What::Orphan,
+        path: one.path.clone(),
+        at: one.at.clone(),
+        text: "no state of the directory is known: if it is missed, copy it to where it belongs".into(),
+        mended: false,
+        copy: None,
+    };
+    files.iter().map(finding).collect()
+}
+
+fn list_or_copy(undrained: &[Undrained], args: &ScavengeArgs, over: &Path) -> Result<()> {
     if let Some(out) = &args.to {
         copy_to(undrained, out)?;
     }
     if args.json {
-        print_json(&undrained)?;
-        return Ok(exit::OK);
+        return print_json(&undrained);
     }
     let line = |one: &Undrained| {
         let doubt = match one.proven {
@@ -312,8 +366,7 @@ fn list_or_copy(undrained: &[Undrained], args: &ScavengeArgs, over: &Path) -> Ou
         None => format!("not in the store {}", over.display()),
     };
     let sum = format!("{} files, {}: {end}\n", words::count(undrained.len() as u64), words::bytes(total));
-    words::print(&(undrained.iter().map(line).collect::<String>() + &sum))?;
-    Ok(exit::OK)
+    words::print(&(undrained.iter().map(line).collect::<String>() + &sum))
 }
 
 /// Plain files below scopes of ours, when nothing else knows of them: a lost state directory.

@@ -531,7 +531,7 @@ impl Run {
         if let Some(verdict) = facts.verdict
             && (!no_summary || !verdict.is_durable())
         {
-            words::tell(&words::verdict_lines(verdict));
+            words::tell_verdict(verdict, &self.agent.commands());
         }
         if !facts.left_running.is_empty() {
             eprintln!("surgetank: still running after the grace:");

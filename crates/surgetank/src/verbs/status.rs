@@ -28,6 +28,9 @@ pub struct Args {
     socket: Option<PathBuf>,
 }
 
+/// The JSON output has more.
+const LOST_SHOWN_MAX: usize = 10;
+
 pub fn status(program: &Program<'_>, args: &Args) -> Outcome {
     let settings = Settings::of_state(args.state.as_ref());
     let told = match (&args.directory, &args.socket) {
@@ -130,6 +133,16 @@ fn write(out: &mut String, status: &AgentStatus) -> std::fmt::Result {
     }
     if let Some(oldest) = &queue.oldest {
         writeln!(out, "  oldest undrained: {}, {}", oldest.path, words::seconds(oldest.age_seconds))?;
+    }
+    if !content.lost.is_empty() {
+        writeln!(
+            out,
+            "  LOST: {} files, until they are acknowledged (`surgetank scavenge --forget`)",
+            words::count(content.lost.total)
+        )?;
+        for one in content.lost.first.iter().take(LOST_SHOWN_MAX) {
+            writeln!(out, "    {}: {}", one.path, one.why)?;
+        }
     }
     if content.at_risk_node_bytes > 0 {
         writeln!(

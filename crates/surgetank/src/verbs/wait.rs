@@ -9,10 +9,10 @@ use surgetank_core::report::{Scope, Verdict};
 
 use super::run::final_drain::{self, Drained};
 use super::settings::Settings;
-use super::{Failure, Outcome, Program, exit, state_root, words};
+use super::{Failure, Outcome, Program, exit, left, state_root, words};
 use crate::agent::client;
 use crate::agent::commands::Commands;
-use crate::agent::place::StateRoot;
+use crate::agent::place::{Place, StateRoot};
 use crate::agent::signals::Signals;
 use crate::agent::wire::{Answer, RefusalKind, Request};
 
@@ -71,10 +71,18 @@ pub fn wait(program: &Program<'_>, args: &Args) -> Outcome {
             Err(error) => return Err(error.into()),
         };
         if !args.quiet || !verdict.is_durable() {
-            words::tell(&words::verdict_lines(&verdict));
+            words::tell_verdict(&verdict, &agent.commands());
         }
         return Ok(code(&verdict));
     }
+}
+
+/// Names what is lost and what is on tiers that are not there.
+fn tell_left(place: &Place, commands: &Commands) -> Result<(), Error> {
+    if let Some(audit) = left::look(place)? {
+        words::tell_verdict(&left::of_killed(&audit), commands);
+    }
+    Ok(())
 }
 
 fn code(verdict: &Verdict) -> u8 {
@@ -84,11 +92,15 @@ fn code(verdict: &Verdict) -> u8 {
 /// No agent serves the path: all is durable, unless one was killed or had to leave something.
 fn without_agent(state: &Path, path: &Path, paths: &[PathBuf], quiet: bool) -> Outcome {
     let path = client::absolute(path)?;
+    let root = StateRoot::open_existing(state)?;
     if let Some(dead) = client::dead_mount(&path)? {
-        eprintln!("surgetank: {}", words::left_by_killed(&dead, &Commands::of_directory(&dead, state)));
+        let commands = Commands::of_directory(&dead, state);
+        eprintln!("surgetank: {}", words::left_by_killed(&dead, &commands));
+        if let Some(place) = root.and_then(|root| root.place_of(&dead).transpose()).transpose()? {
+            tell_left(&place, &commands)?;
+        }
         return Ok(exit::NOT_DURABLE);
     }
-    let root = StateRoot::open_existing(state)?;
     for directory in path.ancestors() {
         let Some(root) = &root else { break };
         let place = match directory.metadata() {
@@ -106,12 +118,18 @@ fn without_agent(state: &Path, path: &Path, paths: &[PathBuf], quiet: bool) -> O
         let commands = Commands::at(&place, directory);
         if place.was_killed()? {
             eprintln!("surgetank: {}", words::left_by_killed(directory, &commands));
+            tell_left(&place, &commands)?;
             return Ok(exit::NOT_DURABLE);
         }
-        if let Some(verdict) = place.undrained() {
-            words::tell(&words::verdict_lines(&verdict));
-            eprintln!("surgetank: after the cause is fixed, bring it to the store with:\n  {}", commands.run());
-            return Ok(if behind.is_empty() { code(&verdict) } else { exit::NOT_DURABLE });
+        // The note is older than what happened to the tiers since.
+        let audit = left::look(&place)?.unwrap_or_default();
+        let verdict = left::corrected(place.undrained().unwrap_or_default(), &audit);
+        if !verdict.is_durable() {
+            words::tell_verdict(&verdict, &commands);
+            if !verdict.is_drained() {
+                eprintln!("surgetank: after the cause is fixed, bring it to the store with:\n  {}", commands.run());
+            }
+            return Ok(exit::NOT_DURABLE);
         }
         if !behind.is_empty() {
             return Ok(exit::NOT_DURABLE);

@@ -45,6 +45,19 @@ pub fn left_by_killed(over: &Path, commands: &Commands) -> String {
     )
 }
 
+/// What the user can do about lost files.
+pub fn acknowledge(commands: &Commands) -> Vec<String> {
+    vec!["every command names lost files until you acknowledge them:".to_owned(), format!("  {}", commands.forget())]
+}
+
+/// A verdict, and what to do about lost files.
+pub fn tell_verdict(verdict: &Verdict, commands: &Commands) {
+    tell(&verdict_lines(verdict));
+    if !verdict.lost.is_empty() {
+        tell(&acknowledge(commands));
+    }
+}
+
 /// Entries shown in a message; the JSON output has more.
 const SHOWN_MAX: usize = 10;
 
@@ -71,6 +84,7 @@ pub fn verdict_lines(verdict: &Verdict) -> Vec<String> {
     list(&mut out, &verdict.not_durable, "not durable", |entry| {
         format!("{}{}{}", entry.path, with(": ", &entry.why), with("; safe at ", &entry.safe_at))
     });
+    list(&mut out, &verdict.lost, "lost", |entry| format!("{}: {}", entry.path, entry.why));
     list(&mut out, &verdict.conflicts, "changed in the store by somebody else, both kept", |entry| {
         format!("{}; ours is {}", entry.path, entry.kept_as)
     });

@@ -100,6 +100,10 @@ impl Engine for FakeEngine {
         surgetank_core::report::Audit::default()
     }
 
+    fn forget_losses(&self) -> surgetank_core::report::Listing<surgetank_core::report::Lost> {
+        surgetank_core::report::Listing::default()
+    }
+
     fn status(&self) -> Status {
         let files = self.named("slow", &Scope::everything()).len() as u64;
         Status { queue: Queue { files, ..Queue::default() }, ..Status::default() }

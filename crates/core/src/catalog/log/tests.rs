@@ -10,7 +10,8 @@ use tempfile::TempDir;
 use super::super::segment::is_segment;
 use super::*;
 use crate::model::{
-    Attr, EntryRecord, FileId, FileRecord, HintRecord, Hinted, Kind, OpKind, OpRecord, RunId, Seq, Timestamp,
+    Attr, EntryRecord, FileId, FileRecord, HintRecord, Hinted, Kind, LostRecord, OpKind, OpRecord, RunId, Seq,
+    Timestamp,
 };
 
 const SMALL: Options = Options { segment_bytes_max: 1 << 10, snapshot_cache_bytes: 1 << 20 };
@@ -22,6 +23,7 @@ struct Model {
     ops: BTreeMap<Seq, OpRecord>,
     counters: BTreeMap<String, u64>,
     hints: BTreeMap<Hinted, HintRecord>,
+    lost: BTreeMap<Box<[u8]>, LostRecord>,
 }
 
 impl Model {
@@ -37,6 +39,8 @@ impl Model {
                 Change::PutCounter(name, value) => self.counters.insert(name, value).map(|_| ()),
                 Change::PutHints(of, record) => self.hints.insert(of, record).map(drop),
                 Change::DropHints(of) => self.hints.remove(&of).map(drop),
+                Change::PutLost(path, record) => self.lost.insert(path, record).map(drop),
+                Change::DropLost(path) => self.lost.remove(&path).map(drop),
             };
         }
     }
@@ -49,6 +53,7 @@ impl Model {
             ops: self.ops.clone(),
             counters: self.counters.clone(),
             hints: self.hints.clone(),
+            lost: self.lost.clone(),
         }
     }
 }
@@ -115,6 +120,8 @@ fn change() -> impl Strategy<Value = Change> {
             Change::PutHints(of, vec![(since, texts)])
         }),
         1 => hinted().prop_map(Change::DropHints),
+        1 => (name(), name()).prop_map(|(path, at)| Change::PutLost(path, LostRecord { at, why: "wiped".into() })),
+        1 => name().prop_map(Change::DropLost),
     ]
 }
 

@@ -8,11 +8,13 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use crate::model::{DeviceId, FileId, FileRecord, Image, Kind, OpKind, RunId, Seq};
+use crate::model::{DeviceId, FileId, FileRecord, Image, Kind, Mode, OpKind, RunId, Seq};
+use crate::store::StorePath;
 use crate::tier::Plain;
 
 use super::super::Namespace;
 use super::super::journal::Txn;
+use super::super::losses::{gone_from, lost_from};
 use super::super::tree::{Inode, Name, OWN_INODE_BASE, Op, Place, PlainId, Tree};
 
 /// Which boot of the machine the catalog was last written in, as a digest; with a device's number behind it, which boot
@@ -136,7 +138,60 @@ pub(crate) fn worth(said: &Said, size_bytes: u64) -> Worth {
     }
 }
 
+/// What had the newest version.
+pub(super) enum Held<'a> {
+    Tier(DeviceId),
+    /// A temporary in the store.
+    Store(&'a StorePath),
+}
+
 impl Namespace {
+    /// What had the newest version does not have it.
+    pub(super) fn replica_missing(&self, tree: &mut Tree, txn: &mut Txn, id: FileId, held: &Held<'_>) {
+        let dirty = tree.get(id).is_some_and(|inode| inode.dirty() || !inode.sealed);
+        let (Some(path), true) = (tree.logical_path(id), dirty) else {
+            tree.drop_replica(id);
+            txn.file(id);
+            return;
+        };
+        let is_temporary = self.mode_for(tree, id, &path) == Mode::Remove;
+        let store_has_one = tree.get(id).is_some_and(|inode| inode.applied.is_some());
+        self.lose(tree, txn, id);
+        // Of no use without the run that made it.
+        if is_temporary {
+            return;
+        }
+        let (at, why) = match held {
+            Held::Tier(device) => {
+                let device = self.tiers.device(*device);
+                (device.shown(&path), gone_from(device, store_has_one))
+            }
+            Held::Store(temporary) => {
+                let at = format!("{}/{temporary}", self.store.describe());
+                (at.into_bytes(), lost_from("the temporary in the store that held it", store_has_one))
+            }
+        };
+        self.record_loss(txn, &path, at, why);
+    }
+
+    /// The user says that the tiers that are not there do not come back. When no program is served.
+    pub fn give_up_absent(&self) {
+        let mut tree = self.tree();
+        let mut txn = Txn::default();
+        let only_there: Vec<(FileId, DeviceId)> = tree
+            .iter()
+            .filter(|(_, inode)| inode.logical.is_some() && (inode.dirty() || !inode.sealed))
+            .filter_map(|(id, inode)| Some((id, inode.replica?.device)))
+            .filter(|(_, device)| !self.tiers.device(*device).is_there())
+            .collect();
+        for (id, device) in only_there {
+            self.replica_missing(&mut tree, &mut txn, id, &Held::Tier(device));
+        }
+        self.commit(&tree, txn);
+        drop(tree);
+        self.look_at_reverted();
+    }
+
     /// From now on what is in the catalog belongs to this boot, and what is on these devices. What is on one that is not
     /// there is looked at when it is back.
     pub(super) fn remember_boot(&self, image: &Image, walked: &HashSet<DeviceId>) {
@@ -247,17 +302,14 @@ impl Namespace {
         let before = if inode.applied.is_some() { "; the store keeps the version before" } else { "" };
         self.lose(tree, txn, id);
         if plain.size_bytes == 0 {
-            self.note(
-                RunId(0),
-                shown,
-                match doubt {
-                    Doubt::MachineWentDown => {
-                        format!("the machine went down before its bytes were on the tier's disk: they are lost{before}")
-                    }
-                    Doubt::Length { .. } => format!("{doubt}: they are lost{before}"),
-                },
-                true,
-            );
+            let why = match doubt {
+                Doubt::MachineWentDown => {
+                    format!("the machine went down before its bytes were on the tier's disk: they are lost{before}")
+                }
+                Doubt::Length { .. } => format!("{doubt}: they are lost{before}"),
+            };
+            let at = replica.map(|plain| self.tiers.device(plain.device).shown(&path)).unwrap_or_default();
+            self.record_loss(txn, &path, at, why);
             return None;
         }
         let aside = self.name_beside(tree, dir, &name);

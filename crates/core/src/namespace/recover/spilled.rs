@@ -15,7 +15,7 @@ use super::super::content::{Content, Lies};
 use super::super::journal::Txn;
 use super::super::resolve::{is_absent, passes};
 use super::super::tree::{Inode, Tree};
-use super::{Doubt, Worth, worth};
+use super::{Doubt, Held, Worth, worth};
 
 /// How long the store may keep recovery waiting.
 pub const STORE_PATIENCE: Duration = Duration::from_secs(30);
@@ -77,11 +77,10 @@ impl Namespace {
             let mut txn = Txn::default();
             match there {
                 None => {
-                    let logical = tree.logical_path(id);
                     if let Some(inode) = tree.get_mut(id) {
                         inode.extra_mut().spill = None;
                     }
-                    self.replica_missing(&mut tree, &mut txn, id, logical);
+                    self.replica_missing(&mut tree, &mut txn, id, &Held::Store(&path));
                 }
                 Some(there) if went_down => {
                     let plain = Plain {

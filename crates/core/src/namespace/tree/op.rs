@@ -52,6 +52,8 @@ pub struct Op {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trouble {
     pub errno: i32,
+    /// The layer that failed: the store, or a tier.
+    pub place: String,
     pub text: String,
     /// Trying again will not help.
     pub lasting: bool,

@@ -88,6 +88,11 @@ impl StateRoot {
         Ok(self.renumbered(&name, over, own.is_some())?.map(|(place, _)| place).or(own))
     }
 
+    /// The place that served `over` last, where the directory itself cannot be asked: below a dead mount.
+    pub fn place_of(&self, over: &Path) -> Result<Option<Place>> {
+        Ok(self.places()?.into_iter().find(|place| place.served(over) && place.has_left()))
+    }
+
     /// What is left at other places that served `over`; `used` is the one that serves the directory now.
     pub fn left_behind(&self, over: &Path, used: Option<&Place>) -> Result<Vec<Left>> {
         let used = used.map(Place::name);
@@ -174,11 +179,11 @@ impl Place {
     }
 
     /// May something be left here? The agent lives or was killed, or wrote down that it left something.
-    pub(super) fn has_left(&self) -> bool {
+    pub fn has_left(&self) -> bool {
         ["agent.json", "undrained.json"].iter().any(|name| self.inner(name).exists())
     }
 
-    /// Files whose content only the tiers have, and operations, as the catalog of a dead agent has them.
+    /// Files whose content only the tiers have or that are lost, and operations, as the catalog of a dead agent has them.
     pub(super) fn count_left(&self) -> Option<(u64, u64)> {
         let catalog = self.path.join("catalog");
         if !catalog.exists() {
@@ -188,6 +193,7 @@ impl Place {
         let files = image.files.iter().filter(|(_, file)| {
             file.version != file.durable_version && (file.replica.is_some() || file.spill.is_some())
         });
-        Some((files.count() as u64, image.ops.len() as u64))
+        // A lost file is left, too: nobody has acknowledged it.
+        Some(((files.count() + image.lost.len()) as u64, image.ops.len() as u64))
     }
 }

@@ -29,7 +29,7 @@ impl Served {
         }
         Some(Trouble {
             path: Some(PathText(stuck.path)),
-            place,
+            place: stuck.place,
             reason: stuck.text,
             since_unix_seconds: before_unix(stuck.since).min(paused.unwrap_or(i64::MAX)),
         })

@@ -98,8 +98,9 @@ fn verdict(record: &RunRecord) -> String {
             "bad",
             "!",
             format!(
-                "Not everything was in the store: {} files, {} operations, {} conflicts.",
+                "Not everything was in the store: {} files, {} lost, {} operations, {} conflicts.",
                 count(verdict.not_durable.total),
+                count(verdict.lost.total),
                 count(verdict.undelivered.total),
                 count(verdict.conflicts.total)
             ),

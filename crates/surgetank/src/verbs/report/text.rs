@@ -70,8 +70,9 @@ fn head(out: &mut String, record: &RunRecord) -> std::fmt::Result {
         } else {
             writeln!(
                 out,
-                "  NOT everything was in the store: {} files, {} operations, {} conflicts",
+                "  NOT everything was in the store: {} files, {} lost, {} operations, {} conflicts",
                 count(verdict.not_durable.total),
+                count(verdict.lost.total),
                 count(verdict.undelivered.total),
                 count(verdict.conflicts.total)
             )?;

@@ -75,6 +75,14 @@ fn unsafe_now(record: &RunRecord) -> String {
     );
     listed(
         &mut out,
+        "lost",
+        "Lost",
+        &[("file", false), ("why", false), ("its bytes were in", false)],
+        &verdict.lost,
+        |one| path(&one.path) + &word(&one.why) + &path(&one.at),
+    );
+    listed(
+        &mut out,
         "undelivered",
         "Not done in the store",
         &[("operation", false), ("why", false)],

@@ -1,0 +1,150 @@
+//! Where the newest version of a file is, looked at just now; and what is at risk.
+//!
+//! The danger this file avoids: a verdict that calls a copy safe because a record names it, and that blames the store for
+//! a copy that the tier does not have.
+
+use rustix::io::Errno;
+
+use crate::model::{DeviceId, FileId, Kind};
+use crate::store::checksum;
+use crate::tier::Device;
+
+use super::Namespace;
+use super::tree::{PlainId, Tree};
+
+/// The newest version of a file that is not durable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Newest {
+    /// It was there a moment ago.
+    At(String),
+    /// There is no copy, or its layer cannot be read. In words: which layer, which path.
+    Missing(String),
+    /// No copy is known, or the store does not answer.
+    Unknown,
+}
+
+/// Why a tier does not give the newest version of a file.
+pub(crate) struct Absence {
+    /// The tier.
+    pub place: String,
+    pub text: String,
+    /// Trying again does not help.
+    pub lasting: bool,
+}
+
+impl Namespace {
+    /// `None`: the tier has it, or the file is not on a tier, or the store has the same. Operations on names of a tier are done under the tree's lock,
+    /// so what is not there now is gone.
+    pub(crate) fn absence(&self, tree: &Tree, id: FileId) -> Option<Absence> {
+        let inode = tree.get(id).filter(|inode| inode.dirty() || !inode.sealed)?;
+        let plain = inode.replica?;
+        let device = self.tiers.device(plain.device);
+        let place = called(device);
+        if !device.is_there() {
+            let at = device.path().display();
+            let text =
+                format!("it is on a tier that is not there: {at}; bring it back (mount it again) and start once more");
+            return Some(Absence { place, text, lasting: true });
+        }
+        let path = tree.logical_path(id)?;
+        let shown = on_device(device, &path);
+        match device.plain_at(&path) {
+            Ok(Some(there)) if is_same(plain, &PlainId::new(plain.device, &there)) => {
+                let (is, was) = (there.size_bytes, inode.attr.size_bytes);
+                (inode.sealed && is != was).then(|| {
+                    let text = format!(
+                        "its plain file on the {place} has {is} bytes, and had {was} when it was closed: {shown}"
+                    );
+                    Absence { place, text, lasting: true }
+                })
+            }
+            Ok(_) => {
+                let text = format!("its plain file is gone from the {place}, and the store does not have it: {shown}");
+                Some(Absence { place, text, lasting: true })
+            }
+            Err(why) => {
+                let text = format!("the {place} cannot be read: {shown}: {why}");
+                Some(Absence { place, text, lasting: false })
+            }
+        }
+    }
+
+    /// Reads a file on its tier, after an error that the tier may have given as well as the store.
+    pub(crate) fn unreadable(&self, id: FileId) -> Option<Absence> {
+        let (device, path) = {
+            let tree = self.tree();
+            (tree.get(id)?.replica?.device, tree.logical_path(id)?)
+        };
+        let device = self.tiers.device(device);
+        let why = device.open(&path, false).and_then(|file| checksum::checksum(&file, &|_| Ok(()))).err()?;
+        self.device_failed(device.id(), &why);
+        let place = called(device);
+        let text = format!("the {place} cannot be read: {}: {why}", on_device(device, &path));
+        Some(Absence { place, text, lasting: false })
+    }
+
+    /// Looks at the newest version of a file. The store is asked only where it has the one copy, and not for long.
+    pub fn newest_copy(&self, id: FileId) -> Newest {
+        let (path, who) = {
+            let tree = self.tree();
+            let Some(inode) = tree.get(id) else { return Newest::Unknown };
+            if let Some(plain) = inode.replica {
+                let device = self.tiers.device(plain.device);
+                let at = on_device(device, &tree.logical_path(id).unwrap_or_default());
+                // (A device that takes no writes may still be read.)
+                let sick = device.sickness().filter(|errno| *errno != Errno::ROFS);
+                return match (self.absence(&tree, id), sick) {
+                    (Some(absent), _) => Newest::Missing(absent.text),
+                    (None, Some(errno)) => {
+                        Newest::Missing(format!("the {} cannot be read: {at}: {errno}", called(device)))
+                    }
+                    (None, None) => Newest::At(at),
+                };
+            }
+            let Some((dir, name)) = inode.spill() else { return Newest::Unknown };
+            let Some(dir) = tree.applied_path(*dir) else { return Newest::Unknown };
+            (dir.join(name), inode.cred())
+        };
+        let at = format!("{}/{path}", self.store.describe());
+        let own = self.own_cred(who);
+        match self.would_ask(move |store| store.stat(own, &path).or_else(|_| store.stat(who, &path))) {
+            Some(Ok(_)) => Newest::At(at),
+            Some(Err(why)) if why.kind() == std::io::ErrorKind::NotFound => {
+                Newest::Missing(format!("the temporary in the store that held it is gone: {at}"))
+            }
+            Some(Err(_)) | None => Newest::Unknown,
+        }
+    }
+
+    /// Bytes on these devices that are meant for the store and have no durable copy. Files that a rule keeps out of the
+    /// store, and tier copies of what the store has, are not at risk.
+    pub fn at_risk_bytes(&self, of: impl Fn(&Device) -> bool) -> u64 {
+        let devices: Vec<DeviceId> = self.tiers.devices().filter(|device| of(device)).map(Device::id).collect();
+        let tree = self.tree();
+        let on_one = |id: &FileId| {
+            let plain = tree.get(*id).and_then(|inode| inode.replica);
+            plain.is_some_and(|plain| devices.contains(&plain.device))
+        };
+        let meant = |id: FileId, path: &[u8]| Self::drained(self.mode_for(&tree, id, path));
+        tree.iter()
+            .filter(|(id, inode)| inode.attr.kind == Kind::File && on_one(id) && (inode.dirty() || !inode.sealed))
+            .filter(|(id, inode)| {
+                inode.publish.is_some() || tree.logical_path(*id).is_some_and(|path| meant(*id, &path))
+            })
+            .map(|(id, inode)| self.attr_of(id, inode).size_bytes)
+            .sum()
+    }
+}
+
+/// A file system gives the number of a removed file to another one; where it tells when that one was made, it is told apart.
+fn is_same(known: PlainId, there: &PlainId) -> bool {
+    known.ino == there.ino && (known.born == 0 || there.born == 0 || known.born == there.born)
+}
+
+fn called(device: &Device) -> String {
+    format!("tier {} ({})", device.tier_name(), device.path().display())
+}
+
+fn on_device(device: &Device, path: &[u8]) -> String {
+    format!("{}/{}", device.files_path().display(), String::from_utf8_lossy(path))
+}

@@ -1,0 +1,67 @@
+//! Versions whose bytes are gone: recorded in the catalog with the change that gives them up, and reported until the user
+//! acknowledges them.
+//!
+//! The danger this file avoids: a loss that one command reports and the next one does not know.
+
+use crate::config::Survives;
+use crate::model::LostRecord;
+use crate::report::{Listing, Lost, Scope};
+use crate::sync::PoisonError;
+use crate::tier::{Device, Standing};
+
+use super::Namespace;
+use super::journal::Txn;
+
+/// Why a version that was on this device is lost.
+pub(crate) fn gone_from(device: &Device, store_has_one: bool) -> String {
+    let tier = format!("the tier {} ({})", device.tier_name(), device.path().display());
+    let how = match (device.standing(), device.survives()) {
+        (Standing::Lost, Survives::Agent) => ", which was emptied (a volatile tier does not survive a reboot)",
+        (Standing::Lost, _) => ", which was emptied",
+        (Standing::Absent, _) => ", which is not there",
+        _ => "",
+    };
+    lost_from(&format!("{tier}{how}"), store_has_one)
+}
+
+pub(crate) fn lost_from(place: &str, store_has_one: bool) -> String {
+    if store_has_one {
+        format!("its newest version is gone from {place}; the store keeps the version before")
+    } else {
+        format!("it is gone from {place}, and was not in the store yet")
+    }
+}
+
+impl Namespace {
+    /// To be committed with what gives the version up.
+    pub(super) fn record_loss(&self, txn: &mut Txn, path: &[u8], at: Vec<u8>, why: String) {
+        tracing::warn!(path = %String::from_utf8_lossy(path), why, "lost");
+        let record = LostRecord { at: at.into(), why };
+        txn.lost(path, Some(record.clone()));
+        self.losses.lock().unwrap_or_else(PoisonError::into_inner).insert(path.into(), record);
+    }
+
+    /// Losses that the user has not acknowledged.
+    pub fn losses(&self, scope: &Scope) -> Listing<Lost> {
+        let losses = self.losses.lock().unwrap_or_else(PoisonError::into_inner);
+        losses.iter().filter(|(path, _)| scope.covers(path)).map(|(path, record)| in_report(path, record)).collect()
+    }
+
+    /// The user knows of them.
+    pub fn forget_losses(&self) -> Listing<Lost> {
+        let tree = self.tree();
+        let forgotten = std::mem::take(&mut *self.losses.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut txn = Txn::default();
+        forgotten.keys().for_each(|path| txn.lost(path, None));
+        self.commit(&tree, txn);
+        forgotten.iter().map(|(path, record)| in_report(path, record)).collect()
+    }
+
+    pub(super) fn has_losses(&self) -> bool {
+        !self.losses.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+}
+
+fn in_report(path: &[u8], record: &LostRecord) -> Lost {
+    Lost { path: path.into(), at: record.at[..].into(), why: record.why.clone() }
+}

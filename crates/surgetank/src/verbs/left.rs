@@ -1,0 +1,83 @@
+//! What a dead agent left, looked at without its store: which files its tiers have, and which are lost.
+//!
+//! The danger this file avoids: a note of an earlier agent that is believed. Since it was written a tier may have been
+//! emptied or unmounted; then "safe at" names nothing.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use surgetank_core::audit::{self, Ground};
+use surgetank_core::catalog::LogCatalog;
+use surgetank_core::error::Result;
+use surgetank_core::report::{Audit, Finding, Lost, NotDurable, Verdict, What};
+use surgetank_core::store::Cred;
+use surgetank_core::tier::Tiers;
+
+use crate::agent::place::Place;
+
+/// `None`: an agent lives, or none ever wrote anything down. Changes nothing.
+pub fn look(place: &Place) -> Result<Option<Audit>> {
+    let catalog = place.path().join("catalog");
+    let Some(_dead) = place.dead_agent_lock()?.filter(|_| catalog.exists()) else { return Ok(None) };
+    place.await_catalog();
+    let (image, recovery) = LogCatalog::look(&catalog)?;
+    let Some(identity) = place.identity() else { return Ok(None) };
+    let key = identity.key;
+    // Those that the catalog names are opened where they were.
+    let tiers = Tiers::open(&[], &key)?;
+    let who = Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
+    let damage = recovery.damage.as_ref();
+    let ground = Ground {
+        image: &image,
+        damage,
+        tiers: &tiers,
+        store: None,
+        who,
+        store_path: Path::new(""),
+        key: &key,
+        scrub: false,
+    };
+    audit::audit(&ground).map(Some)
+}
+
+pub fn lost(audit: &Audit) -> impl Iterator<Item = Lost> {
+    audit.lost().map(|one| Lost { path: one.path.clone(), at: one.at.clone(), why: one.text.clone() })
+}
+
+/// Files on tiers that are not there or cannot be read.
+fn unread(audit: &Audit) -> impl Iterator<Item = &Finding> {
+    audit.findings.iter().filter(|one| one.what == What::Unread && !one.path.0.is_empty())
+}
+
+/// The verdict of an agent that is gone, as things are now.
+pub fn corrected(mut verdict: Verdict, audit: &Audit) -> Verdict {
+    let lost: HashMap<_, _> = audit.lost().map(|one| (&one.path, one)).collect();
+    let away: HashMap<_, _> = unread(audit).map(|one| (&one.path, one)).collect();
+    let at: HashMap<_, _> = audit.undrained.iter().map(|one| (&one.path, &one.at)).collect();
+    let (listed, not_listed) = (verdict.not_durable.first.len() as u64, verdict.not_durable.more());
+    verdict.not_durable.first.retain(|one| !lost.contains_key(&one.path));
+    for one in &mut verdict.not_durable.first {
+        if let Some(away) = away.get(&one.path) {
+            one.why.clone_from(&away.text);
+        }
+        // (A temporary in the store is not looked at here.)
+        one.safe_at = at.get(&one.path).map(|at| (*at).clone()).unwrap_or_default();
+    }
+    // Of those that are not listed the note has only the number.
+    let still_listed = verdict.not_durable.first.len() as u64;
+    let new_losses = (lost.len() as u64).saturating_sub(verdict.lost.total);
+    let others = new_losses.saturating_sub(listed - still_listed);
+    verdict.not_durable.total = still_listed + not_listed.saturating_sub(others);
+    verdict.lost = self::lost(audit).collect();
+    verdict
+}
+
+/// What an agent left that was killed before it could write a verdict.
+pub fn of_killed(audit: &Audit) -> Verdict {
+    let away = unread(audit).map(|one| NotDurable {
+        path: one.path.clone(),
+        why: one.text.clone(),
+        safe_at: Default::default(),
+    });
+    Verdict { not_durable: away.collect(), lost: lost(audit).collect(), ..Verdict::default() }
+}

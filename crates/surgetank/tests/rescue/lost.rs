@@ -1,0 +1,293 @@
+//! Lost files are named with exit 3 by every command, until the user acknowledges them; and a copy is looked at before it
+//! is called safe.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::scene::server::{Server, faults};
+use super::scene::{Ended, Scene, eventually};
+use super::{QUIET, killed, plain, prepare, verb};
+
+const STATE: [&str; 2] = ["--state", "/mnt/state"];
+
+/// Everything below is removed; the directory stays.
+fn empty(dir: &Path) {
+    for entry in fs::read_dir(dir).unwrap().flatten() {
+        if entry.file_type().unwrap().is_dir() {
+            fs::remove_dir_all(entry.path()).unwrap();
+        } else {
+            fs::remove_file(entry.path()).unwrap();
+        }
+    }
+}
+
+fn wait(scene: &Scene) -> Ended {
+    scene.bare_verb("wait", &[&STATE[..], &["/mnt/project"]].concat())
+}
+
+/// Each command that looks at what is left, by its name.
+fn all(scene: &Scene) -> Vec<(&'static str, Ended)> {
+    vec![
+        ("wait", wait(scene)),
+        ("fsck", verb(scene, &["fsck"])),
+        ("scavenge --list", verb(scene, &["scavenge", "--list"])),
+        ("scavenge", verb(scene, &["scavenge"])),
+        ("fsck --repair", verb(scene, &["fsck", "--repair"])),
+        ("run", scene.run(&QUIET, "true")),
+    ]
+}
+
+fn printed(ended: &Ended) -> String {
+    format!("{}{}", ended.stdout, ended.stderr)
+}
+
+#[track_caller]
+fn each_names(scene: &Scene, when: &str, names: &[&str]) {
+    for (command, ended) in all(scene) {
+        let printed = printed(&ended);
+        assert_eq!(ended.status.code(), Some(3), "{command} {when}: {printed}");
+        for name in names {
+            assert!(printed.contains(name), "{command} {when} does not name {name}: {printed}");
+        }
+        assert!(!printed.contains("safe at"), "{command} {when}: {printed}");
+    }
+}
+
+#[track_caller]
+fn each_is_content(scene: &Scene, when: &str) {
+    for (command, ended) in all(scene) {
+        assert_eq!(ended.status.code(), Some(0), "{command} {when}: {}", printed(&ended));
+    }
+}
+
+/// The first command that took up what an agent had left reported the losses; the next ones exited 0 without a word, and
+/// `fsck` said nothing of a tier that was emptied as a whole.
+#[test]
+fn lost_files_are_named_until_acknowledged() {
+    for (name, wipe) in [("wiped", true), ("partial", false)] {
+        std::thread::spawn(move || lost(name, wipe)).join().unwrap();
+    }
+}
+
+fn lost(name: &str, whole_tier: bool) {
+    let Some(scene) = prepare(&format!("lost_{name}")) else { return };
+    scene.run(&[], "mkdir d; echo the version before >d/old").exits(0);
+    killed(&scene, &[], "echo newer >d/old; echo content >d/new; echo scratch >other");
+    let names = ["d/old", "d/new"];
+    if whole_tier {
+        empty(Path::new("/mnt/tier-fast"));
+    } else {
+        names.iter().for_each(|name| fs::remove_file(plain(&scene, name)).unwrap());
+    }
+    each_names(&scene, "at first", &names);
+    each_names(&scene, "again", &names);
+    let told =
+        scene.run(&QUIET, "/mnt/surgetank status --state /mnt/state; code=0; /mnt/surgetank wait --state /mnt/state || code=$?; echo $code");
+    assert!(
+        told.stdout.contains("LOST: ") && told.stdout.contains("d/new: ") && told.stdout.ends_with("3\n"),
+        "{}",
+        told.stdout
+    );
+    // In a new file of that name it is not found again.
+    scene.run(&[], "echo another >d/new").exits(3).says(&["d/new: it is gone from the tier fast"]);
+    assert_eq!(fs::read_to_string(scene.path("d/old")).unwrap(), "the version before\n");
+    let forgotten = verb(&scene, &["scavenge", "--forget"]).exits(0);
+    for name in names {
+        assert!(forgotten.stderr.contains(&format!("forgotten: {name}: ")), "{}", forgotten.stderr);
+    }
+    each_is_content(&scene, "when they are acknowledged");
+    assert_eq!(fs::read_to_string(scene.path("d/new")).unwrap(), "another\n");
+    assert!(whole_tier || fs::read_to_string(scene.path("other")).unwrap() == "scratch\n");
+}
+
+/// A living agent takes the acknowledgement, too: a mount need not end for it.
+#[test]
+fn lost_files_can_be_acknowledged_in_a_run() {
+    let Some(scene) = prepare("lost_in_a_run") else { return };
+    killed(&scene, &[], "echo content >new");
+    empty(Path::new("/mnt/tier-fast"));
+    let script = "
+        code=0; /mnt/surgetank fsck --state /mnt/state || code=$?; echo $code
+        /mnt/surgetank scavenge --state /mnt/state --forget; echo $?
+        /mnt/surgetank fsck --state /mnt/state >/mnt/told/after; echo $?";
+    let ended = scene.run(&QUIET, script).exits(0);
+    let codes: Vec<&str> = ended.stdout.lines().filter(|line| line.len() == 1).collect();
+    assert_eq!(codes, ["3", "0", "0"], "{}{}", ended.stdout, ended.stderr);
+    wait(&scene).exits(0);
+}
+
+/// The tier's path as the fault leaves it.
+#[derive(Clone, Copy)]
+enum Fault {
+    Unmounted,
+    Replaced,
+    Missing,
+}
+
+/// A tier that is not there was one finding without the names of files, `scavenge --list` was silent about it, and the
+/// verdict called the files safe on it.
+#[test]
+fn files_on_an_absent_tier_are_named_and_come_back() {
+    for fault in [Fault::Unmounted, Fault::Replaced, Fault::Missing] {
+        for comes_back in [true, false] {
+            std::thread::spawn(move || absent(fault, comes_back)).join().unwrap();
+        }
+    }
+}
+
+fn absent(fault: Fault, comes_back: bool) {
+    let Some(mut scene) = Scene::new("absent_tier") else { return };
+    scene.beside("told");
+    let mounted = scene.ext4("tier-fast", 64);
+    let below = mounted.join("below");
+    fs::create_dir(&below).unwrap();
+    let tier = if matches!(fault, Fault::Unmounted) { mounted.clone() } else { below };
+    scene.other_tier("fast", &tier, 32);
+    killed(&scene, &[], "mkdir d; echo content >d/new");
+    let aside: PathBuf = mounted.join("aside");
+    match fault {
+        Fault::Unmounted => rustix::mount::unmount(&mounted, rustix::mount::UnmountFlags::empty()).unwrap(),
+        Fault::Replaced => {
+            fs::rename(&tier, &aside).unwrap();
+            fs::create_dir(&tier).unwrap();
+        }
+        Fault::Missing => fs::rename(&tier, &aside).unwrap(),
+    }
+    let spec = format!("fast={}:32M", tier.display());
+    let verb = |words: &[&str]| {
+        let here = [&STATE[..], &["--over", "/mnt/project", "--tier", &spec]].concat();
+        scene.bare_verb(words[0], &[&here[..], &words[1..]].concat())
+    };
+    // (A tier of the configuration has to be there; it is made for the commands that take it up.)
+    let missing = matches!(fault, Fault::Missing);
+    for _ in 0..2 {
+        wait(&scene).exits(3).says(&["d/new"]);
+        if missing {
+            continue;
+        }
+        for words in [&["fsck"][..], &["scavenge", "--list"], &["scavenge"], &["fsck", "--repair"]] {
+            let ended = verb(words).exits(3);
+            let printed = printed(&ended);
+            assert!(printed.contains("d/new") && !printed.contains("safe at"), "{words:?}: {printed}");
+        }
+    }
+    if comes_back {
+        match fault {
+            Fault::Unmounted => drop(scene.ext4_again("tier-fast")),
+            Fault::Replaced | Fault::Missing => {
+                drop(fs::remove_dir_all(&tier));
+                fs::rename(&aside, &tier).unwrap();
+            }
+        }
+        verb(&["scavenge"]).exits(0);
+        assert_eq!(fs::read_to_string(scene.path("d/new")).unwrap(), "content\n");
+    } else {
+        fs::create_dir_all(&tier).unwrap();
+        verb(&["scavenge", "--forget"]).exits(0).says(&["d/new"]);
+    }
+    verb(&["fsck"]).exits(0);
+    wait(&scene).exits(0);
+}
+
+/// Of a lost state directory `fsck` said that all is well, and a list of what is there exited 0.
+#[test]
+fn files_without_a_state_are_named_by_fsck_and_the_list() {
+    let Some(scene) = prepare("no_state") else { return };
+    killed(&scene, &[], "mkdir d; echo one >d/one");
+    fs::remove_dir_all(&scene.state).unwrap();
+    for words in [&["fsck"][..], &["scavenge", "--list"], &["scavenge"]] {
+        let ended = verb(&scene, words).exits(3);
+        assert!(printed(&ended).contains("d/one"), "{words:?}: {}", printed(&ended));
+    }
+}
+
+#[track_caller]
+fn is_of_the_tier(ended: &Ended) {
+    for of_the_store in ["safe at", "refused it", "the store failed"] {
+        assert!(!ended.stderr.contains(of_the_store), "{}", ended.stderr);
+    }
+}
+
+/// The drain blamed the store for a plain file that was gone, tried it until `--retry` ended, and called it safe.
+#[test]
+fn verdict_names_the_tier_that_lost_the_plain_file() {
+    let Some(scene) = prepare("gone_alive") else { return };
+    let script = "echo content >a; exec 3>b; echo more >&3; exec 3>&-; touch /mnt/told/there; until test -e /mnt/told/go; do sleep 0.01; done";
+    for order in [&[][..], &["--unordered"]] {
+        let _ = fs::remove_file("/mnt/told/there");
+        let _ = fs::remove_file("/mnt/told/go");
+        let running = scene.start(&[&QUIET[..], &["--retry", "1h"], order].concat(), script);
+        eventually("the command is there", || fs::exists("/mnt/told/there").unwrap());
+        empty(Path::new("/mnt/tier-fast"));
+        fs::write("/mnt/told/go", "").unwrap();
+        let ended = running.ends().exits(3).says(&["a: its plain file is gone from the tier fast (/mnt/tier-fast)"]);
+        is_of_the_tier(&ended);
+        wait(&scene).exits(3).says(&["lost: 2", "a: it is gone from the tier fast"]);
+        verb(&scene, &["scavenge", "--forget"]).exits(0);
+    }
+}
+
+/// A tier that gave an error was reported as a store that refused the file.
+#[test]
+fn verdict_names_the_tier_that_cannot_be_read() {
+    let Some(mut scene) = Scene::new("unreadable_tier") else { return };
+    scene.beside("told");
+    scene.beside("behind");
+    let tier = scene.beside("tier-served");
+    faults("");
+    let _server = Server::start(&tier, &[]);
+    scene.other_tier("fast", &tier, 32);
+    let script = "echo content >a; touch /mnt/told/there; until test -e /mnt/told/go; do sleep 0.01; done";
+    let running = scene.start(&[&QUIET[..], &["--retry", "1s", "--no-preload"]].concat(), script);
+    eventually("the command is there", || fs::exists("/mnt/told/there").unwrap());
+    faults("read EIO 1000000");
+    fs::write("/mnt/told/go", "").unwrap();
+    let ended = running.ends().exits(3).says(&["a: the tier fast (/mnt/tier-served) cannot be read"]);
+    is_of_the_tier(&ended);
+    faults("");
+    scene.run(&[], "cat a").exits(0).prints("content\n");
+}
+
+/// What an agent wrote down at its end was printed as it stood, after the tier had been emptied.
+#[test]
+fn wait_looks_at_a_copy_before_it_calls_it_safe() {
+    let Some(scene) = prepare("safe_at") else { return };
+    let full = scene.tmpfs("full", 1);
+    let options = ["--store", full.to_str().unwrap(), "--retry", "1s"];
+    let safe = "safe at /mnt/tier-fast";
+    scene.run(&options, "head -c 3M /dev/zero >big; head -c 3M /dev/zero >other").exits(3).says(&["big", safe]);
+    wait(&scene).exits(3).says(&["not durable: 2", "big", safe]);
+    fs::remove_file(plain(&scene, "big")).unwrap();
+    wait(&scene).exits(3).says(&["not durable: 1", "lost: 1", "big: it is gone from the tier fast", "other", safe]);
+    empty(Path::new("/mnt/tier-fast"));
+    let ended = wait(&scene).exits(3).says(&["lost: 2", "other: it is gone from the tier fast"]);
+    assert!(!ended.stderr.contains("safe at"), "{}", ended.stderr);
+}
+
+/// Bytes that a rule keeps out of the store, and copies of what the store has, were counted as at risk.
+#[test]
+fn only_bytes_meant_for_the_store_are_at_risk() {
+    let Some(scene) = prepare("at_risk") else { return };
+    let rules = ["--rule", "*.keep=keep", "--rule", "*.tmp=remove", "--json", "/mnt/told/report"];
+    let status = "/mnt/surgetank status --json --state /mnt/state /mnt/project";
+    let write = |name: &str, mib: u32| format!("head -c {mib}M /dev/zero >{name}");
+    let script = format!(
+        "{}; {}; {status} >/mnt/told/before; {}; {status} >/mnt/told/during; /mnt/surgetank wait --state /mnt/state .; {status} >/mnt/told/after",
+        write("big.keep", 20),
+        write("big.tmp", 8),
+        write("data", 5)
+    );
+    let ended = scene.run(&[&QUIET[..], &rules].concat(), &script).exits(0);
+    assert!(!ended.stderr.contains("at risk"), "{}", ended.stderr);
+    let json = |name: &str| -> serde_json::Value {
+        serde_json::from_slice(&fs::read(Path::new("/mnt/told").join(name)).unwrap()).unwrap()
+    };
+    let at_risk = |name: &str| {
+        let status = &json(name)[0];
+        (status["at_risk_node_bytes"].as_u64().unwrap(), status["at_risk_reboot_bytes"].as_u64().unwrap())
+    };
+    assert_eq!(at_risk("before"), (0, 0));
+    assert_eq!(at_risk("during"), (5 << 20, 5 << 20));
+    assert_eq!(at_risk("after"), (0, 0));
+    assert_eq!(json("report")["summary"]["at_risk_node_bytes"], 0);
+}
