@@ -10,13 +10,14 @@ pub mod key;
 mod load;
 pub mod machine;
 mod metrics;
+mod places;
 pub mod quantity;
 mod sea;
 mod slurm;
 pub mod tiers;
 
 pub use deadline::Deadline;
-pub use load::{Loaded, Surroundings};
+pub use load::{Loaded, OTHER_VARIABLES, Surroundings};
 pub use metrics::TokenFile;
 
 use std::ffi::OsString;
@@ -226,7 +227,7 @@ pub struct Overrides {
     pub tiers: Vec<String>,
     /// `GLOB=keep|copy|move|remove`
     pub rules: Vec<String>,
-    pub state: Option<String>,
+    pub state: Option<PathBuf>,
     pub ordered: Option<String>,
     pub verify: Option<String>,
     pub fsync: Option<String>,
@@ -252,10 +253,9 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    fn scalars(&self) -> [(&'static str, &Option<String>); 24] {
+    fn scalars(&self) -> [(&'static str, &Option<String>); 23] {
         [
             ("store", &self.store),
-            ("state", &self.state),
             ("ordered", &self.ordered),
             ("verify", &self.verify),
             ("fsync", &self.fsync),
@@ -289,6 +289,9 @@ impl Overrides {
         };
         if let Some(over) = &self.over {
             draft.over = Some(key::Said { value: cwd.join(over), origin: origin("over") });
+        }
+        if let Some(state) = &self.state {
+            draft.state = Some(key::path(state, &origin("state"))?);
         }
         if !self.tiers.is_empty() {
             draft.tiers = Some(self.tiers.iter().map(|text| key::tier(text, &origin("tier"))).collect::<Result<_>>()?);

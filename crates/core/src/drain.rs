@@ -8,6 +8,7 @@
 
 mod again;
 mod execute;
+mod meter;
 mod overwrite;
 mod pause;
 mod publish;
@@ -25,9 +26,11 @@ use std::time::{Duration, Instant};
 use crate::clock;
 use crate::model::{FileId, OpKind, Seq};
 use crate::namespace::tree::{Name, Progress, Tree, Trouble};
-use crate::namespace::{Absence, Namespace};
+use crate::namespace::{Absence, Namespace, Queued};
+use crate::report::Scope;
 use crate::store::Staged;
 use crate::store::verdict::{self, Verdict};
+pub use meter::Meter;
 use pause::{May, Pause};
 use throttle::Throttle;
 
@@ -57,7 +60,7 @@ const POLL_PERIOD: Duration = Duration::from_millis(100);
 pub struct DrainCounters {
     pub files: AtomicU64,
     pub bytes: AtomicU64,
-    /// Copied, also what had to be copied again.
+    /// Copied, also what had to be copied again; within files that are not complete yet, too.
     pub staged_bytes: AtomicU64,
     pub operations: AtomicU64,
     pub failures: AtomicU64,
@@ -77,7 +80,11 @@ pub struct Drain {
     pub(crate) staging: RwLock<()>,
     /// The staged copies of the operations that are being carried out.
     staged: Mutex<HashMap<Seq, Copied>>,
+    /// How many bytes of the files that are being copied have been.
+    copying: Mutex<HashMap<Seq, u64>>,
     pub counters: DrainCounters,
+    /// Of copies.
+    pub meter: Meter,
     pause: Pause,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -100,7 +107,9 @@ impl Drain {
             throttle: Throttle::new(namespace.config.drain_bytes_per_second_max),
             staging: RwLock::new(()),
             staged: Mutex::default(),
+            copying: Mutex::default(),
             counters: DrainCounters::default(),
+            meter: Meter::default(),
             pause: Pause::default(),
             threads: Mutex::default(),
             namespace,
@@ -155,6 +164,19 @@ impl Drain {
         {
             tracing::warn!(%why, "what was begun in the store and is not wanted any more is left there");
         }
+    }
+
+    /// What waits for the store, and how much of it has been copied.
+    pub fn queued(&self, scope: &Scope) -> Queued {
+        self.namespace.queued(scope, &|seq| {
+            self.copying.lock().unwrap_or_else(PoisonError::into_inner).get(&seq).copied().unwrap_or(0)
+        })
+    }
+
+    /// Bytes that became durable a second, over the time in which the drain worked.
+    pub fn average_bytes_per_second(&self) -> u64 {
+        let bytes = self.counters.bytes.load(Ordering::Relaxed);
+        (bytes as f64 / self.namespace.end.busy().as_secs_f64().max(1e-3)) as u64
     }
 
     pub(crate) fn stopping(&self) -> bool {

@@ -4,7 +4,7 @@ pub mod attr;
 pub mod lock;
 pub mod record;
 
-pub use attr::{Attr, Kind, Timestamp};
+pub use attr::{Attr, Kind, Timestamp, data_bytes};
 pub use lock::{FileLock, LockKind, LockRequest};
 pub use record::{
     Change, EntryRecord, FileRecord, HintRecord, Hinted, Image, LostRecord, OpKind, OpRecord, Prepared, Replica,

@@ -90,7 +90,7 @@ impl RuleSet {
             };
             Error::new(format!("{origin}: {what} can't be understood"))
                 .why(why)
-                .remedy("correct the pattern; docs/configuration.md, section Rules, tells how patterns are read")
+                .remedy("correct the pattern; `surgetank help configuration`, section Rules, describes the patterns")
         })?;
         Ok(Self { rules, matcher })
     }

@@ -28,5 +28,5 @@ pub mod socket;
 pub mod submounts;
 pub mod supervisor;
 pub mod users;
-mod way;
+pub mod way;
 pub mod wire;

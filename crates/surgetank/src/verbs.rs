@@ -6,11 +6,13 @@ pub mod advise;
 pub mod calibrate;
 pub mod doctor;
 pub mod gc;
+pub mod help;
 pub mod hint;
 mod left;
 pub mod model;
 pub mod mount;
 pub mod plan;
+pub mod records;
 pub mod report;
 pub mod rescue;
 pub mod run;
@@ -23,9 +25,11 @@ pub mod why;
 pub mod words;
 pub mod workflow;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
 use surgetank_core::config::Config;
 use surgetank_core::error::{Error, Result};
 
@@ -64,7 +68,8 @@ pub struct Program<'a> {
     name = "surgetank",
     version,
     about = "A burst buffer for scientific workflows: node-local speed, and nothing is ever lost",
-    after_help = "Exit codes: the command's own; 1 surgetank failed, 2 usage, 3 something is not durable, 4 the drain goes on detached."
+    disable_help_subcommand = true,
+    after_help = "Exit codes: the command's own; 1 surgetank failed, 2 usage, 3 something is not durable, 4 the drain goes on detached.\n`surgetank help` lists the topics of the manual."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -121,6 +126,8 @@ enum Verb {
     Advise(advise::AdviseArgs),
     /// What a workflow's graph knows: import, explain, plot, hints, run, replay, crate (needs the Python package)
     Workflow(workflow::WorkflowArgs),
+    /// Explain a verb, or a topic of the manual
+    Help(help::HelpArgs),
     /// What `calibrate` times, in processes of its own
     #[command(hide = true)]
     Probe(calibrate::ProbeArgs),
@@ -137,6 +144,9 @@ pub fn main(program: &Program<'_>) -> u8 {
     }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
+        Err(error) if error.kind() == ErrorKind::InvalidUtf8 => {
+            return tell(Failure::usage(not_utf8(&std::env::args_os().collect::<Vec<_>>())));
+        }
         Err(error) => {
             // Help and version come this way too; nothing can be done when the terminal is gone.
             let _ = error.print();
@@ -167,13 +177,51 @@ pub fn main(program: &Program<'_>) -> u8 {
         Verb::Model(args) => model::model(&args),
         Verb::Advise(args) => advise::advise(&args),
         Verb::Workflow(args) => workflow::workflow(&args),
+        Verb::Help(args) => help::help(&args, command()),
         Verb::Probe(args) => calibrate::probe(&args),
         Verb::Agent => Ok(life::main(program.backend)),
     };
-    outcome.unwrap_or_else(|failure| {
-        eprintln!("surgetank: {}", failure.error);
-        failure.exit
-    })
+    outcome.unwrap_or_else(tell)
+}
+
+/// Prints a failure; what it is in an exit code.
+fn tell(Failure { mut error, exit }: Failure) -> u8 {
+    if exit == exit::USAGE && error.data.is_empty() {
+        "nothing was started".clone_into(&mut error.data);
+    }
+    eprintln!("surgetank: {error}");
+    exit
+}
+
+/// The command line: every verb with its options.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
+/// clap says only that some value is not UTF-8. It is the first word that is refused when all others are made so.
+fn not_utf8(words: &[OsString]) -> Error {
+    let is_text = |word: &&OsString| word.to_str().is_some();
+    let all_but = |but: usize| {
+        let lossy = |(at, word): (usize, &OsString)| {
+            if at == but { word.clone() } else { word.to_string_lossy().into_owned().into() }
+        };
+        words.iter().enumerate().map(lossy).collect::<Vec<OsString>>()
+    };
+    let is_refused = |at: &usize| {
+        words.get(*at).filter(|word| !is_text(word)).is_some()
+            && Cli::try_parse_from(all_but(*at)).is_err_and(|error| error.kind() == ErrorKind::InvalidUtf8)
+    };
+    let at = (0..words.len()).find(is_refused).unwrap_or(0);
+    let word = words.get(at).map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
+    let before = at.checked_sub(1).and_then(|before| words.get(before)).and_then(|word| word.to_str());
+    let (label, value) = match (word.split_once('='), before) {
+        (Some((option, value)), _) if option.starts_with("--") => (option.to_owned(), value.to_owned()),
+        (_, Some(option)) if option.starts_with('-') && option != "--" => (option.to_owned(), word),
+        _ => (format!("argument {at}"), word),
+    };
+    Error::new(format!("{label}: the value '{value}' is not UTF-8")).remedy(
+        "give it in UTF-8; in patterns '?' or '*' stand for other bytes, and a directory with such a name can be reached by a symbolic link",
+    )
 }
 
 /// An error with the exit code that belongs to it.

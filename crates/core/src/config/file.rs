@@ -9,8 +9,8 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::key::{
-    Draft, LISTS, Origin, RULE_KEYS, SCALARS, Said, TIER_KEYS, compress, empty_rule, mode, one_of, refused, rule, tier,
-    tier_name, unknown,
+    Draft, LISTS, Origin, RULE_KEYS, SCALARS, Said, TIER_KEYS, compress, empty_rule, mode, no_tiers, one_of, refused,
+    rule, tier, tier_name, unknown,
 };
 use super::quantity::size_bytes;
 use super::{Authority, Pattern, RuleConfig, Survives, TierConfig, Timing};
@@ -32,6 +32,9 @@ pub fn read(text: &str, path: &Path, label: &str, authority: Authority, draft: &
         match key {
             "tiers" => {
                 let tiers = file.list(key, value)?;
+                if tiers.is_empty() {
+                    return Err(no_tiers(&origin));
+                }
                 draft.tiers = Some(tiers.iter().map(|item| file.tier(item)).collect::<Result<_>>()?);
             }
             "rules" => {
@@ -185,8 +188,10 @@ fn kind(value: &DeValue<'_>) -> &'static str {
         DeValue::Array(_) => "a list",
         DeValue::Table(_) => "a table",
         DeValue::Datetime(_) => "a date",
-        DeValue::Integer(_) => "a number that is not decimal",
-        _ => "a single value",
+        DeValue::Integer(number) if number.radix() != 10 => "a number that is not decimal",
+        DeValue::Integer(_) | DeValue::Float(_) => "a number",
+        DeValue::Boolean(_) => "true or false",
+        DeValue::String(_) => "a single string",
     }
 }
 

@@ -4,7 +4,7 @@
 //! `docs/configuration.md` has a row for each key; a test compares the two.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::deadline::deadline;
@@ -176,6 +176,14 @@ impl Draft {
     }
 }
 
+/// A path as it was given: its bytes need not be UTF-8.
+pub fn path(path: &Path, origin: &Origin) -> Result<Said<PathBuf>> {
+    if path.as_os_str().is_empty() {
+        return Err(refused(origin, "state", "the path is empty"));
+    }
+    Ok(Said { value: origin.base.join(path), origin: origin.clone() })
+}
+
 /// `what` at this place can't be used.
 pub fn refused(origin: &Origin, what: &str, why: &str) -> Error {
     let what = if origin.label.contains(what) || origin.label.contains(&what.to_uppercase()) {
@@ -184,7 +192,13 @@ pub fn refused(origin: &Origin, what: &str, why: &str) -> Error {
         format!("{what}: ")
     };
     Error::new(format!("{}: {what}{why}", origin.label))
-        .remedy("correct it there; docs/configuration.md lists every key with its values")
+        .remedy("correct it there; `surgetank help configuration` lists every key with its values")
+}
+
+/// A list of tiers without an entry: no list means that tiers are looked for, an empty one means nothing.
+pub fn no_tiers(origin: &Origin) -> Error {
+    Error::new(format!("{}: the list of tiers is empty", origin.label))
+        .remedy("leave it out to have tiers found, or name one: ram=/dev/shm:4G")
 }
 
 /// An unknown name, with the nearest known one.

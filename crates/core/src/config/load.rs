@@ -16,6 +16,7 @@ use super::again::{self, Sources};
 use super::deadline::Deadline;
 use super::key::{self, Draft, Origin, Said, nearest};
 use super::machine::Machine;
+use super::places::{directory, first_file, unreadable, utf8};
 use super::sea::{self, Sea};
 use super::tiers::{self, Candidates};
 use super::{Authority, Config, Overrides, TierConfig, file};
@@ -30,7 +31,7 @@ const PREFIX: &str = "SURGETANK_";
 const SLURM_END: &str = "SLURM_JOB_END_TIME";
 const SLURM_JOB: &str = "SLURM_JOB_ID";
 /// Variables that are no keys.
-const OTHER_VARIABLES: [&str; 5] = ["CONFIG", "TMP", "LOG", "REPORT", "SHIM"];
+pub const OTHER_VARIABLES: [&str; 5] = ["CONFIG", "TMP", "LOG", "REPORT", "SHIM"];
 /// Tiers, and devices of one tier: they are counted in a byte.
 const DEVICES_MAX: usize = 255;
 
@@ -58,6 +59,12 @@ impl Surroundings {
             ram: PathBuf::from("/dev/shm"),
             uid: rustix::process::getuid().as_raw(),
         })
+    }
+
+    /// A path in a variable that is set and not empty; its bytes need not be UTF-8.
+    fn path(&self, name: &str) -> Option<PathBuf> {
+        let (_, value) = self.env.iter().rev().find(|(key, _)| key == name)?;
+        (!value.is_empty()).then(|| PathBuf::from(value))
     }
 
     /// A variable that is set, not empty, and UTF-8.
@@ -113,14 +120,14 @@ pub fn load(overrides: &Overrides, around: &Surroundings) -> Result<Loaded> {
 pub fn state_root(overrides: &Overrides, around: &Surroundings) -> Result<PathBuf> {
     let mut draft = Draft::default();
     let said = match &overrides.state {
-        Some(text) => Some(("--state", text.clone())),
-        None => around.var("SURGETANK_STATE").map(|text| ("SURGETANK_STATE", text)),
+        Some(path) => Some(("--state", path.clone())),
+        None => around.path("SURGETANK_STATE").map(|path| ("SURGETANK_STATE", path)),
     };
     match said {
-        Some((label, text)) => {
+        Some((label, path)) => {
             let origin =
                 Origin { label: label.to_owned(), base: around.cwd.clone(), authority: Authority::CommandLine };
-            draft.set("state", &text, &origin)?;
+            draft.state = Some(key::path(&path, &origin)?);
         }
         None => {
             read_site(around, &mut draft)?;
@@ -150,7 +157,7 @@ fn read_site(around: &Surroundings, draft: &mut Draft) -> Result<bool> {
 
 /// The configuration file that was named: a `surgetank.toml` or a `sea.ini`.
 fn given_file(overrides: &Overrides, around: &Surroundings) -> Option<PathBuf> {
-    let given = overrides.config.clone().or_else(|| around.var("SURGETANK_CONFIG").map(PathBuf::from));
+    let given = overrides.config.clone().or_else(|| around.path("SURGETANK_CONFIG"));
     given.map(|path| around.cwd.join(path))
 }
 
@@ -160,7 +167,7 @@ fn is_ini(path: &Path) -> bool {
 
 /// Where files of the project are looked for: `over`, as far as it is known without them.
 fn home(overrides: &Overrides, around: &Surroundings) -> PathBuf {
-    let said_over = overrides.over.clone().or_else(|| around.var("SURGETANK_OVER").map(PathBuf::from));
+    let said_over = overrides.over.clone().or_else(|| around.path("SURGETANK_OVER"));
     around.cwd.join(said_over.unwrap_or_default())
 }
 
@@ -195,8 +202,11 @@ fn forbid_over(draft: &Draft) -> Result<()> {
 }
 
 fn optional(path: &Path) -> Result<Option<String>> {
-    match fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
+    match fs::read(path) {
+        Ok(bytes) => {
+            let advice = "save the file as UTF-8; in patterns '?' or '*' stand for bytes of another encoding";
+            utf8(path, bytes, advice).map(Some)
+        }
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error()) => {
             let dir = path.parent().unwrap_or(path);
@@ -205,7 +215,7 @@ fn optional(path: &Path) -> Result<Option<String>> {
                 .why(error)
                 .remedy(format!("if an agent of yours was killed there: {umount}")))
         }
-        Err(error) => Err(Error::new(format!("{} can't be read", path.display())).why(error)),
+        Err(error) => Err(unreadable(path, &error)),
     }
 }
 
@@ -260,13 +270,22 @@ fn environment(around: &Surroundings, draft: &mut Draft, notes: &mut Vec<String>
             }
             continue;
         }
-        let text = value.to_str().ok_or_else(|| key::refused(&origin, &key, "the value is not UTF-8"))?;
-        if text.is_empty() {
+        if value.is_empty() {
             continue;
         }
+        let paths = [("over", &mut draft.over), ("state", &mut draft.state)];
+        if let Some((_, slot)) = paths.into_iter().find(|(name, _)| *name == key) {
+            *slot = Some(key::path(Path::new(value), &origin)?);
+            continue;
+        }
+        let text = value.to_str().ok_or_else(|| key::refused(&origin, &key, "the value is not UTF-8"))?;
         match key.as_str() {
             "tiers" => {
-                draft.tiers = Some(key::pieces(text).map(|piece| key::tier(piece, &origin)).collect::<Result<_>>()?);
+                let tiers = key::pieces(text).map(|piece| key::tier(piece, &origin)).collect::<Result<Vec<_>>>()?;
+                if tiers.is_empty() {
+                    return Err(key::no_tiers(&origin));
+                }
+                draft.tiers = Some(tiers);
             }
             "rules" => {
                 for piece in key::pieces(text) {
@@ -308,8 +327,7 @@ fn resolve(
     let store = match &draft.store {
         None => over.clone(),
         Some(said) if super::url_of(&said.value).is_some() => said.value.clone(),
-        Some(said) => directory(said, "the store")
-            .map_err(|error| error.remedy(format!("create it: mkdir -p {}", shell::word(&said.value))))?,
+        Some(said) => directory(said, "the store", "give another directory with --store")?,
     };
     if store != over {
         refuse_apart(&over, &store, machine)?;
@@ -424,8 +442,7 @@ fn resolve_over(draft: &Draft, around: &Surroundings) -> Result<PathBuf> {
         },
     };
     let said = draft.over.as_ref().unwrap_or(&here);
-    let over = directory(said, "the directory to serve")
-        .map_err(|error| error.remedy("give a directory that exists with --over"))?;
+    let over = directory(said, "the directory to serve", "give a directory that exists with --over")?;
     if over == Path::new("/") {
         return Err(Error::new(format!("{}: the root directory can't be served", said.origin.label))
             .why("the programs, the tiers and our own state lie under it")
@@ -440,14 +457,6 @@ fn resolve_over(draft: &Draft, around: &Surroundings) -> Result<PathBuf> {
             .remedy("change to the project's directory, or give it with --over"));
     }
     Ok(over)
-}
-
-/// The physical path of a directory that exists.
-fn directory(said: &Said<PathBuf>, what: &str) -> Result<PathBuf> {
-    let label = &said.origin.label;
-    let failed = |why: String| Error::new(format!("{label}: {what} {} can't be used", said.value.display())).why(why);
-    let path = said.value.canonicalize().map_err(|error| failed(error.to_string()))?;
-    if path.is_dir() { Ok(path) } else { Err(failed("it is not a directory".to_owned())) }
 }
 
 /// A store elsewhere: nothing may be hidden, nothing may contain itself.
@@ -478,21 +487,6 @@ fn refuse_apart(over: &Path, store: &Path, machine: &Machine) -> Result<()> {
                 .data("nothing was changed"))
         }
     }
-}
-
-/// Anything but directories below `dir`.
-fn first_file(dir: &Path) -> Option<PathBuf> {
-    let mut left = vec![dir.to_path_buf()];
-    while let Some(dir) = left.pop() {
-        for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                left.push(entry.path());
-            } else {
-                return Some(entry.path());
-            }
-        }
-    }
-    None
 }
 
 fn resolve_state(draft: &Draft, around: &Surroundings, over: &Path, store: &Path) -> Result<PathBuf> {
@@ -543,12 +537,9 @@ fn physical(path: &Path) -> PathBuf {
 
 fn given_tiers(machine: &Machine, said: Vec<Said<TierConfig>>, over: &Path, store: &Path) -> Result<Vec<TierConfig>> {
     let mut tiers: Vec<TierConfig> = Vec::new();
-    let Some(first) = said.first() else {
-        return Err(Error::new("the list of tiers is empty")
-            .remedy("leave it out to have tiers found, or name one: ram=/dev/shm:4G"));
-    };
-    if said.len() > DEVICES_MAX {
-        return Err(Error::new(format!("{}: {} tiers are more than {DEVICES_MAX}", first.origin.label, said.len())));
+    if let Some(first) = said.get(DEVICES_MAX) {
+        return Err(Error::new(format!("{}: {} tiers are more than {DEVICES_MAX}", first.origin.label, said.len()))
+            .remedy("make one tier of several directories: NAME=PATH,PATH"));
     }
     let mut used: Vec<PathBuf> = Vec::new();
     for Said { value: mut tier, origin } in said {
@@ -559,20 +550,29 @@ fn given_tiers(machine: &Machine, said: Vec<Said<TierConfig>>, over: &Path, stor
                 .remedy(format!("give one tier several devices instead: {name}=PATH,PATH")));
         }
         if tier.paths.len() > DEVICES_MAX {
-            return Err(Error::new(format!("{label}: tier '{name}' has more than {DEVICES_MAX} devices")));
+            return Err(Error::new(format!("{label}: tier '{name}' has more than {DEVICES_MAX} devices"))
+                .remedy("leave some of them out, or make two tiers of them"));
         }
         for path in &mut tier.paths {
             let said = Said { value: path.clone(), origin: origin.clone() };
-            *path = directory(&said, &format!("the directory of tier '{name}',"))
-                .map_err(|error| error.remedy(format!("create it: mkdir -p {}", shell::word(&said.value))))?;
+            *path = directory(
+                &said,
+                &format!("the directory of tier '{name}',"),
+                "name a directory of yours for this tier, or leave the tier out",
+            )?;
             refuse_tier(path, &name, label, over, store)?;
             if used.contains(path) {
-                return Err(Error::new(format!("{label}: {} is used twice", path.display())));
+                return Err(Error::new(format!("{label}: {} is used twice", path.display()))
+                    .remedy("name each directory once"));
             }
             used.push(path.clone());
         }
         let completed = tiers::completed(machine, tier)
-            .map_err(|error| Error::new(format!("{label}: tier '{name}' can't be looked at")).why(error))?;
+            .map_err(|error| {
+                Error::new(format!("{label}: the file system of tier '{name}' can't be looked at"))
+                    .why(error)
+                    .remedy("name another directory for this tier, or leave the tier out")
+            })?;
         tiers.push(completed);
     }
     Ok(tiers)

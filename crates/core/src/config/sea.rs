@@ -13,6 +13,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::key::{Origin, Said, empty_rule};
+use super::places::{unreadable, utf8};
 use super::{Authority, Pattern, RuleConfig, TierConfig};
 use crate::error::{Error, Result};
 use crate::model::Mode;
@@ -92,14 +93,9 @@ pub fn read(
 /// The text of a file; `None` when it does not exist.
 fn contents(path: &Path) -> Result<Option<String>> {
     match fs::read(path) {
-        Ok(bytes) => String::from_utf8(bytes).map(Some).map_err(|error| {
-            let line =
-                1 + error.as_bytes()[..error.utf8_error().valid_up_to()].iter().filter(|byte| **byte == b'\n').count();
-            Error::new(format!("{}:{line}: this line is not UTF-8", path.display()))
-                .remedy("write such bytes as '.' in a list")
-        }),
+        Ok(bytes) => utf8(path, bytes, "write such bytes as '.' in a list").map(Some),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(Error::new(format!("{} can't be read", path.display())).why(error)),
+        Err(error) => Err(unreadable(path, &error)),
     }
 }
 
@@ -129,7 +125,8 @@ fn read_ini(text: &str, dir: &Path, label: &str, env: &dyn Fn(&str) -> Option<St
             continue;
         }
         let Some((key, value)) = line.split_once('=') else {
-            return Err(Error::new(format!("{label}:{}: '{line}' is neither [section] nor key = value", at + 1)));
+            return Err(Error::new(format!("{label}:{}: '{line}' is neither [section] nor key = value", at + 1))
+                .remedy("correct the line, or begin it with '#' to make it a comment"));
         };
         if inside {
             let value = value.trim().trim_matches(['"', '\'']).trim();
@@ -142,6 +139,7 @@ fn read_ini(text: &str, dir: &Path, label: &str, env: &dyn Fn(&str) -> Option<St
         Some((text, line)) => {
             text.parse::<usize>().ok().filter(|count| (1..=255).contains(count)).ok_or_else(|| {
                 Error::new(format!("{label}:{line}: n_levels = '{text}' is not a number from 1 to 255"))
+                    .remedy("write how many cache_N there are, or leave n_levels out")
             })?
         }
         None => (0..).take_while(|n| level(*n).is_some()).count(),
@@ -157,14 +155,16 @@ fn read_ini(text: &str, dir: &Path, label: &str, env: &dyn Fn(&str) -> Option<St
         let paths: Vec<PathBuf> =
             value.split(',').map(str::trim).filter(|path| !path.is_empty()).map(|path| dir.join(path)).collect();
         let Some(first) = paths.first() else {
-            return Err(Error::new(format!("{}: cache_{n} has no path", origin.label)));
+            return Err(Error::new(format!("{}: cache_{n} has no path", origin.label))
+                .remedy(format!("name its directory: cache_{n} = /path")));
         };
         if n + 1 == count {
             if paths.len() > 1 {
                 return Err(Error::new(format!(
                     "{}: cache_{n} is the last level, the store; it can only be one directory",
                     origin.label
-                )));
+                ))
+                .remedy("name one directory there, and put the others into levels before it"));
             }
             sea.store = Some(Said { value: first.clone(), origin });
         } else {

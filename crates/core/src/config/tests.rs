@@ -565,6 +565,6 @@ fn the_state_root_is_known_where_nothing_can_be_served() {
     assert!(load::state_root(&Overrides::default(), &place.around).is_err());
     place.env("SURGETANK_STATE", "there");
     assert_eq!(asked(&place, &Overrides::default()), place.path("there"));
-    let said = Overrides { state: Some("said".to_owned()), ..Overrides::default() };
+    let said = Overrides { state: Some("said".into()), ..Overrides::default() };
     assert_eq!(asked(&place, &said), place.path("said"));
 }

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use crate::sync::PoisonError;
 use crate::sync::atomic::Ordering;
 
-use crate::model::{CONFLICT_INFIX, FileId, Kind, Mode, OpKind, Prepared, RunId, Seq};
+use crate::model::{CONFLICT_INFIX, FileId, Kind, Mode, OpKind, Prepared, RunId, Seq, data_bytes};
 use crate::namespace::THE_END;
 use crate::namespace::content::Lies;
 use crate::namespace::journal::Txn;
@@ -419,10 +419,12 @@ impl Drain {
             self.counters.operations.fetch_add(1, Ordering::Relaxed);
             if let Some(copied) = &copied {
                 self.counters.files.fetch_add(1, Ordering::Relaxed);
-                self.counters.bytes.fetch_add(copied.identity.size_bytes, Ordering::Relaxed);
+                // (Of a file with holes what was written.)
+                let size_bytes = copied.identity.size_bytes;
+                let data_bytes = tree.get(id).map_or(size_bytes, |inode| data_bytes(size_bytes, inode.attr.blocks));
+                self.counters.bytes.fetch_add(data_bytes, Ordering::Relaxed);
                 if let Some(op) = tree.ops.get(&seq) {
                     let path = tree.logical_path(id);
-                    let size_bytes = copied.identity.size_bytes;
                     self.namespace.happened.durable(op.run, id, size_bytes, op.queued.elapsed(), path);
                 }
             }

@@ -49,10 +49,13 @@ impl Drain {
             return;
         };
         let mut work = self.namespace.end.work();
+        self.copying.lock().unwrap_or_else(PoisonError::into_inner).insert(seq, 0);
         if let Some(bytes) = self.copy(seq, job) {
             work.copied(bytes);
         }
         drop(work);
+        // Complete, or given up: the queue says which.
+        self.copying.lock().unwrap_or_else(PoisonError::into_inner).remove(&seq);
         self.namespace.tree().staging.retain(|(other, _)| *other != seq);
     }
 
@@ -61,7 +64,6 @@ impl Drain {
         match self.stage_job(&job) {
             Ok((staged, checked)) => {
                 let copied_bytes = (!job.in_place).then_some(job.size_bytes);
-                self.counters.staged_bytes.fetch_add(job.size_bytes, Ordering::Relaxed);
                 let mut tree = self.namespace.tree();
                 let unchanged = tree.get(job.id).is_some_and(|inode| job.eager || inode.epoch == job.epoch);
                 match tree.ops.get_mut(&seq) {
@@ -206,6 +208,11 @@ impl Drain {
                 self.throttle.pass(bytes, &is_wanted);
             }
             self.pause.moved();
+            self.counters.staged_bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.meter.pass(bytes);
+            if let Some(copied) = self.copying.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&job.seq) {
+                *copied += bytes;
+            }
             if is_wanted() { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) }
         };
         let free = |_: u64| {

@@ -89,7 +89,7 @@ impl Workload {
     pub fn load(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(|error| {
             Error::new(format!("the workload {} can't be read", path.display())).why(error).remedy(
-                "give a description (docs/model.md, examples/workloads/), a WfFormat instance or a recorded run",
+                "give a description (`surgetank help model`), a WfFormat instance or a recorded run",
             )
         })?;
         Self::parse(&text).map_err(|error| {

@@ -86,4 +86,16 @@ impl Attr {
     pub fn mode(&self) -> u32 {
         self.kind.type_bits() | self.perm
     }
+
+    /// Bytes that were written; holes have none.
+    pub fn data_bytes(&self) -> u64 {
+        data_bytes(self.size_bytes, self.blocks)
+    }
+}
+
+/// Bytes of a file that hold data, by its size and its 512-byte blocks.
+pub fn data_bytes(size_bytes: u64, blocks: u64) -> u64 {
+    // A small file may lie in its inode and then has no blocks.
+    const INLINE_BYTES_MAX: u64 = 4096;
+    size_bytes.min(blocks.saturating_mul(512).max(INLINE_BYTES_MAX))
 }

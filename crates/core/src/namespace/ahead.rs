@@ -12,7 +12,7 @@ mod waiting;
 use std::io;
 
 use crate::error::{Errno, Error, FsResult, Result};
-use crate::model::{Caller, FileId, Kind, Mode, StoreIdentity};
+use crate::model::{Caller, FileId, Kind, Mode, StoreIdentity, data_bytes};
 use crate::placement::AskKind;
 use crate::report::run::EventKind;
 use crate::store::source::identity_of;
@@ -193,8 +193,9 @@ impl Namespace {
         let mut txn = Txn::default();
         self.own(tree, &mut txn, id);
         let device = self.tiers.device(device);
-        device.counters().bytes_in.fetch_add(copied.size_bytes, Ordering::Relaxed);
-        self.happened.count(EventKind::Fetched, device.tier_name(), "prefetched", copied.size_bytes);
+        let written_bytes = data_bytes(copied.size_bytes, copied.charged_bytes / 512);
+        device.counters().bytes_in.fetch_add(written_bytes, Ordering::Relaxed);
+        self.happened.count(EventKind::Fetched, device.tier_name(), "prefetched", written_bytes);
         if let Some(inode) = tree.get_mut(id) {
             inode.charged_bytes = copied.charged_bytes;
             inode.prefetched = true;

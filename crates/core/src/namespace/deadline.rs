@@ -56,6 +56,8 @@ struct Pace {
     at_work: u32,
     since: Option<Instant>,
     worked: Duration,
+    /// The same since the agent started, up to `since`.
+    busy: Duration,
     bytes: u64,
     files: u32,
     bytes_per_second: Option<u64>,
@@ -90,6 +92,11 @@ impl End {
         self.pace().enter(clock::tick());
         Work { end: self, bytes: 0, files: 0 }
     }
+    /// How long the drain has worked since the agent started; idle time is left out.
+    pub fn busy(&self) -> Duration {
+        let pace = self.pace();
+        pace.busy + pace.since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
     pub fn is_hurried(&self) -> bool {
         self.late.load(Ordering::Relaxed) || self.short_of_memory.load(Ordering::Relaxed)
     }
@@ -116,7 +123,9 @@ impl Pace {
         self.bytes += bytes;
         self.files += files;
         if let Some(since) = self.since.take() {
-            self.worked += now.saturating_duration_since(since);
+            let worked = now.saturating_duration_since(since);
+            self.worked += worked;
+            self.busy += worked;
         }
         if self.at_work > 0 {
             self.since = Some(now);

@@ -53,6 +53,7 @@ pub struct Seen {
     pub mode: Mode,
     pub place: Arc<str>,
     pub placement: Arc<str>,
+    pub rule: Arc<str>,
     pub sealed: Instant,
     pub durable: Option<Instant>,
     pub versions: u64,
@@ -137,6 +138,8 @@ impl Happened {
         let now = clock::tick();
         if let Some(known) = files.kept.get_mut(&id) {
             known.durable = Some(now);
+            // Its name may be another one by now.
+            known.path = path.unwrap_or_else(|| std::mem::take(&mut known.path));
             return;
         }
         let least = if files.slow.len() < FILES_MAX { None } else { files.slow.last().map(|(waited, _)| *waited) };
@@ -147,6 +150,7 @@ impl Happened {
             mode: Mode::default(),
             place: Arc::from(""),
             placement: Arc::from(""),
+            rule: Arc::from(""),
             sealed: now.checked_sub(waited).unwrap_or(now),
             durable: Some(now),
             versions: 1,
@@ -173,6 +177,7 @@ impl Happened {
             mode: seen.mode,
             place: seen.place.to_string(),
             placement: seen.placement.to_string(),
+            rule: seen.rule.to_string(),
             sealed_us: since(seen.sealed),
             durable_us: seen.durable.map(since),
         });
@@ -191,6 +196,7 @@ mod tests {
             mode: Mode::Copy,
             place: Arc::from("ram"),
             placement: Arc::from(""),
+            rule: Arc::from(""),
             sealed: Instant::now(),
             durable: None,
             versions: 1,

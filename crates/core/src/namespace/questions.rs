@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::config::Survives;
-use crate::model::{DeviceId, FileId, Kind, Mode, OpKind, RunId};
+use crate::model::{DeviceId, FileId, Kind, Mode, OpKind, RunId, Seq};
 use crate::report::Scope;
 
 use super::Namespace;
@@ -73,7 +73,10 @@ pub struct Undurable {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Queued {
     pub files: u64,
+    /// Written: holes are not counted.
     pub bytes: u64,
+    /// Of these, bytes that the store has in a copy that is not complete, or not published.
+    pub copied_bytes: u64,
     /// On names or attributes.
     pub operations: u64,
 }
@@ -211,17 +214,24 @@ impl Namespace {
 
     /// How much is queued, for who asks again and again while the queue is carried out: no words are made of it while the tree
     /// is locked.
-    pub fn queued(&self, scope: &Scope) -> Queued {
+    /// `copied`: bytes of an operation's file that have been copied, while it is copied.
+    pub fn queued(&self, scope: &Scope, copied: &dyn Fn(Seq) -> u64) -> Queued {
         let tree = self.tree();
         let mut queued = Queued::default();
-        for op in tree.ops.values() {
+        for (seq, op) in &tree.ops {
             let mine = scope.run.is_none_or(|run| op.run == run || op.run == RunId(0));
             if !mine || !(scope.paths.is_empty() || scope.covers(&self.op_path(&tree, op))) {
                 continue;
             }
             if matches!(op.kind, OpKind::Publish { .. }) {
                 queued.files += 1;
-                queued.bytes += tree.get(op.file()).map_or(0, |inode| inode.attr.size_bytes);
+                let bytes = tree.get(op.file()).map_or(0, |inode| inode.attr.data_bytes());
+                queued.bytes += bytes;
+                queued.copied_bytes += match op.progress {
+                    Progress::Waiting => 0,
+                    Progress::Staging => copied(*seq).min(bytes),
+                    Progress::Staged { .. } | Progress::Committing => bytes,
+                };
             } else {
                 queued.operations += 1;
             }
@@ -400,7 +410,7 @@ impl Namespace {
                 && inode.attr.kind == Kind::File
             {
                 waiting.files += 1;
-                waiting.bytes += inode.attr.size_bytes;
+                waiting.bytes += inode.attr.data_bytes();
                 if waiting.oldest.is_none()
                     && let Some(path) = tree.logical_path(*file)
                 {

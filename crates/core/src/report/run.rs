@@ -341,6 +341,8 @@ pub struct File {
     pub place: String,
     /// Why there, as `surgetank why` says it.
     pub placement: String,
+    /// Which rule decided the mode, and where it is written.
+    pub rule: String,
     /// When its last version was closed.
     pub sealed_us: u64,
     /// When that was in the store; `None`: it never was (kept, removed, deleted or not yet).

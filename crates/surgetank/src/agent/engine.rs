@@ -67,7 +67,8 @@ pub trait Engine: Send + Sync {
     fn forget_losses(&self) -> Listing<Lost>;
     /// What `pid` and its descendants write from now on is this run's.
     fn register_run(&self, pid: u32) -> RunId;
-    fn release_run(&self, run: RunId);
+    /// Answers why the record of the run is not written, where it is not.
+    fn release_run(&self, run: RunId) -> Option<String>;
     /// It is recorded from here on. `again`: an earlier agent had it.
     fn record_run(&self, _run: RunId, _pid: u32, _command: &str, _again: bool) {}
     /// Every open and request of it is for the record.

@@ -63,7 +63,7 @@ impl Ground {
 
         let port = Port::of(&config)?;
         let user_before = namespace_inode("user").map_err(fail)?;
-        let by_calls = wanted == Visibility::Private && way::by_calls(&config)?;
+        let by_calls = wanted == Visibility::Private && way::chosen(&config)?.is_none();
         let visibility = match wanted {
             Visibility::Private if by_calls => Visibility::Private,
             Visibility::Private => seclusion::seclude()?,

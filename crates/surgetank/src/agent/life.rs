@@ -123,13 +123,28 @@ fn close_inherited() {
     unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, 0_u32) };
 }
 
+/// What is logged by `SURGETANK_LOG`, and why that is not followed where it is not.
+pub fn log_filter() -> (tracing_subscriber::EnvFilter, Option<String>) {
+    const NAME: &str = "SURGETANK_LOG";
+    let usual = || tracing_subscriber::EnvFilter::new("info");
+    let Some(said) = std::env::var_os(NAME).filter(|said| !said.is_empty()) else { return (usual(), None) };
+    let refused = |why: &str| (usual(), Some(format!("{NAME}={}: {why}; `info` is logged", said.to_string_lossy())));
+    match said.to_str().map(tracing_subscriber::EnvFilter::try_new) {
+        Some(Ok(filter)) => (filter, None),
+        Some(Err(why)) => refused(&why.to_string()),
+        None => refused("it is not UTF-8"),
+    }
+}
+
 fn start_log() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("SURGETANK_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let (filter, refused) = log_filter();
     // (Where nothing can be written, that cannot be written either: saying so would end the agent.)
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).log_internal_errors(false);
     // Fails only when a subscriber is set already.
     let _ = log.with_ansi(false).try_init();
+    if let Some(why) = refused {
+        tracing::warn!("{why}");
+    }
     std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
 }
 
@@ -425,7 +440,7 @@ impl Agent {
             // Runs come again by themselves; who does not has ended meanwhile.
             None => named("starter").spawn(move || {
                 std::thread::sleep(REJOIN_PATIENCE);
-                users.forget_expected().into_iter().for_each(|run| engine.release_run(run));
+                users.forget_expected().into_iter().for_each(|run| drop(engine.release_run(run)));
             })?,
         };
 

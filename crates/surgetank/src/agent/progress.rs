@@ -77,7 +77,7 @@ impl Display {
     }
 }
 
-/// `1.2 GiB of 3.4 GiB, 12 of 80 files, 210.0 MiB/s, 11 s left`, and what is in the way.
+/// `1.2 GiB of 3.4 GiB, 12 of 80 files, 210.0 MiB/s (190.0 MiB/s on average), 11 s left`, and what is in the way.
 pub fn sentence(progress: &Progress) -> String {
     let mut text = format!(
         "{} of {}, {} of {} files",
@@ -89,12 +89,12 @@ pub fn sentence(progress: &Progress) -> String {
     if progress.undrained_operations > 0 {
         text.push_str(&format!(", {} operations", count(progress.undrained_operations)));
     }
-    if progress.bytes_per_second > 0 {
-        text.push_str(&format!(", {}/s", bytes(progress.bytes_per_second)));
-        let left = progress.undrained_bytes / progress.bytes_per_second;
-        if progress.undrained_bytes > 0 {
-            text.push_str(&format!(", {} left", seconds(left)));
-        }
+    let (now, average) = (progress.bytes_per_second, progress.average_bytes_per_second);
+    if now > 0 || average > 0 {
+        text.push_str(&format!(", {}/s ({}/s on average)", bytes(now), bytes(average)));
+    }
+    if let Some(left) = seconds_left(progress) {
+        text.push_str(&format!(", {} left", seconds(left)));
     }
     if let Some(trouble) = &progress.trouble {
         text.push_str(&format!("; {}: {}", trouble.place, trouble.reason));
@@ -102,20 +102,37 @@ pub fn sentence(progress: &Progress) -> String {
     text
 }
 
+/// By the mean of both rates: the current one alone jumps, the average alone is late to see a change. `None`: nothing is left
+/// to copy, or nothing moves.
+fn seconds_left(progress: &Progress) -> Option<u64> {
+    let rate = progress.bytes_per_second / 2 + progress.average_bytes_per_second / 2;
+    let is_moving = progress.bytes_per_second > 0 && rate > 0 && progress.undrained_bytes > 0;
+    // As long as bytes are left it is not 0.
+    is_moving.then(|| progress.undrained_bytes.div_ceil(rate))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_line_tells_bytes_files_rate_and_remaining_time() {
+    fn line_has_bytes_files_both_rates_and_remaining_time() {
         let progress = Progress {
             undrained_files: 68,
             undrained_bytes: 2 << 30,
             done_files: 12,
             done_bytes: 1 << 30,
             bytes_per_second: 200 << 20,
+            average_bytes_per_second: 100 << 20,
             ..Progress::default()
         };
-        assert_eq!(sentence(&progress), "1.00 GiB of 3.00 GiB, 12 of 80 files, 200.00 MiB/s, 10 s left");
+        let rates = "200.00 MiB/s (100.00 MiB/s on average)";
+        assert_eq!(sentence(&progress), format!("1.00 GiB of 3.00 GiB, 12 of 80 files, {rates}, 14 s left"));
+        // It said "0 s left" with 20 MiB to go.
+        let nearly = Progress { undrained_bytes: 20 << 20, ..progress.clone() };
+        assert!(sentence(&nearly).ends_with(", 1 s left"));
+        // What stands still has no end; the average still shows what was done.
+        let stands = Progress { bytes_per_second: 0, ..progress };
+        assert!(sentence(&stands).ends_with(", 0 B/s (100.00 MiB/s on average)"), "{}", sentence(&stands));
     }
 }

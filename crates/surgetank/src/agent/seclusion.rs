@@ -44,7 +44,7 @@ fn user_namespace() -> Option<PathBuf> {
     std::fs::read_link("/proc/self/ns/user").ok()
 }
 
-pub(super) fn fusermount() -> Option<PathBuf> {
+pub fn fusermount() -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?).map(|dir| dir.join("fusermount3")).find(|path| path.is_file())
 }
 

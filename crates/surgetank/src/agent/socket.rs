@@ -51,10 +51,11 @@ impl Desk {
         }
     }
 
-    fn release(&self, run: RunId) -> bool {
-        self.engine.release_run(run);
+    /// Was it the last, and why its record is not written, where it is not.
+    fn release(&self, run: RunId) -> (bool, Option<String>) {
+        let unrecorded = self.engine.release_run(run);
         self.tell(&Record::Gone { run });
-        self.users.leave(run)
+        (self.users.leave(run), unrecorded)
     }
 }
 
@@ -235,8 +236,8 @@ impl<'a> Client<'a> {
                 };
                 // Asked first: an agent that leaves may try once more what was refused.
                 let at_once = self.goes_at_once();
-                let last = self.desk.release(run);
-                Answer::Released { last: last && at_once }
+                let (last, unrecorded) = self.desk.release(run);
+                Answer::Released { last: last && at_once, unrecorded: unrecorded.unwrap_or_default() }
             }
             Request::Unmount { timeout_ms } => return self.unmount(timeout_ms),
         };

@@ -131,6 +131,9 @@ pub enum Answer {
     /// `last`: nobody and nothing else is here; the agent goes at once, and the connection closes when it is gone.
     Released {
         last: bool,
+        /// Why the record of the run is not written, where it is not.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        unrecorded: String,
     },
     Busy {
         holders: Vec<Holder>,

@@ -39,7 +39,6 @@ pub struct Served {
     guard: Option<Guard>,
     /// Where the drain's counts stood when a scope's final drain began, and when that was.
     begun: Mutex<HashMap<Option<RunId>, Mark>>,
-    rate: Mutex<Rate>,
     /// Where there is no mount.
     refusals: Option<Arc<Refusals>>,
     /// Where programs are served.
@@ -50,14 +49,9 @@ pub struct Served {
 struct Mark {
     files: u64,
     bytes: u64,
+    /// Within files that are not complete, too.
+    copied_bytes: u64,
     at: Instant,
-}
-
-/// Bytes per second that became durable lately.
-struct Rate {
-    at: Instant,
-    bytes: u64,
-    per_second: u64,
 }
 
 /// A file that is open for longer after its run ended is held by somebody.
@@ -66,7 +60,6 @@ const RELEASE_PATIENCE: Duration = Duration::from_secs(2);
 const EMPTIERS: usize = 2;
 /// Between two looks at what is left, so many times as long as one takes.
 const LOOK_REST: u32 = 20;
-const RATE_WINDOW: Duration = Duration::from_millis(500);
 
 impl Served {
     #[expect(clippy::too_many_arguments, reason = "the parts of what is served, each once")]
@@ -80,8 +73,7 @@ impl Served {
         refusals: Option<Arc<Refusals>>,
         recorder: Option<Arc<Recorder>>,
     ) -> Self {
-        let rate = Mutex::new(Rate { at: Instant::now(), bytes: 0, per_second: 0 });
-        Self { namespace, drain, runs, door, prefetcher, guard, begun: Mutex::default(), rate, refusals, recorder }
+        Self { namespace, drain, runs, door, prefetcher, guard, begun: Mutex::default(), refusals, recorder }
     }
 
     fn mark(&self) -> Mark {
@@ -89,20 +81,9 @@ impl Served {
         Mark {
             files: counters.files.load(Ordering::Relaxed),
             bytes: counters.bytes.load(Ordering::Relaxed),
+            copied_bytes: counters.staged_bytes.load(Ordering::Relaxed),
             at: Instant::now(),
         }
-    }
-
-    fn bytes_per_second(&self) -> u64 {
-        let now = self.drain.counters.staged_bytes.load(Ordering::Relaxed);
-        let mut rate = self.rate.lock().unwrap_or_else(PoisonError::into_inner);
-        let elapsed = rate.at.elapsed();
-        if elapsed >= RATE_WINDOW {
-            rate.per_second = (now.saturating_sub(rate.bytes) as f64 / elapsed.as_secs_f64()) as u64;
-            rate.at = Instant::now();
-            rate.bytes = now;
-        }
-        rate.per_second
     }
 
     fn undurable(&self, scope: &Scope) -> Vec<Undurable> {
@@ -169,7 +150,7 @@ impl Engine for Served {
             bytes: waiting.bytes,
             operations: waiting.operations,
             oldest: waiting.oldest.map(|(path, age)| Oldest { path: PathText(path), age_seconds: age.as_secs() }),
-            bytes_per_second: self.bytes_per_second(),
+            bytes_per_second: self.drain.meter.rate(),
         };
         status.deadline = namespace.outlook().map(|outlook| DeadlineStatus {
             unix_seconds: outlook.deadline.unix_seconds,
@@ -248,16 +229,19 @@ impl Engine for Served {
         let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner).get(&scope.run).copied();
         // Looked at first: what is sealed just now is found among what is left.
         let releasing = self.is_releasing(scope, begun);
-        let left = self.namespace.queued(scope);
+        let left = self.drain.queued(scope);
         let now = self.mark();
         let since = begun.unwrap_or(now);
+        let elapsed = now.at.saturating_duration_since(since.at);
+        let copied_bytes = now.copied_bytes.saturating_sub(since.copied_bytes);
         Progress {
             undrained_files: left.files,
-            undrained_bytes: left.bytes,
+            undrained_bytes: left.bytes.saturating_sub(left.copied_bytes),
             undrained_operations: left.operations,
-            done_files: now.files - since.files,
-            done_bytes: now.bytes - since.bytes,
-            bytes_per_second: self.bytes_per_second(),
+            done_files: now.files.saturating_sub(since.files),
+            done_bytes: now.bytes.saturating_sub(since.bytes) + left.copied_bytes,
+            bytes_per_second: self.drain.meter.rate(),
+            average_bytes_per_second: (copied_bytes as f64 / elapsed.as_secs_f64().max(1e-3)) as u64,
             trouble: self.trouble(begun.is_some()),
             settled: ((left == Queued::default() && self.namespace.lingering_none()) || self.drain.settled(scope.run))
                 && !releasing,
@@ -396,11 +380,10 @@ impl Engine for Served {
         let now = self.mark();
         let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner).get(&run).copied();
         let tail = begun.map_or(Duration::ZERO, |begun| begun.at.elapsed());
-        let tail_bytes = begun.map_or(0, |begun| now.bytes - begun.bytes);
         summary.drain = DrainSummary {
             files: now.files,
             bytes: now.bytes,
-            bytes_per_second: if tail.is_zero() { 0 } else { (tail_bytes as f64 / tail.as_secs_f64()) as u64 },
+            bytes_per_second: self.drain.average_bytes_per_second(),
             failures: self.drain.counters.failures.load(Ordering::Relaxed),
             corrupt: self.drain.counters.corrupt.load(Ordering::Relaxed),
             tail_ms: u64::try_from(tail.as_millis()).unwrap_or(u64::MAX),
@@ -534,11 +517,13 @@ impl Engine for Served {
         }
     }
 
-    fn release_run(&self, run: RunId) {
-        if let Some(recorder) = &self.recorder {
-            recorder.finish(run, Some(self.verdict(&Scope::run(run))), Some(self.summary(Some(run))));
-        }
+    fn release_run(&self, run: RunId) -> Option<String> {
+        let finish = |recorder: &Arc<Recorder>| {
+            recorder.finish(run, Some(self.verdict(&Scope::run(run))), Some(self.summary(Some(run))))
+        };
+        let unrecorded = self.recorder.as_ref().and_then(finish);
         self.runs.release(run);
+        unrecorded
     }
 
     fn scrub(&self, repair: bool) -> Audit {

@@ -153,7 +153,7 @@ impl Recorder {
         // Those that never said that they are over; another agent does not come any more.
         let left: Vec<RunId> = lock(&self.runs).keys().copied().collect();
         for run in left {
-            self.finish(run, None, None);
+            drop(self.finish(run, None, None));
         }
     }
 
@@ -258,8 +258,9 @@ impl Recorder {
         }
     }
 
-    pub fn finish(&self, run: RunId, verdict: Option<Verdict>, summary: Option<Summary>) {
-        let Some(mut recording) = lock(&self.runs).remove(&run) else { return };
+    /// Answers why the record could not be written.
+    pub fn finish(&self, run: RunId, verdict: Option<Verdict>, summary: Option<Summary>) -> Option<String> {
+        let mut recording = lock(&self.runs).remove(&run)?;
         self.gather(&mut recording, true);
         self.sample(&mut recording);
         self.bring_up_to_date(&mut recording);
@@ -270,13 +271,15 @@ impl Recorder {
         self.namespace.happened.end(run);
         self.tally.traces.end(run);
         self.tally.want_no_more();
-        if let Err(why) = self.shelf.put(&record) {
+        let unrecorded = self.shelf.put(&record).err().map(|why| format!("{}: {why}", self.shelf.dir().display()));
+        if let Some(why) = &unrecorded {
             tracing::warn!(%why, run = run.0, "the record of a run could not be written");
         }
         self.shelf.forget_noted(run);
         if let Some(counts) = counts {
             counts.remove();
         }
+        unrecorded
     }
 
     fn look(&self, recording: &mut Recording) -> Pause {

@@ -57,7 +57,7 @@ pub fn calibrate(program: &Program<'_>, args: &CalibrateArgs) -> Outcome {
     if store.to_str().is_some_and(|text| text.contains("://")) {
         return Err(Failure::usage(
             Error::new(format!("{} is on a server; only a directory is measured", store.display()))
-                .remedy("measure with a directory, then edit the figures of `store` in the file (docs/model.md)"),
+                .remedy("measure with a directory, then edit the figures of `store` in the file (`surgetank help model`)"),
         ));
     }
     let store = fs::canonicalize(&store).map_err(|error| {

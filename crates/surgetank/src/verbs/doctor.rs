@@ -1,8 +1,9 @@
 //! `surgetank doctor`: what this machine can do, which door will be used and why, and what to do about what is missing.
 //!
 //! Everything is tried, not guessed, and nothing is left behind: name spaces and mounts are tried in a child that dies
-//! at once, files in tiers are removed again. `--clean` removes what killed agents left in shared memory. Exit code 0 when
-//! `surgetank run` would work here, 1 when not.
+//! at once, files in tiers are removed again. `--clean` removes what killed agents left in shared memory. Whether
+//! `surgetank run` works is decided by its own code (`agent/way`), for the configuration that it would have. Exit code 0 when
+//! it does, 1 when not.
 
 mod door;
 mod leftovers;
@@ -19,6 +20,7 @@ use surgetank_core::config::{Config, Loaded, Survives, TierConfig};
 use surgetank_core::error::{Error, Result};
 
 use super::settings::Settings;
+use crate::agent::life::log_filter;
 use crate::service::stores::Address;
 
 /// Say what this machine can do, and what to do about what it can't
@@ -94,6 +96,9 @@ fn examine(args: &DoctorArgs) -> Vec<Finding> {
     let mut findings = door::examine(&target);
     limits(&machine, &mut findings);
     leftovers::examine(args.clean, &mut findings);
+    if let (_, Some(why)) = log_filter() {
+        findings.push(Finding::new("log", Verdict::Less, why).remedy("for example SURGETANK_LOG=debug, or leave it out"));
+    }
     match &loaded {
         Ok(loaded) => {
             store(&machine, loaded, args.measure, &mut findings);
@@ -103,6 +108,7 @@ fn examine(args: &DoctorArgs) -> Vec<Finding> {
                 }
             }
             state(&machine, &loaded.config.state, &mut findings);
+            findings.push(door::decision(&loaded.config));
             findings.extend(loaded.notes.iter().map(|note| Finding::new("note", Verdict::Info, note)));
         }
         Err(error) => {
@@ -159,7 +165,7 @@ fn server(url: &str, findings: &mut Vec<Finding>) {
         }
         Err(error) => findings.push(
             Finding::new(&about, Verdict::Bad, error.to_string())
-                .remedy("check the address, the names in it and the credentials (docs/stores.md)"),
+                .remedy("check the address, the names in it and the credentials (`surgetank help stores`)"),
         ),
     }
 }

@@ -154,7 +154,10 @@ fn broken(error: impl std::fmt::Display) -> Failure {
 
 fn open_report(path: &Path) -> Outcome<std::fs::File> {
     std::fs::File::create(path)
-        .map_err(|error| Failure::usage(Error::new(format!("{} cannot be written", path.display())).why(error)))
+        .map_err(|error| {
+            let what = Error::new(format!("--json: {} cannot be written", path.display())).why(error);
+            Failure::usage(what.remedy("give a file in a directory that is yours to write").data("nothing was started"))
+        })
 }
 
 const COMMAND_SHOWN_CHARS_MAX: usize = 1000;
@@ -470,8 +473,14 @@ impl Run {
         };
         // Only for the record: an agent that is gone has none.
         let _ = self.agent.ask(&Request::Account(told));
-        let last = matches!(self.agent.ask(&Request::Release), Ok(Answer::Released { last: true }));
+        let (last, unrecorded) = match self.agent.ask(&Request::Release) {
+            Ok(Answer::Released { last, unrecorded }) => (last, unrecorded),
+            _ => (false, String::new()),
+        };
         self.tell(&facts, summary.as_ref(), drain_ms, reason);
+        if !unrecorded.is_empty() {
+            eprintln!("surgetank: {}", account::unrecorded(&unrecorded, exit));
+        }
         // What it does in the end (unmount, catalog) is part of the run: a script may remove the tiers next.
         if last && !gave_up && !timed_out && left_running.is_empty() {
             self.agent.await_gone(None);
@@ -491,7 +500,8 @@ impl Run {
                 summary,
                 left_running,
             };
-            write_report(file, &report)?;
+            let path = self.args.json.as_deref().unwrap_or(Path::new("--json"));
+            return account::write(file, path, &report);
         }
         Ok(exit)
     }
@@ -552,14 +562,6 @@ impl Run {
             eprintln!("surgetank: after the cause is fixed, bring it to the store with:\n  {}", commands.run());
         }
     }
-}
-
-fn write_report(file: std::fs::File, report: &RunReport) -> Outcome<()> {
-    let mut file = file;
-    serde_json::to_writer_pretty(&mut file, report)
-        .map_err(std::io::Error::from)
-        .and_then(|()| std::io::Write::write_all(&mut file, b"\n"))
-        .map_err(|error| Error::new("the --json file cannot be written").why(error).into())
 }
 
 fn millis(duration: Duration) -> u64 {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use surgetank_core::config::Overrides;
 
-/// Each overwrites the environment (`SURGETANK_…`) and `surgetank.toml`; docs/configuration.md explains them all.
+/// Each overwrites the environment (`SURGETANK_…`) and `surgetank.toml`; `surgetank help configuration` explains them all.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Settings {
     /// Directory to serve [default: the current directory]
@@ -25,7 +25,7 @@ pub struct Settings {
     pub rules: Vec<String>,
     /// Directory of journals and sockets [default: /var/tmp/surgetank-UID]
     #[arg(long, value_name = "DIR", help_heading = "Tuning")]
-    pub state: Option<String>,
+    pub state: Option<PathBuf>,
     /// Let files reach the store in any order
     #[arg(long, conflicts_with = "ordered", help_heading = "Tuning")]
     pub unordered: bool,
@@ -103,7 +103,7 @@ pub struct Settings {
 impl Settings {
     /// For verbs that only look for an agent.
     pub fn of_state(state: Option<&PathBuf>) -> Self {
-        Self { state: state.map(|path| path.to_string_lossy().into_owned()), ..Self::default() }
+        Self { state: state.cloned(), ..Self::default() }
     }
 
     /// Options that an agent takes at its start only; named when an agent runs already.

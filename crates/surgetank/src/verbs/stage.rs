@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::Read;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use surgetank_core::clock;
+use surgetank_core::drain::Meter;
 use surgetank_core::error::{Errno, Error, Result};
 use surgetank_core::report::{PathText, Progress};
 use surgetank_core::store::{Cred, StorePath, Verify, verdict};
@@ -163,7 +164,10 @@ fn pairs(args: &StageArgs) -> Result<Vec<Pair>> {
         true => std::io::stdin().read_to_end(&mut text).map(drop),
         false => fs::read(manifest).map(|read| text = read),
     };
-    read.map_err(|why| Error::new(format!("{} cannot be read", manifest.display())).why(why))?;
+    read.map_err(|why| {
+        let what = Error::new(format!("--manifest: {} cannot be read", manifest.display())).why(why);
+        what.remedy("name a file with a source, a tab and a destination in each line, or `-` for standard input")
+    })?;
     let lines = text.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
     let lines = lines.enumerate().filter(|(_, line)| !line.trim_ascii().is_empty() && !line.starts_with(b"#"));
     lines
@@ -172,7 +176,8 @@ fn pairs(args: &StageArgs) -> Result<Vec<Pair>> {
             let [source, to] = columns[..] else {
                 let line = String::from_utf8_lossy(line);
                 return Err(Error::new(format!("{}, line {}: {line}", manifest.display(), number + 1))
-                    .why("it is not a source, a tab and a destination"));
+                    .why("it is not a source, a tab and a destination")
+                    .remedy("correct the line; a line that begins with '#' is left out"));
             };
             pair(OsStr::from_bytes(source), OsStr::from_bytes(to), to.ends_with(b"/"))
         })
@@ -191,7 +196,10 @@ fn pair(source: &OsStr, to: &OsStr, into: bool) -> Result<Pair> {
     let first = names.iter().enumerate().position(|(index, name)| is_pattern(name) && !is_there(index + 1));
     if let Some(first) = first {
         let pattern = String::from_utf8(names[first..].join(&b'/'))
-            .map_err(|_| Error::new(format!("{}: patterns are UTF-8", source.display())))?;
+            .map_err(|_| {
+                Error::new(format!("{}: a pattern is not UTF-8", source.display()))
+                    .remedy("write '?' or '*' for bytes of another encoding")
+            })?;
         from = Address { path: StorePath(names[..first].join(&b'/')), inside: true, ..from };
         return Ok(Pair { wanted: Wanted::matching(&pattern)?, from, to });
     }
@@ -231,7 +239,10 @@ fn opened_at(address: &Address, makes: bool) -> Result<(StorePath, StorePath)> {
         return Ok((dir, name));
     }
     let real = local(&dir);
-    let failed = |why| Error::new(format!("{} cannot be used", real.display())).why(why);
+    let failed = |why| {
+        let what = Error::new(format!("{} cannot be used", real.display())).why(why);
+        what.remedy("name a directory that exists, or that can be created by you").data("nothing was copied there")
+    };
     if makes {
         // With the usual mode: nothing is known of these.
         std::os::unix::fs::DirBuilderExt::mode(fs::DirBuilder::new().recursive(true), 0o755)
@@ -310,7 +321,7 @@ fn carry_all(
                 // The same file twice is once.
                 Some(other) if other == from => false,
                 Some(other) => {
-                    let why = format!("{} would have the same name there", other.1);
+                    let why = format!("{} would have the same name there", named(&source.describe(), &other.1));
                     let why = std::io::Error::new(std::io::ErrorKind::AlreadyExists, why);
                     report.failed.push(failure(&source.describe(), &entry.from, &why));
                     false
@@ -360,15 +371,20 @@ fn add(report: &mut Report, came: Came, source: &str) {
     report.failed.extend(came.failed.iter().map(|(path, why)| failure(source, path, why)));
 }
 
+/// A path below the root of a store, with that root: a local one begins with `/`.
+fn named(source: &str, path: &StorePath) -> PathText {
+    let root = source.trim_end_matches('/').as_bytes();
+    PathText([root, b"/", path.0.strip_prefix(b"/").unwrap_or(&path.0)].concat())
+}
+
 fn failure(source: &str, path: &StorePath, why: &std::io::Error) -> Failed {
-    let whole = [source.trim_end_matches('/').as_bytes(), b"/", &path.0].concat();
     let (meaning, remedy) = advice(verdict::errno_of(why));
     let why = match why.get_ref() {
         // Words of our own say it all.
         Some(_) => why.to_string(),
         None => format!("{why}. {meaning} {remedy}"),
     };
-    Failed { path: PathBuf::from(OsString::from_vec(whole)).into(), why }
+    Failed { path: named(source, path), why }
 }
 
 /// What is the drain's trouble reads otherwise here: there are two ends, and no rules.
@@ -408,6 +424,7 @@ struct Course {
     all_bytes: AtomicU64,
     done_files: AtomicU64,
     passed_bytes: AtomicU64,
+    meter: Meter,
 }
 
 impl Course {
@@ -422,6 +439,7 @@ impl Course {
             all_bytes: AtomicU64::new(0),
             done_files: AtomicU64::new(0),
             passed_bytes: AtomicU64::new(0),
+            meter: Meter::default(),
         }
     }
 
@@ -437,6 +455,7 @@ impl Course {
 
     fn pass(&self, bytes: u64) -> std::io::Result<()> {
         self.passed_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.meter.pass(bytes);
         if self.until.is_some_and(|until| clock::tick() >= until) {
             self.halt("the deadline is over");
         }
@@ -467,7 +486,8 @@ impl Course {
                 undrained_bytes: all_bytes.saturating_sub(passed),
                 done_files,
                 done_bytes: passed,
-                bytes_per_second: (passed as f64 / self.began.elapsed().as_secs_f64().max(1e-3)) as u64,
+                bytes_per_second: self.meter.rate(),
+                average_bytes_per_second: (passed as f64 / self.began.elapsed().as_secs_f64().max(1e-3)) as u64,
                 ..Progress::default()
             });
             std::thread::sleep(Duration::from_millis(50));

@@ -9,7 +9,7 @@ use std::process::Command;
 use clap::Args;
 use surgetank_core::error::Error;
 
-use super::{Failure, Outcome, exit};
+use super::{Failure, Outcome, exit, words};
 
 /// Without `-m`: that would say only that there is no such module.
 const START: &str = "
@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
 sys.exit(main())
 ";
 
-/// What the workflow's graph knows: import, explain, plot, hints, run, replay, crate (docs/workflows.md)
+/// What the workflow's graph knows: import, explain, plot, hints, run, replay, crate
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true)]
 pub struct WorkflowArgs {
@@ -32,7 +32,33 @@ pub struct WorkflowArgs {
     words: Vec<OsString>,
 }
 
+/// The package's verbs. A test of the package compares them with its own.
+const VERBS: [(&str, &str); 7] = [
+    ("import", "Read a description and write it as WfFormat"),
+    ("explain", "Per file: pattern, lifetime, size, readers, hint; the peak of live bytes"),
+    ("plot", "Draw the graph, files coloured by lifetime or tier, as SVG"),
+    ("hints", "What the agent is told: for `surgetank hint --from`, or as rules"),
+    ("run", "Run the tasks on this machine"),
+    ("replay", "Replay a recorded execution with scaled sizes and times"),
+    ("crate", "Write a run as a Workflow Run RO-Crate"),
+];
+
+fn usage() -> String {
+    let rows: String = VERBS.iter().map(|(verb, about)| format!("  {verb:<8} {about}\n")).collect();
+    format!(
+        "What the workflow's graph knows: lifetimes, patterns and placement\n\n\
+         Usage: surgetank workflow VERB [OPTION…]\n\nVerbs:\n{rows}\n\
+         `surgetank workflow VERB --help` lists a verb's options; it needs the Python package.\n\
+         `surgetank help workflows` explains them all.\n"
+    )
+}
+
 pub fn workflow(args: &WorkflowArgs) -> Outcome {
+    // What there is can be said without Python.
+    if matches!(&args.words[..], [word] if word == "--help" || word == "-h") {
+        words::print(&usage())?;
+        return Ok(exit::OK);
+    }
     let own = std::env::current_exe().ok();
     // One wheel puts program and package below one interpreter.
     let beside = own.as_ref().and_then(|own| own.parent()).map(|dir| dir.join("python3")).filter(|path| path.exists());

@@ -193,7 +193,9 @@ impl Engine for FakeEngine {
 
     fn restore_run(&self, _run: RunId, _pid: u32) {}
 
-    fn release_run(&self, _: RunId) {}
+    fn release_run(&self, _: RunId) -> Option<String> {
+        None
+    }
 
     fn shutdown(&self) {}
 }

@@ -72,7 +72,7 @@ def recognise(path: Path) -> str:
     if path.suffix == ".nf":
         raise Problem(
             "what a Nextflow script does is known when it has run", where=path,
-            remedy="run it with `-with-trace trace.txt` and give the trace; docs/workflows.md has the fields",
+            remedy="run it with `-with-trace trace.txt` and give the trace; `surgetank help workflows` has the fields",
         )  # fmt: skip
     text = begin.decode("utf-8", "replace")
     for pattern, name in _CONTENTS:

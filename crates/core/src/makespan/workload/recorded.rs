@@ -127,7 +127,7 @@ pub fn workload(value: Value) -> Result<Workload> {
     let mut moved: Vec<&Process> = record.processes.iter().filter(moves).collect();
     if moved.is_empty() {
         return Err(Error::new("no process of the recorded run moved anything")
-            .remedy("record a run with the preload shim, or describe the workload by hand (docs/model.md)"));
+            .remedy("record a run with the preload shim, or describe the workload by hand (`surgetank help model`)"));
     }
     moved.sort_by_key(|process| (process.begun_us, process.pid));
     let ended = |process: &Process| process.ended_us.unwrap_or(record.ended_us);

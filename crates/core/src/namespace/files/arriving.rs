@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::clock;
 use crate::error::{Errno, Fault, FsResult};
-use crate::model::{DeviceId, FileId, RunId};
+use crate::model::{DeviceId, FileId, RunId, data_bytes};
 use crate::placement::AskKind;
 use crate::store::source::RANGE_BYTES;
 use crate::store::verdict::{Verdict, classify};
@@ -215,7 +215,8 @@ impl Namespace {
         drop(tree);
         open.take_arrival();
         self.charge_arriving(device, -i64::try_from(arrival.end()).unwrap_or(i64::MAX));
-        self.tiers.device(device).counters().bytes_in.fetch_add(arrival.size_bytes, Ordering::Relaxed);
+        let written_bytes = data_bytes(arrival.size_bytes, charged_bytes / 512);
+        self.tiers.device(device).counters().bytes_in.fetch_add(written_bytes, Ordering::Relaxed);
         let place = self.tiers.device(device).tier_name();
         self.happened.count(EventKind::Fetched, place, "opened while only the store had it", arrival.size_bytes);
         true

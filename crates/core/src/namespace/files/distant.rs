@@ -14,7 +14,7 @@ use std::fs::File;
 use std::io;
 
 use crate::error::{Errno, FsResult};
-use crate::model::{FileId, Kind, Mode, RunId, StoreIdentity};
+use crate::model::{FileId, Kind, Mode, RunId, StoreIdentity, data_bytes};
 use crate::placement::AskKind;
 use crate::store::{Remote, Source, StorePath};
 
@@ -132,9 +132,11 @@ impl Namespace {
             copied.map_err(super::arriving::told).and_then(|()| self.take_in(&mut tree, id, &placed, &target));
         if adopted.is_err() {
             self.undo_placed(&mut tree, &placed);
-        } else if let Lies::Tier(device) = placed.content.lies {
-            self.tiers.device(device).unreserve(placed.reserved_bytes);
-            self.tiers.device(device).counters().bytes_in.fetch_add(size_bytes, Ordering::Relaxed);
+        } else if let (Lies::Tier(device), Ok(charged_bytes)) = (&placed.content.lies, &adopted) {
+            let device = self.tiers.device(*device);
+            device.unreserve(placed.reserved_bytes);
+            let written_bytes = data_bytes(size_bytes, charged_bytes / 512);
+            device.counters().bytes_in.fetch_add(written_bytes, Ordering::Relaxed);
         }
         adopted.map(drop)
     }

@@ -82,7 +82,7 @@ impl Namespace {
         let unwanted = !written && !inode.dirty() && inode.applied.is_some() && content.lies == Lies::StoreTemporary;
         let spill = inode.extra.as_mut().filter(|_| unwanted).and_then(|extra| extra.spill.take());
         let cred = inode.cred();
-        let size_bytes = inode.attr.size_bytes;
+        let data_bytes = inode.attr.data_bytes();
         if let Lies::Tier(device) = content.lies {
             self.settle_charge(device, open, inode, stat.st_blocks);
         }
@@ -90,11 +90,11 @@ impl Namespace {
             if let Lies::Tier(device) = content.lies {
                 let counters = self.tiers.device(device).counters();
                 counters.files.fetch_add(1, Ordering::Relaxed);
-                counters.bytes_in.fetch_add(size_bytes, Ordering::Relaxed);
+                counters.bytes_in.fetch_add(data_bytes, Ordering::Relaxed);
             }
             if let Some(path) = tree.logical_path(id) {
                 self.tell_sealed(&tree, id, &path, &content.lies);
-                self.history.lock().unwrap_or_else(PoisonError::into_inner).observe(&path, size_bytes);
+                self.history.lock().unwrap_or_else(PoisonError::into_inner).observe(&path, data_bytes);
             }
         }
         if let Some((dir, name)) = spill {
@@ -121,10 +121,12 @@ impl Namespace {
     fn tell_sealed(&self, tree: &Tree, id: FileId, path: &[u8], lies: &Lies) {
         let Some(inode) = tree.get(id) else { return };
         let size_bytes = inode.attr.size_bytes;
+        let decision = self.decided(tree, id, path);
         let seen = || Seen {
             path: path.to_vec(),
             size_bytes,
-            mode: self.decided(tree, id, path).mode,
+            mode: decision.mode,
+            rule: self.rules.why(decision.reason).into(),
             place: match lies {
                 Lies::Tier(device) => self.tiers.device(*device).tier_name().into(),
                 Lies::Store | Lies::StoreTemporary | Lies::Arriving => "store".into(),

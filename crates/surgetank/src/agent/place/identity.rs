@@ -274,7 +274,7 @@ mod tests {
             let text = |name: &str| self.path(name).display().to_string();
             let overrides = Overrides {
                 over: Some(self.path("over")),
-                state: Some(text("state")),
+                state: Some(self.path("state")),
                 store: store.map(text),
                 tiers: vec![format!("fast={}:1G", text("fast"))],
                 ..Overrides::default()

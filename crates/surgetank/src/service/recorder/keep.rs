@@ -25,6 +25,10 @@ impl Shelf {
         Self { dir: state.join(RUNS) }
     }
 
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     pub fn put(&self, record: &RunRecord) -> io::Result<()> {
         self.write(&format!("{}.json", record.id), record)?;
         let mut names = records_in(&self.dir)?;

@@ -5,54 +5,21 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use surgetank_core::config::Config;
 
 use super::{Finding, Verdict};
+use crate::agent::seclusion::fusermount;
+use crate::agent::way::{self, Mount};
 use crate::mount::trial::{Try, tried};
-
-/// What there is to choose from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Means {
-    /// /dev/fuse can be opened.
-    device: bool,
-    /// A mount in a private mount name space, with the privileges that we have.
-    privileged_mount: bool,
-    /// Root where passthrough descriptors may be registered, and a kernel that has them.
-    passthrough: bool,
-    /// A mount in a user name space of our own.
-    private_mount: bool,
-    fusermount: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Door {
-    Passthrough,
-    Mediated,
-    Private,
-    Fusermount,
-    None,
-}
-
-impl Means {
-    fn door(self) -> Door {
-        match self {
-            Self { device: false, .. } => Door::None,
-            Self { privileged_mount: true, passthrough: true, .. } => Door::Passthrough,
-            Self { privileged_mount: true, .. } => Door::Mediated,
-            Self { private_mount: true, .. } => Door::Private,
-            Self { fusermount: true, .. } => Door::Fusermount,
-            _ => Door::None,
-        }
-    }
-}
 
 /// The first kernel with FUSE passthrough.
 const PASSTHROUGH_KERNEL: (u32, u32) = (6, 9);
 
 pub fn examine(target: &Path) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let device = device(&mut findings);
+    device(&mut findings);
     let kernel = kernel(&mut findings);
     io_uring(&mut findings);
 
@@ -63,16 +30,7 @@ pub fn examine(target: &Path) -> Vec<Finding> {
     } else {
         Err(io::Error::from_raw_os_error(libc::EPERM))
     };
-    let initial =
-        fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]));
     let fusermount = fusermount();
-    let means = Means {
-        device,
-        privileged_mount: privileged.is_ok(),
-        passthrough: initial && kernel >= PASSTHROUGH_KERNEL,
-        private_mount: private.is_ok(),
-        fusermount: fusermount.is_some(),
-    };
     let root = privileged.is_ok();
     findings.push(match &spaces {
         Ok(()) => Finding::new("user name spaces", Verdict::Good, "may be made"),
@@ -93,12 +51,15 @@ pub fn examine(target: &Path) -> Vec<Finding> {
     });
     findings.push(match &fusermount {
         Some(path) => Finding::new("fusermount3", Verdict::Good, path.display().to_string()),
-        None => Finding::new("fusermount3", Verdict::Info, "not found, or without its setuid bit")
+        None => Finding::new("fusermount3", Verdict::Info, "not found in PATH")
             .remedy("only needed where user name spaces are switched off, or for a mount that all your sessions see: install the fuse3 package"),
     });
-    findings.push(door(means, kernel));
-    findings.push(calls(means, &crate::seccomp::is_possible()));
-    if matches!(means.door(), Door::Private) {
+    let initial =
+        fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]));
+    let mount = way::mountable(target);
+    findings.push(door(&mount, initial, kernel));
+    findings.push(calls(mount.is_ok(), &crate::seccomp::is_possible()));
+    if mount == Ok(Mount::UserNamespace) {
         findings.push(
             Finding::new(
                 "setuid programs",
@@ -111,15 +72,28 @@ pub fn examine(target: &Path) -> Vec<Finding> {
     findings
 }
 
-fn door(means: Means, kernel: (u32, u32)) -> Finding {
+/// `run`'s own decision for this configuration.
+pub fn decision(config: &Config) -> Finding {
+    let about = "surgetank run";
+    match way::chosen(config) {
+        Ok(Some(_)) => Finding::new(about, Verdict::Good, "works here by a mount"),
+        Ok(None) => Finding::new(about, Verdict::Less, "works here without a mount: by system calls (seccomp)")
+            .remedy("see \"door\" above for what a mount needs; `surgetank help semantics` has the differences"),
+        Err(error) => Finding::new(about, Verdict::Bad, format!("{}: {}", error.what, error.why))
+            .remedy("see \"door\" and \"system calls\" above; one of the two is needed"),
+    }
+}
+
+/// `initial`: not in a container's user namespace.
+fn door(mount: &Result<Mount, String>, initial: bool, kernel: (u32, u32)) -> Finding {
     let about = "door";
-    match means.door() {
-        Door::Passthrough => Finding::new(
+    match mount {
+        Ok(Mount::Privileged) if initial && kernel >= PASSTHROUGH_KERNEL => Finding::new(
             about,
             Verdict::Good,
             "the mount with passthrough: reading and writing an open file costs what the tier costs",
         ),
-        Door::Mediated => Finding::new(
+        Ok(Mount::Privileged) => Finding::new(
             about,
             Verdict::Less,
             "the mount without passthrough: every read and write goes through the agent",
@@ -129,59 +103,53 @@ fn door(means: Means, kernel: (u32, u32)) -> Finding {
         } else {
             "passthrough needs root outside of a container's user name space"
         }),
-        Door::Private => Finding::new(
+        Ok(Mount::UserNamespace) => Finding::new(
             about,
             Verdict::Good,
             "a private mount in a user name space, seen by the command and its children only; passthrough is for root",
         ),
-        Door::Fusermount => Finding::new(
+        Ok(Mount::Fusermount) => Finding::new(
             about,
             Verdict::Less,
             "a mount made by fusermount3, because user name spaces are not to be had; all your processes see it",
         )
         .remedy(user_space_remedy()),
-        Door::None if !means.device => {
-            Finding::new(about, Verdict::Less, "none: without /dev/fuse nothing can be mounted")
+        Err(why) if why.starts_with("/dev/fuse") => {
+            Finding::new(about, Verdict::Less, format!("none: nothing can be mounted: {why}"))
                 .remedy("load the module (modprobe fuse); in a container pass the device in (--device /dev/fuse)")
         }
-        Door::None => Finding::new(
-            about,
-            Verdict::Less,
-            "none: mounting is refused, user name spaces are refused, and there is no fusermount3",
-        )
-        .remedy(format!("install fuse3, or {}", user_space_remedy())),
+        Err(why) => Finding::new(about, Verdict::Less, format!("none: {why}"))
+            .remedy(format!("install fuse3, or {}", user_space_remedy())),
     }
 }
 
 /// The way without a mount.
-fn calls(means: Means, possible: &Result<(), String>) -> Finding {
+fn calls(mountable: bool, possible: &Result<(), String>) -> Finding {
     let about = "system calls (seccomp)";
-    let chosen = means.door() == Door::None;
     match possible {
-        Ok(()) if chosen => Finding::new(
+        Ok(()) if !mountable => Finding::new(
             about,
             Verdict::Less,
             "--door auto takes this way: the agent answers the command's calls on paths; opening costs a few times what a mount costs, reading and writing nothing",
         )
         .remedy("setuid programs, sockets in the directory, containers started inside and --store elsewhere do not work this way"),
         Ok(()) => Finding::new(about, Verdict::Good, "possible without a mount too: --door seccomp"),
-        Err(why) => Finding::new(about, if chosen { Verdict::Bad } else { Verdict::Info }, format!("not possible: {why}"))
+        Err(why) => Finding::new(about, if mountable { Verdict::Info } else { Verdict::Less }, format!("not possible: {why}"))
             .remedy("a kernel from 5.14 on; as root: sysctl kernel.yama.ptrace_scope=1; in a container a profile that permits seccomp"),
     }
 }
 
-fn device(findings: &mut Vec<Finding>) -> bool {
+fn device(findings: &mut Vec<Finding>) {
     let opened = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
     findings.push(match &opened {
         Ok(_) => Finding::new("/dev/fuse", Verdict::Good, "can be opened"),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Finding::new("/dev/fuse", Verdict::Bad, "does not exist")
+            Finding::new("/dev/fuse", Verdict::Less, "does not exist")
                 .remedy("load the module (modprobe fuse); in a container pass the device in (--device /dev/fuse)")
         }
-        Err(error) => Finding::new("/dev/fuse", Verdict::Bad, format!("can't be opened: {error}"))
+        Err(error) => Finding::new("/dev/fuse", Verdict::Less, format!("can't be opened: {error}"))
             .remedy("its permissions should be 0666 (chmod, or udev); in a container the device must be allowed"),
     });
-    opened.is_ok()
 }
 
 fn kernel(findings: &mut Vec<Finding>) -> (u32, u32) {
@@ -228,42 +196,25 @@ fn user_space_remedy() -> String {
     .to_owned()
 }
 
-/// fusermount3 with the right to mount for others.
-fn fusermount() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let usual = ["/usr/bin", "/bin", "/usr/sbin"].map(PathBuf::from);
-    std::env::split_paths(&path).chain(usual).map(|dir| dir.join("fusermount3")).find(|path| {
-        let root = rustix::process::geteuid().is_root();
-        fs::metadata(path)
-            .is_ok_and(|metadata| metadata.is_file() && (root || metadata.permissions().mode() & 0o4111 == 0o4111))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_door_follows_from_the_means() {
-        let all =
-            Means { device: true, privileged_mount: true, passthrough: true, private_mount: true, fusermount: true };
-        for (means, door) in [
-            (all, Door::Passthrough),
-            (Means { passthrough: false, ..all }, Door::Mediated),
-            (Means { privileged_mount: false, ..all }, Door::Private),
-            (Means { privileged_mount: false, private_mount: false, ..all }, Door::Fusermount),
-            (Means { privileged_mount: false, private_mount: false, fusermount: false, ..all }, Door::None),
-            (Means { device: false, ..all }, Door::None),
-        ] {
-            assert_eq!(means.door(), door, "{means:?}");
-            let finding = super::door(means, (6, 1));
-            for possible in [Ok(()), Err("a reason".to_owned())] {
-                let calls = super::calls(means, &possible);
-                // Nothing works only where neither way is open.
-                assert_eq!(calls.verdict == Verdict::Bad, door == Door::None && possible.is_err());
-                assert_eq!(calls.remedy.is_empty(), calls.verdict == Verdict::Good);
+    fn findings_have_remedies_unless_all_is_well() {
+        let ways = [Mount::Privileged, Mount::UserNamespace, Mount::Fusermount].map(Ok);
+        let none = ["/dev/fuse: absent", "mounting: refused"].map(|why| Err(why.to_owned()));
+        for mount in ways.into_iter().chain(none) {
+            for (initial, kernel) in [(true, (6, 9)), (false, (6, 9)), (true, (6, 1))] {
+                let finding = door(&mount, initial, kernel);
+                assert_eq!(finding.remedy.is_empty(), finding.verdict == Verdict::Good, "{finding:?}");
+                let passes = mount == Ok(Mount::Privileged) && initial && kernel >= PASSTHROUGH_KERNEL;
+                assert_eq!(finding.found.contains("mount with passthrough"), passes, "{finding:?}");
             }
-            assert_eq!(finding.remedy.is_empty(), finding.verdict == Verdict::Good, "{finding:?}");
+            for possible in [Ok(()), Err("a reason".to_owned())] {
+                let finding = calls(mount.is_ok(), &possible);
+                assert_eq!(finding.remedy.is_empty(), finding.verdict == Verdict::Good, "{finding:?}");
+            }
         }
     }
 

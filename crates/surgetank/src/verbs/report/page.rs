@@ -44,7 +44,7 @@ pub fn render(record: &RunRecord, nonce: &str) -> String {
     out += &section("advice", "What would have helped", &advice(record));
     let _ = write!(
         out,
-        "<footer>Surgetank {} · record {} · figures and their meaning: docs/report.md</footer>\n</main>\n<script nonce=\"{nonce}\">{SCRIPT}</script>\n</body>\n</html>\n",
+        "<footer>Surgetank {} · record {} · figures and their meaning: surgetank help report</footer>\n</main>\n<script nonce=\"{nonce}\">{SCRIPT}</script>\n</body>\n</html>\n",
         shown(&record.version),
         shown(&record.id)
     );

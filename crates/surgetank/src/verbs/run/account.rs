@@ -1,9 +1,14 @@
 //! The account at the end of a run: which exit code and why, and the summary.
 
-use surgetank_core::report::{Holder, Summary, Verdict};
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
 
-use crate::verbs::exit;
+use surgetank_core::error::Error;
+use surgetank_core::report::{Holder, RunReport, Summary, Verdict};
+
 use crate::verbs::words::{bytes, count, millis};
+use crate::verbs::{Outcome, exit};
 
 /// All that decides the exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +48,40 @@ pub fn decide(facts: &Facts<'_>) -> (u8, &'static str) {
         Some(verdict) if !verdict.is_durable() => (exit::NOT_DURABLE, "not everything is in the store"),
         Some(_) => (facts.command_exit, ""),
     }
+}
+
+/// `--json FILE`, and the exit code. What the command said, and what is not durable, matter more than an account that cannot
+/// be written.
+pub fn write(mut file: File, path: &Path, report: &RunReport) -> Outcome {
+    let written = serde_json::to_writer_pretty(&mut file, report).map_err(io::Error::from);
+    let Err(why) = written.and_then(|()| file.write_all(b"\n")) else {
+        return Ok(report.exit);
+    };
+    let error = Error::new(format!("--json: the account of the run cannot be written to {}", path.display()))
+        .why(why)
+        .remedy("`surgetank report --json` has what is recorded of the run")
+        .data(state_of_data(report.exit));
+    if report.exit == exit::OK {
+        return Err(error.into());
+    }
+    eprintln!("surgetank: {error}");
+    Ok(report.exit)
+}
+
+fn state_of_data(exit: u8) -> &'static str {
+    match exit {
+        exit::NOT_DURABLE => "not everything is in the store: see above",
+        exit::DETACHED => "the agent goes on draining",
+        _ => "everything that should be durable is in the store",
+    }
+}
+
+/// `why`: file and reason. The state directory is full, mostly.
+pub fn unrecorded(why: &str, exit: u8) -> Error {
+    Error::new("the record of this run cannot be written: `report` and `why` do not know it")
+        .why(why)
+        .remedy("make room on the file system of the state directory, or name another with --state")
+        .data(state_of_data(exit))
 }
 
 /// A few lines; nothing about parts that had nothing to do.

@@ -1,0 +1,93 @@
+//! How fast the drain copies at this moment: the bytes of the last half second.
+//!
+//! Measured where bytes pass, so that the answer does not depend on how often it is asked for; a time in which nothing passes
+//! gives 0, and never lowers the rate of what passes after it.
+
+use crate::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::clock;
+
+/// What is averaged over.
+const WINDOW: Duration = Duration::from_millis(500);
+/// From pieces that pass in less time nothing follows.
+const WINDOW_MIN: Duration = Duration::from_millis(20);
+
+#[derive(Debug, Default)]
+pub struct Meter {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The current window: begin, last piece, bytes after the piece that began it.
+    window: Option<(Instant, Instant, u64)>,
+    /// Of the window before.
+    bytes_per_second: u64,
+}
+
+impl Meter {
+    pub fn pass(&self, bytes: u64) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).pass(bytes, clock::tick());
+    }
+
+    /// Bytes per second.
+    pub fn rate(&self) -> u64 {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).rate(clock::tick())
+    }
+}
+
+impl State {
+    fn pass(&mut self, bytes: u64, now: Instant) {
+        match &mut self.window {
+            Some((begun, last, passed)) if now.saturating_duration_since(*last) <= WINDOW => {
+                *passed += bytes;
+                *last = now;
+                if now.saturating_duration_since(*begun) >= WINDOW {
+                    self.bytes_per_second = over(*passed, now.saturating_duration_since(*begun));
+                    self.window = Some((now, now, 0));
+                }
+            }
+            // After a pause: how long this piece took is not known.
+            _ => *self = Self { window: Some((now, now, 0)), bytes_per_second: 0 },
+        }
+    }
+
+    fn rate(&self, now: Instant) -> u64 {
+        match self.window {
+            Some((begun, last, passed)) if now.saturating_duration_since(last) <= 2 * WINDOW => {
+                let elapsed = now.saturating_duration_since(begun);
+                if self.bytes_per_second == 0 && elapsed >= WINDOW_MIN {
+                    over(passed, elapsed)
+                } else {
+                    self.bytes_per_second
+                }
+            }
+            _ => 0,
+        }
+    }
+}
+
+fn over(bytes: u64, time: Duration) -> u64 {
+    (bytes as f64 / time.as_secs_f64().max(1e-6)) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rate_after_a_pause_does_not_count_the_pause() {
+        let mut state = State::default();
+        let begun = Instant::now();
+        let at = |millis: u64| begun + Duration::from_millis(millis);
+        assert_eq!(state.rate(at(0)), 0);
+        (0..=20).for_each(|piece| state.pass(1000, at(piece * 50)));
+        assert_eq!(state.rate(at(1000)), 20_000, "20 pieces a second");
+        assert_eq!(state.rate(at(3000)), 0, "nothing passes");
+        // It was asked for after an hour of rest: `429 B/s` for a drain of 173 MiB.
+        let later = 3_600_000;
+        (0..=20).for_each(|piece| state.pass(1000, at(later + piece * 50)));
+        assert_eq!(state.rate(at(later + 1000)), 20_000);
+    }
+}

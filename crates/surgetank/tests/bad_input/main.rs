@@ -1,0 +1,309 @@
+//! Bad input to every verb, flag, key of the configuration and variable: the exit code, and what the message says.
+//!
+//! A message of ours names what failed and where ("surgetank: …"), what to try, and what became of the data. The tables
+//! ([`table`]) are compared with the program's own lists: what is added to those and has no row here fails.
+#![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
+
+mod table;
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use surgetank_core::config::OTHER_VARIABLES;
+use surgetank_core::config::key::{LISTS, RULE_KEYS, SCALARS, TIER_KEYS};
+use table::{ENTRIES, Entry, FILES, KEYS, OPTIONS, REST, VARIABLES};
+
+/// A place with a directory, a tier and what rows name: `{over}`, `{tier}`, `{file}`, `{absent}`, `{bytes}`.
+struct Place {
+    dir: tempfile::TempDir,
+}
+
+struct Ended {
+    code: Option<i32>,
+    text: String,
+}
+
+impl Place {
+    fn new() -> Self {
+        let dir = tempfile::Builder::new().prefix("surgetank-bad-input-").tempdir().unwrap();
+        for name in ["over", "tier"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        fs::write(dir.path().join("file"), "text\n").unwrap();
+        Self { dir }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// With what stands in braces filled in; `{bytes}` is a byte that is not UTF-8.
+    fn filled(&self, text: &str) -> OsString {
+        let mut out = Vec::new();
+        let mut rest = text;
+        while let Some((before, after)) = rest.split_once('{') {
+            let Some((name, behind)) = after.split_once('}') else { break };
+            out.extend_from_slice(before.as_bytes());
+            match name {
+                "bytes" => out.push(0xff),
+                "over" | "tier" | "file" | "absent" | "dir" => {
+                    let path = if name == "dir" { self.dir.path().to_path_buf() } else { self.path(name) };
+                    out.extend_from_slice(path.as_os_str().as_bytes());
+                }
+                other => out.extend_from_slice(format!("{{{other}}}").as_bytes()),
+            }
+            rest = behind;
+        }
+        out.extend_from_slice(rest.as_bytes());
+        OsString::from_vec(out)
+    }
+
+    /// Without a row's own words the configuration is good.
+    fn run<W: AsRef<OsStr>>(&self, words: &[W], variables: &[(&str, &str)]) -> Ended {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_surgetank"));
+        command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command.env("SURGETANK_OVER", self.path("over")).env("SURGETANK_STATE", self.path("state"));
+        command.env("SURGETANK_TIERS", format!("fast={}:64M", self.path("tier").display()));
+        for (name, value) in variables {
+            command.env(name, self.filled(value));
+        }
+        let output = command.args(words).current_dir(self.dir.path()).stdin(Stdio::null()).output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        Ended { code: output.status.code(), text: String::from_utf8_lossy(&text).into_owned() }
+    }
+}
+
+impl Ended {
+    #[track_caller]
+    fn is(&self, case: &str, exit: i32, says: &[&str]) {
+        assert_eq!(self.code, Some(exit), "{case}:\n{}", self.text);
+        for word in says {
+            assert!(self.text.contains(word), "{case}: {word:?} is not said:\n{}", self.text);
+        }
+        if exit == 0 {
+            return;
+        }
+        // The parser of the command line has a form of its own; the doctor lists findings.
+        let is_parser = self.text.starts_with("error: ");
+        let parts: &[&str] = if is_parser {
+            &["--help"]
+        } else if self.text.contains("surgetank run does NOT work here") {
+            &["BAD ", "      try: "]
+        } else {
+            &["surgetank: ", "\n  try:  ", "\n  data: "]
+        };
+        for part in parts {
+            assert!(self.text.contains(part), "{case}: there is no {part:?} in:\n{}", self.text);
+        }
+        assert!(!self.text.contains("docs/") && !self.text.contains("panicked"), "{case}:\n{}", self.text);
+    }
+}
+
+/// Verbs of the program that people use, each with its own arguments.
+fn verbs() -> Vec<clap::Command> {
+    let mut line = surgetank::verbs::command();
+    line.build();
+    line.get_subcommands().filter(|verb| !verb.is_hide_set()).cloned().collect()
+}
+
+/// What a verb has to be given besides.
+fn rest(verb: &str) -> &'static [&'static str] {
+    REST.iter().find(|(name, _)| *name == verb).map_or(&[], |(_, words)| words)
+}
+
+/// Name of the option for a key; `None`: it has none.
+fn option_of(key: &str) -> String {
+    match key {
+        "tiers" => "--tier".to_owned(),
+        "rules" => "--rule".to_owned(),
+        "quiet" => "--quiet-period".to_owned(),
+        key => format!("--{}", key.replace('_', "-")),
+    }
+}
+
+fn words(place: &Place, verb: &str, own: &[&str], rest: &[&str]) -> Vec<OsString> {
+    let all = [&[verb], own, rest].concat();
+    all.iter().map(|word| place.filled(word)).collect()
+}
+
+#[test]
+fn every_verb_refuses_options_that_it_does_not_know() {
+    let place = Place::new();
+    for verb in verbs() {
+        let name = verb.get_name();
+        // (Its options are the Python package's.)
+        if name != "workflow" {
+            let ended = place.run(&words(&place, name, &["--no-such-option"], rest(name)), &[]);
+            ended.is(name, 2, &["--no-such-option"]);
+        }
+    }
+    place.run(&["no-such-verb"], &[]).is("no verb", 2, &["no-such-verb"]);
+    place.run::<&str>(&[], &[]).is("nothing", 2, &["Usage"]);
+}
+
+/// Each option of each verb has a row with a value that it refuses; values are refused as well where there should be none,
+/// and missing ones where there should be one.
+#[test]
+fn every_option_refuses_bad_values_and_names_itself() {
+    let place = Place::new();
+    for verb in verbs() {
+        let name = verb.get_name();
+        for argument in verb.get_arguments().filter(|argument| argument.get_long().is_some()) {
+            let long = argument.get_long().unwrap();
+            if ["help", "version"].contains(&long) {
+                continue;
+            }
+            let option = format!("--{long}");
+            let case = format!("{name} {option}");
+            if !argument.get_action().takes_values() {
+                let given = format!("{option}=something");
+                place.run(&words(&place, name, &[&given], rest(name)), &[]).is(&case, 2, &[&option]);
+                continue;
+            }
+            let missing = place.run(&words(&place, name, &[&option], &[]), &[]);
+            missing.is(&format!("{case} without a value"), 2, &[&option]);
+            let of_key = KEYS.iter().find(|(key, ..)| option_of(key) == option);
+            let own = OPTIONS.iter().filter(|row| row.option == option && (row.verb == "*" || row.verb == name));
+            let mut rows: Vec<(&str, i32, &[&str], &[&str])> =
+                own.map(|row| (row.value, row.exit, row.says, row.rest.unwrap_or(rest(name)))).collect();
+            if rows.is_empty()
+                && let Some((_, value, says)) = of_key
+            {
+                rows.push((*value, 2, *says, rest(name)));
+            }
+            assert!(!rows.is_empty(), "{case} has no row: give it one in tests/bad_input/table.rs");
+            for (value, exit, says, rest) in rows {
+                // What is wrong with its configuration is a finding for the doctor.
+                let exit = if name == "doctor" { 1 } else { exit };
+                let given = format!("{option}={value}");
+                let ended = place.run(&words(&place, name, &[&given], rest), &[]);
+                ended.is(&format!("{case} {value}"), exit, says);
+            }
+            let bytes = place.run(&words(&place, name, &[&format!("{option}=x{{bytes}}")], rest(name)), &[]);
+            assert!(!bytes.text.contains("invalid UTF-8 was detected"), "{case}: {}", bytes.text);
+            if bytes.code == Some(2) {
+                let named = bytes.text.contains(&option) || bytes.text.contains("x\u{fffd}");
+                assert!(named, "{case} with bytes that are not UTF-8: {}", bytes.text);
+            }
+        }
+    }
+}
+
+/// Words without an option: commands, paths, names of runs.
+#[test]
+fn every_argument_has_a_row_and_is_refused_by_name() {
+    let place = Place::new();
+    for verb in verbs() {
+        for argument in verb.get_arguments().filter(|argument| argument.is_positional()) {
+            let of = |row: &&Entry| row.verb == verb.get_name() && row.argument == argument.get_id().as_str();
+            assert!(
+                ENTRIES.iter().any(|row| of(&row)),
+                "{} {} has no row: give it one in tests/bad_input/table.rs",
+                verb.get_name(),
+                argument.get_id()
+            );
+        }
+    }
+    for row in ENTRIES {
+        let ended = place.run(&words(&place, row.verb, row.words, &[]), &[]);
+        ended.is(&format!("{} {:?}", row.verb, row.words), row.exit, row.says);
+    }
+}
+
+#[test]
+fn every_key_has_a_row() {
+    let known: BTreeSet<&str> = SCALARS.iter().chain(&LISTS).copied().collect();
+    let rows: BTreeSet<&str> = KEYS.iter().map(|(key, ..)| *key).collect();
+    assert_eq!(rows, known, "keys and the rows of tests/bad_input/table.rs");
+    for key in TIER_KEYS {
+        assert!(FILES.iter().any(|row| row.text.contains(&format!("[[tiers]]\n{key} "))), "no row of a tier's {key}");
+    }
+    for key in RULE_KEYS {
+        assert!(FILES.iter().any(|row| row.text.contains(&format!("[[rules]]\n{key} "))), "no row of a rule's {key}");
+    }
+    let others: BTreeSet<&str> =
+        VARIABLES.iter().filter_map(|(name, ..)| name.strip_prefix("SURGETANK_")).collect();
+    for name in OTHER_VARIABLES {
+        assert!(others.contains(name), "no row of SURGETANK_{name}");
+    }
+}
+
+#[test]
+fn every_key_of_a_file_refuses_bad_values_by_line() {
+    for (key, value, says) in KEYS {
+        let place = Place::new();
+        // The line before moves it: the number is the line's.
+        for text in [format!("# {key}\n{key} = \"{value}\"\n"), format!("\n{key} = {{ a = 1 }}\n")] {
+            fs::write(place.path("over/surgetank.toml"), place.filled(&text).as_bytes()).unwrap();
+            // A file that is found in the directory cannot move it.
+            let found: &[&str] = if *key == "over" || text.contains("a = 1") { &[] } else { says };
+            // (The file's values are the last ones.)
+            let mut ended = place.run(&words(&place, "plan", &[], &[]), &[(&variable(key), "")]);
+            if *key == "over" {
+                // `--over` finds the file.
+                let over = ["--over={over}"];
+                ended = place.run(&words(&place, "plan", &over, &[]), &[("SURGETANK_OVER", "")]);
+            }
+            ended.is(&format!("{text:?}"), 2, &["surgetank.toml:2"]);
+            for word in found {
+                assert!(ended.text.contains(word), "{text:?}: {word:?} is not said:\n{}", ended.text);
+            }
+        }
+    }
+}
+
+fn variable(key: &str) -> String {
+    format!("SURGETANK_{}", key.to_uppercase())
+}
+
+#[test]
+fn every_variable_is_named_when_its_value_is_refused() {
+    let place = Place::new();
+    for (key, value, says) in KEYS {
+        let name = variable(key);
+        let ended = place.run(&["plan"], &[(&name, value)]);
+        ended.is(&format!("{name}={value}"), 2, &[&[name.as_str()], *says].concat());
+        let bytes = place.run(&["plan"], &[(&name, "x{bytes}")]);
+        // A path has any bytes: that of the state may be such a one.
+        if *key != "state" {
+            bytes.is(&format!("{name} that is not UTF-8"), 2, &[&name]);
+        }
+    }
+    for (name, value, verb, exit, says) in VARIABLES {
+        let ended = place.run(&[*verb], &[("SURGETANK_TIERS", ""), (name, value)]);
+        // (What else the doctor finds depends on the machine.)
+        let exit = if *verb == "doctor" { ended.code.unwrap() } else { *exit };
+        ended.is(&format!("{name}={value} {verb}"), exit, says);
+    }
+}
+
+#[test]
+fn every_broken_file_is_refused_by_name_and_line() {
+    for row in FILES {
+        let place = Place::new();
+        let at = place.path("over").join(row.file);
+        fs::write(&at, place.filled(row.text).as_bytes()).unwrap();
+        let ended = place.run(&["plan"], &[("SURGETANK_TIERS", row.tiers)]);
+        ended.is(&format!("{}: {:?}", row.file, row.text), 2, row.says);
+        fs::remove_file(&at).unwrap();
+    }
+}
+
+/// `--tier a=/dev/null` advised `mkdir -p /dev/null`. What is printed works as it is printed.
+#[test]
+fn advised_command_makes_the_directory() {
+    let place = Place::new();
+    for name in ["new", "it's new", "two words/and $more"] {
+        let path = place.path(name);
+        let tier = OsString::from_vec([b"--tier=a=", path.as_os_str().as_bytes()].concat());
+        let ended = place.run(&[OsStr::new("plan"), &tier], &[]);
+        let advised = ended.text.lines().find_map(|line| line.strip_prefix("  try:  create it: ")).unwrap().to_owned();
+        assert!(Command::new("sh").args(["-c", &advised]).status().unwrap().success(), "{advised}");
+        assert!(Path::new(&path).is_dir(), "{advised}");
+        assert_eq!(place.run(&[OsStr::new("plan"), &tier], &[]).code, Some(0));
+    }
+}
