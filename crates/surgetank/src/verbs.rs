@@ -258,7 +258,11 @@ fn agent_of(program: &Program<'_>, settings: &Settings, path: &Path) -> Outcome<
     Err(match client::dead_mount(path)? {
         Some(dead) => dead_mount_error(&dead, &state),
         None => Error::new(format!("no agent of yours serves {}", path.display()))
-            .remedy(format!("list the agents of this state directory:\n  {}", commands::asking(&["status"], &state))),
+            .remedy(format!(
+                "start one with `surgetank run` or `surgetank mount`, or list the agents of this state directory:\n  {}",
+                commands::asking(&["status"], &state)
+            ))
+            .data("nothing was changed"),
     }
     .into())
 }

@@ -562,17 +562,17 @@ fn given_tiers(machine: &Machine, said: Vec<Said<TierConfig>>, over: &Path, stor
             )?;
             refuse_tier(path, &name, label, over, store)?;
             if used.contains(path) {
-                return Err(Error::new(format!("{label}: {} is used twice", path.display()))
-                    .remedy("name each directory once"));
+                return Err(
+                    Error::new(format!("{label}: {} is used twice", path.display())).remedy("name each directory once")
+                );
             }
             used.push(path.clone());
         }
-        let completed = tiers::completed(machine, tier)
-            .map_err(|error| {
-                Error::new(format!("{label}: the file system of tier '{name}' can't be looked at"))
-                    .why(error)
-                    .remedy("name another directory for this tier, or leave the tier out")
-            })?;
+        let completed = tiers::completed(machine, tier).map_err(|error| {
+            Error::new(format!("{label}: the file system of tier '{name}' can't be looked at"))
+                .why(error)
+                .remedy("name another directory for this tier, or leave the tier out")
+        })?;
         tiers.push(completed);
     }
     Ok(tiers)

@@ -27,9 +27,9 @@ pub(super) fn directory(said: &Said<PathBuf>, what: &str, otherwise: &str) -> Re
 
 /// Would `mkdir -p` make it? The nearest ancestor that exists is a directory that this user may write.
 fn can_be_made(path: &Path) -> bool {
-    let mut ancestors = path.ancestors().skip_while(|path| {
-        path.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound)
-    });
+    let mut ancestors = path
+        .ancestors()
+        .skip_while(|path| path.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound));
     // What exists under the very name cannot be made, a dangling link included.
     ancestors.next().is_some_and(|there| {
         there != path
@@ -86,7 +86,9 @@ mod tests {
         for name in ["new", "new/below", "it's new"] {
             assert!(can_be_made(&at(name)), "{name}");
         }
-        for path in [at("file"), at("file/below"), at("dangling"), at("dangling/x"), "/dev/null".into(), "/proc/x".into()] {
+        for path in
+            [at("file"), at("file/below"), at("dangling"), at("dangling/x"), "/dev/null".into(), "/proc/x".into()]
+        {
             assert!(!can_be_made(&path), "{}", path.display());
         }
     }

@@ -88,9 +88,9 @@ impl Workload {
     /// Of a file: a description in TOML or JSON, a WfFormat 1.5 instance, a recorded run. What it is is seen by its content.
     pub fn load(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(|error| {
-            Error::new(format!("the workload {} can't be read", path.display())).why(error).remedy(
-                "give a description (`surgetank help model`), a WfFormat instance or a recorded run",
-            )
+            Error::new(format!("the workload {} can't be read", path.display()))
+                .why(error)
+                .remedy("give a description (`surgetank help model`), a WfFormat instance or a recorded run")
         })?;
         Self::parse(&text).map_err(|error| {
             let what = format!("{}: {}", path.display(), error.what);

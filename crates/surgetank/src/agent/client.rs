@@ -97,6 +97,7 @@ pub fn ask_guest(socket: &Path, request: &Request) -> Result<Answer> {
         Error::new(format!("nobody answers at {}", socket.display()))
             .why(why)
             .remedy("ask its owner whether a run is under way, and look whether you are in the group of that directory")
+            .data("nothing was changed")
     };
     let stream = UnixStream::connect(socket).map_err(|why| failed(&why))?;
     let mut writer = stream.try_clone().map_err(|why| failed(&why))?;
@@ -255,7 +256,9 @@ impl Connection {
         match absolute(path)?.strip_prefix(&over) {
             Ok(rest) => Ok(rest.into()),
             Err(_) => Err(Error::new(format!("{} is not below {}", path.display(), over.display()))
-                .why("the agent serves that directory only")),
+                .why("the agent serves that directory only")
+                .remedy("`surgetank status` lists the directories that are served")
+                .data("nothing was changed")),
         }
     }
 }

@@ -176,6 +176,7 @@ fn refuse(path: &Path, why: &str) -> Error {
     Error::new(format!("the state directory {} cannot be used", path.display()))
         .why(why)
         .remedy("set `state` (or SURGETANK_STATE) to a directory of your own with mode 0700")
+        .data("nothing was changed")
 }
 
 impl Place {

@@ -369,11 +369,14 @@ impl Address {
             Some((scheme, _)) => {
                 // Without the rest: it may have a password in it.
                 return Err(Error::new(format!("a store of the kind '{scheme}:' cannot be used"))
-                    .why("that kind is not in this build"));
+                    .why("that kind is not in this build")
+                    .remedy("`surgetank help stores` lists the kinds that there are"));
             }
             None => {
-                let here = absolute(Path::new(given))
-                    .map_err(|why| Error::new(format!("{} is no path that can be used", given.display())).why(why))?;
+                let here = absolute(Path::new(given)).map_err(|why| {
+                    let what = Error::new(format!("{} is no path that can be used", given.display())).why(why);
+                    what.remedy("give the path of a file or directory")
+                })?;
                 let slash: &[u8] = if given.as_bytes().ends_with(b"/") { b"/" } else { b"" };
                 ("/".to_owned(), [here.as_os_str().as_bytes(), slash].concat())
             }

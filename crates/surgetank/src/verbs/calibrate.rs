@@ -12,8 +12,8 @@ mod places;
 mod probe;
 pub mod rounds;
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use clap::Args;
 use surgetank_core::clock;
@@ -56,16 +56,20 @@ pub fn calibrate(program: &Program<'_>, args: &CalibrateArgs) -> Outcome {
     let store = args.store.clone().unwrap_or_else(|| PathBuf::from("."));
     if store.to_str().is_some_and(|text| text.contains("://")) {
         return Err(Failure::usage(
-            Error::new(format!("{} is on a server; only a directory is measured", store.display()))
-                .remedy("measure with a directory, then edit the figures of `store` in the file (`surgetank help model`)"),
+            Error::new(format!("--store: {} is on a server; only a directory is measured", store.display())).remedy(
+                "measure with a directory, then edit the figures of `store` in the file (`surgetank help model`)",
+            ),
         ));
     }
     let store = fs::canonicalize(&store).map_err(|error| {
-        Failure::usage(Error::new(format!("the store {} can't be looked at", store.display())).why(error))
+        let what = Error::new(format!("--store: {} can't be looked at", store.display())).why(error);
+        Failure::usage(what.remedy("give a directory that exists"))
     })?;
     let settings = Settings { over: Some(store.clone()), tiers: args.tiers.clone(), ..Settings::default() };
     let config = (program.configure)(&settings).map_err(Failure::usage)?;
     let out = args.out.clone().or_else(default_file);
+    // Before minutes of measuring.
+    out.as_deref().map_or(Ok(()), writable).map_err(Failure::usage)?;
 
     let machine = Machine::default();
     let load_before = load_average();
@@ -122,15 +126,29 @@ pub fn calibrate(program: &Program<'_>, args: &CalibrateArgs) -> Outcome {
     Ok(exit::OK)
 }
 
-fn write(out: &Path, text: &str) -> Result<()> {
-    let failed = |error| {
-        Error::new(format!("the calibration can't be written to {}", out.display()))
-            .why(error)
-            .remedy("give another file with --out")
-    };
-    if let Some(parent) = out.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        fs::create_dir_all(parent).map_err(failed)?;
+fn unwritable(out: &Path, why: io::Error) -> Error {
+    Error::new(format!("--out: the calibration can't be written to {}", out.display()))
+        .why(why)
+        .remedy("give another file with --out")
+        .data("no file of yours was changed")
+}
+
+/// Could the file be written? It is left as it is.
+fn writable(out: &Path) -> Result<()> {
+    let failed = |why| unwritable(out, why);
+    match fs::OpenOptions::new().append(true).open(out) {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => {
+            let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            fs::create_dir_all(parent).map_err(failed)?;
+            let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
+            rustix::fs::access(parent, access).map_err(|why| failed(why.into()))
+        }
+        opened => opened.map(drop).map_err(failed),
     }
+}
+
+fn write(out: &Path, text: &str) -> Result<()> {
+    let failed = |why| unwritable(out, why);
     fs::write(out, format!("{text}\n")).map_err(failed)
 }
 

@@ -97,7 +97,8 @@ fn examine(args: &DoctorArgs) -> Vec<Finding> {
     limits(&machine, &mut findings);
     leftovers::examine(args.clean, &mut findings);
     if let (_, Some(why)) = log_filter() {
-        findings.push(Finding::new("log", Verdict::Less, why).remedy("for example SURGETANK_LOG=debug, or leave it out"));
+        findings
+            .push(Finding::new("log", Verdict::Less, why).remedy("for example SURGETANK_LOG=debug, or leave it out"));
     }
     match &loaded {
         Ok(loaded) => {

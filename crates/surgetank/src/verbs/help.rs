@@ -53,7 +53,8 @@ pub fn help(args: &HelpArgs, mut line: Command) -> Outcome {
         named.clone().render_long_help().to_string()
     });
     if topic.is_none() && verb.is_none() {
-        let verbs: Vec<String> = line.get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
+        let shown = line.get_subcommands().filter(|verb| !verb.is_hide_set());
+        let verbs: Vec<String> = shown.map(|verb| verb.get_name().to_owned()).collect();
         let known = TOPICS.iter().map(|topic| topic.name).chain(verbs.iter().map(String::as_str));
         let remedy = match nearest(about, known) {
             Some(near) => format!("surgetank help {near}"),

@@ -101,7 +101,8 @@ fn tell(args: &Args, told: &Told) -> Outcome {
 }
 
 fn unreadable(what: &str, why: &io::Error) -> Failure {
-    Error::new(format!("{what} cannot be read")).why(why).data("no hint was set").into()
+    let error = Error::new(format!("--from: {what} cannot be read")).why(why).data("no hint was set");
+    error.remedy("name a file with one JSON object a line, or `-` for standard input").into()
 }
 
 /// Leading words with `=` are hints, the others paths.

@@ -60,8 +60,9 @@ impl Subject {
         })?;
         let mut machine = Calibration::parse(&text)?;
         if let Some(memory) = &self.memory {
-            machine.memory_bytes = size_bytes(memory).map_err(|why| Error::new("--memory").why(why))?;
-            machine.check().map_err(|why| Error::new(format!("--memory {memory}")).why(why))?;
+            let refused = |why| Error::new(format!("--memory: {why}")).remedy("write a size, for example 16G");
+            machine.memory_bytes = size_bytes(memory).map_err(refused)?;
+            machine.check().map_err(|why| refused(why.to_string()))?;
         }
         let tier_bytes = caps(&machine, &self.tiers)?;
         let workload = Workload::load(&self.workload)?;
@@ -77,13 +78,15 @@ fn caps(machine: &Calibration, named: &[String]) -> Result<Vec<u64>> {
         let (name, size) = text.split_once(':').map_or((text.as_str(), None), |(name, size)| (name, Some(size)));
         let Some(at) = machine.tiers.iter().position(|tier| tier.name == name) else {
             let known: Vec<&str> = machine.tiers.iter().map(|tier| tier.name.as_str()).collect();
-            return Err(Error::new(format!("the calibration has no tier {name}"))
+            return Err(Error::new(format!("--tier: the calibration has no tier {name}"))
                 .why(format!("it has: {}", known.join(", ")))
                 .remedy("measure it: surgetank calibrate --tier NAME=PATH"));
         };
         caps[at] = match size {
             None => machine.tiers[at].room_bytes,
-            Some(size) => size_bytes(size).map_err(|why| Error::new(format!("--tier {text}")).why(why))?,
+            Some(size) => size_bytes(size).map_err(|why| {
+                Error::new(format!("--tier: {why}")).remedy(format!("write a size, for example {name}:4G"))
+            })?,
         };
     }
     Ok(caps)

@@ -59,7 +59,7 @@ pub fn around(state: &Path, path: &Path) -> Outcome<Vec<RunRecord>> {
         let Some(newest) = records.peek() else { continue };
         let directory = newest.directory.to_path_buf();
         let depth = directory.components().count();
-        if !(path.starts_with(&directory) || real.starts_with(&directory)) {
+        if depth == 0 || !(path.starts_with(&directory) || real.starts_with(&directory)) {
             continue;
         }
         match &mut best {
@@ -94,9 +94,9 @@ pub fn last_here(state: &Path) -> Outcome<RunRecord> {
 
 fn none(state: &Path) -> Failure {
     Failure::usage(
-        Error::new("no run is recorded")
-            .why(format!("below {}", state.display()))
-            .remedy("run a command with `surgetank run`; a run with a state directory of its own needs --state here, too"),
+        Error::new("no run is recorded").why(format!("below {}", state.display())).remedy(
+            "run a command with `surgetank run`; a run with a state directory of its own needs --state here, too",
+        ),
     )
 }
 

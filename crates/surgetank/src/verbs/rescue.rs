@@ -408,15 +408,18 @@ fn without_state(tiers: &[PathBuf]) -> Result<Vec<Undrained>> {
 /// Into a directory that is new or empty: nothing there can be replaced, and no link leads out of it.
 fn copy_to(undrained: &[Undrained], out: &Path) -> Result<()> {
     let failed = |path: &Path, why: io::Error| {
-        Error::new(format!("{} cannot be written", path.display()))
+        Error::new(format!("--to: {} cannot be written", path.display()))
             .why(why)
+            .remedy("name a new directory in a place that is yours to write")
             .data("nothing was changed where the files lie")
     };
     match DirBuilder::new().mode(0o700).create(out) {
         Ok(()) => {}
         Err(why) if why.kind() == io::ErrorKind::AlreadyExists => {
             if fs::read_dir(out).map_err(|why| failed(out, why))?.next().is_some() {
-                return Err(Error::new(format!("{} is not empty", out.display())).remedy("name a new directory"));
+                return Err(Error::new(format!("--to: {} is not empty", out.display()))
+                    .remedy("name a new directory")
+                    .data("nothing was changed where the files lie"));
             }
         }
         Err(why) => return Err(failed(out, why)),

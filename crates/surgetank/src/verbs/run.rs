@@ -153,11 +153,10 @@ fn broken(error: impl std::fmt::Display) -> Failure {
 }
 
 fn open_report(path: &Path) -> Outcome<std::fs::File> {
-    std::fs::File::create(path)
-        .map_err(|error| {
-            let what = Error::new(format!("--json: {} cannot be written", path.display())).why(error);
-            Failure::usage(what.remedy("give a file in a directory that is yours to write").data("nothing was started"))
-        })
+    std::fs::File::create(path).map_err(|error| {
+        let what = Error::new(format!("--json: {} cannot be written", path.display())).why(error);
+        Failure::usage(what.remedy("give a file in a directory that is yours to write").data("nothing was started"))
+    })
 }
 
 const COMMAND_SHOWN_CHARS_MAX: usize = 1000;

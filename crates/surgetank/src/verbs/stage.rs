@@ -195,11 +195,10 @@ fn pair(source: &OsStr, to: &OsStr, into: bool) -> Result<Pair> {
         |count: usize| from.is_local() && local(&StorePath(names[..count].join(&b'/'))).symlink_metadata().is_ok();
     let first = names.iter().enumerate().position(|(index, name)| is_pattern(name) && !is_there(index + 1));
     if let Some(first) = first {
-        let pattern = String::from_utf8(names[first..].join(&b'/'))
-            .map_err(|_| {
-                Error::new(format!("{}: a pattern is not UTF-8", source.display()))
-                    .remedy("write '?' or '*' for bytes of another encoding")
-            })?;
+        let pattern = String::from_utf8(names[first..].join(&b'/')).map_err(|_| {
+            Error::new(format!("{}: a pattern is not UTF-8", source.display()))
+                .remedy("write '?' or '*' for bytes of another encoding")
+        })?;
         from = Address { path: StorePath(names[..first].join(&b'/')), inside: true, ..from };
         return Ok(Pair { wanted: Wanted::matching(&pattern)?, from, to });
     }

@@ -19,7 +19,7 @@ try:
 except ModuleNotFoundError as error:
     if (error.name or '').split('.')[0] != 'surgetank':
         raise
-    sys.exit(f'surgetank: {sys.executable} has no package surgetank\\n  try:  `pip install .` in the sources of Surgetank brings it')
+    sys.exit(f'surgetank: {sys.executable} has no package surgetank\\n  try:  `pip install .` in the sources of Surgetank brings it\\n  data: nothing was started')
 sys.exit(main())
 ";
 
@@ -75,9 +75,12 @@ pub fn workflow(args: &WorkflowArgs) -> Outcome {
     let error = command.exec();
     let code = if error.kind() == io::ErrorKind::NotFound { exit::NOT_FOUND } else { exit::NOT_EXECUTABLE };
     Err(Failure {
-        error: Error::new("python3 cannot be executed").why(error).remedy(
-            "workflows need Python 3.11 or later and the Python package: `pip install .` in Surgetank's sources",
-        ),
+        error: Error::new("python3 cannot be executed")
+            .why(error)
+            .remedy(
+                "workflows need Python 3.11 or later and the Python package: `pip install .` in Surgetank's sources",
+            )
+            .data("nothing was started"),
         exit: code,
     })
 }

@@ -41,6 +41,7 @@ pub const REST: &[(&str, &[&str])] = &[
     ("hint", &["mode=keep", "a"]),
     ("stage-in", &["{file}", "--to", "{over}"]),
     ("stage-out", &["{file}", "--to", "{over}"]),
+    ("calibrate", &["--store={over}"]),
     ("model", &["{file}"]),
     ("advise", &["{file}"]),
 ];
@@ -86,10 +87,198 @@ const fn of(
     Refused { verb, option, value, exit, says, rest: None }
 }
 
-pub const OPTIONS: &[Refused] = &[];
+/// The same with other words besides.
+const fn with(row: Refused, rest: &'static [&'static str]) -> Refused {
+    Refused { rest: Some(rest), ..row }
+}
 
-pub const ENTRIES: &[Entry] = &[];
+const MODEL: &[&str] = &["--calibration={calibration}", "{workload}"];
+const NO_AGENT: &[&str] = &["no agent of yours serves"];
 
-pub const VARIABLES: &[(&str, &str, &str, i32, &[&str])] = &[];
+/// Options that are keys have their values in [`KEYS`].
+pub const OPTIONS: &[Refused] = &[
+    of("*", "--config", "{absent}", 2, &["absent does not exist"]),
+    of("*", "--config", "{over}", 2, &["over can't be read", "Is a directory", "name a file"]),
+    of("*", "--config", "{file}", 2, &["file:1: this is not TOML"]),
+    of("*", "--over", "{absent}", 2, &["--over", "absent can't be used", "mkdir -p"]),
+    of("*", "--over", "{file}", 2, &["--over", "it is not a directory"]),
+    of("*", "--over", "/", 2, &["--over", "the root directory can't be served"]),
+    of("*", "--over", "/proc", 2, &["--over", "/proc can't be served"]),
+    of("*", "--store", "gopher://x/y", 2, &["--store", "'gopher:'"]),
+    of("*", "--store", "{absent}", 2, &["--store", "mkdir -p"]),
+    of("*", "--store", "{file}", 2, &["--store", "it is not a directory", "another directory"]),
+    of("*", "--store", "file://host/path", 2, &["--store", "three slashes"]),
+    of("*", "--tier", "fast", 2, &["--tier", "'fast' has no '='"]),
+    of("*", "--tier", "a=/dev/null", 2, &["--tier", "/dev/null", "name a directory of yours"]),
+    of("*", "--tier", "a={absent}", 2, &["--tier", "mkdir -p"]),
+    of("*", "--tier", "a={file}/below", 2, &["--tier", "name a directory of yours"]),
+    of("*", "--tier", "a={tier}:much", 2, &["--tier", "much"]),
+    of("*", "--tier", "a={tier},{tier}", 2, &["--tier", "is used twice"]),
+    of("*", "--tier", "store={tier}", 2, &["--tier", "'store' can't be a tier's name"]),
+    of("*", "--tier", "a={over}", 2, &["--tier", "lies inside the directory to serve"]),
+    of("*", "--state", "{over}/state", 2, &["--state", "lies inside the directory to serve"]),
+    of("*", "--rule", "*.tmp=burn", 2, &["--rule", "'burn' is none of"]),
+    of("*", "--rule", "=keep", 2, &["--rule"]),
+    of("*", "--rule", "[=keep", 2, &["--rule"]),
+    of("*", "--group-socket", "", 2, &["--group-socket", "empty"]),
+    of("*", "--metrics-token-file", "", 2, &["--metrics-token-file", "empty"]),
+    of("run", "--json", "{absent}/x", 2, &["--json", "absent/x cannot be written"]),
+    of("run", "--json", "{over}", 2, &["--json", "over cannot be written"]),
+    with(of("calibrate", "--store", "{absent}", 2, &["--store", "absent can't be looked at"]), &[]),
+    with(of("calibrate", "--store", "s3://bucket/x", 2, &["--store", "only a directory is measured"]), &[]),
+    of("calibrate", "--out", "{over}", 2, &["over", "--out"]),
+    of("calibrate", "--out", "{file}/below", 2, &["file/below", "--out"]),
+    of("status", "--socket", "{absent}", 1, &["nobody answers at", "absent"]),
+    of("status", "--state", "{file}", 1, &["file cannot be used", "it is not a directory"]),
+    of("report", "--state", "{file}", 1, &["file cannot be used", "it is not a directory"]),
+    of("wait", "--state", "{file}", 1, &["file cannot be used", "it is not a directory"]),
+    of("why", "--state", "{file}", 1, &["file cannot be used", "it is not a directory"]),
+    of("evict", "--state", "{file}", 1, &["file cannot be used", "it is not a directory"]),
+    of("pin", "--state", "{file}", 1, &["file cannot be used", "it is not a directory"]),
+    of("unpin", "--state", "{file}", 1, &["file cannot be used", "it is not a directory"]),
+    of("prefetch", "--state", "{file}", 1, &["file cannot be used", "it is not a directory"]),
+    of("hint", "--state", "{file}", 1, &["file cannot be used", "it is not a directory"]),
+    of("refresh", "--state", "{file}", 1, &["file cannot be used", "it is not a directory"]),
+    of("umount", "--state", "{file}", 1, &["file cannot be used", "it is not a directory"]),
+    of("stage-in", "--state", "{file}", 1, &["file cannot be used", "it is not a directory"]),
+    of("stage-out", "--state", "{file}", 1, &["file cannot be used", "it is not a directory"]),
+    of("report", "--html", "{absent}/x", 1, &["absent/x cannot be written", "--html"]),
+    of("wait", "--timeout", "soon", 2, &["--timeout", "`soon` is no unit of time"]),
+    of("umount", "--timeout", "-1", 2, &["--timeout"]),
+    with(of("hint", "--from", "{absent}", 1, &["--from", "absent cannot be read"]), &[]),
+    with(of("hint", "--from", "{file}", 2, &["file, line 1: this is no hint"]), &[]),
+    of("gc", "--older-than", "old", 2, &["--older-than", "`old` is no unit of time"]),
+    of("gc", "--unused-for", "1y", 2, &["--unused-for", "`y` is no unit of time"]),
+    with(of("*", "--manifest", "{absent}", 2, &["--manifest", "absent cannot be read"]), &[]),
+    with(of("*", "--manifest", "{file}", 2, &["file, line 1: text", "it is not a source, a tab"]), &[]),
+    with(of("*", "--to", "gopher://x/y", 2, &["'gopher:'", "surgetank help stores"]), &["{file}"]),
+    with(of("*", "--to", "{file}/below", 1, &["file", "Not a directory"]), &["{file}"]),
+    with(of("scavenge", "--to", "{file}", 1, &["--to", "file cannot be written"]), &[]),
+    of("stage-in", "--deadline", "soon", 2, &["--deadline", "`soon` is no unit of time"]),
+    of("stage-out", "--deadline", "soon", 2, &["--deadline", "`soon` is no unit of time"]),
+    of("stage-in", "--verify", "twice", 2, &["--verify", "cache or reread"]),
+    of("stage-out", "--verify", "twice", 2, &["--verify", "cache or reread"]),
+    of("*", "--calibration", "{absent}", 2, &["absent can't be read", "surgetank calibrate"]),
+    of("*", "--calibration", "{file}", 2, &["calibration"]),
+    with(of("model", "--tier", "none", 2, &["--tier", "no tier none"]), MODEL),
+    with(of("advise", "--tier", "none", 2, &["--tier", "no tier none"]), MODEL),
+    with(of("model", "--tier", "ram:much", 2, &["--tier", "much"]), MODEL),
+    with(of("advise", "--tier", "ram:much", 2, &["--tier", "much"]), MODEL),
+    of("*", "--nodes", "0", 2, &["--nodes", "1..=1024"]),
+    with(of("*", "--memory", "much", 2, &["--memory", "much"]), MODEL),
+    of("*", "--processes", "0", 2, &["--processes", "1..=4096"]),
+    of("*", "--mode", "quick", 2, &["--mode", "in-memory"]),
+    with(of("*", "--sweep", "ram", 2, &["--sweep", "there is no ="]), MODEL),
+];
 
-pub const FILES: &[Broken] = &[];
+const fn entry(
+    verb: &'static str,
+    argument: &'static str,
+    words: &'static [&'static str],
+    exit: i32,
+    says: &'static [&'static str],
+) -> Entry {
+    Entry { verb, argument, words, exit, says }
+}
+
+pub const ENTRIES: &[Entry] = &[
+    entry("run", "command", &[], 2, &["<COMMAND>"]),
+    entry("run", "command", &["true"], 2, &["'true'"]),
+    entry("mount", "directory", &["{absent}"], 2, &["absent can't be used"]),
+    entry("umount", "directory", &["{absent}"], 1, NO_AGENT),
+    entry("status", "directory", &["{absent}"], 1, NO_AGENT),
+    entry("report", "run", &["2020"], 2, &["no run 2020 is recorded", "--list"]),
+    entry("report", "run", &["--json", "--html=x"], 2, &["--json", "--html"]),
+    entry("wait", "paths", &["{absent}"], 2, &["absent cannot be found"]),
+    entry("why", "path", &["{absent}"], 1, NO_AGENT),
+    entry("evict", "paths", &["{absent}"], 1, NO_AGENT),
+    entry("pin", "paths", &[], 2, &["<PATH>"]),
+    entry("unpin", "paths", &["{absent}"], 1, NO_AGENT),
+    entry("prefetch", "paths", &["{absent}"], 1, NO_AGENT),
+    entry("hint", "words", &[], 2, &["there is no hint"]),
+    entry("hint", "words", &["mode=keep"], 2, &["there is no path"]),
+    entry("hint", "words", &["mode=burn", "a"], 2, &["mode: 'burn' is none of"]),
+    entry("hint", "words", &["speed=9", "a"], 2, &["speed"]),
+    entry("refresh", "directory", &["{absent}"], 1, NO_AGENT),
+    entry("stage-in", "sources", &[], 2, &["<SOURCE>"]),
+    entry("stage-in", "sources", &["gopher://x/y", "--to={over}"], 2, &["'gopher:'"]),
+    entry("stage-out", "sources", &["{file}"], 2, &["--to"]),
+    entry("fsck", "directory", &["{absent}"], 2, &["absent can't be used"]),
+    entry("scavenge", "directory", &["{absent}"], 2, &["absent can't be used"]),
+    entry("model", "workload", &["--calibration={calibration}", "{absent}"], 2, &["absent", "can't be read"]),
+    entry("model", "workload", &["--calibration={calibration}", "{file}"], 2, &["file"]),
+    entry("advise", "workload", &["--calibration={calibration}", "{absent}"], 2, &["absent", "can't be read"]),
+    entry("workflow", "words", &["explain", "x"], 127, &["python3 cannot be executed"]),
+    entry("help", "about", &["configuraton"], 2, &["'configuraton'", "surgetank help configuration"]),
+];
+
+/// Variables that are no keys, and what they do where they are bad: name, value, verb, exit code, what is said.
+pub const VARIABLES: &[(&str, &str, &str, i32, &[&str])] = &[
+    ("SURGETANK_TIERS", ";;", "plan", 2, &["SURGETANK_TIERS: the list of tiers is empty"]),
+    ("SURGETANK_TIERS", "fast={tier}/{bytes}", "plan", 2, &["SURGETANK_TIERS", "not UTF-8"]),
+    ("SURGETANK_RULES", "*.tmp", "plan", 2, &["SURGETANK_RULES"]),
+    ("SURGETANK_CONFIG", "{absent}", "plan", 2, &["absent does not exist", "SURGETANK_CONFIG"]),
+    ("SURGETANK_CONFIG", "{absent}{bytes}", "plan", 2, &["does not exist", "SURGETANK_CONFIG"]),
+    ("SURGETANK_CONFIG", "{over}", "plan", 2, &["Is a directory"]),
+    ("SURGETANK_TMP", "{absent}", "plan", 0, &["$SURGETANK_TMP", "No such file"]),
+    ("SURGETANK_LOG", "=,=", "doctor", 0, &["SURGETANK_LOG", "`info` is logged"]),
+    ("SURGETANK_LOG", "{bytes}", "doctor", 0, &["SURGETANK_LOG", "not UTF-8"]),
+    // For programs, and read there.
+    ("SURGETANK_REPORT", "{bytes}", "plan", 0, &[]),
+    ("SURGETANK_SHIM", "{bytes}", "plan", 0, &[]),
+    ("SURGETANK_FSYNK", "tier", "plan", 0, &["SURGETANK_FSYNK", "did you mean SURGETANK_FSYNC?"]),
+    ("SLURM_JOB_END_TIME", "tomorrow", "plan", 0, &["SLURM_JOB_END_TIME=tomorrow"]),
+    ("SLURM_JOB_END_TIME", "1", "plan", 0, &["SLURM_JOB_END_TIME=1 is over"]),
+];
+
+const fn toml(text: &'static str, says: &'static [&'static str]) -> Broken {
+    Broken { file: "surgetank.toml", text, tiers: "fast={tier}", says }
+}
+
+/// Whose tiers come from the file.
+const fn tiers(text: &'static str, says: &'static [&'static str]) -> Broken {
+    Broken { file: "surgetank.toml", text, tiers: "", says }
+}
+
+const fn sea(file: &'static str, text: &'static str, says: &'static [&'static str]) -> Broken {
+    Broken { file, text, tiers: "fast={tier}", says }
+}
+
+pub const FILES: &[Broken] = &[
+    toml("quiet = 50ms\n", &["surgetank.toml:1: this is not TOML", "strings need quotes"]),
+    toml("\nfsync = \"{bytes}\"\n", &["surgetank.toml:2: this line is not UTF-8", "save the file as UTF-8"]),
+    toml("fsynk = \"tier\"\n", &["surgetank.toml:1: there is no key 'fsynk'", "'fsync'"]),
+    toml("drain_threads = 0x10\n", &["surgetank.toml:1", "a number that is not decimal"]),
+    toml("tiers = 3\n", &["surgetank.toml:1: tiers: expected a list, found a number;"]),
+    toml("rules = \"*.tmp=keep\"\n", &["surgetank.toml:1: rules: expected a list, found a single string"]),
+    toml("tiers = [3]\n", &["surgetank.toml:1: tiers: a tier is a string or a table, not a number"]),
+    toml("rules = [true]\n", &["surgetank.toml:1", "a rule is a string or a table, not true or false"]),
+    tiers("tiers = []\n", &["surgetank.toml:1: the list of tiers is empty"]),
+    tiers("[[tiers]]\nname = \"a b\"\n", &["surgetank.toml:2", "'a b' can't be a tier's name"]),
+    tiers("[[tiers]]\npath = \"{absent}\"\nname = \"a\"\n", &["surgetank.toml:1", "mkdir -p"]),
+    tiers("[[tiers]]\npaths = \"{tier}\"\nname = \"a\"\n", &["surgetank.toml:2: paths: expected a list"]),
+    tiers("[[tiers]]\nsize = \"much\"\nname = \"a\"\npath = \"{tier}\"\n", &["surgetank.toml:2: size", "'much'"]),
+    tiers("[[tiers]]\nsurvives = \"all\"\nname = \"a\"\npath = \"{tier}\"\n", &["surgetank.toml:2: survives", "'all'"]),
+    tiers("[[tiers]]\nspeed = 9\n", &["surgetank.toml:2: there is no key 'speed'", "known are: name"]),
+    toml("[[rules]]\nmatch = \"[\"\nmode = \"keep\"\n", &["surgetank.toml:1", "["]),
+    toml("[[rules]]\nmode = \"burn\"\n", &["surgetank.toml:2: mode: 'burn'"]),
+    toml("[[rules]]\ntiming = \"never\"\n", &["surgetank.toml:2: timing: 'never'"]),
+    toml("[[rules]]\nfsync = \"auto\"\n", &["surgetank.toml:2: fsync: 'auto' is none of tier, store"]),
+    toml("[[rules]]\nsize = \"much\"\n", &["surgetank.toml:2: size"]),
+    toml("[[rules]]\ntier = \"none\"\nmatch = \"*\"\n", &["surgetank.toml:1: there is no tier 'none'"]),
+    toml("[[rules]]\nprefetch = \"true\"\n", &["surgetank.toml:2: prefetch: expected true or false"]),
+    toml("[[rules]]\npin = 1\n", &["surgetank.toml:2: pin: expected true or false"]),
+    toml("[[rules]]\ncompress = \"zstd:99\"\n", &["surgetank.toml:2: compress: 'zstd:99'"]),
+    toml("[[rules]]\ndedup = \"no\"\n", &["surgetank.toml:2: dedup: expected true or false"]),
+    toml("[[rules]]\nmatsh = \"*\"\n", &["surgetank.toml:2: there is no key 'matsh'", "'match'"]),
+    toml("[[rules]]\npin = true\n", &["surgetank.toml:1: rules: a rule needs match"]),
+    sea("sea.ini", "[Sea]\nnonsense\n", &["sea.ini:2: 'nonsense' is neither [section] nor key = value"]),
+    sea("sea.ini", "[Sea]\nn_levels = many\n", &["sea.ini:2: n_levels = 'many'"]),
+    sea("sea.ini", "[Sea]\nn_levels = 2\ncache_0 = {tier}\n", &["sea.ini: cache_1 is missing"]),
+    sea("sea.ini", "[Sea]\ncache_0 = ,\ncache_1 = {over}\n", &["sea.ini:2: cache_0 has no path"]),
+    sea("sea.ini", "[Sea]\ncache_0 = {tier}\ncache_1 = {over},{tier}\n", &["sea.ini:3: cache_1 is the last level"]),
+    sea("sea.ini", "[Sea]\n# {bytes}\n", &["sea.ini:2: this line is not UTF-8"]),
+    sea(".sea_flushlist", "a\n*.nii\n", &[".sea_flushlist:2"]),
+    sea(".sea_evictlist", "(\n", &[".sea_evictlist:1"]),
+    sea(".sea_prefetchlist", "a\n\n{bytes}\n", &[".sea_prefetchlist:3: this line is not UTF-8"]),
+];

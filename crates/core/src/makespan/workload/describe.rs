@@ -91,9 +91,7 @@ fn one_core() -> f64 {
 }
 
 pub fn refused(error: impl std::fmt::Display) -> Error {
-    Error::new("the description is not understood")
-        .why(error)
-        .remedy("`surgetank help model` explains descriptions")
+    Error::new("the description is not understood").why(error).remedy("`surgetank help model` explains descriptions")
 }
 
 /// Of what is made of a description. Its own text may be short and ask for anything: it is counted before it is made.
