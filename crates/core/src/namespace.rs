@@ -174,6 +174,7 @@ pub struct Namespace {
     run_of: OnceLock<RunOf>,
     run_known: OnceLock<RunKnown>,
     interrupted: OnceLock<fn() -> bool>,
+    killed: OnceLock<fn() -> bool>,
     waits_long: OnceLock<fn()>,
     prefetcher: OnceLock<Box<dyn Fn(Vec<u8>) + Send + Sync>>,
     history: Mutex<History>,
@@ -292,6 +293,7 @@ impl Namespace {
             run_of: OnceLock::new(),
             run_known: OnceLock::new(),
             interrupted: OnceLock::new(),
+            killed: OnceLock::new(),
             waits_long: OnceLock::new(),
             prefetcher: OnceLock::new(),
             history: Mutex::new(History::new()),
@@ -334,16 +336,23 @@ impl Namespace {
     pub fn set_run_known(&self, run_known: RunKnown) {
         drop(self.run_known.set(run_known));
     }
-    /// Tells whether the program for which this thread waits has been interrupted.
-    pub fn set_interrupted(&self, interrupted: fn() -> bool) {
+    /// `interrupted`: whether any signal arrived for the program for which this thread waits. `killed`: whether one that
+    /// ends it did.
+    pub fn set_interrupted(&self, interrupted: fn() -> bool, killed: fn() -> bool) {
         let _ = self.interrupted.set(interrupted);
+        let _ = self.killed.set(killed);
     }
     /// Called by a thread that is going to wait for as long as others like.
     pub fn set_waits_long(&self, waits_long: fn()) {
         let _ = self.waits_long.set(waits_long);
     }
+    /// For waits that a signal interrupts on a local file system too (locks), and for those that none has (room).
     fn is_interrupted(&self) -> bool {
         self.interrupted.get().is_some_and(|interrupted| interrupted())
+    }
+    /// For all other waits: a program that goes on must not see EINTR from fsync, rename, open or read.
+    fn is_killed(&self) -> bool {
+        self.killed.get().is_some_and(|killed| killed())
     }
 
     /// What programs told of, too, that made files themselves until now: nobody sees the tree without them.

@@ -27,7 +27,7 @@ pub mod session;
 pub mod trial;
 
 pub use attach::{AttachOptions, attach, detach};
-pub use crew::{Current, OnClone, current, interrupted, wait_long};
+pub use crew::{Current, OnClone, current, interrupted, killed, wait_long};
 pub use filesystem::{
     Attributes, Entry, Filesystem, Looked, Opened, OpenedDirectory, SetAttr, SpaceReport, TimeChange, WriteFlags,
 };

@@ -143,6 +143,44 @@ fn a_server_that_goes_and_comes_back_has_everything_in_the_end() {
     assert_eq!(server.cli(&["GET", "p:f299"]), "299");
 }
 
+/// A program that handles a signal while the agent fetches a file for it saw EINTR from `open` or `read`.
+#[test]
+fn signals_do_not_interrupt_reads_of_distant_files() {
+    let Some(server) = RedisServer::start() else { return };
+    run(&Node::new(), &server, "head -c 30000000 /dev/zero >read; cp read written");
+    let node = Node::new();
+    let program = "
+import ctypes, os, signal, sys
+libc = ctypes.CDLL(None, use_errno=True)
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.siginterrupt(signal.SIGALRM, False)
+def check(name, got):
+    print(name, os.strerror(ctypes.get_errno()) if got < 0 else 'succeeds', flush=True)
+    return got
+signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+file = check('open', libc.open(b'read', os.O_RDONLY))
+buffer = ctypes.create_string_buffer(1 << 20)
+open(sys.argv[1] + '/ready', 'w').close()
+while not os.path.exists(sys.argv[1] + '/away'): pass
+check('read', libc.pread(file, buffer, len(buffer), ctypes.c_long(20_000_000)))
+check('open to write', libc.open(b'written', os.O_RDWR))
+";
+    fs::write(node.path("signals.py"), program).unwrap();
+    let script = format!("python3 {0}/signals.py {0}", node.path("").display());
+    let child = command(&node, &server, &[], &script).spawn().unwrap();
+    let begun = Instant::now();
+    while !node.path("ready").exists() {
+        assert!(begun.elapsed() < LIMIT);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // Both wait while signals arrive: first for a server that sleeps.
+    server.sleep(true);
+    fs::write(node.path("away"), "").unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    server.sleep(false);
+    assert_eq!(told(&ends(child)), "open succeeds\nread succeeds\nopen to write succeeds\n");
+}
+
 #[test]
 fn an_agent_that_is_killed_leaves_nothing_half_done() {
     let Some(server) = RedisServer::start() else { return };

@@ -85,6 +85,86 @@ fn waiting_in_fsync_could_not_be_interrupted() {
     scene.is_clean();
 }
 
+/// PostgreSQL's postmaster signals its processes all the time, and fsync, fdatasync, fsync of a directory and an exchange of
+/// new files failed with EINTR wherever they waited for the store: the kernel reports every signal to a FUSE server, also one
+/// whose handler has SA_RESTART. A local file system completes these calls.
+#[test]
+fn signals_do_not_interrupt_waits_for_the_store() {
+    const PROGRAM: &str = "
+import ctypes, os, signal
+libc = ctypes.CDLL(None, use_errno=True)
+handled = 0
+def handler(*_):
+    global handled
+    handled += 1
+signal.signal(signal.SIGALRM, handler)
+os.mkdir('made')
+def content(name):
+    with open(name, 'wb') as file: file.write(bytes(200_000))
+content('made/a'), content('made/b'), content('made/c')
+new = os.open('new', os.O_RDWR | os.O_CREAT)
+os.write(new, bytes(200_000))
+old = os.open('old', os.O_RDWR)
+os.write(old, bytes(200_000))
+made = os.open('made', os.O_RDONLY)
+calls = [
+    ('fsync', lambda: libc.fsync(new)),
+    ('fdatasync', lambda: libc.fdatasync(old)),
+    ('exchange', lambda: libc.renameat2(-100, b'made/a', -100, b'made/b', 2)),
+    ('fsync of a directory', lambda: libc.fsync(made)),
+]
+for restarts in [True, False]:
+    signal.siginterrupt(signal.SIGALRM, not restarts)
+    for name, call in calls:
+        before = handled
+        signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+        failed = call()
+        errno = ctypes.get_errno()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        print(name, os.strerror(errno) if failed else 'succeeds', flush=True)
+        os.pwrite(new, bytes(200_000), 0), os.pwrite(old, bytes(200_000), 0)
+        content('made/c'), content('made/d' if restarts else 'made/e')
+assert handled, 'no signal arrived'
+";
+    let Some(mut scene) = Scene::new("fsync_signals") else {
+        return;
+    };
+    scene.tier("fast", 256);
+    std::fs::write("/mnt/signals.py", PROGRAM).unwrap();
+    let names = ["fsync", "fdatasync", "exchange", "fsync of a directory"];
+    let expected = names.map(|name| format!("{name} succeeds\n")).concat().repeat(2);
+    for preload in [&["--no-preload"][..], &[]] {
+        std::fs::write(scene.path("old"), "old").unwrap();
+        let options = [&["--drain-bytes-per-second-max", "1M", "--fsync", "store"], preload].concat();
+        scene.run(&options, "python3 /mnt/signals.py").exits(0).prints(&expected);
+        std::fs::remove_dir_all(scene.path("made")).unwrap();
+        std::fs::remove_file(scene.path("new")).unwrap();
+        scene.is_clean();
+    }
+}
+
+/// The kernel reports the first signal of a call only: a program that handled one and was killed later could not die.
+#[test]
+fn kill_after_a_handled_signal_ends_an_fsync() {
+    let Some(mut scene) = Scene::new("fsync_signal_kill") else {
+        return;
+    };
+    scene.tier("fast", 256);
+    let script = "python3 -c '
+import os, signal
+signal.signal(signal.SIGALRM, lambda *_: open(\"/mnt/handled\", \"w\"))
+file = os.open(\"f\", os.O_RDWR | os.O_CREAT)
+os.write(file, bytes(1 << 20))
+os.posix_spawn(\"/bin/sh\", [\"sh\", \"-c\", f\"sleep 1; kill -ALRM {os.getpid()}; sleep 1; kill -TERM {os.getpid()}\"], os.environ)
+os.fsync(file)
+print(\"the fsync ended\")' & wait $! || echo $?
+        getfattr --absolute-names -n user.surgetank.state --only-values f";
+    let options = ["--drain-bytes-per-second-max", "100K", "--fsync", "store", "--no-preload"];
+    scene.run(&options, script).exits(0).prints("143\ndraining");
+    scene.holds("f", &vec![0; 1 << 20]);
+    scene.is_clean();
+}
+
 /// A new version leaves another owner in place, as a write would: also the one whom the program had just put there.
 #[test]
 fn a_rewritten_file_that_was_given_away_kept_its_owner_in_the_store() {

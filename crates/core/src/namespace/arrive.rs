@@ -60,7 +60,7 @@ pub(crate) enum Failure {
     /// It came, and could not be kept.
     Place,
     /// Its reader is wanted no more.
-    Interrupted,
+    Killed,
 }
 
 /// What came of asking for a chunk.
@@ -367,7 +367,7 @@ impl Arrival {
         &self,
         chunk: u64,
         failures_before: u64,
-        interrupted: &dyn Fn() -> bool,
+        killed: &dyn Fn() -> bool,
     ) -> Result<Option<Pinned<'_>>, Failure> {
         let mut state = self.state();
         loop {
@@ -382,8 +382,8 @@ impl Arrival {
                     return failed.map_or(Ok(None), |(_, why)| Err(*why));
                 }
             }
-            if interrupted() {
-                return Err(Failure::Interrupted);
+            if killed() {
+                return Err(Failure::Killed);
             }
             state = self.came.wait_timeout(state, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner).0;
         }

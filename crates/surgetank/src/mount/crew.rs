@@ -15,6 +15,7 @@
 //! away from a request that was begun; there is a thread in `read` again at most a few milliseconds after the last one left
 //! it, so that no operation waits for long on another's sleep.
 
+mod dying;
 mod inbox;
 mod lookout;
 mod turns;
@@ -23,7 +24,7 @@ use std::cell::OnceCell;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
@@ -47,8 +48,12 @@ const THREADS_STUCK_MAX: usize = 1024;
 struct Berth {
     /// The request being served; 0 for none.
     unique: AtomicU64,
-    /// Its caller no longer wants to wait.
+    /// The thread that made the request; 0 when the kernel did, or a thread that our pid namespace does not show.
+    caller: AtomicU32,
+    /// A signal arrived for the caller. The kernel reports the first one of a request, whatever the caller does about it.
     interrupted: AtomicBool,
+    /// The mount is gone, or the session is told to stop: no caller waits for the answer.
+    abandoned: AtomicBool,
     /// It may wait in its request for as long as another program likes.
     waits_long: AtomicBool,
     /// The thread is in `read`.
@@ -65,11 +70,21 @@ thread_local! {
     static BERTH: OnceCell<Arc<Berth>> = const { OnceCell::new() };
 }
 
-/// Whether the caller of the request that this thread serves was interrupted (Ctrl-C, kill), or the mount is gone.
-/// Operations that wait long look at it and give up with EINTR; the program hangs unkillable until they return. Reads and
-/// writes through the page cache are never interrupted: the kernel asks for them on its own behalf.
+/// Whether any signal arrived for the caller of the request that this thread serves, or the mount is gone.
+/// Only a call that a local file system would interrupt too may end with EINTR because of that: the kernel sends INTERRUPT
+/// for every signal, also where the program's handler has SA_RESTART. All others look at [`killed`]. Reads and writes
+/// through the page cache are never interrupted: the kernel asks for them on its own behalf.
 pub fn interrupted() -> bool {
-    BERTH.with(|berth| berth.get().is_some_and(|berth| berth.interrupted.load(Ordering::Relaxed)))
+    BERTH.with(|berth| berth.get().is_some_and(|berth| berth.is_abandoned() || berth.is_interrupted()))
+}
+
+/// Whether the caller of the request that this thread serves is dying, or the mount is gone. Operations that wait long look
+/// at it again and again: the kernel lets a killed program end only after the answer, and reports no signal after the first.
+pub fn killed() -> bool {
+    BERTH.with(|berth| {
+        let Some(berth) = berth.get() else { return false };
+        berth.is_abandoned() || (berth.is_interrupted() && dying::is_dying(berth.caller.load(Ordering::Relaxed)))
+    })
 }
 
 /// A request that is being served.
@@ -189,7 +204,7 @@ impl Crew {
         loop {
             self.roll().berths.iter().for_each(|berth| {
                 if berth.waits_long.load(Ordering::SeqCst) {
-                    berth.interrupted.store(true, Ordering::Relaxed);
+                    berth.abandoned.store(true, Ordering::Relaxed);
                 }
                 berth.wake();
             });
@@ -287,7 +302,7 @@ impl Crew {
                 Err(Errno::INTR | Errno::NOENT | Errno::AGAIN) => {}
                 Err(Errno::NODEV) => {
                     // Nobody waits for what the others are doing any more.
-                    self.roll().berths.iter().for_each(|berth| berth.interrupted.store(true, Ordering::Relaxed));
+                    self.roll().berths.iter().for_each(|berth| berth.abandoned.store(true, Ordering::Relaxed));
                     break None;
                 }
                 Err(errno) => {
@@ -326,6 +341,8 @@ impl Crew {
             return;
         }
         berth.interrupted.store(false, Ordering::Relaxed);
+        berth.abandoned.store(false, Ordering::Relaxed);
+        berth.caller.store(header.pid, Ordering::Relaxed);
         berth.unique.store(header.unique, Ordering::Release);
         let outcome =
             catch_unwind(AssertUnwindSafe(|| dispatch::answer(filesystem, &request, reply, self.bulk_bytes_max)));
@@ -380,6 +397,14 @@ impl Roll {
 }
 
 impl Berth {
+    fn is_interrupted(&self) -> bool {
+        self.interrupted.load(Ordering::Relaxed)
+    }
+
+    fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Relaxed)
+    }
+
     /// Calls the thread out of `read`. The caller holds the roll, from which a thread strikes itself before it ends.
     fn wake(&self) {
         if self.waiting.load(Ordering::SeqCst) {

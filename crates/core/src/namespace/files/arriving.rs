@@ -63,7 +63,7 @@ impl Namespace {
             let _all = kept && (chunk + 1..=last).all(|next| self.want_chunk(arrival, next, true));
             arrival.start();
             let came = match kept {
-                true => arrival.wait(chunk, failures, &|| self.is_interrupted()),
+                true => arrival.wait(chunk, failures, &|| self.is_killed()),
                 false => Err(Failure::Place),
             };
             match came {
@@ -78,7 +78,7 @@ impl Namespace {
                 // Whoever wants to write it waited for all of it, or had it fetched.
                 Ok(None) if !open.arrival().is_some_and(|now| Arc::ptr_eq(&now, arrival)) => return Ok(None),
                 Ok(None) => {}
-                Err(Failure::Interrupted) => return Err(Errno::INTR.into()),
+                Err(Failure::Killed) => return Err(Errno::INTR.into()),
                 Err(Failure::Place) => match remote.read_at(buffer, offset) {
                     Ok(()) => return Ok(Some(buffer.len())),
                     Err(why) if is_stale(&why) && self.goes_on(open.id, arrival, &remote) => {}
@@ -256,7 +256,7 @@ impl Namespace {
             if arrival.is_complete() {
                 break;
             }
-            if self.is_interrupted() {
+            if self.is_killed() {
                 return Err(Errno::INTR.into());
             }
             crate::sync::thread::sleep(LOOK_EVERY);

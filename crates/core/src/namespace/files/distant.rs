@@ -124,7 +124,7 @@ impl Namespace {
         }
         let Some((placed, target)) = self.place_hidden(id, kind)? else { return Err(Errno::NOSPC.into()) };
         let source = Source::Remote(there.remote.clone());
-        let gate = |_| if self.is_interrupted() { Err(Errno::INTR.into()) } else { Ok(()) };
+        let gate = |_| if self.is_killed() { Err(Errno::INTR.into()) } else { Ok(()) };
         let copied = source.copy_to(&target, size_bytes, &gate);
         crash_point!("fetch.copied");
         let mut tree = self.tree();

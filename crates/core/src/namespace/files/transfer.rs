@@ -384,7 +384,7 @@ impl Namespace {
                 return Err(Fault::new(Errno::from_raw_os_error(trouble.errno), trouble.text.clone()));
             }
             self.store_must_answer(began)?;
-            if self.is_interrupted() {
+            if self.is_killed() {
                 return Err(Errno::INTR.into());
             }
             tree = self.changed.wait_timeout(tree, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner).0;
@@ -431,7 +431,7 @@ impl Namespace {
             if let Some(trouble) = op.error.as_ref().filter(|trouble| trouble.lasting) {
                 return Err(Fault::new(Errno::from_raw_os_error(trouble.errno), trouble.text.clone()));
             }
-            if self.is_interrupted() {
+            if self.is_killed() {
                 return Err(Errno::INTR.into());
             }
             tree = self.changed.wait_timeout(tree, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner).0;

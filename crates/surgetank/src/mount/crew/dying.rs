@@ -1,0 +1,77 @@
+//! Whether the thread that waits for an answer will ever see it.
+//!
+//! The kernel reports every signal to us, and only the first one of a call; what the signal does is in `/proc`. A pending
+//! signal ends the process before its program runs on when nothing blocks, ignores or catches it and its default action is
+//! to end the process. (Most of them the kernel turns into a SIGKILL for each thread; not those that dump core, nor one that
+//! follows another pending signal.)
+//!
+//! The danger it avoids: EINTR for a program that goes on.
+
+/// A thread that cannot be looked at counts as living: a wait too long is safer than a false EINTR.
+pub(super) fn is_dying(thread: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+    will_die(&status)
+}
+
+/// Signals whose default action does not end the process.
+const HARMLESS: [i32; 8] = [
+    libc::SIGCHLD,
+    libc::SIGCONT,
+    libc::SIGURG,
+    libc::SIGWINCH,
+    libc::SIGSTOP,
+    libc::SIGTSTP,
+    libc::SIGTTIN,
+    libc::SIGTTOU,
+];
+
+fn will_die(status: &str) -> bool {
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim();
+    let set = |name: &str| u64::from_str_radix(field(name), 16).unwrap_or(0);
+    let bit = |number: i32| 1_u64 << (number - 1);
+    let pending = set("SigPnd:") | set("ShdPnd:");
+    // A debugger decides what becomes of all others.
+    if pending & bit(libc::SIGKILL) != 0 || field("TracerPid:") != "0" {
+        return pending & bit(libc::SIGKILL) != 0;
+    }
+    let harmless: u64 = HARMLESS.into_iter().map(bit).sum();
+    pending & !(set("SigBlk:") | set("SigIgn:") | set("SigCgt:") | harmless) != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sets of signals by their numbers.
+    fn status(tracer: u32, sets: [&[i32]; 5]) -> String {
+        let [own, shared, blocked, ignored, caught] =
+            sets.map(|set| format!("{:016x}", set.iter().map(|number| 1_u64 << (number - 1)).sum::<u64>()));
+        format!(
+            "Name:\tcp\nTracerPid:\t{tracer}\nSigPnd:\t{own}\nShdPnd:\t{shared}\nSigBlk:\t{blocked}\nSigIgn:\t{ignored}\nSigCgt:\t{caught}\n"
+        )
+    }
+
+    #[test]
+    fn signal_that_ends_the_process_is_told_from_others() {
+        use libc::{SIGALRM, SIGCHLD, SIGKILL, SIGQUIT, SIGTERM, SIGTSTP};
+        let dies = [
+            status(0, [&[SIGKILL], &[], &[], &[], &[]]),
+            status(0, [&[], &[SIGKILL], &[], &[], &[SIGALRM]]),
+            // Another signal that the program handles was first.
+            status(0, [&[], &[SIGALRM, SIGTERM], &[], &[], &[SIGALRM]]),
+            status(0, [&[], &[SIGQUIT], &[], &[], &[]]),
+            status(77, [&[SIGKILL], &[], &[], &[], &[]]),
+        ];
+        let lives = [
+            status(0, [&[], &[], &[SIGKILL], &[], &[]]),
+            status(0, [&[SIGALRM], &[SIGTERM], &[], &[], &[SIGALRM, SIGTERM]]),
+            status(0, [&[], &[SIGTERM], &[SIGTERM], &[], &[]]),
+            status(0, [&[], &[SIGTERM], &[], &[SIGTERM], &[]]),
+            status(0, [&[], &[SIGCHLD, SIGTSTP], &[], &[], &[]]),
+            status(77, [&[], &[SIGTERM], &[], &[], &[]]),
+            String::new(),
+        ];
+        assert!(dies.iter().all(|status| will_die(status)) && !lives.iter().any(|status| will_die(status)));
+        assert!(!is_dying(0) && !is_dying(std::process::id()));
+    }
+}
