@@ -143,6 +143,57 @@ fn a_server_that_goes_and_comes_back_has_everything_in_the_end() {
     assert_eq!(server.cli(&["GET", "p:f299"]), "299");
 }
 
+/// `mkdir` of a new name waited two minutes for a server that was gone or asleep, whatever `--retry` said.
+#[test]
+fn mkdir_needs_no_server_or_waits_as_long_as_retry() {
+    for asleep in [false, true] {
+        let Some(mut server) = RedisServer::start() else { return };
+        let node = Node::new();
+        let surgetank = env!("CARGO_BIN_EXE_surgetank");
+        let script = format!(
+            "mkdir -p made/sub; echo 1 >made/a; {surgetank} wait .; touch {0}/ready; until [ -e {0}/away ]; do sleep 0.1; done
+             mkdir made/new made/sub/new made/new/deep; echo 2 >made/new/b; mv made/a made/sub/; ls made made/sub
+             timeout 40 mkdir new || echo \"mkdir gives $?\"",
+            node.path("").display()
+        );
+        let child = command(&node, &server, &["--retry", "1s"], &script).spawn().unwrap();
+        let begun = Instant::now();
+        while !node.path("ready").exists() {
+            assert!(begun.elapsed() < LIMIT);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if asleep {
+            server.sleep(true)
+        } else {
+            server.kill()
+        }
+        fs::write(node.path("away"), "").unwrap();
+        let output = ends(child);
+        let (seen, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(seen, "made:\nnew\nsub\n\nmade/sub:\na\nnew\nmkdir gives 1\n", "{said}");
+        assert_eq!(output.status.code(), Some(3), "{said}");
+        if asleep {
+            server.sleep(false)
+        } else {
+            server.restart()
+        }
+        run(&node, &server, "true");
+        let keys = values(&server);
+        assert_eq!(
+            keys,
+            [
+                "p:made/",
+                "p:made/new/",
+                "p:made/new/b",
+                "p:made/new/deep/",
+                "p:made/sub/",
+                "p:made/sub/a",
+                "p:made/sub/new/"
+            ]
+        );
+    }
+}
+
 /// A program that handles a signal while the agent fetches a file for it saw EINTR from `open` or `read`.
 #[test]
 fn signals_do_not_interrupt_reads_of_distant_files() {

@@ -507,7 +507,7 @@ impl Namespace {
                 }
                 (tree.applied_path(id).ok_or(Errno::NOENT)?, inode.cred())
             };
-            Ok(self.store.read_link(self.own_cred(who), &path)?)
+            Ok(self.must_ask((self.own_cred(who), &path), |store, who, path| store.read_link(who, path))?)
         })
     }
 

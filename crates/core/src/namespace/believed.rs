@@ -150,7 +150,8 @@ impl Namespace {
         let _moving = self.moving.read().unwrap_or_else(PoisonError::into_inner);
         let path = self.tree().applied_path(dir)?;
         self.counters.store_lists.fetch_add(1, Ordering::Relaxed);
-        self.let_caller_in(caller, dir, |who| self.store.names(who, &path, NAMES_MAX)).ok()?
+        let ask = |who| self.must_ask((who, &path), |store, who, path| store.names(who, path, NAMES_MAX));
+        self.let_caller_in(caller, dir, ask).ok()?
     }
 }
 

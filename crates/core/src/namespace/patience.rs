@@ -1,13 +1,16 @@
-//! Questions to the store that we can do without an answer to.
+//! Questions to the store, with a time in which it has to answer.
 //!
-//! A store whose server is gone blocks whoever asks in the kernel, for minutes. What is about files of ours must not wait
-//! for it: such a question is asked by another thread, and after a while we go on with what we know. As long as one
-//! question is unanswered no other is asked; its answer is the sign that the store is back.
+//! A store whose server is gone blocks the thread that asks, for minutes. So another thread asks.
+//!
+//! - What we can do without ([`Namespace::would_ask`]): after a second we go on with what we know. As long as one question is
+//!   unanswered no other of these is asked; its answer is the sign that the store is back.
+//! - What only the store can tell ([`Namespace::must_ask`]): a program waits for it, `retry` long at most where the store is a
+//!   server. A server that is slow is not away: as long as it answers another question it is waited for.
 
 use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::collections::HashMap;
 use std::io;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use crate::clock;
@@ -18,10 +21,14 @@ use crate::store::{Cred, Space, Store, StorePath};
 
 use super::Namespace;
 
-/// A store that takes longer is not waited for.
+/// A store that takes longer is not waited for where we can do without.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// So many threads wait for the next question.
-const IDLE_MAX: usize = 2;
+const IDLE_MAX: usize = 8;
+/// A thread that waits for the only one that can tell looks this often whether its program still waits.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// The root of a store of objects is there without a question; this name in it is not.
+const NEVER_THERE: &[u8] = b".surgetank-there";
 /// Of so many directories we remember that the store lets us change them.
 const CHANGEABLE_MAX: usize = 4096;
 
@@ -49,6 +56,25 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A question that another thread asks.
+struct Asked<T> {
+    begun: Instant,
+    answered: Receiver<T>,
+    /// Set before the answer came: the thread that asks then says that the store is back.
+    given_up: Arc<Mutex<bool>>,
+}
+
+impl<T> Asked<T> {
+    /// The outer `None`: no answer yet. The inner: there will not be one.
+    fn answer_within(&self, time: Duration) -> Option<Option<T>> {
+        match self.answered.recv_timeout(time) {
+            Ok(answer) => Some(Some(answer)),
+            Err(RecvTimeoutError::Disconnected) => Some(None),
+            Err(RecvTimeoutError::Timeout) => None,
+        }
+    }
+}
+
 impl Asking {
     /// `None`: no answer, go on without.
     fn ask<T: Send + 'static>(&self, question: impl FnOnce() -> T + Send + 'static) -> Option<T> {
@@ -56,6 +82,18 @@ impl Asking {
             // Where somebody else decides who runs, no store hangs.
             return Some(question());
         }
+        if locked(&self.state).unanswered > 0 {
+            return None;
+        }
+        let asked = self.begin(question)?;
+        match asked.answer_within(PATIENCE) {
+            Some(answer) => answer,
+            None => self.give_up(&asked),
+        }
+    }
+
+    /// `None`: no thread can be had.
+    fn begin<T: Send + 'static>(&self, question: impl FnOnce() -> T + Send + 'static) -> Option<Asked<T>> {
         let begun = clock::tick();
         let (answer, answered) = channel();
         let given_up = Arc::new(Mutex::new(false));
@@ -70,40 +108,30 @@ impl Asking {
                 }
             }
         });
-        self.hand_out(question)?;
-        match answered.recv_timeout(PATIENCE) {
-            Ok(answer) => return Some(answer),
-            Err(RecvTimeoutError::Disconnected) => return None,
-            Err(RecvTimeoutError::Timeout) => {}
+        let idle = locked(&self.state).idle.pop();
+        match idle {
+            None => self.hire(question)?,
+            Some(idle) => match idle.send(question) {
+                Ok(()) => {}
+                Err(back) => self.hire(back.0)?,
+            },
         }
-        let mut given_up = locked(&given_up);
-        // In the last moment.
-        if let Ok(answer) = answered.try_recv() {
+        Some(Asked { begun, answered, given_up })
+    }
+
+    /// The answer, if it came in the last moment. Otherwise the store counts as silent until it comes.
+    fn give_up<T>(&self, asked: &Asked<T>) -> Option<T> {
+        let mut given_up = locked(&asked.given_up);
+        if let Ok(answer) = asked.answered.try_recv() {
             return Some(answer);
         }
         *given_up = true;
         let mut state = locked(&self.state);
         state.unanswered += 1;
-        state.since.get_or_insert(begun);
+        let since = state.since.get_or_insert(asked.begun);
+        *since = (*since).min(asked.begun);
         tracing::warn!("the store does not answer; what is known is believed");
         None
-    }
-
-    fn hand_out(&self, question: Question) -> Option<()> {
-        let idle = {
-            let mut state = locked(&self.state);
-            if state.unanswered > 0 {
-                return None;
-            }
-            state.idle.pop()
-        };
-        match idle {
-            None => self.hire(question),
-            Some(idle) => match idle.send(question) {
-                Ok(()) => Some(()),
-                Err(back) => self.hire(back.0),
-            },
-        }
     }
 
     fn hire(&self, question: Question) -> Option<()> {
@@ -125,7 +153,7 @@ impl Asking {
                 }
             }
         };
-        std::thread::Builder::new().name("ask".to_owned()).stack_size(512 << 10).spawn(work).ok().map(drop)
+        std::thread::Builder::new().name("ask".to_owned()).stack_size(1 << 20).spawn(work).ok().map(drop)
     }
 
     fn silent_for(&self) -> Option<Duration> {
@@ -141,6 +169,57 @@ impl Namespace {
     ) -> Option<T> {
         let store = self.store.clone();
         self.asking.ask(move || question(&*store))
+    }
+
+    /// Asks what only the store can tell, for a program that waits for it; `path` is what the question is about. A directory
+    /// is asked here: a call of the kernel ends when its file system lets it. A server that answers nothing for `retry` gives
+    /// `ETIMEDOUT`, after a second when it has been silent for so long already; a program that is killed does not wait.
+    pub(crate) fn must_ask<T: Send + 'static>(
+        &self,
+        (who, path): (Cred, &StorePath),
+        question: impl FnOnce(&dyn Store, Cred, &StorePath) -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        if cfg!(feature = "schedules") || self.store.features().plain_files {
+            return question(&*self.store, who, path);
+        }
+        let (store, at) = (self.store.clone(), path.clone());
+        let no_thread = || io::Error::from_raw_os_error(libc::EAGAIN);
+        let asked = self.asking.begin(move || question(&*store, who, &at)).ok_or_else(no_thread)?;
+        let retry = self.config.retry.max(PATIENCE);
+        let patience = if self.store_silent().is_some_and(|silent| silent >= retry) { PATIENCE } else { retry };
+        let mut since = asked.begun;
+        let mut other: Option<Asked<bool>> = None;
+        loop {
+            let left = patience.saturating_sub(since.elapsed());
+            if let Some(answer) = asked.answer_within(left.min(LOOK_EVERY)) {
+                return answer.ok_or_else(no_thread)?;
+            }
+            if self.is_killed() {
+                return Err(io::Error::from_raw_os_error(libc::EINTR));
+            }
+            if other.is_none() && since.elapsed() >= patience / 2 {
+                other = self.asking.begin(self.is_alive(who, path));
+            }
+            if since.elapsed() < patience {
+                continue;
+            }
+            match other.take().map(|other| (other.answer_within(Duration::ZERO), other)) {
+                Some((Some(Some(true)), _)) => since = clock::tick(),
+                Some((None, other)) => {
+                    self.asking.give_up(&other);
+                    break;
+                }
+                _ => break,
+            }
+        }
+        self.asking.give_up(&asked).unwrap_or_else(|| Err(io::Error::from_raw_os_error(libc::ETIMEDOUT)))
+    }
+
+    /// Asks about a single name, without the patience that the driver has for programs.
+    fn is_alive(&self, who: Cred, path: &StorePath) -> impl FnOnce() -> bool + Send + 'static {
+        let path = if *path == StorePath::root() { path.join(NEVER_THERE) } else { path.clone() };
+        let store = self.store.clone();
+        move || store.stat(who, &path).map_or_else(|why| super::resolve::is_absent(&why), |_| true)
     }
 
     /// The same of a file of the store that we have open.

@@ -139,7 +139,7 @@ impl Namespace {
                     Some(answer) => answer,
                     None => return Ok(id),
                 },
-                None => self.let_caller_in(caller, dir, |who| self.store.glance(who, &path)),
+                None => self.let_caller_in(caller, dir, |who| self.glance_at(who, &path)),
             };
             let mut tree = self.tree();
             let unchanged =
@@ -172,6 +172,12 @@ impl Namespace {
             };
         }
         Err(Errno::AGAIN.into())
+    }
+
+    /// What the store has under a name, which only it can tell.
+    fn glance_at(&self, who: Cred, path: &StorePath) -> io::Result<StoreStat> {
+        let known = self.store.told(who, path);
+        known.unwrap_or_else(|| self.must_ask((who, path), |store, who, path| store.glance(who, path)))
     }
 
     /// What the store has where we have a copy. `None`: it does not tell, and the copy is as good as it was.
@@ -389,7 +395,7 @@ impl Namespace {
                 Some(answer) => answer,
             }
         } else {
-            self.store.glance(who, &path)
+            self.glance_at(who, &path)
         };
         let mut tree = self.tree();
         drop(moving);

@@ -41,7 +41,7 @@ impl Namespace {
                     _ => return Ok(BTreeMap::new()),
                 }
             };
-            Ok(self.store.xattrs(self.own_cred(who), &path)?)
+            Ok(self.must_ask((self.own_cred(who), &path), |store, who, path| store.xattrs(who, path))?)
         });
         match asked {
             Err(fault) if fault.errno == Errno::OPNOTSUPP => Ok(BTreeMap::new()),

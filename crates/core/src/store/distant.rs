@@ -16,7 +16,7 @@ use super::{
 use crate::error::Errno;
 use crate::model::{Kind, StoreIdentity, Xattrs};
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{Arc, Mutex, PoisonError};
+use crate::sync::{Arc, Condvar, Mutex, PoisonError};
 
 /// What ranges were asked for, and what comes of the next ones.
 #[derive(Debug, Default)]
@@ -29,6 +29,16 @@ pub struct Line {
     /// The next requests fail: how many, and with what.
     failing: Mutex<Option<(u64, Errno)>>,
     delay: Mutex<Duration>,
+    questions: AtomicU64,
+    held: Mutex<Option<Held>>,
+    let_go: Condvar,
+}
+
+/// Questions that the server does not answer until [`Line::answer`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Held {
+    All,
+    Listings,
 }
 
 impl Line {
@@ -57,6 +67,26 @@ impl Line {
     }
     pub fn delay(&self, delay: Duration) {
         *self.delay.lock().unwrap_or_else(PoisonError::into_inner) = delay;
+    }
+
+    /// Questions about names, unanswered ones included.
+    pub fn questions(&self) -> u64 {
+        self.questions.load(Ordering::SeqCst)
+    }
+    pub fn hold(&self, held: Held) {
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Some(held);
+    }
+    pub fn answer(&self) {
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.let_go.notify_all();
+    }
+
+    fn asked(&self, lists: bool) {
+        self.questions.fetch_add(1, Ordering::SeqCst);
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        while held.is_some_and(|held| lists || held == Held::All) {
+            held = self.let_go.wait(held).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     fn begin(&self, bytes: u64) -> io::Result<()> {
@@ -144,15 +174,19 @@ impl<S: Store + 'static> Store for Distant<S> {
         std::str::from_utf8(&path.0).map(drop).map_err(|_| Errno::ILSEQ.into())
     }
     fn stat(&self, who: Cred, path: &StorePath) -> io::Result<StoreStat> {
+        self.line.asked(false);
         self.inner.stat(who, path)
     }
     fn list(&self, who: Cred, path: &StorePath, temporaries: bool) -> io::Result<Vec<StoreEntry>> {
+        self.line.asked(true);
         self.inner.list(who, path, temporaries)
     }
     fn read_link(&self, who: Cred, path: &StorePath) -> io::Result<Box<[u8]>> {
+        self.line.asked(false);
         self.inner.read_link(who, path)
     }
     fn xattrs(&self, who: Cred, path: &StorePath) -> io::Result<Xattrs> {
+        self.line.asked(false);
         self.inner.xattrs(who, path)
     }
     fn space(&self, path: &StorePath) -> io::Result<Space> {
@@ -168,6 +202,7 @@ impl<S: Store + 'static> Store for Distant<S> {
         not_supported()
     }
     fn source(&self, who: Cred, path: &StorePath) -> io::Result<Source> {
+        self.line.asked(false);
         self.line.sources.fetch_add(1, Ordering::SeqCst);
         let identity = identity_of(&self.inner.open(who, path, false)?)?;
         let (inner, line) = (self.inner.clone(), self.line.clone());

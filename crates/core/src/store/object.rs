@@ -51,7 +51,8 @@ use uploads::Uploads;
 /// What a server gives itself out to have: nobody can fill it.
 const SPACE_BYTES: u64 = 1 << 60;
 const BLOCK_BYTES: u32 = 1 << 20;
-const AWAY_PATIENCE: Duration = Duration::from_secs(60);
+/// What a program asks of a server that is away waits this long, unless [`ObjectStore::patient`] says another time.
+pub(super) const AWAY_PATIENCE: Duration = Duration::from_secs(60);
 /// Of small ones, when order does not matter: the time of one is mostly waiting.
 const PUBLICATIONS_AT_ONCE: usize = 16;
 
@@ -60,6 +61,7 @@ pub struct ObjectStore {
     abilities: Abilities,
     owner: Owner,
     verify: Verify,
+    patience: Duration,
     uploads: Uploads,
     /// Staged and not yet published, by temporary.
     waiting: Mutex<HashMap<StorePath, Arc<Waiting>>>,
@@ -82,6 +84,7 @@ impl ObjectStore {
             server,
             owner: Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() },
             verify,
+            patience: AWAY_PATIENCE,
             uploads: Uploads::in_directory(state)?,
             waiting: Mutex::default(),
             found: Mutex::default(),
@@ -90,6 +93,13 @@ impl ObjectStore {
             listings: Listings::new(ttl),
             seen: None,
         })
+    }
+
+    /// What a program asks of the server waits this long for one that is away.
+    #[must_use]
+    pub fn patient(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
     }
 
     /// For reading alone: each object is asked for once, and what changes after that is not there any more. Words are looked
@@ -150,7 +160,7 @@ impl ObjectStore {
     fn remote(&self, object: Object) -> remote::RemoteObject {
         let identity = attributes::stat_of(&object, self.owner).identity;
         let (key, etag, crc64nvme) = (object.key, object.etag, object.crc64nvme);
-        remote::RemoteObject { server: self.server.clone(), key, etag, identity, crc64nvme }
+        remote::RemoteObject { server: self.server.clone(), key, etag, identity, crc64nvme, patience: self.patience }
     }
 }
 
@@ -183,7 +193,7 @@ impl Store for ObjectStore {
     }
 
     fn glance(&self, who: Cred, path: &StorePath) -> io::Result<StoreStat> {
-        self.told(who, path).unwrap_or_else(|| patiently(|| self.stat_now(path)))
+        self.told(who, path).unwrap_or_else(|| patiently(self.patience, || self.stat_now(path)))
     }
 
     fn hidden(&self) -> io::Result<Option<String>> {
@@ -191,7 +201,7 @@ impl Store for ObjectStore {
     }
 
     fn list(&self, _who: Cred, path: &StorePath, temporaries: bool) -> io::Result<Vec<StoreEntry>> {
-        let mut entries = patiently(|| self.entries(path))?;
+        let mut entries = patiently(self.patience, || self.entries(path))?;
         if temporaries {
             for (temporary, waiting) in &*locked(&self.waiting) {
                 if temporary.parent() == *path {
@@ -205,7 +215,7 @@ impl Store for ObjectStore {
     }
 
     fn read_link(&self, _who: Cred, path: &StorePath) -> io::Result<Box<[u8]>> {
-        let object = patiently(|| self.object(path))?;
+        let object = patiently(self.patience, || self.object(path))?;
         if attributes::stat_of(&object, self.owner).attr.kind != Kind::Symlink {
             return Err(Errno::INVAL.into());
         }
@@ -246,7 +256,7 @@ impl Store for ObjectStore {
     }
 
     fn source(&self, _who: Cred, path: &StorePath) -> io::Result<Source> {
-        let object = patiently(|| self.object(path))?;
+        let object = patiently(self.patience, || self.object(path))?;
         match attributes::stat_of(&object, self.owner).attr.kind {
             Kind::File => Ok(Source::Remote(Arc::new(self.remote(object)))),
             Kind::Symlink => Err(Errno::LOOP.into()),
@@ -382,10 +392,10 @@ impl Store for ObjectStore {
     }
 }
 
-/// A server that is away for a moment fails no program: what programs ask waits for it, as on a file system that is mounted
-/// hard. (The drain has a patience of its own.)
-pub(super) fn patiently<T>(ask: impl Fn() -> io::Result<T>) -> io::Result<T> {
-    let until = crate::clock::tick() + AWAY_PATIENCE;
+/// A server that is away for a moment fails no program: what programs ask waits for it, as long as `retry` says. (The drain
+/// tries again by itself.)
+pub(super) fn patiently<T>(patience: Duration, ask: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    let until = crate::clock::tick() + patience;
     let mut pause = Duration::from_millis(50);
     loop {
         match ask() {

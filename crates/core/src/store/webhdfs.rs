@@ -44,7 +44,7 @@ pub use self::place::{Limits, Place};
 use self::record::Record;
 use self::staging::Copy;
 use self::wire::{Ask, Wire};
-use super::object::patiently;
+use super::object::{AWAY_PATIENCE, patiently};
 use super::{
     Cred, Expect, Features, Gate, Meta, Source, Space, Staged, Store, StoreEntry, StorePath, StoreStat, Verify,
 };
@@ -67,6 +67,7 @@ pub struct WebHdfs {
     /// Where the last look found nothing: what is published there replaces nothing.
     absent: Mutex<HashSet<StorePath>>,
     listings: Listings,
+    patience: Duration,
 }
 
 impl WebHdfs {
@@ -84,6 +85,13 @@ impl WebHdfs {
         Ok(store)
     }
 
+    /// What a program asks of the server waits this long for one that is away.
+    #[must_use]
+    pub fn patient(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
     fn new(place: Place, ttl: Duration) -> Result<Self> {
         let people = People::new(&place.user);
         Ok(Self {
@@ -93,6 +101,7 @@ impl WebHdfs {
             staged: Mutex::default(),
             absent: Mutex::default(),
             listings: Listings::new(ttl),
+            patience: AWAY_PATIENCE,
         })
     }
 
@@ -191,7 +200,8 @@ impl WebHdfs {
 
     fn remote(&self, status: &Status, record: Option<&Record>) -> remote::Inode {
         let identity = record::stat_of(status, record, &self.people).identity;
-        remote::Inode { wire: self.wire.clone(), identity, checksum: record::checksum_of(status, record) }
+        let checksum = record::checksum_of(status, record);
+        remote::Inode { wire: self.wire.clone(), identity, checksum, patience: self.patience }
     }
 }
 
@@ -230,17 +240,18 @@ impl Store for WebHdfs {
     fn glance(&self, _who: Cred, path: &StorePath) -> io::Result<StoreStat> {
         match self.listings.tell(path) {
             Some(known) => known.ok_or_else(|| Errno::NOENT.into()),
-            None => patiently(|| self.stat_now(path, false)),
+            None => patiently(self.patience, || self.stat_now(path, false)),
         }
     }
 
     fn list(&self, _who: Cred, path: &StorePath, temporaries: bool) -> io::Result<Vec<StoreEntry>> {
-        patiently(|| self.entries(path, temporaries))
+        patiently(self.patience, || self.entries(path, temporaries))
     }
 
     fn read_link(&self, _who: Cred, path: &StorePath) -> io::Result<Box<[u8]>> {
         let name = names::checked(&self.wire, path)?;
-        let (status, record) = patiently(|| self.look(name, false).map_err(|why| self.wire.report(name, why)))?;
+        let (status, record) =
+            patiently(self.patience, || self.look(name, false).map_err(|why| self.wire.report(name, why)))?;
         if record::stat_of(&status, record.as_ref(), &self.people).attr.kind != Kind::Symlink {
             return Err(Errno::INVAL.into());
         }
@@ -285,7 +296,8 @@ impl Store for WebHdfs {
 
     fn source(&self, _who: Cred, path: &StorePath) -> io::Result<Source> {
         let name = names::checked(&self.wire, path)?;
-        let (status, record) = patiently(|| self.look(name, false).map_err(|why| self.wire.report(name, why)))?;
+        let (status, record) =
+            patiently(self.patience, || self.look(name, false).map_err(|why| self.wire.report(name, why)))?;
         match record::stat_of(&status, record.as_ref(), &self.people).attr.kind {
             Kind::File => Ok(Source::Remote(Arc::new(self.remote(&status, record.as_ref())))),
             Kind::Symlink => Err(Errno::LOOP.into()),

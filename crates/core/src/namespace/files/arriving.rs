@@ -176,7 +176,8 @@ impl Namespace {
             let tree = self.tree();
             (tree.applied_path(id)?, tree.get(id)?.cred())
         };
-        let Ok(Source::Remote(remote)) = self.store.source(self.own_cred(owner), &path) else { return None };
+        let source = self.must_ask((self.own_cred(owner), &path), |store, who, path| store.source(who, path));
+        let Ok(Source::Remote(remote)) = source else { return None };
         let known = self.tree().get(id)?.identity.as_deref().copied();
         let is = remote.identity();
         let same = known.is_some_and(|known| known.is_still(&is)) && is.size_bytes == size_bytes;
@@ -202,7 +203,9 @@ impl Namespace {
             Some((tree.applied_path(open.id)?, inode.cred(), inode.identity.as_deref().copied()?))
         };
         let Some((path, owner, known)) = at() else { return false };
-        let unchanged = self.store.stat(self.own_cred(owner), &path).is_ok_and(|stat| known.is_still(&stat.identity));
+        let (who, there) = (self.own_cred(owner), path.clone());
+        let stat = self.would_ask(move |store| store.stat(who, &there));
+        let unchanged = stat.is_some_and(|stat| stat.is_ok_and(|stat| known.is_still(&stat.identity)));
         if !unchanged || at() != Some((path, owner, known)) {
             return false;
         }

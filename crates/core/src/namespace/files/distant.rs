@@ -78,7 +78,7 @@ impl Namespace {
                 (tree.applied_path(id).ok_or(Errno::STALE)?, inode.cred())
             };
             let who = self.own_cred(owner);
-            let source = self.let_in(id, || self.store.source(who, &path));
+            let source = self.let_in(id, || self.must_ask((who, &path), |store, who, path| store.source(who, path)));
             // Whoever looks its name up again sees that it is gone.
             let source = source.map_err(|why| if is_absent(&why) { Errno::STALE.into() } else { why })?;
             let Source::Remote(remote) = source else { return Err(Errno::OPNOTSUPP.into()) };

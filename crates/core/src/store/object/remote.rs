@@ -1,6 +1,7 @@
 //! One version of an object, read by ranges.
 
 use std::io::{self, Read};
+use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -15,6 +16,7 @@ pub(super) struct RemoteObject {
     pub etag: String,
     pub identity: StoreIdentity,
     pub crc64nvme: Option<u64>,
+    pub patience: Duration,
 }
 
 /// A connection that breaks off in the middle is taken up again so often.
@@ -35,7 +37,7 @@ impl Remote for RemoteObject {
         while done < buffer.len() {
             let range = offset + done as u64..offset + buffer.len() as u64;
             let get = || self.server.get(&self.key, range.clone(), Some(&self.etag));
-            let mut body = match super::patiently(get) {
+            let mut body = match super::patiently(self.patience, get) {
                 Ok(body) => body,
                 // Another version has the name, or none.
                 Err(why) if is_condition_failed(&why) || why.kind() == io::ErrorKind::NotFound => {

@@ -1,6 +1,7 @@
 //! One version of a file, read by ranges.
 
 use std::io::{self, Read};
+use std::time::Duration;
 
 use super::failure::Failure;
 use super::wire::{Answer, Ask, Wire};
@@ -14,6 +15,7 @@ pub(super) struct Inode {
     pub wire: Arc<Wire>,
     pub identity: StoreIdentity,
     pub checksum: Option<u64>,
+    pub patience: Duration,
 }
 
 impl Remote for Inode {
@@ -44,7 +46,7 @@ impl Remote for Inode {
             })
         };
         let attempt = crate::sync::Mutex::new(&mut read);
-        patiently(|| {
+        patiently(self.patience, || {
             let mut read = super::locked(&attempt);
             (*read)().map_err(|why| match why.errno {
                 // Somebody has removed it, or cut it off before this range.

@@ -1,0 +1,96 @@
+//! What a program gets from a store whose server does not answer: an error when its time is over, and everything that needs no
+//! answer at once. A server that is slow is waited for.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test says what it found by failing
+
+#[path = "distant/world.rs"]
+mod world;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use surgetank_core::error::{Errno, Fault};
+use surgetank_core::model::FileId;
+use surgetank_core::store::distant::Held;
+use world::{MIB, World, pattern};
+
+const ROOMY: u64 = 1 << 30;
+
+fn errno<T>(outcome: Result<T, Fault>) -> Option<Errno> {
+    outcome.err().map(|fault| fault.errno)
+}
+
+/// How many names are in it.
+fn list(world: &World, dir: FileId) -> Result<usize, Fault> {
+    let listing = world.namespace.opendir(&world.caller, dir)?;
+    let listed = world.namespace.listing(listing.fh, 0).map(|names| names.len());
+    world.namespace.releasedir(listing.fh);
+    listed
+}
+
+#[test]
+fn silent_server_gives_an_error_after_retry() {
+    let world = World::new(ROOMY);
+    world.put("old", &pattern(MIB, 1));
+    let (namespace, caller) = (&world.namespace, &world.caller);
+    world.find("old").unwrap();
+    world.line.hold(Held::All);
+    assert_eq!(errno(namespace.mkdir(caller, FileId::ROOT, b"new", 0o755)), Some(Errno::TIMEDOUT));
+    assert_eq!(world.find("old").err(), Some(Errno::TIMEDOUT));
+    assert_eq!(errno(list(&world, FileId::ROOT)), Some(Errno::TIMEDOUT));
+    assert!(namespace.store_silent().is_some());
+    world.line.answer();
+    while namespace.store_silent().is_some() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let opened = world.open("old", libc::O_RDONLY).unwrap();
+    assert_eq!(world.read_on(&opened, MIB).unwrap(), pattern(MIB, 1));
+    world.close(opened);
+    namespace.mkdir(caller, FileId::ROOT, b"new", 0o755).unwrap();
+}
+
+#[test]
+fn names_in_a_made_directory_need_no_server() {
+    let mut world = World::new(ROOMY);
+    let (namespace, caller) = (world.namespace.clone(), world.caller.clone());
+    let made = namespace.mkdir(&caller, FileId::ROOT, b"made", 0o755).unwrap().id;
+    namespace.mkdir(&caller, made, b"sub", 0o755).unwrap();
+    world.settle();
+    world.stop_drain();
+    world.line.hold(Held::All);
+    let before = world.line.questions();
+    let new = namespace.mkdir(&caller, made, b"new", 0o755).unwrap().id;
+    namespace.mkdir(&caller, new, b"deep", 0o755).unwrap();
+    namespace.symlink(&caller, made, b"link", b"new").unwrap();
+    let (_, opened) = namespace.create(&caller, new, b"file", 0o644, libc::O_RDWR).unwrap();
+    world.write(&opened, 0, b"content").unwrap();
+    world.close(opened);
+    assert_eq!(errno(namespace.lookup(&caller, made, b"absent")), Some(Errno::NOENT));
+    namespace.rename(&caller, made, b"sub", new, b"sub", 0).unwrap();
+    namespace.rmdir(&caller, new, b"deep").unwrap();
+    assert_eq!(list(&world, made).unwrap(), 2);
+    assert_eq!(world.line.questions(), before, "the server was asked");
+    world.line.answer();
+}
+
+#[test]
+fn slow_server_is_waited_for() {
+    let world = World::new(ROOMY);
+    world.put("old", b"old");
+    world.line.hold(Held::Listings);
+    let answered = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let lister = scope.spawn(|| {
+            let listing = list(&world, FileId::ROOT);
+            answered.store(true, Ordering::SeqCst);
+            listing
+        });
+        // The listing, and one other question in each time of `retry` that went by.
+        while world.line.questions() < 4 && !answered.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!answered.load(Ordering::SeqCst), "given up although the server answers");
+        world.line.answer();
+        assert_eq!(lister.join().unwrap().unwrap(), 1);
+    });
+}
