@@ -192,6 +192,10 @@ impl Namespace {
             return Ok(());
         }
         let attr = self.tree().get(id).ok_or(Errno::STALE)?.attr;
+        // Also where the new owner and group are the old ones.
+        if change.uid.is_some() || change.gid.is_some() {
+            self.permit_owner(caller, &attr)?;
+        }
         if change.size_bytes.is_some() && fh.is_none() {
             self.permit(caller, &attr, 2)?;
         }
