@@ -365,6 +365,11 @@ impl Namespace {
 }
 
 impl Placed {
+    /// Of the plain file; nothing where the store has it, which may hang.
+    pub fn stat_on_tier(&self) -> Option<rustix::fs::Stat> {
+        matches!(self.content.lies, Lies::Tier(_)).then(|| rustix::fs::fstat(&*self.content.file).ok()).flatten()
+    }
+
     /// A descriptor for writing of the placed file.
     pub fn writable(&self) -> std::io::Result<std::fs::File> {
         if self.content.writable {

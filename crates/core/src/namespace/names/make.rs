@@ -5,11 +5,11 @@ use crate::sync::atomic::Ordering;
 
 use crate::clock;
 use crate::error::{Errno, FsResult};
-use crate::model::{Attr, Caller, FileId, Kind, Mode, OpKind, RunId};
+use crate::model::{Attr, Caller, FileId, Kind, Mode, OpKind, RunId, Timestamp};
 use crate::placement::AskKind;
 
 use super::super::content::{Content, Lies, Open};
-use super::super::files::{Opened, Via, Wish};
+use super::super::files::{Opened, Placed, Via, Wish};
 use super::super::journal::Txn;
 use super::super::tree::{Entry, Inode, Name, OWN_INODE_BASE, PlainId, Tree};
 use super::super::{Found, Namespace};
@@ -153,6 +153,7 @@ impl Namespace {
         let placed = self.with_room((None, &path, run), || {
             self.place(&path, id, AskKind::Create { expected: self.expected(&path, &wish) }, &wish, perm, via)
         });
+        let plain_stat = placed.as_ref().ok().and_then(Placed::stat_on_tier);
         // Another door that finds it waits until it is open.
         let _inode = self.lock_inode(id);
         let mut tree = self.tree();
@@ -176,7 +177,13 @@ impl Namespace {
             return Err(fault);
         }
         let (cred, _) = self.owner_for_new(&tree, caller, dir, Kind::File, perm);
-        let mut inode = Inode::new(Self::fresh_attr(id, Kind::File, perm, cred));
+        let mut attr = Self::fresh_attr(id, Kind::File, perm, cred);
+        // Its times are the plain file's, from the first answer on: the kernel's clock is behind ours, and they may not go back.
+        if let Some(stat) = plain_stat {
+            attr.mtime = Timestamp::from_parts(stat.st_mtime, stat.st_mtime_nsec as u32);
+            attr.atime = Timestamp::from_parts(stat.st_atime, stat.st_atime_nsec as u32);
+        }
+        let mut inode = Inode::new(attr);
         inode.logical = Some((dir, name.clone()));
         inode.sealed = false;
         inode.run = run;
@@ -213,7 +220,7 @@ impl Namespace {
     }
 
     /// Open for one writer. (A file created for reading only still has to be sealed once.)
-    fn engage_new(&self, id: FileId, placed: &super::super::files::Placed, via: Via) -> FsResult<Arc<Open>> {
+    fn engage_new(&self, id: FileId, placed: &Placed, via: Via) -> FsResult<Arc<Open>> {
         let open = Arc::new(self.bound(id, placed, 0, via)?);
         open.users.lock().unwrap_or_else(crate::sync::PoisonError::into_inner).writers = 1;
         if !via.is_mount() {
