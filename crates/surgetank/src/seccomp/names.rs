@@ -118,6 +118,9 @@ impl Call<'_> {
             }
         };
         let to_text = self.path(to.1)?;
+        if to_text.is_empty() {
+            return Err(Errno::NOENT);
+        }
         let target = match (source, self.walk_at(to.0, &to_text, false)?) {
             (None, Walked::Outside(target)) => {
                 self.go_outside(from.0, &text, leads_to.as_deref())?;
@@ -171,7 +174,11 @@ impl Call<'_> {
         let kind = match mode & libc::S_IFMT {
             0 => libc::S_IFREG,
             libc::S_IFSOCK => return self.refuse("sockets in the directory", Errno::OPNOTSUPP),
-            libc::S_IFCHR | libc::S_IFBLK if caller.uid != 0 => return Err(Errno::PERM),
+            libc::S_IFCHR | libc::S_IFBLK if caller.uid != 0 => {
+                // The kernel asks the directory first.
+                self.namespace().access(&caller, spot.dir, 3).map_err(errno)?;
+                return Err(Errno::PERM);
+            }
             libc::S_IFDIR => return Err(Errno::PERM),
             kind => kind,
         };
