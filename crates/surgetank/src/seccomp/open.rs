@@ -103,7 +103,13 @@ impl Call<'_> {
         self.remember(id, rustix::fs::fstat(&file));
         if flags & libc::O_ACCMODE == libc::O_RDONLY {
             drop(file);
-            return self.plain(id, flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC));
+            // The mode does not bind the process that makes the file.
+            let maker = Caller { uid: 0, ..caller };
+            let flags = flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC);
+            let file = self.namespace().open_plain(&maker, id, flags).map_err(errno)?;
+            self.remember(&file, id);
+            (self.supervisor.gave)(self.task.tid, id, flags, false);
+            return Ok(file.into());
         }
         (self.supervisor.gave)(self.task.tid, id, flags, true);
         Ok(file.into())
