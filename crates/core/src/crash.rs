@@ -5,6 +5,7 @@
 //! from one another have one each: `NAME:N,NAME:N`.
 //! With `SURGETANK_CRASH_SUPERVISOR` its supervisor is killed before it, so that nobody takes over.
 //! `SURGETANK_HOLD=NAME:MILLISECONDS`: whoever passes NAME stays there so long, that a test may meet him.
+//! `SURGETANK_HOLD=NAME:@FILE`: a thread that passes NAME makes `FILE.reached` and stays until FILE exists.
 //! `SURGETANK_CRASH_LOG=FILE`: every passing writes a line there, so that the campaign knows what there is.
 //! `SURGETANK_CRASH_DEATHS=FILE`: whoever dies of NAME writes it there before, so that the campaign knows what it tried.
 
@@ -31,6 +32,7 @@ pub use armed::{is_next, pass};
 mod armed {
     use std::fs::{File, OpenOptions};
     use std::io::Write;
+    use std::path::PathBuf;
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Duration;
@@ -39,8 +41,13 @@ mod armed {
         name: String,
         left: AtomicU64,
         held: String,
-        hold: Duration,
+        hold: Hold,
         log: Option<File>,
+    }
+
+    enum Hold {
+        For(Duration),
+        Until(PathBuf),
     }
 
     static ARMED: OnceLock<Option<Armed>> = OnceLock::new();
@@ -53,7 +60,7 @@ mod armed {
             let _ = log.write_all(format!("{name}\n").as_bytes());
         }
         if armed.held == name {
-            std::thread::sleep(armed.hold);
+            armed.hold.stay();
         }
         if armed.name == name && armed.left.fetch_sub(1, Ordering::Relaxed) == 1 {
             if let Some(mut deaths) = written("SURGETANK_CRASH_DEATHS") {
@@ -78,12 +85,15 @@ mod armed {
     fn from_environment() -> Option<Armed> {
         let log = written("SURGETANK_CRASH_LOG");
         let (name, count) = said("SURGETANK_CRASH");
-        let (held, milliseconds) = said("SURGETANK_HOLD");
+        let (held, hold) = said("SURGETANK_HOLD");
         (log.is_some() || !name.is_empty() || !held.is_empty()).then(|| Armed {
             name,
-            left: AtomicU64::new(count),
+            left: AtomicU64::new(count.parse().unwrap_or(0)),
             held,
-            hold: Duration::from_millis(milliseconds),
+            hold: match hold.strip_prefix('@') {
+                Some(path) => Hold::Until(path.into()),
+                None => Hold::For(Duration::from_millis(hold.parse().unwrap_or(0))),
+            },
             log,
         })
     }
@@ -92,12 +102,30 @@ mod armed {
         std::env::var_os(variable).and_then(|path| OpenOptions::new().append(true).create(true).open(path).ok())
     }
 
-    /// `NAME:NUMBER`
-    fn said(variable: &str) -> (String, u64) {
+    impl Hold {
+        fn stay(&self) {
+            const LOOK_EVERY: Duration = Duration::from_millis(2);
+            match self {
+                Self::For(time) => std::thread::sleep(*time),
+                Self::Until(path) => {
+                    let mut reached = path.clone().into_os_string();
+                    reached.push(".reached");
+                    // A test that waits for it says that it is missing.
+                    drop(File::create(reached));
+                    while !path.exists() {
+                        std::thread::sleep(LOOK_EVERY);
+                    }
+                }
+            }
+        }
+    }
+
+    /// `NAME:NUMBER`, or another word in the number's place.
+    fn said(variable: &str) -> (String, String) {
         let all = std::env::var(variable).unwrap_or_default();
         let life = super::LIFE.load(Ordering::Relaxed) as usize;
         let words = all.split(',').nth(life).unwrap_or_default();
         let (name, number) = words.rsplit_once(':').unwrap_or_default();
-        (name.to_owned(), number.parse().unwrap_or(0))
+        (name.to_owned(), number.to_owned())
     }
 }

@@ -479,10 +479,7 @@ impl Drain {
             return;
         }
         let first = *op.first_failure.get_or_insert_with(clock::tick);
-        let (now, last) = (clock::tick(), first + retry);
-        let due = now + self.pause.back_off(seq, op.failures);
-        // The try after which it is given up is not put off: somebody waits for it.
-        op.due = if now < last { due.min(last) } else { due };
+        op.due = self.pause.next_try(seq, op.failures, clock::tick(), first + retry);
         // The store is not to blame for what a tier does not give.
         if absent.is_none() {
             self.pause.failed(seq, verdict::errno_of(why));

@@ -94,7 +94,7 @@ fn a_file_that_others_made_is_seen_when_the_time_is_over() {
     assert!(world.find(".hidden").is_ok(), "such names are asked for");
     let put = Instant::now();
     while world.find("theirs").is_err() {
-        assert!(put.elapsed() < ttl + Duration::from_secs(5), "never seen");
+        assert!(put.elapsed() < ttl + Duration::from_secs(60), "never seen");
         std::thread::sleep(Duration::from_millis(10));
     }
     // `refresh` does not wait.

@@ -17,6 +17,7 @@ mod older_links;
 mod operation;
 #[path = "model/reference.rs"]
 mod reference;
+mod seeds;
 #[path = "model/trouble.rs"]
 mod trouble;
 #[path = "model/world.rs"]
@@ -126,12 +127,17 @@ fn search(change: &dyn Fn(Terms) -> Terms) {
 }
 
 fn search_in(steps: impl Strategy<Value = Vec<Step>>, change: &dyn Fn(Terms) -> Terms) {
-    let seed = seed();
+    let strategy = (world::terms(), steps);
+    for seed in seeds::kept("model").into_iter().chain([seed()]) {
+        search_from(seed, &strategy, change);
+    }
+}
+
+fn search_from(seed: u64, strategy: &impl Strategy<Value = (Terms, Vec<Step>)>, change: &dyn Fn(Terms) -> Terms) {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let config = Config { failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
-    let strategy = (world::terms(), steps);
     for case in 0..cases() {
         let (terms, steps) = strategy.new_tree(&mut runner).unwrap().current();
         let terms = change(terms);

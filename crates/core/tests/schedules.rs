@@ -1,7 +1,8 @@
 //! Namespace, drain and catalog where shuttle decides after each lock and each atomic word who runs next (`sync`).
 //! `cargo nextest run -p surgetank-core --features schedules --test schedules`
 //!
-//! `SURGETANK_SCHEDULES`: executions of each test. A failure prints its schedule; it holds as long as time plays no part.
+//! `SURGETANK_SCHEDULES`: executions of each test. A failure prints its schedule and `SURGETANK_SCHEDULES_SEED`, which repeats
+//! the run; it holds as long as time plays no part.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test says what it found by failing
 
@@ -16,6 +17,7 @@ mod machine;
 mod operation;
 #[path = "model/reference.rs"]
 mod reference;
+mod seeds;
 #[path = "model/several.rs"]
 mod several;
 #[allow(dead_code, reason = "the model asks for more")]
@@ -55,17 +57,29 @@ fn executions() -> usize {
     std::env::var("SURGETANK_SCHEDULES").map_or(EXECUTIONS, |text| text.parse().expect("SURGETANK_SCHEDULES: a number"))
 }
 
+/// Another one each time.
+fn seed() -> u64 {
+    let told = std::env::var("SURGETANK_SCHEDULES_SEED").ok();
+    let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_secs();
+    told.map_or_else(now, |text| text.parse().expect("SURGETANK_SCHEDULES_SEED: a number"))
+}
+
 fn explore(what: impl Fn() + Send + Sync + 'static) {
     let what = Arc::new(what);
-    let schedulers: [Box<dyn Scheduler + Send>; 2] =
-        [Box::new(RandomScheduler::new(executions())), Box::new(PctScheduler::new(3, executions()))];
-    for scheduler in schedulers {
-        let mut config = shuttle::Config::new();
-        config.stack_size = STACK_BYTES;
-        config.silence_warnings = true;
-        config.max_steps = shuttle::MaxSteps::None;
-        let what = what.clone();
-        shuttle::Runner::new(scheduler, config).run(move || what());
+    for seed in seeds::kept("schedules").into_iter().chain([seed()]) {
+        eprintln!("SURGETANK_SCHEDULES_SEED={seed}");
+        let schedulers: [Box<dyn Scheduler + Send>; 2] = [
+            Box::new(RandomScheduler::new_from_seed(seed, executions())),
+            Box::new(PctScheduler::new_from_seed(seed, 3, executions())),
+        ];
+        for scheduler in schedulers {
+            let mut config = shuttle::Config::new();
+            config.stack_size = STACK_BYTES;
+            config.silence_warnings = true;
+            config.max_steps = shuttle::MaxSteps::None;
+            let what = what.clone();
+            shuttle::Runner::new(scheduler, config).run(move || what());
+        }
     }
 }
 

@@ -117,7 +117,11 @@ fn serve(opening: Opening, tiers: &Arc<Tiers>) -> Result<Running> {
     if !survival.again {
         let found = shimdoor::leftovers::sweep(Path::new(shimdoor::leftovers::SHARED_MEMORY), true);
         if found.files > 0 {
-            tracing::info!(files = found.files, bytes = found.bytes, "removed from shared memory: their agents are dead");
+            tracing::info!(
+                files = found.files,
+                bytes = found.bytes,
+                "removed from shared memory: their agents are dead"
+            );
         }
     }
     let namespace = Namespace::open_after(config, store, tiers.clone(), catalog, key, checks, survival)?;

@@ -6,6 +6,8 @@
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 mod scene;
+#[path = "../../core/tests/seeds/mod.rs"]
+mod seeds;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -49,6 +51,9 @@ fn exercise(name: &str, tier_mib: u64, options: &[&str]) {
     fs::copy(program, "/mnt/fsx").unwrap();
     fs::write("/mnt/fsx.toml", CONFIGURATION).unwrap();
     scene.beside("copies");
+    for seed in seeds::kept("fsx") {
+        exercise_once(&scene, options, ROUND_OPERATIONS, seed);
+    }
     let (mut left, mut spills) = (operations, 0);
     for round in 0.. {
         let now = left.min(ROUND_OPERATIONS);
@@ -68,6 +73,7 @@ fn exercise(name: &str, tier_mib: u64, options: &[&str]) {
 
 /// Returns how often something was spilled.
 fn exercise_once(scene: &Scene, options: &[&str], operations: u64, seed: u64) -> u64 {
+    eprintln!("SURGETANK_FSX_SEED={seed}");
     let copies = Path::new("/mnt/copies");
     let copies = copies.display();
     let other = seed + 1;

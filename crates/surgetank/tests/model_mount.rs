@@ -14,6 +14,8 @@ mod operation;
 #[allow(dead_code)]
 #[path = "../../core/tests/model/reference.rs"]
 mod reference;
+#[path = "../../core/tests/seeds/mod.rs"]
+mod seeds;
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -133,7 +135,9 @@ fn is_what_the_reference_says(doors: Doors, processes: u64, room: Room) {
     let seed = number("SURGETANK_MODEL_SEED");
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let first = seed.unwrap_or_else(|| u64::from(now.subsec_nanos()));
-    for seed in first..first + number("SURGETANK_MODEL_CASES").unwrap_or(CASES) {
+    let searched = first..first + number("SURGETANK_MODEL_CASES").unwrap_or(CASES);
+    for seed in seeds::kept("model_mount").into_iter().chain(searched) {
+        eprintln!("SURGETANK_MODEL_SEED={seed}");
         let scratch = disk::Scratch::new();
         let store = scratch.join("store");
         let mut references: Vec<_> = parts(seed, processes).map(|(seed, dir)| (seed, dir, Reference::new())).collect();

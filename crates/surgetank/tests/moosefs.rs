@@ -95,10 +95,15 @@ fn what_others_change_in_moosefs_is_seen() {
     fs::create_dir(&ours).unwrap();
     fs::write(ours.join("theirs"), "old").unwrap();
     let node = Node::new();
-    let mut run =
-        command(&node, &ours, "cat theirs; echo ours >mine; sleep 2; until [ -e go ]; do sleep 0.2; done; cat theirs");
-    let run = run.spawn().unwrap();
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    let read = node.path("read");
+    let script = format!(
+        "cat theirs; echo ours >mine; touch {}; sleep 2; until [ -e go ]; do sleep 0.2; done; cat theirs",
+        read.display()
+    );
+    let run = command(&node, &ours, &script).spawn().unwrap();
+    while !read.exists() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
     fs::write(ours.join("theirs"), "newer").unwrap();
     fs::write(ours.join("go"), "").unwrap();
     assert_eq!(told(&ends(run)), "oldnewer");

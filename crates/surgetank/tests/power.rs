@@ -2,58 +2,15 @@
 //! is shut down as its developers do it to test theirs (EXT4_IOC_SHUTDOWN), and the machine "boots" (another boot id).
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
+#[path = "power/failing.rs"]
+mod failing;
 mod scene;
 
 use std::collections::BTreeMap;
 use std::fs;
 
+use failing::{CLOSED, PUT, TIER, begin, go_on_when_synced, prepare, store_of, synced, until_the_power_fails};
 use scene::{Scene, eventually};
-
-const TIER: [&str; 8] =
-    ["--tier", "disk=/mnt/disk:200M", "--quiet-period", "1h", "--config", "/mnt/conf.toml", "--fsync", "tier"];
-
-fn prepare(name: &str) -> Option<Scene> {
-    let mut scene = Scene::new(name)?;
-    scene.ext4("disk", 512);
-    scene.state = "/mnt/disk/state".into();
-    fs::write("/mnt/conf.toml", "").unwrap();
-    scene.beside("told");
-    for name in ["old", "result", "log"] {
-        fs::write(scene.path(name), "before\n").unwrap();
-    }
-    Some(scene)
-}
-
-/// Runs the program until it says that it is there, and takes the power away.
-fn until_the_power_fails(scene: &Scene, options: &[&str], program: &str, journal_too: bool) {
-    let options = [&TIER[..], options].concat();
-    fs::write("/mnt/program.py", program).unwrap();
-    let _ = fs::remove_file("/mnt/told/there");
-    let running = scene.start(&options, "exec /usr/bin/python3 /mnt/program.py");
-    eventually("the program is there", || fs::exists("/mnt/told/there").unwrap());
-    scene.power_fails("disk", journal_too);
-    drop(running);
-}
-
-/// What the store has; what was set apart is told by the first part of its name.
-fn store_of(scene: &Scene) -> (BTreeMap<String, Vec<u8>>, BTreeMap<String, Vec<u8>>) {
-    let (mut there, mut apart) = (BTreeMap::new(), BTreeMap::new());
-    let mut dirs = vec![scene.over.clone()];
-    while let Some(dir) = dirs.pop() {
-        for entry in fs::read_dir(dir).unwrap() {
-            let path = entry.unwrap().path();
-            let name = path.strip_prefix(&scene.over).unwrap().to_str().unwrap().to_owned();
-            if path.is_dir() {
-                dirs.push(path);
-            } else if let Some((name, _)) = name.split_once(".surgetank-unproven-") {
-                apart.insert(name.to_owned(), fs::read(&path).unwrap());
-            } else {
-                there.insert(name, fs::read(&path).unwrap());
-            }
-        }
-    }
-    (there, apart)
-}
 
 const PROGRAM: &str = "
 import os, time
@@ -146,18 +103,23 @@ time.sleep(100)
 #[test]
 fn what_was_closed_long_ago_is_complete() {
     let Some(scene) = prepare("power_later") else { return };
-    let program = "
-import os, time
+    let program = format!(
+        "import os, time
+{CLOSED}
 for n in range(300):
-    with open(f'f{n}', 'wb') as f: f.write(b'%d' % n * 1000)
+    with open(f'f{{n}}', 'wb') as f: f.write(b'%d' % n * 1000)
 with open('old', 'w') as f: f.write('after')
 with open('log', 'a') as f: f.write('more\\n')
 os.rename('f0', 'result')
-time.sleep(1.5)
-open('/mnt/told/there', 'w').close()
-time.sleep(100)
-";
-    until_the_power_fails(&scene, &["--sync-after", "100ms"], program, false);
+# What is synced later has the rename in the catalog.
+with open('last', 'w') as f: f.write('last')
+closed()
+"
+    );
+    let running = begin(&scene, &["--sync-after", "100ms"], &program);
+    go_on_when_synced(&scene, 0, 303);
+    scene.power_fails("disk", false);
+    drop(running);
     let ended = scene.run(&TIER, "true").exits(0);
     let (there, apart) = store_of(&scene);
     assert!(apart.is_empty(), "{:?}\n{}", apart.keys(), ended.stderr);
@@ -174,22 +136,29 @@ time.sleep(100)
 #[test]
 fn what_was_synced_and_then_written_over_is_not_taken_for_complete() {
     let Some(scene) = prepare("power_over") else { return };
-    let program = "
-import os, time
+    let program = format!(
+        "import os, time
+{CLOSED}
 def put(name, text, flags, sync=False):
     fd = os.open(name, os.O_CREAT | os.O_WRONLY | flags, 0o644)
     os.write(fd, text)
     if sync: os.fsync(fd)
     return fd
 for name in 'old', 'new': os.close(put(name, b'a' * 50000, os.O_TRUNC))
-time.sleep(1)
+closed()
 held = [put(name, b'b' * 70000, os.O_TRUNC) for name in ('old', 'new')]
 open('/mnt/told/there', 'w').close()
 time.sleep(100)
-";
+"
+    );
     for journal_too in [true, false] {
         for door in [&["--no-preload"][..], &[]] {
-            until_the_power_fails(&scene, &[door, &["--sync-after", "20ms"]].concat(), program, journal_too);
+            let before = synced(&scene);
+            let running = begin(&scene, &[door, &["--sync-after", "20ms"]].concat(), &program);
+            go_on_when_synced(&scene, before, 2);
+            eventually("the program is there", || fs::exists("/mnt/told/there").unwrap());
+            scene.power_fails("disk", journal_too);
+            drop(running);
             let ended = scene.run(&TIER, "true").exits(3).says(&["new: the machine went down"]);
             let (there, _) = store_of(&scene);
             assert_eq!(there["old"], b"before\n", "{}", ended.stderr);
@@ -364,18 +333,6 @@ time.sleep(100)
     scene.holds("synced", &[b's'; 5000]);
 }
 
-const PUT: &str = "
-import os, time
-def put(name, text, flags=0, sync=False):
-    fd = os.open(name, os.O_CREAT | os.O_WRONLY | flags, 0o644)
-    os.write(fd, text)
-    if sync: os.fsync(fd)
-    os.close(fd)
-def there():
-    open('/mnt/told/there', 'w').close()
-    time.sleep(100)
-";
-
 /// The lost version's length was believed: whoever appended next copied so many bytes of the good one, and published that.
 #[test]
 fn after_a_loss_the_stores_version_has_its_own_length() {
@@ -463,21 +420,21 @@ there()"
 fn what_was_closed_long_ago_is_complete_also_when_another_agent_took_over() {
     let Some(scene) = prepare("power_heir") else { return };
     let program = format!(
-        "{PUT}put('f', b'f' * 50000)
+        "{PUT}{CLOSED}
+put('f', b'f' * 50000)
 os.mkdir('d'); put('d/g', b'g' * 50000)
-open('/mnt/told/closed', 'w').close()
-while not os.path.exists('/mnt/told/go'): time.sleep(0.01)
+closed()
 os.rename('d', 'e')
-time.sleep(2)
+# What is synced later has the rename in the catalog.
+put('last', b'l')
 there()"
     );
-    fs::write("/mnt/program.py", program).unwrap();
-    let options = [&TIER[..], &["--no-preload", "--sync-after", "700ms"]].concat();
-    let running = scene.start(&options, "exec /usr/bin/python3 /mnt/program.py");
+    let running = begin(&scene, &["--no-preload", "--sync-after", "700ms"], &program);
     eventually("files are closed", || fs::exists("/mnt/told/closed").unwrap());
     assert!(scene.kill_one_agent());
     fs::write("/mnt/told/go", "").unwrap();
     eventually("the program is there", || fs::exists("/mnt/told/there").unwrap());
+    eventually("all is synced", || synced(&scene) >= 3);
     scene.power_fails("disk", false);
     drop(running);
     let ended = scene.run(&TIER, "true").exits(0);
@@ -556,8 +513,9 @@ there()"
 fn what_a_loss_of_power_left_in_doubt_was_scavenged_as_complete() {
     let Some(scene) = prepare("power_scavenge") else { return };
     let program = format!(
-        "import subprocess\n{PUT}put('whole', b'w' * 5000)
-time.sleep(1)
+        "import subprocess\n{PUT}{CLOSED}
+put('whole', b'w' * 5000)
+closed()
 old, part = open('old', 'wb', 0), open('part', 'wb', 0)
 for f in old, part: f.write(b'a' * 65536)
 os.fsync(part.fileno())
@@ -565,7 +523,11 @@ subprocess.run(['sync', '-f', '/mnt/disk'], check=True)
 for f in old, part: f.write(b'b' * 65536)
 there()"
     );
-    until_the_power_fails(&scene, &["--no-preload", "--sync-after", "20ms"], &program, true);
+    let running = begin(&scene, &["--no-preload", "--sync-after", "20ms"], &program);
+    go_on_when_synced(&scene, 0, 1);
+    eventually("the program is there", || fs::exists("/mnt/told/there").unwrap());
+    scene.power_fails("disk", true);
+    drop(running);
     let verb = |words: &[&str]| {
         let rest = ["--state", "/mnt/disk/state", "--over", "/mnt/project", "--tier", "disk=/mnt/disk:200M"];
         scene.bare_verb(words[0], &[&words[1..], &rest].concat())

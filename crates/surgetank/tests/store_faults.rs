@@ -481,8 +481,7 @@ fn no_room_anywhere_for_a_while() {
     eventually("status names who waits for room", || {
         room(&stage.status(), &["out/", "a writer waits", "no room is left anywhere", "fast", "/mnt/store"])
     });
-    // The run looks every other second.
-    std::thread::sleep(std::time::Duration::from_secs(3));
+    eventually("the run says so too", || running.says("a writer waits"));
     faults("");
     let ended = running.ends().exits(0).says(&["out/", "a writer waits", "no room is left anywhere"]);
     assert!(!ended.stderr.contains("a writer got an error"), "{}", ended.stderr);

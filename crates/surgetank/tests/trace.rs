@@ -5,7 +5,6 @@ mod scene;
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
 
 use scene::record::{number, record, records, small_scene};
 use scene::{Scene, eventually};
@@ -132,14 +131,20 @@ fn a_trace_beside_another_run_is_of_its_own_run_alone() {
     assert!(untraced.iter().all(|process| process["files"].is_null()), "{untraced:#?}");
 }
 
+/// What is written down of a run that goes on.
+fn noted(scene: &Scene) -> String {
+    let places = fs::read_dir(&scene.state).unwrap().flatten();
+    let records = places.filter_map(|place| fs::read_dir(place.path().join("runs")).ok()).flatten().flatten();
+    records.filter_map(|record| fs::read_to_string(record.path()).ok()).collect()
+}
+
 #[test]
 fn a_trace_goes_on_when_the_agent_is_killed() {
     let Some(scene) = small_scene("trace_survives") else { return };
     let running =
         scene.start(&TRACED, "echo a > before; touch ready; until [ -e go ]; do sleep 0.05; done; cat before > after");
     eventually("it is ready", || scene.over.join("ready").exists());
-    // (So that what was traced is written down.)
-    std::thread::sleep(Duration::from_millis(2500));
+    eventually("what was traced is written down", || noted(&scene).contains("before"));
     scene.replace_agent();
     let joined = || scene.log().matches("joined run=").count() == 2;
     eventually("the run has joined the next one", joined);

@@ -90,6 +90,12 @@ impl Pause {
         wait + wait.mul_f64(f64::from(random) / f64::from(u32::MAX) / 2.0)
     }
 
+    /// When it is tried again. The try after which it is given up, at `last`, is not put off: a program waits for it.
+    pub fn next_try(&self, seq: Seq, failures: u32, now: Instant, last: Instant) -> Instant {
+        let due = now + self.back_off(seq, failures);
+        if now < last { due.min(last) } else { due }
+    }
+
     pub fn failed(&self, seq: Seq, errno: Errno) {
         let mut state = locked(&self.state);
         state.since.get_or_insert_with(|| (clock::tick(), clock::now().secs()));
@@ -184,6 +190,23 @@ mod tests {
             let wait = pause.back_off(Seq(7), failures);
             assert!(wait >= least && wait <= least + least / 2, "{failures}: {wait:?}");
         }
+    }
+
+    /// The pause before the last try took as long as all before it.
+    #[test]
+    fn last_try_is_when_the_retry_time_ends() {
+        let pause = Pause::default();
+        let first = clock::tick();
+        let last = first + Duration::from_secs(5);
+        let (mut now, mut tries) = (first, 0);
+        while now < last {
+            tries += 1;
+            now = pause.next_try(Seq(7), tries, now, last);
+        }
+        assert_eq!(now, last);
+        assert!((5..=6).contains(&tries), "{tries} tries");
+        // Another one that comes later has its own pause.
+        assert!(pause.next_try(Seq(7), tries, last, last) > last);
     }
 
     /// The part that is random was the same on every node: a hash of the operation's number.

@@ -14,6 +14,7 @@ pub mod group;
 pub mod lending;
 pub mod printed;
 pub mod record;
+mod running;
 pub mod server;
 
 use std::collections::BTreeMap;
@@ -22,10 +23,12 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+
+pub use running::Running;
 
 pub const MIB: u64 = 1 << 20;
 /// Who has no privileges. Not `nobody`: in a user namespace everybody else's files look like that one's.
@@ -411,84 +414,6 @@ impl Drop for Scene {
         // The namespace goes with the thread; what stood under /mnt is still visible here without the other mounts.
         let _ = rustix::mount::unmount("/mnt", rustix::mount::UnmountFlags::DETACH);
         let _ = fs::remove_dir_all(&self.behind);
-    }
-}
-
-/// A command that goes on.
-pub struct Running {
-    child: Option<Child>,
-    streams: Vec<std::thread::JoinHandle<String>>,
-}
-
-impl Running {
-    #[track_caller]
-    pub fn of(mut command: Command) -> Self {
-        use std::io::Read;
-        let mut child = command.spawn().unwrap();
-        let collect = |mut stream: Box<dyn Read + Send>| {
-            std::thread::spawn(move || {
-                let mut text = Vec::new();
-                stream.read_to_end(&mut text).unwrap();
-                String::from_utf8_lossy(&text).into_owned()
-            })
-        };
-        let streams =
-            vec![collect(Box::new(child.stdout.take().unwrap())), collect(Box::new(child.stderr.take().unwrap()))];
-        Self { child: Some(child), streams }
-    }
-
-    pub fn pid(&self) -> u32 {
-        self.child.as_ref().unwrap().id()
-    }
-
-    pub fn is_over(&mut self) -> bool {
-        self.child.as_mut().unwrap().try_wait().unwrap().is_some()
-    }
-
-    /// What an ended command said.
-    pub fn so_far(&mut self) -> String {
-        let texts: Vec<String> = self.streams.drain(..).map(|stream| stream.join().unwrap()).collect();
-        texts.join("\n")
-    }
-
-    pub fn kill(&self) {
-        // SAFETY: the child is ours and not yet waited for; it leads a group.
-        unsafe { libc::kill(-(self.pid() as i32), libc::SIGKILL) };
-    }
-
-    /// The command and what it started do nothing more.
-    pub fn halt(&self) {
-        // SAFETY: as above.
-        unsafe { libc::kill(-(self.pid() as i32), libc::SIGSTOP) };
-    }
-
-    #[track_caller]
-    pub fn ends(mut self) -> Ended {
-        let deadline = Instant::now() + LIMIT;
-        while !self.is_over() {
-            if Instant::now() > deadline {
-                self.kill();
-                let mut child = self.child.take().unwrap();
-                child.wait().unwrap();
-                let text: Vec<String> = self.streams.drain(..).map(|stream| stream.join().unwrap()).collect();
-                panic!("still running after {LIMIT:?}:\n{}", text.join("\n"));
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let status = self.child.take().unwrap().wait().unwrap();
-        let mut texts = self.streams.drain(..).map(|stream| stream.join().unwrap());
-        let (stdout, stderr) = (texts.next().unwrap(), texts.next().unwrap());
-        Ended { status, stdout, stderr }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if let Some(child) = &mut self.child {
-            // SAFETY: the child is ours and not yet waited for; it leads a group.
-            unsafe { libc::kill(-(child.id() as i32), libc::SIGKILL) };
-            child.wait().unwrap();
-        }
     }
 }
 

@@ -131,6 +131,7 @@ impl Namespace {
         if synced.is_empty() {
             return;
         }
+        let files = synced.len();
         let mut tree = self.tree();
         let mut txn = Txn::default();
         for (id, version) in synced {
@@ -139,8 +140,9 @@ impl Namespace {
         self.commit(&tree, txn);
         drop(tree);
         crash_point!("sync.written_down");
-        if let Err(why) = self.sync_catalog() {
-            tracing::warn!(%why, "the catalog could not be synced");
+        match self.sync_catalog() {
+            Ok(()) => tracing::debug!(files, "closed files are synced"),
+            Err(why) => tracing::warn!(%why, "the catalog could not be synced"),
         }
     }
 
