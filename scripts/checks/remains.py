@@ -40,9 +40,11 @@ class Before:
 def await_nothing(look: Callable[[], list[str]], patience_s: float = PATIENCE_S) -> list[str]:
     """What is still there when the last process ends, or the patience does."""
     until = time.monotonic() + patience_s
-    while any(line.startswith("process ") for line in (found := look())) and time.monotonic() < until:
+    while True:
+        found = look()
+        if not any(line.startswith("process ") for line in found) or time.monotonic() >= until:
+            return found
         time.sleep(0.1)
-    return found
 
 
 def processes(own: bool, mark: str) -> list[str]:
