@@ -145,10 +145,15 @@ fn queue(text: &mut Text, figures: &Figures) {
     );
     text.gauge(
         "surgetank_at_risk_bytes",
-        "Undrained bytes that would be lost with this: a reboot of the node, or the node itself.",
+        "Bytes that are meant for the store, have no durable copy and would be lost with this: a reboot of the node, or the node itself.",
     );
     text.labelled(&[("loss", "reboot")], figures.status.at_risk_reboot_bytes);
     text.labelled(&[("loss", "node")], figures.status.at_risk_node_bytes);
+    text.one_gauge(
+        "surgetank_lost_files",
+        "Files whose newest version is lost, until the user acknowledges them.",
+        figures.status.lost.total,
+    );
     let deadline = |text: &mut Text, name: &str, help: &str, value: &dyn Fn(&DeadlineStatus) -> String| {
         text.gauge(name, help);
         figures.status.deadline.iter().for_each(|deadline| text.labelled(&[], value(deadline)));

@@ -13,7 +13,9 @@ use surgetank_core::report::{Audit, Finding, Lost, NotDurable, Verdict, What};
 use surgetank_core::store::Cred;
 use surgetank_core::tier::Tiers;
 
-use crate::agent::place::Place;
+use crate::agent::place::{Place, StateRoot, naming};
+
+use super::words::count;
 
 /// `None`: an agent lives, or none ever wrote anything down. Changes nothing.
 pub fn look(place: &Place) -> Result<Option<Audit>> {
@@ -42,6 +44,27 @@ pub fn look(place: &Place) -> Result<Option<Audit>> {
 
 pub fn lost(audit: &Audit) -> impl Iterator<Item = Lost> {
     audit.lost().map(|one| Lost { path: one.path.clone(), at: one.at.clone(), why: one.text.clone() })
+}
+
+/// What is left where no agent serves, one line a directory.
+pub fn notices(state: &Path) -> Result<Vec<String>> {
+    let Some(root) = StateRoot::open_existing(state)? else { return Ok(Vec::new()) };
+    let mut lines = Vec::new();
+    for place in root.places()?.into_iter().filter(Place::has_left) {
+        let Some(over) = place.identity().map(|identity| identity.over) else { continue };
+        let Some(audit) = look(&place, over.as_path())? else { continue };
+        let (lost, away, there) = (audit.lost().count(), unread(&audit).count(), audit.undrained.len());
+        if lost + away + there > 0 {
+            lines.push(format!(
+                "{over}  (no agent): {} files are lost, {} are on tiers that are not there, {} wait on tiers for the store; to name them: surgetank fsck{} {over}",
+                count(lost as u64),
+                count(away as u64),
+                count(there as u64),
+                naming(state)
+            ));
+        }
+    }
+    Ok(lines)
 }
 
 /// Files on tiers that are not there or cannot be read.

@@ -9,7 +9,7 @@ use surgetank_core::error::Error;
 use surgetank_core::report::{AgentStatus, Health, Phase, Visibility};
 
 use super::settings::Settings;
-use super::{Outcome, Program, agent_of, exit, state_root, words};
+use super::{Outcome, Program, agent_of, exit, left, state_root, words};
 use crate::agent::client::{self, Connection};
 use crate::agent::wire::{Answer, Request};
 
@@ -33,6 +33,7 @@ const LOST_SHOWN_MAX: usize = 10;
 
 pub fn status(program: &Program<'_>, args: &Args) -> Outcome {
     let settings = Settings::of_state(args.state.as_ref());
+    let mut left = Vec::new();
     let told = match (&args.directory, &args.socket) {
         (_, Some(socket)) => match client::ask_guest(socket, &Request::Status)? {
             Answer::Status(status) => vec![*status],
@@ -43,7 +44,10 @@ pub fn status(program: &Program<'_>, args: &Args) -> Outcome {
             let state = state_root(program, &settings)?;
             let agents = match client::serving(&state, Path::new("."))? {
                 Some(agent) => vec![agent],
-                None => client::all(&state)?,
+                None => {
+                    left = left::notices(&state)?;
+                    client::all(&state)?
+                }
             };
             // One that ends while we ask is no agent any more.
             agents.into_iter().filter_map(|agent| ask(agent).ok()).collect()
@@ -51,11 +55,10 @@ pub fn status(program: &Program<'_>, args: &Args) -> Outcome {
     };
     if args.json {
         words::print(&(serde_json::to_string_pretty(&told).map_err(|error| Error::new("JSON").why(error))? + "\n"))?;
-    } else if told.is_empty() {
-        words::print("no agent of yours is running\n")?;
     } else {
         let texts: Vec<String> = told.iter().map(text).collect();
-        words::print(&texts.join("\n"))?;
+        let agents = if told.is_empty() { "no agent of yours is running\n".to_owned() } else { texts.join("\n") };
+        words::print(&left.iter().fold(agents, |all, line| format!("{all}{line}\n")))?;
     }
     Ok(exit::OK)
 }

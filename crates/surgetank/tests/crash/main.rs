@@ -518,8 +518,9 @@ fn without_power(seed: u64, dice: &mut Dice) -> Result<u64, String> {
     if !matches!(ended.status.code(), Some(0 | 3)) {
         return Err(told(format!("the run after the boot ended with {}", ended.status)));
     }
-    // What was lost was told; from here on all is as ever.
-    let again = scene.run(&End::Never, "true").map_err(&told)?;
+    // What is lost was named; once it is acknowledged nothing is left to report.
+    let forget = concat!(env!("CARGO_BIN_EXE_surgetank"), " scavenge --forget --over . --state");
+    let again = scene.run(&End::Never, &format!("{forget} '{}'", scene.state.display())).map_err(&told)?;
     if !again.status.success() {
         return Err(told(format!("the second run after the boot ended with {}", again.status)));
     }
@@ -561,8 +562,7 @@ fn lives(scene: &Scene, ends: &[End]) -> Result<(u64, verify::Verified), String>
     }
     let stories = scene.stories();
     if stories.iter().map(|story| story.done).sum::<u64>() == 0 {
-        // It died before anything was done: there is nothing to verify, and that is counted.
-        return Ok((died, verify::Verified::default()));
+        return Ok((died, verify::Verified::default())); // It died before anything was done, and that is counted.
     }
     let verified = verify::verify(&scene.look()?, &stories)?;
     // (An agent that this run found there is not ended by it, and clears up in its own time.)

@@ -79,7 +79,11 @@ fn lost(name: &str, whole_tier: bool) {
     } else {
         names.iter().for_each(|name| fs::remove_file(plain(&scene, name)).unwrap());
     }
+    let lost = if whole_tier { 3 } else { 2 };
+    let status = || scene.bare_verb("status", &STATE).exits(0).stdout;
+    assert!(status().contains(&format!("/mnt/project  (no agent): {lost} files are lost")), "{}", status());
     each_names(&scene, "at first", &names);
+    assert!(status().contains(&format!("/mnt/project  (no agent): {lost} files are lost")), "{}", status());
     each_names(&scene, "again", &names);
     let told =
         scene.run(&QUIET, "/mnt/surgetank status --state /mnt/state; code=0; /mnt/surgetank wait --state /mnt/state || code=$?; echo $code");
@@ -96,6 +100,7 @@ fn lost(name: &str, whole_tier: bool) {
         assert!(forgotten.stderr.contains(&format!("forgotten: {name}: ")), "{}", forgotten.stderr);
     }
     each_is_content(&scene, "when they are acknowledged");
+    assert_eq!(status(), "no agent of yours is running\n");
     assert_eq!(fs::read_to_string(scene.path("d/new")).unwrap(), "another\n");
     assert!(whole_tier || fs::read_to_string(scene.path("other")).unwrap() == "scratch\n");
 }
