@@ -325,7 +325,8 @@ os.chown('kept', -1, -1); mode('kept')
 os.chmod('kept', 0o4755); mode('kept')
 "#;
     fs::write("/mnt/set_ids.py", program).unwrap();
-    let plain = scene.command("python3").arg("/mnt/set_ids.py").output().unwrap();
+    let plain = scene.command("bash").args(["-c", "python3 /mnt/set_ids.py"]).output().unwrap();
+    assert!(plain.status.success(), "{plain:?}");
     let names = ["made", "late", "again", "kept"];
     let modes = || names.map(|name| fs::metadata(scene.path(name)).unwrap().mode() & 0o7777);
     let (plain, left) = (String::from_utf8(plain.stdout).unwrap(), modes());

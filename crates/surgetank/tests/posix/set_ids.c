@@ -203,6 +203,29 @@ static void set_ids_after_the_open(void) {
     mode_of("before");
 }
 
+/* The descriptor comes from a process with privileges, which it lost. */
+static int inherited;
+static void write_inherited(void) {
+    T(write(inherited, "y", 1));
+    look("inherited");
+}
+static void inherited_descriptor_clears_set_ids(void) {
+    put("inherited", "x");
+    T(chmod("inherited", 06777));
+    inherited = open("inherited", O_WRONLY | O_APPEND);
+    as_user(write_inherited);
+    close(inherited);
+    look("inherited");
+}
+static void inherited_before_set_ids(void) {
+    put("inherited", "x");
+    inherited = open("inherited", O_WRONLY | O_APPEND);
+    T(chmod("inherited", 06777));
+    as_user(write_inherited);
+    close(inherited);
+    look("inherited");
+}
+
 static const mode_t kinds[] = {S_IFREG, S_IFIFO, S_IFCHR, S_IFBLK};
 static const char *const kind_names[] = {"file", "fifo", "character", "block"};
 #define KINDS 4
@@ -270,6 +293,7 @@ const struct one_case set_ids[] = {
     {"mapping_keeps_set_ids", mapping_keeps_set_ids}, {"made_with_set_ids", made_with_set_ids},
     {"stored_with_set_ids", stored_with_set_ids},
     {"set_ids_of_an_open_file", set_ids_of_an_open_file}, {"set_ids_after_the_open", set_ids_after_the_open},
-    {"chown_clears_set_ids", chown_clears_set_ids},
+    {"inherited_descriptor_clears_set_ids", inherited_descriptor_clears_set_ids},
+    {"inherited_before_set_ids", inherited_before_set_ids}, {"chown_clears_set_ids", chown_clears_set_ids},
     {"chown_of_socket_clears_set_ids", chown_of_socket_clears_set_ids}, {"foreign_set_ids_stay", foreign_set_ids_stay},
     {NULL, NULL}};
