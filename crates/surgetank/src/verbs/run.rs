@@ -9,6 +9,7 @@
 pub mod account;
 pub mod child;
 pub mod final_drain;
+mod library;
 pub mod offspring;
 mod preload;
 mod waiting;
@@ -123,11 +124,12 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
         ended: clock::tick(),
     };
     surgetank_core::crash_point!("run.joined");
+    let mut library = None;
     let spawned = loop {
         // (What the shim opens the agent does not see.)
         let variables = match session.args.trace {
             true => Vec::new(),
-            false => preload::variables(&session.config, &session.agent.hello, session.run),
+            false => preload::variables(&session.config, &session.agent.hello, session.run, &mut library),
         };
         match child::spawn(&session.args.command, &cwd, &session.agent, &session.signals, &variables) {
             // Killed since it greeted us: the next one has the same namespaces.
@@ -145,6 +147,9 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
     };
     session.ended = clock::tick();
     let left_running = session.grant_grace()?;
+    if let Some(library) = library.take_if(|_| !left_running.is_empty()) {
+        library.leave();
+    }
     session.finish(command_exit, left_running, json)
 }
 
