@@ -219,9 +219,8 @@ fn not_utf8(words: &[OsString]) -> Error {
         (_, Some(option)) if option.starts_with('-') && option != "--" => (option.to_owned(), word),
         _ => (format!("argument {at}"), word),
     };
-    Error::new(format!("{label}: the value '{value}' is not UTF-8")).remedy(
-        "give it in UTF-8; in patterns '?' or '*' stand for other bytes, and a directory with such a name can be reached by a symbolic link",
-    )
+    Error::new(format!("{label}: the value '{value}' is not UTF-8"))
+        .remedy("give it in UTF-8; in patterns '?' or '*' stand for bytes of another encoding")
 }
 
 /// An error with the exit code that belongs to it.

@@ -247,7 +247,7 @@ fn an_answer_that_cannot_be_written_is_a_failure() {
         }
     }
     let help = scene.verb("report", &["--help"]).exits(0).stdout;
-    assert_eq!(help.matches("[default: last]").count(), 1, "{help}");
+    assert_eq!(help.matches("[default: ").count(), 1, "{help}");
 }
 
 #[test]
@@ -376,4 +376,111 @@ fn spills_evictions_and_hits_have_their_reasons() {
         assert!(text.contains(part), "{part}:\n{text}");
     }
     assert!(text.lines().count() < 60, "{text}");
+}
+
+/// `report` without a name showed the last run of whatever directory.
+#[test]
+fn report_without_a_name_takes_the_run_over_this_directory() {
+    let Some(scene) = scene("report_here") else { return };
+    fs::create_dir_all(scene.path("below")).unwrap();
+    scene.run(&SMALL, "echo here > mine").exits(0);
+    fs::create_dir("/mnt/other").unwrap();
+    let state = scene.state.to_str().unwrap();
+    let mut other = scene.surgetank(&["run", "--over", "/mnt/other", "--state", state, "--", "true"]);
+    scene::Running::of(command_in(&mut other, "/mnt/other", &[])).ends().exits(0);
+    let at = |dir: &str, words: &[&str]| {
+        let mut command = scene.surgetank(&["report", "--state", scene.state.to_str().unwrap(), "--json"]);
+        scene::Running::of(command_in(&mut command, dir, words)).ends()
+    };
+    for (dir, expected) in
+        [("/mnt/project", "/mnt/project"), ("/mnt/project/below", "/mnt/project"), ("/mnt/other", "/mnt/other")]
+    {
+        assert_eq!(at(dir, &[]).exits(0).json()["directory"], expected, "in {dir}");
+    }
+    assert_eq!(at("/mnt/project", &["last"]).exits(0).json()["directory"], "/mnt/other", "`last` is of all");
+    at("/", &[]).exits(2).says(&["no run over / is recorded", "--list", "  data: "]);
+}
+
+fn command_in(command: &mut std::process::Command, dir: &str, words: &[&str]) -> std::process::Command {
+    let program = command.get_program().to_owned();
+    let all: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
+    let environment: Vec<_> =
+        command.get_envs().filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned()))).collect();
+    let mut made = std::process::Command::new(program);
+    made.args(all).args(words).env_clear().envs(environment).current_dir(dir);
+    made.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    made
+}
+
+/// After the run `why` said only that there is no agent.
+#[test]
+fn why_answers_from_the_last_record_after_a_run() {
+    let Some(scene) = scene("report_why") else { return };
+    let options = [&SMALL[..], &["--rule", "scratch/=keep"]].concat();
+    scene
+        .run(
+            &options,
+            "head -c 5000 /dev/zero > made; mkdir scratch; echo kept > scratch/kept; echo x > t; mv t renamed",
+        )
+        .exits(0);
+    let told = scene.verb("why", &["made"]).exits(0).stdout;
+    for word in
+        ["as run 20", "no agent serves /mnt/project now", "made", "durable", "in the store since the run", "rule"]
+    {
+        assert!(told.contains(word), "{word:?} is not said in:\n{told}");
+    }
+    let json = scene.verb("why", &["--json", "made"]).exits(0).json();
+    assert_eq!((json["state"].as_str(), json["size_bytes"].as_u64()), (Some("durable"), Some(5000)), "{json}");
+    assert_eq!(scene.verb("why", &["--json", "renamed"]).exits(0).json()["state"], "durable");
+    let kept = scene.verb("why", &["scratch/kept"]).exits(0).stdout;
+    assert!(kept.contains("not in the store when the run ended") && kept.contains("scratch/"), "{kept}");
+    scene.verb("why", &["never"]).exits(1).says(&["no run has recorded anything of never", "  try:  ", "  data: "]);
+    scene.verb("why", &["/tmp/elsewhere"]).exits(1).says(&["no agent of yours serves"]);
+}
+
+/// A full state directory took the record of the run with it, and only the agent's log said so.
+#[test]
+fn run_says_that_its_record_cannot_be_written() {
+    let Some(mut scene) = scene("report_full") else { return };
+    scene.state = scene.tmpfs("small-state", 8);
+    fs::set_permissions(&scene.state, fs::Permissions::from_mode(0o700)).unwrap();
+    let fill = "echo result > made; head -c 20000000 /dev/zero > /mnt/small-state/ballast || true";
+    let ended = scene.run(&SMALL, fill).exits(0);
+    let ended = ended.says(&["the record of this run cannot be written", "/mnt/small-state/", "No space left"]);
+    ended.says(&["  try:  make room", "  data: everything that should be durable is in the store"]);
+    scene.holds("made", b"result\n");
+}
+
+/// What was drained before the end counted as `0 B/s`, a drain after a rest as `429 B/s`, and holes as written.
+#[test]
+fn drain_rate_is_that_of_its_work_and_holes_are_not_counted() {
+    let Some(scene) = scene("report_rate") else { return };
+    let script =
+        "head -c 8000000 /dev/urandom > a; /mnt/surgetank wait --state /mnt/state a; truncate -s 1T holes; sleep 1";
+    let options = [&SMALL[..], &["--json", "/mnt/account.json"]].concat();
+    scene.run(&options, script).exits(0).says(&["tier fast:", "drain: 2 files, "]);
+    let account: Value = serde_json::from_slice(&fs::read("/mnt/account.json").unwrap()).unwrap();
+    let drain = &account["summary"]["drain"];
+    let bytes = number(&drain["bytes"]);
+    assert!((8_000_000..9_000_000).contains(&bytes), "{drain}");
+    assert!(number(&account["summary"]["tiers"][0]["in_bytes"]) < 9_000_000, "{account:#}");
+    // The command slept for a second in which nothing was drained: the rate is of the rest.
+    let whole_ms = number(&account["command_ms"]) + number(&account["drain_ms"]);
+    assert!(number(&drain["bytes_per_second"]) > bytes * 1000 / whole_ms, "{drain} in {whole_ms} ms");
+}
+
+/// The bar stood at "0 B of 60 MiB" for a third of the time: only whole files counted.
+#[test]
+fn progress_counts_bytes_within_a_file() {
+    let Some(scene) = scene("report_progress") else { return };
+    let command = scene.run_command(&["--drain-bytes-per-second-max", "2M"], "head -c 16777216 /dev/urandom > large");
+    // With its progress.
+    let words: Vec<_> = command.get_args().filter(|word| *word != "--no-progress").map(ToOwned::to_owned).collect();
+    let mut shown = scene.surgetank(&[]);
+    shown.args(words);
+    let ended = scene::Running::of(command_in(&mut shown, "/mnt/project", &[])).ends().exits(0);
+    let line =
+        ended.stderr.lines().find(|line| line.contains("draining ")).unwrap_or_else(|| panic!("{}", ended.stderr));
+    assert!(line.contains(" of 16.00 MiB, 0 of 1 files, ") && line.contains(" on average)"), "{line}");
+    assert!(!line.contains("draining 0 B of") && line.ends_with(" left"), "{line}");
 }

@@ -479,3 +479,16 @@ fn the_doctor_did_not_ask_the_server_from_a_directory_with_files() {
     let text = String::from_utf8(doctor.output().unwrap().stdout).unwrap();
     assert!(text.contains("conditional writes: yes") && text.contains("does NOT work"), "{text}");
 }
+
+/// The other of two sources of one name was shown without its leading slash.
+#[test]
+fn sources_of_one_name_are_refused_with_both_whole_paths() {
+    let scene = Scene::new();
+    scene.script("mkdir a b out; echo one > a/f; echo two > b/f");
+    let output = scene.command(None, "stage-in", &["--to", "out", "a/f", "b/f"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    let (first, second) = (scene.path("a/f").canonicalize().unwrap(), scene.path("b/f").canonicalize().unwrap());
+    let refused = format!("{}: {} would have the same name there", second.display(), first.display());
+    assert!(said.contains(&refused), "{refused} is not said in: {said}");
+}

@@ -16,7 +16,7 @@ use super::again::{self, Sources};
 use super::deadline::Deadline;
 use super::key::{self, Draft, Origin, Said, nearest};
 use super::machine::Machine;
-use super::places::{directory, first_file, unreadable, utf8};
+use super::places::{directory, first_file, refuse_bytes, unreadable, utf8};
 use super::sea::{self, Sea};
 use super::tiers::{self, Candidates};
 use super::{Authority, Config, Overrides, TierConfig, file};
@@ -491,6 +491,7 @@ fn refuse_apart(over: &Path, store: &Path, machine: &Machine) -> Result<()> {
 
 fn resolve_state(draft: &Draft, around: &Surroundings, over: &Path, store: &Path) -> Result<PathBuf> {
     let (path, label) = said_state(draft, around);
+    refuse_bytes(&path, label, "the state directory")?;
     for (what, other) in [("the directory to serve", over), ("the store", store)] {
         if path.starts_with(other) {
             return Err(Error::new(format!(

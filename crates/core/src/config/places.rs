@@ -22,7 +22,22 @@ pub(super) fn directory(said: &Said<PathBuf>, what: &str, otherwise: &str) -> Re
         Error::new(format!("{label}: {what} {} can't be used", said.value.display())).why(why).remedy(remedy)
     };
     let path = said.value.canonicalize().map_err(|error| failed(error.to_string()))?;
-    if path.is_dir() { Ok(path) } else { Err(failed("it is not a directory".to_owned())) }
+    if !path.is_dir() {
+        return Err(failed("it is not a directory".to_owned()));
+    }
+    refuse_bytes(&path, label, what)?;
+    Ok(path)
+}
+
+/// Files may have any name; the directories that hold everything are named to the agent, in records and in commands that
+/// are printed, all of which are text.
+pub(super) fn refuse_bytes(path: &Path, label: &str, what: &str) -> Result<()> {
+    match path.to_str() {
+        Some(_) => Ok(()),
+        None => Err(Error::new(format!("{label}: {what} {} can't be used", path.display()))
+            .why("its path is not UTF-8")
+            .remedy("rename the directory, or name another one")),
+    }
 }
 
 /// Would `mkdir -p` make it? The nearest ancestor that exists is a directory that this user may write.

@@ -468,7 +468,12 @@ pub fn clear_dead_mount(state: &Path, over: &Path) -> Result<bool> {
 }
 
 fn spawn(config: &Config, place: &Place, wanted: Visibility) -> Result<Start> {
-    let fail = |why: String| Error::new(format!("no agent could be started for {}", config.over.display())).why(why);
+    let fail = |why: String| {
+        Error::new(format!("no agent could be started for {}", config.over.display()))
+            .why(why)
+            .remedy(format!("look into {}, and whether its file system is full", place.log_path().display()))
+            .data("nothing was begun")
+    };
     let log = place.log().map_err(|error| fail(format!("{}: {error}", place.log_path().display())))?;
     let startup = Startup { config: config.clone(), place: place.path().into(), wanted };
     let mut message = serde_json::to_vec(&startup).map_err(|error| fail(error.to_string()))?;

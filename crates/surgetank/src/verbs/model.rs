@@ -18,7 +18,7 @@ use super::{Failure, Outcome, exit, words};
 /// What `model` and `advise` are asked about.
 #[derive(Debug, Args)]
 pub struct Subject {
-    /// A description (docs/model.md), a WfFormat 1.5 instance, or a recorded run
+    /// A description (`surgetank help model`), a WfFormat 1.5 instance, or a recorded run
     workload: PathBuf,
     /// What `surgetank calibrate` wrote [default: ~/.cache/surgetank/calibration.json]
     #[arg(long, value_name = "FILE")]
@@ -58,7 +58,11 @@ impl Subject {
         let text = std::fs::read_to_string(&file).map_err(|error| {
             Error::new(format!("the calibration {} can't be read", file.display())).why(error).remedy(calibrated)
         })?;
-        let mut machine = Calibration::parse(&text)?;
+        let mut machine = Calibration::parse(&text).map_err(|error| Error {
+            what: format!("the calibration {} can't be read", file.display()),
+            why: if error.why.is_empty() { error.what } else { error.why },
+            ..error
+        })?;
         if let Some(memory) = &self.memory {
             let refused = |why| Error::new(format!("--memory: {why}")).remedy("write a size, for example 16G");
             machine.memory_bytes = size_bytes(memory).map_err(refused)?;

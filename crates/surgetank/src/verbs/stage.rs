@@ -276,7 +276,8 @@ fn carry_all(
     }
     // First all is looked at: two sources of one name are noticed before either is there.
     let who = Cred { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
-    let mut targets: HashMap<(String, StorePath), (String, StorePath)> = HashMap::new();
+    // With what each is called in messages.
+    let mut targets: HashMap<(String, StorePath), ((String, StorePath), PathText)> = HashMap::new();
     let mut courses = Vec::new();
     for ([(from_root, from_dir), (to_root, to_dir)], between) in all {
         let known = format!("{to_root} {to_dir}");
@@ -315,12 +316,13 @@ fn carry_all(
             if entry.is_dir() {
                 return true;
             }
-            match targets.insert(to, from.clone()) {
+            let shown = named(&source.describe(), &entry.from);
+            match targets.insert(to, (from.clone(), shown)) {
                 None => true,
                 // The same file twice is once.
-                Some(other) if other == from => false,
-                Some(other) => {
-                    let why = format!("{} would have the same name there", named(&source.describe(), &other.1));
+                Some((other, _)) if other == from => false,
+                Some((_, other)) => {
+                    let why = format!("{other} would have the same name there");
                     let why = std::io::Error::new(std::io::ErrorKind::AlreadyExists, why);
                     report.failed.push(failure(&source.describe(), &entry.from, &why));
                     false

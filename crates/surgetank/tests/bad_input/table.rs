@@ -120,6 +120,7 @@ pub const OPTIONS: &[Refused] = &[
     of("*", "--rule", "*.tmp=burn", 2, &["--rule", "'burn' is none of"]),
     of("*", "--rule", "=keep", 2, &["--rule"]),
     of("*", "--rule", "[=keep", 2, &["--rule"]),
+    of("*", "--state", "{absent}{bytes}", 2, &["--state", "its path is not UTF-8"]),
     of("*", "--group-socket", "", 2, &["--group-socket", "empty"]),
     of("*", "--metrics-token-file", "", 2, &["--metrics-token-file", "empty"]),
     of("run", "--json", "{absent}/x", 2, &["--json", "absent/x cannot be written"]),
