@@ -107,7 +107,7 @@ impl Call<'_> {
             let maker = Caller { uid: 0, ..caller };
             let flags = flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC);
             let file = self.namespace().open_plain(&maker, id, flags).map_err(errno)?;
-            self.remember(&file, id);
+            self.remember(id, rustix::fs::fstat(&file));
             (self.supervisor.gave)(self.task.tid, id, flags, false);
             return Ok(file.into());
         }

@@ -13,7 +13,8 @@ use surgetank_core::report::{Audit, Finding, Lost, NotDurable, Verdict, What};
 use surgetank_core::store::Cred;
 use surgetank_core::tier::Tiers;
 
-use crate::agent::place::{Place, StateRoot, naming};
+use crate::agent::commands::Commands;
+use crate::agent::place::{Place, StateRoot};
 
 use super::words::count;
 
@@ -52,15 +53,15 @@ pub fn notices(state: &Path) -> Result<Vec<String>> {
     let mut lines = Vec::new();
     for place in root.places()?.into_iter().filter(Place::has_left) {
         let Some(over) = place.identity().map(|identity| identity.over) else { continue };
-        let Some(audit) = look(&place, over.as_path())? else { continue };
+        let Some(audit) = look(&place)? else { continue };
         let (lost, away, there) = (audit.lost().count(), unread(&audit).count(), audit.undrained.len());
         if lost + away + there > 0 {
             lines.push(format!(
-                "{over}  (no agent): {} files are lost, {} are on tiers that are not there, {} wait on tiers for the store; to name them: surgetank fsck{} {over}",
+                "{over}  (no agent): {} files are lost, {} are on tiers that are not there, {} wait on tiers for the store; to name them:\n  {}",
                 count(lost as u64),
                 count(away as u64),
                 count(there as u64),
-                naming(state)
+                Commands::at(&place, over.as_path()).fsck()
             ));
         }
     }
