@@ -30,7 +30,7 @@ use std::time::Duration;
 pub use device::{Device, DeviceCounters, DeviceView, Remains, Standing};
 pub use health::is_sickness;
 pub use remembered::Remembered;
-pub use scope::{files_of_all, is_in_use};
+pub use scope::{files_of_all, hand_over, is_in_use};
 pub use tree::{Each, Plain};
 
 use device::{Setup, Sighting};

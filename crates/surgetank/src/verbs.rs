@@ -272,6 +272,11 @@ fn dead_mount_error(dead: &Path, state: &Path) -> Error {
         .data("what was closed there is in the store or still in the tiers; the next run over the directory brings it to the store")
 }
 
+/// For verbs that start an agent.
+fn refuse_other_store(config: &Config) -> Outcome<()> {
+    client::refused_store(config)?.map_or(Ok(()), |refusal| Err(Failure::usage(refusal)))
+}
+
 /// For verbs that start an agent: nothing can be looked up in a dead mount, not even the configuration.
 fn clear_dead_mount(program: &Program<'_>, settings: &Settings) -> Outcome<()> {
     let said = std::env::var_os("SURGETANK_OVER").filter(|over| !over.is_empty()).map(PathBuf::from);

@@ -17,8 +17,8 @@ use scene::{MIB, Running, Scene, eventually, mount, noise};
 /// So that a store that fails for ever is given up within the patience of a test.
 const SHORT: [&str; 2] = ["--retry", "500ms"];
 /// What every account of a store that refuses has to say, besides the particulars.
-const ALWAYS: [&str; 4] =
-    ["not durable", "safe at", "/mnt/tier-fast", "run --state /mnt/state --over /mnt/project -- true"];
+const ALWAYS: [&str; 5] =
+    ["not durable", "safe at", "/mnt/tier-fast", "surgetank run --state /mnt/state", "--over /mnt/project -- true"];
 
 fn prepare(name: &str) -> Option<Scene> {
     let mut scene = Scene::new(name)?;

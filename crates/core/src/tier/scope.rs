@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
@@ -66,6 +66,8 @@ impl Scope {
         let user_dir = descend(&base, &user_name, &user_path)?;
         let key_path = user_path.join(key);
         let dir = descend(&user_dir, key, &key_path)?;
+        // Held as long as we live: see `hand_over`. (A file system without such locks never hands over.)
+        let _ = rustix::fs::flock(&dir, FlockOperation::NonBlockingLockShared);
         let flat = flat_name(key);
         let nested = exists(&dir, FILES) || may_not_make(&base, &flat);
         let (files, files_path) = if nested {
@@ -158,6 +160,40 @@ pub fn files_of_all(path: &Path) -> Vec<PathBuf> {
     let is_flat = |path: &PathBuf| path.file_name().is_some_and(|name| name.as_bytes().starts_with(flat.as_bytes()));
     let nested = in_it(&path.join(flat.trim_end_matches('-'))).map(|key| key.join(FILES));
     in_it(path).filter(is_flat).chain(nested).filter(|files| files.is_dir()).collect()
+}
+
+/// Renames what agents of other keys left in a tier's directory, so that it is found under this key: `is_left` says of
+/// which keys no state is left. What a living agent has, or one that cannot be asked for, stays.
+pub fn hand_over(path: &Path, key: &str, is_left: &dyn Fn(&str) -> bool) -> std::io::Result<()> {
+    let names = |dir: &Path| {
+        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect::<Vec<_>>()
+    };
+    let mut keys = names(&Scope::path_of(path, ""));
+    keys.extend(names(path).iter().filter_map(|name| name.strip_prefix(&flat_name("")).map(str::to_owned)));
+    keys.sort_unstable();
+    keys.dedup();
+    for left in keys.iter().filter(|left| *left != key && is_left(left)) {
+        // The lock is let go when both have their new names.
+        let _lock = match rustix::fs::open(Scope::path_of(path, left), DIRECTORY, Mode::empty()) {
+            Ok(dir) => match rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => Some(dir),
+                Err(_) => continue,
+            },
+            Err(Errno::NOENT) => None,
+            Err(errno) => return Err(errno.into()),
+        };
+        // By its files it is found again when this is cut off between the two.
+        let [dirs, files] = [Scope::path_of, |path: &Path, key: &str| path.join(flat_name(key))]
+            .map(|place| rustix::fs::rename(place(path, left), place(path, key)));
+        for renamed in [dirs, files] {
+            match renamed {
+                Ok(()) | Err(Errno::NOENT | Errno::EXIST | Errno::NOTEMPTY) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Has an agent of this key left a directory in a tier's? Also where that cannot be seen.
@@ -274,6 +310,28 @@ mod tests {
         assert!(!files.exists() && user_dir(base.path()).join("k2").exists());
         other.remove_when_empty().unwrap();
         assert_eq!(fs::read_dir(base.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn files_of_a_lost_state_are_handed_over_unless_their_agent_lives() {
+        let base = tempfile::tempdir().unwrap();
+        for key in ["a-1", "a-2", "b-1"] {
+            fs::write(Scope::open("ram", base.path(), key).unwrap().files_path.join("f"), key).unwrap();
+        }
+        let lives = Scope::open("ram", base.path(), "a-2").unwrap();
+        hand_over(base.path(), "a-3", &|key| key.starts_with("a-")).unwrap();
+        let read = |key: &str| fs::read_to_string(base.path().join(flat_name(key)).join("f")).ok();
+        assert_eq!(
+            ["a-1", "a-2", "a-3", "b-1"].map(read),
+            [None, Some("a-2".into()), Some("a-1".into()), Some("b-1".into())]
+        );
+        assert!(!is_in_use(base.path(), "a-1"));
+        drop(lives);
+        // One after the other: files are never mixed.
+        hand_over(base.path(), "a-3", &|key| key == "a-2").unwrap();
+        assert_eq!(["a-2", "a-3"].map(read), [Some("a-2".into()), Some("a-1".into())]);
+        hand_over(base.path(), "a-4", &|key| key == "a-2").unwrap();
+        assert_eq!(read("a-4").as_deref(), Some("a-2"));
     }
 
     /// What an agent of before left, or where only the user's own directory was made for him.

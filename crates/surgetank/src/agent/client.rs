@@ -395,17 +395,17 @@ pub fn find_or_start(config: &Config, wanted: Visibility) -> Result<Found> {
     }
 }
 
-/// Refuses a store to which what an earlier agent left is not owed. Of a living agent see [`Connection::check_store`].
-pub fn check_store(config: &Config) -> Result<()> {
-    let Some(root) = StateRoot::open_existing(&config.state)? else { return Ok(()) };
-    let Ok(meta) = fs::metadata(&config.over) else { return Ok(()) };
-    let Some(place) = root.existing_place(&meta, &config.over)? else { return Ok(()) };
-    if place.serves_store(config) {
-        return Ok(());
-    }
+/// Why nothing is begun for this store, where what an earlier agent left is owed to another one. Of a living agent see
+/// [`Connection::check_store`].
+pub fn refused_store(config: &Config) -> Result<Option<Error>> {
+    let Some(root) = StateRoot::open_existing(&config.state)? else { return Ok(None) };
+    let Ok(meta) = fs::metadata(&config.over) else { return Ok(None) };
+    let Some(place) = root.existing_place(&meta, &config.over)?.filter(|place| !place.serves_store(config)) else {
+        return Ok(None);
+    };
     match place.try_agent_lock()? {
-        Some(_dead) => place.check_store(config),
-        None => Ok(()),
+        Some(_dead) => place.refused_store(config),
+        None => Ok(None),
     }
 }
 

@@ -11,7 +11,10 @@ use surgetank_core::shell;
 
 use super::run::final_drain::{self, Drained};
 use super::settings::Settings;
-use super::{Failure, Outcome, Program, agent_of, clear_dead_mount, dead_mount_error, exit, state_root, wait, words};
+use super::{
+    Failure, Outcome, Program, agent_of, clear_dead_mount, dead_mount_error, exit, refuse_other_store, state_root,
+    wait, words,
+};
 use crate::agent::commands::{self, Commands};
 use crate::agent::signals::Signals;
 use crate::agent::wire::{Answer, Request};
@@ -52,7 +55,7 @@ pub fn mount(program: &Program<'_>, args: &MountArgs) -> Outcome {
             .remedy("end them or let them leave the directory (a shell: `cd /`), or use `surgetank run`, which needs no such care");
         return Err(error.into());
     }
-    client::check_store(&config).map_err(Failure::usage)?;
+    refuse_other_store(&config)?;
     let found = client::find_or_start(&config, Visibility::Global)?;
     if !found.started && found.connection.hello.visibility == Visibility::Private {
         return Err(Error::new(format!("{} is served by runs with a private mount", over.display()))

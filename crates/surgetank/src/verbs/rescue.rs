@@ -78,6 +78,10 @@ struct Left {
 }
 
 impl Left {
+    fn is_for_its_store(&self) -> Outcome<()> {
+        self.place.refused_store(&self.config)?.map_or(Ok(()), |refusal| Err(Failure::usage(refusal)))
+    }
+
     fn opening(&self) -> Result<Opening> {
         let config = self.config.clone();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -90,7 +94,7 @@ impl Left {
             bare: (config.store != config.over).then(|| open(&config.over, "the directory")).transpose()?,
             survival: None,
             state: self.place.path().to_path_buf(),
-            key: self.place.key(&config)?,
+            key: self.place.key()?,
             visibility: Visibility::Private,
             by_calls: true,
             on_lost: Box::new(|| ()),
@@ -145,7 +149,7 @@ pub fn fsck(program: &Program<'_>, args: &FsckArgs) -> Outcome {
         let audit = Audit { findings: of_nobody(&without_state(&tiers_of(&config))?), ..Audit::default() };
         return tell(&audit, args.json, &config);
     };
-    left.place.check_store(&left.config).map_err(Failure::usage)?;
+    left.is_for_its_store()?;
     let before = program.backend.audit(left.opening()?, args.scrub)?;
     if !args.repair {
         return tell(&before, args.json, &config);
@@ -320,7 +324,7 @@ pub fn scavenge(program: &Program<'_>, args: &ScavengeArgs) -> Outcome {
         }
         return Ok(if is_all { exit::OK } else { exit::NOT_DURABLE });
     }
-    left.place.check_store(&left.config).map_err(Failure::usage)?;
+    left.is_for_its_store()?;
     left.place.take_up(&left.config)?;
     let engine = program.backend.offline(left.opening()?)?;
     Ok(if drain(&left, engine, args.forget)? { exit::OK } else { exit::NOT_DURABLE })

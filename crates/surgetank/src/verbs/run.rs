@@ -88,7 +88,7 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
     // Before anything is started: a report that cannot be written is to be known now.
     let json = args.json.as_deref().map(open_report).transpose()?;
 
-    client::check_store(&config).map_err(Failure::usage)?;
+    super::refuse_other_store(&config)?;
     let (mut agent, run, started) = join(&config, &args)?;
     if args.trace
         && let Err(error) = trace(&mut agent)

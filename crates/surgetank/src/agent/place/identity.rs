@@ -1,9 +1,10 @@
 //! `identity.json`: which directory a place serves, to which store it owes what is left there, and its instance's KEY.
 //!
-//! KEY names what an agent puts elsewhere: directories on tiers, temporaries in the store. It is a random number, so no two
-//! instances have the same one, also where machines are clones with one host name. It stays while anything may lie under
+//! KEY names what an agent puts elsewhere: directories on tiers, temporaries in the store. It is `ORIGIN-NUMBER`. NUMBER is
+//! random, so no two instances have the same KEY, also where machines are clones with one host name. ORIGIN is a hash of
+//! host name, user and place: by it files are found on a tier whose state is lost. A KEY stays while anything may lie under
 //! it. A machine that is cloned with such a place draws another one after its boot if nothing does.
-//! A KEY that an earlier version made (from host name, user and path) stays valid likewise.
+//! A KEY that an earlier version made (`DEVICE-INODE-ORIGIN`) stays valid likewise.
 //!
 //! Invariant: while something is left, the place is bound to the store for which it was written. An agent, `fsck` and
 //! `scavenge` for another store are refused before anything is changed.
@@ -23,14 +24,14 @@ use surgetank_core::error::{Error, Result};
 use surgetank_core::model::Image;
 use surgetank_core::namespace;
 use surgetank_core::report::PathText;
-use surgetank_core::store;
+use surgetank_core::store::{self, checksum};
 use surgetank_core::tier::{self, Remembered};
 
 use super::{Place, refuse};
 use crate::agent::commands::Commands;
 
 const IDENTITY: &str = "identity.json";
-const KEY_BYTES: usize = 16;
+const NUMBER_BYTES: usize = 12;
 
 /// What a place remembers for as long as it exists.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -149,34 +150,68 @@ impl Place {
     }
 
     /// The KEY of what is left, for a command that only looks: nothing is written down.
-    pub fn key(&self, config: &Config) -> Result<String> {
+    pub fn key(&self) -> Result<String> {
         match self.identity() {
             Some(identity) => Ok(identity.key),
-            None => self.key_for(None, config),
+            None => Ok(format!("{}-{}", self.origin(), random_number()?)),
         }
     }
 
     /// The KEY that stays, or another one where nothing lies under it.
     fn key_for(&self, known: Option<&Identity>, config: &Config) -> Result<String> {
-        let Some(known) = known else { return random_key() };
+        let Some(known) = known else { return self.new_key(config) };
         self.check_store(config)?;
         if known.boot == boot_id() || self.is_in_use(&known.key, config) {
             return Ok(known.key.clone());
         }
-        random_key()
+        self.new_key(config)
     }
 
-    /// Refuses a store to which what is left here is not owed. The caller holds the agent's lock.
-    pub fn check_store(&self, config: &Config) -> Result<()> {
-        let Some(owed) = self.identity().and_then(|identity| identity.store) else { return Ok(()) };
+    /// What is on the tiers from here, and is known to no place any more, is found under the new key.
+    fn new_key(&self, config: &Config) -> Result<String> {
+        let origin = self.origin();
+        let key = format!("{origin}-{}", random_number()?);
+        let places = self.path.parent().map(fs::read_dir).and_then(io::Result::ok).into_iter().flatten().flatten();
+        let known: Vec<String> =
+            places.filter_map(|place| Some(Self::open(&place.path()).ok()?.identity()?.key)).collect();
+        let is_left = |other: &str| {
+            let from_here = other.split('-').next() == Some(&*origin) || other.rsplit('-').next() == Some(&*origin);
+            from_here && !known.iter().any(|known| known == other)
+        };
+        for path in config.tiers.iter().flat_map(|tier| &tier.paths) {
+            tier::hand_over(path, &key, &is_left).map_err(|why| {
+                Error::new(format!("{} cannot be searched for files of a lost state", path.display()))
+                    .why(why)
+                    .data("nothing is removed there")
+            })?;
+        }
+        Ok(key)
+    }
+
+    fn origin(&self) -> String {
+        let node = rustix::system::uname();
+        let mut who = node.nodename().to_bytes().to_vec();
+        who.push(0);
+        who.extend_from_slice(&rustix::process::getuid().as_raw().to_le_bytes());
+        who.extend_from_slice(self.path.as_os_str().as_encoded_bytes());
+        format!("{:016x}", checksum::of_bytes(&who))
+    }
+
+    fn check_store(&self, config: &Config) -> Result<()> {
+        self.refused_store(config)?.map_or(Ok(()), Err)
+    }
+
+    /// Why nothing is done here for this store: what is left is owed to another one. The caller holds the agent's lock.
+    pub fn refused_store(&self, config: &Config) -> Result<Option<Error>> {
+        let Some(owed) = self.identity().and_then(|identity| identity.store) else { return Ok(None) };
         if owed.is(&StoreMark::of(config)?) {
-            return Ok(());
+            return Ok(None);
         }
         let image = self.catalog_left();
         if !self.has_left() && image.as_ref().is_some_and(namespace::is_spent) {
-            return Ok(());
+            return Ok(None);
         }
-        Err(self.other_store(config, &owed))
+        Ok(Some(self.other_store(config, &owed)))
     }
 
     fn other_store(&self, config: &Config, owed: &StoreMark) -> Error {
@@ -224,10 +259,10 @@ impl Place {
     }
 }
 
-fn random_key() -> Result<String> {
-    let mut bytes = [0_u8; KEY_BYTES];
+fn random_number() -> Result<String> {
+    let mut bytes = [0_u8; NUMBER_BYTES];
     let mut filled = 0;
-    while filled < KEY_BYTES {
+    while filled < NUMBER_BYTES {
         match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
             Ok(count) => filled += count,
             Err(rustix::io::Errno::INTR) => {}
@@ -358,7 +393,7 @@ mod tests {
             let refused = place.identify(config).unwrap_err();
             assert!(refused.what.contains(&machine.path("store").display().to_string()), "{refused}");
             assert!(refused.remedy.contains("--store") && refused.remedy.contains("--tier"), "{refused}");
-            assert!(place.check_store(config).is_err() && place.take_up(config).is_err());
+            assert!(place.refused_store(config).unwrap().is_some() && place.take_up(config).is_err());
         }
         let key = place.identify(&first).unwrap();
         assert_eq!(place.take_up(&first).unwrap(), key);
@@ -373,9 +408,9 @@ mod tests {
         machine.leave();
         fs::rename(machine.path("store"), machine.path("aside")).unwrap();
         fs::create_dir(machine.path("store")).unwrap();
-        let refused = place.check_store(&config).unwrap_err();
+        let refused = place.refused_store(&config).unwrap().unwrap();
         assert!(refused.why.contains("another directory"), "{refused}");
         // The directory itself, wherever it is.
-        place.check_store(&machine.config(Some("aside"))).unwrap();
+        assert!(place.refused_store(&machine.config(Some("aside"))).unwrap().is_none());
     }
 }
