@@ -2,6 +2,7 @@
  * program's hands, which means nothing tomorrow, and a link or a program made behind the agent's back.
  */
 #define _GNU_SOURCE
+#include "foreign.h"
 #include "shim.h"
 
 #include <errno.h>
@@ -108,7 +109,62 @@ ST_WRAP(int, linkat, int dirfd, const char *path, int to_dirfd, const char *to, 
     return next(dirfd, path, to_dirfd, to, flags);
 }
 
-ST_WRAP(int, fexecve, int descriptor, char *const *arguments, char *const *environment)
+/* The program that a descriptor is of, or the script's interpreter, cannot take the shim. */
+static bool is_foreign_descriptor(int descriptor)
+{
+    char script[ST_FOREIGN_TEXT];
+    return descriptor >= 0 && (st_is_foreign_file(descriptor, script) || (*script && st_is_foreign(script, NULL)));
+}
+
+/* Of a descriptor ("" with AT_EMPTY_PATH) or a path relative to one. */
+static bool is_foreign_at(int dirfd, const char *path, int flags)
+{
+    if (!st_is_text(path))
+        return false;
+    if (!*path)
+        return (flags & AT_EMPTY_PATH) && is_foreign_descriptor(dirfd);
+    if (*path == '/' || dirfd == AT_FDCWD)
+        return st_is_foreign(path, NULL);
+    long opened = st_sys(__NR_openat, dirfd, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0);
+    bool foreign = !st_sys_failed(opened) && is_foreign_descriptor((int)opened);
+    if (!st_sys_failed(opened))
+        st_sys_close((int)opened);
+    return foreign;
+}
+
+static int exec_at(int dirfd, const char *path, char *const *arguments, char *const *environment, int flags)
+{
+    char text[ST_TEXT];
+    const char *instead = path_of(dirfd, path, flags, text);
+    if (!instead && !(flags & AT_SYMLINK_NOFOLLOW) && (instead = st_through(path, text)) == path)
+        instead = NULL;
+    int (*path_next)(const char *, char *const *, char *const *) = ST_NEXT(execve);
+    if (instead && path_next)
+        return path_next(instead, arguments, environment);
+    int (*next)(int, const char *, char *const *, char *const *, int) = ST_NEXT(execveat);
+    return next ? next(dirfd, path, arguments, environment, flags)
+                : failed((int)-st_sys(__NR_execveat, dirfd, path, arguments, environment, flags));
+}
+
+__attribute__((noinline)) static int exec_at_without(int dirfd, const char *path, char *const *arguments, char *const *environment,
+                                                     int flags)
+{
+    size_t list_bytes, count = st_environment_count(environment, &list_bytes);
+    char *copy[count + 1], list[list_bytes];
+    st_environment_without(environment, copy, list);
+    return exec_at(dirfd, path, arguments, copy, flags);
+}
+
+__attribute__((noinline)) static int exec_descriptor_without(int (*next)(int, char *const *, char *const *), int descriptor,
+                                                             char *const *arguments, char *const *environment)
+{
+    size_t list_bytes, count = st_environment_count(environment, &list_bytes);
+    char *copy[count + 1], list[list_bytes];
+    st_environment_without(environment, copy, list);
+    return next(descriptor, arguments, copy);
+}
+
+static int exec_descriptor(int descriptor, char *const *arguments, char *const *environment)
 {
     static const char nothing[] = "";
     char text[ST_TEXT];
@@ -120,19 +176,17 @@ ST_WRAP(int, fexecve, int descriptor, char *const *arguments, char *const *envir
     return next ? next(descriptor, arguments, environment) : failed(ENOSYS);
 }
 
+ST_WRAP(int, fexecve, int descriptor, char *const *arguments, char *const *environment)
+{
+    return is_foreign_descriptor(descriptor) ? exec_descriptor_without(exec_descriptor, descriptor, arguments, environment)
+                                             : exec_descriptor(descriptor, arguments, environment);
+}
+
 ST_WRAP(int, execveat, int dirfd, const char *path, char *const *arguments, char *const *environment, int flags)
 {
-    char text[ST_TEXT];
     path = st_path(path);
     if (st_refused(dirfd, path))
         return -1;
-    const char *instead = path_of(dirfd, path, flags, text);
-    if (!instead && !(flags & AT_SYMLINK_NOFOLLOW) && (instead = st_through(path, text)) == path)
-        instead = NULL;
-    int (*path_next)(const char *, char *const *, char *const *) = ST_NEXT(execve);
-    if (instead && path_next)
-        return path_next(instead, arguments, environment);
-    int (*next)(int, const char *, char *const *, char *const *, int) = ST_NEXT(execveat);
-    return next ? next(dirfd, path, arguments, environment, flags)
-                : failed((int)-st_sys(__NR_execveat, dirfd, path, arguments, environment, flags));
+    return is_foreign_at(dirfd, path, flags) ? exec_at_without(dirfd, path, arguments, environment, flags)
+                                             : exec_at(dirfd, path, arguments, environment, flags);
 }

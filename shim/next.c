@@ -9,6 +9,7 @@
 #include <elf.h>
 #include <link.h>
 #include <string.h>
+#include <sys/auxv.h>
 
 void *st_next_found[ST_NEXT_COUNT];
 
@@ -109,11 +110,43 @@ static void *find_sysv(const struct link_map *object, const struct tables *table
     return NULL;
 }
 
-static const struct link_map *last; /* of those that were there at start */
+/* glibc's; weak, so that another loader loads us as well. Every loader writes where its own is into the program. */
+#pragma weak _r_debug
+
+static const struct link_map *first, *last; /* of those that were there at start */
+
+static const struct r_debug *of_program(void)
+{
+    const ElfW(Phdr) *headers = (const void *)getauxval(AT_PHDR), *dynamic = NULL;
+    unsigned long count = getauxval(AT_PHNUM);
+    ElfW(Addr) base = 0;
+    for (unsigned long at = 0; headers && at < count; at++) {
+        if (headers[at].p_type == PT_PHDR)
+            base = (ElfW(Addr))headers - headers[at].p_vaddr;
+        if (headers[at].p_type == PT_DYNAMIC)
+            dynamic = &headers[at];
+    }
+    for (const ElfW(Dyn) *entry = dynamic ? (const void *)(base + dynamic->p_vaddr) : NULL; entry && entry->d_tag != DT_NULL; entry++)
+        if (entry->d_tag == DT_DEBUG)
+            return (const void *)entry->d_un.d_ptr;
+    return NULL;
+}
+
+/* Other libraries' constructors may call us before ours have run. */
+static const struct link_map *first_object(void)
+{
+    const struct link_map *object = __atomic_load_n(&first, __ATOMIC_ACQUIRE);
+    if (!object) {
+        const struct r_debug *known = &_r_debug ? &_r_debug : of_program();
+        object = known ? known->r_map : NULL;
+        __atomic_store_n(&first, object, __ATOMIC_RELEASE);
+    }
+    return object;
+}
 
 __attribute__((constructor(101))) static void remember_last(void)
 {
-    const struct link_map *object = _r_debug.r_map;
+    const struct link_map *object = first_object();
     while (object && object->l_next)
         object = object->l_next;
     __atomic_store_n(&last, object, __ATOMIC_RELEASE);
@@ -128,7 +161,7 @@ void *st_next_search(enum st_next_number which)
     const struct link_map *end = __atomic_load_n(&last, __ATOMIC_ACQUIRE);
     void *found = NULL;
     bool after_ours = false;
-    for (const struct link_map *object = _r_debug.r_map; object && !found; object = object->l_next) {
+    for (const struct link_map *object = first_object(); object && !found; object = object->l_next) {
         struct tables tables;
         if (after_ours && read_tables(object, &tables)) {
             if (tables.gnu_hash)

@@ -441,6 +441,11 @@ bool st_lent_plain(const struct st_domain *domain, uint32_t device, uint64_t ino
 /* ---- Opening (open.c): a descriptor, -1 and errno, or ST_PASS. */
 int st_open(int dirfd, const char *path, int flags, mode_t mode);
 
+/* exec.c: for a program that cannot take the shim, the environment without it. `copy` has room for as many and one more, `list`
+ * for a path list as long as LD_PRELOAD's. */
+size_t st_environment_count(char *const *environment, size_t *list_bytes);
+void st_environment_without(char *const *environment, char **copy, char *list);
+
 /* stat.c */
 void st_identify(int descriptor, struct stat *out);
 

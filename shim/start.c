@@ -188,9 +188,14 @@ static void start_domains(char *lines)
     }
 }
 
+/* Under another C library nothing is done but to pass calls on; it does not even give us arguments. What it starts may have glibc. */
+extern const char *gnu_get_libc_version(void) __attribute__((weak));
+
 __attribute__((constructor)) static void start(int count, char **arguments, char **environment)
 {
     (void)count;
+    if (!gnu_get_libc_version)
+        return;
     const char *lines = VARIABLE(environment, "SURGETANK_SHIM");
     if (!lines || !*lines || listed(VARIABLE(environment, "SURGETANK_PRELOAD"), ':', "0") ||
         listed(VARIABLE(environment, "SURGETANK_PRELOAD_SKIP"), ':', program_invocation_short_name))

@@ -1,4 +1,5 @@
-//! Builds the preload shim (shim/*.c) into a shared library, which the binary carries with it.
+//! Builds the preload shim (shim/*.c) into a shared library, which the binary carries with it, and the part of it that says which
+//! programs cannot take it (shim/foreign.c) into the binary, which starts the first one.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -29,13 +30,14 @@ fn build() -> Result<(), String> {
     // Libraries come after what uses them.
     let (libraries, options): (Vec<&str>, Vec<&str>) =
         flags.split_whitespace().partition(|flag| flag.starts_with("-l"));
-    let built = Command::new(&compiler)
-        .args(options)
-        .arg("-o")
-        .arg(&library)
-        .args(&sources)
-        .args(libraries)
-        .output()
-        .map_err(|why| format!("{compiler}: {why}; a C compiler is needed (Debian: gcc)"))?;
-    if built.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&built.stderr).into_owned()) }
+    let run = |command: &mut Command| {
+        let built =
+            command.output().map_err(|why| format!("{compiler}: {why}; a C compiler is needed (Debian: gcc)"))?;
+        if built.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&built.stderr).into_owned()) }
+    };
+    let object = PathBuf::from(variable("OUT_DIR")?).join("foreign.o");
+    let code = options.iter().filter(|option| !option.starts_with("-Wl,") && **option != "-shared");
+    run(Command::new(&compiler).args(code).arg("-c").arg("-o").arg(&object).arg(shim.join("foreign.c")))?;
+    println!("cargo::rustc-link-arg={}", object.display());
+    run(Command::new(&compiler).args(&options).arg("-o").arg(&library).args(&sources).args(libraries))
 }

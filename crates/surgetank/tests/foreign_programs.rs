@@ -55,3 +55,173 @@ fn task_of_another_user_loads_the_shim_without_complaint() {
     assert_eq!(in_use, 1, "of the run that was still there");
     assert!(!Path::new("/var/cache/surgetank").exists(), "nobody needs it any more");
 }
+
+/// Prints whether its work was done and whether it has the shim, and starts a program of this machine's C library.
+const TRIES: &str = r#"
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+int main(int count, char **words)
+{
+    char line[4096], *name = words[count - 1];
+    struct stat out;
+    FILE *file = fopen(name, "w"), *maps = fopen("/proc/self/maps", "r");
+    fprintf(file, "%s\n", name);
+    if (fclose(file) || stat(name, &out) || out.st_size != (off_t)strlen(name) + 1)
+        return 9;
+    int has = 0;
+    while (fgets(line, sizeof line, maps))
+        has |= strstr(line, "/libsurgetank-") != NULL;
+    fclose(maps);
+    printf("%s %s\n", name, has && getenv("SURGETANK_SHIM") ? "with" : "without");
+    fflush(stdout);
+    return 0;
+}
+"#;
+
+/// Another C library's compiler.
+fn has_musl(scene: &Scene) -> bool {
+    let has = scene.command("musl-gcc").arg("--version").output().is_ok_and(|said| said.status.success());
+    assert!(has || std::env::var_os("CI").is_none(), "musl-gcc is missing: scripts/setup test installs it");
+    has
+}
+
+fn compiled(scene: &Scene, compiler: &str, options: &[&str], name: &str) -> String {
+    let (code, program) = ("/mnt/tries.c", format!("/mnt/{name}"));
+    fs::write(code, TRIES).unwrap();
+    let made = scene.command(compiler).args(options).args(["-O1", "-o", &program, code]).output();
+    assert!(made.as_ref().is_ok_and(|made| made.status.success()), "{compiler}: {made:?} (scripts/setup test)");
+    program
+}
+
+/// musl's loader ended them with 127, AddressSanitizer's runtime with 1, also when `--preload-skip` named them.
+#[test]
+fn foreign_program_runs_first_or_under_the_shim() {
+    let Some(scene) = scene("foreign_first") else { return };
+    for (name, compiler, options) in [
+        ("musl", "musl-gcc", &[][..]),
+        ("static", "musl-gcc", &["-static"]),
+        ("address", "cc", &["-fsanitize=address"]),
+        ("thread", "cc", &["-fsanitize=thread"]),
+        ("plain", "cc", &[]),
+    ] {
+        if compiler == "musl-gcc" && !has_musl(&scene) {
+            eprintln!("skipped: no musl-gcc");
+            continue;
+        }
+        let program = compiled(&scene, compiler, options, name);
+        // In the directory itself, too, where the program is found through the mount only.
+        let has = if matches!(name, "plain" | "musl") { "with" } else { "without" };
+        let script = format!(
+            "cp {program} bin-{name}; printf '#!/mnt/project/bin-{name}\\n' >script-{name}; chmod +x script-{name}
+            {program} a-{name}; ./bin-{name} b-{name}; env {program} c-{name}; (exec {program} d-{name})
+            PATH=/mnt/project:$PATH bin-{name} e-{name}; ./script-{name} f-{name}; sh -c '{program} g-{name}; :'"
+        );
+        let printed: String = ('a'..='g').map(|at| format!("{at}-{name} {has}\n")).collect();
+        for door in ["fuse", "seccomp"] {
+            scene.run(&["--door", door], &script).exits(0).prints(&printed);
+            scene.holds(&format!("g-{name}"), format!("g-{name}\n").as_bytes());
+        }
+        // As the first program, by path, by name, and from the directory.
+        for first in [program.as_str(), name, &format!("./bin-{name}")] {
+            let words =
+                ["run", "--over", "/mnt/project", "--state", "/mnt/state", "--no-progress", "--preload-skip", name];
+            let mut command = scene.surgetank(&words);
+            command.args(["--tier", "fast=/mnt/tier-fast:64M", "--", first, "first"]);
+            command.env("PATH", format!("/mnt:{}", std::env::var("PATH").unwrap()));
+            let ended = scene::Running::of(command).ends().exits(0);
+            assert!(ended.stdout.starts_with("first with"), "{first}: {}", ended.stdout);
+            scene.holds("first", b"first\n");
+        }
+    }
+}
+
+/// Each of libc's functions that start a program; what an interpreter of another C library starts has the shim again.
+#[test]
+fn foreign_program_is_started_by_every_exec() {
+    let Some(scene) = scene("foreign_execs") else { return };
+    let program = compiled(&scene, "cc", &["-fsanitize=address"], "address");
+    let plain = compiled(&scene, "cc", &[], "plain");
+    let starter = r#"
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+extern char **environ;
+#ifndef __GLIBC__ /* musl has none */
+#define execveat(dir, path, given, environ, flags) execve(program, given, environ)
+#endif
+int main(int count, char **words)
+{
+    for (int way = 0; way < 13; way++) {
+        char name[10], *program = words[1], *given[] = {"address", name, NULL};
+        pid_t child = -1;
+        sprintf(name, "way-%d", way);
+        if (way == 11 && posix_spawn(&child, program, NULL, NULL, given, environ)) return 2;
+        if (way == 12 && posix_spawnp(&child, "address", NULL, NULL, given, environ)) return 3;
+        if (way < 11 && !(child = way % 2 ? vfork() : fork())) {
+            int file = open(program, O_RDONLY), dir = open("/mnt", O_RDONLY | O_DIRECTORY);
+            switch (way) {
+            case 0: execve(program, given, environ); break;
+            case 1: execv(program, given); break;
+            case 2: execvp("address", given); break;
+            case 3: execvpe("address", given, environ); break;
+            case 4: execl(program, "address", name, NULL); break;
+            case 5: execlp("address", "address", name, NULL); break;
+            case 6: execle(program, "address", name, NULL, environ); break;
+            case 7: fexecve(file, given, environ); break;
+            case 8: execveat(AT_FDCWD, program, given, environ, 0); break;
+            case 9: execveat(dir, "address", given, environ, 0); break;
+            case 10: execveat(file, "", given, environ, AT_EMPTY_PATH); break;
+            }
+            _exit(99);
+        }
+        int status = -1;
+        if (waitpid(child, &status, 0) != child || status) printf("way %d: %x\n", way, status);
+    }
+    fflush(stdout);
+    return execl(words[2], "plain", "after", NULL);
+}
+"#;
+    fs::write("/mnt/starter.c", starter).unwrap();
+    let compilers = if has_musl(&scene) { &["cc", "musl-gcc"][..] } else { &["cc"] };
+    for compiler in compilers {
+        let options = ["-O1", "-w", "-o", "/mnt/starter", "/mnt/starter.c"];
+        scene::succeed(scene.command(compiler).args(options));
+        let mut command = scene.run_command(&[], &format!("exec /mnt/starter {program} {plain}"));
+        command.env("PATH", format!("/mnt:{}", std::env::var("PATH").unwrap()));
+        let ended = scene::Running::of(command).ends().exits(0);
+        let expected: String = (0..13).map(|way| format!("way-{way} without\n")).collect();
+        assert_eq!(ended.stdout, format!("{expected}after with\n"), "{compiler}: {}", ended.stderr);
+    }
+}
+
+/// Another preloaded library stays where the shim is taken away.
+#[test]
+fn other_preloaded_libraries_stay_with_foreign_programs() {
+    let Some(scene) = scene("foreign_others") else { return };
+    let asked = compiled(&scene, "cc", &["-fsanitize=undefined"], "undefined");
+    fs::write("/mnt/other.c", "__attribute__((constructor)) static void start(void) { }\n").unwrap();
+    scene::succeed(scene.command("cc").args(["-shared", "-fPIC", "-o", "/mnt/other.so", "/mnt/other.c"]));
+    fs::write("/mnt/fake.c", "void __asan_nothing(void) { }\n").unwrap();
+    let options = ["-shared", "-fPIC", "-Wl,-soname,libasan.so.77", "-o", "/mnt/libasan.so.77", "/mnt/fake.c"];
+    scene::succeed(scene.command("cc").args(options));
+    let needs = ["-Wl,--no-as-needed", "-Wl,-rpath,/mnt", "-o", "/mnt/needs", "/mnt/tries.c", "/mnt/libasan.so.77"];
+    scene::succeed(scene.command("cc").args(needs));
+    let script = format!("{asked} a; /mnt/needs b; grep -c other.so /proc/self/maps >/dev/null && echo stays");
+    let mut command = scene.run_command(&[], &script);
+    command.env("LD_PRELOAD", "/mnt/other.so");
+    scene::Running::of(command).ends().exits(0).prints("a with\nb without\nstays\n");
+    // The first program.
+    let words = ["run", "--over", "/mnt/project", "--state", "/mnt/state", "--no-progress", "--", "/mnt/needs", "c"];
+    let mut command = scene.surgetank(&words);
+    command.env("LD_PRELOAD", "/mnt/other.so").env("SURGETANK_TIERS", "fast=/mnt/tier-fast:64M");
+    scene::Running::of(command).ends().exits(0).prints("c without\n");
+}

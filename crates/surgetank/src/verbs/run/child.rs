@@ -23,6 +23,8 @@ use crate::agent::signals::Signals;
 use crate::mount::namespaces::Namespaces;
 use crate::verbs::exit;
 
+use super::preload::LOADER;
+
 /// A descriptor on the bare directory or on something below it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Inherited {
@@ -61,6 +63,13 @@ enum Step {
     Namespaces = 1,
     Directory = 2,
     Filter = 3,
+    /// It cannot take the preload shim, and is to be started without.
+    Foreign = 4,
+}
+
+unsafe extern "C" {
+    /// shim/foreign.c: only system calls, and memory of its own stack.
+    fn st_is_foreign(program: *const libc::c_char, search: *const libc::c_char) -> bool;
 }
 
 /// The command did not come to life.
@@ -87,6 +96,10 @@ pub fn spawn(
         |error: &dyn std::fmt::Display| Stillborn::Ours(Error::new("the command cannot be started").why(error));
     let cwd_bytes = CString::new(cwd.as_os_str().as_bytes()).map_err(|error| broken(&error))?;
     let over_bytes = CString::new(agent.hello.over.0.clone()).map_err(|error| broken(&error))?;
+    let name = CString::new(program.as_bytes()).map_err(|error| broken(&error))?;
+    let search =
+        CString::new(std::env::var_os("PATH").unwrap_or_default().as_bytes()).map_err(|error| broken(&error))?;
+    let preloads = variables.iter().any(|(variable, _)| *variable == LOADER);
     let (mut told, tell) = io::pipe().map_err(|error| broken(&error))?;
     let unblock = signals.unblock_in_child();
     let before_exec = move || {
@@ -105,6 +118,10 @@ pub fn spawn(
             arming.arm().map_err(|error| failed(Step::Filter, error))?;
         }
         rustix::process::chdir(&cwd_bytes).map_err(|errno| failed(Step::Directory, errno.into()))?;
+        // SAFETY: both are C strings, and nothing is kept. (Only from here is the program what it will be.)
+        if preloads && unsafe { st_is_foreign(name.as_ptr(), search.as_ptr()) } {
+            return Err(failed(Step::Foreign, io::ErrorKind::Unsupported.into()));
+        }
         unblock()
     };
     let mut child = Command::new(program);
@@ -120,6 +137,10 @@ pub fn spawn(
         Err(error) => {
             let mut step = [0];
             let got = told.read(&mut step).unwrap_or(0);
+            if step[0] == Step::Foreign as u8 {
+                let others: Vec<_> = variables.iter().filter(|(name, _)| *name != LOADER).cloned().collect();
+                return spawn(command, cwd, agent, signals, &others);
+            }
             Err(if got == 0 { not_executable(program, &error) } else { lost(step[0], cwd, agent, &error) })
         }
     }

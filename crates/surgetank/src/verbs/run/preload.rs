@@ -17,7 +17,7 @@ use super::library::Library;
 /// What the shim reads: a line for each mount around the command.
 const MOUNTS: &str = "SURGETANK_SHIM";
 const SKIP: &str = "SURGETANK_PRELOAD_SKIP";
-const LOADER: &str = "LD_PRELOAD";
+pub const LOADER: &str = "LD_PRELOAD";
 
 /// Variables for the command; none where the shim is switched off or cannot be. `library` is kept for as long as the run
 /// needs it.

@@ -1,0 +1,14 @@
+/* Programs that cannot take the shim (foreign.c); also for crates/surgetank, which starts the first program. */
+#ifndef SURGETANK_FOREIGN_H
+#define SURGETANK_FOREIGN_H
+
+#include <stdbool.h>
+
+#define ST_FOREIGN_TEXT 512
+
+/* `search`: PATH, where a name without a slash is looked for; NULL: it is a path. */
+bool st_is_foreign(const char *program, const char *search);
+/* The open file; if it is a script, its interpreter is put into `script`. */
+bool st_is_foreign_file(int file, char script[ST_FOREIGN_TEXT]);
+
+#endif
