@@ -66,7 +66,7 @@ def nextflow(words: list[str], work: Path, there: dict[str, str]) -> str:
 
 def scripts_left(there: dict[str, str]) -> int:
     """Tasks' directories that the last run left on the tier."""
-    words = [BINARY, "report", "--json", "--state", there["SURGETANK_STATE"]]
+    words = [BINARY, "report", "last", "--json", "--state", there["SURGETANK_STATE"]]
     told = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
     return sum(path.endswith("/.command.run") for path in told["verdict"]["kept"]["first"])
 

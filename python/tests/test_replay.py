@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 from test_execute import diamond, do
 
-from surgetank.workflow import content, replay
+from surgetank.workflow import cli, content, replay
 from surgetank.workflow.execute import journal
 from surgetank.workflow.graph import File, Task, Workflow
 
@@ -243,3 +244,15 @@ def test_scaling_keeps_the_graph() -> None:
         "1",
     ]
     assert replay.scale_for(workflow, 2002) == 2.0
+
+
+@pytest.mark.skipif(not os.access(BINARY, os.X_OK), reason="needs the binary (SURGETANK_BINARY)")
+def test_binary_help_names_the_verbs_of_the_package_without_it() -> None:
+    # Without the package `surgetank workflow --help` said only that there is none.
+    shown = subprocess.run(
+        [BINARY, "workflow", "--help"], env={"PATH": "/nonexistent"}, capture_output=True, text=True, check=True
+    ).stdout
+    rows = shown.partition("Verbs:\n")[2].partition("\n\n")[0].splitlines()
+    told = dict(row.split(maxsplit=1) for row in rows)
+    verbs = next(action for action in cli._parser()._actions if isinstance(action, argparse._SubParsersAction))
+    assert told == {choice.dest: choice.help for choice in verbs._choices_actions}

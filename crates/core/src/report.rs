@@ -400,11 +400,10 @@ pub struct Progress {
     pub undrained_bytes: u64,
     pub undrained_operations: u64,
     pub done_files: u64,
-    /// What was copied of files that are not complete is in it, and not in `undrained_bytes`.
+    /// With what was copied of files that are not complete, which `undrained_bytes` is without.
     pub done_bytes: u64,
-    /// Of the last half second; 0 while nothing moves.
+    /// Now; 0 while nothing moves.
     pub bytes_per_second: u64,
-    /// Since the final drain of the scope began.
     #[serde(default)]
     pub average_bytes_per_second: u64,
     pub trouble: Option<Trouble>,
@@ -427,9 +426,9 @@ pub struct TierSummary {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct DrainSummary {
     pub files: u64,
-    /// Written: holes of files are not counted.
+    /// Without holes.
     pub bytes: u64,
-    /// `bytes` over the time in which the drain worked, before and after the end of the command.
+    /// `bytes` over the time in which the drain worked.
     pub bytes_per_second: u64,
     /// Tries that failed, of all runs.
     #[serde(default)]

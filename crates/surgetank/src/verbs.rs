@@ -184,7 +184,7 @@ pub fn main(program: &Program<'_>) -> u8 {
     outcome.unwrap_or_else(tell)
 }
 
-/// Prints a failure; what it is in an exit code.
+/// Prints a failure and returns its exit code.
 fn tell(Failure { mut error, exit }: Failure) -> u8 {
     if exit == exit::USAGE && error.data.is_empty() {
         "nothing was started".clone_into(&mut error.data);

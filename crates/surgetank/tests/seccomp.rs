@@ -364,14 +364,16 @@ fn the_door_is_chosen_and_said() {
     scene.await_no_agent();
     // Nothing to mount with.
     scene::mount(&["--bind", "/dev/null", "/dev/fuse"]);
-    // It ended with "does NOT work here" and 1, because the device was missing.
+    // A device that cannot be opened: the doctor ended with "does NOT work here" and 1, and a run worked.
+    assert!(Command::new("mknod").args(["-m", "666", "/mnt/none", "c", "240", "240"]).status().unwrap().success());
+    scene::mount(&["--bind", "/mnt/none", "/dev/fuse"]);
     let doctor = scene.verb("doctor", &["--tier", "fast=/mnt/tier-fast:60M"]).exits(0).stdout;
     assert!(doctor.contains("works here without a mount: by system calls (seccomp)"), "{doctor}");
     assert!(doctor.contains("surgetank run works here.") && !doctor.contains("BAD"), "{doctor}");
     // Decided by run's own code: what was asked for cannot be had.
     let doctor = scene.verb("doctor", &["--tier", "fast=/mnt/tier-fast:60M", "--door", "fuse"]).exits(1).stdout;
-    assert!(doctor.contains("BAD   surgetank run: ") && doctor.contains("cannot be served"), "{doctor}");
-    scene.run(&["--door", "fuse"], "true").exits(1).says(&["cannot be served", "mounting: ", "surgetank doctor"]);
+    assert!(doctor.contains("BAD   surgetank run: ") && doctor.contains("/dev/fuse: "), "{doctor}");
+    scene.run(&["--door", "fuse"], "true").exits(1).says(&["cannot be served", "/dev/fuse: ", "surgetank doctor"]);
     scene.run(&["--no-preload"], &format!("{tell}; echo x > f")).exits(0).prints("1\n");
     scene.await_no_agent();
     scene.holds("f", b"x\n");

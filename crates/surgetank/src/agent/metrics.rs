@@ -79,7 +79,7 @@ fn tiers(text: &mut Text, figures: &Figures) {
     summary(
         text,
         "surgetank_tier_written_bytes_total",
-        "Bytes written to the tier, by programs and by copies to it.",
+        "Bytes written to the tier, by programs and by copies to it; holes of files are not counted.",
         |tier| tier.in_bytes,
     );
     summary(
@@ -175,7 +175,7 @@ fn queue(text: &mut Text, figures: &Figures) {
 fn drain(text: &mut Text, figures: &Figures) {
     let (drain, summary) = (&figures.drain, &figures.summary.drain);
     text.one_counter("surgetank_drain_files_total", "Files that became durable.", summary.files);
-    text.one_counter("surgetank_drain_bytes_total", "Bytes that became durable.", summary.bytes);
+    text.one_counter("surgetank_drain_bytes_total", "Bytes that became durable; holes of files are not counted.", summary.bytes);
     text.one_counter(
         "surgetank_drain_copied_bytes_total",
         "Bytes copied to the store, copies that had to be made again included.",
