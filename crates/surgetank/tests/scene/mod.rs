@@ -413,7 +413,11 @@ impl Drop for Scene {
         end_marked(&self.behind);
         // The namespace goes with the thread; what stood under /mnt is still visible here without the other mounts.
         let _ = rustix::mount::unmount("/mnt", rustix::mount::UnmountFlags::DETACH);
-        let _ = fs::remove_dir_all(&self.behind);
+        // Each boot's identity lies on the one before, and holds its file.
+        while rustix::mount::unmount(BOOT_ID, rustix::mount::UnmountFlags::DETACH).is_ok() {}
+        if let Err(why) = fs::remove_dir_all(&self.behind) {
+            eprintln!("{} stays: {why}", self.behind.display());
+        }
     }
 }
 
