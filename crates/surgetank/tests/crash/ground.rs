@@ -1,6 +1,9 @@
 //! What the store is. A directory is looked at where it lies; any other store by a program under `surgetank run`, with an agent
 //! that knows nothing of it.
 
+#[path = "../../../core/tests/seeds/mod.rs"]
+mod seeds;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,6 +30,11 @@ const OF_OBJECTS: &[(&str, u64)] =
 
 impl Kind {
     pub const ALL: [Self; 3] = [Self::Directory, Self::Packed, Self::Objects];
+
+    /// Cases that failed once.
+    pub fn kept(self) -> impl Iterator<Item = u64> {
+        seeds::kept(&format!("crash-{}", self.word())).into_iter()
+    }
 
     pub fn word(self) -> &'static str {
         match self {

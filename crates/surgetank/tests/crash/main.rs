@@ -17,8 +17,6 @@ mod points;
 mod power;
 #[path = "../../../core/tests/s3_server/mod.rs"]
 mod s3_server;
-#[path = "../../../core/tests/seeds/mod.rs"]
-mod seeds;
 mod verify;
 mod watch;
 mod workload;
@@ -87,12 +85,7 @@ fn main() {
             let seed = seed.parse().unwrap();
             vec![trial(kind, seed..seed + 1)]
         }
-        Err(_) => Kind::ALL
-            .into_iter()
-            .flat_map(|kind| {
-                let seeds = seeds::kept(&format!("crash-{}", kind.word()));
-                seeds.into_iter().map(move |seed| trial(kind, seed..seed + 1))
-            })
+        Err(_) => (Kind::ALL.into_iter().flat_map(|kind| kind.kept().map(move |seed| trial(kind, seed..seed + 1))))
             .chain(several_of(Kind::Directory, cases))
             .chain(several_of(Kind::Packed, others))
             .chain(several_of(Kind::Objects, others))
