@@ -52,7 +52,7 @@ fn silent_server_gives_an_error_after_retry() {
 #[test]
 fn names_in_a_made_directory_need_no_server() {
     let mut world = World::new(ROOMY);
-    let (namespace, caller) = (world.namespace.clone(), world.caller.clone());
+    let (namespace, caller) = (world.namespace.clone(), world.caller);
     let made = namespace.mkdir(&caller, FileId::ROOT, b"made", 0o755).unwrap().id;
     namespace.mkdir(&caller, made, b"sub", 0o755).unwrap();
     world.settle();

@@ -17,6 +17,7 @@ pub mod group;
 pub mod holders;
 pub mod keep;
 pub mod life;
+pub mod line;
 pub mod metrics;
 pub mod parting;
 pub mod place;

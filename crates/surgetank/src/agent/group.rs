@@ -7,10 +7,12 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use surgetank_core::error::{Error, Result};
+
+use super::line::{self, Broken, Limits};
 
 /// Goes with its file.
 pub struct GroupSocket {
@@ -46,7 +48,7 @@ impl GroupSocket {
         }
         match fs::symlink_metadata(path) {
             Ok(there) if there.file_type().is_socket() && there.uid() == me => {
-                if UnixStream::connect(path).is_ok() {
+                if matches!(line::connect(path, &Limits::default()), Ok(_) | Err(Broken::Silent(_))) {
                     return Err(refuse("another agent of yours has it".into()));
                 }
                 fs::remove_file(path).map_err(|why| refuse(why.to_string()))?;
@@ -101,6 +103,8 @@ pub fn is_member(peer: BorrowedFd<'_>, gid: u32) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+
     use super::*;
     use std::os::fd::AsFd;
 

@@ -21,7 +21,6 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -31,6 +30,8 @@ use surgetank_core::clock;
 use surgetank_core::error::{Error, Result};
 use surgetank_core::report::{PathText, Verdict};
 use surgetank_core::shell;
+
+use super::line::{self, Broken, Limits};
 
 /// The state root, checked.
 pub struct StateRoot {
@@ -216,9 +217,7 @@ impl Place {
 
     /// Waits for its turn to start or join an agent.
     pub fn start_turn(&self) -> Result<File> {
-        let file = self.lock_file("start.lock")?;
-        lock(&file, FlockOperation::LockExclusive).map_err(|error| refuse(&self.path, &error.to_string()))?;
-        Ok(file)
+        self.await_lock("start.lock", "another `surgetank run` or `surgetank mount` that starts or joins an agent")
     }
 
     /// Its turn, if nobody starts or joins an agent just now.
@@ -250,7 +249,11 @@ impl Place {
     /// Does somebody hold the socket's other end? (One that dies takes connections until the last.)
     fn is_answered(&self) -> bool {
         const MOMENT: Duration = Duration::from_millis(200);
-        let Ok(mut socket) = UnixStream::connect(self.socket()) else { return false };
+        let limits = Limits { until: Some(clock::tick() + MOMENT), ..Limits::default() };
+        let mut socket = match line::connect(&self.socket(), &limits) {
+            Ok(socket) => socket,
+            Err(broken) => return matches!(broken, Broken::Silent(_)),
+        };
         if socket.set_read_timeout(Some(MOMENT)).is_err() {
             return true;
         }
@@ -275,8 +278,33 @@ impl Place {
 
     /// Returns when no agent lives.
     pub fn await_no_agent(&self) -> Result<()> {
-        let file = self.lock_file("agent.lock")?;
-        lock(&file, FlockOperation::LockExclusive).map_err(|error| refuse(&self.path, &error.to_string()))
+        self.await_lock("agent.lock", "an agent that leaves").map(drop)
+    }
+
+    /// Says for whom it waits when that takes long. Any signal ends the process meanwhile.
+    fn await_lock(&self, name: &str, holder: &str) -> Result<File> {
+        const LOOK_EVERY: Duration = Duration::from_millis(5);
+        let file = self.lock_file(name)?;
+        let begun = clock::tick();
+        let mut told = false;
+        loop {
+            match lock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(file),
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
+                    return Err(refuse(&self.path, &error.to_string()));
+                }
+                Err(_) => {}
+            }
+            if !told && begun.elapsed() >= line::STOPPED_PATIENCE {
+                told = true;
+                eprintln!(
+                    "surgetank: waiting for {holder}; it holds {}; `fuser {}` names it",
+                    self.inner(name).display(),
+                    self.inner(name).display()
+                );
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
     }
 
     /// The log, opened for appending. A log that grew large is set aside once.

@@ -87,6 +87,12 @@ impl Signals {
         }
     }
 
+    /// From now on the signals do again what they did before [`Signals::block`]; so do those that wait.
+    pub fn unblock(&self) {
+        // It fails for no mask that pthread_sigmask has given.
+        let _ = self.unblock_in_child()();
+    }
+
     /// The mask from before [`Signals::block`]; for a closure that runs between fork and exec.
     pub fn unblock_in_child(&self) -> impl Fn() -> io::Result<()> + Send + Sync + 'static {
         let before = self.before;

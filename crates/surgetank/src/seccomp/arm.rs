@@ -9,6 +9,7 @@ use std::path::Path;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::{filter, reach};
+use crate::agent::line::{self, Broken, Limits};
 
 const NEW_LISTENER: libc::c_ulong = 1 << 3;
 /// Once a call was taken, only what kills the caller interrupts it: nothing is done twice. From 5.19 on.
@@ -24,7 +25,12 @@ pub struct Arming {
 
 impl Arming {
     pub fn new(socket: &Path) -> io::Result<Self> {
-        let agent = UnixStream::connect(socket)?;
+        let agent = match line::connect(socket, &Limits::default()) {
+            Ok(agent) => agent,
+            Err(Broken::Io(error)) => return Err(error),
+            Err(_) => return Err(io::ErrorKind::TimedOut.into()),
+        };
+        agent.set_read_timeout(Some(line::BUSY_PATIENCE))?;
         let (served, reach) = reach::pair()?;
         // From the first call on: the exec that follows is one.
         reach::serve(served)?;

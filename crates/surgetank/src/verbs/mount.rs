@@ -4,6 +4,7 @@
 //! loses its files. So `mount` refuses while anybody holds the directory, and `umount` drains first and is never lazy.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use surgetank_core::error::Error;
 use surgetank_core::report::{Scope, Visibility};
@@ -106,11 +107,19 @@ pub fn umount(program: &Program<'_>, args: &UmountArgs) -> Outcome {
     let commands = agent.commands();
     let signals = Signals::block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT])
         .map_err(|error| Error::new("signals cannot be blocked").why(error))?;
+    let signals = Arc::new(signals);
     let over = agent.hello.over.clone();
     let scope = Scope::everything();
     let request = Request::Unmount { timeout_ms: args.timeout };
     let verdict = loop {
-        let verdict = match final_drain::follow(&mut agent, &scope, &request, &signals, args.quiet)? {
+        let drained = match final_drain::follow(&mut agent, &scope, &request, &signals, args.quiet) {
+            Err(error) if agent.is_silent() => {
+                eprintln!("surgetank: {error}");
+                return Ok(exit::NOT_DURABLE);
+            }
+            drained => drained?,
+        };
+        let verdict = match drained {
             Ok(Drained::Settled(verdict)) if verdict.is_drained() => verdict,
             Ok(Drained::Settled(verdict) | Drained::TimedOut(verdict)) => {
                 words::tell_verdict(&verdict, &commands);
@@ -133,7 +142,7 @@ pub fn umount(program: &Program<'_>, args: &UmountArgs) -> Outcome {
             Err(_replaced) => {}
         }
     };
-    agent.await_gone(None);
+    agent.await_gone()?;
     if !args.quiet || !verdict.is_durable() {
         words::tell_verdict(&verdict, &commands);
     }

@@ -7,6 +7,7 @@
 //! This process stays outside the mount, and has no other thread than the one of `seccomp/reach`; only the command goes inside.
 
 pub mod account;
+mod attending;
 pub mod child;
 pub mod final_drain;
 mod library;
@@ -17,11 +18,11 @@ mod waiting;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags};
 use surgetank_core::clock;
-use surgetank_core::config::{Config, Deadline};
+use surgetank_core::config::Config;
 use surgetank_core::error::{Error, Result};
 use surgetank_core::model::RunId;
 use surgetank_core::report::{Holder, PathText, RunReport, Scope, Summary, Verdict, Visibility};
@@ -29,12 +30,10 @@ use surgetank_core::report::{Holder, PathText, RunReport, Scope, Summary, Verdic
 use super::settings::Settings;
 use super::{Failure, Outcome, Program, words};
 use crate::agent::client::{self, Connection, Dialed, Joined};
-use crate::agent::signals::{self, Signals};
+use crate::agent::signals::Signals;
 use crate::agent::wire::{Account, Answer, Request};
 use child::Stillborn;
 use final_drain::Drained;
-use offspring::Change;
-use waiting::Waiting;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -78,6 +77,9 @@ const PASSED_ON: [i32; 9] = [
     libc::SIGWINCH,
 ];
 
+/// Signals by which people and schedulers end a run.
+const ENDS: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+
 pub fn run(program: &Program<'_>, args: Args) -> Outcome {
     super::clear_dead_mount(program, &args.settings)?;
     let mut config = (program.configure)(&args.settings).map_err(Failure::usage)?;
@@ -109,7 +111,7 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
 
     let mut numbers = PASSED_ON.to_vec();
     numbers.push(libc::SIGCHLD);
-    let signals = Signals::block(&numbers).map_err(broken)?;
+    let signals = Arc::new(Signals::block(&numbers).map_err(broken)?);
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(broken)?;
 
     let mut session = Run {
@@ -120,6 +122,8 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
         signals,
         agent_lost: false,
         dialed: None,
+        heard: Vec::new(),
+        abandoned: false,
         begun: clock::tick(),
         ended: clock::tick(),
     };
@@ -146,7 +150,7 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
         Err(Stillborn::Ours(error)) => return Err(error.into()),
     };
     session.ended = clock::tick();
-    let left_running = session.grant_grace()?;
+    let left_running = if session.abandoned { offspring::living() } else { session.grant_grace()? };
     if let Some(library) = library.take_if(|_| !left_running.is_empty()) {
         library.leave();
     }
@@ -186,7 +190,7 @@ fn join(config: &Config, args: &Args) -> Result<(Connection, RunId, bool)> {
             }
             Joined::Leaving => {
                 // Returns when it is gone; then a fresh one is started.
-                found.connection.await_gone(None);
+                found.connection.await_gone()?;
             }
         }
     }
@@ -262,147 +266,20 @@ struct Run {
     args: Args,
     agent: Connection,
     run: RunId,
-    signals: Signals,
+    signals: Arc<Signals>,
     /// It was killed and nobody took over.
     agent_lost: bool,
     /// It was killed: the call to the one that takes over.
     dialed: Option<Dialed>,
+    /// What it said that was not waited for.
+    heard: Vec<Answer>,
+    /// It does not answer, and the second signal came: the command may still run.
+    abandoned: bool,
     begun: Instant,
     ended: Instant,
 }
 
 impl Run {
-    /// Until the command ends: passes signals on, notices the agent's death.
-    fn attend(&mut self, command: u32) -> Result<u8> {
-        let end = self.config.deadline.clone();
-        let mut last_call = end.as_ref().map(|end| clock::tick() + end.left().saturating_sub(end.lead));
-        let mut waiting = Waiting::default();
-        loop {
-            let look = waiting.next();
-            self.await_event(Some(last_call.map_or(look, |call| call.min(look))))?;
-            if clock::tick() >= look && !self.agent_lost && self.dialed.is_none() {
-                waiting.look(&mut self.agent);
-            }
-            if let Some(end) = end.as_ref().filter(|end| last_call.is_some() && end.is_near()) {
-                last_call = None;
-                self.tell_near_end(end);
-            }
-            while let Some(arrived) = self.signals.next().map_err(|error| Error::new("signals").why(error))? {
-                if arrived.number == libc::SIGTERM {
-                    // Schedulers kill a moment later: what it has written so far need not wait for its end.
-                    let _ = self.agent.ask(&Request::Hasten { scope: Scope::run(self.run) });
-                }
-                if arrived.number != libc::SIGCHLD && !arrived.from_terminal {
-                    // A command that changed its user may not be ours to signal; nothing else can be done.
-                    let _ = signals::send(command, arrived.number);
-                }
-            }
-            while let Some(change) = offspring::reap() {
-                match change {
-                    Change::Ended { pid, exit } if pid == command => return Ok(exit),
-                    Change::Suspended { pid } if pid == command => suspend_with(command),
-                    _ => {}
-                }
-            }
-        }
-    }
-
-    /// Returns when a signal or the agent has something to say, or at `until`.
-    fn await_event(&mut self, until: Option<Instant>) -> Result<()> {
-        let left = until.map(|until| until.saturating_duration_since(clock::tick()));
-        let timeout = left.and_then(|left| rustix::time::Timespec::try_from(left).ok());
-        let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
-        match &self.dialed {
-            Some(dialed) => fds.push(PollFd::new(dialed, PollFlags::IN)),
-            None if self.agent_lost => {}
-            None => fds.push(PollFd::new(&self.agent, PollFlags::IN)),
-        }
-        match rustix::event::poll(&mut fds, timeout.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(Error::new("waiting for the command failed").why(errno)),
-        }
-        let speaks = fds.get(1).is_some_and(|fd| !fd.revents().is_empty());
-        match self.dialed.take() {
-            Some(dialed) if speaks => self.join_next(dialed),
-            Some(dialed) => self.dialed = Some(dialed),
-            // It says nothing unasked: readable means closed.
-            None if speaks && self.agent.is_closed() => match self.agent.dial_next() {
-                Ok(Some(dialed)) => self.dialed = Some(dialed),
-                Ok(None) | Err(_) => self.lose_agent(),
-            },
-            None => {}
-        }
-        Ok(())
-    }
-
-    /// The supervisor has started another agent: this run goes on with it.
-    fn join_next(&mut self, dialed: Dialed) {
-        let joined = dialed.greeted().ok().flatten().and_then(|mut agent| {
-            let joined = agent.join_as(&shown_command(&self.args), Some(self.run));
-            if self.args.trace {
-                let _ = trace(&mut agent).inspect_err(|error| eprintln!("surgetank: the rest is not traced: {error}"));
-            }
-            matches!(joined, Ok(Joined::As(run)) if run == self.run).then_some(agent)
-        });
-        match joined {
-            Some(agent) => {
-                if self.args.verbose {
-                    eprintln!("surgetank: the agent of {} was replaced (pid {})", agent.hello.over, agent.pid);
-                }
-                self.agent = agent;
-            }
-            None => {
-                // Killed once more, perhaps; or it goes, and then nobody answers soon.
-                std::thread::sleep(Duration::from_millis(5));
-                match self.agent.dial_next() {
-                    Ok(Some(dialed)) => self.dialed = Some(dialed),
-                    Ok(None) | Err(_) => self.lose_agent(),
-                }
-            }
-        }
-    }
-
-    /// The agent does what is to be done by itself.
-    fn tell_near_end(&mut self, end: &Deadline) {
-        eprintln!(
-            "surgetank: the job ends at {}, says {}: everything is due, and new files are written to the store",
-            end.shown(),
-            end.from
-        );
-        if let Ok(Answer::Status(status)) = self.agent.ask(&Request::Status)
-            && let Some(outlook) = &status.content.deadline
-            && outlook.undrained_bytes > 0
-        {
-            eprintln!("surgetank: {} are not in the store yet", words::bytes(outlook.undrained_bytes));
-        }
-    }
-
-    fn lose_agent(&mut self) {
-        self.agent_lost = true;
-        eprintln!(
-            "surgetank: the agent of {} died; the command sees errors on the mount. What was sealed is safe in the tiers",
-            self.agent.hello.over
-        );
-    }
-
-    /// The conversation broke off: true when there is another agent to talk to.
-    fn has_another_agent(&mut self) -> Result<bool> {
-        const LOOK_EVERY: Duration = Duration::from_millis(1);
-        // Who dies gives back his name spaces first, and his sockets some time later.
-        const PATIENCE: Duration = Duration::from_secs(1);
-        let (before, until) = (self.agent.pid, clock::tick() + PATIENCE);
-        // (It may have been called before, and answer now.)
-        self.await_event(Some(clock::tick()))?;
-        while self.dialed.is_none() && !self.agent_lost && self.agent.pid == before && clock::tick() < until {
-            self.await_event(Some(until))?;
-        }
-        while self.dialed.is_some() {
-            self.await_event(Some(clock::tick() + LOOK_EVERY * 50))?;
-            std::thread::sleep(LOOK_EVERY);
-        }
-        Ok(self.agent.pid != before || self.agent_lost)
-    }
-
     /// Background children may finish; who is left then is named.
     fn grant_grace(&mut self) -> Result<Vec<Holder>> {
         let until = clock::tick() + self.config.grace;
@@ -423,7 +300,7 @@ impl Run {
             }
             self.await_event(Some(until))?;
             while let Some(arrived) = self.signals.next().map_err(|error| Error::new("signals").why(error))? {
-                if [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT].contains(&arrived.number) {
+                if ENDS.contains(&arrived.number) {
                     // Enough of waiting; the drain is next.
                     return Ok(offspring::living());
                 }
@@ -436,10 +313,10 @@ impl Run {
         let mut gave_up = false;
         let mut timed_out = false;
         let mut verdict: Option<Verdict> = None;
-        if !detached {
+        if !detached && !self.abandoned {
             let mut drained = self.drain();
             // It died in the instant in which the command ended, or since.
-            while drained.is_err() && self.has_another_agent()? {
+            while drained.is_err() && !self.agent.is_silent() && self.has_another_agent()? {
                 let lost = self.agent_lost;
                 drained = self.drain();
                 if lost {
@@ -457,6 +334,8 @@ impl Run {
             }
         }
         let drain_ms = millis(self.ended.elapsed());
+        // It is not asked for figures while it does not answer, or still reports of a drain that nobody waits for.
+        let silent = self.agent.is_silent() && !gave_up;
         let summary = self.summary();
         detached &= left_running.is_empty();
         let facts = account::Facts {
@@ -464,6 +343,7 @@ impl Run {
             verdict: verdict.as_ref(),
             left_running: &left_running,
             agent_lost: self.agent_lost,
+            silent,
             gave_up,
             timed_out,
             detached,
@@ -487,7 +367,7 @@ impl Run {
         }
         // What it does in the end (unmount, catalog) is part of the run: a script may remove the tiers next.
         if last && !gave_up && !timed_out && left_running.is_empty() {
-            self.agent.await_gone(None);
+            let _ = self.agent.await_gone().inspect_err(|error| eprintln!("surgetank: {error}"));
         }
         if let Some(file) = json {
             let report = RunReport {
@@ -570,11 +450,4 @@ impl Run {
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// The terminal stopped the command: the shell has to see the whole job stopped. Continued, the command goes on too.
-fn suspend_with(command: u32) {
-    // SIGSTOP cannot be blocked: this returns after SIGCONT.
-    let _ = signals::send(std::process::id(), libc::SIGSTOP);
-    let _ = signals::send(command, libc::SIGCONT);
 }

@@ -33,37 +33,52 @@ const LOST_SHOWN_MAX: usize = 10;
 
 pub fn status(program: &Program<'_>, args: &Args) -> Outcome {
     let settings = Settings::of_state(args.state.as_ref());
-    let mut left = Vec::new();
+    let (mut left, mut silent) = (Vec::new(), Vec::new());
     let told = match (&args.directory, &args.socket) {
         (_, Some(socket)) => match client::ask_guest(socket, &Request::Status)? {
             Answer::Status(status) => vec![*status],
             other => return Err(Error::new("the agent answers something else").why(format!("{other:?}")).into()),
         },
-        (Some(directory), None) => vec![ask(agent_of(program, &settings, directory)?)?],
+        (Some(directory), None) => {
+            let mut agent = agent_of(program, &settings, directory)?;
+            vec![ask(&mut agent)?]
+        }
         (None, None) => {
             let state = state_root(program, &settings)?;
-            let agents = match client::serving(&state, Path::new("."))? {
-                Some(agent) => vec![agent],
-                None => {
-                    left = left::notices(&state)?;
-                    client::all(&state)?
+            let mut all = client::survey(&state)?;
+            let nth = if all.silent.is_empty() { all.innermost_of(Path::new("."))? } else { None };
+            match nth {
+                Some(nth) => all.answering = vec![all.answering.swap_remove(nth)],
+                None => left = left::notices(&state)?,
+            }
+            silent.extend(all.silent.into_iter().map(|(_, error)| error));
+            let mut told = Vec::new();
+            for mut agent in all.answering {
+                match ask(&mut agent) {
+                    Ok(status) => told.push(status),
+                    Err(error) if agent.is_silent() => silent.push(error),
+                    // One that ends while we ask is no agent any more.
+                    Err(_) => {}
                 }
-            };
-            // One that ends while we ask is no agent any more.
-            agents.into_iter().filter_map(|agent| ask(agent).ok()).collect()
+            }
+            told
         }
     };
     if args.json {
         words::print(&(serde_json::to_string_pretty(&told).map_err(|error| Error::new("JSON").why(error))? + "\n"))?;
     } else {
         let texts: Vec<String> = told.iter().map(text).collect();
-        let agents = if told.is_empty() { "no agent of yours is running\n".to_owned() } else { texts.join("\n") };
+        let none = told.is_empty() && silent.is_empty();
+        let agents = if none { "no agent of yours is running\n".to_owned() } else { texts.join("\n") };
         words::print(&left.iter().fold(agents, |all, line| format!("{all}{line}\n")))?;
     }
-    Ok(exit::OK)
+    for error in &silent {
+        eprintln!("surgetank: {error}");
+    }
+    Ok(if silent.is_empty() { exit::OK } else { exit::FAILED })
 }
 
-fn ask(mut agent: Connection) -> Result<AgentStatus, Error> {
+fn ask(agent: &mut Connection) -> Result<AgentStatus, Error> {
     match agent.ask(&Request::Status)? {
         Answer::Status(status) => Ok(*status),
         other => Err(agent.confused(&other)),

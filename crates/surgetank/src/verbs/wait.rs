@@ -3,6 +3,7 @@
 //! The answer does not depend on whether the agent has just gone: then what it left behind is looked at.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use surgetank_core::error::Error;
 use surgetank_core::report::{Scope, Verdict};
@@ -49,26 +50,39 @@ pub fn duration_millis(text: &str) -> Result<u64, String> {
 pub fn wait(program: &Program<'_>, args: &Args) -> Outcome {
     let first = args.paths.first().map_or(Path::new("."), PathBuf::as_path);
     let state = state_root(program, &Settings::of_state(args.state.as_ref()))?;
-    let signals = Signals::block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT])
-        .map_err(|error| Error::new("signals cannot be blocked").why(error))?;
     loop {
-        let Some(mut agent) = client::serving(&state, first)? else {
+        let mut agents = client::survey(&state)?;
+        if let Some(error) = agents.silence_over(first)? {
+            return Ok(unknown(&error));
+        }
+        let Some(mut agent) = agents.serving(first)? else {
             return without_agent(&state, first, &args.paths, args.quiet);
         };
         let paths = args.paths.iter().map(|path| agent.relative(path)).collect::<Result<_, Error>>()?;
         let scope = Scope { run: None, paths };
         let request = Request::Wait { scope: scope.clone(), timeout_ms: args.timeout };
-        let verdict = match final_drain::follow(&mut agent, &scope, &request, &signals, args.quiet) {
+        let signals = Signals::block(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT])
+            .map_err(|error| Error::new("signals cannot be blocked").why(error))?;
+        let signals = Arc::new(signals);
+        let drained = final_drain::follow(&mut agent, &scope, &request, &signals, args.quiet);
+        let verdict = match drained {
             Ok(Ok(Drained::Settled(verdict) | Drained::TimedOut(verdict))) => verdict,
             Ok(Ok(Drained::GaveUp)) => return Ok(exit::NOT_DURABLE),
             // On its way out: what it leaves behind is the answer.
             Ok(Err(Answer::Error(refusal))) if refusal.kind == RefusalKind::Leaving => {
-                agent.await_gone(None);
+                agent.await_gone()?;
+                signals.unblock();
                 continue;
             }
             Ok(Err(other)) => return Err(agent.confused(&other).into()),
-            Err(_) if client::serving(&state, first)?.is_none() => continue,
-            Err(error) => return Err(error.into()),
+            Err(error) if agent.is_silent() => return Ok(unknown(&error)),
+            Err(error) => {
+                signals.unblock();
+                if client::serving(&state, first)?.is_none() {
+                    continue;
+                }
+                return Err(error.into());
+            }
         };
         if !args.quiet || !verdict.is_durable() {
             words::tell_verdict(&verdict, &agent.commands());
@@ -83,6 +97,12 @@ fn tell_left(place: &Place, commands: &Commands) -> Result<(), Error> {
         words::tell_verdict(&left::of_killed(&audit), commands);
     }
     Ok(())
+}
+
+/// The agent does not answer: nothing may be taken for durable.
+fn unknown(error: &Error) -> u8 {
+    eprintln!("surgetank: {error}");
+    exit::NOT_DURABLE
 }
 
 fn code(verdict: &Verdict) -> u8 {

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::bench::{Bench, NOBODY, Who, finish, kill, pid, until, until_exists};
 
-type Case = (&'static str, fn(&Bench));
+pub type Case = (&'static str, fn(&Bench));
 
 pub const ALL: &[Case] = &[
     ("the_commands_exit_code_is_passed_on", the_commands_exit_code_is_passed_on),
@@ -158,7 +158,7 @@ fn eight_runs_at_once_share_one_agent(bench: &Bench) {
 }
 
 /// A run that waits for its gate; returns with the child once the command runs.
-fn held_run(bench: &Bench, name: &str, after: &str) -> (std::process::Child, std::path::PathBuf) {
+pub fn held_run(bench: &Bench, name: &str, after: &str) -> (std::process::Child, std::path::PathBuf) {
     let gate = bench.outside().join(format!("{name}-gate"));
     let ready = bench.outside().join(format!("{name}-ready"));
     let script = format!(": > {}; while ! [ -e {} ]; do sleep 0.05; done; {after}", ready.display(), gate.display());

@@ -10,6 +10,7 @@
 mod bench;
 mod cases;
 mod fake;
+mod silent;
 
 use libtest_mimic::{Arguments, Trial};
 use surgetank::verbs::{self, Program};
@@ -36,7 +37,7 @@ fn main() {
     }
     let mut trials = Vec::new();
     for who in users {
-        for (name, case) in cases::ALL {
+        for (name, case) in cases::ALL.iter().chain(silent::ALL) {
             let prefix = format!("{who:?}").to_lowercase();
             trials.push(Trial::test(format!("{prefix}::{name}"), move || {
                 case(&Bench::new(who));

@@ -19,6 +19,8 @@ pub struct Facts<'a> {
     pub left_running: &'a [Holder],
     /// The agent died while the command ran.
     pub agent_lost: bool,
+    /// The agent does not answer.
+    pub silent: bool,
     /// The second Ctrl-C.
     pub gave_up: bool,
     /// The end of the job was there first.
@@ -30,6 +32,9 @@ pub struct Facts<'a> {
 pub fn decide(facts: &Facts<'_>) -> (u8, &'static str) {
     if facts.agent_lost {
         return (exit::NOT_DURABLE, "the agent died while the command ran: what the command wrote then may be missing");
+    }
+    if facts.silent {
+        return (exit::NOT_DURABLE, "the agent does not answer: whether everything is durable could not be found out");
     }
     if !facts.left_running.is_empty() {
         return (exit::NOT_DURABLE, "background children still run and may still write");
@@ -180,6 +185,7 @@ mod tests {
             verdict: Some(verdict),
             left_running: &[],
             agent_lost: false,
+            silent: false,
             gave_up: false,
             timed_out: false,
             detached: false,

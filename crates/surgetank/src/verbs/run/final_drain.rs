@@ -1,10 +1,14 @@
 //! The final drain as the user sees it: progress, the first Ctrl-C that tells, the second that stops.
 
-use rustix::event::{PollFd, PollFlags};
+use std::sync::Arc;
+use std::time::Duration;
+
+use surgetank_core::clock;
 use surgetank_core::error::{Error, Result};
 use surgetank_core::report::{Scope, Verdict};
 
 use crate::agent::client::Connection;
+use crate::agent::line::{Broken, Limits};
 use crate::agent::progress::Display;
 use crate::agent::signals::{self, Signals};
 use crate::agent::wire::{Answer, RefusalKind, Request};
@@ -19,82 +23,94 @@ pub enum Drained {
     GaveUp,
 }
 
-/// Drains `scope` to its end. `request` is `Wait` or `Unmount`; other answers than theirs are handed back.
+/// What the agent does on the way to its verdict takes that much longer than its time.
+const TIMEOUT_GRACE: Duration = Duration::from_secs(1);
+/// The list of what is not in the store yet can be done without.
+const LIST_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Drains `scope` to its end. `request` is `Wait` or `Unmount`; other answers than theirs are handed back. From now on these
+/// signals end every wait for the agent.
 pub fn follow(
     agent: &mut Connection,
     scope: &Scope,
     request: &Request,
-    signals: &Signals,
+    signals: &Arc<Signals>,
     quiet: bool,
 ) -> Result<std::result::Result<Drained, Answer>> {
     let mut display = Display::new("draining", quiet);
     let mut told = false;
-    agent.send(request)?;
+    let (Request::Wait { timeout_ms, .. } | Request::Unmount { timeout_ms }) = request else {
+        return Err(Error::new("only a final drain can be followed"));
+    };
+    let until = timeout_ms.map(|ms| clock::tick() + Duration::from_millis(ms) + TIMEOUT_GRACE);
+    agent.limits = Limits { signals: Some(Arc::clone(signals)), until };
+    let mut begun = agent.begin(request);
     let outcome = loop {
-        if agent.has_answer() || wait(agent, signals)? {
-            let answer = match agent.receive() {
-                // A run has to join the next agent first.
-                Err(lost) if scope.run.is_some() || !agent.goes_on_with_next() => return Err(lost),
-                Err(_replaced) => {
-                    agent.send(request)?;
-                    continue;
-                }
-                Ok(answer) => answer,
-            };
-            match answer {
-                Answer::Progress(progress) => display.show(&progress),
-                Answer::Verdict { verdict, timed_out: false } => break Ok(Drained::Settled(verdict)),
-                Answer::Verdict { verdict, timed_out: true } => break Ok(Drained::TimedOut(verdict)),
-                Answer::Error(refusal) if refusal.kind != RefusalKind::Leaving => {
-                    display.finish();
-                    return Err(refusal.into());
-                }
-                other => break Err(other),
-            }
-        }
-        while let Some(arrived) = signals.next().map_err(|error| Error::new("signals cannot be read").why(error))? {
-            if ![libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT].contains(&arrived.number) {
+        let number = match begun.and_then(|()| agent.hear()) {
+            Ok(Answer::Progress(progress)) => {
+                display.show(&progress);
+                begun = Ok(());
                 continue;
             }
-            if told {
-                display.say(&format!(
-                    "surgetank: the agent goes on draining; wait for it with:\n  {}\nIf it is killed, bring what is left to the store with:\n  {}",
-                    agent.commands().wait(),
-                    agent.commands().scavenge()
-                ));
+            Ok(Answer::Verdict { verdict, timed_out: false }) => break Ok(Drained::Settled(verdict)),
+            Ok(Answer::Verdict { verdict, timed_out: true }) => break Ok(Drained::TimedOut(verdict)),
+            Ok(Answer::Error(refusal)) if refusal.kind != RefusalKind::Leaving => {
                 display.finish();
-                return Ok(Ok(Drained::GaveUp));
+                return Err(refusal.into());
             }
+            Ok(other) => break Err(other),
+            Err(Broken::Signal(number)) => number,
+            // A run has to join the next agent first.
+            Err(broken @ (Broken::Closed | Broken::Io(_))) => {
+                if scope.run.is_some() || !agent.goes_on_with_next() {
+                    display.finish();
+                    return Err(agent.broken(broken));
+                }
+                begun = agent.begin(request);
+                continue;
+            }
+            Err(broken @ Broken::Silent(_)) => {
+                display.finish();
+                return Err(agent.broken(broken));
+            }
+        };
+        begun = Ok(());
+        if !told {
             told = true;
             display.say(&format!(
                 "surgetank: {}: draining goes on; once more stops waiting. Not in the store yet:",
-                signals::name(arrived.number)
+                signals::name(number)
             ));
-            for line in undrained(agent, scope) {
-                display.say(&format!("surgetank: {line}"));
+            if let Some(lines) = undrained(agent, scope) {
+                lines.iter().for_each(|line| display.say(&format!("surgetank: {line}")));
+                continue;
             }
         }
+        display.say(&format!(
+            "surgetank: the agent goes on draining; wait for it with:\n  {}\nIf it is killed, bring what is left to the store with:\n  {}",
+            agent.commands().wait(),
+            agent.commands().scavenge()
+        ));
+        agent.give_up();
+        break Ok(Drained::GaveUp);
     };
+    agent.limits.until = None;
     display.finish();
     Ok(outcome)
 }
 
-/// True when an answer can be read, false when a signal came.
-fn wait(agent: &Connection, signals: &Signals) -> Result<bool> {
-    let mut fds = [PollFd::new(agent, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
-    match rustix::event::poll(&mut fds, None) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(!fds[0].revents().is_empty()),
-        Err(errno) => Err(Error::new("waiting for the agent failed").why(errno)),
-    }
-}
-
-fn undrained(agent: &Connection, scope: &Scope) -> Vec<String> {
-    let asked = agent.another().and_then(|other| match other {
-        Some(mut other) => other.verdict(scope.clone()),
-        None => Err(Error::new("the agent does not answer")),
+/// `None`: another signal came.
+fn undrained(agent: &Connection, scope: &Scope) -> Option<Vec<String>> {
+    let limits = Limits { until: Some(clock::tick() + LIST_PATIENCE), ..agent.limits.clone() };
+    let asked = agent.another(&limits).and_then(|mut other| {
+        other.begin(&Request::Verdict { scope: scope.clone() })?;
+        other.hear()
     });
     match asked {
-        Ok(verdict) => words::verdict_lines(&verdict),
-        Err(error) => vec![error.to_string()],
+        Ok(Answer::Verdict { verdict, .. }) => Some(words::verdict_lines(&verdict)),
+        Ok(Answer::Error(refusal)) => Some(vec![Error::from(refusal).to_string()]),
+        Ok(other) => Some(vec![agent.confused(&other).to_string()]),
+        Err(Broken::Signal(_)) => None,
+        Err(broken) => Some(vec![agent.described(broken).to_string()]),
     }
 }

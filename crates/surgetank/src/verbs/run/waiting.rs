@@ -7,6 +7,7 @@ use surgetank_core::clock;
 use surgetank_core::report::Trouble;
 
 use crate::agent::client::Connection;
+use crate::agent::line::{self, Broken};
 use crate::agent::wire::{Answer, Request};
 
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -17,11 +18,15 @@ pub struct Waiting {
     next: Instant,
     /// Who was told of, with the second since which he waits.
     told: BTreeSet<(Vec<u8>, i64)>,
+    /// The question that is not answered yet.
+    asked: Option<Instant>,
+    stopped: Option<Instant>,
+    silent: bool,
 }
 
 impl Default for Waiting {
     fn default() -> Self {
-        Self { next: clock::tick() + LOOK_EVERY, told: BTreeSet::new() }
+        Self { next: clock::tick() + LOOK_EVERY, told: BTreeSet::new(), asked: None, stopped: None, silent: false }
     }
 }
 
@@ -31,12 +36,39 @@ impl Waiting {
         self.next
     }
 
+    /// Asks, and does not wait for the answer: the command's signals come first.
     pub fn look(&mut self, agent: &mut Connection) {
         self.next = clock::tick() + LOOK_EVERY;
-        // (Of an agent that dies is heard elsewhere.)
-        let Ok(Answer::Waiting(waiting)) = agent.ask(&Request::Waiting) else { return };
-        for line in self.lines(&waiting) {
-            eprintln!("surgetank: {line}");
+        if agent.has_answered() {
+            self.asked = Some(clock::tick());
+            // (Of an agent that dies is heard elsewhere.)
+            let _ = agent.send(&Request::Waiting);
+            return;
+        }
+        let is_stopped = matches!(line::process_state(agent.pid), Some('T' | 't'));
+        self.stopped = self.stopped.filter(|_| is_stopped).or_else(|| is_stopped.then(clock::tick));
+        let asked = *self.asked.get_or_insert_with(clock::tick);
+        let stopped = self.stopped.is_some_and(|since| since.elapsed() >= line::STOPPED_PATIENCE);
+        if !self.silent && (stopped || asked.elapsed() >= line::BUSY_PATIENCE) {
+            self.silent = true;
+            eprintln!("surgetank: {}", agent.described(Broken::Silent(asked.elapsed())));
+        }
+    }
+
+    /// The agent has not answered in its time.
+    pub fn is_silent(&self) -> bool {
+        self.silent
+    }
+
+    pub fn answered(&mut self, answer: &Answer) {
+        self.asked = None;
+        if std::mem::take(&mut self.silent) {
+            eprintln!("surgetank: the agent answers again");
+        }
+        if let Answer::Waiting(waiting) = answer {
+            for line in self.lines(waiting) {
+                eprintln!("surgetank: {line}");
+            }
         }
     }
 

@@ -1,0 +1,234 @@
+//! The agent over a directory: found, or started when there is none; and what a killed one left over it taken away.
+//!
+//! The danger it avoids: two processes that start an agent over one directory at the same time (`start.lock`).
+
+use std::fs::{self, File};
+use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags};
+use surgetank_core::config::Config;
+use surgetank_core::error::{Error, Result};
+use surgetank_core::report::Visibility;
+
+use super::super::life::{Outcome, Startup};
+use super::super::place::{Place, StateRoot};
+use super::super::wire::{self, ANSWER_BYTES_MAX};
+use super::{Connection, absolute, survey};
+use crate::mount;
+
+const SLOW_START: Duration = Duration::from_secs(10);
+
+/// An agent to be used, and what it took to have it.
+pub struct Found {
+    pub connection: Connection,
+    pub started: bool,
+    /// Keeps a fresh agent from leaving before we joined; dropped afterwards.
+    pub start: Option<Start>,
+    /// Held until we joined.
+    _turn: Option<File>,
+}
+
+/// A fresh agent's process. Dropping it closes the pipe that keeps the agent waiting for us.
+pub struct Start {
+    child: Child,
+}
+
+impl Found {
+    /// We have joined: the agent may go when we go, and others may have their turn.
+    pub fn settled(self) -> Connection {
+        self.connection
+    }
+}
+
+/// The agent over `config.over`; a new one when there is none.
+pub fn find_or_start(config: &Config, wanted: Visibility) -> Result<Found> {
+    let over = &config.over;
+    let root = StateRoot::open(&config.state, over)?;
+    let meta = match fs::metadata(over) {
+        Err(error) if is_dead(&error) => {
+            clear_dead_mount(&config.state, over)?;
+            fs::metadata(over)
+        }
+        other => other,
+    }
+    .map_err(|error| Error::new(format!("the directory {} cannot be used", over.display())).why(error))?;
+    if !meta.is_dir() {
+        return Err(Error::new(format!("{} is not a directory", over.display())));
+    }
+    if let Some(connection) = around(&config.state, over, meta.dev())? {
+        return Ok(Found { connection, started: false, start: None, _turn: None });
+    }
+    let (place, turn) = loop {
+        let place = root.place(&meta, over)?;
+        let turn = place.start_turn()?;
+        if root.has(&place) {
+            break (place, turn);
+        }
+    };
+    if let Some(connection) = Connection::open(&place)? {
+        return Ok(Found { connection, started: false, start: None, _turn: Some(turn) });
+    }
+    // One that is on its way out, or one that was killed a moment ago.
+    place.await_no_agent()?;
+    for left in root.left_behind(over, Some(&place))? {
+        eprintln!("surgetank: {}", left.tell(over));
+    }
+    refuse_near_end(config)?;
+    let start = spawn(config, &place, wanted)?;
+    match Connection::open(&place)? {
+        Some(connection) => Ok(Found { connection, started: true, start: Some(start), _turn: Some(turn) }),
+        None => Err(died(&place)),
+    }
+}
+
+/// Why nothing is begun for this store, where what an earlier agent left is owed to another one. Of a living agent see
+/// [`Connection::check_store`].
+pub fn refused_store(config: &Config) -> Result<Option<Error>> {
+    let Some(root) = StateRoot::open_existing(&config.state)? else { return Ok(None) };
+    let Ok(meta) = fs::metadata(&config.over) else { return Ok(None) };
+    let Some(place) = root.existing_place(&meta, &config.over)?.filter(|place| !place.serves_store(config)) else {
+        return Ok(None);
+    };
+    match place.try_agent_lock()? {
+        Some(_dead) => place.refused_store(config),
+        None => Ok(None),
+    }
+}
+
+/// An agent that would leave as soon as it came serves nobody.
+fn refuse_near_end(config: &Config) -> Result<()> {
+    match &config.deadline {
+        Some(deadline) if deadline.is_near() => {
+            Err(Error::new(format!("nothing is begun over {}", config.over.display()))
+                .why(format!("the job ends at {}, says {}", deadline.shown(), deadline.from))
+                .remedy("give a later end with --deadline, or none: --deadline none")
+                .data("nothing was begun"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Is `over` inside a mount that an agent serves?
+fn around(state: &Path, over: &Path, device: u64) -> Result<Option<Connection>> {
+    // Device numbers of mounts without a block device have major 0; a FUSE mount is one of them.
+    if libc::major(device) != 0 {
+        return Ok(None);
+    }
+    Ok(survey(state)?
+        .answering
+        .into_iter()
+        .find(|agent| agent.hello.mount_device == device && over.starts_with(agent.hello.over.as_path())))
+}
+
+fn is_dead(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ENOTCONN)
+}
+
+/// The mount over `path` whose server is gone.
+pub fn dead_mount(path: &Path) -> Result<Option<PathBuf>> {
+    let path = absolute(path)?;
+    let dead = path.ancestors().filter(|at| fs::symlink_metadata(at).is_err_and(|error| is_dead(&error)));
+    Ok(dead.last().map(Path::to_path_buf))
+}
+
+/// Takes away what an agent of ours that was killed left over `over`; false when it is none of ours.
+pub fn clear_dead_mount(state: &Path, over: &Path) -> Result<bool> {
+    let Some(root) = StateRoot::open_existing(state)? else {
+        return Ok(false);
+    };
+    for place in root.places()? {
+        let Some(card) = place.card().filter(|card| card.global && card.over.as_path() == over) else {
+            continue;
+        };
+        if place.try_agent_lock()?.is_some() {
+            eprintln!(
+                "surgetank: the agent of {} (pid {}) was killed; its dead mount is taken away",
+                over.display(),
+                card.pid
+            );
+            // Lazy, because a dead mount has no writers any more: whoever is inside sees ENOTCONN already.
+            mount::detach(over, true)?;
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn spawn(config: &Config, place: &Place, wanted: Visibility) -> Result<Start> {
+    let fail = |why: String| Error::new(format!("no agent could be started for {}", config.over.display())).why(why);
+    let log = place.log().map_err(|error| fail(format!("{}: {error}", place.log_path().display())))?;
+    let startup = Startup { config: config.clone(), place: place.path().into(), wanted };
+    let mut message = serde_json::to_vec(&startup).map_err(|error| fail(error.to_string()))?;
+    message.push(b'\n');
+    let mut child = Command::new("/proc/self/exe")
+        .arg0("surgetank")
+        .arg("agent")
+        .current_dir("/")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .spawn()
+        .map_err(|error| fail(error.to_string()))?;
+    if let Some(stdin) = &mut child.stdin {
+        // If it died already, reading says why.
+        let _ = stdin.write_all(&message);
+    }
+    let outcome = child.stdout.take().map(|stdout| {
+        tell_slow_start(&stdout, child.id(), config, place);
+        wire::read(&mut BufReader::new(stdout), ANSWER_BYTES_MAX)
+    });
+    match outcome {
+        Some(Ok(Some(Outcome::Ready))) => Ok(Start { child }),
+        Some(Ok(Some(Outcome::Failed(refusal)))) => {
+            let _ = child.wait();
+            Err(refusal.into())
+        }
+        _ => {
+            let _ = child.wait();
+            Err(died(place))
+        }
+    }
+}
+
+/// Taking up what another agent left may take minutes. (Any signal ends this process meanwhile.)
+fn tell_slow_start(stdout: &std::process::ChildStdout, pid: u32, config: &Config, place: &Place) {
+    let mut fds = [PollFd::new(stdout, PollFlags::IN)];
+    let time = rustix::time::Timespec::try_from(SLOW_START).ok();
+    if matches!(rustix::event::poll(&mut fds, time.as_ref()), Ok(0)) {
+        eprintln!(
+            "surgetank: the agent of {} (pid {pid}) has been starting for {} s; its log is {}",
+            config.over.display(),
+            SLOW_START.as_secs(),
+            place.log_path().display()
+        );
+    }
+}
+
+impl Start {
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+/// The agent ended without a word: the end of its log is the best that we can tell.
+fn died(place: &Place) -> Error {
+    const SHOWN_BYTES: i64 = 600;
+    let mut tail = Vec::new();
+    if let Ok(mut log) = File::open(place.log_path()) {
+        // A log shorter than that is read from its start.
+        let _ = log.seek(SeekFrom::End(-SHOWN_BYTES));
+        let _ = log.read_to_end(&mut tail);
+    }
+    let tail = String::from_utf8_lossy(&tail);
+    let last: Vec<&str> = tail.lines().rev().take(3).collect();
+    let why = last.into_iter().rev().collect::<Vec<_>>().join("\n        ");
+    Error::new("the agent died while it started")
+        .why(why)
+        .remedy(format!("look into {}; SURGETANK_LOG=debug tells more", place.log_path().display()))
+        .data("nothing was begun")
+}

@@ -1,0 +1,95 @@
+//! Which agents there are, and which of them serves a path. One that does not answer is named: it must not pass for one that
+//! is not there.
+
+use std::path::{Path, PathBuf};
+
+use surgetank_core::error::{Error, Result};
+
+use super::super::place::{Place, StateRoot};
+use super::{AGENT_VARIABLE, Connection, absolute};
+
+/// All agents that there should be: those around us, then those of the state root.
+#[derive(Default)]
+pub struct Survey {
+    pub answering: Vec<Connection>,
+    /// Which of them do not answer, and over which directory they are.
+    pub silent: Vec<(PathBuf, Error)>,
+}
+
+pub fn survey(state: &Path) -> Result<Survey> {
+    let mut found = Survey::default();
+    let mut places = Vec::new();
+    if let Some(around) = std::env::var_os(AGENT_VARIABLE) {
+        places.extend(std::env::split_paths(&around).filter_map(|path| Place::open(&path).ok()));
+        places.reverse();
+    }
+    if let Some(root) = StateRoot::open_existing(state)? {
+        places.extend(root.places()?);
+    }
+    let mut seen: Vec<PathBuf> = Vec::new();
+    for place in places {
+        if seen.iter().any(|known| known == place.path()) {
+            continue;
+        }
+        seen.push(place.path().to_path_buf());
+        // One that does not answer must not hide the others.
+        match (Connection::open(&place), place.card()) {
+            (Ok(Some(connection)), _) => found.answering.push(connection),
+            (Err(error), Some(card)) => found.silent.push((card.over.to_path_buf(), error)),
+            (Ok(None) | Err(_), _) => {}
+        }
+    }
+    Ok(found)
+}
+
+impl Survey {
+    /// The agent that serves the directory in which `path` lies: the innermost one. An error when that one does not answer.
+    pub fn serving(mut self, path: &Path) -> Result<Option<Connection>> {
+        if let Some(error) = self.silence_over(path)? {
+            return Err(error);
+        }
+        Ok(self.innermost_of(path)?.map(|nth| self.answering.swap_remove(nth)))
+    }
+
+    /// The agent that serves it does not answer: which one, and what helps.
+    pub fn silence_over(&mut self, path: &Path) -> Result<Option<Error>> {
+        let lexical = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+        // Before the file system is asked, which waits for an agent that is stopped.
+        if let Some(error) = self.silent_innermost(&[&lexical]) {
+            return Ok(Some(error));
+        }
+        let (path, real) = both(path)?;
+        Ok(self.silent_innermost(&[&path, &real]))
+    }
+
+    /// Which of those that answer serves it.
+    pub fn innermost_of(&self, path: &Path) -> Result<Option<usize>> {
+        let (path, real) = both(path)?;
+        Ok(self.innermost(&[&path, &real]).map(|(nth, _)| nth))
+    }
+
+    /// With the length of the directory's path.
+    fn innermost(&self, paths: &[&Path]) -> Option<(usize, usize)> {
+        let over = |nth: usize| self.answering[nth].hello.over.as_path();
+        let serving = (0..self.answering.len()).filter(|nth| paths.iter().any(|path| path.starts_with(over(*nth))));
+        serving.map(|nth| (nth, over(nth).as_os_str().len())).max_by_key(|(_, length)| *length)
+    }
+
+    fn silent_innermost(&mut self, paths: &[&Path]) -> Option<Error> {
+        let length = self.innermost(paths).map_or(0, |(_, length)| length);
+        let is_it = |over: &Path| paths.iter().any(|path| path.starts_with(over)) && over.as_os_str().len() > length;
+        self.silent.iter().position(|(over, _)| is_it(over)).map(|nth| self.silent.swap_remove(nth).1)
+    }
+}
+
+/// A path as it is written, and as it is.
+fn both(path: &Path) -> Result<(PathBuf, PathBuf)> {
+    let path = absolute(path)?;
+    let real = path.canonicalize().unwrap_or_else(|_| path.clone());
+    Ok((path, real))
+}
+
+/// The agent that serves the directory in which `path` lies: the innermost one.
+pub fn serving(state: &Path, path: &Path) -> Result<Option<Connection>> {
+    survey(state)?.serving(path)
+}

@@ -1,0 +1,192 @@
+//! While the command runs: its signals are passed on, and the agent's death or silence is noticed.
+//!
+//! Nothing here waits for the agent: the command's signals come first.
+
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use surgetank_core::clock;
+use surgetank_core::config::Deadline;
+use surgetank_core::error::{Error, Result};
+use surgetank_core::report::Scope;
+
+use super::offspring::{self, Change};
+use super::waiting::Waiting;
+use super::{ENDS, Run, shown_command, trace};
+use crate::agent::client::{Dialed, Joined};
+use crate::agent::line::Limits;
+use crate::agent::signals;
+use crate::agent::wire::{Answer, Request};
+use crate::verbs::{exit, words};
+
+/// A figure for people can be done without.
+const STATUS_PATIENCE: Duration = Duration::from_secs(2);
+
+impl Run {
+    /// Until the command ends: passes signals on, notices the agent's death.
+    pub(super) fn attend(&mut self, command: u32) -> Result<u8> {
+        let end = self.config.deadline.clone();
+        let mut last_call = end.as_ref().map(|end| clock::tick() + end.left().saturating_sub(end.lead));
+        let mut waiting = Waiting::default();
+        let mut told_to_end = false;
+        loop {
+            let look = waiting.next();
+            self.await_event(Some(last_call.map_or(look, |call| call.min(look))))?;
+            for answer in self.heard.drain(..) {
+                waiting.answered(&answer);
+            }
+            if clock::tick() >= look && !self.agent_lost && self.dialed.is_none() {
+                waiting.look(&mut self.agent);
+            }
+            if let Some(end) = end.as_ref().filter(|end| last_call.is_some() && end.is_near()) {
+                last_call = None;
+                self.tell_near_end(end);
+            }
+            while let Some(arrived) = self.signals.next().map_err(|error| Error::new("signals").why(error))? {
+                if arrived.number == libc::SIGTERM {
+                    // Schedulers kill a moment later: what it has written so far need not wait for its end.
+                    let _ = self.agent.send(&Request::Hasten { scope: Scope::run(self.run) });
+                }
+                if ENDS.contains(&arrived.number) && waiting.is_silent() {
+                    // The command cannot die before the agent has answered its last call.
+                    if told_to_end {
+                        self.agent.give_up();
+                        self.abandoned = true;
+                        let _ = signals::send(command, arrived.number);
+                        return Ok(u8::try_from(128 + arrived.number).unwrap_or(exit::FAILED));
+                    }
+                    told_to_end = true;
+                    eprintln!(
+                        "surgetank: {}: the command may be waiting for the agent, which does not answer; once more ends this run without it",
+                        signals::name(arrived.number)
+                    );
+                }
+                if arrived.number != libc::SIGCHLD && !arrived.from_terminal {
+                    // A command that changed its user may not be ours to signal; nothing else can be done.
+                    let _ = signals::send(command, arrived.number);
+                }
+            }
+            while let Some(change) = offspring::reap() {
+                match change {
+                    Change::Ended { pid, exit } if pid == command => return Ok(exit),
+                    Change::Suspended { pid } if pid == command => suspend_with(command),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Returns when a signal or the agent has something to say, or at `until`.
+    pub(super) fn await_event(&mut self, until: Option<Instant>) -> Result<()> {
+        let left = until.map(|until| until.saturating_duration_since(clock::tick()));
+        let timeout = left.and_then(|left| rustix::time::Timespec::try_from(left).ok());
+        let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
+        match &self.dialed {
+            Some(dialed) => fds.push(PollFd::new(dialed, PollFlags::IN)),
+            None if self.agent_lost => {}
+            None => fds.push(PollFd::new(&self.agent, PollFlags::IN)),
+        }
+        match rustix::event::poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(Error::new("waiting for the command failed").why(errno)),
+        }
+        let speaks = fds.get(1).is_some_and(|fd| !fd.revents().is_empty());
+        match self.dialed.take() {
+            Some(dialed) if speaks => self.join_next(dialed),
+            Some(dialed) => self.dialed = Some(dialed),
+            // It says nothing unasked: readable means closed.
+            None if speaks && self.has_hung_up() => match self.agent.dial_next() {
+                Ok(Some(dialed)) => self.dialed = Some(dialed),
+                Ok(None) | Err(_) => self.lose_agent(),
+            },
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Takes what the agent says, until it has closed the connection.
+    fn has_hung_up(&mut self) -> bool {
+        loop {
+            match self.agent.at_hand() {
+                Ok(Some(answer)) => self.heard.push(answer),
+                Ok(None) => return false,
+                Err(_) => return true,
+            }
+        }
+    }
+
+    /// The supervisor has started another agent: this run goes on with it.
+    fn join_next(&mut self, dialed: Dialed) {
+        let joined = dialed.greeted(&Limits::default()).ok().flatten().and_then(|mut agent| {
+            let joined = agent.join_as(&shown_command(&self.args), Some(self.run));
+            if self.args.trace {
+                let _ = trace(&mut agent).inspect_err(|error| eprintln!("surgetank: the rest is not traced: {error}"));
+            }
+            matches!(joined, Ok(Joined::As(run)) if run == self.run).then_some(agent)
+        });
+        match joined {
+            Some(agent) => {
+                if self.args.verbose {
+                    eprintln!("surgetank: the agent of {} was replaced (pid {})", agent.hello.over, agent.pid);
+                }
+                self.agent = agent;
+            }
+            None => {
+                // Killed once more, perhaps; or it goes, and then nobody answers soon.
+                std::thread::sleep(Duration::from_millis(5));
+                match self.agent.dial_next() {
+                    Ok(Some(dialed)) => self.dialed = Some(dialed),
+                    Ok(None) | Err(_) => self.lose_agent(),
+                }
+            }
+        }
+    }
+
+    /// The agent does what is to be done by itself.
+    fn tell_near_end(&mut self, end: &Deadline) {
+        eprintln!(
+            "surgetank: the job ends at {}, says {}: everything is due, and new files are written to the store",
+            end.shown(),
+            end.from
+        );
+        if let Ok(Answer::Status(status)) = self.agent.ask_within(&Request::Status, STATUS_PATIENCE)
+            && let Some(outlook) = &status.content.deadline
+            && outlook.undrained_bytes > 0
+        {
+            eprintln!("surgetank: {} are not in the store yet", words::bytes(outlook.undrained_bytes));
+        }
+    }
+
+    fn lose_agent(&mut self) {
+        self.agent_lost = true;
+        eprintln!(
+            "surgetank: the agent of {} died; the command sees errors on the mount. What was sealed is safe in the tiers",
+            self.agent.hello.over
+        );
+    }
+
+    /// The conversation broke off: true when there is another agent to talk to.
+    pub(super) fn has_another_agent(&mut self) -> Result<bool> {
+        const LOOK_EVERY: Duration = Duration::from_millis(1);
+        // Who dies gives back his name spaces first, and his sockets some time later.
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let (before, until) = (self.agent.pid, clock::tick() + PATIENCE);
+        // (It may have been called before, and answer now.)
+        self.await_event(Some(clock::tick()))?;
+        while self.dialed.is_none() && !self.agent_lost && self.agent.pid == before && clock::tick() < until {
+            self.await_event(Some(until))?;
+        }
+        while self.dialed.is_some() {
+            self.await_event(Some(clock::tick() + LOOK_EVERY * 50))?;
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Ok(self.agent.pid != before || self.agent_lost)
+    }
+}
+
+/// The terminal stopped the command: the shell has to see the whole job stopped. Continued, the command goes on too.
+fn suspend_with(command: u32) {
+    // SIGSTOP cannot be blocked: this returns after SIGCONT.
+    let _ = signals::send(std::process::id(), libc::SIGSTOP);
+    let _ = signals::send(command, libc::SIGCONT);
+}
