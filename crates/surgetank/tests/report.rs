@@ -484,3 +484,16 @@ fn progress_counts_bytes_within_a_file() {
     assert!(line.contains(" of 16.00 MiB, 0 of 1 files, ") && line.contains(" on average)"), "{line}");
     assert!(!line.contains("draining 0 B of") && line.ends_with(" left"), "{line}");
 }
+
+/// The message named neither the file nor the data, and hid the command's own exit code behind a 1.
+#[test]
+fn account_that_cannot_be_written_is_named_with_the_data() {
+    let Some(scene) = scene("report_account") else { return };
+    let full = [&SMALL[..], &["--json", "/dev/full"]].concat();
+    let said =
+        ["--json: the account of the run cannot be written to /dev/full", "No space left", "  try:  `surgetank report"];
+    let ended = scene.run(&full, "echo one > a").exits(1).says(&said);
+    ended.says(&["  data: everything that should be durable is in the store"]);
+    scene.run(&full, "echo two > a; exit 7").exits(7).says(&said);
+    scene.holds("a", b"two\n");
+}

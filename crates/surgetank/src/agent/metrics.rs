@@ -175,7 +175,11 @@ fn queue(text: &mut Text, figures: &Figures) {
 fn drain(text: &mut Text, figures: &Figures) {
     let (drain, summary) = (&figures.drain, &figures.summary.drain);
     text.one_counter("surgetank_drain_files_total", "Files that became durable.", summary.files);
-    text.one_counter("surgetank_drain_bytes_total", "Bytes that became durable; holes of files are not counted.", summary.bytes);
+    text.one_counter(
+        "surgetank_drain_bytes_total",
+        "Bytes that became durable; holes of files are not counted.",
+        summary.bytes,
+    );
     text.one_counter(
         "surgetank_drain_copied_bytes_total",
         "Bytes copied to the store, copies that had to be made again included.",
