@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections import defaultdict
 from pathlib import Path
 
@@ -20,6 +21,13 @@ _FAILED: set[str] = set()
 def pytest_configure(config: pytest.Config) -> None:
     if os.environ.get("CI"):
         config.option.reruns = _RUNS_MORE
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_files(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines leave temporary files, above all those that are killed: they go with the directories of the tests."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("temporary")))
+    monkeypatch.setattr(tempfile, "tempdir", None)
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -512,6 +512,8 @@ fn what_somebody_else_replaced_while_nobody_served_is_stale() {
         std::thread::spawn(move || {
             let Some(mut scene) = Scene::new(&format!("survive-replaced-{direct}")) else { return };
             scene.tier("ram", 64);
+            // Files of every store cannot be read directly: not those on overlay.
+            scene.tmpfs("project", 64);
             let aside = scene.beside("aside");
             for name in ["replaced", "removed"] {
                 fs::write(scene.path(name), "of the old").unwrap();
