@@ -184,7 +184,7 @@ impl Connection {
     pub fn check_store(&self, config: &Config) -> Result<()> {
         let place = Place::open(&self.place);
         let same = self.hello.store.as_path() == config.store;
-        if same || place.as_ref().is_ok_and(|place| place.serves_store(config)) {
+        if same || place.is_ok_and(|place| place.is_of_store(config)) {
             return Ok(());
         }
         if !config.says_store() && self.is_around(&config.over) {

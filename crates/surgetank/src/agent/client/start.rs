@@ -91,13 +91,16 @@ pub fn find_or_start(config: &Config, wanted: Visibility) -> Result<Found> {
 pub fn refused_store(config: &Config) -> Result<Option<Error>> {
     let Some(root) = StateRoot::open_existing(&config.state)? else { return Ok(None) };
     let Ok(meta) = fs::metadata(&config.over) else { return Ok(None) };
-    let Some(place) = root.existing_place(&meta, &config.over)?.filter(|place| !place.serves_store(config)) else {
+    let Some(place) = root.existing_place(&meta, &config.over)?.filter(|place| place.is_of_other_store(config)) else {
         return Ok(None);
     };
-    match place.try_agent_lock()? {
-        Some(_dead) => place.refused_store(config),
-        None => Ok(None),
+    // Only with its turn: an agent that starts just now must not find its lock taken.
+    let _turn = place.start_turn()?;
+    if Connection::open(&place)?.is_some() {
+        return Ok(None);
     }
+    place.await_no_agent()?;
+    place.refused_store(config)
 }
 
 /// An agent that would leave as soon as it came serves nobody.

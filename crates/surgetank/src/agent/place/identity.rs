@@ -252,10 +252,15 @@ impl Place {
         self.has_left() || paths.any(|path| tier::is_in_use(path, key)) || remembered.any(|device| device.may_hold(key))
     }
 
-    /// Is this the store of the agent that serves the directory?
-    pub fn serves_store(&self, config: &Config) -> bool {
+    /// Is this the store that was served last?
+    pub fn is_of_store(&self, config: &Config) -> bool {
         let mark = self.identity().and_then(|identity| identity.store);
         mark.zip(StoreMark::of(config).ok()).is_some_and(|(served, asked)| served.is(&asked))
+    }
+
+    /// It was another one: known only where it is written down.
+    pub fn is_of_other_store(&self, config: &Config) -> bool {
+        self.identity().is_some_and(|identity| identity.store.is_some()) && !self.is_of_store(config)
     }
 }
 
