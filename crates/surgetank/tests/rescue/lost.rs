@@ -3,9 +3,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use super::scene::server::{Server, faults};
-use super::scene::{Ended, Scene, eventually};
+use super::scene::{Ended, Scene, eventually, succeed};
 use super::{QUIET, killed, plain, prepare, verb};
 
 const STATE: [&str; 2] = ["--state", "/mnt/state"];
@@ -204,6 +205,36 @@ fn files_without_a_state_are_named_by_fsck_and_the_list() {
         let ended = verb(&scene, words).exits(3);
         assert!(printed(&ended).contains("d/one"), "{words:?}: {}", printed(&ended));
     }
+}
+
+/// A state directory that was restored from an earlier copy: files that were written since were set aside on the tier, and
+/// `run` and `scavenge` exited 0 without a word.
+#[test]
+fn files_newer_than_the_state_are_named() {
+    for by in ["run", "scavenge"] {
+        std::thread::spawn(move || older_state(by)).join().unwrap();
+    }
+}
+
+fn older_state(by: &str) {
+    let Some(scene) = prepare(&format!("older_state_{by}")) else { return };
+    killed(&scene, &[], "echo first >first");
+    let copy = Path::new("/mnt/told/state");
+    let copied = |from: &Path, to: &Path| succeed(Command::new("cp").arg("-a").arg(from).arg(to));
+    copied(&scene.state, copy);
+    killed(&scene, &[], "mkdir d; echo second >d/second");
+    fs::remove_dir_all(&scene.state).unwrap();
+    copied(copy, &scene.state);
+    let named = |ended: Ended| {
+        let printed = printed(&ended.exits(3));
+        assert!(printed.contains("d/second") && !printed.contains("safe at"), "{printed}");
+    };
+    named(verb(&scene, &["fsck"]));
+    named(verb(&scene, &["scavenge", "--list"]));
+    named(if by == "run" { scene.run(&QUIET, "true") } else { verb(&scene, &["scavenge"]) });
+    named(verb(&scene, &["fsck"]));
+    named(verb(&scene, &["scavenge", "--list"]));
+    assert_eq!(fs::read_to_string(plain(&scene, ".surgetank-orphans/d/second")).unwrap(), "second\n");
 }
 
 #[track_caller]

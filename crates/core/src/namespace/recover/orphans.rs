@@ -40,9 +40,9 @@ pub fn keep_copy(files: &Path, path: &[u8], name: &[u8]) -> io::Result<()> {
 }
 
 impl Namespace {
-    /// Plain files that no record names. On a device that the catalog knows they are unlinks or copies that were cut off;
-    /// on one that it does not know, the only copy of what somebody wrote, and the memory of it is gone. Where it is `damaged`, on
-    /// any.
+    /// Plain files that no record names. Each may be the only copy of a file: of an agent whose state is gone (`strange`), of
+    /// one whose state directory was replaced by an older copy, or of records that are `damaged`. What is empty, and what the
+    /// catalog says was about to be removed, is not one.
     pub(super) fn set_orphans_aside(
         &self,
         found: HashMap<(DeviceId, u64), OnTier>,
@@ -72,17 +72,16 @@ impl Namespace {
             let Some(aside) = self.set_aside(device, ino, &orphan.path, damaged) else {
                 continue;
             };
-            if !strange.contains(&device) && !damaged {
-                continue;
-            }
             let told = told.entry(device).or_default();
             *told += 1;
             if *told <= ORPHANS_TOLD_MAX {
                 let now = self.tiers.device(device).files_path().join(OsStr::from_bytes(&aside));
                 let whose = if damaged {
                     "no record names it any more, for the catalog was damaged"
-                } else {
+                } else if strange.contains(&device) {
                     "left by an agent whose state is gone"
+                } else {
+                    "no record names it: the state directory is older than the tier, or the file was put there by hand"
                 };
                 self.note(
                     RunId(0),
