@@ -43,7 +43,7 @@ impl Namespace {
         if !device.is_there() {
             let at = device.path().display();
             let text =
-                format!("it is on a tier that is not there: {at}; bring it back (mount it again) and start once more");
+                format!("it is on a tier that is not there: {at}; bring it back (mount it again) and start again");
             return Some(Absence { place, text, lasting: true });
         }
         let path = tree.logical_path(id)?;
@@ -136,7 +136,7 @@ impl Namespace {
     }
 }
 
-/// A file system gives the number of a removed file to another one; where it tells when that one was made, it is told apart.
+/// A file system gives the number of a removed file to another one. Their times of birth differ, where it has them.
 fn is_same(known: PlainId, there: &PlainId) -> bool {
     known.ino == there.ino && (known.born == 0 || there.born == 0 || known.born == there.born)
 }

@@ -58,7 +58,7 @@ pub struct ScavengeArgs {
     /// Copy it into this new directory instead of the store; nothing is changed where it lies
     #[arg(long, value_name = "OUT")]
     to: Option<PathBuf>,
-    /// Acknowledge what is lost: it is named once more, and not any more after that. Files on a tier that is not there are given up
+    /// Acknowledge lost files: name them one last time, and stop reporting them. Gives up files on a tier that is not there, too
     #[arg(long, conflicts_with_all = ["list", "to", "json"])]
     forget: bool,
     /// As JSON
@@ -146,7 +146,7 @@ pub fn fsck(program: &Program<'_>, args: &FsckArgs) -> Outcome {
         return tell(&audit, args.json, &config);
     }
     let Some(left) = left_of(config.clone())? else {
-        let audit = Audit { findings: of_nobody(&without_state(&tiers_of(&config))?), ..Audit::default() };
+        let audit = Audit { findings: without_record(&without_state(&tiers_of(&config))?), ..Audit::default() };
         return tell(&audit, args.json, &config);
     };
     left.is_for_its_store()?;
@@ -335,7 +335,7 @@ fn tiers_of(config: &Config) -> Vec<PathBuf> {
 }
 
 /// Plain files on the tiers of a directory without a state.
-fn of_nobody(files: &[Undrained]) -> Vec<Finding> {
+fn without_record(files: &[Undrained]) -> Vec<Finding> {
     let finding = |one: &Undrained| Finding {
         what: What::Orphan,
         path: one.path.clone(),

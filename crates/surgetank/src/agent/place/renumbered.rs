@@ -193,7 +193,7 @@ impl Place {
         let files = image.files.iter().filter(|(_, file)| {
             file.version != file.durable_version && (file.replica.is_some() || file.spill.is_some())
         });
-        // A lost file is left, too: nobody has acknowledged it.
+        // A lost file is left, too, until it is acknowledged.
         Some(((files.count() + image.lost.len()) as u64, image.ops.len() as u64))
     }
 }
