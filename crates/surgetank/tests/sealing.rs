@@ -3,6 +3,9 @@
 
 mod scene;
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
 use scene::Scene;
 
 /// The only name that anybody had asked for was deleted, and what was written with it.
@@ -315,6 +318,26 @@ fn where_order_does_not_matter_a_chmod_and_a_new_file_waited_for_each_other() {
         assert_eq!(std::fs::metadata(scene.path(dir)).unwrap().mode() & 0o7777, 0o750);
         scene.holds(&format!("{dir}/f"), format!("{dir}\n").as_bytes());
         scene.holds(&format!("{dir}/g"), format!("{dir}\n").as_bytes());
+    }
+    scene.is_clean();
+}
+
+/// The store's own file is written where a reader has it open. The kernel takes set-user-id off it whoever writes, so the
+/// store and what programs saw were different afterwards.
+#[test]
+fn set_ids_of_a_file_written_in_place_are_the_stores() {
+    let Some(mut scene) = Scene::new("sealing_set_ids") else { return };
+    scene.tier("fast", 64);
+    for name in ["kept", "lost"] {
+        fs::write(scene.path(name), "old\n").unwrap();
+        fs::set_permissions(scene.path(name), fs::Permissions::from_mode(0o6777)).unwrap();
+    }
+    let script = "exec 3<kept 4<lost; read -r line <&3; read -r line <&4
+        echo more >>kept; setpriv --reuid 1000 --regid 1000 --clear-groups bash -c 'echo more >>lost'; stat -c %a kept lost";
+    scene.run(&["--no-preload"], script).exits(0).prints("6777\n777\n");
+    for (name, mode) in [("kept", 0o6777), ("lost", 0o777)] {
+        assert_eq!(fs::metadata(scene.path(name)).unwrap().permissions().mode() & 0o7777, mode, "{name}");
+        scene.holds(name, b"old\nmore\n");
     }
     scene.is_clean();
 }

@@ -10,7 +10,7 @@ use crate::config::KeepAtExit;
 use crate::model::{FileId, Mode, OpKind, Seq, Timestamp};
 
 use super::super::Namespace;
-use super::super::attributes::as_written;
+use super::super::attributes::{SET_IDS, as_written};
 use super::super::content::{Content, Lies, Open};
 use super::super::journal::Txn;
 use super::super::tree::Tree;
@@ -67,8 +67,11 @@ impl Namespace {
         let Some(inode) = tree.get_mut(id) else {
             return;
         };
+        // The kernel takes them off the store's own file whoever writes there; here they stay if the writer may keep them.
+        let mut lost_set_ids = false;
         if written {
             inode.attr = as_written(inode, &stat, open);
+            lost_set_ids = in_place && (inode.attr.perm & !stat.st_mode) & SET_IDS != 0;
             inode.version += 1;
             if in_place {
                 inode.durable = inode.version;
@@ -103,9 +106,12 @@ impl Namespace {
         tree.recount(id);
         txn.file(id);
         self.queue_publish(&mut tree, &mut txn, id);
+        if lost_set_ids {
+            self.queue_meta(&mut tree, &mut txn, id, crate::model::RunId(0), false);
+        }
         self.commit(&tree, txn);
         self.to_be_synced(&tree, id);
-        let queued = tree.get(id).is_some_and(|inode| inode.publish.is_some());
+        let queued = lost_set_ids || tree.get(id).is_some_and(|inode| inode.publish.is_some());
         crash_point!("seal.written_down");
         let first = tree.get(id).is_some_and(|inode| inode.version <= 1);
         drop(tree);
