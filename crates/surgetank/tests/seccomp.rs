@@ -128,6 +128,22 @@ fn only_directories_are_there_before_the_drain() {
     }
 }
 
+/// A directory whose name was used before is not made ahead of its turn. Moved out of a directory that is then removed, it
+/// could not be opened (EAGAIN) until the drain came to it.
+#[test]
+fn directory_moved_out_of_a_removed_one_opens() {
+    let Some(scene) = scene("calls_moved_out") else { return };
+    for options in [BARE, WITH_SHIM] {
+        let mut words = options.to_vec();
+        words.extend(["--quiet-period", "1h"]);
+        let script = "mkdir -p d/n e; rmdir d/n; mkdir d/n; mv d/n e/m; rmdir d; ls e/m; touch e/m/f; ls e/m";
+        scene.run(&words, script).exits(0).prints("f\n");
+        scene.holds("e/m/f", b"");
+        assert!(!scene.path("d").exists());
+        fs::remove_dir_all(scene.path("e")).unwrap();
+    }
+}
+
 #[test]
 fn what_the_store_has_is_read_changed_and_removed() {
     let Some(scene) = scene("calls_existing") else { return };

@@ -48,7 +48,11 @@ impl Namespace {
                 _ => return Err(Errno::AGAIN.into()),
             }
         };
-        self.real_dir(parent)?;
+        // A directory that a program removed meanwhile: what is still to be made in it leaves it in its turn.
+        self.real_dir(parent).map_err(|fault| match fault.errno {
+            Errno::NOENT => Errno::AGAIN.into(),
+            _ => fault,
+        })?;
         self.make_early(id)?;
         self.real(id)?.ok_or(Errno::AGAIN.into())
     }
