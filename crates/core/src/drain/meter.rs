@@ -1,4 +1,4 @@
-//! How fast the drain copies at this moment: the bytes of the last half second.
+//! How fast the drain copies at this moment: the bytes of the last half second, or of the last piece where that takes longer.
 //!
 //! Measured where bytes pass, so that the answer does not depend on how often it is asked for; a time in which nothing passes
 //! gives 0, and never lowers the rate of what passes after it.
@@ -10,6 +10,8 @@ use crate::clock;
 
 /// What is averaged over.
 const WINDOW: Duration = Duration::from_millis(500);
+/// Without a piece for so long nothing moves. (On a slow link one takes seconds.)
+const PAUSE: Duration = Duration::from_secs(3);
 /// From pieces that pass in less time nothing follows.
 const WINDOW_MIN: Duration = Duration::from_millis(20);
 
@@ -40,7 +42,7 @@ impl Meter {
 impl State {
     fn pass(&mut self, bytes: u64, now: Instant) {
         match &mut self.window {
-            Some((begun, last, passed)) if now.saturating_duration_since(*last) <= WINDOW => {
+            Some((begun, last, passed)) if now.saturating_duration_since(*last) <= PAUSE => {
                 *passed += bytes;
                 *last = now;
                 if now.saturating_duration_since(*begun) >= WINDOW {
@@ -55,7 +57,7 @@ impl State {
 
     fn rate(&self, now: Instant) -> u64 {
         match self.window {
-            Some((begun, last, passed)) if now.saturating_duration_since(last) <= 2 * WINDOW => {
+            Some((begun, last, passed)) if now.saturating_duration_since(last) <= PAUSE => {
                 let elapsed = now.saturating_duration_since(begun);
                 if self.bytes_per_second == 0 && elapsed >= WINDOW_MIN {
                     over(passed, elapsed)
@@ -84,10 +86,19 @@ mod tests {
         assert_eq!(state.rate(at(0)), 0);
         (0..=20).for_each(|piece| state.pass(1000, at(piece * 50)));
         assert_eq!(state.rate(at(1000)), 20_000, "20 pieces a second");
-        assert_eq!(state.rate(at(3000)), 0, "nothing passes");
+        assert_eq!(state.rate(at(5000)), 0, "nothing passes");
         // It was asked for after an hour of rest: `429 B/s` for a drain of 173 MiB.
         let later = 3_600_000;
         (0..=20).for_each(|piece| state.pass(1000, at(later + piece * 50)));
         assert_eq!(state.rate(at(later + 1000)), 20_000);
+    }
+
+    #[test]
+    fn rate_of_pieces_slower_than_the_window_is_not_zero() {
+        let mut state = State::default();
+        let begun = Instant::now();
+        let at = |millis: u64| begun + Duration::from_millis(millis);
+        (0..=4).for_each(|piece| state.pass(1000, at(piece * 1000)));
+        assert_eq!(state.rate(at(4500)), 1000);
     }
 }
