@@ -72,8 +72,8 @@ impl Dialed {
         let Self { mut line, place } = self;
         let pid = line.pid;
         match line.next(limits) {
-            // Whom we called was killed before he heard us; another one did.
-            Ok(Answer::Hello(_)) if !is_alive(pid) => Connection::open_within(&place, limits),
+            // The agent was killed before it answered. The next one answers, unless nothing listens any more.
+            Ok(Answer::Hello(_)) | Err(Broken::Closed) if !is_alive(pid) => Connection::open_within(&place, limits),
             Ok(Answer::Hello(hello)) => {
                 let place = place.path().to_path_buf();
                 Ok(Some(Connection { line, hello, pid, place, limits: limits.clone(), silent: false }))
