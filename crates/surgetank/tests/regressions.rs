@@ -14,6 +14,8 @@ fn prepare(name: &str) -> Option<Scene> {
     Some(scene)
 }
 
+const ADVICE: [&str; 3] = ["killed", "surgetank run --state /mnt/state", "--over /mnt/project -- true"];
+
 impl Scene {
     /// `surgetank mount` over the directory.
     #[track_caller]
@@ -213,11 +215,7 @@ fn wait_said_durable_over_a_dead_mount() {
     fs::write(scene.path("sub/file"), "undrained").unwrap();
     scene.kill_agent();
     eventually("the mount is dead", || scene.is_dead());
-    scene.asked_at_root("wait", &[over]).exits(3).says(&[
-        "killed",
-        "surgetank run --state /mnt/state",
-        "--over /mnt/project -- true",
-    ]);
+    scene.asked_at_root("wait", &[over]).exits(3).says(&ADVICE);
     scene.asked_at_root("wait", &[scene.path("sub/file").to_str().unwrap()]).exits(3);
     scene.asked_at_root("status", &[over]).exits(1).says(&["dead mount", "umount --state /mnt/state"]);
     // `mount` takes it away, begins anew, and finds the file.
@@ -239,11 +237,7 @@ fn a_dead_mount_could_only_be_taken_away_by_hand() {
     fs::write(scene.path("file"), "undrained").unwrap();
     scene.kill_agent();
     eventually("the mount is dead", || scene.is_dead());
-    scene.asked_at_root("umount", &[over]).exits(3).says(&[
-        "killed",
-        "surgetank run --state /mnt/state",
-        "--over /mnt/project -- true",
-    ]);
+    scene.asked_at_root("umount", &[over]).exits(3).says(&ADVICE);
     assert!(!scene.is_dead());
     scene.asked_at_root("wait", &[over]).exits(3);
     scene.drain_what_is_left().exits(0);

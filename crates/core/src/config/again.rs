@@ -5,8 +5,9 @@
 //! The danger it avoids: advice without `--store`, which brings files to another store than the one that they are owed to.
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use super::key::Draft;
 use super::load::Surroundings;
 use super::{Authority, Config, KeepAtExit, Overrides, Pattern, RuleConfig, TierConfig, load};
 use crate::rule::mode_name;
@@ -21,6 +22,13 @@ pub(super) struct Sources<'a> {
     pub says_store: bool,
     /// As they are said on the command line or by a variable.
     pub tiers: Option<&'a [TierConfig]>,
+}
+
+/// Not those of a file that is found again.
+pub(super) fn said_tiers(draft: &Draft) -> Option<Vec<TierConfig>> {
+    let said = draft.tiers.as_ref()?;
+    let by_people = said.iter().all(|tier| tier.origin.authority == Authority::CommandLine);
+    by_people.then(|| said.iter().map(|tier| tier.value.clone()).collect())
 }
 
 /// `--over` is not among them.
@@ -58,7 +66,11 @@ pub(super) fn options(config: &Config, sources: &Sources<'_>, around: &Surroundi
 /// Nothing where every command finds this state by itself.
 pub(super) fn state(state: &Path, around: &Surroundings) -> Vec<OsString> {
     let found = load::state_root(&Overrides::default(), around).is_ok_and(|found| found == state);
-    if found && load::usual_state(around) == state { Vec::new() } else { vec!["--state".into(), state.into()] }
+    if found && usual_state(around) == state { Vec::new() } else { vec!["--state".into(), state.into()] }
+}
+
+pub(super) fn usual_state(around: &Surroundings) -> PathBuf {
+    load::physical(Path::new(&format!("/var/tmp/surgetank-{}", around.uid)))
 }
 
 /// `NAME=PATH[,PATH…][:SIZE]`

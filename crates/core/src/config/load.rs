@@ -6,7 +6,7 @@
 //! Danger avoided: starting with directories in each other's way. Whatever could hide files or feed the mount to itself
 //! is refused here, before anything was touched.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -210,10 +210,9 @@ fn optional(path: &Path) -> Result<Option<String>> {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error()) => {
             let dir = path.parent().unwrap_or(path);
-            let umount = shell::line([OsStr::new("surgetank"), OsStr::new("umount"), dir.as_os_str()]);
             Err(Error::new(format!("{} is a dead mount, its server is gone", dir.display()))
                 .why(error)
-                .remedy(format!("if an agent of yours was killed there: {umount}")))
+                .remedy(format!("if an agent of yours was killed there: surgetank umount {}", shell::word(dir))))
         }
         Err(error) => Err(unreadable(path, &error)),
     }
@@ -334,11 +333,7 @@ fn resolve(
     }
     let state = resolve_state(&draft, around, &over, &store)?;
     let (metrics, metrics_token_file) = super::metrics::settled(&draft)?;
-    let said_tiers: Option<Vec<TierConfig>> = draft
-        .tiers
-        .as_ref()
-        .filter(|said| said.iter().all(|tier| tier.origin.authority == Authority::CommandLine))
-        .map(|said| said.iter().map(|tier| tier.value.clone()).collect());
+    let said_tiers = again::said_tiers(&draft);
     let tiers = match draft.tiers {
         Some(said) => given_tiers(machine, said, &over, &store)?,
         None => {
@@ -510,16 +505,12 @@ fn resolve_state(draft: &Draft, around: &Surroundings, over: &Path, store: &Path
 fn said_state<'a>(draft: &'a Draft, around: &Surroundings) -> (PathBuf, &'a str) {
     match &draft.state {
         Some(said) => (physical(&said.value), said.origin.label.as_str()),
-        None => (usual_state(around), "the default"),
+        None => (again::usual_state(around), "the default"),
     }
 }
 
-pub(super) fn usual_state(around: &Surroundings) -> PathBuf {
-    physical(Path::new(&format!("/var/tmp/surgetank-{}", around.uid)))
-}
-
 /// The physical path of something that need not exist yet.
-fn physical(path: &Path) -> PathBuf {
+pub(super) fn physical(path: &Path) -> PathBuf {
     let mut rest = Vec::new();
     let mut at = path;
     loop {
