@@ -11,6 +11,9 @@ use tempfile::TempDir;
 
 pub const LIMIT: Duration = Duration::from_secs(120);
 
+/// Marks the processes of a node, agents among them.
+const MARK: &str = "SURGETANK_TEST_NODE";
+
 /// A node of its own: nothing of what an earlier one left but what is in the store.
 pub struct Node {
     scratch: TempDir,
@@ -36,8 +39,34 @@ impl Node {
         command.arg("--state").arg(self.path("state")).args(["--store", store]);
         command.args(["--tier", &format!("fast={}:1GiB", self.path("fast").display())]).args(options);
         command.args(["--", "sh", "-euc", script]).current_dir(self.path("over"));
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.env(MARK, self.scratch.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
+    }
+
+    fn processes(&self) -> Vec<String> {
+        let mark = format!("{MARK}={}", self.scratch.path().display());
+        let is_ours = |entry: &fs::DirEntry| {
+            let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
+            environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
+        };
+        let ours = fs::read_dir("/proc").unwrap().flatten().filter(is_ours);
+        ours.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+    }
+
+    /// What a failed test left running would serve for hours, and what its agents had in shared memory would stay.
+    fn end_all(&self) {
+        const PATIENCE: Duration = Duration::from_secs(10);
+        let begun = Instant::now();
+        loop {
+            let left = self.processes();
+            if left.is_empty() || begun.elapsed() > PATIENCE {
+                break;
+            }
+            drop(Command::new("kill").arg("-9").args(left).stderr(Stdio::null()).status());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let mut doctor = Command::new(env!("CARGO_BIN_EXE_surgetank"));
+        drop(doctor.args(["doctor", "--clean"]).current_dir(self.path("over")).output());
     }
 
     /// Does an agent know of uploads that it has begun?
@@ -78,6 +107,7 @@ impl Drop for Node {
         }
         let running = Command::new("ps").args(["-eo", "pid,ppid,stat,wchan:24,etimes,args"]).output();
         eprintln!("{}", running.map(|seen| String::from_utf8_lossy(&seen.stdout).into_owned()).unwrap_or_default());
+        self.end_all();
     }
 }
 
