@@ -137,7 +137,8 @@ impl Namespace {
         if change.perm.is_some() || change.uid.is_some() || change.gid.is_some() || times {
             self.change_meta(caller, id, change)?;
         }
-        if change.kill_suidgid {
+        // A change of the owner has done that, by the group that the file had before.
+        if change.kill_suidgid && change.uid.is_none() && change.gid.is_none() {
             self.clear_suidgid(caller, id);
         }
         self.getattr(id, fh)
