@@ -25,6 +25,7 @@ use crate::rule::RuleSet;
 use crate::shell;
 use crate::store::Verify;
 
+const UTF8_ADVICE: &str = "save the file as UTF-8; in patterns '?' or '*' stand for bytes of another encoding";
 const PROJECT_FILE: &str = "surgetank.toml";
 const PREFIX: &str = "SURGETANK_";
 /// The end of the job in seconds since 1970.
@@ -203,10 +204,7 @@ fn forbid_over(draft: &Draft) -> Result<()> {
 
 fn optional(path: &Path) -> Result<Option<String>> {
     match fs::read(path) {
-        Ok(bytes) => {
-            let advice = "save the file as UTF-8; in patterns '?' or '*' stand for bytes of another encoding";
-            utf8(path, bytes, advice).map(Some)
-        }
+        Ok(bytes) => utf8(path, bytes, UTF8_ADVICE).map(Some),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error()) => {
             let dir = path.parent().unwrap_or(path);

@@ -87,7 +87,10 @@ pub fn last_here(state: &Path) -> Outcome<RunRecord> {
         _ => Err(Failure::usage(
             Error::new(format!("no run over {} is recorded", here.display()))
                 .why(format!("the runs below {} are of other directories", state.display()))
-                .remedy(format!("name one of those that are recorded:\n  {}", commands::asking(&["report", "--list"], state))),
+                .remedy(format!(
+                    "name one of those that are recorded:\n  {}",
+                    commands::asking(&["report", "--list"], state)
+                )),
         )),
     }
 }

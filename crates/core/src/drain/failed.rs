@@ -1,0 +1,93 @@
+//! An operation that failed: when it is tried again, whether the failure is lasting, and which layer is to blame.
+//!
+//! The danger it avoids: a tier that cannot be read is reported as a failure of the store.
+
+use std::sync::atomic::Ordering;
+
+use super::Drain;
+use super::pause::May;
+use crate::clock;
+use crate::model::{OpKind, Seq};
+use crate::namespace::Absence;
+use crate::namespace::tree::{Progress, Trouble};
+use crate::store::verdict::{self, Verdict};
+
+/// An operation that is refused all the same, with its directories opened up, fails.
+const OPENED_UP_MAX: u32 = 4;
+
+impl Drain {
+    /// Notes that an operation failed, and when it is tried again.
+    pub(crate) fn failed(&self, seq: Seq, why: &std::io::Error) {
+        let errno = verdict::errno_of(why);
+        let judged = verdict::classify(errno);
+        let errno = errno.raw_os_error();
+        let retry = self.namespace.config.retry;
+        let opened_up = errno == libc::EACCES && self.open_up(seq);
+        let unreadable = self.unreadable(seq, why);
+        let mut tree = self.namespace.tree();
+        let path = tree.ops.get(&seq).map(|op| self.namespace.op_path(&tree, op)).unwrap_or_default();
+        let absent = tree.ops.get(&seq).and_then(|op| self.namespace.absence(&tree, op.file())).or(unreadable);
+        if absent.is_none() {
+            self.counters.failures.fetch_add(1, Ordering::Relaxed);
+        }
+        let Some(op) = tree.ops.get_mut(&seq) else {
+            return;
+        };
+        op.failures += 1;
+        if opened_up && op.failures < OPENED_UP_MAX {
+            op.due = clock::tick();
+            if !matches!(op.progress, Progress::Staged { .. }) {
+                op.progress = Progress::Waiting;
+            }
+            return;
+        }
+        let first = *op.first_failure.get_or_insert_with(clock::tick);
+        op.due = self.pause.next_try(seq, op.failures, clock::tick(), first + retry);
+        // The store is not to blame for what a tier does not give.
+        if absent.is_none() {
+            self.pause.failed(seq, verdict::errno_of(why));
+        }
+        let lasting = judged == Verdict::Refuse
+            || first.elapsed() >= retry
+            || absent.as_ref().is_some_and(|absent| absent.lasting);
+        let advice = verdict::advise(verdict::errno_of(why));
+        let (place, text) = match absent {
+            Some(absent) => (absent.place, absent.text),
+            None => {
+                let store = self.namespace.store.describe();
+                let text = format!("the store {store} refused it ({why}). {} {}", advice.meaning, advice.remedy);
+                (store, text)
+            }
+        };
+        tracing::warn!(path = %String::from_utf8_lossy(&path), %why, failures = op.failures, lasting, "drain");
+        op.error = Some(Trouble { errno, place, text, lasting });
+        if op.progress != Progress::Waiting && !matches!(op.progress, Progress::Staged { .. }) {
+            op.progress = Progress::Waiting;
+        }
+        drop(tree);
+        if self.pause.may() != May::All {
+            self.take_back_jobs();
+        }
+    }
+
+    /// Is it the tier that cannot be read, where the error may be of either side?
+    fn unreadable(&self, seq: Seq, why: &std::io::Error) -> Option<Absence> {
+        let code = why.raw_os_error()?;
+        let file = match &self.namespace.tree().ops.get(&seq)?.kind {
+            OpKind::Publish { file, .. } => *file,
+            _ => return None,
+        };
+        let either = crate::tier::is_sickness(rustix::io::Errno::from_raw_os_error(code));
+        either.then(|| self.namespace.unreadable(file)).flatten()
+    }
+
+    /// Opens the directories of an operation that their owner has closed to himself by now.
+    fn open_up(&self, seq: Seq) -> bool {
+        let places = {
+            let tree = self.namespace.tree();
+            tree.ops.get(&seq).map(|op| crate::namespace::tree::places(&op.kind)).unwrap_or_default()
+        };
+        // (All of them.)
+        places.iter().filter(|(dir, _)| self.namespace.open_up(*dir)).count() > 0
+    }
+}
