@@ -1,6 +1,6 @@
 /* Starting programs. They are found through the mount; here they are refused on a mount that is not here, a link to a descriptor
- * is followed to the path below the mount, and programs that cannot take the shim are started without it. Danger avoided: anything but plain calls on the stack, since these run
- * in vfork children. Names without a slash are searched by libc itself.
+ * is followed to the path below the mount, and programs that cannot take the shim are started without it. Danger avoided:
+ * anything but plain calls on the stack, since these run in vfork children. Names without a slash are searched by libc itself.
  */
 #define _GNU_SOURCE
 #include "foreign.h"
@@ -30,8 +30,8 @@ size_t st_environment_count(char *const *environment, size_t *list_bytes)
     size_t count = 0;
     *list_bytes = 1;
     for (; environment && environment[count]; count++)
-        if (!strncmp(environment[count], LIST_NAME, sizeof LIST_NAME - 1))
-            *list_bytes = strlen(environment[count]) + 1;
+        if (!strncmp(environment[count], LIST_NAME, sizeof LIST_NAME - 1) && strlen(environment[count]) >= *list_bytes)
+            *list_bytes = strlen(environment[count]) + 1; /* of several the longest */
     return count;
 }
 

@@ -18,6 +18,8 @@
 #define PIECE 512
 #define SEGMENTS_MAX 64
 #define ENTRIES_MAX 512
+#define ENTRIES_AT_ONCE 32
+#define LIBRARIES_MAX 64
 
 #if defined(__x86_64__)
 #define MACHINE EM_X86_64
@@ -69,24 +71,26 @@ static uint64_t offset_of(int file, const Elf64_Ehdr *head, uint64_t address)
 
 static bool needs_sanitizer(int file, const Elf64_Ehdr *head, const Elf64_Phdr *dynamic)
 {
-    Elf64_Dyn entry;
-    uint64_t strings = 0;
-    uint64_t count = dynamic->p_filesz / sizeof entry;
+    Elf64_Dyn entries[ENTRIES_AT_ONCE];
+    uint64_t strings = 0, libraries[LIBRARIES_MAX];
+    uint64_t count = dynamic->p_filesz / sizeof *entries;
+    unsigned found = 0;
     char name[32];
     count = count < ENTRIES_MAX ? count : ENTRIES_MAX;
-    for (unsigned at = 0; at < count && !strings; at++)
-        if (read_at(file, &entry, sizeof entry, dynamic->p_offset + at * sizeof entry) != sizeof entry ||
-            entry.d_tag == DT_NULL)
+    for (unsigned at = 0; at < count; at++) {
+        unsigned of = at % ENTRIES_AT_ONCE;
+        size_t bytes = (count - at < ENTRIES_AT_ONCE ? count - at : ENTRIES_AT_ONCE) * sizeof *entries;
+        if (of == 0 && read_at(file, entries, bytes, dynamic->p_offset + at * sizeof *entries) != (long)bytes)
             return false;
-        else if (entry.d_tag == DT_STRTAB)
-            strings = offset_of(file, head, entry.d_un.d_ptr);
-    for (unsigned at = 0; at < count && strings; at++) {
-        if (read_at(file, &entry, sizeof entry, dynamic->p_offset + at * sizeof entry) != sizeof entry ||
-            entry.d_tag == DT_NULL)
-            return false;
-        if (entry.d_tag != DT_NEEDED)
-            continue;
-        long got = read_at(file, name, sizeof name - 1, strings + entry.d_un.d_val);
+        if (entries[of].d_tag == DT_NULL)
+            break;
+        if (entries[of].d_tag == DT_STRTAB)
+            strings = offset_of(file, head, entries[of].d_un.d_ptr);
+        else if (entries[of].d_tag == DT_NEEDED && found < LIBRARIES_MAX)
+            libraries[found++] = entries[of].d_un.d_val;
+    }
+    for (unsigned at = 0; at < found && strings; at++) {
+        long got = read_at(file, name, sizeof name - 1, strings + libraries[at]);
         name[got > 0 ? got : 0] = 0;
         if (is_sanitizer(name))
             return true;

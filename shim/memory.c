@@ -72,10 +72,12 @@ void st_memory_start(void)
         st_heap_begin = (uintptr_t)now;
 }
 
-/* Any other answer than EFAULT (a filter's, say) is none about memory. */
+/* Any other answer than EFAULT (a filter's, say) is none about memory. To see whether it can be written the kernel writes eight
+ * bytes there: the caller gives eight that the program lets us write. */
 static bool is_there(uintptr_t at, bool to_write)
 {
-    at &= ~(uintptr_t)7;
+    if (!to_write)
+        at &= ~(uintptr_t)7;
     return (to_write ? st_sys(__NR_rt_sigprocmask, 0, 0, at, 8) : st_sys(__NR_rt_sigprocmask, -1, at, 0, 8)) != -EFAULT;
 }
 
@@ -126,10 +128,12 @@ bool st_memory_slow(const void *memory, size_t bytes, bool to_write)
         return false;
     if (is_known(at, bytes, to_write))
         return true;
-    for (uintptr_t page = at; page <= last; page += PAGE - page % PAGE)
-        if (!is_there(page, to_write))
+    /* Eight bytes of the structure itself, on each of its pages; a shorter one is not looked at. */
+    for (uintptr_t page = at; page <= last; page += PAGE - page % PAGE) {
+        uintptr_t eight = !to_write || last - page >= 7 ? page : last - 7;
+        if ((!to_write || bytes >= 8) && !is_there(eight, to_write))
             return false;
-    /* The last bytes are on its last page, but a structure to be written is written as a whole. */
+    }
     learn_heap(at);
     return true;
 }

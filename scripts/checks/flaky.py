@@ -20,8 +20,6 @@ class Flaky:
 
 def of_junit(path: Path) -> list[Flaky]:
     """From the JUnit file of nextest (https://nexte.st/docs/machine-readable/junit/): the last run of a flaky test held."""
-    if not path.exists():
-        return []
     found = []
     for suite in ElementTree.parse(path).getroot().iter("testsuite"):
         for case in suite.iter("testcase"):

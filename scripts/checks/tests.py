@@ -55,7 +55,6 @@ class OfFlaky(unittest.TestCase):
         self.assertEqual((hung.name, hung.said), ("surgetank::model_mount hung", ("test timed out",)))
 
     def test_file_that_is_missing_has_none(self) -> None:
-        self.assertEqual(flaky.of_junit(Path("/nonexistent")), [])
         self.assertEqual(flaky.of_pytest(Path("/nonexistent")), [])
 
     def test_three_are_allowed_and_four_fail(self) -> None:

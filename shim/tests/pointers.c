@@ -154,6 +154,16 @@ static void edges(const char *path)
         CHECK(stat(paths[which], out) == 0 && out->st_ino == named.st_ino);
     }
     free(heap);
+    /* What is beside a structure that is not aligned stays as it is. */
+    char *beside = island(PROT_READ | PROT_WRITE);
+    size_t odd[] = {4, (size_t)page - sizeof named - 1};
+    for (size_t which = 0; which < sizeof odd / sizeof *odd; which++) {
+        char *at = beside + odd[which];
+        memset(beside, 'x', (size_t)page);
+        CHECK(stat(path, (void *)at) == 0);
+        for (char *byte = beside; byte < beside + page; byte++)
+            CHECK(*byte == 'x' || (byte >= at && byte < at + sizeof named));
+    }
 }
 
 static void *look(void *of)

@@ -75,7 +75,13 @@ pub fn disbelieve(key: &str, state: &Path) {
 /// What an earlier agent was told last, and did not come to read. To be called before files on tiers that nobody knows are
 /// looked for; when the door is open it is forgotten.
 pub fn left(key: &str, state: &Path) -> Vec<Claimed> {
-    places_of_index(key, state).iter().flat_map(|index| ring::left(index)).collect()
+    let of = |index: &PathBuf| {
+        ring::left(index).unwrap_or_else(|why| {
+            tracing::warn!(%why, path = %index.display(), "what an earlier agent was told last cannot be read");
+            Vec::new()
+        })
+    };
+    places_of_index(key, state).iter().flat_map(of).collect()
 }
 
 /// Opens the door. Everything that is known is shown from now on. `again`: programs have the index of an earlier agent.

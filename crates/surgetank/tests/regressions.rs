@@ -456,7 +456,7 @@ fn a_start_that_failed_and_the_doctor_left_directories_in_the_tiers() {
     scene::mount(&["--bind", "/dev/null", "/dev/fuse"]);
     for _ in 0..2 {
         let start = Running::of(scene.surgetank(&["run", "--door", "fuse", "--state", "/mnt/state2", "--", "true"]));
-        start.ends().exits(1).says(&["cannot mount"]);
+        start.ends().exits(1).says(&["cannot be served", "mounting: "]);
         assert_eq!((shared_memory(), tier()), (0, kept));
         // What is kept there stays.
         scene.run(&["--door", "fuse"], "true").exits(1);

@@ -51,14 +51,6 @@ pub struct Attributes {
 /// Set-user-id and set-group-id.
 pub(super) const SET_IDS: u32 = 0o6000;
 
-/// What is written from here on through a descriptor that was handed out takes the bits away: no door sees it.
-pub(super) fn watch_set_ids(tree: &Tree, open: &Open) {
-    let has_any = tree.get(open.id).is_some_and(|inode| inode.attr.perm & SET_IDS != 0);
-    let watched = has_any && open.handed.load(Ordering::Relaxed);
-    let stat = watched.then(|| rustix::fs::fstat(&*open.content().file).ok()).flatten();
-    open.watch_writes_of_others(stat.as_ref());
-}
-
 /// The attributes of a file that was written in its plain file. The plain file's permissions are the file's with the owner's
 /// right to read and write; until there is a version, programs that have it by the shim change them, and the access time,
 /// there.
@@ -81,16 +73,26 @@ pub(super) fn as_written(inode: &Inode, stat: &rustix::fs::Stat, open: Option<&O
 }
 
 impl Namespace {
+    /// With the tree locked: a store that hangs would stop everything, so it is not waited for.
+    fn plain_stat(&self, open: &Open) -> Option<rustix::fs::Stat> {
+        match open.content() {
+            Content { file, lies: Lies::Tier(_), .. } => rustix::fs::fstat(&*file).ok(),
+            Content { file, .. } => self.would_stat(file),
+        }
+    }
+
+    /// What is written from here on through a descriptor that was handed out takes the bits away: no door sees it.
+    pub(super) fn watch_set_ids(&self, tree: &Tree, open: &Open) {
+        let has_any = tree.get(open.id).is_some_and(|inode| inode.attr.perm & SET_IDS != 0);
+        let watched = has_any && open.handed.load(Ordering::Relaxed);
+        open.watch_writes_of_others(watched.then(|| self.plain_stat(open)).flatten().as_ref());
+    }
+
     /// The attributes as programs shall see them. Called under the tree's lock.
     pub(super) fn attr_of(&self, id: FileId, inode: &Inode) -> Attr {
         if !inode.sealed {
             let open = self.opens().get(&id).cloned();
-            let stat = open.as_ref().and_then(|open| match open.content() {
-                Content { file, lies: Lies::Tier(_), .. } => rustix::fs::fstat(&*file).ok(),
-                // The tree is locked: a store that hangs would stop everything.
-                Content { file, .. } => self.would_stat(file),
-            });
-            if let Some(stat) = stat {
+            if let Some(stat) = open.as_ref().and_then(|open| self.plain_stat(open)) {
                 return as_written(inode, &stat, open.as_deref());
             }
         }
@@ -172,9 +174,11 @@ impl Namespace {
             return attr.perm;
         }
         // Without the group's right to execute the bit stays for those who could set it.
-        let own_group = caller.uid == 0 || caller.gid == attr.gid;
-        let keeps = own_group || self.checks_permissions && self.groups.contains(&attr.gid);
-        attr.perm & if attr.perm & 0o10 == 0 && keeps { !0o4000 } else { !SET_IDS }
+        let keeps = || {
+            let own_group = caller.uid == 0 || caller.gid == attr.gid;
+            own_group || self.checks_permissions && self.is_in_group(caller, attr.gid)
+        };
+        attr.perm & if attr.perm & 0o2010 == 0o2000 && keeps() { !0o4000 } else { !SET_IDS }
     }
 
     /// A change without anything to change: only who owns the file, or has it open for writing, takes the bits away.
@@ -251,7 +255,7 @@ impl Namespace {
         let now = clock::now();
         let inode = tree.get_mut(id).ok_or(Errno::STALE)?;
         if let Some(open) = open.as_ref().filter(|open| open.is_watched())
-            && open.is_written_by_others(&rustix::fs::fstat(&*open.content().file)?)
+            && self.plain_stat(open).is_some_and(|stat| open.is_written_by_others(&stat))
         {
             inode.attr.perm &= !SET_IDS;
         }
@@ -290,7 +294,7 @@ impl Namespace {
             }
         }
         if let Some(open) = &open {
-            watch_set_ids(&tree, open);
+            self.watch_set_ids(&tree, open);
         }
         let gives_away = change.uid.is_some() || change.gid.is_some();
         self.queue_meta(&mut tree, &mut txn, id, self.run(caller), gives_away);

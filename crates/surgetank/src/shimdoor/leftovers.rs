@@ -39,23 +39,33 @@ pub fn prefix() -> String {
     format!("surgetank-{}-", rustix::process::geteuid().as_raw())
 }
 
+/// A file of this user's agents. The directory is everybody's: what another user put there, or a link, is an error.
+pub fn open(path: &Path) -> io::Result<File> {
+    let file = File::options().read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    let found = file.metadata()?;
+    let ours = found.is_file() && found.uid() == rustix::process::geteuid().as_raw();
+    if ours { Ok(file) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+}
+
 /// A new file for this user only, marked as used. A file of an earlier agent with this name is removed.
 pub fn create(path: &Path) -> io::Result<File> {
     loop {
-        if let Ok(earlier) = File::options().read(true).write(true).open(path) {
-            // A sweep that looks at it now ends first, or it could remove the new file.
-            mark_used(&earlier);
-            match std::fs::remove_file(path) {
-                Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
-                _ => {}
+        match open(path) {
+            Err(why) if why.kind() == io::ErrorKind::NotFound => {}
+            earlier => {
+                // A sweep that looks at it now ends first, or it could remove the new file.
+                if let Ok(earlier) = earlier {
+                    mark_used(&earlier);
+                }
+                match std::fs::remove_file(path) {
+                    Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
+                    _ => {}
+                }
             }
         }
         let file = match File::options().read(true).write(true).create_new(true).mode(0o600).open(path) {
-            // It cannot be opened (a broken link): it is not a file of an agent.
-            Err(why) if why.kind() == io::ErrorKind::AlreadyExists => {
-                std::fs::remove_file(path)?;
-                continue;
-            }
+            // Another one came in between.
+            Err(why) if why.kind() == io::ErrorKind::AlreadyExists => continue,
             file => file?,
         };
         if mark_used(&file) {
@@ -82,9 +92,14 @@ pub fn sweep(dir: &Path, remove: bool) -> Leftovers {
             continue;
         }
         let mut files = counts;
-        match (remove && of_ring.is_some()).then(|| ring::left(&index).len()) {
-            None | Some(0) => files.extend(of_ring.is_some().then_some(ring)),
-            Some(claims) => found.kept.push((ring, claims)),
+        match (remove && of_ring.is_some()).then(|| ring::left(&index)) {
+            // It may have claims.
+            Some(Err(why)) => {
+                tracing::warn!(%why, path = %ring.display(), "a dead agent's ring cannot be read and stays");
+                continue;
+            }
+            Some(Ok(claims)) if !claims.is_empty() => found.kept.push((ring, claims.len())),
+            None | Some(Ok(_)) => files.extend(of_ring.is_some().then_some(ring)),
         }
         // The index last: a sweep that is killed leaves what the next one recognises.
         files.extend(of_index.is_some().then_some(index));
@@ -126,7 +141,7 @@ fn unused(path: &Path) -> io::Result<Option<File>> {
     if !seen.is_file() || seen.uid() != rustix::process::geteuid().as_raw() {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
-    let file = File::options().read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    let file = open(path)?;
     rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
     let opened = file.metadata()?;
     // Since it was looked at, an agent has put another one in its place.
@@ -180,6 +195,33 @@ mod tests {
         std::os::unix::fs::symlink(&target, place(dir.path(), "linked", "")).unwrap();
         assert_eq!(sweep(dir.path(), true), Leftovers::default());
         assert!(target.exists() && place(dir.path(), "linked", "").is_symlink());
+    }
+
+    /// Anyone can make files in shared memory, and lock them.
+    #[test]
+    fn file_of_another_user_is_not_waited_for() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = place(dir.path(), "foreign", "");
+        let foreign = File::create(&path).unwrap();
+        std::os::unix::fs::fchown(&foreign, Some(1000), None).unwrap();
+        rustix::fs::flock(&foreign, FlockOperation::LockExclusive).unwrap();
+        assert_eq!(open(&path).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        let ours = create(&path).unwrap();
+        assert_ne!(ours.metadata().unwrap().ino(), foreign.metadata().unwrap().ino());
+    }
+
+    /// Its claims would be the only record of files on the tiers.
+    #[test]
+    fn ring_that_cannot_be_read_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let (index, ring) = (place(dir.path(), "odd", ""), place(dir.path(), "odd", ".ring"));
+        drop(create(&index).unwrap());
+        std::fs::write(&ring, "of another layout").unwrap();
+        assert_eq!(sweep(dir.path(), true), Leftovers::default());
+        assert!(index.exists() && ring.exists());
     }
 
     /// The agent that creates it waits for the sweep, and finds that its file lost its name.

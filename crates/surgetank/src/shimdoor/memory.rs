@@ -48,7 +48,7 @@ impl Memory {
     /// The file of an earlier agent, which programs have mapped: emptied, and not to be believed before [`Memory::settle`].
     pub fn take_over(path: &Path, bytes: usize, keep_bytes: usize) -> io::Result<Self> {
         unsettle(path)?;
-        let file = File::options().read(true).write(true).open(path)?;
+        let file = leftovers::open(path)?;
         if !leftovers::mark_used(&file) {
             return Err(io::ErrorKind::NotFound.into());
         }
@@ -136,7 +136,7 @@ fn map(file: &File, bytes: usize) -> io::Result<NonNull<u8>> {
 
 /// Nobody believes the index that lies there until its generation is even again. For when no agent writes it.
 pub fn unsettle(path: &Path) -> io::Result<()> {
-    let file = File::options().read(true).write(true).open(path)?;
+    let file = leftovers::open(path)?;
     let at = std::mem::offset_of!(Header, generation) as u64;
     let mut generation = [0; 8];
     file.read_exact_at(&mut generation, at)?;

@@ -61,7 +61,7 @@ impl Ring {
     /// up by [`left`]. `numbers`: one for each slot.
     pub fn create(index: &Path, again: bool, numbers: &mut dyn FnMut() -> u64) -> io::Result<Self> {
         let path = path_of(index);
-        let taken_over = again.then(|| File::options().read(true).write(true).open(&path).ok()).flatten();
+        let taken_over = again.then(|| leftovers::open(&path).ok()).flatten();
         let taken_over = taken_over
             .filter(|file| leftovers::mark_used(file) && file.metadata().is_ok_and(|file| file.len() == BYTES as u64));
         let file = match taken_over {
@@ -274,30 +274,24 @@ impl Drop for Giving<'_> {
 }
 
 /// What an earlier agent did not come to read. Nothing is made by what was looked up before.
-pub fn left(index: &Path) -> Vec<Claimed> {
+pub fn left(index: &Path) -> io::Result<Vec<Claimed>> {
     let path = path_of(index);
-    let open = || -> io::Result<Option<Ring>> {
-        let file = match File::options().read(true).write(true).open(&path) {
-            Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(None),
-            file => file?,
-        };
-        if file.metadata()?.len() != BYTES as u64 {
-            return Ok(None);
-        }
-        Ring::of(file, path.clone()).map(Some)
+    let file = match leftovers::open(&path) {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        file => file?,
     };
-    let ring = match open() {
-        Ok(Some(ring)) => ring,
-        Ok(None) => return Vec::new(),
-        Err(why) => {
-            tracing::warn!(%why, path = %path.display(), "what an earlier agent was told last cannot be read");
-            return Vec::new();
-        }
-    };
+    match file.metadata()?.len() {
+        // The agent was killed before a program could use it.
+        0 => return Ok(Vec::new()),
+        bytes if bytes != BYTES as u64 => return Err(io::ErrorKind::InvalidData.into()),
+        _ => {}
+    }
+    let ring = Ring::of(file, path)?;
     let head = |offset| ring.word(offset).load(Ordering::SeqCst);
-    if head(offset_of!(abi::Ring, magic)) != abi::RING_MAGIC {
+    let magic = head(offset_of!(abi::Ring, magic));
+    if magic != abi::RING_MAGIC {
         ring.keep();
-        return Vec::new();
+        return if magic == 0 { Ok(Vec::new()) } else { Err(io::ErrorKind::InvalidData.into()) };
     }
     ring.first.store(head(offset_of!(abi::Ring, first)), Ordering::SeqCst);
     ring.stop_claims(PATIENCE);
@@ -316,7 +310,7 @@ pub fn left(index: &Path) -> Vec<Claimed> {
         }
     }
     ring.keep();
-    files
+    Ok(files)
 }
 
 /// A program that is about to make a file goes on within this time, or is not waited for.

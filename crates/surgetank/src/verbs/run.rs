@@ -128,12 +128,11 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
         ended: clock::tick(),
     };
     surgetank_core::crash_point!("run.joined");
-    let mut library = None;
     let spawned = loop {
         // (What the shim opens the agent does not see.)
         let variables = match session.args.trace {
             true => Vec::new(),
-            false => preload::variables(&session.config, &session.agent.hello, session.run, &mut library),
+            false => preload::variables(&session.config, &session.agent.hello, session.run),
         };
         match child::spawn(&session.args.command, &cwd, &session.agent, &session.signals, &variables) {
             // Killed since it greeted us: the next one has the same namespaces.
@@ -151,9 +150,6 @@ pub fn run(program: &Program<'_>, args: Args) -> Outcome {
     };
     session.ended = clock::tick();
     let left_running = if session.abandoned { offspring::living() } else { session.grant_grace()? };
-    if let Some(library) = library.take_if(|_| !left_running.is_empty()) {
-        library.leave();
-    }
     session.finish(command_exit, left_running, json)
 }
 

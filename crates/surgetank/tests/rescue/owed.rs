@@ -192,7 +192,7 @@ fn printed_commands_over_a_dead_mount_are_complete() {
 fn printed_commands_that_only_ask_are_complete() {
     let Some(scene) = prepare("owed_asking") else { return };
     scene.run(&[], "echo small >small").exits(0);
-    let unserved = scene.verb("why", &["small"]).exits(1);
+    let unserved = scene.verb("status", &["."]).exits(1);
     scene.as_printed(&unserved.printed("status")).exits(0).prints("no agent of yours is running\n");
     let unknown = scene.verb("report", &["nothing"]).exits(2);
     let listed = scene.as_printed(&unknown.printed("report")).exits(0).stdout;

@@ -16,7 +16,6 @@ use crate::error::{Errno, Fault, FsResult};
 use crate::model::{Caller, FileId, Kind, RunId};
 
 use super::super::Namespace;
-use super::super::attributes::watch_set_ids;
 use super::{KEPT, LEFT_TO_THE_MOUNT, Via};
 
 /// While one of us moves a file's bytes (a prefetch, an eviction) nobody gets it directly.
@@ -78,7 +77,7 @@ impl Namespace {
         let open = self.open_locked(id, true, flags & libc::O_TRUNC != 0, self.run(caller), Via::Only(given))?;
         self.count_handed(&open);
         let file = self.hand(caller, &open, None, given)?;
-        watch_set_ids(&self.tree(), &open);
+        self.watch_set_ids(&self.tree(), &open);
         Ok(file)
     }
 
@@ -101,7 +100,7 @@ impl Namespace {
         let file = self
             .hand(caller, &made.open, made.plain, flags)
             .map_err(|fault| if fault.errno == LEFT_TO_THE_MOUNT { Errno::IO.into() } else { fault })?;
-        watch_set_ids(&self.tree(), &made.open);
+        self.watch_set_ids(&self.tree(), &made.open);
         Ok((made.id, file))
     }
 }

@@ -2,107 +2,96 @@
 //!
 //! Where: in the user's home if possible. Launchers such as srun carry the environment to other nodes, where the home is
 //! usually there too and our state is not: there the shim finds no mount and refuses to write underneath, whereas a library
-//! that is missing would let everything through. Root's programs may become other users, so root's library lies where every
-//! user can read it and only root can replace it: in such a home, else in a directory of the machine's.
+//! that is missing would let everything through. Root's programs may become other users, so root's library is stored where
+//! every user can read it: in such a home, in one that several machines share, else in a directory of the machine's.
 //!
-//! Danger avoided: a library that another user puts in its place, and one that goes while a program of any run needs it. On a
-//! directory of the machine's each run holds a shared lock on the file; the last one removes it, under an exclusive lock.
+//! The file stays. Its name is made from its content, and programs that outlive their run go on loading it by its name.
+//!
+//! Danger avoided: a library that root preloads and another user can replace. So every directory up to the file is looked
+//! at before anything is made, and the path that is preloaded is the one that was looked at, without symbolic links.
 
-use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, StatVfsMountFlags};
-use surgetank_core::config::Config;
+use rustix::fs::{Mode, OFlags, StatVfsMountFlags};
+use surgetank_core::config::machine::Machine;
+use surgetank_core::config::{Config, Survives};
 
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libsurgetank.so"));
-/// For every user of this machine; what is missing or unfit is passed over.
+/// For every user of this machine; what is unfit is passed over.
 const SHARED: [&str; 2] = ["/var/cache/surgetank", "/var/tmp/surgetank-shim"];
-const PREFIX: &[u8] = b"libsurgetank-";
-/// Other runs remove and make the file meanwhile; each time one of them has got further.
-const TRIES_MAX: usize = 1000;
 
-/// There for as long as this is.
-#[derive(Debug)]
-pub struct Library {
-    path: PathBuf,
-    /// Locked, in a directory of the machine's.
-    shared: Option<File>,
-}
-
-impl Library {
-    pub fn place(config: &Config) -> io::Result<Self> {
-        Self::place_in(config, &SHARED.map(Path::new))
-    }
-
-    fn place_in(config: &Config, shared: &[&Path]) -> io::Result<Self> {
-        // Named by its content: programs that run have theirs open, a newer one does not disturb them.
-        let name = format!("libsurgetank-{:016x}.so", fingerprint(LIBRARY));
-        let home = std::env::var_os("XDG_CACHE_HOME")
-            .map(PathBuf::from)
-            .or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")))
-            .filter(|home| home.is_absolute() && !home.starts_with(&config.over))
-            .map(|home| home.join("surgetank"));
-        let of_root = rustix::process::geteuid().is_root();
-        let open = |dir: &PathBuf| !of_root || fs::create_dir_all(dir).is_ok() && is_for_everybody(dir);
-        if let Some(path) = home.clone().filter(open).and_then(|dir| put(&dir, &name).ok()) {
-            return Ok(Self { path, shared: None });
-        }
-        for dir in shared.iter().filter(|dir| of_root && !dir.starts_with(&config.over)) {
-            if let Ok((path, file)) = share(dir, &name) {
-                return Ok(Self { path, shared: Some(file) });
+/// Where it is; it is put there if it is missing.
+pub fn place(config: &Config) -> io::Result<PathBuf> {
+    // Named by its content: programs that run have theirs open, a newer one does not disturb them.
+    let name = format!("libsurgetank-{:016x}.so", fingerprint(LIBRARY));
+    let home = std::env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")))
+        .filter(|home| home.is_absolute())
+        .map(|home| home.join("surgetank"));
+    let apart = |dir: &PathBuf| !dir.starts_with(&config.over);
+    let own = config.state.join("lib");
+    let mut failed = io::Error::from(io::ErrorKind::NotFound);
+    if rustix::process::geteuid().is_root() {
+        for dir in home.into_iter().chain(SHARED.map(PathBuf::from)).filter(apart) {
+            match roots(&dir).and_then(|dir| put(&dir, &name)) {
+                Ok(path) => return Ok(path),
+                Err(why) => failed = why,
             }
         }
-        // Programs that stay who they are can read it.
-        let mut failed = None;
-        for dir in home.into_iter().chain([config.state.join("lib")]) {
-            match put(&dir, &name) {
-                Ok(path) => return Ok(Self { path, shared: None }),
-                Err(why) => failed = Some(why),
+    } else if let Some(home) = home.filter(apart) {
+        match put_made(&home, &name) {
+            Ok(path) => return Ok(path),
+            Err(why) => failed = why,
+        }
+    }
+    // Programs that stay who they are can read it.
+    put_made(&own, &name).map_err(|why| if why.kind() == io::ErrorKind::NotFound { failed } else { why })
+}
+
+/// The directory, made if it is missing, without symbolic links in its path. An error where anyone but root could change
+/// what is in it, or where other users cannot read it on a machine of its own.
+fn roots(dir: &Path) -> io::Result<PathBuf> {
+    let there = dir.ancestors().find(|at| fs::symlink_metadata(at).is_ok()).ok_or(io::ErrorKind::NotFound)?;
+    let mut path = there.canonicalize()?;
+    if !is_fit(&path, path.as_os_str() == dir.as_os_str()) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    for part in dir.strip_prefix(there).unwrap_or(Path::new("")) {
+        path.push(part);
+        match fs::create_dir(&path) {
+            Ok(()) => {
+                // (The umask may have taken permissions away.)
+                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                rustix::fs::fchmod(rustix::fs::open(&path, flags, Mode::empty())?, Mode::from_raw_mode(0o755))?;
             }
-        }
-        Err(failed.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
-    }
-
-    pub fn path(&self) -> &OsStr {
-        self.path.as_os_str()
-    }
-
-    /// Programs that the run leaves behind go on using it. The next run that ends removes it.
-    pub fn leave(mut self) {
-        self.shared = None;
-    }
-}
-
-impl Drop for Library {
-    fn drop(&mut self) {
-        if let Some(file) = self.shared.take()
-            && let Some(dir) = self.path.parent()
-        {
-            remove_unused(&self.path, &file);
-            // Fails while another run has it.
-            drop(fs::remove_dir(dir));
+            Err(why) if why.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(why) => return Err(why),
         }
     }
+    if is_fit(&path, true) { Ok(path) } else { Err(io::ErrorKind::PermissionDenied.into()) }
 }
 
-/// Nobody but root can change what lies in it, and every user can read that.
-fn is_for_everybody(dir: &Path) -> bool {
-    let Ok(dir) = dir.canonicalize() else { return false };
-    let runs = rustix::fs::statvfs(&dir).is_ok_and(|stat| !stat.f_flag.contains(StatVfsMountFlags::NOEXEC));
-    runs && dir.ancestors().all(|one| {
-        let is_last = one == dir;
+/// Only root can change what is in this directory or above it, and every user, or root of every machine, can read it.
+/// `is_last`: the file itself is put into it.
+fn is_fit(dir: &Path, is_last: bool) -> bool {
+    let runs = rustix::fs::statvfs(dir).is_ok_and(|stat| !stat.f_flag.contains(StatVfsMountFlags::NOEXEC));
+    let shared = || Machine::default().file_system(dir).is_ok_and(|found| found.survives == Survives::Node);
+    let everybody = |one: &Path| fs::symlink_metadata(one).is_ok_and(|meta| meta.mode() & 0o001 != 0);
+    let only_roots = |one: &Path| {
         fs::symlink_metadata(one).is_ok_and(|meta| {
             let mode = meta.mode();
             // In a sticky directory others cannot rename what is root's.
-            let safe = mode & 0o022 == 0 || mode & 0o1000 != 0 && !is_last;
-            meta.is_dir() && meta.uid() == 0 && safe && mode & 0o001 != 0
+            let safe = mode & 0o022 == 0 || mode & 0o1000 != 0 && !(is_last && one == dir);
+            meta.is_dir() && meta.uid() == 0 && safe
         })
-    })
+    };
+    runs && dir.ancestors().all(only_roots) && (dir.ancestors().all(everybody) || shared())
 }
 
 fn is_ours(path: &Path) -> bool {
@@ -113,124 +102,28 @@ fn is_ours(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|meta| is_right(&meta)) && fs::read(path).is_ok_and(|there| there == LIBRARY)
 }
 
-/// Written, and not yet under its name.
-fn write(temporary: &Path) -> io::Result<File> {
-    let mut file = File::options().write(true).create_new(true).mode(0o700).open(temporary)?;
-    let written = rustix::fs::flock(&file, FlockOperation::LockExclusive)
-        .map_err(Into::into)
-        .and_then(|()| file.write_all(LIBRARY))
-        .and_then(|()| file.set_permissions(fs::Permissions::from_mode(0o755)));
-    if written.is_err() {
-        drop(fs::remove_file(temporary));
-    }
-    written.map(|()| file)
+fn put_made(dir: &Path, name: &str) -> io::Result<PathBuf> {
+    fs::create_dir_all(dir)?;
+    put(dir, name)
 }
 
-fn understood(dir: &Path) -> io::Result<()> {
+/// Under its name the file is always whole.
+fn put(dir: &Path, name: &str) -> io::Result<PathBuf> {
     // The loader separates paths by these.
     if dir.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b':' | b' ' | b'$')) {
         return Err(io::Error::other(format!("the dynamic loader does not understand the path {}", dir.display())));
     }
-    Ok(())
-}
-
-/// Where only this user's runs put it; it stays there.
-fn put(dir: &Path, name: &str) -> io::Result<PathBuf> {
-    understood(dir)?;
     let path = dir.join(name);
     if is_ours(&path) {
         return Ok(path);
     }
-    fs::create_dir_all(dir)?;
-    let temporary = dir.join(format!("{name}.{}", std::process::id()));
-    drop(fs::remove_file(&temporary));
-    write(&temporary)?;
-    fs::rename(&temporary, &path).inspect_err(|_| drop(fs::remove_file(&temporary)))?;
+    let temporary = dir.join(format!("{name}.{:016x}", RandomState::new().build_hasher().finish()));
+    let mut file = File::options().write(true).create_new(true).mode(0o700).open(&temporary)?;
+    file.write_all(LIBRARY)
+        .and_then(|()| file.set_permissions(fs::Permissions::from_mode(0o755)))
+        .and_then(|()| fs::rename(&temporary, &path))
+        .inspect_err(|_| drop(fs::remove_file(&temporary)))?;
     Ok(path)
-}
-
-/// Where all of root's runs share it.
-fn share(dir: &Path, name: &str) -> io::Result<(PathBuf, File)> {
-    understood(dir)?;
-    let path = dir.join(name);
-    for _ in 0..TRIES_MAX {
-        match fs::DirBuilder::new().mode(0o700).create(dir) {
-            Err(why) if why.kind() != io::ErrorKind::AlreadyExists => return Err(why),
-            _ => {}
-        }
-        // Ours, made just now, here or by another run.
-        let is_new = |meta: fs::Metadata| meta.is_dir() && meta.uid() == 0 && meta.mode() & 0o777 == 0o700;
-        if fs::symlink_metadata(dir).is_ok_and(is_new) {
-            let _ = fs::set_permissions(dir, fs::Permissions::from_mode(0o755));
-        }
-        match try_share(dir, &path) {
-            // The last run that had it, or the directory, removed it.
-            Err(why) if why.kind() == io::ErrorKind::NotFound => {}
-            Err(why) => return Err(why),
-            Ok(None) => {}
-            Ok(Some(file)) => {
-                sweep(dir, &path);
-                return Ok((path, file));
-            }
-        }
-    }
-    Err(io::ErrorKind::ResourceBusy.into())
-}
-
-/// `None`: another run was at it.
-fn try_share(dir: &Path, path: &Path) -> io::Result<Option<File>> {
-    if !is_for_everybody(dir) {
-        // It may be removed just now.
-        let there = dir.try_exists()?;
-        return Err(if there { io::ErrorKind::PermissionDenied } else { io::ErrorKind::NotFound }.into());
-    }
-    if !is_ours(path) {
-        let unique = RandomState::new().build_hasher().finish();
-        let temporary = path.with_extension(format!("so.{unique:016x}"));
-        let written = write(&temporary)?;
-        // Never over one that another run has locked.
-        let linked = fs::hard_link(&temporary, path);
-        drop(fs::remove_file(&temporary));
-        drop(written);
-        match linked {
-            Err(why) if why.kind() == io::ErrorKind::AlreadyExists => {
-                let there = File::open(path)?;
-                // Not whole: of another hand, or after a power failure.
-                if !is_ours(path) {
-                    remove_unused(path, &there);
-                }
-            }
-            other => other?,
-        }
-    }
-    let file = File::open(path)?;
-    rustix::fs::flock(&file, FlockOperation::LockShared)?;
-    Ok(is_at(path, &file).then_some(file))
-}
-
-fn is_at(path: &Path, file: &File) -> bool {
-    let same = |a: fs::Metadata, b: fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
-    fs::symlink_metadata(path).is_ok_and(|there| file.metadata().is_ok_and(|ours| same(there, ours)))
-}
-
-/// Unless another run holds it. Whoever opens it just before finds it gone once it has its lock.
-fn remove_unused(path: &Path, file: &File) {
-    if rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_ok() && is_at(path, file) {
-        drop(fs::remove_file(path));
-    }
-}
-
-/// What runs left that were killed: of other versions, and half-made ones.
-fn sweep(dir: &Path, ours: &Path) {
-    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        let path = entry.path();
-        if path != ours
-            && entry.file_name().as_bytes().starts_with(PREFIX)
-            && let Ok(file) = File::open(&path)
-        {
-            remove_unused(&path, &file);
-        }
-    }
 }
 
 /// Tells builds apart; nothing depends on its being hard to forge.
@@ -240,6 +133,8 @@ fn fingerprint(bytes: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{chown, symlink};
+
     use super::*;
 
     const NAME: &str = "libsurgetank-0.so";
@@ -254,63 +149,65 @@ mod tests {
     }
 
     #[test]
-    fn shared_library_goes_with_the_last_of_many_runs() {
+    fn library_is_whole_for_many_runs_at_once() {
         let Some(base) = base() else { return };
         open_up(base.path(), 0o755);
         let dir = base.path().join("shared");
-        let runs: Vec<_> = (0..8)
-            .map(|_| {
-                let dir = dir.clone();
-                std::thread::spawn(move || {
-                    for _ in 0..200 {
-                        let (path, file) = share(&dir, NAME).unwrap();
+        for _ in 0..50 {
+            let all_at_once = std::sync::Barrier::new(8);
+            std::thread::scope(|scope| {
+                for _ in 0..8 {
+                    scope.spawn(|| {
+                        all_at_once.wait();
+                        let path = put(&roots(&dir).unwrap(), NAME).unwrap();
                         assert!(is_ours(&path), "a run has it, and it is not whole");
-                        drop(Library { path, shared: Some(file) });
-                    }
-                })
-            })
-            .collect();
-        runs.into_iter().for_each(|run| run.join().unwrap());
-        assert!(!dir.exists(), "{:?}", fs::read_dir(&dir).map(Iterator::count));
+                    });
+                }
+            });
+            assert_eq!(fs::read_dir(&dir).unwrap().count(), 1, "no temporary is left");
+            fs::remove_dir_all(&dir).unwrap();
+        }
     }
 
     #[test]
-    fn shared_library_is_not_put_where_others_could_replace_it() {
+    fn library_is_not_put_where_others_could_replace_it() {
         let Some(base) = base() else { return };
         let dir = base.path().join("shared");
         for (mode, fits) in [(0o755, true), (0o700, false), (0o775, false), (0o757, false), (0o1777, true)] {
             open_up(base.path(), mode);
-            assert_eq!(
-                share(&dir, NAME).map(|(path, file)| drop(Library { path, shared: Some(file) })).is_ok(),
-                fits,
-                "{mode:o}"
-            );
+            assert_eq!(roots(&dir).is_ok(), fits, "{mode:o}");
+            assert_eq!(dir.exists(), fits, "{mode:o}: looked at before it is made");
+            drop(fs::remove_dir(&dir));
         }
-        open_up(base.path(), 0o755);
+        open_up(base.path(), 0o1777);
         fs::create_dir(&dir).unwrap();
-        std::os::unix::fs::chown(&dir, Some(1000), None).unwrap();
-        assert!(share(&dir, NAME).is_err(), "another user's directory");
-        fs::remove_dir_all(&dir).unwrap();
-        std::os::unix::fs::symlink("/tmp", &dir).unwrap();
-        assert!(share(&dir, NAME).is_err(), "a link to everybody's directory");
+        chown(&dir, Some(1000), None).unwrap();
+        assert!(roots(&dir).is_err(), "another user's directory");
+        assert!(roots(&dir.join("below")).is_err(), "below another user's directory");
+        assert!(!dir.join("below").exists());
+    }
+
+    /// The link may lead elsewhere later. So the path that is preloaded has none.
+    #[test]
+    fn library_is_preloaded_by_a_path_without_links() {
+        let Some(base) = base() else { return };
+        open_up(base.path(), 0o755);
+        let (good, alice) = (base.path().join("good"), base.path().join("alice"));
+        for dir in [&good, &alice] {
+            fs::create_dir(dir).unwrap();
+        }
+        symlink(&good, alice.join("cache")).unwrap();
+        chown(&alice, Some(1000), None).unwrap();
+        assert_eq!(roots(&alice.join("cache")).unwrap(), good);
+        assert_eq!(roots(&alice.join("cache/surgetank")).unwrap(), good.join("surgetank"));
     }
 
     #[test]
-    fn damaged_and_old_libraries_are_replaced() {
+    fn damaged_library_is_replaced() {
         let Some(base) = base() else { return };
         open_up(base.path(), 0o755);
-        let dir = base.path().join("shared");
-        fs::create_dir(&dir).unwrap();
-        for name in [NAME, "libsurgetank-1.so", "libsurgetank-0.so.77", "something else"] {
-            fs::write(dir.join(name), "half").unwrap();
-        }
-        let held = File::create(dir.join("libsurgetank-2.so")).unwrap();
-        rustix::fs::flock(&held, FlockOperation::LockShared).unwrap();
-        let (path, file) = share(&dir, NAME).unwrap();
-        assert!(is_ours(&path));
-        drop(Library { path, shared: Some(file) });
-        let mut left: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        left.sort();
-        assert_eq!(left, ["libsurgetank-2.so", "something else"]);
+        let dir = roots(&base.path().join("shared")).unwrap();
+        fs::write(dir.join(NAME), "half").unwrap();
+        assert!(is_ours(&put(&dir, NAME).unwrap()));
     }
 }

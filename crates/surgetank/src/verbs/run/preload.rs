@@ -12,21 +12,15 @@ use surgetank_core::model::RunId;
 use crate::agent::wire::Hello;
 use crate::shimdoor::counts;
 
-use super::library::Library;
+use super::library;
 
 /// What the shim reads: a line for each mount around the command.
 const MOUNTS: &str = "SURGETANK_SHIM";
 const SKIP: &str = "SURGETANK_PRELOAD_SKIP";
 pub const LOADER: &str = "LD_PRELOAD";
 
-/// Variables for the command; none where the shim is switched off or cannot be. `library` is kept for as long as the run
-/// needs it.
-pub fn variables(
-    config: &Config,
-    hello: &Hello,
-    run: RunId,
-    library: &mut Option<Library>,
-) -> Vec<(&'static str, OsString)> {
+/// Variables for the command; none where the shim is switched off or cannot be.
+pub fn variables(config: &Config, hello: &Hello, run: RunId) -> Vec<(&'static str, OsString)> {
     let Some(shim) = hello.shim.as_ref().filter(|_| config.preload) else {
         return Vec::new();
     };
@@ -35,14 +29,13 @@ pub fn variables(
     if parts.iter().any(|part| part.as_bytes().iter().any(|byte| matches!(byte, b'\n' | b'\t'))) {
         return Vec::new();
     }
-    let placed = match library.take().map_or_else(|| Library::place(config), Ok) {
-        Ok(placed) => placed,
+    let library = match library::place(config) {
+        Ok(library) => library,
         Err(why) => {
             eprintln!("surgetank: the preload shim cannot be put anywhere ({why}); everything goes by the mount");
             return Vec::new();
         }
     };
-    let library = library.insert(placed);
     let mounts = env::var_os(MOUNTS).unwrap_or_default().into_vec();
     let ours = parts.map(OsStr::as_bytes).join(&b'\t');
     // (A run around this one over the same directory has another place to count.)
@@ -61,7 +54,7 @@ pub fn variables(
     mounts.extend_from_slice(&ours);
     mounts.push(b'\t');
     mounts.extend_from_slice(counts::path_of(shim.index.as_path(), run.0).as_os_str().as_bytes());
-    let mut variables = vec![(MOUNTS, OsString::from_vec(mounts)), (LOADER, preloaded(library.path()))];
+    let mut variables = vec![(MOUNTS, OsString::from_vec(mounts)), (LOADER, preloaded(library.as_os_str()))];
     if !config.preload_skip.is_empty() {
         variables.push((SKIP, config.preload_skip.join(":").into()));
     }
