@@ -247,7 +247,7 @@ impl Place {
     }
 
     /// Does somebody hold the socket's other end? (One that dies takes connections until the last.)
-    fn is_answered(&self) -> bool {
+    pub fn is_answered(&self) -> bool {
         const MOMENT: Duration = Duration::from_millis(200);
         let limits = Limits { until: Some(clock::tick() + MOMENT), ..Limits::default() };
         let mut socket = match line::connect(&self.socket(), &limits) {
@@ -335,11 +335,6 @@ impl Place {
             // Absent already is what we want.
             let _ = fs::remove_file(self.inner(name));
         }
-    }
-
-    /// Was an agent killed here? Its card is still there, and nobody holds its lock.
-    pub fn was_killed(&self) -> Result<bool> {
-        Ok(self.card().is_some() && self.try_agent_lock()?.is_some())
     }
 
     /// What an earlier agent could not make durable.

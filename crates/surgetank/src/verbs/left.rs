@@ -8,8 +8,9 @@ use std::path::Path;
 
 use surgetank_core::audit::{self, Ground};
 use surgetank_core::catalog::LogCatalog;
-use surgetank_core::error::Result;
+use surgetank_core::error::{Error, Result};
 use surgetank_core::report::{Audit, Finding, Lost, NotDurable, Verdict, What};
+use surgetank_core::shell;
 use surgetank_core::store::Cred;
 use surgetank_core::tier::Tiers;
 
@@ -18,13 +19,31 @@ use crate::agent::place::{Place, StateRoot};
 
 use super::words::count;
 
-/// `None`: an agent lives, or none ever wrote anything down. Changes nothing.
-pub fn look(place: &Place) -> Result<Option<Audit>> {
+/// What a look at a place finds.
+pub enum Looked {
+    /// Another process holds the place: an agent, or a command that looks. What is left is not known.
+    Held,
+    /// No agent lives. The audit is empty where none ever wrote anything down.
+    Dead { was_killed: bool, audit: Audit },
+}
+
+/// Changes nothing.
+pub fn look(place: &Place) -> Result<Looked> {
+    let Some(_dead) = place.dead_agent_lock()? else { return Ok(Looked::Held) };
+    // An agent takes its card away when it ends.
+    let was_killed = place.card().is_some();
+    Ok(Looked::Dead { was_killed, audit: audit_of(place)? })
+}
+
+/// The caller holds the agent's lock.
+fn audit_of(place: &Place) -> Result<Audit> {
     let catalog = place.path().join("catalog");
-    let Some(_dead) = place.dead_agent_lock()?.filter(|_| catalog.exists()) else { return Ok(None) };
+    if !catalog.exists() {
+        return Ok(Audit::default());
+    }
     place.await_catalog();
     let (image, recovery) = LogCatalog::look(&catalog)?;
-    let Some(identity) = place.identity() else { return Ok(None) };
+    let Some(identity) = place.identity() else { return Ok(Audit::default()) };
     let key = identity.key;
     // Those that the catalog names are opened where they were.
     let tiers = Tiers::open(&[], &key)?;
@@ -40,7 +59,23 @@ pub fn look(place: &Place) -> Result<Option<Audit>> {
         key: &key,
         scrub: false,
     };
-    audit::audit(&ground).map(Some)
+    audit::audit(&ground)
+}
+
+/// Why nothing is said of what is left over `over`.
+pub fn held(place: &Place, over: &Path) -> Error {
+    let locks = ["agent.lock", "start.lock"].map(|name| shell::word(place.path().join(name)));
+    Error::new(format!("whether all of {} is in the store is not known", over.display()))
+        .why(format!(
+            "another process holds {}: an agent that starts or ends, or a command that looks at what is left",
+            place.path().display()
+        ))
+        .remedy(format!(
+            "ask again when that process has ended:\n  {}\nTo name it:\n  fuser {}",
+            Commands::at(place, over).wait(),
+            locks.join(" ")
+        ))
+        .data("nothing was changed")
 }
 
 pub fn lost(audit: &Audit) -> impl Iterator<Item = Lost> {
@@ -53,7 +88,15 @@ pub fn notices(state: &Path) -> Result<Vec<String>> {
     let mut lines = Vec::new();
     for place in root.places()?.into_iter().filter(Place::has_left) {
         let Some(over) = place.identity().map(|identity| identity.over) else { continue };
-        let Some(audit) = look(&place)? else { continue };
+        let audit = match look(&place)? {
+            Looked::Dead { audit, .. } => audit,
+            // Its agent is asked itself.
+            Looked::Held if place.is_answered() => continue,
+            Looked::Held => {
+                lines.push(format!("{over}  (no agent): {}", held(&place, over.as_path())));
+                continue;
+            }
+        };
         let (lost, away, there) = (audit.lost().count(), unread(&audit).count(), audit.undrained.len());
         if lost + away + there > 0 {
             lines.push(format!(

@@ -4,16 +4,19 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
+use surgetank_core::clock;
 use surgetank_core::error::Error;
 use surgetank_core::report::{Scope, Verdict};
 
+use super::left::Looked;
 use super::run::final_drain::{self, Drained};
 use super::settings::Settings;
 use super::{Failure, Outcome, Program, exit, left, state_root, words};
 use crate::agent::client;
 use crate::agent::commands::Commands;
-use crate::agent::place::{Place, StateRoot};
+use crate::agent::place::StateRoot;
 use crate::agent::signals::Signals;
 use crate::agent::wire::{Answer, RefusalKind, Request};
 
@@ -47,16 +50,25 @@ pub fn duration_millis(text: &str) -> Result<u64, String> {
     Ok((value * factor) as u64)
 }
 
+/// How long a place that another process holds is looked at again.
+const HELD_PATIENCE: Duration = Duration::from_secs(5);
+
 pub fn wait(program: &Program<'_>, args: &Args) -> Outcome {
     let first = args.paths.first().map_or(Path::new("."), PathBuf::as_path);
     let state = state_root(program, &Settings::of_state(args.state.as_ref()))?;
+    let begun = clock::tick();
     loop {
         let mut agents = client::survey(&state)?;
         if let Some(error) = agents.silence_over(first)? {
             return Ok(unknown(&error));
         }
         let Some(mut agent) = agents.serving(first)? else {
-            return without_agent(&state, first, &args.paths, args.quiet);
+            match without_agent(&state, first, &args.paths, args.quiet)? {
+                Ok(code) => return Ok(code),
+                Err(held) if begun.elapsed() >= HELD_PATIENCE => return Ok(unknown(&held)),
+                // An agent may have come, or the process that looked may have ended.
+                Err(_) => continue,
+            }
         };
         let paths = args.paths.iter().map(|path| agent.relative(path)).collect::<Result<_, Error>>()?;
         let scope = Scope { run: None, paths };
@@ -91,14 +103,6 @@ pub fn wait(program: &Program<'_>, args: &Args) -> Outcome {
     }
 }
 
-/// Names what is lost and what is on tiers that are not there.
-fn tell_left(place: &Place, commands: &Commands) -> Result<(), Error> {
-    if let Some(audit) = left::look(place)? {
-        words::tell_verdict(&left::of_killed(&audit), commands);
-    }
-    Ok(())
-}
-
 /// The agent does not answer: nothing may be taken for durable.
 fn unknown(error: &Error) -> u8 {
     eprintln!("surgetank: {error}");
@@ -109,17 +113,21 @@ fn code(verdict: &Verdict) -> u8 {
     if verdict.is_durable() { exit::OK } else { exit::NOT_DURABLE }
 }
 
-/// No agent serves the path: all is durable, unless one was killed or had to leave something.
-fn without_agent(state: &Path, path: &Path, paths: &[PathBuf], quiet: bool) -> Outcome {
+/// No agent serves the path: all is durable, unless one was killed or had to leave something. `Err` within: another process
+/// holds the place, so that what is left there is not known.
+fn without_agent(state: &Path, path: &Path, paths: &[PathBuf], quiet: bool) -> Outcome<Result<u8, Error>> {
     let path = client::absolute(path)?;
     let root = StateRoot::open_existing(state)?;
     if let Some(dead) = client::dead_mount(&path)? {
         let commands = Commands::of_directory(&dead, state);
         eprintln!("surgetank: {}", words::left_by_killed(&dead, &commands));
         if let Some(place) = root.and_then(|root| root.place_of(&dead).transpose()).transpose()? {
-            tell_left(&place, &commands)?;
+            match left::look(&place)? {
+                Looked::Dead { audit, .. } => words::tell_verdict(&left::of_killed(&audit), &commands),
+                Looked::Held => eprintln!("surgetank: {}", left::held(&place, &dead)),
+            }
         }
-        return Ok(exit::NOT_DURABLE);
+        return Ok(Ok(exit::NOT_DURABLE));
     }
     for directory in path.ancestors() {
         let Some(root) = &root else { break };
@@ -127,32 +135,35 @@ fn without_agent(state: &Path, path: &Path, paths: &[PathBuf], quiet: bool) -> O
             Ok(meta) => root.existing_place(&meta, directory)?,
             Err(_) => None,
         };
+        let looked = place.as_ref().map(left::look).transpose()?;
+        if let (Some(place), Some(Looked::Held)) = (&place, &looked) {
+            return Ok(Err(left::held(place, directory)));
+        }
         let behind = root.left_behind(directory, place.as_ref())?;
         words::tell(&behind.iter().map(|left| left.tell(directory)).collect::<Vec<_>>());
-        let Some(place) = place else {
+        let (Some(place), Some(Looked::Dead { was_killed, audit })) = (place, looked) else {
             if behind.is_empty() {
                 continue;
             }
-            return Ok(exit::NOT_DURABLE);
+            return Ok(Ok(exit::NOT_DURABLE));
         };
         let commands = Commands::at(&place, directory);
-        if place.was_killed()? {
+        if was_killed {
             eprintln!("surgetank: {}", words::left_by_killed(directory, &commands));
-            tell_left(&place, &commands)?;
-            return Ok(exit::NOT_DURABLE);
+            words::tell_verdict(&left::of_killed(&audit), &commands);
+            return Ok(Ok(exit::NOT_DURABLE));
         }
         // The note is older than what happened to the tiers since.
-        let audit = left::look(&place)?.unwrap_or_default();
         let verdict = left::corrected(place.undrained().unwrap_or_default(), &audit);
         if !verdict.is_durable() {
             words::tell_verdict(&verdict, &commands);
             if !verdict.is_drained() {
                 eprintln!("surgetank: after the cause is fixed, bring it to the store with:\n  {}", commands.run());
             }
-            return Ok(exit::NOT_DURABLE);
+            return Ok(Ok(exit::NOT_DURABLE));
         }
         if !behind.is_empty() {
-            return Ok(exit::NOT_DURABLE);
+            return Ok(Ok(exit::NOT_DURABLE));
         }
     }
     // Somebody's script deletes the original when we say that the copy is safe.
@@ -165,7 +176,7 @@ fn without_agent(state: &Path, path: &Path, paths: &[PathBuf], quiet: bool) -> O
     if !quiet {
         eprintln!("surgetank: no agent of yours serves {}, and none left anything undrained", path.display());
     }
-    Ok(exit::OK)
+    Ok(Ok(exit::OK))
 }
 
 #[cfg(test)]

@@ -5,6 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::fs::{FlockOperation, flock};
+
 use super::scene::server::{Server, faults};
 use super::scene::{Ended, Scene, eventually, succeed};
 use super::{QUIET, killed, plain, prepare, verb};
@@ -298,6 +300,19 @@ fn wait_looks_at_a_copy_before_it_calls_it_safe() {
     empty(Path::new("/mnt/tier-fast"));
     let ended = wait(&scene).exits(3).says(&["lost: 2", "other: it is gone from the tier fast"]);
     assert!(!ended.stderr.contains("safe at"), "{}", ended.stderr);
+}
+
+/// A lock that another process held read as "no agent was killed here", and `wait` exited 0.
+#[test]
+fn wait_answers_nothing_while_the_place_is_held() {
+    let Some(scene) = prepare("held") else { return };
+    killed(&scene, &[], "echo content >new");
+    let mut places = fs::read_dir(&scene.state).unwrap().flatten().map(|entry| entry.path());
+    let lock = places.find_map(|place| fs::File::open(place.join("agent.lock")).ok()).unwrap();
+    flock(&lock, FlockOperation::LockExclusive).unwrap();
+    wait(&scene).exits(3).says(&["/mnt/project is in the store is not known", "another process holds", "fuser "]);
+    drop(lock);
+    wait(&scene).exits(3).says(&["the agent of /mnt/project was killed"]);
 }
 
 /// Bytes that a rule keeps out of the store, and copies of what the store has, were counted as at risk.

@@ -25,6 +25,8 @@ pub struct Left {
     pub counted: Option<(u64, u64)>,
     /// It is the directory's own, and its turn comes when the place that is used now has nothing left.
     pub same_directory: bool,
+    /// Another process looks at it, so that what is left there is not known.
+    is_held: bool,
 }
 
 /// The numbers in a place's name, but for the device.
@@ -102,12 +104,17 @@ impl StateRoot {
             if used.as_ref() == Some(&name) || !place.served(over) || !place.has_left() {
                 continue;
             }
-            let Some(_dead) = place.dead_agent_lock()? else { continue };
+            let Some(_dead) = place.dead_agent_lock()? else {
+                if !place.is_answered() {
+                    left.push(Left { place: place.path, counted: None, same_directory: false, is_held: true });
+                }
+                continue;
+            };
             place.await_catalog();
             let counted = place.count_left();
             if counted != Some((0, 0)) {
                 let same_directory = used.as_ref().is_some_and(|used| same_directory(used, &name));
-                left.push(Left { place: place.path, counted, same_directory });
+                left.push(Left { place: place.path, counted, same_directory, is_held: false });
             }
         }
         Ok(left)
@@ -157,6 +164,11 @@ impl Left {
         };
         let commands = Commands::of_path(&self.place, over);
         let (run, at, over) = (commands.run(), self.place.display(), over.display());
+        if self.is_held {
+            return format!(
+                "an earlier agent of {over} may have left files undrained ({at}); another process holds them, so this is not known"
+            );
+        }
         if self.same_directory {
             return format!(
                 "an earlier agent of {over} left {what} undrained ({at}); when this is drained, the next run takes them up:\n  {run}"
