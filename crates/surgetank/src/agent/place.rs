@@ -3,7 +3,7 @@
 //! | file | meaning |
 //! |---|---|
 //! | `agent.lock` | flock held by the living agent from its first to its last instruction |
-//! | `start.lock` | flock held by whoever starts or joins, so that eight runs at once end with one agent |
+//! | `start.lock` | flock held by the process that starts or joins, so that eight runs at once end with one agent; or that looks at what is left |
 //! | `agent.sock` | the socket |
 //! | `agent.json` | over, pid: finds a mount whose agent was killed |
 //! | `agent.log` | tracing |
@@ -43,6 +43,12 @@ pub struct StateRoot {
 pub struct Place {
     path: PathBuf,
     dir: OwnedFd,
+}
+
+/// Keeps agents away from a place where none lives: none starts meanwhile.
+pub struct Held {
+    _agent: File,
+    _turn: File,
 }
 
 /// `agent.json`.
@@ -217,12 +223,14 @@ impl Place {
 
     /// Waits for its turn to start or join an agent.
     pub fn start_turn(&self) -> Result<File> {
-        self.await_lock("start.lock", "another `surgetank run` or `surgetank mount` that starts or joins an agent")
+        self.await_lock("start.lock", "a command that starts or joins an agent, or looks at what one left")
     }
 
-    /// Its turn, if nobody starts or joins an agent just now.
-    fn try_start_turn(&self) -> Result<Option<File>> {
-        self.try_lock("start.lock")
+    /// `None` when an agent lives or starts, or another process looks at what is left. The starter's turn comes first: an
+    /// agent that starts must not find its lock taken.
+    pub fn try_hold(&self) -> Result<Option<Held>> {
+        let Some(turn) = self.try_lock("start.lock")? else { return Ok(None) };
+        Ok(self.try_lock("agent.lock")?.map(|agent| Held { _agent: agent, _turn: turn }))
     }
 
     /// The agent's own lock; `None` when another agent lives.
@@ -230,14 +238,14 @@ impl Place {
         self.try_lock("agent.lock")
     }
 
-    /// As `try_agent_lock`; an agent that was killed a moment ago, and answers nobody any more, is waited for.
-    pub fn dead_agent_lock(&self) -> Result<Option<File>> {
+    /// As `try_hold`; an agent that was killed a moment ago, and answers nobody any more, is waited for.
+    pub fn hold_dead(&self) -> Result<Option<Held>> {
         const PATIENCE: Duration = Duration::from_secs(1);
         const LOOK_EVERY: Duration = Duration::from_millis(10);
         let begun = clock::tick();
         loop {
-            if let Some(lock) = self.try_agent_lock()? {
-                return Ok(Some(lock));
+            if let Some(held) = self.try_hold()? {
+                return Ok(Some(held));
             }
             if begun.elapsed() >= PATIENCE || self.is_answered() {
                 return Ok(None);
@@ -436,5 +444,18 @@ mod tests {
         place.await_no_agent().unwrap();
         assert!(place.try_agent_lock().unwrap().is_some());
         assert_eq!(root.places().unwrap().len(), 1);
+    }
+
+    /// `status` and `wait` took the lock of an agent that was starting, which then failed.
+    #[test]
+    fn a_place_is_not_held_while_an_agent_starts() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = StateRoot::open(&dir.path().join("s"), Path::new("/nowhere")).unwrap();
+        let place = root.place(&dir.path().metadata().unwrap(), dir.path()).unwrap();
+        let turn = place.start_turn().unwrap();
+        assert!(place.try_hold().unwrap().is_none());
+        assert!(place.try_agent_lock().unwrap().is_some());
+        drop(turn);
+        assert!(place.try_hold().unwrap().is_some());
     }
 }

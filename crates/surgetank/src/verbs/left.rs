@@ -29,13 +29,13 @@ pub enum Looked {
 
 /// Changes nothing.
 pub fn look(place: &Place) -> Result<Looked> {
-    let Some(_dead) = place.dead_agent_lock()? else { return Ok(Looked::Held) };
+    let Some(_dead) = place.hold_dead()? else { return Ok(Looked::Held) };
     // An agent takes its card away when it ends.
     let was_killed = place.card().is_some();
     Ok(Looked::Dead { was_killed, audit: audit_of(place)? })
 }
 
-/// The caller holds the agent's lock.
+/// The caller holds the place.
 fn audit_of(place: &Place) -> Result<Audit> {
     let catalog = place.path().join("catalog");
     if !catalog.exists() {

@@ -21,11 +21,11 @@ use surgetank_core::report::{Audit, Finding, Listing, Lost, Proven, Scope, TierC
 use surgetank_core::tier::ladder;
 
 use super::settings::Settings;
-use super::{Failure, Outcome, Program, clear_dead_mount, exit, words};
+use super::{Failure, Outcome, Program, clear_dead_mount, exit, left, words};
 use crate::agent::client;
 use crate::agent::commands::Commands;
 use crate::agent::engine::{Engine, Opening};
-use crate::agent::place::{Place, StateRoot};
+use crate::agent::place::{Held, Place, StateRoot};
 use crate::agent::progress::Display;
 use crate::agent::wire::{Answer, Request};
 
@@ -74,7 +74,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 struct Left {
     config: Config,
     place: Place,
-    _lock: File,
+    _held: Held,
 }
 
 impl Left {
@@ -111,13 +111,16 @@ fn left_of(config: Config) -> Outcome<Option<Left>> {
     let Some(place) = root.existing_place(&meta, &config.over)? else { return Ok(None) };
     // One that was killed a moment ago may still be on its way out.
     let begun = std::time::Instant::now();
-    let lock = loop {
-        match place.try_agent_lock()? {
+    let held = loop {
+        match place.try_hold()? {
             None if begun.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(20)),
             outcome => break outcome,
         }
     };
-    let Some(lock) = lock else {
+    let Some(held) = held else {
+        if !place.is_answered() {
+            return Err(left::held(&place, &config.over).into());
+        }
         return Err(Error::new(format!("{} is being served", config.over.display()))
             .remedy(format!("wait until its agent is gone:\n  {}", Commands::of(&config).wait()))
             .into());
@@ -125,7 +128,7 @@ fn left_of(config: Config) -> Outcome<Option<Left>> {
     place.await_catalog();
     // What is made has the mode that it is made with.
     rustix::process::umask(Mode::empty());
-    Ok(Some(Left { config, place, _lock: lock }))
+    Ok(Some(Left { config, place, _held: held }))
 }
 
 fn configure(program: &Program<'_>, directory: Option<&PathBuf>, settings: &Settings) -> Outcome<Config> {

@@ -307,11 +307,12 @@ fn wait_looks_at_a_copy_before_it_calls_it_safe() {
 fn wait_answers_nothing_while_the_place_is_held() {
     let Some(scene) = prepare("held") else { return };
     killed(&scene, &[], "echo content >new");
-    let mut places = fs::read_dir(&scene.state).unwrap().flatten().map(|entry| entry.path());
-    let lock = places.find_map(|place| fs::File::open(place.join("agent.lock")).ok()).unwrap();
-    flock(&lock, FlockOperation::LockExclusive).unwrap();
-    wait(&scene).exits(3).says(&["/mnt/project is in the store is not known", "another process holds", "fuser "]);
-    drop(lock);
+    for name in ["agent.lock", "start.lock"] {
+        let mut places = fs::read_dir(&scene.state).unwrap().flatten().map(|entry| entry.path());
+        let lock = places.find_map(|place| fs::File::open(place.join(name)).ok()).unwrap();
+        flock(&lock, FlockOperation::LockExclusive).unwrap();
+        wait(&scene).exits(3).says(&["/mnt/project is in the store is not known", "another process holds", "fuser "]);
+    }
     wait(&scene).exits(3).says(&["the agent of /mnt/project was killed"]);
 }
 

@@ -14,7 +14,7 @@ use rustix::fs::FlockOperation;
 use surgetank_core::catalog::LogCatalog;
 use surgetank_core::error::Result;
 
-use super::{Place, StateRoot, key, lock, lock_file, refuse};
+use super::{Held, Place, StateRoot, key, lock, lock_file, refuse};
 use crate::agent::commands::Commands;
 
 /// Undrained things that a run over the same path does not take up.
@@ -66,9 +66,7 @@ impl StateRoot {
         if let Some((left, _dead)) = self.renumbered(&name, over, own.is_some())? {
             if let Some(own) = own {
                 // In its last or its first instructions: then it is the one to join.
-                let (Some(_agent), Some(_start)) = (own.try_agent_lock()?, own.try_start_turn()?) else {
-                    return Ok(own);
-                };
+                let Some(_held) = own.try_hold()? else { return Ok(own) };
                 fs::remove_dir_all(own.path()).map_err(|error| refuse(own.path(), &error.to_string()))?;
             }
             let from = left.name();
@@ -104,7 +102,7 @@ impl StateRoot {
             if used.as_ref() == Some(&name) || !place.served(over) || !place.has_left() {
                 continue;
             }
-            let Some(_dead) = place.dead_agent_lock()? else {
+            let Some(_dead) = place.hold_dead()? else {
                 if !place.is_answered() {
                     left.push(Left { place: place.path, counted: None, same_directory: false, is_held: true });
                 }
@@ -120,8 +118,8 @@ impl StateRoot {
         Ok(left)
     }
 
-    /// A place of the same directory under another number, with its agent's lock; one that has something left first.
-    fn renumbered(&self, name: &str, over: &Path, only_with_something: bool) -> Result<Option<(Place, File)>> {
+    /// A place of the same directory under another number, held against agents; one that has something left first.
+    fn renumbered(&self, name: &str, over: &Path, only_with_something: bool) -> Result<Option<(Place, Held)>> {
         let mut found = None;
         for place in self.places()? {
             if place.name() == name || !same_directory(&place.name(), name) || !place.served(over) {
@@ -131,7 +129,7 @@ impl StateRoot {
             if (only_with_something || found.is_some()) && !left {
                 continue;
             }
-            if let Some(dead) = place.dead_agent_lock()? {
+            if let Some(dead) = place.hold_dead()? {
                 found = Some((place, dead));
                 if left {
                     break;
