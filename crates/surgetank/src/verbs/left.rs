@@ -9,7 +9,7 @@ use std::path::Path;
 use surgetank_core::audit::{self, Ground};
 use surgetank_core::catalog::LogCatalog;
 use surgetank_core::error::{Error, Result};
-use surgetank_core::report::{Audit, Finding, Lost, NotDurable, Verdict, What};
+use surgetank_core::report::{Audit, Finding, Lost, NotDurable, Proven, Verdict, What};
 use surgetank_core::shell;
 use surgetank_core::store::Cred;
 use surgetank_core::tier::Tiers;
@@ -119,13 +119,16 @@ fn unread(audit: &Audit) -> impl Iterator<Item = &Finding> {
 /// The verdict of an agent that is gone, as things are now.
 pub fn corrected(mut verdict: Verdict, audit: &Audit) -> Verdict {
     let lost: HashMap<_, _> = audit.lost().map(|one| (&one.path, one)).collect();
-    let away: HashMap<_, _> = unread(audit).map(|one| (&one.path, one)).collect();
-    let at: HashMap<_, _> = audit.undrained.iter().map(|one| (&one.path, &one.at)).collect();
+    let doubted = |one: &&Finding| matches!(one.what, What::Unread | What::Unproven | What::WrongSize);
+    let doubted: HashMap<_, _> = audit.findings.iter().filter(doubted).map(|one| (&one.path, one)).collect();
+    // A plain file that is cut off, or may be, is not safe.
+    let whole = audit.undrained.iter().filter(|one| one.proven == Proven::Whole);
+    let at: HashMap<_, _> = whole.map(|one| (&one.path, &one.at)).collect();
     let (listed, not_listed) = (verdict.not_durable.first.len() as u64, verdict.not_durable.more());
     verdict.not_durable.first.retain(|one| !lost.contains_key(&one.path));
     for one in &mut verdict.not_durable.first {
-        if let Some(away) = away.get(&one.path) {
-            one.why.clone_from(&away.text);
+        if let Some(doubted) = doubted.get(&one.path) {
+            one.why.clone_from(&doubted.text);
         }
         // (A temporary in the store is not looked at here.)
         one.safe_at = at.get(&one.path).map(|at| (*at).clone()).unwrap_or_default();

@@ -295,6 +295,11 @@ fn wait_looks_at_a_copy_before_it_calls_it_safe() {
     let safe = "safe at /mnt/tier-fast";
     scene.run(&options, "head -c 3M /dev/zero >big; head -c 3M /dev/zero >other").exits(3).says(&["big", safe]);
     wait(&scene).exits(3).says(&["not durable: 2", "big", safe]);
+    let other = fs::File::options().write(true).open(plain(&scene, "other")).unwrap();
+    other.set_len(1 << 20).unwrap();
+    let ended = wait(&scene).exits(3).says(&["not durable: 2", "other: 1048576 bytes, and 3145728 when it was closed"]);
+    assert!(!ended.stderr.contains("closed; safe at"), "{}", ended.stderr);
+    other.set_len(3 << 20).unwrap();
     fs::remove_file(plain(&scene, "big")).unwrap();
     wait(&scene).exits(3).says(&["not durable: 1", "lost: 1", "big: it is gone from the tier fast", "other", safe]);
     empty(Path::new("/mnt/tier-fast"));
