@@ -305,11 +305,8 @@ impl Place {
             }
             if !told && begun.elapsed() >= line::STOPPED_PATIENCE {
                 told = true;
-                eprintln!(
-                    "surgetank: waiting for {holder}; it holds {}; `fuser {}` names it",
-                    self.inner(name).display(),
-                    self.inner(name).display()
-                );
+                let path = shell::word(self.path.join(name));
+                eprintln!("surgetank: waiting for {holder}; it holds {path}; to name it:\n  fuser {path}");
             }
             std::thread::sleep(LOOK_EVERY);
         }

@@ -11,6 +11,7 @@ use surgetank_core::report::{AgentStatus, Health, Phase, Visibility};
 use super::settings::Settings;
 use super::{Outcome, Program, agent_of, exit, left, state_root, words};
 use crate::agent::client::{self, Connection};
+use crate::agent::commands::Commands;
 use crate::agent::wire::{Answer, Request};
 
 #[derive(Debug, clap::Args)]
@@ -36,12 +37,12 @@ pub fn status(program: &Program<'_>, args: &Args) -> Outcome {
     let (mut left, mut silent) = (Vec::new(), Vec::new());
     let told = match (&args.directory, &args.socket) {
         (_, Some(socket)) => match client::ask_guest(socket, &Request::Status)? {
-            Answer::Status(status) => vec![*status],
+            Answer::Status(status) => vec![(*status, None)],
             other => return Err(Error::new("the agent answers something else").why(format!("{other:?}")).into()),
         },
         (Some(directory), None) => {
             let mut agent = agent_of(program, &settings, directory)?;
-            vec![ask(&mut agent)?]
+            vec![(ask(&mut agent)?, Some(agent.commands()))]
         }
         (None, None) => {
             let state = state_root(program, &settings)?;
@@ -55,7 +56,7 @@ pub fn status(program: &Program<'_>, args: &Args) -> Outcome {
             let mut told = Vec::new();
             for mut agent in all.answering {
                 match ask(&mut agent) {
-                    Ok(status) => told.push(status),
+                    Ok(status) => told.push((status, Some(agent.commands()))),
                     Err(error) if agent.is_silent() => silent.push(error),
                     // One that ends while we ask is no agent any more.
                     Err(_) => {}
@@ -65,9 +66,10 @@ pub fn status(program: &Program<'_>, args: &Args) -> Outcome {
         }
     };
     if args.json {
+        let told: Vec<&AgentStatus> = told.iter().map(|(status, _)| status).collect();
         words::print(&(serde_json::to_string_pretty(&told).map_err(|error| Error::new("JSON").why(error))? + "\n"))?;
     } else {
-        let texts: Vec<String> = told.iter().map(text).collect();
+        let texts: Vec<String> = told.iter().map(|(status, commands)| text(status, commands.as_ref())).collect();
         let none = told.is_empty() && silent.is_empty();
         let agents = if none { "no agent of yours is running\n".to_owned() } else { texts.join("\n") };
         words::print(&left.iter().fold(agents, |all, line| format!("{all}{line}\n")))?;
@@ -85,14 +87,15 @@ fn ask(agent: &mut Connection) -> Result<AgentStatus, Error> {
     }
 }
 
-fn text(status: &AgentStatus) -> String {
+/// `commands`: none for the agent of another user, who alone can give them.
+fn text(status: &AgentStatus, commands: Option<&Commands>) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.
-    let _ = write(&mut out, status);
+    let _ = write(&mut out, status, commands);
     out
 }
 
-fn write(out: &mut String, status: &AgentStatus) -> std::fmt::Result {
+fn write(out: &mut String, status: &AgentStatus, commands: Option<&Commands>) -> std::fmt::Result {
     let store = if status.store == status.over { "underneath".to_owned() } else { status.store.to_string() };
     let seen = match status.visibility {
         Visibility::Private => "private to its runs",
@@ -153,13 +156,12 @@ fn write(out: &mut String, status: &AgentStatus) -> std::fmt::Result {
         writeln!(out, "  oldest undrained: {}, {}", oldest.path, words::seconds(oldest.age_seconds))?;
     }
     if !content.lost.is_empty() {
-        writeln!(
-            out,
-            "  LOST: {} files, until they are acknowledged (`surgetank scavenge --forget`)",
-            words::count(content.lost.total)
-        )?;
+        writeln!(out, "  LOST: {} files, until they are acknowledged", words::count(content.lost.total))?;
         for one in content.lost.first.iter().take(LOST_SHOWN_MAX) {
             writeln!(out, "    {}: {}", one.path, one.why)?;
+        }
+        if let Some(commands) = commands {
+            writeln!(out, "  to acknowledge them:\n    {}", commands.forget())?;
         }
     }
     if content.at_risk_node_bytes > 0 {

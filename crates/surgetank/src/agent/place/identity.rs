@@ -220,6 +220,11 @@ impl Place {
             self.count_left().map(|(files, operations)| format!("{files} file(s), {operations} operation(s)"));
         let counted = counted.unwrap_or_else(|| "its catalog cannot be read".to_owned());
         let commands = Commands::at(self, &config.over);
+        let mut only_lost = String::new();
+        let lost = self.catalog_left().map_or(0, |image| image.lost.len() as u64);
+        if lost > 0 && self.count_left() == Some((lost, 0)) {
+            only_lost = format!("\nAll of these files are lost. To acknowledge that:\n  {}", commands.forget());
+        }
         let data = format!("nothing is changed; what is left stays on its tiers and below {}", self.path.display());
         if owed.place.as_path() == config.store {
             return Error::new(format!("{over} owes what is left on its tiers ({counted}) to another directory than {}", owed.place))
@@ -233,7 +238,7 @@ impl Place {
         }
         Error::new(format!("{over} owes what is left on its tiers ({counted}) to the store {}", owed.place))
             .why(format!("this command names another store: {}", config.store.display()))
-            .remedy(format!("bring it to its store first:\n  {}", commands.run()))
+            .remedy(format!("bring it to its store first:\n  {}{only_lost}", commands.run()))
             .data(data)
     }
 
