@@ -74,7 +74,7 @@ agent = socket.socket(socket.AF_UNIX)
 agent.settimeout(20)
 agent.connect(place + "/agent.sock")
 try:
-    agent.sendall(b'{"hello":{"protocol":1}}\n"status"\n')
+    agent.sendall(b'{"hello":{"protocol":2}}\n"status"\n')
     said = agent.recv(1 << 16)
 except (BrokenPipeError, ConnectionResetError):
     said = b""
@@ -165,7 +165,7 @@ import socket, sys
 one = socket.socket(socket.AF_UNIX)
 one.settimeout(20)
 one.connect(sys.argv[1])
-one.sendall(b'{"hello":{"protocol":1}}\n{"evict":{"path":"file"}}\n')
+one.sendall(b'{"hello":{"protocol":2}}\n{"evict":{"path":"file"}}\n')
 lines = one.makefile()
 lines.readline()
 print(lines.readline())
@@ -192,7 +192,7 @@ def attempt(socket, *packets):
     except OSError:
         pass
 held = []
-hello = b'{"hello":{"protocol":1}}\n'
+hello = b'{"hello":{"protocol":2}}\n'
 for text in [b"\0" * 100, b"\n" * 1000, b"[" * 100000 + b"\n", b"x" * (3 << 20), b'{"hello":', hello + b'{"join":{"pid":1,',
              hello + b'{"why":{"path":"' + b"a" * 900000 + b'"}}\n', hello + b'{"join":{"pid":4294967295,"command":"\\u0000"}}\n',
              hello + b'{"evict":{"path":"../../../etc/passwd"}}\n', hello + b'{"prefetch":{"patterns":["' + b"{a," * 2000 + b'"]}}\n',

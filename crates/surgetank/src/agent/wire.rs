@@ -15,7 +15,7 @@ use surgetank_core::report::{
 };
 
 /// Both sides must speak the same number: agent and verbs come from the same binary but may be of different age.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 /// Longest request line that is read.
 pub const REQUEST_BYTES_MAX: usize = 1 << 20;
 /// Longest answer line that a client reads (lists are bounded, paths are not short).

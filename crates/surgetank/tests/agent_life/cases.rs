@@ -295,7 +295,7 @@ fn garbage_on_the_socket_is_answered(bench: &Bench) {
             "[]",
             "\"status\"",
             "{\"hello\":{}}",
-            "{\"hello\":{\"protocol\":1},\"x\":1}",
+            "{\"hello\":{\"protocol\":2},\"x\":1}",
             "\u{0}\u{1}",
         ] {
             writer.write_all(garbage.as_bytes()).unwrap();
@@ -304,7 +304,7 @@ fn garbage_on_the_socket_is_answered(bench: &Bench) {
         }
         writer.write_all(b"{\"hello\":{\"protocol\":999}}\n").unwrap();
         assert_eq!(answer(&mut reader)["error"]["kind"], "protocol");
-        writer.write_all(b"{\"hello\":{\"protocol\":1}}\n").unwrap();
+        writer.write_all(b"{\"hello\":{\"protocol\":2}}\n").unwrap();
         assert!(answer(&mut reader)["hello"]["pid"].is_null());
         writer.write_all(b"\"release\"\n").unwrap();
         assert_eq!(answer(&mut reader)["error"]["kind"], "malformed", "released without having joined");

@@ -74,7 +74,7 @@ fn be_a_stranger(socket: &std::path::Path) {
     let mut stream = std::os::unix::net::UnixStream::connect(socket).unwrap();
     let mut answer = Vec::new();
     // Both may fail: the agent hangs up without a word.
-    let _ = stream.write_all(b"{\"hello\":{\"protocol\":1}}\n");
+    let _ = stream.write_all(b"{\"hello\":{\"protocol\":2}}\n");
     let _ = stream.read_to_end(&mut answer);
     println!("{}", if answer.is_empty() { "turned away" } else { "answered" });
 }
