@@ -43,7 +43,7 @@ fn audit_of(place: &Place) -> Result<Audit> {
     }
     place.await_catalog();
     let (image, recovery) = LogCatalog::look(&catalog)?;
-    let Some(identity) = place.identity() else { return Ok(Audit::default()) };
+    let Some(identity) = place.read_identity()? else { return Ok(Audit::default()) };
     let key = identity.key;
     // Those that the catalog names are opened where they were.
     let tiers = Tiers::open(&[], &key)?;

@@ -100,7 +100,8 @@ impl StoreMark {
                     inode == other_inode && born == other_born && (same_path || device == other_device)
                 }
                 (None, None) => same_path || (device, inode) == (other_device, other_inode),
-                _ => false,
+                // One of the two was written where the file system did not say it.
+                _ => same_path && inode == other_inode,
             },
             _ => false,
         }
@@ -114,14 +115,33 @@ impl Identity {
 }
 
 impl Place {
+    /// For what is only shown or searched for. What is decided by it goes by [`Self::read_identity`].
     pub fn identity(&self) -> Option<Identity> {
-        serde_json::from_slice(&fs::read(self.inner(IDENTITY)).ok()?).ok()
+        self.read_identity().ok().flatten()
+    }
+
+    /// `None`: there is none. One that cannot be read must not pass for that: the place may be bound to a store.
+    pub fn read_identity(&self) -> Result<Option<Identity>> {
+        let read = match fs::read(self.inner(IDENTITY)) {
+            Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(None),
+            read => read,
+        };
+        read.and_then(|bytes| serde_json::from_slice(&bytes).map_err(io::Error::from)).map(Some).map_err(|why| {
+            let path = self.path.join(IDENTITY);
+            Error::new(format!(
+                "to which store the files left here belong is not known: {} cannot be read",
+                path.display()
+            ))
+            .why(why)
+            .remedy("put that file back from a copy of the state directory, or make it readable")
+            .data("nothing is changed; what is left stays on its tiers")
+        })
     }
 
     /// Binds the place to this directory and store, for an agent that starts or takes up what is left. Returns the KEY.
     /// The caller holds the agent's lock.
     pub fn identify(&self, config: &Config) -> Result<String> {
-        let known = self.identity();
+        let known = self.read_identity()?;
         let now = Identity {
             over: config.over.as_path().into(),
             key: self.key_for(known.as_ref(), config)?,
@@ -140,7 +160,7 @@ impl Place {
 
     /// As [`Self::identify`], for a command that takes up what is left: what the last agent was started with stays.
     pub fn take_up(&self, config: &Config) -> Result<String> {
-        match self.identity() {
+        match self.read_identity()? {
             Some(identity) if identity.store.is_some() => {
                 self.check_store(config)?;
                 Ok(identity.key)
@@ -151,7 +171,7 @@ impl Place {
 
     /// The KEY of what is left, for a command that only looks: nothing is written down.
     pub fn key(&self) -> Result<String> {
-        match self.identity() {
+        match self.read_identity()? {
             Some(identity) => Ok(identity.key),
             None => Ok(format!("{}-{}", self.origin(), random_number()?)),
         }
@@ -203,7 +223,7 @@ impl Place {
 
     /// Why nothing is done here for this store: what is left is owed to another one. The caller holds the agent's lock.
     pub fn refused_store(&self, config: &Config) -> Result<Option<Error>> {
-        let Some(owed) = self.identity().and_then(|identity| identity.store) else { return Ok(None) };
+        let Some(owed) = self.read_identity()?.and_then(|identity| identity.store) else { return Ok(None) };
         if owed.is(&StoreMark::of(config)?) {
             return Ok(None);
         }
@@ -388,6 +408,34 @@ mod tests {
         // To which store that is owed is not written down: the first one that is named binds it.
         assert_eq!(place.identify(&machine.config(Some("store"))).unwrap(), "801-2f-0123456789abcdef");
         assert!(place.identify(&machine.config(Some("other"))).is_err());
+    }
+
+    /// A damaged file read as "none", and the first store that was named got what was left.
+    #[test]
+    fn identity_that_cannot_be_read_refuses_every_store() {
+        let machine = Machine::new();
+        let place = machine.place();
+        let config = machine.config(Some("store"));
+        place.identify(&config).unwrap();
+        machine.leave();
+        let path = place.path().join(IDENTITY);
+        fs::write(&path, "{").unwrap();
+        for refused in [place.identify(&config), place.take_up(&config), place.key()] {
+            assert!(refused.unwrap_err().what.contains(&path.display().to_string()));
+        }
+        assert!(place.refused_store(&config).is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"{");
+    }
+
+    #[test]
+    fn store_without_a_birth_time_is_known_by_path_and_inode() {
+        let mark = |path: &str, inode: u64, born: Option<u64>| StoreMark {
+            place: Path::new(path).into(),
+            what: What::Directory { device: 1, inode, born },
+        };
+        assert!(mark("/a", 2, None).is(&mark("/a", 2, Some(3))));
+        assert!(!mark("/a", 2, None).is(&mark("/a", 4, Some(3))));
+        assert!(!mark("/a", 2, Some(3)).is(&mark("/b", 2, None)));
     }
 
     #[test]
