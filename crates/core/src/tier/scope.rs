@@ -164,36 +164,68 @@ pub fn files_of_all(path: &Path) -> Vec<PathBuf> {
 
 /// Renames what agents of other keys left in a tier's directory, so that it is found under this key: `is_left` says of
 /// which keys no state is left. What a living agent has, or one that cannot be asked for, stays.
+///
+/// Other users may make names in a tier's directory (`/dev/shm`). So only private directories of our own are renamed, and an
+/// entry that cannot be renamed ends no start.
 pub fn hand_over(path: &Path, key: &str, is_left: &dyn Fn(&str) -> bool) -> std::io::Result<()> {
-    let names = |dir: &Path| {
-        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect::<Vec<_>>()
+    let Ok(base) = rustix::fs::open(path, DIRECTORY.difference(OFlags::NOFOLLOW), Mode::empty()) else { return Ok(()) };
+    let user_name = flat_name("").trim_end_matches('-').to_owned();
+    let user_dir = match exists(&base, &user_name) {
+        // Where it is not ours alone, the locks of living agents cannot be found.
+        true if !is_private(&base, &user_name) => return Ok(()),
+        true => match rustix::fs::openat(&base, user_name, DIRECTORY, Mode::empty()) {
+            Ok(dir) => Some(dir),
+            Err(_) => return Ok(()),
+        },
+        false => None,
     };
-    let mut keys = names(&Scope::path_of(path, ""));
-    keys.extend(names(path).iter().filter_map(|name| name.strip_prefix(&flat_name("")).map(str::to_owned)));
+    let mut keys: Vec<String> = user_dir.iter().flat_map(names_in).collect();
+    keys.extend(names_in(&base).iter().filter_map(|name| name.strip_prefix(&flat_name("")).map(str::to_owned)));
     keys.sort_unstable();
     keys.dedup();
     for left in keys.iter().filter(|left| *left != key && is_left(left)) {
-        // The lock is let go when both have their new names.
-        let _lock = match rustix::fs::open(Scope::path_of(path, left), DIRECTORY, Mode::empty()) {
-            Ok(dir) => match rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => Some(dir),
-                Err(_) => continue,
+        let nested = user_dir.as_ref().filter(|dir| exists(dir, left));
+        // The lock is released when both have their new names.
+        let _lock = match nested {
+            Some(dir) if is_private(dir, left) => match rustix::fs::openat(dir, left, DIRECTORY, Mode::empty()) {
+                Ok(dir) => match rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive) {
+                    Ok(()) => Some(dir),
+                    Err(_) => continue,
+                },
+                Err(Errno::NOENT | Errno::ACCESS | Errno::PERM) => continue,
+                Err(errno) => return Err(errno.into()),
             },
-            Err(Errno::NOENT) => None,
-            Err(errno) => return Err(errno.into()),
+            // Whether an agent lives there cannot be found out.
+            Some(_) => continue,
+            None => None,
         };
         // By its files it is found again when this is cut off between the two.
-        let [dirs, files] = [Scope::path_of, |path: &Path, key: &str| path.join(flat_name(key))]
-            .map(|place| rustix::fs::rename(place(path, left), place(path, key)));
-        for renamed in [dirs, files] {
+        let (old, new) = (flat_name(left), flat_name(key));
+        let dirs = nested.map(|dir| rustix::fs::renameat(dir, left, dir, key));
+        let files = is_private(&base, &old).then(|| rustix::fs::renameat(&base, &old, &base, &new));
+        for renamed in [dirs, files].into_iter().flatten() {
             match renamed {
-                Ok(()) | Err(Errno::NOENT | Errno::EXIST | Errno::NOTEMPTY) => {}
+                Ok(()) | Err(Errno::NOENT | Errno::EXIST | Errno::NOTEMPTY | Errno::ACCESS | Errno::PERM) => {}
                 Err(errno) => return Err(errno.into()),
             }
         }
     }
     Ok(())
+}
+
+fn names_in(dir: &OwnedFd) -> Vec<String> {
+    let entries = rustix::fs::Dir::read_from(dir).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().to_str().ok().map(str::to_owned));
+    names.filter(|name| name != "." && name != "..").collect()
+}
+
+/// Is this entry a directory of our own that is closed to others?
+fn is_private(dir: &OwnedFd, name: &str) -> bool {
+    rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| {
+        rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir()
+            && stat.st_uid == rustix::process::geteuid().as_raw()
+            && stat.st_mode & 0o077 == 0
+    })
 }
 
 /// Has an agent of this key left a directory in a tier's? Also where that cannot be seen.
@@ -332,6 +364,38 @@ mod tests {
         assert_eq!(["a-2", "a-3"].map(read), [Some("a-2".into()), Some("a-1".into())]);
         hand_over(base.path(), "a-4", &|key| key == "a-2").unwrap();
         assert_eq!(read("a-4").as_deref(), Some("a-2"));
+    }
+
+    /// The directory may be /dev/shm: the shim's index is there, and what another user makes.
+    #[test]
+    fn only_private_directories_are_handed_over() {
+        let base = tempfile::tempdir().unwrap();
+        let path = |key: &str| base.path().join(flat_name(key));
+        drop(Scope::open("ram", base.path(), "a-1").unwrap());
+        fs::write(path("a-1").join("f"), "x").unwrap();
+        fs::write(path("a-1.index"), "index").unwrap();
+        fs::write(path("a-2"), "a file").unwrap();
+        fs::create_dir(path("a-3")).unwrap();
+        fs::set_permissions(path("a-3"), fs::Permissions::from_mode(0o777)).unwrap();
+        symlink(path("a-3"), path("a-4")).unwrap();
+        hand_over(base.path(), "a-9", &|_| true).unwrap();
+        assert_eq!(fs::read_to_string(path("a-9").join("f")).unwrap(), "x");
+        assert!(!is_in_use(base.path(), "a-1"));
+        for left in ["a-1.index", "a-2", "a-3", "a-4"] {
+            assert!(path(left).symlink_metadata().is_ok(), "{left}");
+        }
+    }
+
+    /// Root must not rename where another user's symbolic link leads.
+    #[test]
+    fn user_directory_that_is_a_symlink_is_not_handed_over() {
+        let base = tempfile::tempdir().unwrap();
+        let elsewhere = tempfile::tempdir().unwrap();
+        fs::create_dir(elsewhere.path().join("a-1")).unwrap();
+        fs::set_permissions(elsewhere.path().join("a-1"), fs::Permissions::from_mode(0o700)).unwrap();
+        symlink(elsewhere.path(), user_dir(base.path())).unwrap();
+        hand_over(base.path(), "a-9", &|key| key == "a-1").unwrap();
+        assert!(elsewhere.path().join("a-1").exists());
     }
 
     /// What an agent of before left, or where only the user's own directory was made for him.

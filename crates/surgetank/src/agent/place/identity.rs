@@ -32,6 +32,7 @@ use crate::agent::commands::Commands;
 
 const IDENTITY: &str = "identity.json";
 const NUMBER_BYTES: usize = 12;
+const ORIGIN_CHARS: usize = 16;
 
 /// What a place remembers for as long as it exists.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -194,10 +195,7 @@ impl Place {
         let places = self.path.parent().map(fs::read_dir).and_then(io::Result::ok).into_iter().flatten().flatten();
         let known: Vec<String> =
             places.filter_map(|place| Some(Self::open(&place.path()).ok()?.identity()?.key)).collect();
-        let is_left = |other: &str| {
-            let from_here = other.split('-').next() == Some(&*origin) || other.rsplit('-').next() == Some(&*origin);
-            from_here && !known.iter().any(|known| known == other)
-        };
+        let is_left = |other: &str| origin_in(other) == Some(&*origin) && !known.iter().any(|known| known == other);
         for path in config.tiers.iter().flat_map(|tier| &tier.paths) {
             tier::hand_over(path, &key, &is_left).map_err(|why| {
                 Error::new(format!("{} cannot be searched for files of a lost state", path.display()))
@@ -287,6 +285,18 @@ impl Place {
     pub fn is_of_other_store(&self, config: &Config) -> bool {
         self.identity().is_some_and(|identity| identity.store.is_some()) && !self.is_of_store(config)
     }
+}
+
+/// ORIGIN in a KEY of this or an earlier version; `None`: it is not a KEY. (The names of the shim's files begin with one.)
+fn origin_in(name: &str) -> Option<&str> {
+    let is_hex = |part: &&str| !part.is_empty() && part.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    let parts: Vec<&str> = name.split('-').collect();
+    let origin = match parts[..] {
+        [origin, number] if number.len() == 2 * NUMBER_BYTES => origin,
+        [_device, _inode, origin] => origin,
+        _ => return None,
+    };
+    (origin.len() == ORIGIN_CHARS && parts.iter().all(is_hex)).then_some(origin)
 }
 
 fn random_number() -> Result<String> {
@@ -436,6 +446,29 @@ mod tests {
         assert!(mark("/a", 2, None).is(&mark("/a", 2, Some(3))));
         assert!(!mark("/a", 2, None).is(&mark("/a", 4, Some(3))));
         assert!(!mark("/a", 2, Some(3)).is(&mark("/b", 2, None)));
+    }
+
+    /// The shim's files in /dev/shm were taken for keys: no run started after the state was lost.
+    #[test]
+    fn only_keys_of_a_lost_state_are_handed_over() {
+        use std::os::unix::fs::DirBuilderExt;
+        let machine = Machine::new();
+        let config = machine.config(None);
+        let lost = machine.place().identify(&config).unwrap();
+        let fast =
+            |key: &str| machine.path("fast").join(format!("surgetank-{}-{key}", rustix::process::geteuid().as_raw()));
+        let origin = lost.split('-').next().unwrap();
+        let others =
+            [format!("{lost}.index"), format!("{lost}.counts-1"), format!("{origin}-x"), format!("801-2f-{origin}-1")];
+        for key in others.iter().chain([&lost]) {
+            fs::DirBuilder::new().mode(0o700).create(fast(key)).unwrap();
+        }
+        fs::write(fast(&lost).join("f"), "x").unwrap();
+        fs::remove_dir_all(machine.path("state")).unwrap();
+        let key = machine.place().identify(&config).unwrap();
+        assert!(fast(&key).join("f").exists() && !fast(&lost).exists());
+        assert!(others.iter().all(|other| fast(other).exists()));
+        assert_eq!(origin_in("801-2f-0123456789abcdef"), Some("0123456789abcdef"));
     }
 
     #[test]
