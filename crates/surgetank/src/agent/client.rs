@@ -67,6 +67,16 @@ impl Dialed {
         }
     }
 
+    /// The process that took the call; 0: it is in another pid namespace.
+    pub fn pid(&self) -> u32 {
+        self.line.pid
+    }
+
+    /// For people: why the answer is not waited for any longer.
+    pub fn unanswered(&self, broken: Broken) -> Error {
+        unanswered(&self.place, self.line.pid, broken)
+    }
+
     /// Waits for the answer. `None`: it was on its way out.
     pub fn greeted(self, limits: &Limits) -> Result<Option<Connection>> {
         let Self { mut line, place } = self;

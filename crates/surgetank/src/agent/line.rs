@@ -81,7 +81,7 @@ fn wait_for(fd: BorrowedFd<'_>, flags: PollFlags, signals: Option<&Signals>, tim
 }
 
 /// One wait, from its beginning.
-struct Wait<'a> {
+pub struct Wait<'a> {
     begun: Instant,
     stopped_since: Option<Instant>,
     limits: &'a Limits,
@@ -89,11 +89,13 @@ struct Wait<'a> {
 }
 
 impl<'a> Wait<'a> {
-    fn new(limits: &'a Limits, pid: u32) -> Self {
+    /// For the process `pid`.
+    pub fn new(limits: &'a Limits, pid: u32) -> Self {
         Self { begun: clock::tick(), stopped_since: None, limits, pid }
     }
 
-    fn goes_on(&mut self) -> Result<(), Broken> {
+    /// An error: a limit or a signal ends the wait.
+    pub fn goes_on(&mut self) -> Result<(), Broken> {
         while let Some(arrived) = self.limits.signals.as_ref().map_or(Ok(None), |signals| signals.next())? {
             if [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT].contains(&arrived.number) {
                 return Err(Broken::Signal(arrived.number));

@@ -312,7 +312,15 @@ impl Run {
         if !detached && !self.abandoned {
             let mut drained = self.drain();
             // It died in the instant in which the command ended, or since.
-            while drained.is_err() && !self.agent.is_silent() && self.has_another_agent()? {
+            while drained.is_err() && !self.agent.is_silent() {
+                match self.has_another_agent() {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(error) => {
+                        drained = Err(error);
+                        break;
+                    }
+                }
                 let lost = self.agent_lost;
                 drained = self.drain();
                 if lost {

@@ -2,6 +2,7 @@
 //!
 //! Nothing here waits for the agent: the command's signals come first.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -14,7 +15,7 @@ use super::offspring::{self, Change};
 use super::waiting::Waiting;
 use super::{ENDS, Run, shown_command, trace};
 use crate::agent::client::{Dialed, Joined};
-use crate::agent::line::Limits;
+use crate::agent::line::{Limits, Wait};
 use crate::agent::signals;
 use crate::agent::wire::{Answer, Request};
 use crate::verbs::{exit, words};
@@ -165,7 +166,8 @@ impl Run {
         );
     }
 
-    /// The conversation broke off: true when there is another agent to talk to.
+    /// The conversation broke off: true when there is another agent to talk to. An error: the next agent does not
+    /// answer, or a signal ended the wait. No agent is asked after that.
     pub(super) fn has_another_agent(&mut self) -> Result<bool> {
         const LOOK_EVERY: Duration = Duration::from_millis(1);
         // Who dies gives back his name spaces first, and his sockets some time later.
@@ -176,7 +178,15 @@ impl Run {
         while self.dialed.is_none() && !self.agent_lost && self.agent.pid == before && clock::tick() < until {
             self.await_event(Some(until))?;
         }
-        while self.dialed.is_some() {
+        let limits = Limits { signals: Some(Arc::clone(&self.signals)), until: None };
+        let mut wait = Wait::new(&limits, self.dialed.as_ref().map_or(0, Dialed::pid));
+        while let Some(dialed) = &self.dialed {
+            if let Err(broken) = wait.goes_on() {
+                let error = dialed.unanswered(broken);
+                self.dialed = None;
+                self.agent.give_up();
+                return Err(error);
+            }
             self.await_event(Some(clock::tick() + LOOK_EVERY * 50))?;
             std::thread::sleep(LOOK_EVERY);
         }
