@@ -289,27 +289,8 @@ impl Place {
         self.await_lock("agent.lock", "an agent that leaves").map(drop)
     }
 
-    /// Says for whom it waits when that takes long. Any signal ends the process meanwhile.
     fn await_lock(&self, name: &str, holder: &str) -> Result<File> {
-        const LOOK_EVERY: Duration = Duration::from_millis(5);
-        let file = self.lock_file(name)?;
-        let begun = clock::tick();
-        let mut told = false;
-        loop {
-            match lock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(file),
-                Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
-                    return Err(refuse(&self.path, &error.to_string()));
-                }
-                Err(_) => {}
-            }
-            if !told && begun.elapsed() >= line::STOPPED_PATIENCE {
-                told = true;
-                let path = shell::word(self.path.join(name));
-                eprintln!("surgetank: waiting for {holder}; it holds {path}; to name it:\n  fuser {path}");
-            }
-            std::thread::sleep(LOOK_EVERY);
-        }
+        await_lock(self.lock_file(name)?, &self.path.join(name), holder)
     }
 
     /// The log, opened for appending. A log that grew large is set aside once.
@@ -381,6 +362,29 @@ fn lock(file: &File, operation: FlockOperation) -> io::Result<()> {
             Err(rustix::io::Errno::INTR) => {}
             other => return other.map_err(Into::into),
         }
+    }
+}
+
+/// Reports the holder when the wait is long. A signal that is not blocked ends the process meanwhile.
+fn await_lock(file: File, path: &Path, holder: &str) -> Result<File> {
+    const LOOK_EVERY: Duration = Duration::from_millis(5);
+    let begun = clock::tick();
+    let mut told = false;
+    loop {
+        match lock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(refuse(path, &error.to_string())),
+            Err(_) => {}
+        }
+        if !told && begun.elapsed() >= line::STOPPED_PATIENCE {
+            told = true;
+            eprintln!(
+                "surgetank: waiting for {holder}; it holds {}. Find the process with:\n  fuser {}",
+                path.display(),
+                shell::word(path)
+            );
+        }
+        std::thread::sleep(LOOK_EVERY);
     }
 }
 

@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags};
 
 pub struct Signals {
     fd: OwnedFd,
+    blocked: libc::sigset_t,
     before: libc::sigset_t,
 }
 
@@ -46,7 +47,7 @@ impl Signals {
         }
         // SAFETY: signalfd just gave us this descriptor, nobody else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(Self { fd, before })
+        Ok(Self { fd, blocked: set, before })
     }
 
     /// The kernel sends SIGIO to who has a lease when another opens the file, and it ends a process that has said nothing of
@@ -91,6 +92,13 @@ impl Signals {
     pub fn unblock(&self) {
         // It fails for no mask that pthread_sigmask has given.
         let _ = self.unblock_in_child()();
+    }
+
+    /// After [`Signals::unblock`]: they are taken from the descriptor again.
+    pub fn block_again(&self) -> io::Result<()> {
+        // SAFETY: `blocked` was filled by sigaddset.
+        let code = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const self.blocked, std::ptr::null_mut()) };
+        if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(code)) }
     }
 
     /// The mask from before [`Signals::block`]; for a closure that runs between fork and exec.

@@ -398,7 +398,11 @@ impl Run {
     fn drain(&mut self) -> Result<Drained> {
         let mut scope = Scope::run(self.run);
         if self.agent_lost {
-            let (agent, run, _) = join(&self.config, &self.args)?;
+            // Nothing looks at the signals in these waits: a signal ends this process. What was sealed stays in the tiers.
+            self.signals.unblock();
+            let joined = join(&self.config, &self.args);
+            self.signals.block_again().map_err(|error| Error::new("signals cannot be blocked").why(error))?;
+            let (agent, run, _) = joined?;
             eprintln!("surgetank: a new agent took over (pid {}); all that was left is drained", agent.pid);
             (self.agent, self.run) = (agent, run);
             scope = Scope::everything();

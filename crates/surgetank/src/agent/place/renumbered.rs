@@ -10,11 +10,10 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::FlockOperation;
 use surgetank_core::catalog::LogCatalog;
 use surgetank_core::error::Result;
 
-use super::{Held, Place, StateRoot, key, lock, lock_file, refuse};
+use super::{Held, Place, StateRoot, await_lock, key, lock_file, refuse};
 use crate::agent::commands::Commands;
 
 /// Undrained things that a run over the same path does not take up.
@@ -142,8 +141,7 @@ impl StateRoot {
     fn places_turn(&self) -> Result<File> {
         let path = self.path.join("places.lock");
         let file = lock_file(&path).map_err(|error| refuse(&path, &error.to_string()))?;
-        lock(&file, FlockOperation::LockExclusive).map_err(|error| refuse(&path, &error.to_string()))?;
-        Ok(file)
+        await_lock(file, &path, "another `surgetank run` or `surgetank mount` that looks for its directory's place")
     }
 
     /// Is it still the one under its name? Another run may have brought it under another.
