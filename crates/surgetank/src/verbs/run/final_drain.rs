@@ -44,12 +44,14 @@ pub fn follow(
     };
     let until = timeout_ms.map(|ms| clock::tick() + Duration::from_millis(ms) + TIMEOUT_GRACE);
     agent.limits = Limits { signals: Some(Arc::clone(signals)), until };
-    let mut begun = agent.begin(request);
+    // A signal may end the wait in which the request is to be sent: then it is sent after that.
+    let mut is_sent = false;
     let outcome = loop {
-        let number = match begun.and_then(|()| agent.hear()) {
+        let sent = if is_sent { Ok(()) } else { agent.begin(request) };
+        is_sent = sent.is_ok();
+        let number = match sent.and_then(|()| agent.hear()) {
             Ok(Answer::Progress(progress)) => {
                 display.show(&progress);
-                begun = Ok(());
                 continue;
             }
             Ok(Answer::Verdict { verdict, timed_out: false }) => break Ok(Drained::Settled(verdict)),
@@ -66,7 +68,7 @@ pub fn follow(
                     display.finish();
                     return Err(agent.broken(broken));
                 }
-                begun = agent.begin(request);
+                is_sent = false;
                 continue;
             }
             Err(broken @ Broken::Silent(_)) => {
@@ -74,7 +76,6 @@ pub fn follow(
                 return Err(agent.broken(broken));
             }
         };
-        begun = Ok(());
         if !told {
             told = true;
             display.say(&format!(
