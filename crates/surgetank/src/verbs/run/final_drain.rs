@@ -23,8 +23,8 @@ pub enum Drained {
     GaveUp,
 }
 
-/// What the agent does on the way to its verdict takes that much longer than its time.
-const TIMEOUT_GRACE: Duration = Duration::from_secs(1);
+/// The verdict may come that much later than its time: the agent may ask a store that hangs.
+const TIMEOUT_GRACE: Duration = Duration::from_secs(10);
 /// The list of what is not in the store yet can be done without.
 const LIST_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -37,16 +37,28 @@ pub fn follow(
     signals: &Arc<Signals>,
     quiet: bool,
 ) -> Result<std::result::Result<Drained, Answer>> {
-    let mut display = Display::new("draining", quiet);
-    let mut told = false;
     let (Request::Wait { timeout_ms, .. } | Request::Unmount { timeout_ms }) = request else {
         return Err(Error::new("only a final drain can be followed"));
     };
     let until = timeout_ms.map(|ms| clock::tick() + Duration::from_millis(ms) + TIMEOUT_GRACE);
     agent.limits = Limits { signals: Some(Arc::clone(signals)), until };
+    let mut display = Display::new("draining", quiet);
+    let outcome = hear_verdict(agent, scope, request, &mut display);
+    agent.limits.until = None;
+    display.finish();
+    outcome
+}
+
+fn hear_verdict(
+    agent: &mut Connection,
+    scope: &Scope,
+    request: &Request,
+    display: &mut Display,
+) -> Result<std::result::Result<Drained, Answer>> {
+    let mut told = false;
     // A signal may end the wait in which the request is to be sent: then it is sent after that.
     let mut is_sent = false;
-    let outcome = loop {
+    loop {
         let sent = if is_sent { Ok(()) } else { agent.begin(request) };
         is_sent = sent.is_ok();
         let number = match sent.and_then(|()| agent.hear()) {
@@ -54,27 +66,20 @@ pub fn follow(
                 display.show(&progress);
                 continue;
             }
-            Ok(Answer::Verdict { verdict, timed_out: false }) => break Ok(Drained::Settled(verdict)),
-            Ok(Answer::Verdict { verdict, timed_out: true }) => break Ok(Drained::TimedOut(verdict)),
-            Ok(Answer::Error(refusal)) if refusal.kind != RefusalKind::Leaving => {
-                display.finish();
-                return Err(refusal.into());
-            }
-            Ok(other) => break Err(other),
+            Ok(Answer::Verdict { verdict, timed_out: false }) => return Ok(Ok(Drained::Settled(verdict))),
+            Ok(Answer::Verdict { verdict, timed_out: true }) => return Ok(Ok(Drained::TimedOut(verdict))),
+            Ok(Answer::Error(refusal)) if refusal.kind != RefusalKind::Leaving => return Err(refusal.into()),
+            Ok(other) => return Ok(Err(other)),
             Err(Broken::Signal(number)) => number,
             // A run has to join the next agent first.
             Err(broken @ (Broken::Closed | Broken::Io(_))) => {
                 if scope.run.is_some() || !agent.goes_on_with_next() {
-                    display.finish();
                     return Err(agent.broken(broken));
                 }
                 is_sent = false;
                 continue;
             }
-            Err(broken @ Broken::Silent(_)) => {
-                display.finish();
-                return Err(agent.broken(broken));
-            }
+            Err(broken @ Broken::Silent(_)) => return Err(agent.broken(broken)),
         };
         if !told {
             told = true;
@@ -93,11 +98,8 @@ pub fn follow(
             agent.commands().scavenge()
         ));
         agent.give_up();
-        break Ok(Drained::GaveUp);
-    };
-    agent.limits.until = None;
-    display.finish();
-    Ok(outcome)
+        return Ok(Ok(Drained::GaveUp));
+    }
 }
 
 /// `None`: another signal came.
