@@ -100,6 +100,8 @@ fn signals_end_a_wait_for_a_stopped_agent(bench: &Bench) {
     assert!(said.err.contains("once more stops waiting"), "{said:?}");
     for (words, signal) in [(["status", "--json"], libc::SIGTERM), (["wait", "slow"], libc::SIGINT)] {
         let asking = bench.spawn(bench.surgetank(&words));
+        // A signal ends any process that still starts.
+        until("the client to call the agent", || has_socket(pid(&asking)));
         kill(pid(&asking), signal);
         assert_eq!(finish(asking).code, Some(-signal), "{words:?}");
     }
@@ -108,6 +110,13 @@ fn signals_end_a_wait_for_a_stopped_agent(bench: &Bench) {
     let said = finish(child);
     assert_eq!(said.code, Some(0), "{said:?}");
     bench.await_no_agent();
+}
+
+fn has_socket(pid: i32) -> bool {
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    descriptors
+        .filter_map(|descriptor| fs::read_link(descriptor.path()).ok())
+        .any(|opened| opened.to_string_lossy().starts_with("socket:"))
 }
 
 fn run_ends_under_an_agent_that_is_stopped(bench: &Bench) {
