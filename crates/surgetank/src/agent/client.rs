@@ -152,9 +152,10 @@ fn stopped_waiting(over: &str, pid: u32, number: i32) -> Error {
         .data("the agent goes on; what was closed there is in the store or safe in the tiers")
 }
 
+/// Also where it has no number: it is in another pid namespace, and cannot be asked for.
 fn is_alive(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
-    pid.is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
+    pid.is_none_or(|pid| rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
 }
 
 impl Connection {
@@ -449,5 +450,14 @@ impl Connection {
                 Err(broken) => return Err(self.broken(broken)),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// It has pid 0 here, was taken for dead, and was called without end.
+    #[test]
+    fn agent_of_another_pid_namespace_counts_as_alive() {
+        assert!(super::is_alive(0) && super::is_alive(std::process::id()));
     }
 }

@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ impl From<io::Error> for Broken {
 
 pub struct Line {
     stream: UnixStream,
-    /// Who listened, as our own pid namespace numbers it.
+    /// The process that listened, as our own pid namespace numbers it; 0: it is in another one.
     pub pid: u32,
     received: VecDeque<u8>,
     /// Answers of requests that were sent and not answered to the last.
@@ -138,11 +138,21 @@ pub fn connect(socket: &Path, limits: &Limits) -> Result<UnixStream, Broken> {
     Ok(unsafe { UnixStream::from_raw_fd(fd.into_raw_fd()) })
 }
 
+/// 0: the peer is in a pid namespace that we do not see. (A `rustix` pid cannot be 0.)
+fn peer_pid(stream: &UnixStream) -> io::Result<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut size = libc::socklen_t::try_from(size_of::<libc::ucred>()).map_err(io::Error::other)?;
+    let fd = stream.as_raw_fd();
+    // SAFETY: `peer` and `size` are live during the call, and `size` is the size of `peer`.
+    let code =
+        unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast(), &raw mut size) };
+    if code == 0 { Ok(peer.pid.cast_unsigned()) } else { Err(io::Error::last_os_error()) }
+}
+
 impl Line {
     pub fn connect(socket: &Path, limits: &Limits) -> Result<Self, Broken> {
         let stream = connect(socket, limits)?;
-        let peer = rustix::net::sockopt::socket_peercred(&stream).map_err(io::Error::from)?;
-        let pid = peer.pid.as_raw_nonzero().get().cast_unsigned();
+        let pid = peer_pid(&stream)?;
         Ok(Self { stream, pid, received: VecDeque::new(), owed: 0 })
     }
 
