@@ -31,7 +31,7 @@ class Before:
         found = [f"mount {path}" for path in sorted(mounts() - self.mounts)]
         found += [f"loop device {line}" for line in loops() if str(self.target) in line or str(self.temporary) in line]
         found += [f"directory {path}" for path in directories(self.target) if path not in self.directories]
-        found += [f"file {path}" for path in sorted(self.temporary.iterdir()) if not is_javas(path)]
+        found += [f"file {path}{content(path)}" for path in sorted(self.temporary.iterdir()) if not is_javas(path)]
         if self.own:
             found += [f"file {path}" for path in sorted(set(SHARED_MEMORY.iterdir()) - self.memory)]
         return processes(self.own, str(self.temporary)) + found
@@ -80,6 +80,11 @@ def directories(target: Path) -> list[Path]:
     """Tests' own directories. Locks and records beside them stay."""
     place = target / "tmp"
     return sorted(path for path in place.iterdir() if path.is_dir()) if place.is_dir() else []
+
+
+def content(path: Path) -> str:
+    """What a directory has: its name is random."""
+    return " with " + ", ".join(sorted(one.name for one in path.iterdir())[:5]) if path.is_dir() else ""
 
 
 def is_javas(path: Path) -> bool:

@@ -77,7 +77,7 @@ class OfPytest(unittest.TestCase):
         (place / "test_one.py").write_text(tests)
         record = place / "flaky"
         python = conftest.parents[2] / "scripts/python"
-        words = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(place), str(place)]
+        words = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(place), f"--basetemp={place / 'temporary'}", str(place)]
         environment = os.environ | {"CI": "true", "SURGETANK_FLAKY": str(record)}
         done = subprocess.run(words, env=environment, cwd=place, capture_output=True, text=True, check=False)
         return done.returncode, flaky.of_pytest(record)

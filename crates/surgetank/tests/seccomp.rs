@@ -400,6 +400,7 @@ fn the_door_is_chosen_and_said() {
     assert!(!refused.status.success());
     refused.says(&["cannot be served", "the store has to be the directory itself"]);
     assert!(!scene.path("f").exists());
+    scene::succeed(Command::new("umount").arg("/dev/fuse"));
 }
 
 #[test]

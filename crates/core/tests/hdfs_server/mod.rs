@@ -183,6 +183,12 @@ impl HdfsServer {
 impl Drop for HdfsServer {
     fn drop(&mut self) {
         self.kill();
+        // The servers write into the directory until they are gone, and it is removed next.
+        let until = Instant::now() + LIMIT;
+        let left = || Command::new("pkill").args(["-KILL", "-f", "--"]).arg(self.directory.path()).status();
+        while left().is_ok_and(|found| found.success()) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 }
 

@@ -80,6 +80,12 @@ impl Drop for MooseFs {
         let _ = Command::new("umount").arg("--lazy").arg(self.root()).stderr(Stdio::null()).status();
         let _ = self.child.kill();
         let _ = self.child.wait();
+        // The servers write into the directory until they are gone, and it is removed next.
+        let begun = Instant::now();
+        let left = || Command::new("pkill").args(["-KILL", "-f", "--"]).arg(self.directory.path()).status();
+        while left().is_ok_and(|found| found.success()) && begun.elapsed() < LIMIT {
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 }
 
