@@ -13,7 +13,7 @@ use scene::{Scene, eventually};
 /// So many agents are killed under pgbench.
 const KILLS: usize = 3;
 
-/// The server refuses to run as root, and pgbench needs nobody's name: the account of Debian's package has both.
+/// The server refuses to run as root. The script uses the account that Debian's package makes.
 const SCRIPT: &str = r#"
 cat >/mnt/out/work.sh <<'END'
 set -eu

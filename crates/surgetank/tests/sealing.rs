@@ -322,7 +322,7 @@ fn where_order_does_not_matter_a_chmod_and_a_new_file_waited_for_each_other() {
     scene.is_clean();
 }
 
-/// The store's own file is written where a reader has it open. The kernel takes set-user-id off it whoever writes, so the
+/// The store's own file is written where a reader has it open. The kernel takes set-user-id off it at every write, so the
 /// store and what programs saw were different afterwards.
 #[test]
 fn set_ids_of_a_file_written_in_place_are_the_stores() {

@@ -263,7 +263,7 @@ impl Connection {
         self.line.send(request, &self.limits)
     }
 
-    /// Sends a request whose answer matters to nobody, or is taken by [`Connection::at_hand`].
+    /// Sends a request whose answer is not needed, or is taken by [`Connection::at_hand`].
     pub fn send(&mut self, request: &Request) -> Result<()> {
         let sent = self.line.send(request, &Limits::default());
         sent.map_err(|broken| self.broken(broken))

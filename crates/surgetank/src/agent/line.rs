@@ -114,7 +114,7 @@ impl<'a> Wait<'a> {
     }
 }
 
-/// Connects. A socket whose queue is full (of connections that nobody takes) is tried again.
+/// Connects. A socket whose queue is full (of connections that the agent does not accept) is tried again.
 pub fn connect(socket: &Path, limits: &Limits) -> Result<UnixStream, Broken> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
     let address = SocketAddrUnix::new(socket).map_err(io::Error::from)?;

@@ -238,7 +238,7 @@ impl Place {
         self.try_lock("agent.lock")
     }
 
-    /// As `try_hold`; an agent that was killed a moment ago, and answers nobody any more, is waited for.
+    /// As `try_hold`; an agent that was killed a moment ago, and no longer answers, is waited for.
     pub fn hold_dead(&self) -> Result<Option<Held>> {
         const PATIENCE: Duration = Duration::from_secs(1);
         const LOOK_EVERY: Duration = Duration::from_millis(10);

@@ -338,7 +338,7 @@ impl Run {
             }
         }
         let drain_ms = millis(self.ended.elapsed());
-        // It is not asked for figures while it does not answer, or still reports of a drain that nobody waits for.
+        // It is not asked for figures while it does not answer, or still reports of a drain that this run no longer waits for.
         let silent = self.agent.is_silent() && !gave_up;
         let summary = self.summary();
         detached &= left_running.is_empty();

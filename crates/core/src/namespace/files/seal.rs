@@ -67,7 +67,7 @@ impl Namespace {
         let Some(inode) = tree.get_mut(id) else {
             return;
         };
-        // The kernel takes them off the store's own file whoever writes there; here they stay if the writer may keep them.
+        // The kernel clears them on the store's own file at every write; here they stay if the writer may keep them.
         let mut lost_set_ids = false;
         if written {
             inode.attr = as_written(inode, &stat, open);

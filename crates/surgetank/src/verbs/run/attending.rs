@@ -133,7 +133,7 @@ impl Run {
                 self.agent = agent;
             }
             None => {
-                // Killed once more, perhaps; or it goes, and then nobody answers soon.
+                // The agent was killed again, or it leaves, and then the socket soon does not answer.
                 std::thread::sleep(Duration::from_millis(5));
                 match self.agent.dial_next() {
                     Ok(Some(dialed)) => self.dialed = Some(dialed),
