@@ -30,6 +30,9 @@ pub use survey::{Survey, serving, survey};
 
 /// Names the places of the agents around us, innermost last, separated by `:`; set for commands under `run`.
 pub const AGENT_VARIABLE: &str = "SURGETANK_AGENT";
+/// So long an agent that closes every connection is taken for one that was killed and is being replaced.
+const LEAVING_PATIENCE: Duration = Duration::from_secs(1);
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// A conversation with a living agent.
 pub struct Connection {
@@ -82,8 +85,8 @@ impl Dialed {
         let Self { mut line, place } = self;
         let pid = line.pid;
         match line.next(limits) {
-            // The agent was killed before it answered. The next one answers, unless nothing listens any more.
-            Ok(Answer::Hello(_)) | Err(Broken::Closed) if !is_alive(pid) => Connection::open_within(&place, limits),
+            // The agent that was called was killed before it answered; another one did.
+            Ok(Answer::Hello(_)) if !is_alive(pid) => Connection::open_within(&place, limits),
             Ok(Answer::Hello(hello)) => {
                 let place = place.path().to_path_buf();
                 Ok(Some(Connection { line, hello, pid, place, limits: limits.clone(), silent: false }))
@@ -165,9 +168,14 @@ impl Connection {
     }
 
     fn open_within(place: &Place, limits: &Limits) -> Result<Option<Self>> {
-        match Dialed::at(Place::open(place.path())?, limits)? {
-            Some(dialed) => dialed.greeted(limits),
-            None => Ok(None),
+        let until = clock::tick() + LEAVING_PATIENCE;
+        loop {
+            let Some(dialed) = Dialed::at(Place::open(place.path())?, limits)? else { return Ok(None) };
+            match dialed.greeted(limits)? {
+                // The agent leaves, and its socket goes with it; or it was killed, and the next one has the socket.
+                None if clock::tick() < until => std::thread::sleep(LOOK_EVERY),
+                greeted => return Ok(greeted),
+            }
         }
     }
 
@@ -326,7 +334,8 @@ impl Connection {
 
     /// After the conversation broke off: is there an agent that took over? It is talked to from now on.
     pub fn goes_on_with_next(&mut self) -> bool {
-        let next = self.dial_next().ok().flatten().and_then(|dialed| dialed.greeted(&self.limits).ok().flatten());
+        let place = Place::open(&self.place).ok();
+        let next = place.and_then(|place| Self::open_within(&place, &self.limits).ok().flatten());
         match next {
             Some(next) if next.pid != self.pid => {
                 *self = next;
