@@ -68,18 +68,18 @@ fn listed_reasons_are_documented() {
     }
 }
 
-/// So many steps have another outcome by these doors; any number of steps where it depends on which process is faster.
+/// So many steps have another outcome by these doors.
 #[derive(Default, Clone)]
 struct Difference {
     why: String,
     doors: Vec<String>,
-    number: Option<usize>,
+    number: usize,
     scenario: String,
     step: String,
     outcome: String,
 }
 
-/// `= why`, then `@ doors`, then `NUMBER | SCENARIO | STEP | OUTCOME` (a number or `any`), where `*` stands for anything.
+/// `= why`, then `@ doors`, then `NUMBER | SCENARIO | STEP | OUTCOME`, where `*` stands for anything.
 fn differences() -> Vec<Difference> {
     let mut now = Difference::default();
     let mut found = Vec::new();
@@ -91,8 +91,7 @@ fn differences() -> Vec<Difference> {
         } else {
             let parts: Vec<String> = line.split(" | ").map(str::to_owned).collect();
             let [number, scenario, step, outcome] = <[String; 4]>::try_from(parts).unwrap();
-            let number = (number != "any").then(|| number.parse().unwrap());
-            found.push(Difference { number, scenario, step, outcome, ..now.clone() });
+            found.push(Difference { number: number.parse().unwrap(), scenario, step, outcome, ..now.clone() });
         }
     }
     found
@@ -210,8 +209,8 @@ fn judge(door: &str, scenarios: &[Scenario], printed: &str, stderr: &str) {
     }
     for (one, met) in listed.iter().zip(&met) {
         let (scenario, step, outcome) = (&one.scenario, &one.step, &one.outcome);
-        if let Some(number) = one.number.filter(|number| number != met) {
-            wrong.push(format!("differs {met} times, not {number}: {scenario} | {step} | {outcome}"));
+        if one.number != *met {
+            wrong.push(format!("differs {met} times, not {}: {scenario} | {step} | {outcome}", one.number));
         }
     }
     assert!(wrong.is_empty(), "{} differences in {count} steps:\n{}\n{stderr}", wrong.len(), wrong.join("\n"));

@@ -2,7 +2,7 @@
 //! programs or mediated by us. A file is wholly one or the other from its first open to its last release;
 //! only a mediated one can be moved while it is written.
 
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -64,6 +64,8 @@ pub struct Open {
     pub written: AtomicBool,
     /// Somebody had it open for writing directly.
     pub direct_writer: AtomicBool,
+    /// How many handles of it run it as a program.
+    programs: AtomicUsize,
     /// Of the store's own file: which version it was when it was opened.
     pub found: Option<StoreIdentity>,
     /// A process that may not keep set-user-id and set-group-id has a descriptor that we handed out.
@@ -88,6 +90,7 @@ impl Open {
             reserved_bytes: AtomicU64::new(0),
             written: AtomicBool::new(false),
             direct_writer: AtomicBool::new(false),
+            programs: AtomicUsize::new(0),
             found: None,
             others: AtomicBool::new(false),
             unwritten: Mutex::default(),
@@ -140,6 +143,9 @@ impl Open {
     pub fn directly_written(&self) -> bool {
         self.direct && self.direct_writer.load(Ordering::Relaxed)
     }
+    pub fn is_run(&self) -> bool {
+        self.programs.load(Ordering::Relaxed) > 0
+    }
     pub fn is_unused(&self) -> bool {
         let users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
         users.writers == 0 && users.readers == 0
@@ -160,7 +166,28 @@ pub struct Handle {
     pub open: Arc<Open>,
     pub reads: bool,
     pub writes: bool,
+    runs: bool,
     pub run: RunId,
+}
+
+impl Handle {
+    /// `flags`: with which the kernel opened it.
+    pub fn new(open: Arc<Open>, writes: bool, flags: i32, run: RunId) -> Self {
+        let runs = runs_it(flags);
+        open.programs.fetch_add(usize::from(runs), Ordering::Relaxed);
+        Self { id: open.id, open, reads: flags & libc::O_ACCMODE != libc::O_WRONLY, writes, runs, run }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.open.programs.fetch_sub(usize::from(self.runs), Ordering::Relaxed);
+    }
+}
+
+/// Whether the kernel opens it to run it as a program: FMODE_EXEC (linux/fs.h), which it passes on to a FUSE file system.
+pub(super) fn runs_it(flags: i32) -> bool {
+    flags & 0x20 != 0
 }
 
 /// A second descriptor for writing of a file that we hold for reading only (ours are read-only so that

@@ -12,7 +12,7 @@ use crate::model::{Caller, DeviceId, FileId, Kind, RunId};
 use crate::store::{Cred, StorePath};
 
 use super::super::Namespace;
-use super::super::content::{Content, Handle, Lies, Open, Users};
+use super::super::content::{Content, Handle, Lies, Open, Users, runs_it};
 use super::super::journal::Txn;
 use super::super::tree::{PlainId, Progress, Tree};
 use super::engage::Wanted;
@@ -48,9 +48,14 @@ impl Namespace {
                 Kind::Directory => return Err(Errno::ISDIR.into()),
                 _ => return Err(Errno::INVAL.into()),
             }
-            // Linux asks only for execute permission when the kernel runs a program; it says so with FMODE_EXEC (0x20).
-            let want = if flags & 0x20 != 0 { 1 } else { want };
+            // Linux asks only for execute permission when the kernel runs a program.
+            let want = if runs_it(flags) { 1 } else { want };
             self.permit(caller, &inode.attr, want)?;
+        }
+        // Who opens for writing is refused by the kernel before it asks us; who only empties the file, after we did.
+        let only_empties = truncates && flags & libc::O_ACCMODE == libc::O_RDONLY;
+        if only_empties && self.opens().get(&id).is_some_and(|open| open.is_run()) {
+            return Err(Errno::TXTBSY.into());
         }
         let run = if writes { self.run(caller) } else { RunId(0) };
         let fsync = || self.tree().logical_path(id).and_then(|path| self.decide(&path).fsync).or(self.config.fsync);
@@ -77,11 +82,9 @@ impl Namespace {
                 Grant::Mediated
             }
         };
-        let id = open.id;
-        let reads = flags & libc::O_ACCMODE != libc::O_WRONLY;
         self.bequeath_handle(fh, &open, writes, flags, run);
         let keep_cache = !writes && !shared && grant == Grant::Mediated && self.may_keep_pages(&open);
-        let handle = Handle { id, open, reads, writes, run };
+        let handle = Handle::new(open, writes, flags, run);
         self.writing_handles.fetch_add(usize::from(writes), Ordering::SeqCst);
         if writes {
             self.unlend_for_writer();
@@ -125,7 +128,8 @@ impl Namespace {
         let active = self.opens().get(&id).cloned();
         let open = match active {
             Some(open)
-                if matches!(via, Via::Shim(_)) && !(open.direct && matches!(open.content().lies, Lies::Tier(_))) =>
+                if matches!(via, Via::Shim(_))
+                    && (open.is_run() || !(open.direct && matches!(open.content().lies, Lies::Tier(_)))) =>
             {
                 return Err(LEFT_TO_THE_MOUNT.into());
             }

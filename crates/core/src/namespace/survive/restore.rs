@@ -69,9 +69,8 @@ impl Namespace {
         for (fh, handle) in &left.handles {
             match self.restore_handle(handle, until) {
                 Some(open) => {
-                    let LeftHandle { id, flags, writes, run, .. } = *handle;
-                    let reads = flags & libc::O_ACCMODE != libc::O_WRONLY;
-                    let handle = Handle { id, open, reads, writes, run };
+                    let LeftHandle { flags, writes, run, .. } = *handle;
+                    let handle = Handle::new(open, writes, flags, run);
                     self.writing_handles.fetch_add(usize::from(writes), Ordering::SeqCst);
                     self.handles.write().unwrap_or_else(PoisonError::into_inner).insert(*fh, Arc::new(handle));
                 }
