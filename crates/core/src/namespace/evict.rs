@@ -20,6 +20,8 @@ use super::tree::{Place, PlainId, Tree};
 /// Room is kept for what direct writers would write in so many looks, at the rate of the last one.
 const LOOKS_AHEAD: u64 = 4;
 pub(crate) const THE_END: &str = "the last run over this directory ended";
+/// At temporaries that could not go yet.
+const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_millis(200);
 /// For a new file at least this part of a full device is emptied.
 const EVICT_SHARE: u64 = 16;
 
@@ -318,9 +320,8 @@ impl Namespace {
         !self.emptyings.load(Ordering::Relaxed).is_multiple_of(2)
     }
 
-    /// What is durable already goes, and temporaries where no process is left that could read them; while this turn lasts. `share` of
-    /// `of`: several do it at a time, each its share of the files.
-    pub fn empty_tiers(&self, turn: u32, temporaries: bool, (share, of): (usize, usize)) {
+    /// What is durable already goes, while this turn lasts. `share` of `of`: several do it at a time, each its share of the files.
+    pub fn empty_tiers(&self, turn: u32, (share, of): (usize, usize)) {
         for id in self.replicas() {
             if id.0 as usize % of != share {
                 continue;
@@ -328,14 +329,37 @@ impl Namespace {
             if self.emptyings.load(Ordering::Relaxed) != turn {
                 return;
             }
-            if temporaries && let Some((dir, name)) = self.drop_temporary(id, false) {
-                // Whoever comes now may make it anew.
-                if let Some(door) = self.door.get() {
-                    door.invalidate_name(dir, &name);
-                }
-            }
             let _inode = self.lock_inode(id);
             self.evict_locked(id, THE_END, false);
+        }
+    }
+
+    /// Temporaries go, while this turn lasts, once no process is left that could read them. The last one may be dying, and what it
+    /// had open may count as open for a moment: we look again.
+    pub fn drop_temporaries(&self, turn: u32, nobody_inside: impl Fn() -> bool) {
+        let mut temporaries: Vec<FileId> = {
+            let tree = self.tree();
+            let with_replica = tree.iter().filter(|(_, inode)| inode.replica.is_some()).map(|(id, _)| id);
+            let mode = |id| tree.logical_path(id).map(|path| self.mode_for(&tree, id, &path));
+            with_replica.filter(|id| mode(*id) == Some(Mode::Remove)).collect()
+        };
+        let lasts = || self.emptyings.load(Ordering::Relaxed) == turn;
+        while lasts() {
+            if nobody_inside() {
+                temporaries.retain(|id| {
+                    // Whoever comes now may make it anew.
+                    if lasts()
+                        && let (Some((dir, name)), Some(door)) = (self.drop_temporary(*id, false), self.door.get())
+                    {
+                        door.invalidate_name(dir, &name);
+                    }
+                    self.tree().get(*id).is_some_and(|inode| inode.replica.is_some())
+                });
+            }
+            if temporaries.is_empty() {
+                return;
+            }
+            crate::sync::thread::sleep(LOOK_AGAIN);
         }
     }
 

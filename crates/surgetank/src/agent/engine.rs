@@ -41,8 +41,9 @@ pub trait Engine: Send + Sync {
     fn job_ends(&self) {
         self.begin_final_drain(&Scope::everything());
     }
-    /// Every command has ended; `nobody_inside`: and no process of theirs is left. Tiers may be given back while the rest is drained.
-    fn nobody_works(&self, _nobody_inside: bool) {}
+    /// Every command has ended. Tiers may be given back while the rest is drained; temporaries once `nobody_inside` says that no
+    /// process of theirs is left.
+    fn nobody_works(&self, _nobody_inside: Box<dyn Fn() -> bool + Send>) {}
     /// A run has come.
     fn somebody_came(&self) {}
     /// What is not durable in the scope, and why. Open files that were written count as not durable.

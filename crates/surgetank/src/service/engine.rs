@@ -286,15 +286,19 @@ impl Engine for Served {
         }
     }
 
-    fn nobody_works(&self, nobody_inside: bool) {
+    fn nobody_works(&self, nobody_inside: Box<dyn Fn() -> bool + Send>) {
         let Some(turn) = self.namespace.begin_emptying() else { return };
-        for share in 0..EMPTIERS {
+        let spawn = |gives_back: Box<dyn FnOnce(&Namespace) + Send>| {
             let namespace = Arc::clone(&self.namespace);
-            let emptied = std::thread::Builder::new().name("emptier".into());
-            if let Err(error) = emptied.spawn(move || namespace.empty_tiers(turn, nobody_inside, (share, EMPTIERS))) {
+            let emptier = std::thread::Builder::new().name("emptier".into());
+            if let Err(error) = emptier.spawn(move || gives_back(&namespace)) {
                 tracing::warn!(%error, "tiers are given back later");
             }
+        };
+        for share in 0..EMPTIERS {
+            spawn(Box::new(move |namespace| namespace.empty_tiers(turn, (share, EMPTIERS))));
         }
+        spawn(Box::new(move |namespace| namespace.drop_temporaries(turn, nobody_inside)));
     }
 
     fn somebody_came(&self) {
