@@ -24,13 +24,13 @@ class Before:
     def __init__(self, target: Path, temporary: Path, own: bool) -> None:
         self.target, self.temporary, self.own = target, temporary, own
         self.mounts = mounts()
-        self.directories = set(directories(target))
+        self.directories = set(map(made, directories(target)))
         self.memory = set(SHARED_MEMORY.iterdir())
 
     def remains(self) -> list[str]:
         found = [f"mount {path}" for path in sorted(mounts() - self.mounts)]
         found += [f"loop device {line}" for line in loops() if str(self.target) in line or str(self.temporary) in line]
-        found += [f"directory {path}" for path in directories(self.target) if path not in self.directories]
+        found += [f"directory {path}" for path in directories(self.target) if made(path) not in self.directories]
         found += [f"file {path}{content(path)}" for path in sorted(self.temporary.iterdir()) if not is_javas(path)]
         if self.own:
             found += [f"file {path}" for path in sorted(set(SHARED_MEMORY.iterdir()) - self.memory)]
@@ -80,6 +80,12 @@ def directories(target: Path) -> list[Path]:
     """Tests' own directories. Locks and records beside them stay."""
     place = target / "tmp"
     return sorted(path for path in place.iterdir() if path.is_dir()) if place.is_dir() else []
+
+
+def made(path: Path) -> tuple[Path, int, int]:
+    """Another value when the directory was removed and made again: what an earlier suite left does not hide it."""
+    found = path.stat()
+    return path, found.st_ino, found.st_ctime_ns
 
 
 def content(path: Path) -> str:

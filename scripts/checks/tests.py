@@ -120,6 +120,15 @@ class OfRemains(unittest.TestCase):
         (self.temporary / "left").touch()
         self.assertEqual(self.before.remains(), [f"directory {self.target}/tmp/scene-one", f"file {self.temporary}/left"])
 
+    def test_directory_that_was_made_again_remains(self) -> None:
+        left = self.target / "tmp/scene-one"
+        left.mkdir()
+        before = remains.Before(self.target, self.temporary, own=False)
+        self.assertEqual(before.remains(), [])
+        left.rmdir()
+        left.mkdir()
+        self.assertEqual(before.remains(), [f"directory {left}"])
+
     def test_process_with_the_mark_remains_until_it_ends(self) -> None:
         other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         environment = os.environ | {remains.MARK: str(self.temporary)}

@@ -37,6 +37,7 @@ pub const USER: u32 = 1000;
 pub const TEAM: u32 = 2000;
 /// Marks our processes, for the next run should this one be killed.
 const MARK: &str = "SURGETANK_TEST_SCENE";
+const FUSE: &str = "/dev/fuse";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// Whatever is waited for longer than this hangs.
 pub const LIMIT: Duration = Duration::from_secs(90);
@@ -131,7 +132,7 @@ impl Scene {
         File::create(program).unwrap();
         mount(&["--bind", env!("CARGO_BIN_EXE_surgetank"), "/mnt/surgetank"]);
         succeed(Command::new("mknod").args(["-m", "666", "/mnt/fuse", "c", "10", "229"]));
-        mount(&["--bind", "/mnt/fuse", "/dev/fuse"]);
+        mount(&["--bind", "/mnt/fuse", FUSE]);
         // Where tiers are looked for by those who name none.
         mount(&["-t", "tmpfs", "-o", "size=64m,mode=1777", "tmpfs", "/dev/shm"]);
         let over = PathBuf::from("/mnt/project");
@@ -410,13 +411,22 @@ impl Drop for Scene {
         if std::thread::panicking() {
             eprintln!("---- agent's log\n{}", self.log());
         }
-        end_marked(&self.behind);
         // The namespace goes with the thread; what stood under /mnt is still visible here without the other mounts.
         let _ = rustix::mount::unmount("/mnt", rustix::mount::UnmountFlags::DETACH);
-        // Each boot's identity lies on the one before, and holds its file.
-        while rustix::mount::unmount(BOOT_ID, rustix::mount::UnmountFlags::DETACH).is_ok() {}
-        if let Err(why) = fs::remove_dir_all(&self.behind) {
-            eprintln!("{} stays: {why}", self.behind.display());
+        // What was mounted on one of these while it was a mount already holds a file of the directory.
+        for place in [BOOT_ID, FUSE] {
+            while rustix::mount::unmount(place, rustix::mount::UnmountFlags::DETACH).is_ok() {}
+        }
+        // A process has no mark for an instant when it executes a program, and may make a file meanwhile.
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            end_marked(&self.behind);
+            match fs::remove_dir_all(&self.behind) {
+                Ok(()) => return,
+                Err(_) if !self.behind.exists() => return,
+                Err(why) if Instant::now() > deadline => return eprintln!("{} stays: {why}", self.behind.display()),
+                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+            }
         }
     }
 }
