@@ -340,9 +340,9 @@ impl Drain {
                     if taken {
                         wait = wait.min(DISTURBED_WAIT);
                     }
-                    let sealed = op.eager || tree.get(op.file()).is_some_and(|inode| inode.sealed);
-                    if due && sealed && !short && !taken && (may == May::All || to_stage.is_empty() && batch.is_empty())
-                    {
+                    // What was begun once is finished, though its file is open again: all that comes after it waits.
+                    let goes = op.eager || op.certain || tree.get(op.file()).is_some_and(|inode| inode.sealed);
+                    if due && goes && !short && !taken && (may == May::All || to_stage.is_empty() && batch.is_empty()) {
                         to_stage.push(seq);
                     }
                     short |= ordered && op.error.as_ref().is_some_and(Trouble::is_full);
@@ -377,8 +377,10 @@ impl Drain {
         }
         let more = !to_stage.is_empty();
         for seq in &to_stage {
+            let is_sealed = tree.ops.get(seq).and_then(|op| tree.get(op.file())).is_some_and(|inode| inode.sealed);
             if let Some(op) = tree.ops.get_mut(seq) {
                 op.progress = Progress::Staging;
+                op.eager |= !is_sealed;
             }
         }
         // Under the lock: whoever queues something after this sees that we have to be called.

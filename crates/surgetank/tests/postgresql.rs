@@ -11,7 +11,7 @@ use std::process::Command;
 use scene::{Scene, eventually};
 
 /// So many agents are killed under pgbench.
-const KILLS: usize = 3;
+const KILLS: usize = 20;
 
 /// The server refuses to run as root. The script uses the account that Debian's package makes.
 const SCRIPT: &str = r#"
@@ -32,7 +32,13 @@ CONF
 cluster start
 $bin/pgbench -i -q -s 1 2>/mnt/out/init.log
 touch /mnt/out/loaded
-until [ -e /mnt/out/stop ]; do $bin/pgbench -n -c 4 -j 2 -t 5 >>/mnt/out/bench.log 2>&1; echo >>/mnt/out/rounds; done
+$bin/psql -q -c 'create table emptied (number int)'
+# Before each round the server makes files anew and removes old ones.
+until [ -e /mnt/out/stop ]; do
+    $bin/psql -q -c 'vacuum pgbench_branches' -c 'vacuum full pgbench_tellers' -c 'truncate emptied' -c 'insert into emptied values (1)'
+    $bin/pgbench -n -c 4 -j 2 -t 5 >>/mnt/out/bench.log 2>&1
+    echo >>/mnt/out/rounds
+done
 # The same sum in all four tables, as many rows as transactions; also after a restart; and every index finds every row.
 look() { $bin/psql -At -c 'select (select count(*) from pgbench_history), (select sum(delta) from pgbench_history),
     (select sum(abalance) from pgbench_accounts), (select sum(bbalance) from pgbench_branches), (select sum(tbalance) from pgbench_tellers)'; }

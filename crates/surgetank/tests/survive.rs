@@ -2,6 +2,8 @@
 //! the agent dies under a command").
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
+#[path = "survive/fsync.rs"]
+mod fsync;
 mod scene;
 
 use std::fs;

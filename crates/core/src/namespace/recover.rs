@@ -134,6 +134,8 @@ impl Namespace {
             op.certain = record.certain;
             let file = op.file();
             if let Some(inode) = tree.get_mut(file) {
+                // Queued by an fsync.
+                op.eager = !inode.sealed;
                 match op.kind {
                     OpKind::Publish { .. } => inode.publish = Some(seq),
                     OpKind::SetMeta { .. } => inode.set_meta = Some(seq),
@@ -467,7 +469,9 @@ impl Namespace {
         }
         let dirty: Vec<FileId> = {
             let tree = self.tree();
-            tree.iter().filter(|(_, inode)| inode.dirty() && inode.publish.is_none()).map(|(id, _)| id).collect()
+            // What a program has open is queued when it is closed.
+            let is_owed = |inode: &Inode| inode.sealed && inode.dirty() && inode.publish.is_none();
+            tree.iter().filter(|(_, inode)| is_owed(inode)).map(|(id, _)| id).collect()
         };
         let dirty = in_order(dirty);
         let mut tree = self.tree();

@@ -467,7 +467,8 @@ impl Namespace {
             inode.reopened = inode.reopened.saturating_add(1);
             self.take_back(&mut tree, &mut txn, id, seq);
         }
-        if was_sealed {
+        // (Of a file that is not sealed an fsync may have queued something.)
+        if was_sealed || publish.is_some() {
             self.commit(&tree, txn);
         }
         drop(tree);

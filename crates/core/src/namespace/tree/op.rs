@@ -36,7 +36,7 @@ pub struct Op {
     pub not_before: Option<Instant>,
     /// Belongs to the final drain.
     pub last: bool,
-    /// Somebody waits in fsync: taken although the file is open.
+    /// Somebody waits in fsync, or it was begun before: taken although the file is open.
     pub eager: bool,
     pub failures: u32,
     pub first_failure: Option<Instant>,

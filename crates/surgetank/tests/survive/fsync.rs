@@ -1,0 +1,106 @@
+//! fsync returns when the data is in the store, whatever other files are open and whichever agent began what comes before.
+
+use std::fs;
+use std::path::Path;
+
+use super::scene::{Running, Scene, eventually};
+
+/// A file was opened once more while somebody waited in its fsync: what that had queued was taken back, but the catalog kept it. The
+/// next agent waited with all later operations until that file was closed (PostgreSQL stood still).
+#[test]
+fn fsync_waited_until_another_file_was_closed() {
+    let Some(mut scene) = Scene::new("survive-fsync") else { return };
+    scene.tier("ram", 64);
+    scene.beside("aside");
+    let script = r#"
+        cat >/mnt/aside/program.py <<'END'
+import os, pathlib, threading, time
+
+aside, until = pathlib.Path("/mnt/aside"), time.monotonic() + 1
+held = os.open("held", os.O_CREAT | os.O_RDWR)
+
+def opens():
+    while time.monotonic() < until:
+        os.close(os.open("held", os.O_RDWR))
+
+opener = threading.Thread(target=opens)
+opener.start()
+while time.monotonic() < until:
+    os.pwrite(held, b"held", 0)
+    os.fsync(held)
+opener.join()
+(aside / "ready").touch()
+while not (aside / "go").exists():
+    time.sleep(0.01)
+later = os.open("later", os.O_CREAT | os.O_RDWR)
+os.write(later, b"later")
+os.fsync(later)
+(aside / "done").touch()
+END
+        python3 /mnt/aside/program.py
+        "#;
+    let mut running = scene.start(&["--no-preload", "--fsync", "store"], script);
+    let aside = Path::new("/mnt/aside");
+    eventually("files are written", || aside.join("ready").exists() || running.is_over());
+    scene.replace_agent();
+    fs::write(aside.join("go"), "").unwrap();
+    eventually("fsync returns", || aside.join("done").exists() || running.is_over());
+    running.ends().exits(0);
+    scene.holds("held", b"held");
+    scene.holds("later", b"later");
+    scene.is_clean();
+}
+
+/// The agent died when it had begun to publish a file that was open again: what was begun cannot be taken back.
+#[test]
+fn fsync_does_not_wait_for_what_was_begun_of_an_open_file() {
+    let Some(mut scene) = Scene::new("survive-fsync-begun") else { return };
+    scene.tier("ram", 64);
+    let aside = scene.beside("aside");
+    let script = "echo held >held
+        until [ -e /mnt/aside/go.reached ]; do sleep 0.01; done
+        exec 3<>held
+        touch /mnt/aside/go
+        echo later >later
+        sync later
+        touch /mnt/aside/done
+        exec 3>&-";
+    let mut command = scene.run_command(&["-v", "--no-preload", "--quiet-period", "0s", "--fsync", "store"], script);
+    command.env("SURGETANK_HOLD", "drain.started:@/mnt/aside/go").env("SURGETANK_CRASH", "drain.started:1");
+    let mut running = Running::of(command);
+    eventually("fsync returns", || aside.join("done").exists() || running.is_over());
+    running.ends().exits(0).says(&["was replaced"]);
+    scene.holds("held", b"held\n");
+    scene.holds("later", b"later\n");
+    scene.is_clean();
+}
+
+/// The agent after one that was killed queued what programs had open, and waited with all else until they closed it.
+#[test]
+fn fsync_waited_until_what_was_open_at_the_kill_was_closed() {
+    let Some(mut scene) = Scene::new("survive-fsync-open") else { return };
+    scene.tier("ram", 64);
+    let aside = scene.beside("aside");
+    let script = "echo hold >held
+        exec 3<>held
+        echo held >&3
+        touch /mnt/aside/ready
+        until [ -e /mnt/aside/go ]; do sleep 0.01; done
+        echo later >later
+        sync later
+        touch /mnt/aside/done
+        until [ -e /mnt/aside/seen ]; do sleep 0.01; done
+        exec 3>&-";
+    let options = ["--no-preload", "--fsync", "store", "--quiet-period", "1h"];
+    let mut running = scene.start(&options, script);
+    eventually("a file is open", || aside.join("ready").exists() || running.is_over());
+    scene.replace_agent();
+    fs::write(aside.join("go"), "").unwrap();
+    eventually("fsync returns", || aside.join("done").exists() || running.is_over());
+    assert!(!scene.path("held").exists(), "what is open and nobody waits for is in the store");
+    fs::write(aside.join("seen"), "").unwrap();
+    running.ends().exits(0);
+    scene.holds("held", b"held\n");
+    scene.holds("later", b"later\n");
+    scene.is_clean();
+}
