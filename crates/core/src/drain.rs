@@ -413,6 +413,10 @@ impl Drain {
                 for (dir, _) in crate::namespace::tree::places(&op.kind) {
                     first.entry(dir).or_insert(seq);
                 }
+                // Its copy leaves this one.
+                if let Progress::Staged { dir, .. } = op.progress {
+                    first.entry(dir).or_insert(seq);
+                }
             }
         }
         first

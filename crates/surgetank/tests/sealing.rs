@@ -341,3 +341,27 @@ fn set_ids_of_a_file_written_in_place_are_the_stores() {
     }
     scene.is_clean();
 }
+
+/// Copies for a directory that the store does not have yet lie in the one above, and leave it when that has got its time.
+#[test]
+fn a_directory_lost_its_time_to_copies_for_one_in_it() {
+    keeps_its_time("times_above", "--ordered=true");
+}
+
+#[test]
+fn a_directory_lost_its_time_to_copies_for_one_in_it_where_order_does_not_matter() {
+    keeps_its_time("times_above_unordered", "--unordered");
+}
+
+fn keeps_its_time(scene: &str, order: &str) {
+    let Some(mut scene) = Scene::new(scene) else { return };
+    scene.tier("fast", 16);
+    fs::create_dir(scene.path("above")).unwrap();
+    // The drain is held until all of it is queued.
+    let script = "echo first >first; sleep 0.2; mkdir above/new; touch -d 2011-11-11 above
+        for n in $(seq 9); do echo $n >above/new/$n; done; sleep 0.8";
+    scene.run_held("drain.started:700", &["--quiet-period", "0s", order], script).exits(0);
+    assert_eq!(scene.store_files().len(), 10);
+    let times = scene.command("stat").args(["-c", "%y", "above"]).output().unwrap().stdout;
+    assert!(times.starts_with(b"2011-11-11 "), "{}", String::from_utf8_lossy(&times));
+}

@@ -151,13 +151,14 @@ impl Drain {
     fn job(&self, seq: Seq) -> Option<Job> {
         let mut tree = self.namespace.tree();
         let op = tree.ops.get(&seq)?;
-        let OpKind::Publish { file: id, dir, .. } = &op.kind else {
+        let OpKind::Publish { file: id, dir: bound_dir, .. } = &op.kind else {
             return None;
         };
+        let bound_dir = *bound_dir;
         let inode = tree.get(*id)?;
         let spill = inode.spill().cloned();
         let in_place = spill.is_some();
-        let (dir, temporary) = spill.unwrap_or_else(|| (tree.nearest_applied(*dir), self.temporary(seq)));
+        let (dir, temporary) = spill.unwrap_or_else(|| (tree.nearest_applied(bound_dir), self.temporary(seq)));
         let path = tree.applied_path(dir)?.join(&temporary);
         let bound = tree.destination(&op.kind).and_then(|(dir, name)| {
             let dir = tree.applied_path(dir).or_else(|| tree.logical_path(dir).map(StorePath))?;
@@ -180,6 +181,9 @@ impl Drain {
             in_place,
         };
         tree.staging.push((seq, job.dir));
+        if job.dir != bound_dir {
+            self.namespace.queue_times_behind(&mut tree, seq, job.dir);
+        }
         Some(job)
     }
 

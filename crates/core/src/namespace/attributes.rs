@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::clock;
 use crate::error::{Errno, FsResult};
-use crate::model::{Attr, Caller, FileId, Kind, OpKind, RunId, Timestamp};
+use crate::model::{Attr, Caller, FileId, Kind, OpKind, RunId, Seq, Timestamp};
 use crate::store::{Cred, Meta, Space, StorePath};
 
 use super::Namespace;
@@ -404,6 +404,17 @@ impl Namespace {
             return;
         }
         self.queue_meta_behind(tree, txn, dir, run, false, last);
+    }
+
+    /// The copy for an operation lies in a directory above the one that the file goes to, whose time changes when it leaves.
+    pub(crate) fn queue_times_behind(&self, tree: &mut Tree, seq: Seq, dir: FileId) {
+        let Some(op) = tree.ops.get(&seq) else { return };
+        let (run, last) = (op.run, op.last);
+        if tree.get(dir).is_some_and(|dir| dir.set_meta.is_none_or(|waits| waits < seq)) {
+            let mut txn = Txn::default();
+            self.queue_times(tree, &mut txn, dir, run, last);
+            self.commit(tree, txn);
+        }
     }
 
     /// What is asked of the store of a file, or in a directory. A mode or an owner that it or a directory on the way was
