@@ -45,19 +45,56 @@ static int raise(int descriptor)
     return descriptor;
 }
 
+static long connect_to(int descriptor, const struct sockaddr_un *address)
+{
+    long result;
+    do
+        result = st_sys(__NR_connect, descriptor, address, sizeof *address);
+    while (result == -EINTR);
+    return result;
+}
+
+/* A path that is too long for an address goes by a descriptor of its directory. */
+static long connect_far(int descriptor, const struct st_domain *domain)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    char dir[ST_TEXT], link[32];
+    const char *slash = strrchr(domain->socket, '/');
+    if (!slash || domain->socket_bytes >= sizeof dir)
+        return -ENAMETOOLONG;
+    const size_t dir_bytes = (size_t)(slash - domain->socket);
+    const size_t name_bytes = domain->socket_bytes - dir_bytes; /* with its slash */
+    memcpy(dir, domain->socket, dir_bytes);
+    dir[dir_bytes] = 0;
+    long at = st_sys(__NR_openat, AT_FDCWD, dir, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (st_sys_failed(at))
+        return at;
+    const size_t link_bytes = strlen(st_proc_path((int)at, link));
+    long result = -ENAMETOOLONG;
+    if (link_bytes + name_bytes < sizeof address.sun_path) {
+        memcpy(address.sun_path, link, link_bytes);
+        memcpy(address.sun_path + link_bytes, slash, name_bytes);
+        result = connect_to(descriptor, &address);
+    }
+    st_sys_close((int)at);
+    return result;
+}
+
 static int dial(const struct st_domain *domain)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    if (!domain->socket_bytes || domain->socket_bytes >= sizeof address.sun_path)
+    if (!domain->socket_bytes)
         return -1;
-    memcpy(address.sun_path, domain->socket, domain->socket_bytes);
     long descriptor = st_sys(__NR_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (st_sys_failed(descriptor))
         return -1;
     long result;
-    do
-        result = st_sys(__NR_connect, descriptor, &address, sizeof address);
-    while (result == -EINTR);
+    if (domain->socket_bytes < sizeof address.sun_path) {
+        memcpy(address.sun_path, domain->socket, domain->socket_bytes);
+        result = connect_to((int)descriptor, &address);
+    } else {
+        result = connect_far((int)descriptor, domain);
+    }
     if (st_sys_failed(result)) {
         st_sys_close((int)descriptor);
         return -1;

@@ -9,6 +9,7 @@
 //! business is to exist exactly once, to be reachable, to outlive its last user until all is durable, and to go away.
 //! The danger it avoids: two agents over one directory, and an agent that leaves while somebody can still write.
 
+pub mod address;
 pub mod client;
 pub mod commands;
 pub mod engine;

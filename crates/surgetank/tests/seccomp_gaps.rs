@@ -477,3 +477,23 @@ as --clear-groups /usr/bin/python3 /mnt/ask.py stranger
         fs::remove_dir_all(team).unwrap();
     }
 }
+
+/// The address of a socket holds 107 bytes: below a home with a long path programs went without the shim, of which only the agent's
+/// log told, and nothing worked without a mount.
+#[test]
+fn state_directory_may_have_a_long_path() {
+    let Some(mut scene) = scene("gaps_long_path") else { return };
+    scene.state = format!("/mnt/{}/{}/state", "home".repeat(30), "user".repeat(30)).into();
+    fs::create_dir_all(&scene.state).unwrap();
+    fs::set_permissions(&scene.state, fs::Permissions::from_mode(0o700)).unwrap();
+    for door in ["fuse", "seccomp"] {
+        let script = "/usr/bin/python3 -c \"for n in range(50): open(f'made{n}', 'w').write('made')\"";
+        let ended = scene.run(&["--door", door], script).exits(0);
+        assert_eq!(scene.store_files().len(), 50);
+        // Programs ask the agent for their files, not the mount.
+        if door == "fuse" {
+            ended.says(&[" 0 opens direct"]);
+        }
+        scene.await_no_agent();
+    }
+}

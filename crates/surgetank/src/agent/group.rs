@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use surgetank_core::error::{Error, Result};
 
+use super::address::Address;
 use super::line::{self, Broken, Limits};
 
 /// Goes with its file.
@@ -56,7 +57,8 @@ impl GroupSocket {
             Ok(_) => return Err(refuse("something else is there already".into())),
             Err(_) => {}
         }
-        let listener = UnixListener::bind(path).map_err(|why| refuse(why.to_string()))?;
+        let bind = || UnixListener::bind(Address::of(path)?.path());
+        let listener = bind().map_err(|why| refuse(why.to_string()))?;
         let socket = Self { path: path.to_owned(), listener, gid: around.gid() };
         // Its mode before that is the umask's; whoever connects is looked at all the same.
         std::os::unix::fs::chown(path, None, Some(socket.gid))

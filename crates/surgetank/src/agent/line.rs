@@ -22,6 +22,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use surgetank_core::clock;
 use surgetank_core::error::Error;
 
+use super::address::Address;
 use super::signals::Signals;
 use super::wire::{ANSWER_BYTES_MAX, Answer, Request};
 
@@ -117,7 +118,8 @@ impl<'a> Wait<'a> {
 /// Connects. A socket whose queue is full (of connections that the agent does not accept) is tried again.
 pub fn connect(socket: &Path, limits: &Limits) -> Result<UnixStream, Broken> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-    let address = SocketAddrUnix::new(socket).map_err(io::Error::from)?;
+    let short = Address::of(socket)?;
+    let address = SocketAddrUnix::new(short.path()).map_err(io::Error::from)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(io::Error::from)?;
     let mut wait = Wait::new(limits, 0);

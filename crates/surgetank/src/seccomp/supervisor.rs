@@ -23,6 +23,7 @@ use super::listing::Cookies;
 use super::reach::Reach;
 use super::refused::Refusals;
 use super::task::Task;
+use crate::agent::address::Address;
 use crate::shimdoor;
 
 /// Operations that wait (for the drain, for the store) hold a thread each.
@@ -96,7 +97,7 @@ pub fn open(
         Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
         _ => {}
     }
-    let listener = UnixListener::bind(socket)?;
+    let listener = UnixListener::bind(Address::of(socket)?.path())?;
     let closing = Arc::new(AtomicBool::new(false));
     let (theirs, us, ends) = (listener.try_clone()?, supervisor.clone(), closing.clone());
     let thread = std::thread::Builder::new().name("calls".into()).spawn(move || admit(&us, &theirs, &ends))?;

@@ -22,6 +22,7 @@ use surgetank_core::namespace::{LEFT_TO_THE_MOUNT, Namespace, STORE_TO_BE_ASKED,
 
 use super::Door;
 use super::abi::{self, Request, op, set};
+use crate::agent::address::Address;
 
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
@@ -56,7 +57,7 @@ impl Server {
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         // Inherited by what is accepted: who sends at once, between accept and anything done after it, is known too.
         rustix::net::sockopt::set_socket_passcred(&listener, true)?;
-        rustix::net::bind(&listener, &SocketAddrUnix::new(socket)?)?;
+        rustix::net::bind(&listener, &SocketAddrUnix::new(Address::of(socket)?.path())?)?;
         rustix::net::listen(&listener, WAITING_MAX)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
