@@ -172,6 +172,35 @@ def test_an_ordinary_project_by_its_profile(
     assert record["verdict"]["kept"]["total"] == 0 and record["exit"] == 0
 
 
+PIPE = """
+rule all:
+    input: "count.txt"
+
+rule numbers:
+    output: pipe("numbers.txt")
+    shell: "seq 2000 > {output}"
+
+rule count:
+    input: "numbers.txt"
+    output: "count.txt"
+    shell: "wc -l < {input} > {output}"
+"""
+
+
+@NEEDS_MOUNT
+@pytest.mark.parametrize("door", ["fuse", "seccomp"])
+def test_rules_that_share_a_pipe(tmp_path: Path, tier: Path, door: str) -> None:
+    """Snakemake makes a fifo, changes its times and removes it: seccomp once took that for another client's change."""
+    work = project(tmp_path / "w", PIPE)
+    there = surroundings(tmp_path, tier)
+    words = [BINARY, "run", "--over", str(work), "--door", door, "--", sys.executable, "-m", "snakemake", "--cores", "2"]
+    done = subprocess.run(words, cwd=work, env=there, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "conflict" not in done.stderr
+    assert (work / "count.txt").read_text() == "2000\n"
+    assert not (work / "numbers.txt").exists()
+
+
 CHAIN = r"""
 rule all:
     input: "out/sum.txt"
