@@ -193,7 +193,8 @@ def test_rules_that_share_a_pipe(tmp_path: Path, tier: Path, door: str) -> None:
     """Snakemake makes a fifo, changes its times and removes it: seccomp once took that for another client's change."""
     work = project(tmp_path / "w", PIPE)
     there = surroundings(tmp_path, tier)
-    words = [BINARY, "run", "--over", str(work), "--door", door, "--", sys.executable, "-m", "snakemake", "--cores", "2"]
+    run = [BINARY, "run", "--over", str(work), "--door", door]
+    words = [*run, "--", sys.executable, "-m", "snakemake", "--cores", "2"]
     done = subprocess.run(words, cwd=work, env=there, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "conflict" not in done.stderr
