@@ -9,11 +9,15 @@ ENV := . scripts/env &&
 demo: ## a real workflow twice on a slow store: straight, then under surgetank
 	demo/run
 
-test: ## everything that CI checks, apart from lint
+test: ## the tests, without those that need servers of others
 	scripts/setup test
 	$(ENV) scripts/suite
 
-test-full: ## the same with long random searches, the shim under other glibcs, from a clone with empty caches, and the demonstration
+test-servers: ## on real servers: HDFS, MooseFS, GridFS, PostgreSQL, Slurm; SUITES='hdfs slurm' for some of them
+	scripts/setup test
+	$(ENV) scripts/suite servers $(SUITES)
+
+test-full: ## both with long random searches, the shim under other glibcs, from a clone with empty caches, and the demonstration
 	scripts/setup test
 	$(ENV) scripts/suite full
 	scripts/fresh
@@ -56,4 +60,4 @@ clean: ## what building, testing and the demonstration left in this checkout
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
 
-.PHONY: demo test test-full model crash fuzz bench lint clean help
+.PHONY: demo test test-servers test-full model crash fuzz bench lint clean help

@@ -1,4 +1,4 @@
-"""Of what the suite says at its end. Run: cd scripts && python3 -m unittest --quiet checks.tests"""
+"""Of what the suite runs, and says at its end. Run: cd scripts && python3 -m unittest --quiet checks.tests"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from checks import flaky, remains
+from checks import flaky, remains, servers, slowest
 
 # As nextest 0.9.114 writes it, shortened: one test that held in its third run, one that failed in all, one that was ended.
 JUNIT = """<?xml version="1.0" encoding="UTF-8"?>
@@ -99,6 +99,39 @@ def test_flips():
         with tempfile.TemporaryDirectory() as place:
             code, found = self.run_pytest(Path(place), "def test_fails():\n    assert False\n")
         self.assertEqual((code, found), (1, []))
+
+
+class OfServers(unittest.TestCase):
+    def test_change_affects_what_the_longest_prefix_says(self) -> None:
+        table = servers.read()
+        self.assertEqual(table.affected([]), [])
+        self.assertEqual(table.affected(["docs/hints.md", "crates/core/src/store/s3/name.rs"]), [])
+        self.assertEqual(table.affected(["crates/core/src/store/gridfs/wire.rs", "python/pyproject.toml"]), ["gridfs", "slurm"])
+        self.assertEqual(table.affected(["crates/surgetank/tests/hdfs.rs"]), ["hdfs"])
+        for path in ("crates/core/src/drain.rs", "Cargo.lock", "scripts/suite", "a-new-file"):
+            self.assertEqual(table.affected(["docs/hints.md", path]), table.names)
+
+    def test_prefixes_lead_to_files(self) -> None:
+        checkout = Path(__file__).resolve().parent.parent.parent
+        for prefix in servers.read().affects:
+            self.assertTrue(list(checkout.glob(f"{prefix.rstrip('/')}*")), prefix)
+
+    def test_table_with_an_unknown_suite_is_refused(self) -> None:
+        with tempfile.TemporaryDirectory() as place:
+            table = Path(place) / "table.toml"
+            table.write_text('[suites.one]\nnextest = "all()"\n[affects]\n"docs/" = ["two"]\n')
+            with self.assertRaisesRegex(ValueError, "two"):
+                servers.read(table)
+
+
+class OfSlowest(unittest.TestCase):
+    def test_slowest_is_first(self) -> None:
+        with tempfile.TemporaryDirectory() as place:
+            junit = Path(place) / "junit.xml"
+            junit.write_text(JUNIT)
+            lines = slowest.report(junit).splitlines()
+        self.assertEqual(len(lines), 5)
+        self.assertEqual([line.split()[-1] for line in lines[1:3]], ["hung", "fails"])
 
 
 class OfRemains(unittest.TestCase):
