@@ -55,7 +55,7 @@ static long connect_to(int descriptor, const struct sockaddr_un *address)
 }
 
 /* A path that is too long for an address goes by a descriptor of its directory. */
-static long connect_far(int descriptor, const struct st_domain *domain)
+static __attribute__((noinline)) long connect_far(int descriptor, const struct st_domain *domain)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     char dir[ST_TEXT], link[32];

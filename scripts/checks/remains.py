@@ -30,7 +30,7 @@ class Before:
     def remains(self) -> list[str]:
         found = [f"mount {path}" for path in sorted(mounts() - self.mounts)]
         found += [f"loop device {line}" for line in loops() if str(self.target) in line or str(self.temporary) in line]
-        found += [f"directory {path}" for path in directories(self.target) if made(path) not in self.directories]
+        found += [f"directory {path}" for path in directories(self.target) if made(path) not in self.directories and path.exists()]
         found += [f"file {path}{content(path)}" for path in sorted(self.temporary.iterdir()) if not is_javas(path)]
         if self.own:
             found += [f"file {path}" for path in sorted(set(SHARED_MEMORY.iterdir()) - self.memory)]
@@ -84,7 +84,10 @@ def directories(target: Path) -> list[Path]:
 
 def made(path: Path) -> tuple[Path, int, int]:
     """Another value when the directory was removed and made again: what an earlier suite left does not hide it."""
-    found = path.stat()
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return path, 0, 0
     return path, found.st_ino, found.st_ctime_ns
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
@@ -101,6 +103,23 @@ def test_flips():
         self.assertEqual((code, found), (1, []))
 
 
+MODULE = re.compile(r'^(?:#\[path = "([^"]+)"\]\n)?(?:pub )?mod (\w+);$', re.MULTILINE)
+
+
+def modules(roots: list[Path]) -> set[Path]:
+    """The files of Rust test programs: these, and what they name with `mod`."""
+    found: set[Path] = set()
+    ahead = list(roots)
+    while ahead:
+        file = ahead.pop()
+        found.add(file)
+        inner = file.parent if file.name == "mod.rs" or file in roots else file.with_suffix("")
+        for path, name in MODULE.findall(file.read_text()):
+            places = [file.parent / path] if path else [inner / f"{name}.rs", inner / name / "mod.rs"]
+            ahead += [place.resolve() for place in places if place.exists() and place.resolve() not in found]
+    return found
+
+
 class OfServers(unittest.TestCase):
     def test_change_affects_what_the_longest_prefix_says(self) -> None:
         table = servers.read()
@@ -115,6 +134,15 @@ class OfServers(unittest.TestCase):
         checkout = Path(__file__).resolve().parent.parent.parent
         for prefix in servers.read().affects:
             self.assertTrue(list(checkout.glob(f"{prefix.rstrip('/')}*")), prefix)
+
+    def test_sources_of_a_suite_affect_it(self) -> None:
+        checkout = Path(__file__).resolve().parent.parent.parent
+        table = servers.read()
+        for name in table.nextest:
+            sources = modules(sorted(checkout.glob(f"crates/*/tests/{name}.rs")))
+            self.assertTrue(sources, name)
+            for source in sources:
+                self.assertIn(name, table.affected([str(source.relative_to(checkout))]))
 
     def test_table_with_an_unknown_suite_is_refused(self) -> None:
         with tempfile.TemporaryDirectory() as place:
@@ -159,6 +187,7 @@ class OfRemains(unittest.TestCase):
         before = remains.Before(self.target, self.temporary, own=False)
         self.assertEqual(before.remains(), [])
         left.rmdir()
+        time.sleep(0.05)
         left.mkdir()
         self.assertEqual(before.remains(), [f"directory {left}"])
 

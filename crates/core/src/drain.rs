@@ -340,8 +340,7 @@ impl Drain {
                     if taken {
                         wait = wait.min(DISTURBED_WAIT);
                     }
-                    // What was begun once is finished, though its file is open again: all that comes after it waits.
-                    let goes = op.eager || op.certain || tree.get(op.file()).is_some_and(|inode| inode.sealed);
+                    let goes = tree.get(op.file()).is_some_and(|inode| inode.sealed || op.is_taken_open(inode));
                     if due && goes && !short && !taken && (may == May::All || to_stage.is_empty() && batch.is_empty()) {
                         to_stage.push(seq);
                     }
@@ -377,10 +376,8 @@ impl Drain {
         }
         let more = !to_stage.is_empty();
         for seq in &to_stage {
-            let is_sealed = tree.ops.get(seq).and_then(|op| tree.get(op.file())).is_some_and(|inode| inode.sealed);
             if let Some(op) = tree.ops.get_mut(seq) {
                 op.progress = Progress::Staging;
-                op.eager |= !is_sealed;
             }
         }
         // Under the lock: whoever queues something after this sees that we have to be called.

@@ -169,7 +169,7 @@ impl Drain {
             id: *id,
             version: inode.version,
             epoch: inode.epoch,
-            eager: op.eager,
+            eager: op.is_taken_open(inode),
             size_bytes: inode.attr.size_bytes,
             sealed: inode.sealed,
             dir,

@@ -410,7 +410,10 @@ impl Namespace {
     pub(crate) fn queue_times_behind(&self, tree: &mut Tree, seq: Seq, dir: FileId) {
         let Some(op) = tree.ops.get(&seq) else { return };
         let (run, last) = (op.run, op.last);
-        if tree.get(dir).is_some_and(|dir| dir.set_meta.is_none_or(|waits| waits < seq)) {
+        let waits_behind = |later: &Seq| {
+            *later > seq && tree.ops.get(later).is_some_and(|op| op.progress == super::tree::Progress::Waiting)
+        };
+        if tree.get(dir).is_some_and(|dir| dir.set_meta.as_ref().is_none_or(|later| !waits_behind(later))) {
             let mut txn = Txn::default();
             self.queue_times(tree, &mut txn, dir, run, last);
             self.commit(tree, txn);

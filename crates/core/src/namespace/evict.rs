@@ -22,6 +22,7 @@ const LOOKS_AHEAD: u64 = 4;
 pub(crate) const THE_END: &str = "the last run over this directory ended";
 /// At temporaries that could not go yet.
 const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_millis(200);
+const LOOK_AGAIN_MAX: std::time::Duration = std::time::Duration::from_secs(5);
 /// For a new file at least this part of a full device is emptied.
 const EVICT_SHARE: u64 = 16;
 
@@ -337,30 +338,35 @@ impl Namespace {
     /// Temporaries go, while this turn lasts, once no process is left that could read them. The last one may be dying, and what it
     /// had open may count as open for a moment: we look again.
     pub fn drop_temporaries(&self, turn: u32, nobody_inside: impl Fn() -> bool) {
-        let mut temporaries: Vec<FileId> = {
-            let tree = self.tree();
-            let with_replica = tree.iter().filter(|(_, inode)| inode.replica.is_some()).map(|(id, _)| id);
-            let mode = |id| tree.logical_path(id).map(|path| self.mode_for(&tree, id, &path));
-            with_replica.filter(|id| mode(*id) == Some(Mode::Remove)).collect()
-        };
         let lasts = || self.emptyings.load(Ordering::Relaxed) == turn;
+        let mut pause = LOOK_AGAIN;
+        let mut open = None;
         while lasts() {
             if nobody_inside() {
-                temporaries.retain(|id| {
-                    // Whoever comes now may make it anew.
-                    if lasts()
-                        && let (Some((dir, name)), Some(door)) = (self.drop_temporary(*id, false), self.door.get())
-                    {
-                        door.invalidate_name(dir, &name);
-                    }
-                    self.tree().get(*id).is_some_and(|inode| inode.replica.is_some())
-                });
+                let mut ids = open.unwrap_or_else(|| self.replicas());
+                ids.retain(|id| lasts() && self.drop_at_the_end(*id));
+                if ids.is_empty() {
+                    return;
+                }
+                open = Some(ids);
             }
-            if temporaries.is_empty() {
-                return;
-            }
-            crate::sync::thread::sleep(LOOK_AGAIN);
+            crate::sync::thread::sleep(pause);
+            pause = (pause * 2).min(LOOK_AGAIN_MAX);
         }
+    }
+
+    /// Returns whether it is a temporary that somebody has open.
+    fn drop_at_the_end(&self, id: FileId) -> bool {
+        if let Some((dir, name)) = self.drop_temporary(id, false) {
+            // Whoever comes now may make it anew.
+            if let Some(door) = self.door.get() {
+                door.invalidate_name(dir, &name);
+            }
+            return false;
+        }
+        let tree = self.tree();
+        let mode = tree.logical_path(id).map(|path| self.mode_for(&tree, id, &path));
+        mode == Some(Mode::Remove) && self.opens().contains_key(&id)
     }
 
     fn replicas(&self) -> Vec<FileId> {

@@ -134,8 +134,6 @@ impl Namespace {
             op.certain = record.certain;
             let file = op.file();
             if let Some(inode) = tree.get_mut(file) {
-                // Queued by an fsync.
-                op.eager = !inode.sealed;
                 match op.kind {
                     OpKind::Publish { .. } => inode.publish = Some(seq),
                     OpKind::SetMeta { .. } => inode.set_meta = Some(seq),
@@ -441,10 +439,12 @@ impl Namespace {
         for id in open {
             let _inode = self.lock_inode(id);
             if self.left_written(id) {
+                self.leave_to_writer(id);
                 continue;
             }
             if let Some(content) = self.content_left_in(id, until)? {
                 if self.still_handed(id, &content) {
+                    self.leave_to_writer(id);
                     continue;
                 }
                 self.finish_seal(id, None, &content);
@@ -484,6 +484,16 @@ impl Namespace {
         files.into_iter().for_each(|id| self.to_be_synced(&tree, id));
         self.await_makers(&mut tree);
         Ok(())
+    }
+
+    /// What is queued of it would be half of what is being written. Who waits in an fsync asks again; else the close queues it.
+    fn leave_to_writer(&self, id: FileId) {
+        let mut tree = self.tree();
+        let mut txn = super::journal::Txn::default();
+        if let Some(seq) = tree.get(id).and_then(|inode| inode.publish) {
+            self.take_back(&mut tree, &mut txn, id, seq);
+            self.commit(&tree, txn);
+        }
     }
 
     /// The plain file that holds a sealed or abandoned version.

@@ -42,8 +42,8 @@ pub trait Engine: Send + Sync {
         self.begin_final_drain(&Scope::everything());
     }
     /// Every command has ended. Tiers may be given back while the rest is drained; temporaries once `nobody_inside` says that no
-    /// process of theirs is left.
-    fn nobody_works(&self, _nobody_inside: Box<dyn Fn() -> bool + Send>) {}
+    /// process of theirs is left (`None`: that cannot be known).
+    fn nobody_works(&self, _nobody_inside: Option<Box<dyn Fn() -> bool + Send>>) {}
     /// A run has come.
     fn somebody_came(&self) {}
     /// What is not durable in the scope, and why. Open files that were written count as not durable.

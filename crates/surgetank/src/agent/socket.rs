@@ -44,11 +44,13 @@ impl Desk {
     }
 
     /// Of the programs that were started here, and of what they have left behind. (On a mount that all see anybody may be.)
-    fn nobody_inside(&self) -> Box<dyn Fn() -> bool + Send> {
+    fn nobody_inside(&self) -> Option<Box<dyn Fn() -> bool + Send>> {
         match self.listeners.clone() {
-            Some(listeners) => Box::new(move || listeners.nobody_lives()),
-            None if self.hello.visibility == Visibility::Private => Box::new(|| holders::of_our_namespace().is_empty()),
-            None => Box::new(|| false),
+            Some(listeners) => Some(Box::new(move || listeners.nobody_lives())),
+            None if self.hello.visibility == Visibility::Private => {
+                Some(Box::new(|| holders::of_our_namespace().is_empty()))
+            }
+            None => None,
         }
     }
 

@@ -286,7 +286,7 @@ impl Engine for Served {
         }
     }
 
-    fn nobody_works(&self, nobody_inside: Box<dyn Fn() -> bool + Send>) {
+    fn nobody_works(&self, nobody_inside: Option<Box<dyn Fn() -> bool + Send>>) {
         let Some(turn) = self.namespace.begin_emptying() else { return };
         let spawn = |gives_back: Box<dyn FnOnce(&Namespace) + Send>| {
             let namespace = Arc::clone(&self.namespace);
@@ -298,7 +298,9 @@ impl Engine for Served {
         for share in 0..EMPTIERS {
             spawn(Box::new(move |namespace| namespace.empty_tiers(turn, (share, EMPTIERS))));
         }
-        spawn(Box::new(move |namespace| namespace.drop_temporaries(turn, nobody_inside)));
+        if let Some(nobody_inside) = nobody_inside {
+            spawn(Box::new(move |namespace| namespace.drop_temporaries(turn, nobody_inside)));
+        }
     }
 
     fn somebody_came(&self) {

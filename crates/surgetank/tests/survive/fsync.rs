@@ -51,26 +51,46 @@ END
     scene.is_clean();
 }
 
-/// The agent died when it had begun to publish a file that was open again: what was begun cannot be taken back.
+/// The agent died when it had begun to publish a file that was open again. Of a new file that cannot be taken back.
 #[test]
 fn fsync_does_not_wait_for_what_was_begun_of_an_open_file() {
-    let Some(mut scene) = Scene::new("survive-fsync-begun") else { return };
+    begun_and_open("survive-fsync-begun", None);
+}
+
+/// Of a file that the store has already, the next agent published half of what was being written.
+#[test]
+fn what_was_begun_of_an_open_file_does_not_replace_the_stores() {
+    begun_and_open("survive-fsync-replaced", Some("of the store\n"));
+}
+
+fn begun_and_open(name: &str, old: Option<&str>) {
+    let Some(mut scene) = Scene::new(name) else { return };
     scene.tier("ram", 64);
     let aside = scene.beside("aside");
+    if let Some(old) = old {
+        fs::write(scene.path("held"), old).unwrap();
+    }
     let script = "echo held >held
         until [ -e /mnt/aside/go.reached ]; do sleep 0.01; done
-        exec 3<>held
+        exec 3>held
+        printf half >&3
         touch /mnt/aside/go
         echo later >later
         sync later
         touch /mnt/aside/done
+        until [ -e /mnt/aside/seen ]; do sleep 0.01; done
+        echo ' and half' >&3
         exec 3>&-";
     let mut command = scene.run_command(&["-v", "--no-preload", "--quiet-period", "0s", "--fsync", "store"], script);
     command.env("SURGETANK_HOLD", "drain.started:@/mnt/aside/go").env("SURGETANK_CRASH", "drain.started:1");
     let mut running = Running::of(command);
     eventually("fsync returns", || aside.join("done").exists() || running.is_over());
+    if let Some(old) = old {
+        scene.holds("held", old.as_bytes());
+    }
+    fs::write(aside.join("seen"), "").unwrap();
     running.ends().exits(0).says(&["was replaced"]);
-    scene.holds("held", b"held\n");
+    scene.holds("held", b"half and half\n");
     scene.holds("later", b"later\n");
     scene.is_clean();
 }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::model::{FileId, OpKind, OpRecord, Prepared, RunId};
 
-use super::{Name, Place, Tree};
+use super::{Inode, Name, Place, Tree};
 
 /// How far an operation is.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,7 +36,7 @@ pub struct Op {
     pub not_before: Option<Instant>,
     /// Belongs to the final drain.
     pub last: bool,
-    /// Somebody waits in fsync, or it was begun before: taken although the file is open.
+    /// Somebody waits in fsync: taken although the file is open.
     pub eager: bool,
     pub failures: u32,
     pub first_failure: Option<Instant>,
@@ -95,6 +95,12 @@ impl Op {
             started: self.doubtful || self.progress == Progress::Committing,
             certain: self.certain,
         }
+    }
+
+    /// Is the content of its file taken although that is open? Also where a new file's publication was begun before: that cannot
+    /// be taken back, and all that comes after it waits.
+    pub fn is_taken_open(&self, inode: &Inode) -> bool {
+        self.eager || self.certain && !inode.sealed && inode.applied.is_none()
     }
 
     /// The file that it is about.
