@@ -491,3 +491,31 @@ fn a_file_that_was_written_over_in_place_before_a_crash_is_recognised() {
         ]);
     }
 }
+
+/// A file that found no room on the tiers lies in the store below a temporary name, in the directory it was made in. It went on by
+/// another name, and that directory was replaced: the store's was not empty.
+#[test]
+fn a_directory_is_replaced_that_has_the_copy_of_a_file_that_went_on() {
+    let terms = Terms {
+        caps: [8 << 10, 16 << 10],
+        forgets: true,
+        fsync: surgetank_core::model::FsyncTarget::Store,
+        ..Terms::plain()
+    };
+    let steps = [
+        does(Mkdir { path: "c".into(), perm: 0o755 }),
+        does(Open { path: "c".into(), slot: 0, access: Access::Both, append: false, truncate: false }),
+        does(Operation::FsyncDir { path: "b/b".into() }),
+        rename("b/a/b", "a"),
+        Step::Happens(Event::Evict),
+        create("c/c", 1),
+        does(Unlink { path: "a/a".into() }),
+        does(Operation::Write { slot: 1, offset: 0, length: 117_409, byte: 169 }),
+        does(Stat { path: "a".into() }),
+        rename("c/c", "b"),
+        does(Unlink { path: "a".into() }),
+        rename("a", "c"),
+        does(Open { path: "b".into(), slot: 1, access: Access::Both, append: true, truncate: false }),
+    ];
+    holds_often(&terms, &steps);
+}

@@ -5,7 +5,7 @@ use std::io;
 use crate::model::FileId;
 use crate::namespace::journal::Txn;
 use crate::namespace::tree::{Inode, Name, Tree};
-use crate::store::Expect;
+use crate::store::{Cred, Expect, StorePath};
 use crate::sync::PoisonError;
 
 use super::{Done, Drain, Work, gone_already};
@@ -66,8 +66,15 @@ impl Drain {
         let target = to_dir.join(&name);
         // Cut off half-way the file is there under both names, and the old one has to go.
         let both = arrived && !store.features().atomic_renames;
+        let rename = || self.as_owner(owner, |who| store.rename(who, &from_path, &target));
         let renamed = if present && (!arrived || both) {
-            self.as_owner(owner, |who| store.rename(who, &from_path, &target))
+            match (rename(), over) {
+                // A directory that is replaced goes, as one that is removed.
+                (Err(why), Some(gone)) if is_dir && is_not_empty(&why) && self.empties(gone, (&target, owner))? => {
+                    rename()
+                }
+                (renamed, _) => renamed,
+            }
         } else if arrived {
             Ok(())
         } else {
@@ -149,6 +156,11 @@ impl Drain {
         Ok(Done { dirs: vec![at.0], gone: self.carried_out(one.kind, None, None) })
     }
 
+    /// Nothing of ours is left in a directory that goes. Returns whether there was any. Nobody makes a copy in it meanwhile.
+    fn empties(&self, gone: FileId, at: (&StorePath, Cred)) -> io::Result<bool> {
+        Ok(self.moves_spills_out(gone)? | self.gives_up_copies_in(gone, at)?)
+    }
+
     pub(super) fn remove_dir(&self, one: &Work<'_>, file: FileId, at: (FileId, &[u8])) -> io::Result<Done> {
         let (_, path) = self.place(at)?;
         let (owner, _) = self.owner_and_meta(file)?;
@@ -156,17 +168,21 @@ impl Drain {
         let _staging = self.staging.write().unwrap_or_else(PoisonError::into_inner);
         let remove = || self.as_owner(owner, |who| self.namespace.store.remove_dir(who, &path));
         let removed = match self.is_there(file, &path, owner)?.then(remove) {
-            Some(Err(_)) if self.moves_spills_out(file)? | self.gives_up_copies_in(file, (&path, owner))? => remove(),
+            Some(Err(_)) if self.empties(file, (&path, owner))? => remove(),
             removed => removed.unwrap_or(Ok(())),
         };
         match removed {
             Ok(()) => {}
             Err(why) if gone_already(&why) => {}
-            Err(why) if matches!(why.raw_os_error(), Some(libc::ENOTEMPTY | libc::EEXIST)) => {
+            Err(why) if is_not_empty(&why) => {
                 self.stranger(one, &path, "removed here, but somebody else put files into it in the store: it is kept");
             }
             Err(why) => return Err(why),
         }
         Ok(Done { dirs: vec![at.0], gone: self.carried_out(one.kind, None, None) })
     }
+}
+
+fn is_not_empty(why: &io::Error) -> bool {
+    matches!(why.raw_os_error(), Some(libc::ENOTEMPTY | libc::EEXIST))
 }
