@@ -33,7 +33,7 @@ cluster start
 $bin/pgbench -i -q -s 1 2>/mnt/out/init.log
 touch /mnt/out/loaded
 $bin/psql -q -c 'create table emptied (number int)'
-# Before each round the server makes files anew and removes old ones.
+# Before each round the server creates new files and removes old ones.
 until [ -e /mnt/out/stop ]; do
     $bin/psql -q -c 'vacuum pgbench_branches' -c 'vacuum full pgbench_tellers' -c 'truncate emptied' -c 'insert into emptied values (1)'
     $bin/pgbench -n -c 4 -j 2 -t 5 >>/mnt/out/bench.log 2>&1

@@ -355,10 +355,10 @@ impl Namespace {
         }
     }
 
-    /// Returns whether it is a temporary that somebody has open.
+    /// Returns whether it is a temporary that is still open.
     fn drop_at_the_end(&self, id: FileId) -> bool {
         if let Some((dir, name)) = self.drop_temporary(id, false) {
-            // Whoever comes now may make it anew.
+            // A later run may create the name again.
             if let Some(door) = self.door.get() {
                 door.invalidate_name(dir, &name);
             }

@@ -1,5 +1,5 @@
-//! The address of a socket in a directory. The kernel takes at most 107 bytes of a path (unix(7)), and a state directory below
-//! somebody's home on a parallel file system is soon longer: such a socket is named from a descriptor of its directory.
+//! The address of a socket in a directory. The kernel takes at most 107 bytes of a path (unix(7)), and a state directory below a
+//! home directory on a parallel file system is often longer: such a socket is named from a descriptor of its directory.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};

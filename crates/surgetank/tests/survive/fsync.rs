@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::scene::{Running, Scene, eventually};
 
-/// A file was opened once more while somebody waited in its fsync: what that had queued was taken back, but the catalog kept it. The
+/// A file was opened once more during its fsync: the operation that the fsync had queued was cancelled, but the catalog kept it. The
 /// next agent waited with all later operations until that file was closed (PostgreSQL stood still).
 #[test]
 fn fsync_waited_until_another_file_was_closed() {
@@ -117,7 +117,7 @@ fn fsync_waited_until_what_was_open_at_the_kill_was_closed() {
     scene.replace_agent();
     fs::write(aside.join("go"), "").unwrap();
     eventually("fsync returns", || aside.join("done").exists() || running.is_over());
-    assert!(!scene.path("held").exists(), "what is open and nobody waits for is in the store");
+    assert!(!scene.path("held").exists(), "an open file without an fsync is in the store");
     fs::write(aside.join("seen"), "").unwrap();
     running.ends().exits(0);
     scene.holds("held", b"held\n");

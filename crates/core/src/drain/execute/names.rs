@@ -156,7 +156,7 @@ impl Drain {
         Ok(Done { dirs: vec![at.0], gone: self.carried_out(one.kind, None, None) })
     }
 
-    /// Nothing of ours is left in a directory that goes. Returns whether there was any. Nobody makes a copy in it meanwhile.
+    /// Takes our copies out of a directory that is removed. Returns whether there were any. The caller keeps new ones from being staged.
     fn empties(&self, gone: FileId, at: (&StorePath, Cred)) -> io::Result<bool> {
         Ok(self.moves_spills_out(gone)? | self.gives_up_copies_in(gone, at)?)
     }
