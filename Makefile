@@ -25,8 +25,8 @@ test-full: ## both with long random searches, the shim under other glibcs, from 
 
 model: ## 100,000 random operations through mount and shim, and as many in the core, compared with the reference model
 	scripts/setup test
-	$(ENV) SURGETANK_MODEL_CASES=112 SURGETANK_MODEL_SEED=$$(date +%s) cargo nextest run -p surgetank --test model_mount
-	$(ENV) SURGETANK_MODEL_CASES=1700 SURGETANK_MODEL_SEED=$$(date +%s) cargo nextest run -p surgetank-core --test model
+	$(ENV) SURGETANK_MODEL_CASES=112 SURGETANK_MODEL_SEED=$$(date +%s) cargo nextest run -p surgetank --test integration model_mount::
+	$(ENV) SURGETANK_MODEL_CASES=1700 SURGETANK_MODEL_SEED=$$(date +%s) cargo nextest run -p surgetank-core --test integration model::
 
 crash: ## the crash campaign: 2,000 cases, with another seed each time
 	scripts/setup test

@@ -77,13 +77,13 @@ def test_work_stays_on_the_tier_where_nextflow_cleans_up_and_outlives_a_kill(tmp
     seen = tmp_path / "seen"
     work, there = project(tmp_path / "w", seen, 1, "cleanup = true\n"), surroundings(tmp_path, tier)
     command = under("work/=keep")
-    process = subprocess.Popen(
-        command, cwd=work, env=there, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
+    output = tmp_path / "output"
+    with output.open("w") as file:
+        process = subprocess.Popen(command, cwd=work, env=there, stdout=file, stderr=file, start_new_session=True)
     until = time.monotonic() + 60
     # By then Nextflow has noted down that the task before it is done.
     while not seen.exists() or "counted" not in seen.read_text():
-        assert process.poll() is None and time.monotonic() < until
+        assert process.poll() is None and time.monotonic() < until, f"exit {process.poll()}: {output.read_text()}"
         time.sleep(0.02)
     kill_all(there["SURGETANK_STATE"])
     process.kill()

@@ -141,6 +141,8 @@ class OfServers(unittest.TestCase):
         for name in table.nextest:
             sources = modules(sorted(checkout.glob(f"crates/*/tests/{name}.rs")))
             self.assertTrue(sources, name)
+            servers_of = [file for source in sources for file in re.findall(r"surgetank_testkit::servers::(\w+)", source.read_text())]
+            sources |= {checkout / f"crates/testkit/src/servers/{server}.rs" for server in servers_of}
             for source in sources:
                 self.assertIn(name, table.affected([str(source.relative_to(checkout))]))
 

@@ -2,16 +2,13 @@
 //! kernel serves have closed it.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test says what it found by failing
 
-#[path = "distant/world.rs"]
-mod world;
-
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::distant::world::{Kind, MIB, World, pattern};
 use surgetank_core::model::FileId;
 use surgetank_core::namespace::{Grant, SetAttr};
-use world::{Kind, MIB, World, pattern};
 
 const ROOMY: u64 = 1 << 30;
 const SIZE: u64 = 9 * MIB + 77;

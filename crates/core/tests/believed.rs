@@ -1,15 +1,12 @@
 //! Making many files in a directory that the store has already.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test says what it found by failing
 
-#[path = "distant/world.rs"]
-mod world;
-
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use crate::distant::world::{Kind, World, pattern};
 use surgetank_core::error::Errno;
 use surgetank_core::model::FileId;
-use world::{Kind, World, pattern};
 
 const ROOMY: u64 = 1 << 30;
 

@@ -65,7 +65,7 @@ fn state_after(number: u64) -> Image {
 /// Starts this program again as `test` with a role; its standard output is a pipe.
 fn child(test: &str, role: &str, dir: &Path) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
+        .args(["--exact", &format!("catalog::{test}"), "--nocapture"])
         .env(CHILD, role)
         .env("CATALOG_DIR", dir)
         .stdin(Stdio::piped())

@@ -2,8 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test says what it found by failing
 
-#[path = "distant/world.rs"]
-mod world;
+pub mod world;
 
 use std::time::{Duration, Instant};
 

@@ -3,18 +3,16 @@
 #![cfg(feature = "gridfs")]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod mongo_server;
-
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use mongo_server::{MongoServer, PASSWORD, USER};
 use surgetank_core::store::checksum::of_bytes;
 use surgetank_core::store::gridfs::{GridFs, Place};
 use surgetank_core::store::object::{Objects, Part, When, Words, is_condition_failed};
+use surgetank_testkit::servers::mongo::{MongoServer, PASSWORD, USER};
 
 const MIB: usize = 1 << 20;
 const CHUNK: usize = 255 << 10;

@@ -5,22 +5,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test says what it found by failing
 
-#[path = "model/disk.rs"]
-mod disk;
-#[path = "model/door.rs"]
 mod door;
-#[path = "model/machine.rs"]
 mod machine;
-#[path = "model/older_links.rs"]
 mod older_links;
-#[path = "model/operation.rs"]
-mod operation;
-#[path = "model/reference.rs"]
-mod reference;
-mod seeds;
-#[path = "model/trouble.rs"]
 mod trouble;
-#[path = "model/world.rs"]
 mod world;
 
 use std::time::{Duration, Instant};
@@ -28,8 +16,12 @@ use std::time::{Duration, Instant};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-use operation::Operation::{Chmod, Close, Create, Link, List, Mkdir, Open, Rename, Stat, Truncate, Unlink};
-use operation::{Access, Event, Operation, Renaming, Step};
+use surgetank_testkit::model::operation;
+use surgetank_testkit::model::operation::Operation::{
+    Chmod, Close, Create, Link, List, Mkdir, Open, Rename, Stat, Truncate, Unlink,
+};
+use surgetank_testkit::model::operation::{Access, Event, Operation, Renaming, Step};
+use surgetank_testkit::seeds;
 use world::{Terms, World};
 
 /// Longer than anything here takes; a wait that reaches it is a hang.

@@ -3,16 +3,13 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test says what it found by failing
 
-#[path = "distant/world.rs"]
-mod world;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::distant::world::{MIB, World, pattern};
 use surgetank_core::error::{Errno, Fault};
 use surgetank_core::model::FileId;
 use surgetank_core::store::distant::Held;
-use world::{MIB, World, pattern};
 
 const ROOMY: u64 = 1 << 30;
 

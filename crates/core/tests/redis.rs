@@ -3,19 +3,17 @@
 #![cfg(feature = "redis")]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-#[path = "redis_server/driver.rs"]
-mod driver;
-mod redis_server;
+pub mod driver;
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::time::Duration;
 
 use driver::*;
-use redis_server::RedisServer;
 use surgetank_core::store::checksum::of_bytes;
 use surgetank_core::store::object::{Objects, Part, When, Words, is_condition_failed};
 use surgetank_core::store::redis::{Durability, Redis};
+use surgetank_testkit::servers::redis::RedisServer;
 
 #[test]
 fn what_the_server_can_do_is_found_out_and_nothing_stays_of_it() {

@@ -3,19 +3,15 @@
 #![cfg(feature = "redis")]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-#[path = "redis_server/driver.rs"]
-mod driver;
-mod redis_server;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use driver::*;
-use redis_server::RedisServer;
-use redis_server::cluster::RedisCluster;
+use crate::redis::driver::*;
 use surgetank_core::store::checksum::of_bytes;
 use surgetank_core::store::object::{Objects, When, Words};
 use surgetank_core::store::redis::{Durability, Place, Redis};
+use surgetank_testkit::servers::redis::RedisServer;
+use surgetank_testkit::servers::redis::cluster::RedisCluster;
 
 const PREFIX: &str = "{project}:";
 
@@ -117,10 +113,10 @@ fn the_owner_dies_and_its_replica_goes_on() {
         assert!(get(&store, name, 0..content.len() as u64) == *content, "{name}");
     }
     // No replica is left: that is said, and keeps nobody waiting for ever.
-    redis_server::cluster::eventually("it is durable", || store.settle().is_ok());
+    surgetank_testkit::servers::redis::cluster::eventually("it is durable", || store.settle().is_ok());
     // The old one comes back as a replica, and sends on whoever still asks it.
     cluster.owner.restart();
-    redis_server::cluster::eventually("it follows", || {
+    surgetank_testkit::servers::redis::cluster::eventually("it follows", || {
         cluster.owner.cli(&["INFO", "replication"]).contains("role:slave")
     });
     let store = patient(&cluster.owner);

@@ -3,18 +3,14 @@
 #![cfg(feature = "redis")]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-#[path = "redis_server/driver.rs"]
-mod driver;
-mod redis_server;
-
 use std::io::Read;
 use std::time::Duration;
 
-use driver::*;
-use redis_server::RedisServer;
+use crate::redis::driver::*;
 use surgetank_core::store::checksum::of_bytes;
 use surgetank_core::store::object::{Objects, When, Words};
 use surgetank_core::store::redis::{Place, Redis};
+use surgetank_testkit::servers::redis::RedisServer;
 
 #[test]
 fn what_was_acknowledged_survives_a_server_that_is_killed() {

@@ -3,16 +3,14 @@
 #![cfg(feature = "s3")]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod s3_server;
-
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read};
 use std::time::Duration;
 
-use s3_server::S3Server;
 use surgetank_core::store::checksum::of_bytes;
 use surgetank_core::store::object::{Body, Objects, When, Words, is_condition_failed};
 use surgetank_core::store::s3::{Kind, Payload, Place, S3};
+use surgetank_testkit::servers::s3::S3Server;
 
 const MIB: usize = 1 << 20;
 

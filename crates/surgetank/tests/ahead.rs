@@ -1,11 +1,9 @@
 //! What is brought in ahead while programs read it: through the mount, by us or by the kernel, and through the agent's death.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::fs;
 
-use scene::{MIB, Scene, noise};
+use crate::scene::{MIB, Scene, noise};
 
 const SIZE: u64 = 12 * MIB + 345;
 /// Every read and write comes to the agent; or the kernel does them; or that, and the shim.
@@ -60,7 +58,7 @@ fn run(
     let options = [options, &["--store", "/mnt/store", "--quiet-period", "0s"]].concat();
     let mut command = scene.run_command(&options, &format!("WAY={way} python3 /mnt/program.py"));
     command.env("SURGETANK_HOLD", held).env("SURGETANK_CRASH", killed);
-    scene::Running::of(command).ends().exits(0);
+    crate::scene::Running::of(command).ends().exits(0);
     after(&scene);
     assert!(scene.tier_files().is_empty(), "{:?}", scene.tier_files());
 }

@@ -2,9 +2,7 @@
 //! opens, by whichever door, what is read is what the path leads to.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
-use scene::lending::{FAST, python, scene};
+use crate::scene::lending::{FAST, python, scene};
 
 /// Directories that have files of the same names change places, are renamed, removed and made again; each file is read several
 /// times in a row, so that its directory is opened from, and compared with what it must hold.
@@ -96,7 +94,7 @@ fn what_is_read_is_what_the_path_leads_to() {
 /// The same while what is on the tier is evicted: most files come and go.
 #[test]
 fn on_a_tier_that_is_too_small_too() {
-    let Some(mut scene) = scene::Scene::new("anchors_small") else { return };
+    let Some(mut scene) = crate::scene::Scene::new("anchors_small") else { return };
     scene.tier("ram", 24);
     let program = r"
 names = [f'f{n}' for n in range(40)]

@@ -1,9 +1,7 @@
 //! Hints and questions as extended attributes, by each way to the agent.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
-use scene::Scene;
+use crate::scene::Scene;
 
 const PROGRAM: &str = r#"
 import ctypes, errno, os

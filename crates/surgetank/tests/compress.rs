@@ -2,19 +2,14 @@
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 #![cfg(all(feature = "compress", feature = "s3"))]
 
-#[path = "../../core/tests/s3_server/mod.rs"]
-mod s3_server;
-mod scene;
-mod store_node;
-
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use s3_server::S3Server;
-use scene::{Scene, eventually};
+use crate::scene::{Scene, eventually};
+use crate::store_node::{Node, told};
 use serde_json::Value;
-use store_node::{Node, told};
+use surgetank_testkit::servers::s3::S3Server;
 
 const CONFIG: &str = "
 [[rules]]
@@ -108,7 +103,7 @@ fn an_agent_that_is_killed_leaves_no_name_twice() {
                 if !alone {
                     command.env("SURGETANK_CRASH_SUPERVISOR", "1");
                 }
-                drop(scene::Running::of(command).ends());
+                drop(crate::scene::Running::of(command).ends());
                 let passed = fs::read_to_string("/mnt/told/points").unwrap();
                 assert!(passed.lines().any(|passed| passed == point), "{point} was never passed: nobody was killed");
                 drop(scene.run(&OPTIONS[..2], "true"));

@@ -2,20 +2,15 @@
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 #![cfg(all(feature = "compress", feature = "dedup", feature = "s3"))]
 
-#[path = "../../core/tests/s3_server/mod.rs"]
-mod s3_server;
-mod scene;
-mod store_node;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-use s3_server::S3Server;
-use scene::Scene;
+use crate::scene::Scene;
+use crate::store_node::{Node, told};
 use serde_json::Value;
-use store_node::{Node, told};
+use surgetank_testkit::servers::s3::S3Server;
 
 const CONFIG: &str = "
 [[rules]]
@@ -135,7 +130,7 @@ fn an_agent_that_is_killed_leaves_no_reference_to_nothing() {
                 if !alone {
                     command.env("SURGETANK_CRASH_SUPERVISOR", "1");
                 }
-                drop(scene::Running::of(command).ends());
+                drop(crate::scene::Running::of(command).ends());
                 let passed = fs::read_to_string("/mnt/told/points").unwrap();
                 assert!(passed.lines().any(|passed| passed == point), "{point} was never passed: nobody was killed");
                 drop(scene.run(&OPTIONS[..2], "true"));

@@ -2,13 +2,11 @@
 //! those that nothing else is about are below.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use scene::{MIB, Running, Scene, eventually};
+use crate::scene::{MIB, Running, Scene, eventually};
 
 /// Row (as it begins), then for each column the tests: `file::function`.
 const CELLS: &[(&str, [&[&str]; 4])] = &[
@@ -209,7 +207,7 @@ fn the_run_dies() {
         scene.tier("fast", 64);
         let running = begin(scene, door, &[]);
         // (Only `run`: its command leads no group of its own.)
-        scene::succeed(std::process::Command::new("kill").args(["-9", &running.pid().to_string()]));
+        crate::scene::succeed(std::process::Command::new("kill").args(["-9", &running.pid().to_string()]));
         fs::write("/mnt/told/go", "").unwrap();
         scene.await_no_agent();
         drop(running);
@@ -330,7 +328,7 @@ fn the_store_loses_its_power() {
             fs::create_dir(&data).unwrap();
             fs::rename(scene.path("old"), "/mnt/old").unwrap();
             fs::copy("/mnt/old", data.join("old")).unwrap();
-            scene::succeed(&mut std::process::Command::new("sync"));
+            crate::scene::succeed(&mut std::process::Command::new("sync"));
             let options = ["--store", data.to_str().unwrap(), "--fsync", "store"];
             let running = begin(&scene, &options, &[]);
             scene.power_fails("store", journal_too);

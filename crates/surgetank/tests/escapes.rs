@@ -1,11 +1,9 @@
 //! Nothing gets past the mount unseen.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::fs;
 
-use scene::Scene;
+use crate::scene::Scene;
 
 /// `run` itself is outside of the mount: what is reached through its root is the bare directory.
 const PAST: &str = "past=/proc/$PPID/root$PWD";

@@ -2,13 +2,11 @@
 //! sanitizers. They go by the mount, and what they start gets the shim again where it can take it.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use scene::{Scene, eventually};
+use crate::scene::{Scene, eventually};
 
 fn scene(name: &str) -> Option<Scene> {
     let mut scene = Scene::new(name)?;
@@ -20,7 +18,7 @@ fn scene(name: &str) -> Option<Scene> {
 fn private_home() {
     fs::create_dir("/mnt/home").unwrap();
     fs::set_permissions("/mnt/home", fs::Permissions::from_mode(0o700)).unwrap();
-    scene::mount(&["-t", "tmpfs", "-o", "mode=0755", "tmpfs", "/var/cache"]);
+    crate::scene::mount(&["-t", "tmpfs", "-o", "mode=0755", "tmpfs", "/var/cache"]);
 }
 
 /// The library lay below root's home: the loader said at each exec of another user's that it cannot be preloaded.
@@ -39,7 +37,7 @@ fn task_of_another_user_loads_the_shim_without_complaint() {
     let start = |name: &str, waits: &str| {
         let mut command = scene.run_command(&[], &script(name, waits));
         command.env("HOME", "/mnt/home");
-        scene::Running::of(command)
+        crate::scene::Running::of(command)
     };
     // The first run ends while the second one still starts programs.
     let second = start("second", "while [ ! -e /mnt/go ]; do sleep 0.05; done");
@@ -131,7 +129,7 @@ fn foreign_program_runs_first_or_under_the_shim() {
             let mut command = scene.surgetank(&words);
             command.args(["--tier", "fast=/mnt/tier-fast:64M", "--", first, "first"]);
             command.env("PATH", format!("/mnt:{}", std::env::var("PATH").unwrap()));
-            let ended = scene::Running::of(command).ends().exits(0);
+            let ended = crate::scene::Running::of(command).ends().exits(0);
             assert_eq!(ended.stdout, format!("first {has}\n"), "{first}");
             scene.holds("first", b"first\n");
         }
@@ -193,10 +191,10 @@ int main(int count, char **words)
     let compilers = if has_musl(&scene) { &["cc", "musl-gcc"][..] } else { &["cc"] };
     for compiler in compilers {
         let options = ["-O1", "-w", "-o", "/mnt/starter", "/mnt/starter.c"];
-        scene::succeed(scene.command(compiler).args(options));
+        crate::scene::succeed(scene.command(compiler).args(options));
         let mut command = scene.run_command(&[], &format!("exec /mnt/starter {program} {plain}"));
         command.env("PATH", format!("/mnt:{}", std::env::var("PATH").unwrap()));
-        let ended = scene::Running::of(command).ends().exits(0);
+        let ended = crate::scene::Running::of(command).ends().exits(0);
         let expected: String = (0..13).map(|way| format!("way-{way} without\n")).collect();
         assert_eq!(ended.stdout, format!("{expected}after with\n"), "{compiler}: {}", ended.stderr);
     }
@@ -208,21 +206,21 @@ fn other_preloaded_libraries_stay_with_foreign_programs() {
     let Some(scene) = scene("foreign_others") else { return };
     let asked = compiled(&scene, "cc", &["-fsanitize=undefined"], "undefined");
     fs::write("/mnt/other.c", "__attribute__((constructor)) static void start(void) { }\n").unwrap();
-    scene::succeed(scene.command("cc").args(["-shared", "-fPIC", "-o", "/mnt/other.so", "/mnt/other.c"]));
+    crate::scene::succeed(scene.command("cc").args(["-shared", "-fPIC", "-o", "/mnt/other.so", "/mnt/other.c"]));
     fs::write("/mnt/fake.c", "void __asan_nothing(void) { }\n").unwrap();
     let options = ["-shared", "-fPIC", "-Wl,-soname,libasan.so.77", "-o", "/mnt/libasan.so.77", "/mnt/fake.c"];
-    scene::succeed(scene.command("cc").args(options));
+    crate::scene::succeed(scene.command("cc").args(options));
     let needs = ["-Wl,--no-as-needed", "-Wl,-rpath,/mnt", "-o", "/mnt/needs", "/mnt/tries.c", "/mnt/libasan.so.77"];
-    scene::succeed(scene.command("cc").args(needs));
+    crate::scene::succeed(scene.command("cc").args(needs));
     let script = format!("{asked} a; /mnt/needs b; grep -c other.so /proc/self/maps >/dev/null && echo stays");
     let mut command = scene.run_command(&[], &script);
     command.env("LD_PRELOAD", "/mnt/other.so");
-    scene::Running::of(command).ends().exits(0).prints("a with\nb without\nstays\n");
+    crate::scene::Running::of(command).ends().exits(0).prints("a with\nb without\nstays\n");
     // The first program.
     let words = ["run", "--over", "/mnt/project", "--state", "/mnt/state", "--no-progress", "--", "/mnt/needs", "c"];
     let mut command = scene.surgetank(&words);
     command.env("LD_PRELOAD", "/mnt/other.so").env("SURGETANK_TIERS", "fast=/mnt/tier-fast:64M");
-    scene::Running::of(command).ends().exits(0).prints("c without\n");
+    crate::scene::Running::of(command).ends().exits(0).prints("c without\n");
 }
 
 /// The loader drops the library from a set-user-id program, which then finds the same files through the mount, with its owner's rights.

@@ -5,14 +5,11 @@
 //! `SURGETANK_FSX_OPERATIONS` says how many operations there are in all, `SURGETANK_FSX_SEED` where they begin.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-#[path = "../../core/tests/seeds/mod.rs"]
-mod seeds;
-
 use std::fs;
 use std::path::{Path, PathBuf};
+use surgetank_testkit::seeds;
 
-use scene::{MIB, Scene};
+use crate::scene::{MIB, Scene};
 use serde_json::Value;
 
 /// In one run of the program under test, so that none takes minutes.

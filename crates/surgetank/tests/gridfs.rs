@@ -2,17 +2,12 @@
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 #![cfg(feature = "gridfs")]
 
-#[path = "../../core/tests/mongo_server/mod.rs"]
-mod mongo_server;
-#[path = "store_node/mod.rs"]
-mod store_node;
-
 use std::fs;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use mongo_server::{MongoServer, PASSWORD, USER};
-use store_node::{LIMIT, Node, ends, told};
+use crate::store_node::{LIMIT, Node, ends, told};
+use surgetank_testkit::servers::mongo::{MongoServer, PASSWORD, USER};
 
 /// What MongoDB's own client lists: names and lengths below the prefix.
 fn files(server: &MongoServer) -> Vec<(String, u64)> {
@@ -135,7 +130,7 @@ fn what_strangers_put_is_shown_and_not_overwritten_unseen() {
     let here = env!("CARGO_MANIFEST_DIR");
     let script = format!(
         "cat in/c; echo mine >in/c; sleep 0.5
-         {here}/../../.cache/venv/bin/python {here}/../core/tests/mongo_server/client.py mongodb://127.0.0.1:{}/db b put p/in/c {}",
+         {here}/../../.cache/venv/bin/python {here}/../testkit/src/servers/mongo/client.py mongodb://127.0.0.1:{}/db b put p/in/c {}",
         server.port(),
         put.path("theirs").display()
     );

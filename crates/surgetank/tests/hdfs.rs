@@ -2,18 +2,12 @@
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 #![cfg(feature = "webhdfs")]
 
-#[path = "store_node/mod.rs"]
-mod store_node;
-
-#[path = "../../core/tests/hdfs_server/mod.rs"]
-mod hdfs_server;
-
 use std::fs;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use hdfs_server::HdfsServer;
-use store_node::{LIMIT, Node, ends, told};
+use crate::store_node::{LIMIT, Node, ends, told};
+use surgetank_testkit::servers::hdfs::HdfsServer;
 
 fn command(node: &Node, server: &HdfsServer, at: &str, options: &[&str], script: &str) -> Command {
     node.command(&server.url("ann", at), options, script)
@@ -114,7 +108,7 @@ fn what_strangers_do(server: &HdfsServer) {
     let put = format!(
         "curl -sf --noproxy '*' -X PUT 'http://127.0.0.1:{}/webhdfs/v1/other?op=RENAME&destination=/s/in/new&user.name={}'",
         server.url("ann", "").rsplit(':').next().unwrap().trim_end_matches('/'),
-        hdfs_server::superuser(),
+        surgetank_testkit::servers::hdfs::superuser(),
     );
     let script = format!("echo mine >in/new; sleep 0.5; {put} >/dev/null");
     let node = Node::new();

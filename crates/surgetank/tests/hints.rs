@@ -1,14 +1,12 @@
 //! Hints, told while a run goes on: by attributes and by the verb, through every door, and through the death of the agent.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
-use scene::{Scene, eventually};
+use crate::scene::{Scene, eventually};
 use serde_json::Value;
 
 /// For scripts: a verb asked from inside, a hint as an attribute, what a file's state is, and until it is that.

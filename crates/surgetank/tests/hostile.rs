@@ -1,14 +1,12 @@
 //! What other users of the machine, broken programs and planted links can do: nothing.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use scene::{Ended, Running, Scene, USER};
+use crate::scene::{Ended, Running, Scene, USER};
 
 /// Not the scene's user.
 const STRANGER: u32 = 1001;
@@ -25,7 +23,7 @@ fn prepare(scene: Option<Scene>) -> Option<Scene> {
 
 fn held(scene: &Scene, options: &[&str], before: &str, after: &str) -> Running {
     let running = scene.start(options, &format!("{before}\n{HELD}\n{after}"));
-    scene::eventually("the run is ready", || Path::new("/mnt/beside/ready").exists());
+    crate::scene::eventually("the run is ready", || Path::new("/mnt/beside/ready").exists());
     running
 }
 
@@ -151,7 +149,7 @@ fn a_group_that_was_let_in_may_look_and_do_nothing() {
     let pid = scene.agent().unwrap();
     rustix::process::kill_process(rustix::process::Pid::from_raw(pid as i32).unwrap(), rustix::process::Signal::KILL)
         .unwrap();
-    scene::eventually("the next agent tells", || {
+    crate::scene::eventually("the next agent tells", || {
         let output = ask(&member, &status);
         output.status.success() && !String::from_utf8_lossy(&output.stdout).contains(&format!("\"pid\": {pid},"))
     });
@@ -258,7 +256,7 @@ fn nonsense_and_sleepers_on_the_sockets_harm_nobody() {
         .args(["-c", NONSENSE, place.to_str().unwrap(), "/mnt/beside/sent", "/mnt/beside/enough"])
         .spawn()
         .unwrap();
-    scene::eventually("all of it was sent", || {
+    crate::scene::eventually("all of it was sent", || {
         assert!(sender.try_wait().unwrap().is_none_or(|status| status.success()), "the sender failed");
         Path::new("/mnt/beside/sent").exists()
     });
@@ -269,7 +267,7 @@ fn nonsense_and_sleepers_on_the_sockets_harm_nobody() {
     assert_eq!(scene.agent(), Some(agent), "the agent went on");
     fs::write("/mnt/beside/enough", "").unwrap();
     assert!(sender.wait().unwrap().success());
-    scene::eventually("what they held is closed", || descriptors(agent) <= before + 4);
+    crate::scene::eventually("what they held is closed", || descriptors(agent) <= before + 4);
     go_on(running).exits(0).prints("kept\n20\n");
     scene.holds("kept", b"kept\n");
 }

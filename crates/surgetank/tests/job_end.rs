@@ -2,15 +2,13 @@
 //! the node. What was said to be durable is in the store then; the rest is found again, or told by name.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use scene::{MIB, Running, Scene, eventually, noise};
+use crate::scene::{MIB, Running, Scene, eventually, noise};
 use serde_json::Value;
 
 fn prepare(name: &str) -> Option<Scene> {
@@ -443,7 +441,7 @@ fn temporaries_went_while_somebody_was_left_who_read_them() {
     tell("seen");
     await_told(&mut running, "done");
     let all: Vec<u8> = (0..4).flat_map(|number| part(number, 1)).collect();
-    scene::same_bytes("what was read", &fs::read("/mnt/beside/read").unwrap(), &all);
+    crate::scene::same_bytes("what was read", &fs::read("/mnt/beside/read").unwrap(), &all);
     assert_eq!(other.ends().exits(0).stdout, "mine\n");
     // (A process was left behind, which might still write.)
     running.ends().exits(3);

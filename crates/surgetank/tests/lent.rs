@@ -2,14 +2,12 @@
 //! are there for everybody at once, exactly once, and in the order of their closes, whoever is killed or renamed meanwhile.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use scene::lending::{CLAIM, FAST, made_lent, python, scene};
-use scene::{Running, Scene, eventually};
+use crate::scene::lending::{CLAIM, FAST, made_lent, python, scene};
+use crate::scene::{Running, Scene, eventually};
 
 #[test]
 fn what_was_made_without_asking_is_there_for_everybody_at_once() {

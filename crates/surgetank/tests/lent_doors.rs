@@ -2,14 +2,12 @@
 //! has, who comes by another door or without privileges.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::fs;
 use std::path::Path;
 
-use scene::lending::{CLAIM, FAST, made_lent, python, scene};
-use scene::record::{number, records};
-use scene::{Running, Scene, eventually};
+use crate::scene::lending::{CLAIM, FAST, made_lent, python, scene};
+use crate::scene::record::{number, records};
+use crate::scene::{Running, Scene, eventually};
 
 /// A program that has made the plain file of what it makes, and has not told of it: there it dies, or stands until it may go on.
 /// (Its own filter holds its `fstat`, which comes just between; root needs no prctl for that, at which the shim would stop, as at

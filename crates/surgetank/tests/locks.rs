@@ -1,9 +1,7 @@
 //! Locks of programs: right among all on the mount, and with those that others take on a tier's plain file itself.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
-use scene::{Ended, Scene};
+use crate::scene::{Ended, Scene};
 
 /// What the programs below are made of.
 const PRELUDE: &str = r#"

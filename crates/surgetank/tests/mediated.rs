@@ -1,9 +1,7 @@
 //! Files whose bytes the agent moves. Who only writes goes past the kernel's pages; everybody else must not notice.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
-use scene::Scene;
+use crate::scene::Scene;
 
 const PROGRAM: &str = r"
 import mmap, os
@@ -68,7 +66,7 @@ os.write(other, b'7')
 const MEDIATED: &[&str] = &["--direct", "false", "--quiet-period", "0s"];
 
 /// How many bytes were asked of us.
-fn asked_for(ended: &scene::Ended) -> u64 {
+fn asked_for(ended: &crate::scene::Ended) -> u64 {
     ended.json()["summary"]["mount"]["mediated_read_bytes"].as_u64().unwrap()
 }
 
@@ -80,7 +78,7 @@ fn what_was_read_again_was_asked_for_again() {
         return;
     };
     scene.tier("fast", 32);
-    let bytes = scene::noise(1, 4 << 20);
+    let bytes = crate::scene::noise(1, 4 << 20);
     std::fs::write(scene.path("f"), &bytes).unwrap();
     // A version that is younger may change and look the same.
     std::thread::sleep(std::time::Duration::from_millis(2100));
@@ -154,7 +152,7 @@ assert is_all_zero == b'm' * 1000 + bytes(299000)
 ";
     std::fs::write("/mnt/program.py", program).unwrap();
     let running = scene.start(&[MEDIATED, &["--store-ttl", "0s"]].concat(), "python3 /mnt/program.py");
-    scene::eventually("it is read", || std::path::Path::new("/mnt/read").exists());
+    crate::scene::eventually("it is read", || std::path::Path::new("/mnt/read").exists());
     for name in ["f", "held"] {
         use std::os::unix::fs::FileExt;
         let file = std::fs::OpenOptions::new().write(true).open(scene.path(name)).unwrap();

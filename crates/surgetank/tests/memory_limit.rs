@@ -3,15 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
 #[cfg(feature = "s3")]
-#[path = "../../core/tests/s3_server/mod.rs"]
-mod s3_server;
-mod scene;
-
 use std::fs;
 use std::path::Path;
 
-use scene::group::Group;
-use scene::{Ended, MIB, Running, Scene, eventually, noise};
+use crate::scene::group::Group;
+use crate::scene::{Ended, MIB, Running, Scene, eventually, noise};
 
 /// What the agent, its supervisor and some programs need themselves is a part of it.
 const LIMIT: u64 = 192 * MIB;
@@ -155,7 +151,7 @@ fn undrained_files_stayed_in_memory_that_a_program_needed_with_no_other_tier() {
 #[cfg(feature = "s3")]
 #[test]
 fn files_that_waited_for_a_server_stayed_in_memory_that_a_program_needed() {
-    let Some(server) = s3_server::S3Server::start() else { return };
+    let Some(server) = surgetank_testkit::servers::s3::S3Server::start() else { return };
     let name = "memory_hog_server";
     let Some(mut scene) = prepare(name) else { return };
     let Some(group) = Group::new(name) else { return };
@@ -164,7 +160,7 @@ fn files_that_waited_for_a_server_stayed_in_memory_that_a_program_needed() {
     scene.other_tier("disk", &disk, 500);
     fs::write("/mnt/hog.py", HOG).unwrap();
     let link = server.link(Some(4_000_000));
-    let url = format!("s3://{}/project?endpoint={}", s3_server::BUCKET, link.endpoint());
+    let url = format!("s3://{}/project?endpoint={}", surgetank_testkit::servers::s3::BUCKET, link.endpoint());
     let options = ["--store", &url, "--quiet-period", "0s", "--dirty-bytes-max", "1G", "--no-preload"];
     let script = format!(
         "mkdir d; cd d; {FILL}

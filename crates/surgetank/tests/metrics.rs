@@ -1,8 +1,6 @@
 //! The metrics as Prometheus gets them: what is served, to whom, and through what it stays there.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{Read, Write};
@@ -11,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use scene::{MIB, Running, Scene, USER, eventually};
+use crate::scene::{MIB, Running, Scene, USER, eventually};
 use serde_json::Value;
 
 /// The command of a run that waits until it is told to go on.
@@ -55,7 +53,7 @@ impl Served {
     /// Status and body of an answer to the raw `request`.
     fn ask(&self, request: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
-        stream.set_read_timeout(Some(scene::LIMIT)).unwrap();
+        stream.set_read_timeout(Some(crate::scene::LIMIT)).unwrap();
         stream.write_all(request.as_bytes()).unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();

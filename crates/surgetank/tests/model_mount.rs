@@ -5,18 +5,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test says what it found by failing
 
-#[path = "../../core/tests/model/disk.rs"]
-mod disk;
-// The other test, in the core, uses more of these: it has mishaps of its own.
-#[allow(dead_code)]
-#[path = "../../core/tests/model/operation.rs"]
-mod operation;
-#[allow(dead_code)]
-#[path = "../../core/tests/model/reference.rs"]
-mod reference;
-#[path = "../../core/tests/seeds/mod.rs"]
-mod seeds;
-
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -32,8 +20,11 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, RenameFlags, XattrFlags};
 use rustix::io::Errno;
 
-use operation::{Access, Allocating, Operation, Renaming, SLOTS, Setting};
-use reference::{Answer, Kind, LINK_TARGET, Outcome, Reference, Seen};
+use surgetank_testkit::model::disk;
+use surgetank_testkit::model::operation;
+use surgetank_testkit::model::operation::{Access, Allocating, Operation, Renaming, SLOTS, Setting};
+use surgetank_testkit::model::reference::{Answer, Kind, LINK_TARGET, Outcome, Reference, Seen};
+use surgetank_testkit::seeds;
 
 const CASES: u64 = 6;
 const STEPS: usize = 150;
@@ -209,7 +200,7 @@ fn is_what_the_reference_says(doors: Doors, processes: u64, room: Room) {
     assert_eq!(served, doors != Doors::Mount, "{by_agent} opens by the agent, {by_index} by the index");
 }
 
-const INSIDE_ARGS: [&str; 4] = ["--exact", "inside_the_mount", "--ignored", "--nocapture"];
+const INSIDE_ARGS: [&str; 4] = ["--exact", "model_mount::inside_the_mount", "--ignored", "--nocapture"];
 
 #[test]
 #[ignore = "the program that the other test runs in its mount"]

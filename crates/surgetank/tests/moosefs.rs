@@ -1,18 +1,12 @@
 //! A real shared file system as the store: whole runs over a MooseFS mount, and its servers killed in the middle.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-#[path = "store_node/mod.rs"]
-mod store_node;
-
-#[path = "../../core/tests/moosefs_server/mod.rs"]
-mod moosefs_server;
-
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use moosefs_server::MooseFs;
-use store_node::{Node, ends, told};
+use crate::store_node::{Node, ends, told};
+use surgetank_testkit::servers::moosefs::MooseFs;
 
 /// The store is the directory itself.
 fn command(node: &Node, at: &Path, script: &str) -> Command {

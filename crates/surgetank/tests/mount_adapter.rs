@@ -3,8 +3,6 @@
 //! same. Needs root and /dev/fuse.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod mounted;
-
 use std::ffi::CString;
 use std::fmt::Display;
 use std::fs::{self, File, OpenOptions};
@@ -16,7 +14,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::Ordering;
 
-use mounted::{Mounted, permitted};
+use crate::mounted::{Mounted, permitted};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, Timespec, Timestamps, XattrFlags};
 use surgetank::mount::mirror::MirrorOptions;
 

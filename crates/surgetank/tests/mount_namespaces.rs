@@ -2,8 +2,6 @@
 //! enter it, and by nobody else. Needs root (to become somebody else), user namespaces and /dev/fuse.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod mounted;
-
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
@@ -12,7 +10,7 @@ use std::process::{Child, Command, Output};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use mounted::permitted;
+use crate::mounted::permitted;
 use surgetank::mount::namespaces::Namespaces;
 use tempfile::TempDir;
 

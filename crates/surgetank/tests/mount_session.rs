@@ -2,8 +2,6 @@
 //! sleeps, interrupts arrive, the kernel forgets what it is told to forget. Needs root and /dev/fuse.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod mounted;
-
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
@@ -14,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use mounted::{Mounted, Place, permitted};
+use crate::mounted::{Mounted, Place, permitted};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use surgetank::mount::reply::DirectorySink;

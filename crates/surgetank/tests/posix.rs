@@ -7,15 +7,12 @@
 //! `cc -o cases posix/*.c && ./cases prepare DIR && ./cases run DIR CASE`.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-mod trees;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::time::SystemTime;
 
-use scene::Scene;
+use crate::scene::Scene;
 
 #[test]
 fn through_the_mount() {
@@ -92,11 +89,11 @@ fn conforms(name: &str, door: &str, options: &[&str]) {
     build(&scene);
     let started = SystemTime::now();
 
-    scene::succeed(scene.command("/mnt/cases").args(["prepare", "."]));
+    crate::scene::succeed(scene.command("/mnt/cases").args(["prepare", "."]));
     let plain = scene.command("/mnt/cases").args(["run", "."]).output().unwrap();
     fs::rename(&scene.over, "/mnt/plain").unwrap();
     fs::create_dir(&scene.over).unwrap();
-    scene::succeed(scene.command("/mnt/cases").args(["prepare", "."]));
+    crate::scene::succeed(scene.command("/mnt/cases").args(["prepare", "."]));
     // What is known to wait for ever is not waited for long.
     let waits = |one: &Difference| one.ours == "ended with ALRM" && one.doors.contains(&door);
     let waiting: Vec<&str> = differences().into_iter().filter(waits).map(|one| one.case).collect();
@@ -125,7 +122,7 @@ fn conforms(name: &str, door: &str, options: &[&str]) {
             }
         }
     }
-    for (path, how) in trees::differences(Path::new("/mnt/plain"), &scene.over, started) {
+    for (path, how) in crate::trees::differences(Path::new("/mnt/plain"), &scene.over, started) {
         match listed.iter().position(|one| one.in_store && Path::new(one.case) == path) {
             Some(found) => drop(met.insert(found)),
             None => wrong.push(how),
@@ -141,7 +138,7 @@ fn build(scene: &Scene) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/posix");
     let code = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let code: Vec<_> = code.filter(|path| path.extension().is_some_and(|kind| kind == "c")).collect();
-    scene::succeed(scene.command("cc").args(["-O1", "-w", "-o", "/mnt/cases"]).args(code));
+    crate::scene::succeed(scene.command("cc").args(["-O1", "-w", "-o", "/mnt/cases"]).args(code));
 }
 
 /// What each case printed.

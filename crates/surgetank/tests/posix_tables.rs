@@ -5,8 +5,6 @@
 //! `posix_tables/differences.txt`, with its number and a reason; a difference that is not met any more fails the test.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-#[path = "posix_tables/table.rs"]
 mod table;
 
 use std::collections::BTreeMap;
@@ -14,7 +12,7 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use scene::Scene;
+use crate::scene::Scene;
 use table::{Outcome, Scenario};
 
 const TABLES: &[&str] = &["errors", "effects", "owners", "sticky", "times"];
@@ -130,7 +128,7 @@ fn all_scenarios(door: &str) -> Vec<Scenario> {
 /// Puts the program and its script beside the served directory.
 fn prepare(scene: &Scene, scenarios: &[Scenario]) {
     let code = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/posix_tables/perform.c");
-    scene::succeed(scene.command("cc").args(["-O1", "-w", "-o", "/mnt/perform"]).arg(code));
+    crate::scene::succeed(scene.command("cc").args(["-O1", "-w", "-o", "/mnt/perform"]).arg(code));
     let mut script = std::io::BufWriter::new(fs::File::create("/mnt/script").unwrap());
     for one in scenarios {
         writeln!(script, "= scenario").unwrap();
@@ -145,7 +143,7 @@ fn is_the_yardstick(scene: &Scene, plain: &Path) {
     let scenarios = all_scenarios("plain");
     prepare(scene, &scenarios);
     let mut command = scene.command("/mnt/perform");
-    let ended = scene::Running::of({
+    let ended = crate::scene::Running::of({
         command.arg(plain).stdin(fs::File::open("/mnt/script").unwrap());
         command
     })

@@ -2,13 +2,11 @@
 //! the preload shim. What fsync says is in the store: PostgreSQL panics at the first fsync that fails.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use scene::{Scene, eventually};
+use crate::scene::{Scene, eventually};
 
 /// So many agents are killed under pgbench.
 const KILLS: usize = 20;

@@ -2,15 +2,13 @@
 //! is shut down as its developers do it to test theirs (EXT4_IOC_SHUTDOWN), and the machine "boots" (another boot id).
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-#[path = "power/failing.rs"]
 mod failing;
-mod scene;
 
 use std::collections::BTreeMap;
 use std::fs;
 
+use crate::scene::{Scene, eventually};
 use failing::{CLOSED, PUT, TIER, begin, go_on_when_synced, prepare, store_of, synced, until_the_power_fails};
-use scene::{Scene, eventually};
 
 /// What is lost is named by every run until then.
 const FORGET: &str = "/mnt/surgetank scavenge --state /mnt/disk/state --over /mnt/project --forget";
@@ -363,7 +361,7 @@ fn a_tier_that_is_missing_at_the_next_start_is_doubted_when_it_is_back() {
     scene.state = "/mnt/state".into();
     let program = format!("{PUT}put('old', b'a' * 50000, os.O_TRUNC)\nput('z', b'z', sync=True)\nthere()");
     until_the_power_fails(&scene, &["--no-preload"], &program, true);
-    scene::succeed(std::process::Command::new("umount").arg("/mnt/disk"));
+    crate::scene::succeed(std::process::Command::new("umount").arg("/mnt/disk"));
     let ended = scene.run(&TIER, "true").exits(3).says(&["on a tier that is not there"]);
     scene.ext4_again("disk");
     scene.run(&TIER, "true").exits(3).says(&["old: the machine went down"]);
@@ -497,10 +495,10 @@ there()"
     // Each version waits where its publication is written down as begun: the second one is closed meanwhile.
     let mut command = scene.run_command(&options, "exec /usr/bin/python3 /mnt/program.py");
     command.env("SURGETANK_HOLD", "drain.started:5000");
-    let running = scene::Running::of(command);
+    let running = crate::scene::Running::of(command);
     eventually("the program is there", || fs::exists("/mnt/told/there").unwrap());
     eventually("the first version is in the store", || scene.path("f").exists());
-    eventually("the second one is copied", || scene.store_files().keys().any(|path| scene::is_ours(path)));
+    eventually("the second one is copied", || scene.store_files().keys().any(|path| crate::scene::is_ours(path)));
     std::thread::sleep(std::time::Duration::from_millis(1500));
     scene.power_fails("disk", true);
     drop(running);

@@ -1,13 +1,11 @@
 //! `calibrate`, `model` and `advise` from the command line: what they say, what they refuse, what they leave behind.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use scene::Scene;
+use crate::scene::Scene;
 use serde_json::{Value, json};
 
 /// A directory of this test, empty.

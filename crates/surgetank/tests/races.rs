@@ -2,12 +2,10 @@
 //! through two. What a plain directory never answers must not be answered here, and no file may be lost over it.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use scene::Scene;
+use crate::scene::Scene;
 
 /// `ROLE SECONDS NAME`, as often as it can; an errno that a plain directory would not give ends it.
 const PROGRAM: &str = r#"
@@ -247,7 +245,7 @@ fn absent_name_is_found(name: &str, script: &str, meanwhile: impl FnOnce(&Scene)
          {script}"
     );
     let running = scene.start(&["--no-preload", "--quiet-period", "0s"], &script);
-    scene::eventually("the name is looked up", || aside.join("looked").exists());
+    crate::scene::eventually("the name is looked up", || aside.join("looked").exists());
     meanwhile(&scene);
     fs::write(aside.join("made"), "").unwrap();
     running.ends().exits(0).prints("theirs\n");
@@ -266,7 +264,7 @@ fn absent_name_is_found_when_the_store_has_the_directory() {
 #[test]
 fn absent_name_is_found_after_the_agent_is_replaced() {
     absent_name_is_found("absent_replaced", "mkdir d; look d; find d", |scene| {
-        scene::eventually("the store has the directory", || scene.path("d").exists());
+        crate::scene::eventually("the store has the directory", || scene.path("d").exists());
         fs::write(scene.path("d/theirs"), "theirs\n").unwrap();
         scene.replace_agent();
     });

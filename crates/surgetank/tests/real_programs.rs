@@ -14,8 +14,6 @@
 // A test: what cannot be done here is a failure, said where it happened.
 #![allow(clippy::unwrap_used)]
 
-mod trees;
-
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -228,7 +226,7 @@ fn read_text(path: &Path) -> String {
 }
 
 fn compare_trees(name: &str, plain: &Path, buffered: &Path, started: SystemTime, words: &str) {
-    let differences: Vec<String> = trees::differences(plain, buffered, started).into_values().collect();
+    let differences: Vec<String> = crate::trees::differences(plain, buffered, started).into_values().collect();
     assert!(
         differences.is_empty(),
         "{name}: the store differs from a plain directory:\n{}{words}",

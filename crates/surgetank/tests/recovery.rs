@@ -6,8 +6,6 @@
 //! happened or not; a file that was being written then has what it has.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -16,7 +14,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use scene::{Running, Scene, eventually, files_below, is_ours, succeed};
+use crate::scene::{Running, Scene, eventually, files_below, is_ours, succeed};
 
 const PROGRAM: &str = include_str!("recovery/changes.py");
 const STEPS: usize = 120;
@@ -551,7 +549,7 @@ fn killed_over_a_colleagues_file(name: &str, alone: bool) {
     scene.tier("fast", 32);
     let theirs = scene.path("theirs");
     fs::write(&theirs, "the colleague's").unwrap();
-    std::os::unix::fs::chown(&theirs, Some(0), Some(scene::TEAM)).unwrap();
+    std::os::unix::fs::chown(&theirs, Some(0), Some(crate::scene::TEAM)).unwrap();
     fs::set_permissions(&theirs, fs::Permissions::from_mode(0o664)).unwrap();
     let mut command = scene.run_command(&["--quiet-period", "0s"], "cat theirs; echo ours >theirs");
     command.env("SURGETANK_CRASH", "store.overwriting:1");

@@ -2,18 +2,12 @@
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 #![cfg(feature = "redis")]
 
-#[path = "store_node/mod.rs"]
-mod store_node;
-
-#[path = "../../core/tests/redis_server/mod.rs"]
-mod redis_server;
-
 use std::fs;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use redis_server::RedisServer;
-use store_node::{LIMIT, Node, ends, told};
+use crate::store_node::{LIMIT, Node, ends, told};
+use surgetank_testkit::servers::redis::RedisServer;
 
 /// Files, links and directories' own objects below the prefix.
 fn values(server: &RedisServer) -> Vec<String> {

@@ -1,12 +1,10 @@
 //! What docs/semantics.md says that programs are refused: the errno it names, by the door it names.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::fs;
 use std::process::Command;
 
-use scene::Scene;
+use crate::scene::Scene;
 
 fn prepare(name: &str) -> Option<Scene> {
     let mut scene = Scene::new(name)?;
@@ -100,7 +98,7 @@ int main(void) {
 }
 "#;
     fs::write("/mnt/calls.c", source).unwrap();
-    scene::succeed(Command::new("cc").args(["-o", "/mnt/calls", "/mnt/calls.c"]));
+    crate::scene::succeed(Command::new("cc").args(["-o", "/mnt/calls", "/mnt/calls.c"]));
     let ended = scene.run(&["--door", "seccomp"], "echo x >made; exec /mnt/calls").exits(0);
     let (first, rest) = ended.stdout.split_once('\n').unwrap();
     assert_eq!(first, "-1 EOPNOTSUPP EPERM ENOSYS");

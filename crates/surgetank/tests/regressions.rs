@@ -1,12 +1,10 @@
 //! Each test is named after something that once went wrong.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
 
-use scene::{Running, Scene, eventually};
+use crate::scene::{Running, Scene, eventually};
 
 fn prepare(name: &str) -> Option<Scene> {
     let mut scene = Scene::new(name)?;
@@ -24,7 +22,7 @@ impl Scene {
     }
 
     #[track_caller]
-    fn mount_again(&self, options: &[&str]) -> scene::Ended {
+    fn mount_again(&self, options: &[&str]) -> crate::scene::Ended {
         let over = self.over.to_str().unwrap();
         let mut words = vec!["--tier", "fast=/mnt/tier-fast:32M"];
         words.extend(options);
@@ -37,7 +35,7 @@ impl Scene {
     }
 
     #[track_caller]
-    fn asked_at_root(&self, verb: &str, words: &[&str]) -> scene::Ended {
+    fn asked_at_root(&self, verb: &str, words: &[&str]) -> crate::scene::Ended {
         let mut all = vec![verb, "--state", self.state.to_str().unwrap()];
         all.extend(words);
         let mut command = self.surgetank(&all);
@@ -59,7 +57,7 @@ fn prefetch_rules_were_not_carried_out() {
     fs::create_dir_all(scene.path("in/deep")).unwrap();
     fs::create_dir_all(scene.path("other")).unwrap();
     for name in ["in/a.bin", "in/deep/b.bin", "in/c.txt", "other/d.bin"] {
-        fs::write(scene.path(name), scene::noise(1, 100_000)).unwrap();
+        fs::write(scene.path(name), crate::scene::noise(1, 100_000)).unwrap();
     }
     fs::write(scene.path("surgetank.toml"), "[[rules]]\nmatch = \"in/**/*.bin\"\nprefetch = true\n").unwrap();
     let tier = "getfattr --absolute-names -n user.surgetank.tier --only-values";
@@ -361,7 +359,7 @@ fn nothing_was_said_of_files_of_another_file_system_at_the_same_path() {
     scene.ext4("project", 64);
     let over = scene.over.to_str().unwrap();
     write_and_kill(&scene);
-    scene::succeed(std::process::Command::new("umount").arg(over));
+    crate::scene::succeed(std::process::Command::new("umount").arg(over));
     let left = ["NOT taken up", "1 file(s)", "mount the file system", "/mnt/state/"];
     // The mount point itself is there now: another directory.
     scene.run(&[], "test ! -e sub; echo other >other").exits(0).says(&left);
@@ -372,7 +370,7 @@ fn nothing_was_said_of_files_of_another_file_system_at_the_same_path() {
     scene.holds("sub/file", b"undrained\n");
     assert!(!scene.path("other").exists());
     scene.asked_at_root("wait", &[over]).exits(0);
-    scene::succeed(std::process::Command::new("umount").arg(over));
+    crate::scene::succeed(std::process::Command::new("umount").arg(over));
     let silent = scene.run(&[], "test -e other").exits(0);
     assert!(!silent.stderr.contains("NOT taken up"), "{}", silent.stderr);
 }
@@ -453,7 +451,7 @@ fn a_start_that_failed_and_the_doctor_left_directories_in_the_tiers() {
 
     scene.run(&["--rule", "kept=keep"], "echo kept >kept").exits(0);
     let (there, kept) = (scene.tier_files(), tier());
-    scene::mount(&["--bind", "/dev/null", "/dev/fuse"]);
+    crate::scene::mount(&["--bind", "/dev/null", "/dev/fuse"]);
     for _ in 0..2 {
         let start = Running::of(scene.surgetank(&["run", "--door", "fuse", "--state", "/mnt/state2", "--", "true"]));
         start.ends().exits(1).says(&["cannot be served", "mounting: "]);
@@ -462,7 +460,7 @@ fn a_start_that_failed_and_the_doctor_left_directories_in_the_tiers() {
         scene.run(&["--door", "fuse"], "true").exits(1);
         assert_eq!(scene.tier_files(), there);
     }
-    scene::succeed(std::process::Command::new("umount").arg("/dev/fuse"));
+    crate::scene::succeed(std::process::Command::new("umount").arg("/dev/fuse"));
     scene.run(&["--rule", "kept=keep"], "cat kept").exits(0).prints("kept\n");
 }
 

@@ -1,15 +1,13 @@
 //! The record of a run says what its programs did: byte for byte what strace saw of them, whoever they are and however they end.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use scene::record::{COUNTED, SMALL, is_as_traced, moved, number, record, records, small_scene as scene};
-use scene::{MIB, Scene};
+use crate::scene::record::{COUNTED, SMALL, is_as_traced, moved, number, record, records, small_scene as scene};
+use crate::scene::{MIB, Scene};
 use serde_json::Value;
 
 #[test]
@@ -115,7 +113,7 @@ sort v.awk > v.sorted; (echo a; cat v.awk; printf b) > v.mixed; sed -i s/1/2/ v.
 fn a_static_program_is_told_by_estimate_and_never_as_counted() {
     let Some(scene) = scene("report_static") else { return };
     fs::write("/mnt/w.c", "#include <fcntl.h>\n#include <unistd.h>\nint main(void) { static char b[100000]; int f = open(\"out\", O_CREAT | O_WRONLY, 0644); for (int n = 0; n < 30; n++) if (write(f, b, sizeof b) < 0) return 1; return close(f); }\n").unwrap();
-    scene::succeed(std::process::Command::new("gcc").args(["-static", "-o", "/mnt/w", "/mnt/w.c"]));
+    crate::scene::succeed(std::process::Command::new("gcc").args(["-static", "-o", "/mnt/w", "/mnt/w.c"]));
     scene.run(&SMALL, "/mnt/w").exits(0);
     let record = record(&scene);
     let process = record["processes"].as_array().unwrap().iter().find(|process| process["program"] == "w").unwrap();
@@ -270,7 +268,7 @@ fn an_agent_that_is_replaced_goes_on_with_the_record() {
     let Some(scene) = scene("report_replaced") else { return };
     let script = "dd if=/dev/zero of=a bs=1000 count=100 status=none; touch /mnt/first; while [ ! -e /mnt/go ]; do sleep 0.05; done; dd if=/dev/zero of=b bs=1000 count=50 status=none";
     let run = scene.start(&SMALL, script);
-    scene::eventually("the first half", || Path::new("/mnt/first").exists());
+    crate::scene::eventually("the first half", || Path::new("/mnt/first").exists());
     // What it had counted by now is written down every two seconds.
     let noted = || {
         fs::read_dir(&scene.state).into_iter().flatten().flatten().any(|place| {
@@ -278,7 +276,7 @@ fn an_agent_that_is_replaced_goes_on_with_the_record() {
             text.contains("\"dd\"")
         })
     };
-    scene::eventually("it is noted", noted);
+    crate::scene::eventually("it is noted", noted);
     scene.replace_agent();
     scene.await_served();
     fs::write("/mnt/go", "").unwrap();
@@ -341,7 +339,7 @@ fn a_state_directory_that_is_full_does_not_fail_the_run() {
 fn spills_evictions_and_hits_have_their_reasons() {
     let Some(mut scene) = Scene::new("report_reasons") else { return };
     scene.tier("fast", 8);
-    let mut big = scene::noise(3, 3 * MIB);
+    let mut big = crate::scene::noise(3, 3 * MIB);
     big.truncate(3 * MIB as usize);
     fs::write(scene.path("old"), &big).unwrap();
     let script = "cat old > copy; cat copy copy > twice; dd if=/dev/zero of=grows bs=64k count=200 status=none; cat twice > /dev/null";
@@ -387,10 +385,10 @@ fn report_without_a_name_takes_the_run_over_this_directory() {
     fs::create_dir("/mnt/other").unwrap();
     let state = scene.state.to_str().unwrap();
     let mut other = scene.surgetank(&["run", "--over", "/mnt/other", "--state", state, "--", "true"]);
-    scene::Running::of(command_in(&mut other, "/mnt/other", &[])).ends().exits(0);
+    crate::scene::Running::of(command_in(&mut other, "/mnt/other", &[])).ends().exits(0);
     let at = |dir: &str, words: &[&str]| {
         let mut command = scene.surgetank(&["report", "--state", scene.state.to_str().unwrap(), "--json"]);
-        scene::Running::of(command_in(&mut command, dir, words)).ends()
+        crate::scene::Running::of(command_in(&mut command, dir, words)).ends()
     };
     for (dir, expected) in
         [("/mnt/project", "/mnt/project"), ("/mnt/project/below", "/mnt/project"), ("/mnt/other", "/mnt/other")]
@@ -478,7 +476,7 @@ fn progress_counts_bytes_within_a_file() {
     let words: Vec<_> = command.get_args().filter(|word| *word != "--no-progress").map(ToOwned::to_owned).collect();
     let mut shown = scene.surgetank(&[]);
     shown.args(words);
-    let ended = scene::Running::of(command_in(&mut shown, "/mnt/project", &[])).ends().exits(0);
+    let ended = crate::scene::Running::of(command_in(&mut shown, "/mnt/project", &[])).ends().exits(0);
     let line =
         ended.stderr.lines().find(|line| line.contains("draining ")).unwrap_or_else(|| panic!("{}", ended.stderr));
     assert!(line.contains(" of 16.00 MiB, 0 of 1 files, ") && line.contains(" on average)"), "{line}");

@@ -1,11 +1,9 @@
 //! Counting for the report, in other people's programs: what was counted twice, or harmed the program, once.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::fs;
 
-use scene::record::{SMALL, is_as_traced, number, record, small_scene as scene};
+use crate::scene::record::{SMALL, is_as_traced, number, record, small_scene as scene};
 use serde_json::Value;
 
 /// A descriptor that appends is at the front until it writes, and at the end from there on: all of the file was counted.
@@ -244,7 +242,7 @@ gcc -w -o /mnt/e /mnt/e.c; /mnt/e; dash -c 'echo a > f; (echo b > g); cat f g > 
 fn compiled(name: &str, source: &str) -> String {
     let (path, code) = (format!("/mnt/{name}"), format!("/mnt/{name}.c"));
     fs::write(&code, source).unwrap();
-    scene::succeed(std::process::Command::new("gcc").args(["-O1", "-w", "-pthread", "-o", &path, &code]));
+    crate::scene::succeed(std::process::Command::new("gcc").args(["-O1", "-w", "-pthread", "-o", &path, &code]));
     path
 }
 
@@ -372,7 +370,7 @@ fn the_time_in_fsync_was_never_counted() {
     for (options, link, door) in
         [(vec![], "-O1", "shim"), (vec!["--no-preload"], "-O1", "mediated"), (vec![], "-static", "mediated")]
     {
-        scene::succeed(std::process::Command::new("gcc").args([link, "-o", "/mnt/syncs", "/mnt/w.c"]));
+        crate::scene::succeed(std::process::Command::new("gcc").args([link, "-o", "/mnt/syncs", "/mnt/w.c"]));
         scene.run(&[&SMALL[..], &options].concat(), "/mnt/syncs; rm out").exits(0);
         let record = record(&scene);
         let programs = record["programs"].as_array().unwrap();
@@ -390,7 +388,7 @@ fn without_a_mount_programs_without_the_shim_had_done_nothing() {
     let Some(scene) = scene("report_seccomp") else { return };
     let source = "#include <fcntl.h>\n#include <unistd.h>\nint main(void) { static char b[100000]; int f = open(\"in\", O_RDONLY), t = open(\"out\", O_CREAT | O_WRONLY, 0600); ssize_t n; while ((n = read(f, b, sizeof b)) > 0) if (write(t, b, n) != n) return 1; return open(\"in\", O_RDONLY) < 0; }\n";
     fs::write("/mnt/w.c", source).unwrap();
-    scene::succeed(std::process::Command::new("gcc").args(["-static", "-o", "/mnt/copies", "/mnt/w.c"]));
+    crate::scene::succeed(std::process::Command::new("gcc").args(["-static", "-o", "/mnt/copies", "/mnt/w.c"]));
     let script = "head -c 300000 /dev/zero > in; /mnt/copies; cat out > again";
     scene.run(&[&SMALL[..], &["--door", "seccomp"]].concat(), script).exits(0);
     let record = record(&scene);

@@ -1,20 +1,16 @@
 //! `surgetank fsck` and `surgetank scavenge`: what they find after something went wrong, what they mend, and what they leave.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-#[path = "rescue/kept.rs"]
 mod kept;
-#[path = "rescue/lost.rs"]
 mod lost;
-#[path = "rescue/owed.rs"]
 mod owed;
-mod scene;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use scene::{Scene, eventually};
+use crate::scene::{Scene, eventually};
 use serde_json::Value;
 use surgetank_core::catalog::decode;
 use surgetank_core::model::{Change, Kind};
@@ -43,7 +39,7 @@ fn killed(scene: &Scene, options: &[&str], script: &str) {
 }
 
 /// The verb, with the scene's tiers and directory.
-fn verb(scene: &Scene, words: &[&str]) -> scene::Ended {
+fn verb(scene: &Scene, words: &[&str]) -> crate::scene::Ended {
     let tier = "fast=/mnt/tier-fast:64M";
     let mut all =
         vec!["--state", scene.state.to_str().unwrap(), "--over", scene.over.to_str().unwrap(), "--tier", tier];
@@ -570,7 +566,7 @@ fn fsck_finds_what_has_no_good_copy_and_what_it_cannot_read() {
     let words = ["fsck", "--scrub", "--json", "--store", store.to_str().unwrap()];
     let audit = verb(&scene, &words).exits(3).json();
     assert_eq!(found(&audit), pairs(&[("rotten-everywhere", "g")]), "{audit:#}");
-    scene::succeed(std::process::Command::new("umount").arg("/mnt/tier-fast"));
+    crate::scene::succeed(std::process::Command::new("umount").arg("/mnt/tier-fast"));
     let audit = verb(&scene, &words).exits(3).json();
     let found = found(&audit);
     assert!(found.iter().any(|(what, _)| what == "unread"), "{audit:#}");

@@ -1,12 +1,10 @@
 //! Rules, Sea's lists and the verbs that ask and tend, with the real program over a real directory.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use scene::{Ended, MIB, Running, Scene, eventually, noise};
+use crate::scene::{Ended, MIB, Running, Scene, eventually, noise};
 use serde_json::Value;
 
 fn prepare(name: &str) -> Option<Scene> {

@@ -2,11 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 #![cfg(feature = "s3")]
 
-#[path = "s3/kills.rs"]
 mod kills;
-#[path = "../../core/tests/s3_server/mod.rs"]
-mod s3_server;
-mod store_node;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -15,8 +11,8 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use s3_server::{ACCESS, S3Server, SECRET};
-use store_node::{LIMIT, Node, ends, told};
+use crate::store_node::{LIMIT, Node, ends, told};
+use surgetank_testkit::servers::s3::{ACCESS, S3Server, SECRET};
 
 fn command(node: &Node, server: &S3Server, options: &[&str], script: &str) -> Command {
     let mut command = node.command(&server.url("project"), options, script);

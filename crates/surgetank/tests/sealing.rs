@@ -1,12 +1,10 @@
 //! Files that are written directly, and complete only when the kernel says that nobody can write any more.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use scene::Scene;
+use crate::scene::Scene;
 
 /// The only name that anybody had asked for was deleted, and what was written with it.
 #[test]

@@ -2,13 +2,11 @@
 //! its time, and what cannot be served is refused.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use scene::{Scene, eventually};
+use crate::scene::{Scene, eventually};
 
 /// Both ways: with the shim what it answers has to agree with what the agent answers.
 const BARE: &[&str] = &["--door", "seccomp", "--no-preload"];
@@ -379,10 +377,10 @@ fn the_door_is_chosen_and_said() {
     scene.run(&["--no-preload"], tell).exits(0).prints("0\n");
     scene.await_no_agent();
     // Nothing to mount with.
-    scene::mount(&["--bind", "/dev/null", "/dev/fuse"]);
+    crate::scene::mount(&["--bind", "/dev/null", "/dev/fuse"]);
     // A device that cannot be opened: the doctor ended with "does NOT work here" and 1, and a run worked.
     assert!(Command::new("mknod").args(["-m", "666", "/mnt/none", "c", "240", "240"]).status().unwrap().success());
-    scene::mount(&["--bind", "/mnt/none", "/dev/fuse"]);
+    crate::scene::mount(&["--bind", "/mnt/none", "/dev/fuse"]);
     let doctor = scene.verb("doctor", &["--tier", "fast=/mnt/tier-fast:60M"]).exits(0).stdout;
     assert!(doctor.contains("works here without a mount: by system calls (seccomp)"), "{doctor}");
     assert!(doctor.contains("surgetank run works here.") && !doctor.contains("BAD"), "{doctor}");
@@ -400,7 +398,7 @@ fn the_door_is_chosen_and_said() {
     assert!(!refused.status.success());
     refused.says(&["cannot be served", "the store has to be the directory itself"]);
     assert!(!scene.path("f").exists());
-    scene::succeed(Command::new("umount").arg("/dev/fuse"));
+    crate::scene::succeed(Command::new("umount").arg("/dev/fuse"));
 }
 
 #[test]

@@ -2,14 +2,12 @@
 //! directory, an agent that may not look into programs.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use scene::{Scene, eventually};
+use crate::scene::{Scene, eventually};
 
 const BARE: &[&str] = &["--door", "seccomp", "--no-preload"];
 
@@ -141,7 +139,7 @@ fn what_yama_forbids_is_said_before_anything_is_begun() {
     let Some(mut scene) = Scene::of_user("gaps_yama_strict") else { return };
     scene.tier("fast", 64);
     // A kernel without Yama shows no such file: the directory is covered with one that has it.
-    scene::mount(&["-t", "tmpfs", "tmpfs", "/proc/sys/kernel"]);
+    crate::scene::mount(&["-t", "tmpfs", "tmpfs", "/proc/sys/kernel"]);
     fs::create_dir("/proc/sys/kernel/yama").unwrap();
     let scope = |level: &str| fs::write("/proc/sys/kernel/yama/ptrace_scope", level).unwrap();
     scope("1\n");
@@ -206,7 +204,7 @@ int main(void)
 "#,
     )
     .unwrap();
-    scene::succeed(scene.command("cc").args(["-O1", "-o", "/mnt/ask", "/mnt/ask.c"]));
+    crate::scene::succeed(scene.command("cc").args(["-O1", "-o", "/mnt/ask", "/mnt/ask.c"]));
     // The store is no tmpfs, the tier is.
     let mut options = BARE.to_vec();
     options.extend(["--quiet-period", "1h"]);
@@ -235,7 +233,7 @@ fn what_a_user_may_not_do_access_denies() {
     let Some(mut scene) = Scene::of_user("gaps_access") else { return };
     scene.tier("fast", 64);
     fs::write(scene.path("secret"), "of root").unwrap();
-    scene::succeed(Command::new("chmod").args(["600", "/mnt/project/secret"]));
+    crate::scene::succeed(Command::new("chmod").args(["600", "/mnt/project/secret"]));
     let script = r#"
 echo mine > own; chmod 400 own; mkdir shut; chmod 000 shut
 python3 - <<'P'
@@ -442,7 +440,7 @@ fn a_fifo_was_a_new_file_under_a_name_that_was_not_drained() {
 fn file_of_a_supplementary_group_opens_to_its_members() {
     let Some(scene) = scene("gaps_groups") else { return };
     let give_to_team = |path: &Path, mode| {
-        chown(path, None, Some(scene::TEAM)).unwrap();
+        chown(path, None, Some(crate::scene::TEAM)).unwrap();
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     };
     for (name, mode) in [("shared", 0o640), ("not_for_the_team", 0o604)] {

@@ -5,9 +5,7 @@
 //! leaves its redirections to the mount, so files are written by python here.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
-use scene::Scene;
+use crate::scene::Scene;
 
 const HEAD: &str = "set -eu; by_mount='env -u LD_PRELOAD -u SURGETANK_SHIM'\n";
 
@@ -28,13 +26,13 @@ fn with_small_files(mut scene: Scene) -> Scene {
 fn wait_until(there: impl Fn() -> bool) {
     let begin = std::time::Instant::now();
     while !there() {
-        assert!(begin.elapsed() < scene::LIMIT, "it never came");
+        assert!(begin.elapsed() < crate::scene::LIMIT, "it never came");
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
 }
 
 /// Runs python under the shim and returns what it printed.
-fn python(scene: &Scene, options: &[&str], program: &str) -> scene::Ended {
+fn python(scene: &Scene, options: &[&str], program: &str) -> crate::scene::Ended {
     std::fs::write("/mnt/program.py", program).unwrap();
     let options = [&SMALL, options].concat();
     scene.run(&options, &format!("{HEAD}exec /usr/bin/python3 /mnt/program.py")).exits(0)
@@ -593,6 +591,6 @@ assert all(os.stat(f'd/{n}').st_mtime == 7 for n in range(119))
     std::fs::write("/mnt/program.py", program).unwrap();
     let mut command = scene.run_command(&SMALL, "exec /usr/bin/python3 /mnt/program.py");
     command.env("SURGETANK_CRASH", "unlink.begun:1");
-    scene::Running::of(command).ends().exits(0);
+    crate::scene::Running::of(command).ends().exits(0);
     assert!(scene.log().contains("another one takes over"), "{}", scene.log());
 }

@@ -1,14 +1,12 @@
 //! The preload shim: what went wrong once, or would by a hair, each with the instant that it takes made long enough to meet.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 
-use scene::{Running, Scene, eventually};
+use crate::scene::{Running, Scene, eventually};
 
 /// All files are known to be small, so whoever writes one has it directly, whatever else goes on on the machine.
 const SMALL: [&str; 2] = ["--config", "/mnt/small.toml"];

@@ -1,12 +1,10 @@
 //! A full tier never kills a run: files larger than the tiers, many files, writes in the middle, all end in the store.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use scene::{MIB, Scene, eventually, noise};
+use crate::scene::{MIB, Scene, eventually, noise};
 
 /// A tier of 8 MiB above one of 16 MiB.
 fn small(scene: Option<Scene>) -> Option<Scene> {
@@ -322,7 +320,7 @@ fn moved_on_a_full_tier(name: &str, options: &[&str]) {
         cat e/a e/d/f a d/f e/d/g; mv e/a b; rm e/d/g; cat b";
     let mut running = scene.start(&[&["--quiet-period", "1h"], options].concat(), script);
     eventually("the files are made", || told.join("made").exists());
-    scene::mount(&["-o", "remount,nr_inodes=200", "/mnt/tier-fast"]);
+    crate::scene::mount(&["-o", "remount,nr_inodes=200", "/mnt/tier-fast"]);
     let filler = |number: u32| format!("/mnt/tier-fast/filler-{number}");
     let count = (0..).find(|number| fs::File::create(filler(*number)).is_err()).unwrap();
     fs::write(told.join("full"), "").unwrap();

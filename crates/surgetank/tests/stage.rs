@@ -4,18 +4,13 @@
 #![cfg(feature = "s3")]
 
 #[cfg(feature = "redis")]
-#[path = "../../core/tests/redis_server/mod.rs"]
-mod redis_server;
-#[path = "../../core/tests/s3_server/mod.rs"]
-mod s3_server;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use s3_server::{BUCKET, S3Server};
+use surgetank_testkit::servers::s3::{BUCKET, S3Server};
 use tempfile::TempDir;
 
 struct Scene {
@@ -134,7 +129,10 @@ fn a_tree_goes_to_a_bucket_to_another_and_back_and_is_the_same() {
 #[cfg(feature = "redis")]
 #[test]
 fn a_tree_goes_to_redis_and_on_and_is_the_same() {
-    let (Some(server), Some(values)) = (S3Server::start(), redis_server::RedisServer::start()) else { return };
+    let (Some(server), Some(values)) = (S3Server::start(), surgetank_testkit::servers::redis::RedisServer::start())
+    else {
+        return;
+    };
     let scene = Scene::new();
     scene.script(TREE);
     let url = |path: &str| values.url("mine:").replacen("/0", &format!("/0/{path}"), 1);

@@ -3,11 +3,8 @@
 //! seen under a final name, and when no room is left anywhere the writer waits for it.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-#[path = "store_faults/half.rs"]
 mod half;
-#[path = "store_faults/lost.rs"]
 mod lost;
-mod scene;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -15,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use scene::server::{Server, faults, faults_met};
-use scene::{Ended, MIB, Running, Scene, eventually, noise, same_bytes};
+use crate::scene::server::{Server, faults, faults_met};
+use crate::scene::{Ended, MIB, Running, Scene, eventually, noise, same_bytes};
 use serde_json::Value;
 
 /// Scripts take turns with the test by files beside.
@@ -124,8 +121,10 @@ impl Stage {
 
     #[track_caller]
     fn is_clean(&self) {
-        let left: Vec<_> =
-            scene::files_below(Path::new("/mnt/behind")).into_keys().filter(|path| scene::is_ours(path)).collect();
+        let left: Vec<_> = crate::scene::files_below(Path::new("/mnt/behind"))
+            .into_keys()
+            .filter(|path| crate::scene::is_ours(path))
+            .collect();
         assert!(left.is_empty(), "left in the store: {left:?}");
         assert_eq!(self.scene.tier_files(), Vec::<PathBuf>::new());
     }
@@ -555,7 +554,7 @@ fn a_server_that_is_restarted() {
     stage.is_paused("mounted");
     tell("end");
     running.ends().exits(3).says(&["not durable", "mounted", "safe at", "/mnt/tier-fast"]);
-    scene::server::unmount(Path::new("/mnt/store"));
+    crate::scene::server::unmount(Path::new("/mnt/store"));
     stage.server = Some(Server::start(Path::new("/mnt/store"), &[]));
     stage.run(&[], "true").exits(0);
     all_is_there();

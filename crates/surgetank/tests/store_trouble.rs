@@ -2,17 +2,15 @@
 //! the bytes are safe), and once the trouble is over another run brings everything into the store.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::scene::server::{Server, unmount};
+use crate::scene::{MIB, Running, Scene, eventually, mount, noise};
 use rustix::mount::MountFlags;
-use scene::server::{Server, unmount};
-use scene::{MIB, Running, Scene, eventually, mount, noise};
 
 /// So that a store that fails for ever is given up within the patience of a test.
 const SHORT: [&str; 2] = ["--retry", "500ms"];
@@ -214,7 +212,7 @@ fn a_store_that_goes_away() {
     let bytes = noise(5, 64 * MIB);
     for (i, part) in bytes.chunks(4 << 20).take(7).enumerate() {
         let name = format!("/mnt/behind/out/part{i}");
-        scene::same_bytes(&name, &fs::read(&name).unwrap(), part);
+        crate::scene::same_bytes(&name, &fs::read(&name).unwrap(), part);
     }
     assert!(Path::new("/mnt/behind/out/last").exists());
 }
@@ -234,7 +232,7 @@ fn a_slow_store() {
     for (name, part) in
         ["part0", "part1", "part2", "part3", "part4", "part5", "part6", "last"].iter().zip(bytes.chunks(4 << 20))
     {
-        scene::same_bytes(name, &fs::read(Path::new("/mnt/behind/out").join(name)).unwrap(), part);
+        crate::scene::same_bytes(name, &fs::read(Path::new("/mnt/behind/out").join(name)).unwrap(), part);
     }
     assert_eq!(fs::read_dir("/mnt/behind/out").unwrap().count(), 8);
 }
@@ -325,7 +323,7 @@ fn attributes_were_set_on_somebody_elses_file() {
     let mut command = scene.run_command(&[], script);
     // The drain is about to.
     command.env("SURGETANK_HOLD", "drain.started:2000");
-    let running = scene::Running::of(command);
+    let running = crate::scene::Running::of(command);
     eventually("ours is changed", || Path::new("/mnt/beside/written").exists());
     let mode = |name: &str| fs::metadata(scene.path(name)).unwrap().permissions().mode() & 0o777;
     fs::write(scene.path("new"), "theirs").unwrap();
@@ -349,7 +347,7 @@ fn permission_denied() {
     scene.tier("fast", 32);
     scene.beside("beside");
     fs::create_dir(scene.path("out")).unwrap();
-    std::os::unix::fs::chown(scene.path("out"), Some(scene::USER), Some(scene::USER)).unwrap();
+    std::os::unix::fs::chown(scene.path("out"), Some(crate::scene::USER), Some(crate::scene::USER)).unwrap();
     let running = scene.start(
         &SHORT,
         "exec 3> out/file
@@ -367,7 +365,7 @@ fn permission_denied() {
         "Permission denied",
         "owner, mode and ACL",
     ]);
-    std::os::unix::fs::chown(scene.path("out"), Some(scene::USER), Some(scene::USER)).unwrap();
+    std::os::unix::fs::chown(scene.path("out"), Some(crate::scene::USER), Some(crate::scene::USER)).unwrap();
     scene.drain_what_is_left().exits(0);
     assert_eq!(fs::read(scene.path("out/file")).unwrap(), b"ours\n");
     scene.is_clean();

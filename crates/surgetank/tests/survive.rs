@@ -2,15 +2,13 @@
 //! the agent dies under a command").
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-#[path = "survive/fsync.rs"]
 mod fsync;
-mod scene;
 
 use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use scene::{Scene, eventually, succeed};
+use crate::scene::{Scene, eventually, succeed};
 
 const FAST: &[&str] = &["--quiet-period", "0s"];
 
@@ -87,7 +85,7 @@ fn the_other_name_of_a_file_was_lost_that_was_found_while_the_first_went() {
     let script = "cat d/a; rm d/a; sleep 1; cat c; sleep 2; cat c; echo more >>c; cat c";
     let mut command = scene.run_command(&["-v", "--quiet-period", "0s"], script);
     command.env("SURGETANK_HOLD", "drain.started:2000").env("SURGETANK_CRASH", "drain.executed:1");
-    let ended = scene::Running::of(command).ends().exits(0);
+    let ended = crate::scene::Running::of(command).ends().exits(0);
     assert_eq!(ended.stdout, "linkedlinkedlinkedlinkedmore\n", "{}", ended.stderr);
     assert!(ended.stderr.contains("was replaced"), "{}", ended.stderr);
     scene.holds("c", b"linkedmore\n");
@@ -108,7 +106,7 @@ fn killed_again_and_again(scene: Option<Scene>, options: &[&str], direct: bool, 
     all.extend(options);
     let mut command = scene.run_command(&all, script);
     command.env("SURGETANK_DIRECT", direct.to_string());
-    let mut running = scene::Running::of(command);
+    let mut running = crate::scene::Running::of(command);
     eventually("the programs begin", || scene.path("three").exists() || running.is_over());
     let told = std::env::var("SURGETANK_KILLS_SEED").map(|seed| seed.parse().unwrap());
     let seed: u32 = told.unwrap_or_else(|_| std::process::id());
@@ -252,7 +250,7 @@ assert (open('a').read(), open('b').read()) == ('b', 'a')
             // The next one dies while it recovers, too.
             let mut command = scene.run_command(&[FAST, &["--no-preload", "-v"]].concat(), script);
             command.env("SURGETANK_CRASH", format!("{point}:{pass},recover.matched:{}", pass - first + 1));
-            let ended = scene::Running::of(command).ends().exits(0).prints("two\na\nb\n\nd:\none\nway\n");
+            let ended = crate::scene::Running::of(command).ends().exits(0).prints("two\na\nb\n\nd:\none\nway\n");
             assert!(pass > first || ended.stderr.contains("was replaced"), "{point} is not passed: {}", ended.stderr);
             scene.await_no_agent();
             assert!(scene.store_files().is_empty(), "{point}: {:?}", scene.store_files());
@@ -267,7 +265,7 @@ fn a_file_whose_maker_was_not_told_was_stored_empty() {
     scene.tier("ram", 64);
     let mut command = scene.run_command(FAST, "echo text >f");
     command.env("SURGETANK_CRASH", "make.written_down:1").env("SURGETANK_HOLD", "shim.asked:500");
-    let mut running = scene::Running::of(command);
+    let mut running = crate::scene::Running::of(command);
     let mut looks = 0;
     while !running.is_over() {
         let length = fs::metadata(scene.path("f")).map_or(5, |found| found.len());
@@ -290,7 +288,7 @@ fn the_supervisor_gives_up() {
     let script = "echo sealed >f; sleep 1; ls >/dev/null 2>&1 && exit 9; ls 2>&1 | grep -q 'not connected' && exit 7";
     let mut command = scene.run_command(&[FAST, &["--no-preload"]].concat(), script);
     command.env("SURGETANK_CRASH", "seal.written_down:1,recover.loaded:1,recover.loaded:1,recover.loaded:1");
-    scene::Running::of(command).ends().exits(3).says(&["died"]);
+    crate::scene::Running::of(command).ends().exits(3).says(&["died"]);
     scene.holds("f", b"sealed\n");
 }
 
@@ -325,7 +323,7 @@ fn who_waits_waits_for_the_next_agent() {
         fs::write(scene.path(name), vec![b'x'; 3 << 20]).unwrap();
         let mut command = scene.surgetank(&[verb, "--state", scene.state.to_str().unwrap(), &over]);
         command.current_dir("/");
-        let mut waiting = scene::Running::of(command);
+        let mut waiting = crate::scene::Running::of(command);
         eventually("it waits", || scene.log().matches("a client waits").count() > turn || waiting.is_over());
         assert!(!waiting.is_over());
         scene.replace_agent();
@@ -353,7 +351,7 @@ fn a_global_mount_goes_on() {
     scene.replace_agent();
     scene.await_served();
     let mut umount = scene.surgetank(&["umount", "--state", scene.state.to_str().unwrap(), &over]);
-    scene::Running::of({
+    crate::scene::Running::of({
         umount.current_dir("/");
         umount
     })
@@ -412,7 +410,7 @@ fn a_program_that_waits_in_open_goes_on() {
     let mut command = scene.run_command(&[FAST, &["--no-preload"]].concat(), "echo x >f; cat f");
     // For longer than any command of a test may take.
     command.env("SURGETANK_HOLD", "tier.created:3600000");
-    let running = scene::Running::of(command);
+    let running = crate::scene::Running::of(command);
     eventually("the file is being made", || !scene.tier_files().is_empty());
     // (Who only looks for the next one may come too late: it has nothing more to do than this, and goes.)
     scene.kill_one_agent();
@@ -468,7 +466,7 @@ fn a_run_that_joined_an_agent_just_before_it_was_killed_was_refused() {
     scene.tier("ram", 64);
     let mut command = scene.run_command(FAST, "echo here >file");
     command.env("SURGETANK_HOLD", "run.joined:1500");
-    let running = scene::Running::of(command);
+    let running = crate::scene::Running::of(command);
     // (Who is killed before anybody joined has no successor.)
     eventually("the run joins", || scene.log().contains("joined run=1"));
     scene.await_served();
@@ -494,7 +492,7 @@ fn what_was_open_was_stale_when_the_agent_died_right_after_it_was_deleted_in_the
         let mut command = scene.run_command(&[FAST, &["--no-preload", "-v"]].concat(), &script);
         // The directory, the new file, and then this.
         command.env("SURGETANK_DIRECT", "false").env("SURGETANK_CRASH", "drain.executed:3");
-        let running = scene::Running::of(command);
+        let running = crate::scene::Running::of(command);
         eventually("another agent takes over", || scene.log().contains("another one takes over"));
         scene.await_served();
         fs::write(aside.join("go"), "").unwrap();

@@ -2,12 +2,10 @@
 //! each door. "In the store" is looked at in the bare directory while the file is still open.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::fs;
 use std::path::Path;
 
-use scene::{Running, Scene, eventually};
+use crate::scene::{Running, Scene, eventually};
 
 /// One file for each way to say it; each is announced when its call has returned, and goes on when it was looked at.
 const PROGRAM: &str = "

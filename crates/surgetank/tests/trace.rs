@@ -1,13 +1,11 @@
 //! `run --trace`: which process read and wrote what, and where in the file.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::fs;
 use std::path::Path;
 
-use scene::record::{number, record, records, small_scene};
-use scene::{Scene, eventually};
+use crate::scene::record::{number, record, records, small_scene};
+use crate::scene::{Scene, eventually};
 use serde_json::Value;
 
 const PLAIN: [&str; 2] = ["--config", "/mnt/small.toml"];
@@ -103,7 +101,7 @@ fn mapped_files_and_programs_without_the_shim_are_traced_too() {
         [python("mapping", mapping), python("asked", asked), python("patched", patched), "./copy".into()].join("; ");
     let source = "#include <fcntl.h>\n#include <unistd.h>\nint main(void) { static char b[4096]; int f = open(\"made\", O_RDONLY), t = open(\"copied\", O_CREAT | O_WRONLY, 0644); for (ssize_t n; (n = read(f, b, sizeof b)) > 0;) if (write(t, b, n) != n) return 1; return 0; }\n";
     fs::write("/mnt/w.c", source).unwrap();
-    scene::succeed(std::process::Command::new("gcc").args(["-static", "-o", "/mnt/project/copy", "/mnt/w.c"]));
+    crate::scene::succeed(std::process::Command::new("gcc").args(["-static", "-o", "/mnt/project/copy", "/mnt/w.c"]));
     scene.run(&TRACED, &script).exits(0);
     let record = record(&scene);
     let expected = [("copy", true, false), ("python3", false, true), ("python3", true, false), ("python3", true, true)];

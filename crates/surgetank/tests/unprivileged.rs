@@ -1,12 +1,10 @@
 //! An ordinary user without any privilege: their own mount, their own files, and errors as in a plain directory.
 #![allow(clippy::unwrap_used, reason = "in a test that is how it fails")]
 
-mod scene;
-
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 
-use scene::{MIB, Running, Scene, TEAM, USER, eventually, noise};
+use crate::scene::{MIB, Running, Scene, TEAM, USER, eventually, noise};
 
 fn prepare(name: &str) -> Option<Scene> {
     let mut scene = Scene::of_user(name)?;

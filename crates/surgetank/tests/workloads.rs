@@ -9,8 +9,6 @@
 // A test: what cannot be done here is a failure, said where it happened.
 #![allow(clippy::unwrap_used)]
 
-mod trees;
-
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -97,7 +95,7 @@ fn run_twice(name: &str, output: &str) {
     let expected: Vec<String> = described["stages"].as_array().unwrap().iter().map(stage).collect();
     assert_eq!(told, expected, "stages with their numbers of tasks");
 
-    let differences: Vec<String> = trees::differences(&plain, &place, started).into_values().collect();
+    let differences: Vec<String> = crate::trees::differences(&plain, &place, started).into_values().collect();
     assert!(differences.is_empty(), "the store differs from a plain directory:\n{}", differences.join("\n"));
     succeeds(&workload(name, "check", &place, &[]), "check of the store");
 

@@ -10,8 +10,8 @@ use surgetank_core::error::FsResult;
 use surgetank_core::model::{self, Attr, Caller, FileId, Timestamp};
 use surgetank_core::namespace::{Door, Namespace, SetAttr};
 
-use crate::operation::{Access, Allocating, Operation, Renaming, SLOTS, Setting};
-use crate::reference::{Answer, Kind, LINK_TARGET, Outcome, Seen};
+use surgetank_testkit::model::operation::{Access, Allocating, Operation, Renaming, SLOTS, Setting};
+use surgetank_testkit::model::reference::{Answer, Kind, LINK_TARGET, Outcome, Seen};
 
 /// A kernel that takes every plain file it is offered; direct reads and writes come through the namespace all the same.
 struct Kernel {

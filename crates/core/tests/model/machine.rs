@@ -17,9 +17,9 @@ use surgetank_core::store::posix::PosixStore;
 use surgetank_core::store::{Store, Verify};
 use surgetank_core::tier::Tiers;
 
-use crate::disk::Scratch;
-use crate::door::Mounted;
-use crate::world::Terms;
+use super::door::Mounted;
+use super::world::Terms;
+use surgetank_testkit::model::disk::Scratch;
 
 const KEY: &str = "model";
 /// For as long a publication is held: time enough for a program to do something.

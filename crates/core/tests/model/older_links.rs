@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use crate::operation::Operation::{Fsync, Open, SetXattr, Truncate, Unlink, Utimens};
-use crate::operation::{Access, Event, Operation, Setting, Step};
-use crate::world::{Terms, World};
-use crate::{close, create, does, exchange, holds_often, rename};
+use super::world::{Terms, World};
+use super::{close, create, does, exchange, holds_often, rename};
+use surgetank_testkit::model::operation::Operation::{Fsync, Open, SetXattr, Truncate, Unlink, Utimens};
+use surgetank_testkit::model::operation::{Access, Event, Operation, Setting, Step};
 
 fn terms() -> Terms {
     Terms { older_links: true, drain_at_start: true, quiet: Duration::from_millis(5), ..Terms::plain() }

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::door::Mounted;
-use crate::operation::Operation;
-use crate::reference::{Kind, Outcome};
-use crate::world::World;
+use super::door::Mounted;
+use super::world::World;
+use surgetank_testkit::model::operation::Operation;
+use surgetank_testkit::model::reference::{Kind, Outcome};
 
 impl World {
     /// Another program on the same mount.

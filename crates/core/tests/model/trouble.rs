@@ -3,12 +3,14 @@
 
 use std::time::Duration;
 
-use crate::door::Mounted;
-use crate::operation::Operation::{Chmod, Link, Mkdir, Open, Rename, Rmdir, Symlink, Truncate, Unlink, Write};
-use crate::operation::{Access, Event, Renaming, Step};
-use crate::reference::Outcome;
-use crate::world::{ALL_ANSWERED, Terms, World};
-use crate::{close, create, does, exchange, holds_often, rename, run};
+use super::door::Mounted;
+use super::world::{ALL_ANSWERED, Terms, World};
+use super::{close, create, does, exchange, holds_often, rename, run};
+use surgetank_testkit::model::operation::Operation::{
+    Chmod, Link, Mkdir, Open, Rename, Rmdir, Symlink, Truncate, Unlink, Write,
+};
+use surgetank_testkit::model::operation::{Access, Event, Renaming, Step};
+use surgetank_testkit::model::reference::Outcome;
 
 const SETTLE: Step = Step::Happens(Event::Settle);
 

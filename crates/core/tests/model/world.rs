@@ -11,11 +11,13 @@ use surgetank_core::drain::Drain;
 use surgetank_core::model::{Caller, FsyncTarget};
 use surgetank_core::namespace::Namespace;
 
-use crate::disk::{self, Scratch};
-use crate::door::Mounted;
-use crate::machine::{Fuse, Published, Wrong, open};
-use crate::operation::{Event, Operation, Renaming, Step};
-use crate::reference::{Kind, Outcome, Reference};
+use super::door::Mounted;
+use super::machine::{Fuse, Published, Wrong, open};
+use surgetank_testkit::model::disk;
+use surgetank_testkit::model::disk::Scratch;
+use surgetank_testkit::model::operation::{Event, Operation, Renaming, Step};
+use surgetank_testkit::model::reference;
+use surgetank_testkit::model::reference::{Kind, Outcome, Reference};
 
 /// What differs between runs besides the steps.
 #[derive(Debug, Clone)]
@@ -253,7 +255,7 @@ impl World {
             }
         }
         let mut found = Vec::new();
-        walk(&self.reference, crate::reference::ROOT, "", node, &mut found);
+        walk(&self.reference, reference::ROOT, "", node, &mut found);
         found
     }
 
@@ -303,7 +305,7 @@ impl World {
                 self.fuse.light(*steps);
                 self.start_drain();
                 // What is hinted to come last waits for longer than we do.
-                let patience = if self.hinted { Duration::from_millis(100) } else { crate::PATIENCE };
+                let patience = if self.hinted { Duration::from_millis(100) } else { super::PATIENCE };
                 let until = Instant::now() + patience;
                 while !self.fuse.blown() && self.namespace().busy(None) {
                     if Instant::now() > until && self.hinted {
@@ -312,7 +314,7 @@ impl World {
                     if Instant::now() > until {
                         return Err(self.hang());
                     }
-                    crate::pause();
+                    super::pause();
                 }
                 self.stop_drain();
                 self.restart()
@@ -368,7 +370,7 @@ impl World {
     /// All that was kept back is wanted in the store.
     fn want_all(&mut self) -> Result<(), String> {
         let mut paths = Vec::new();
-        let mut todo = vec![(String::new(), crate::reference::ROOT)];
+        let mut todo = vec![(String::new(), reference::ROOT)];
         while let Some((path, node)) = todo.pop() {
             let children = &self.reference.nodes[&node].children;
             todo.extend(children.iter().map(|(name, child)| (below(&path, name), *child)));
@@ -386,12 +388,12 @@ impl World {
             self.want_all()?;
         }
         self.start_drain();
-        let until = Instant::now() + crate::PATIENCE;
+        let until = Instant::now() + super::PATIENCE;
         while self.namespace().busy(None) {
             if Instant::now() > until {
                 return Err(self.hang());
             }
-            crate::pause();
+            super::pause();
         }
         Ok(())
     }
@@ -418,8 +420,8 @@ impl World {
                     if want != got {
                         return Err(format!(
                             "then {path} holds {}, not {}",
-                            crate::reference::shown(&got),
-                            crate::reference::shown(&want)
+                            reference::shown(&got),
+                            reference::shown(&want)
                         ));
                     }
                 }
@@ -508,12 +510,12 @@ fn below(path: &str, name: &str) -> String {
 }
 
 fn until(is_so: impl Fn() -> bool) -> Result<(), String> {
-    let end = Instant::now() + crate::PATIENCE;
+    let end = Instant::now() + super::PATIENCE;
     while !is_so() {
         if Instant::now() > end {
             return Err("it does not come to that".into());
         }
-        crate::pause();
+        super::pause();
     }
     Ok(())
 }

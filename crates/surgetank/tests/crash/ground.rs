@@ -1,17 +1,15 @@
 //! What the store is. A directory is looked at where it lies; any other store by a program under `surgetank run`, with an agent
 //! that knows nothing of it.
 
-#[path = "../../../core/tests/seeds/mod.rs"]
-mod seeds;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::s3_server::S3Server;
 use crate::verify::{Lies, store_of};
 use crate::workload::Dice;
+use surgetank_testkit::seeds;
+use surgetank_testkit::servers::s3::S3Server;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {

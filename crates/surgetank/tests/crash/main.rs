@@ -15,8 +15,6 @@ mod lent;
 mod manifest;
 mod points;
 mod power;
-#[path = "../../../core/tests/s3_server/mod.rs"]
-mod s3_server;
 mod verify;
 mod watch;
 mod workload;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use super::scene::{Running, Scene, eventually};
+use crate::scene::{Running, Scene, eventually};
 
 pub const TIER: [&str; 8] =
     ["--tier", "disk=/mnt/disk:200M", "--quiet-period", "1h", "--config", "/mnt/conf.toml", "--fsync", "tier"];

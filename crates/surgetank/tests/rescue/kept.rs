@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 
 use surgetank_core::model::Change;
 
-use super::scene::server::{Server, faults, faults_met};
-use super::scene::{Running, Scene, eventually, files_below, mount};
 use super::{QUIET, damage_behind, damage_since_clean, is_apart, killed, log_of, plain, prepare};
+use crate::scene::server::{Server, faults, faults_met};
+use crate::scene::{Running, Scene, eventually, files_below, mount};
 
 const BIG: usize = 3_000_000;
 

@@ -7,9 +7,9 @@ use std::process::Command;
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::scene::server::{Server, faults};
-use super::scene::{Ended, Scene, eventually, succeed};
 use super::{QUIET, killed, plain, prepare, verb};
+use crate::scene::server::{Server, faults};
+use crate::scene::{Ended, Scene, eventually, succeed};
 
 const STATE: [&str; 2] = ["--state", "/mnt/state"];
 

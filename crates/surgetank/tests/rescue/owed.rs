@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::scene::{Ended, Scene, eventually, files_below, mount, succeed};
+use crate::scene::{Ended, Scene, eventually, files_below, mount, succeed};
 
 const OVER: &str = "/mnt/it's a \"project\"";
 const STORE: &str = "/mnt/the $store";
@@ -96,7 +96,7 @@ fn commands_for_another_store_refuse_and_name_the_right_one() {
     // By a variable, too.
     let mut command = scene.run_command(&[], "echo other >other");
     command.env("SURGETANK_STORE", &elsewhere);
-    printed.push(super::scene::Running::of(command).ends().exits(2).says(&[STORE]).printed("run"));
+    printed.push(crate::scene::Running::of(command).ends().exits(2).says(&[STORE]).printed("run"));
     assert_eq!(files_below(&Path::new("/mnt").join(TIER)), left);
     assert!(files_below(&elsewhere).is_empty() && files_below(Path::new(OVER)).is_empty());
     printed.dedup();
@@ -182,7 +182,7 @@ fn printed_commands_over_a_dead_mount_are_complete() {
     eventually("the mount is dead", || fs::metadata(OVER).is_err());
     let mut at_root = scene.surgetank(&["status", "--state", "/mnt/the state", OVER]);
     at_root.current_dir("/");
-    let asked = super::scene::Running::of(at_root).ends().exits(1);
+    let asked = crate::scene::Running::of(at_root).ends().exits(1);
     let umounted = scene.as_printed(&asked.printed("umount")).exits(3);
     scene.as_printed(&umounted.printed("run")).exits(0);
     is_all_in(STORE);

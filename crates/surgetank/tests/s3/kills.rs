@@ -5,11 +5,9 @@ use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use super::s3_server::{BUCKET, S3Server};
-use super::store_node::{LIMIT, Node, told};
-
-#[path = "../../../core/tests/seeds/mod.rs"]
-mod seeds;
+use crate::store_node::{LIMIT, Node, told};
+use surgetank_testkit::seeds;
+use surgetank_testkit::servers::s3::{BUCKET, S3Server};
 
 /// At random moments; each time no more is sent again than was on its way: four parts. `SURGETANK_KILLS`: how many times.
 #[test]

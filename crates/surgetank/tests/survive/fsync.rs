@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::scene::{Running, Scene, eventually};
+use crate::scene::{Running, Scene, eventually};
 
 /// A file was opened once more during its fsync: the operation that the fsync had queued was cancelled, but the catalog kept it. The
 /// next agent waited with all later operations until that file was closed (PostgreSQL stood still).

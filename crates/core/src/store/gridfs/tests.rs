@@ -1,11 +1,8 @@
 //! The tree of files over a real server. (The driver alone: `tests/gridfs.rs`.)
 
-#[path = "../../../tests/mongo_server/mod.rs"]
-mod mongo_server;
-
 use std::time::Duration;
 
-use mongo_server::MongoServer;
+use surgetank_testkit::servers::mongo::MongoServer;
 
 use super::{GridFs, Place};
 use crate::store::conformance::{self, deliver, errno, me, meta, names, noise, path, read};

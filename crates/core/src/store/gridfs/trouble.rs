@@ -1,14 +1,10 @@
 //! What went wrong once: servers, strangers and moments that the driver was not made for.
 
-#[allow(clippy::duplicate_mod, reason = "each kind of server is a module of its own, wherever it is used")]
-#[path = "../../../tests/mongo_server/mod.rs"]
-mod mongo_server;
-
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use mongo_server::MongoServer;
+use surgetank_testkit::servers::mongo::MongoServer;
 
 use super::bson::{Document, Value, fields};
 use super::scripted::{Does, Heard, Scripted, batch, refusal};

@@ -1,12 +1,9 @@
 //! The tree of files over a real server. (The driver alone: `tests/redis.rs`.)
 
-#[path = "../../../tests/redis_server/mod.rs"]
-mod redis_server;
-
 use std::time::Duration;
 
-use redis_server::RedisServer;
-use redis_server::cluster::{RedisCluster, TAG};
+use surgetank_testkit::servers::redis::RedisServer;
+use surgetank_testkit::servers::redis::cluster::{RedisCluster, TAG};
 
 use super::{Place, Redis};
 use crate::store::conformance::{self, deliver, errno, me, meta, names, noise, path, read};

@@ -1,12 +1,9 @@
 //! The driver against a real HDFS.
 
-#[path = "../../../tests/hdfs_server/mod.rs"]
-mod hdfs_server;
-
 use std::cell::Cell;
 use std::time::Duration;
 
-use hdfs_server::HdfsServer;
+use surgetank_testkit::servers::hdfs::HdfsServer;
 
 use super::{Place, WebHdfs};
 use crate::store::conformance::{
@@ -23,7 +20,7 @@ fn open(server: &HdfsServer, user: &str, at: &str, ttl: Duration) -> WebHdfs {
 #[test]
 fn against_a_real_hdfs() {
     let Some(mut server) = HdfsServer::start() else { return };
-    conforms(&server, &hdfs_server::superuser());
+    conforms(&server, &surgetank_testkit::servers::hdfs::superuser());
     // Who is no superuser is held to every mode.
     conforms(&server, "ann");
     its_own_sum_is_compared(&server);

@@ -1,9 +1,6 @@
 //! The driver on a real shared file system: times of whole seconds, a client of its own between us and the server.
 
-#[path = "../../../../tests/moosefs_server/mod.rs"]
-mod moosefs_server;
-
-use moosefs_server::MooseFs;
+use surgetank_testkit::servers::moosefs::MooseFs;
 
 use super::*;
 use crate::store::conformance::conform_in_whole_seconds;

@@ -4,9 +4,6 @@
 //! The danger: a server that outlives its test. The kernel kills it with the thread that started it, however that ends; so it
 //! must not be kept in anything that several threads share.
 
-#![allow(dead_code)]
-
-mod certificate;
 pub mod link;
 
 use std::io::{Read, Write};
@@ -15,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use certificate::certify;
+use super::certificate::certify;
 use tempfile::TempDir;
 
 pub const ACCESS: &str = "surgetank-test";

@@ -3,8 +3,6 @@
 //! The danger: servers that outlive their test, and a mount whose servers are gone, on which everything hangs. The kernel kills
 //! them all with the thread that started them; what is mounted is taken away before the directory is.
 
-#![allow(dead_code, clippy::unwrap_used)]
-
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};

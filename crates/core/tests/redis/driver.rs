@@ -10,7 +10,7 @@ use surgetank_core::store::checksum::of_bytes;
 use surgetank_core::store::object::{Objects, When, Words};
 use surgetank_core::store::redis::{Place, Redis};
 
-use super::redis_server::RedisServer;
+use surgetank_testkit::servers::redis::RedisServer;
 
 pub const MIB: usize = 1 << 20;
 pub const PART: usize = 16 * MIB;

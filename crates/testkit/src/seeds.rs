@@ -1,13 +1,13 @@
 //! Seeds at which a random search failed once: each search runs its own first.
 
 /// Lines of `SEARCH SEED`; what failed stands in a comment (`#`) above.
-const KEPT: &str = include_str!("kept.txt");
+const KEPT: &str = include_str!("seeds.txt");
 
 pub fn kept(search: &str) -> Vec<u64> {
     let lines = KEPT.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     let pairs = lines.map(|line| {
-        let (search, seed) = line.split_once(' ').unwrap_or_else(|| panic!("kept.txt: {line}"));
-        (search, seed.parse().unwrap_or_else(|why| panic!("kept.txt: {line}: {why}")))
+        let (search, seed) = line.split_once(' ').unwrap_or_else(|| panic!("seeds.txt: {line}"));
+        (search, seed.parse().unwrap_or_else(|why| panic!("seeds.txt: {line}: {why}")))
     });
     pairs.filter(|(name, _)| *name == search).map(|(_, seed)| seed).collect()
 }

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{AtFlags, Timespec, Timestamps, XattrFlags};
 
-use crate::operation::{Access, Operation, Setting};
-use crate::reference::{Kind, LINK_TARGET, ROOT, Reference, shown};
+use super::operation::{Access, Operation, Setting};
+use super::reference::{Kind, LINK_TARGET, ROOT, Reference, shown};
 
 /// What lies in the store before anything begins; both sides get it.
 /// `older_links`: a file has three names already, which nobody has looked up.

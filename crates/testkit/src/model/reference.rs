@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use rustix::io::Errno;
 
-use crate::operation::{Access, Allocating, Operation, Renaming, SLOTS, Setting};
+use super::operation::{Access, Allocating, Operation, Renaming, SLOTS, Setting};
 
 /// Where every symbolic link leads: nowhere.
 pub const LINK_TARGET: &str = "nowhere";

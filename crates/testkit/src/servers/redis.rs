@@ -3,10 +3,6 @@
 //! The danger: a server that outlives its test. The kernel kills it with the thread that started it, however that ends; so it
 //! must not be kept in anything that several threads share.
 
-#![allow(dead_code, clippy::unwrap_used)]
-
-#[path = "../s3_server/certificate.rs"]
-mod certificate;
 pub mod cluster;
 
 use std::net::TcpListener;
@@ -44,7 +40,7 @@ impl RedisServer {
         }
         let directory = TempDir::new().unwrap();
         if options.contains(&"--tls") {
-            certificate::certify(directory.path());
+            super::certificate::certify(directory.path());
         }
         let options = SURE.iter().chain(options).map(|option| (*option).to_owned()).collect();
         let mut server = Self { child: None, directory, port: 0, options };

@@ -6,22 +6,14 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test says what it found by failing
 
-#[path = "model/disk.rs"]
-mod disk;
-#[path = "model/door.rs"]
+#[path = "../model/door.rs"]
 mod door;
-#[path = "model/machine.rs"]
+#[path = "../model/machine.rs"]
 mod machine;
-#[path = "model/operation.rs"]
-#[allow(dead_code, reason = "what the search does besides")]
-mod operation;
-#[path = "model/reference.rs"]
-mod reference;
-mod seeds;
-#[path = "model/several.rs"]
+#[path = "../model/several.rs"]
 mod several;
 #[allow(dead_code, reason = "the model asks for more")]
-#[path = "model/world.rs"]
+#[path = "../model/world.rs"]
 mod world;
 
 use std::collections::BTreeMap;
@@ -35,9 +27,11 @@ use shuttle::rand::Rng;
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 
 use door::Mounted;
-use operation::{Access, Operation, Renaming};
-use reference::Outcome;
 use surgetank_core::model::{Caller, FileId};
+use surgetank_testkit::model::operation;
+use surgetank_testkit::model::operation::{Access, Operation, Renaming};
+use surgetank_testkit::model::reference::Outcome;
+use surgetank_testkit::seeds;
 use world::{Terms, World};
 
 /// A hang is what nobody's turn ends.

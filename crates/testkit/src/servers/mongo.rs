@@ -4,12 +4,6 @@
 //! The danger: a server that outlives its test. The kernel kills it with the thread that started it, however that ends; so it
 //! must not be kept in anything that several threads share.
 
-#![allow(dead_code, clippy::unwrap_used)]
-
-#[allow(clippy::duplicate_mod, reason = "each kind of server is a module of its own, wherever it is used")]
-#[path = "../s3_server/certificate.rs"]
-mod certificate;
-
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -57,7 +51,7 @@ impl MongoServer {
         let directory = TempDir::new().unwrap();
         std::fs::create_dir(directory.path().join("data")).unwrap();
         if how == How::Tls {
-            certificate::certify(directory.path());
+            super::certificate::certify(directory.path());
         }
         let mut server = Self { program, child: None, directory, port: 0, how };
         // Somebody else may take the port before the server does.
@@ -96,7 +90,7 @@ impl MongoServer {
     pub fn client(&self, words: &[&str]) -> String {
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         let python = here.join("../../.cache/venv/bin/python");
-        let script = here.join("../core/tests/mongo_server/client.py");
+        let script = here.join("src/servers/mongo/client.py");
         let url = format!("mongodb://127.0.0.1:{}/db", self.port);
         let output = Command::new(python).arg(script).args([&url, "b"]).args(words).output().unwrap();
         assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));

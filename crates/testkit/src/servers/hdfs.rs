@@ -4,8 +4,6 @@
 //! The danger: servers that outlive their test. The kernel kills them with the thread that started them, however that ends; so
 //! this must not be kept in anything that several threads share.
 
-#![allow(dead_code, clippy::unwrap_used)]
-
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};

@@ -1,0 +1,74 @@
+//! The tests of the program, in one binary: a file is a module, and each test a process of its own (`cargo nextest`).
+//! Apart from it: `agent_life` and `crash`, which list their cases at run time and are run by their own tests as programs.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "in a test that is how it fails")]
+
+mod ahead;
+mod anchors;
+mod attributes;
+mod bad_input;
+mod compress;
+mod dedup;
+mod durability;
+mod escapes;
+mod foreign_programs;
+mod fsx;
+mod gridfs;
+mod hdfs;
+mod hints;
+mod hostile;
+mod job_end;
+mod lent;
+mod lent_doors;
+mod locks;
+mod mediated;
+mod memory_limit;
+mod metrics;
+mod model_mount;
+mod moosefs;
+mod mount_adapter;
+mod mount_decoder;
+mod mount_namespaces;
+mod mount_session;
+mod mounted;
+mod page;
+mod posix;
+mod posix_tables;
+mod postgresql;
+mod power;
+mod prediction;
+mod races;
+mod real_programs;
+mod recovery;
+mod redis;
+mod refused;
+mod regressions;
+mod report;
+mod report_regressions;
+mod rescue;
+mod rules_end_to_end;
+mod s3;
+mod scene;
+mod sealing;
+mod seccomp;
+mod seccomp_gaps;
+mod semantics;
+mod shim;
+mod shim_regressions;
+mod spill;
+mod stage;
+mod store_faults;
+mod store_node;
+mod store_trouble;
+mod survive;
+mod synced;
+mod trace;
+mod trees;
+mod unprivileged;
+mod workloads;
+
+#[test]
+fn every_test_file_is_compiled() {
+    let tests = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let forgotten = surgetank_testkit::modules::undeclared(&tests, include_str!("../Cargo.toml"));
+    assert!(forgotten.is_empty(), "no module names {forgotten:?}");
+}

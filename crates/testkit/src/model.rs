@@ -1,0 +1,6 @@
+//! The reference model of the file system: operations ([`operation`]), what each must answer ([`reference`]), and a directory
+//! compared with it ([`disk`]).
+
+pub mod disk;
+pub mod operation;
+pub mod reference;
